@@ -1,0 +1,1 @@
+"""Restorers: from a reconstruction to an estimate of the original."""

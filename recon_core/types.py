@@ -1,0 +1,123 @@
+"""The vocabulary of the core: what a run is told, and what it gives back.
+
+A *run* trains one victim on one set of images and attacks it once. `RunSpec` is everything that
+distinguishes one run from the next; `RunResult` is everything that leaves the core. All randomness
+of a run comes from `RunSpec.generator`, so a run gives the same result whatever it is batched with.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int64, UInt8
+from torch import Tensor
+
+N_AUGMENT = 9
+"""Number of augmentation parameters (Karras et al. 2022, appendix F.2)."""
+
+Progress = Callable[[float], None]
+"""Called with the fraction of a batch of runs that is done, from 0 to 1."""
+
+
+def no_progress(_fraction: float) -> None:
+    """A `Progress` that nobody listens to."""
+
+
+class Outcome(enum.StrEnum):
+    """How a run ended. Numerical failure is a result, not an exception."""
+
+    OK = "ok"
+    UNFITTED = "unfitted"  # the victim did not classify its own training images
+    NONFINITE = "nonfinite"  # the training or the attack diverged to NaN or infinity
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One planned run: which images, which labels, which random stream.
+
+    `image_ids` and `labels` have one entry per training image; labels are class indices of the
+    task that the victim learns (0 and 1 for a binary one).
+    """
+
+    run: int
+    root_seed: int
+    image_ids: tuple[int, ...]
+    labels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.image_ids) != len(self.labels):
+            raise ValueError(
+                f"run {self.run} has {len(self.image_ids)} image_ids but {len(self.labels)} "
+                "labels; give one label per image"
+            )
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A CPU generator that depends on (root_seed, run, purpose) and on nothing else.
+
+        Draws are made on the CPU and moved, so that a GPU run starts where a CPU run does.
+        """
+        return seeded_generator(self.root_seed, self.run, purpose)
+
+
+def seeded_generator(root_seed: int, index: int, purpose: str) -> torch.Generator:
+    """A CPU generator seeded by numpy's `SeedSequence((root_seed, index, crc of purpose))`."""
+    digest = hashlib.sha256(purpose.encode()).digest()
+    sequence = np.random.SeedSequence((root_seed, index, int.from_bytes(digest[:4], "little")))
+    low, high = sequence.generate_state(2, dtype=np.uint32)
+    return torch.Generator().manual_seed(int(high) << 32 | int(low))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """P pairs of a reconstruction and the training image it is matched to.
+
+    `reconstruction` is the raw x of the attack: zero-mean units, arbitrary scale; see
+    `recon_core.matching.fit_to_range` for how it becomes a picture. `target_row` indexes the
+    run's targets. `candidate` and `iteration` say which x, and when it was saved.
+    """
+
+    reconstruction: Float32[Tensor, "p c h w"]
+    target_row: Int64[Tensor, " p"]
+    candidate: Int64[Tensor, " p"]
+    iteration: Int64[Tensor, " p"]
+    ssim_best: Float32[Tensor, " p"]
+    ssim_second: Float32[Tensor, " p"]
+    confident: Bool[Tensor, " p"]
+
+    def __len__(self) -> int:
+        return len(self.target_row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What one run leaves behind.
+
+    `targets` are the images the victim was trained on, augmentation included, exactly as uint8;
+    `mean_image` in [0, 1] is what was subtracted from them. `stats` holds one float per name in
+    `STATS` (NaN where a quantity does not apply).
+    """
+
+    spec: RunSpec
+    outcome: Outcome
+    targets: UInt8[Tensor, "n c h w"]
+    augment: Float32[Tensor, "n 9"]
+    mean_image: Float32[Tensor, "c h w"]
+    pairs: Pairs
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+STATS = (
+    "train_loss",  # the victim's final training loss
+    "train_accuracy",  # on its own training images, 0 to 1
+    "margin_min",  # smallest y_i phi(x_i) over the training images
+    "attack_loss",  # KKT objective at the last iteration, penalties included
+    "kkt_residual",  # ||theta - sum lam_i y_i grad phi||^2 / ||theta||^2 at the last iteration
+)
+"""Names of the per-run statistics that every family reports, in storage order."""
+
+ImageBatch = Float[Tensor, "n c h w"]

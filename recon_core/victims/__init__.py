@@ -1,0 +1,1 @@
+"""The models that get attacked, and their batched training."""

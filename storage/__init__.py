@@ -1,0 +1,1 @@
+"""Images in, pairs on disk: numpy arrays, Zarr parts, receipts, streams, checkpoints."""

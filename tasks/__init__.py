@@ -1,0 +1,1 @@
+"""The edge: Prefect and Dask tasks that load, call the core, and write."""
