@@ -1,0 +1,127 @@
+"""Files that are either whole or absent, whatever kills the writer.
+
+The discipline: write under a temporary name, fsync the file, give it its final name in one system
+call (`rename` to replace, `link` to create exclusively), fsync the folder. zarr's LocalStore does
+not fsync at all, so `sync_tree` does it afterwards for a whole group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from storage.errors import StorageError, StoreFullError
+
+TEMPORARY_PREFIX = ".tmp-"
+"""Files that start so are leftovers of a killed writer; nothing refers to them."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+@contextlib.contextmanager
+def full_device_explained(path: Path) -> Iterator[None]:
+    """Turns "no space left" and "quota exceeded" into `StoreFullError` with the fix."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise StoreFullError(
+            f"no space left to write {path}; free some space or use a folder on another device, "
+            "then run the same command again: it continues from what is complete"
+        ) from error
+
+
+def json_bytes(value: Any) -> bytes:
+    """`value` as readable JSON; NaN and infinity are refused with ValueError."""
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replaces `path` by `content` atomically and durably.
+
+    Raises:
+        StoreFullError: the device is full; `path` is as it was.
+    """
+    with full_device_explained(path):
+        temporary = _write_temporary(path.parent, content)
+        try:
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces `path` by `value` as JSON, atomically and durably."""
+    write_file(path, json_bytes(value))
+
+
+def create_file(path: Path, content: bytes) -> bool:
+    """Creates `path` with `content` unless it exists: True for exactly one of all who try.
+
+    The content is complete and synced before the name appears.
+
+    Raises:
+        StoreFullError: the device is full; `path` was not created.
+        StorageError: the file system has no hard links.
+    """
+    with full_device_explained(path):
+        temporary = _write_temporary(path.parent, content)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise StorageError(
+                f"the file system of {path.parent} has no hard links ({error.strerror}); "
+                "use a store on a local disk, NFS or Lustre"
+            ) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names inside `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Makes every file and folder below `folder` durable, the deepest first."""
+    for current, _folders, files in os.walk(folder, topdown=False):
+        for name in files:
+            descriptor = os.open(Path(current, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_folder(Path(current))
+
+
+def _write_temporary(folder: Path, content: bytes) -> Path:
+    path = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return path

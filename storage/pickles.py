@@ -1,0 +1,88 @@
+"""Reading the official CIFAR-10 batches without running what is in them.
+
+CIFAR-10 is distributed as Python pickles. A pickle is a program: `pickle.load`, which torchvision's
+own reader uses, runs any function the file names. The batches need only dicts, lists, strings and
+one uint8 array, so `restricted_load` resolves the five names that numpy's arrays are pickled with
+and refuses every other one before it is called.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from storage.errors import SourceError
+
+
+def restricted_load(content: bytes, name: str) -> Any:
+    """The object in `content`: dicts, lists, numbers, strings (as bytes) and numpy arrays.
+
+    Raises:
+        SourceError: `content` is no pickle, or names anything else than numpy arrays; `name` is
+            how the message calls the file.
+    """
+    try:
+        return _RestrictedUnpickler(io.BytesIO(content), name).load()
+    except SourceError:
+        raise
+    except Exception as error:  # a broken pickle may fail in any way
+        raise SourceError(
+            f"{name} is not a readable pickle ({type(error).__name__}: {error}); "
+            "download the archive again"
+        ) from error
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, name: str) -> None:
+        super().__init__(file, encoding="bytes")
+        self._name = name
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = _ALLOWED.get((module, name))
+        if allowed is None:
+            raise SourceError(
+                f"{self._name} names {module}.{name}, which a CIFAR-10 batch has no use for; "
+                "it was not run: download the archive from its official site"
+            )
+        return allowed
+
+    def persistent_load(self, _pid: Any) -> Any:
+        raise SourceError(f"{self._name} refers to outside objects, which CIFAR-10 does not do")
+
+
+def _reconstruct(kind: Any, shape: tuple[int, ...], _typecode: Any) -> np.ndarray[Any, Any]:
+    """Stands for numpy's `_reconstruct`: an empty array that the pickle fills afterwards."""
+    if kind is not np.ndarray or shape != (0,):
+        raise ValueError(f"array of kind {kind!r} and initial shape {shape!r}")
+    return np.ndarray((0,), np.int8)
+
+
+def _frombuffer(
+    buffer: Any, dtype: np.dtype[Any], shape: Any, order: str, axis_order: Any = None
+) -> np.ndarray[Any, Any]:
+    """Stands for numpy's `_frombuffer`, of pickle protocol 5."""
+    if not isinstance(dtype, np.dtype) or dtype.hasobject or axis_order is not None:
+        raise ValueError(f"array of dtype {dtype!r}")
+    return np.frombuffer(buffer, dtype=dtype).reshape(shape, order="F" if order == "F" else "C")
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Stands for `_codecs.encode`, with which Python 3 pickles bytes in protocol 2."""
+    if encoding not in ("latin1", b"latin1"):
+        raise ValueError(f"text encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.numeric", "_frombuffer"): _frombuffer,
+    ("numpy._core.numeric", "_frombuffer"): _frombuffer,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _encode,
+}

@@ -1,0 +1,287 @@
+"""Where images come from: embedded photographs, a folder of pictures, the official CIFAR-10.
+
+`load_images("photos" | "folder:PATH" | "cifar10:PATH", split=...)` gives an `ImageSet`: uint8
+pictures of one size, class indices, and a hash of both that goes into every receipt. The two splits
+of a source never share an image: victims that restorers learn from are trained on `train`,
+victims that are evaluated on `heldout`.
+
+A further source is one function here and one line in `_LOADERS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import SourceError
+from storage.photographs import photograph_tiles
+from storage.pickles import restricted_load
+from storage.pictures import CorruptPictureError, is_picture, read_picture, square
+
+Split = Literal["train", "heldout"]
+
+CIFAR_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+CIFAR_FOLDERS = ("cifar-10-batches-py", "ciFAIR-10")
+HELDOUT_FOLDERS = ("test", "heldout", "val")
+HELDOUT_ONE_IN = 5
+"""Of a folder without split folders, the images whose hash is 0 modulo this are held out."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageSet:
+    """N pictures of one split of a source.
+
+    `images` is uint8 (n, 3, h, w), `labels` int64 (n,) indexing `class_names`. An image's id is its
+    row. `content_hash` is the SHA-256 over shape, images, labels and class names. `notes` says, one
+    sentence each, whatever a reader of the results should know about how the images were made.
+    """
+
+    name: str
+    split: Split
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+    class_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    content_hash: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(repr((self.images.shape, self.class_names)).encode())
+        digest.update(np.ascontiguousarray(self.images).data)
+        digest.update(np.ascontiguousarray(self.labels, dtype="<i8").data)
+        object.__setattr__(self, "content_hash", digest.hexdigest())
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def load_images(
+    source: str, *, split: Split, size: int = 32, skip_corrupt: bool = False
+) -> ImageSet:
+    """The `split` of `source` as pictures of `size` by `size` pixels.
+
+    `photos` needs nothing. `folder:PATH` has PATH/<class>/*.jpg, or two such trees in PATH/train
+    and PATH/test (heldout, val). `cifar10:PATH` is the official archive or the folder in it.
+
+    Raises:
+        SourceError: nothing of that kind is there, or a file is corrupt (`skip_corrupt=True` leaves
+            corrupt pictures out and counts them in the notes).
+    """
+    kind, _colon, path = source.partition(":")
+    if kind not in _LOADERS or (kind == "photos") == bool(path):
+        raise SourceError(
+            f"unknown image source {source!r}; use photos, folder:PATH or cifar10:PATH"
+        )
+    if size < 1:
+        raise ValueError(f"size={size}; expected a positive number of pixels")
+    return _LOADERS[kind](Path(path).expanduser(), split, size, skip_corrupt)
+
+
+def _photos(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    tiles, labels, class_names, notes = photograph_tiles(split, size)
+    return ImageSet(
+        name="photos",
+        split=split,
+        images=tiles,
+        labels=labels,
+        class_names=class_names,
+        notes=notes,
+    )
+
+
+def _folder(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
+    if not path.is_dir():
+        raise SourceError(
+            f"{path} is not a folder; give folder:PATH with PATH/<class>/*.jpg inside"
+        )
+    heldout = next((path / name for name in HELDOUT_FOLDERS if (path / name).is_dir()), None)
+    if (path / "train").is_dir() and heldout is not None:
+        trees = {"train": _classes(path / "train"), "heldout": _classes(heldout)}
+    else:
+        heldout, trees = None, {"all": _classes(path)}
+    class_names = tuple(sorted({name for tree in trees.values() for name in tree}))
+    classes = trees[split if heldout else "all"]
+    entries = [(p, class_names.index(name)) for name in sorted(classes) for p in classes[name]]
+    if not entries:
+        raise SourceError(
+            f"no pictures for split {split!r} in {path}; expected PATH/<class>/*.jpg (or .png, "
+            ".webp, ...), or such trees in PATH/train and PATH/test"
+        )
+    images, labels, notes = _read_entries(entries, size, skip_corrupt)
+    if _FLAT in class_names:
+        class_names, labels = ("even", "odd"), np.arange(len(labels), dtype=np.int64) % 2
+        notes.append(
+            f"{path.name} has no class folders: pictures were put into two arbitrary classes, "
+            "even and odd places in the sorted order."
+        )
+    if heldout is None:
+        chosen = _hash_split(images, split)
+        images, labels = images[chosen], labels[chosen]
+        notes.append(
+            f"{path.name} has no train and test folders: about one picture in {HELDOUT_ONE_IN} is "
+            "held out, chosen by the hash of its pixels, so that copies stay on one side."
+        )
+        if not len(images):
+            raise SourceError(
+                f"{path} has too few pictures ({len(entries)}) for a {split!r} split; add pictures "
+                "or make the folders train and test yourself"
+            )
+    return ImageSet(
+        name=f"folder {path.name}",
+        split=split,
+        images=images,
+        labels=labels,
+        class_names=class_names,
+        notes=tuple(notes),
+    )
+
+
+_FLAT = ""
+"""The class name of pictures that lie in no class folder."""
+
+
+def _classes(root: Path) -> dict[str, list[Path]]:
+    """The sorted picture files of each class folder of `root`, or of `root` itself as `_FLAT`."""
+    classes: dict[str, list[Path]] = {}
+    for folder in sorted(root.iterdir()):
+        if folder.is_dir() and not folder.name.startswith("."):
+            files = sorted(path for path in folder.rglob("*") if is_picture(path, below=folder))
+            if files:
+                classes[folder.name] = files
+    loose = sorted(path for path in root.iterdir() if is_picture(path, below=root))
+    if classes and loose:
+        raise SourceError(
+            f"{root} has {len(loose)} pictures beside its class folders, {loose[0].name} the first;"
+            " move them into class folders"
+        )
+    return classes or ({_FLAT: loose} if loose else {})
+
+
+def _read_entries(
+    entries: list[tuple[Path, int]], size: int, skip_corrupt: bool
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], list[str]]:
+    """Images, labels and notes of `entries`, decoded straight into one array."""
+    images = np.empty((len(entries), 3, size, size), np.uint8)
+    kept: list[int] = []
+    n_resized = n_corrupt = 0
+    for path, label in entries:
+        try:
+            picture, resized = read_picture(path, size)
+        except CorruptPictureError as error:
+            if not skip_corrupt:
+                raise SourceError(
+                    f"{path} cannot be read as a picture ({error}); remove it, or pass "
+                    "skip_corrupt=True to leave such files out"
+                ) from error
+            n_corrupt += 1
+            continue
+        images[len(kept)] = picture.transpose(2, 0, 1)
+        kept.append(label)
+        n_resized += resized
+    notes = []
+    if n_resized:
+        notes.append(
+            f"{n_resized} of {len(entries)} pictures were not {size} x {size}: they were cropped "
+            "to the central square and resized."
+        )
+    if n_corrupt:
+        notes.append(f"{n_corrupt} of {len(entries)} files could not be read and were left out.")
+    if not kept:
+        raise SourceError(f"none of the {len(entries)} files could be read; use other pictures")
+    return images[: len(kept)], np.array(kept, np.int64), notes
+
+
+def _hash_split(images: npt.NDArray[np.uint8], split: Split) -> npt.NDArray[np.bool_]:
+    heldout = np.array(
+        [hashlib.sha256(image.tobytes()).digest()[0] % HELDOUT_ONE_IN == 0 for image in images]
+    )
+    return heldout if split == "heldout" else ~heldout
+
+
+def _cifar10(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    names = (
+        ("test_batch",)
+        if split == "heldout"
+        else tuple(f"data_batch_{number}" for number in range(1, 6))
+    )
+    batches = [_cifar_batch(content, name) for name, content in _cifar_files(path, names).items()]
+    images = np.concatenate([images for images, _labels in batches])
+    notes = ["CIFAR-10's test images are held out."] if split == "heldout" else []
+    if size != images.shape[-1]:
+        notes.append(f"all {len(images)} pictures were resized from 32 x 32 to {size} x {size}.")
+        images = np.stack([square(i.transpose(1, 2, 0), size).transpose(2, 0, 1) for i in images])
+    return ImageSet(
+        name="ciFAIR-10" if "cifair" in path.as_posix().lower() else "CIFAR-10",
+        split=split,
+        images=images,
+        labels=np.concatenate([labels for _images, labels in batches]),
+        class_names=CIFAR_CLASSES,
+        notes=tuple(notes),
+    )
+
+
+def _cifar_files(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    """The contents of the batch files `names` in a folder or a .tar.gz."""
+    found: dict[str, bytes] = {}
+    if path.is_dir():
+        folder = next((path / sub for sub in CIFAR_FOLDERS if (path / sub).is_dir()), path)
+        found = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    elif path.is_file():
+        try:
+            with tarfile.open(path, "r:*") as archive:
+                for member in archive:
+                    name = re.split("[/\\\\]", member.name)[-1]
+                    content = archive.extractfile(member) if member.isfile() else None
+                    if content is not None and name in names:
+                        found[name] = content.read()
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise SourceError(
+                f"{path} is not a readable .tar.gz ({error}); download cifar-10-python.tar.gz again"
+            ) from error
+    else:
+        raise SourceError(f"{path} does not exist; give cifar10:PATH to cifar-10-python.tar.gz")
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise SourceError(
+            f"{path} has no {', '.join(missing)}; give cifar10:PATH to cifar-10-python.tar.gz or "
+            f"to the folder {CIFAR_FOLDERS[0]} in it"
+        )
+    return {name: found[name] for name in names}
+
+
+def _cifar_batch(content: bytes, name: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Images (n, 3, 32, 32) and labels (n,) of one pickled batch."""
+    batch = restricted_load(content, name)
+    keys = {}
+    if isinstance(batch, dict):
+        keys = {k.decode() if isinstance(k, bytes) else k: value for k, value in batch.items()}
+    rows, labels = keys.get("data"), keys.get("labels")
+    if (
+        not isinstance(rows, np.ndarray)
+        or rows.dtype != np.uint8
+        or rows.shape[1:] != (3072,)
+        or not isinstance(labels, list)
+        or len(labels) != len(rows)
+    ):
+        raise SourceError(
+            f"{name} is not a CIFAR-10 batch: expected 'data' uint8 (n, 3072) and as many 'labels'"
+        )
+    images = np.ascontiguousarray(rows).reshape(-1, 3, 32, 32)
+    return images, np.array(labels, np.int64)
+
+
+_LOADERS: dict[str, Callable[[Path, Split, int, bool], ImageSet]] = {
+    "photos": _photos,
+    "folder": _folder,
+    "cifar10": _cifar10,
+}
