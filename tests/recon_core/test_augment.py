@@ -1,0 +1,203 @@
+"""The augmentation pipe: identity, exact flips, each of the nine parameters, the wavelet filter."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from recon_core import augment
+from recon_core.augment import AugmentParameters, apply_augmentation, augment_images, resample
+
+SIDE = 32
+
+
+def picture(n: int = 1, seed: int = 0) -> Tensor:
+    """Smooth uint8 images, so that band-limited resampling has something it can represent."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(n, 3, 6, 6, generator=generator)
+    smooth = torch.nn.functional.interpolate(
+        coarse, size=(SIDE, SIDE), mode="bicubic", align_corners=True
+    )
+    return (smooth * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def blob(x: float, y: float, *, sigma_x: float = 2.0, sigma_y: float = 2.0) -> Tensor:
+    """A Gaussian spot, x to the right and y downwards in pixels from the image's centre."""
+    axis = torch.arange(SIDE) - (SIDE - 1) / 2
+    spot = torch.exp(
+        -((axis[:, None] - y) ** 2) / (2 * sigma_y**2) - (axis[None, :] - x) ** 2 / (2 * sigma_x**2)
+    )
+    return (200 * spot).round().to(torch.uint8).expand(1, 3, SIDE, SIDE).clone()
+
+
+def moments(image: Tensor) -> tuple[float, float, float, float]:
+    """Centroid (x, y) in pixels from the centre and the standard deviations along x and y."""
+    axis = torch.arange(SIDE) - (SIDE - 1) / 2
+    mass = image[0, 0].double()
+    total = mass.sum()
+    x, y = (mass.sum(0) * axis).sum() / total, (mass.sum(1) * axis).sum() / total
+    var_x = (mass.sum(0) * (axis - x) ** 2).sum() / total
+    var_y = (mass.sum(1) * (axis - y) ** 2).sum() / total
+    return float(x), float(y), float(var_x.sqrt()), float(var_y.sqrt())
+
+
+def parameters(n: int = 1, **changed: Tensor) -> AugmentParameters:
+    fields = {
+        "xflip": torch.zeros(n, dtype=torch.bool),
+        "yflip": torch.zeros(n, dtype=torch.bool),
+        "scale": torch.zeros(n),
+        "angle": torch.zeros(n),
+        "aniso": torch.zeros(n),
+        "aniso_angle": torch.zeros(n),
+        "shift": torch.zeros(n, 2),
+    }
+    return AugmentParameters(**(fields | changed))
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_p_zero_is_the_identity_with_zero_labels() -> None:
+    images = torch.randint(0, 256, (16, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator())
+    augmented, labels = augment_images(images, p=0.0, generator=generator(1))
+    assert torch.equal(augmented, images)
+    assert torch.equal(labels, torch.zeros(16, 9))
+
+
+def test_the_wavelet_filter_is_orthonormal_with_six_vanishing_moments() -> None:
+    taps = np.array(augment._SYM6)
+    assert taps.sum() == pytest.approx(math.sqrt(2), abs=1e-9)
+    for shift in range(6):
+        product = (taps[2 * shift :] * taps[: len(taps) - 2 * shift]).sum()
+        assert product == pytest.approx(float(shift == 0), abs=1e-9)
+    k = np.arange(12)
+    for moment in range(6):
+        assert abs(((-1.0) ** k * (k / 11) ** moment * taps).sum()) < 1e-8
+
+
+def test_resampling_by_the_identity_reproduces_any_image() -> None:
+    noise = torch.rand(2, 3, 12, 16, generator=generator(), dtype=torch.float64)
+    identity = torch.eye(2, 3, dtype=torch.float64).expand(2, 2, 3)
+    assert torch.allclose(resample(noise, identity), noise, atol=1e-9)
+
+
+def test_flips_are_exact() -> None:
+    images = torch.randint(0, 256, (3, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator())
+    flipped = apply_augmentation(
+        images,
+        parameters(
+            3, xflip=torch.tensor([True, False, True]), yflip=torch.tensor([False, True, True])
+        ),
+    )
+    assert torch.equal(flipped[0], images[0].flip(2))
+    assert torch.equal(flipped[1], images[1].flip(1))
+    assert torch.equal(flipped[2], images[2].flip(1).flip(2))
+
+
+def test_translation_by_whole_pixels_equals_shifting_the_mirrored_image() -> None:
+    image = picture()
+    # 1 unit is 1/8 of 32 pixels: 4 to the right, 8 upwards.
+    moved = apply_augmentation(image, parameters(shift=torch.tensor([[1.0, -2.0]])))
+    padded = torch.nn.functional.pad(image.float(), (4, 0, 0, 8), mode="reflect")
+    assert (moved.float() - padded[:, :, 8:, :SIDE]).abs().max() <= 1
+
+
+def test_a_far_translation_keeps_reflecting() -> None:
+    image = picture()
+    # One period of the mirrored image is 62 pixels: 15.5 units bring everything back.
+    moved = apply_augmentation(image, parameters(shift=torch.tensor([[15.5, -31.0]])))
+    assert (moved.int() - image.int()).abs().max() <= 1
+
+
+def test_scale_enlarges_by_its_octaves() -> None:
+    larger = apply_augmentation(blob(0, 0), parameters(scale=torch.tensor([2.0])))
+    _, _, before, _ = moments(blob(0, 0))
+    x, y, sigma_x, sigma_y = moments(larger)
+    assert (x, y) == pytest.approx((0, 0), abs=0.02)
+    assert sigma_x / before == pytest.approx(2**0.4, rel=0.02)
+    assert sigma_y / before == pytest.approx(2**0.4, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("angle", "expected"), [(math.pi / 2, (0.0, -6.0)), (math.pi / 6, (5.196, -3.0))]
+)
+def test_rotation_is_counter_clockwise(angle: float, expected: tuple[float, float]) -> None:
+    turned = apply_augmentation(blob(6, 0), parameters(angle=torch.tensor([angle])))
+    assert moments(turned)[:2] == pytest.approx(expected, abs=0.05)
+
+
+def test_a_quarter_turn_equals_rot90() -> None:
+    image = picture(seed=3)
+    turned = apply_augmentation(image, parameters(angle=torch.tensor([math.pi / 2])))
+    # The filter is not quite symmetric, so this holds up to a few grey levels only.
+    assert (turned.int() - image.rot90(1, dims=(2, 3)).int()).abs().float().mean() < 1.0
+
+
+@pytest.mark.parametrize(("angle", "swap"), [(0.0, False), (math.pi / 2, True)])
+def test_anisotropic_scaling_stretches_along_its_direction(angle: float, swap: bool) -> None:
+    stretched = apply_augmentation(
+        blob(0, 0), parameters(aniso=torch.tensor([2.0]), aniso_angle=torch.tensor([angle]))
+    )
+    _, _, before, _ = moments(blob(0, 0))
+    _, _, sigma_x, sigma_y = moments(stretched)
+    along, across = (sigma_y, sigma_x) if swap else (sigma_x, sigma_y)
+    assert along / before == pytest.approx(2**0.4, rel=0.02)
+    assert across / before == pytest.approx(2**-0.4, rel=0.03)
+
+
+def test_translation_comes_after_the_rest() -> None:
+    # T A R S: rotate (6, 0) to (0, -6), then move 4 to the right.
+    image = apply_augmentation(
+        blob(6, 0),
+        parameters(angle=torch.tensor([math.pi / 2]), shift=torch.tensor([[1.0, 0.0]])),
+    )
+    assert moments(image)[:2] == pytest.approx((4.0, -6.0), abs=0.05)
+
+
+def test_labels_in_edm_order() -> None:
+    labels = parameters(
+        xflip=torch.tensor([True]),
+        scale=torch.tensor([0.7]),
+        angle=torch.tensor([math.pi / 3]),
+        aniso=torch.tensor([2.0]),
+        aniso_angle=torch.tensor([math.pi / 6]),
+        shift=torch.tensor([[0.3, -0.4]]),
+    ).labels()
+    expected = [1, 0, 0.7, -0.5, math.sqrt(3) / 2, math.sqrt(3), 1.0, 0.3, -0.4]
+    assert torch.allclose(labels, torch.tensor([expected]), atol=1e-6)
+
+
+def test_each_label_is_drawn_as_often_as_stated() -> None:
+    labels = augment.draw_parameters(40_000, p=0.12, generator=generator()).labels()
+    changed = (labels != 0).float().mean(0)
+    expected = torch.tensor([0.5, 0.06, 0.12, 0.12, 0.12, 0.12, 0.06, 0.12, 0.12])
+    assert torch.allclose(changed, expected, atol=0.01)
+    scale = labels[:, 2][labels[:, 2] != 0]
+    assert scale.std() == pytest.approx(1.0, abs=0.05)
+
+
+def test_labels_and_images_belong_together() -> None:
+    images = picture(64)
+    augmented, labels = augment_images(images, p=0.12, generator=generator(5))
+    untouched = (labels == 0).all(dim=1)
+    assert 0 < untouched.sum() < 64
+    assert torch.equal(augmented[untouched], images[untouched])
+    changed = (augmented != images).flatten(1).any(dim=1)
+    assert torch.equal(changed, ~untouched)
+
+
+def test_the_stream_of_draws_does_not_depend_on_p() -> None:
+    first, second = generator(2), generator(2)
+    augment_images(picture(4), p=0.0, generator=first)
+    augment_images(picture(4), p=1.0, generator=second)
+    assert torch.equal(first.get_state(), second.get_state())
+
+
+def test_a_probability_above_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"p=1\.5 is not a probability"):
+        augment_images(picture(), p=1.5, generator=generator())
