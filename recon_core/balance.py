@@ -1,0 +1,159 @@
+"""How often each pair occurs in the restorers' training examples (paper 001, section 4.1).
+
+Some images come back in many runs, others in few. Paper 001 draws 140 random subsets of its pairs,
+each keeping a pair with probability 11/z when its image occurs z times among the pairs, and
+concatenates them, so that every image contributes about 11 pairs per subset. Drawing subsets one
+after another reads the dataset 140 times; the same multiset follows in one pass, because a pair
+then occurs Binomial(140, min(1, 11/z)) times, independently of every other pair.
+
+Departure: a fixed 140 x 11 suits 60 million pairs. All three numbers are settings of `Curation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Int64
+
+Counts = Int64[np.ndarray, " n_images"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curation:
+    """Which pairs restorers learn from, and how often.
+
+    Attributes:
+        n_subsets: subsets that are drawn and concatenated (001: 140).
+        share: pairs each image contributes to a subset on average, if it has as many (001: 11).
+        noise_fraction: examples of pure noise added, as a fraction of the others (001: 0.1).
+        min_iteration: pairs saved before this iteration of the attack are left out (001: none).
+        seed: of the draw.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    n_subsets: int = 140
+    share: float = 11.0
+    noise_fraction: float = 0.1
+    min_iteration: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n_subsets < 1:
+            raise ValueError(f"n_subsets={self.n_subsets}; expected 1 or more")
+        if not self.share > 0:
+            raise ValueError(f"share={self.share}; expected more than 0 pairs per image and subset")
+        if not 0 <= self.noise_fraction < 1:
+            raise ValueError(f"noise_fraction={self.noise_fraction}; expected 0 or more, below 1")
+        if self.min_iteration < 0:
+            raise ValueError(f"min_iteration={self.min_iteration}; expected 0 or more")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}; expected 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """What a curation does to a dataset.
+
+    Gini coefficients are over the images with at least one pair: 0 when all occur equally often,
+    towards 1 when one has everything; before (pairs) and after (expected examples).
+    """
+
+    n_images: int
+    n_pairs: int
+    expected_examples: float
+    expected_noise_examples: float
+    gini_before: float
+    gini_after: float
+
+
+def occurrences(
+    image_ids: Int[np.ndarray, " k"], counts: Int[np.ndarray, " k"]
+) -> Int64[np.ndarray, " n_images"]:
+    """z as a table indexed by image id, 0 for ids that are not listed."""
+    z = np.zeros(int(image_ids.max(initial=-1)) + 1, np.int64)
+    z[image_ids] = counts
+    return z
+
+
+def keep_probability(z: Int[np.ndarray, " n"], share: float) -> Float[np.ndarray, " n"]:
+    """min(1, share / z): the probability that a subset keeps a pair whose image occurs z times.
+
+    z = 0 (an image without pairs) gives 0.
+    """
+    safe = np.maximum(z, 1).astype(np.float64)
+    return np.where(z > 0, np.minimum(1.0, share / safe), 0.0)
+
+
+def repeats(
+    image_ids: Int[np.ndarray, " p"],
+    z: Int64[np.ndarray, " n_images"],
+    *,
+    curation: Curation,
+    part: int,
+    epoch: int,
+) -> Int64[np.ndarray, " p"]:
+    """How often each of the p pairs of a part occurs: Binomial(n_subsets, min(1, share/z)).
+
+    `image_ids` are the pairs' images and `z` the table of `occurrences`. The draw depends on
+    (curation.seed, epoch, part) and on nothing else.
+
+    Raises:
+        ValueError: an image id is outside the table.
+    """
+    if image_ids.size and (image_ids.min() < 0 or image_ids.max() >= len(z)):
+        raise ValueError(
+            f"image ids go from {image_ids.min()} to {image_ids.max()} but z has {len(z)} entries; "
+            "count the images of the same dataset"
+        )
+    rng = np.random.default_rng((curation.seed, epoch, part))
+    probability = keep_probability(z[image_ids], curation.share)
+    return rng.binomial(curation.n_subsets, probability).astype(np.int64)
+
+
+def curated_repeats(
+    columns: Mapping[str, Any],
+    z: Int64[np.ndarray, " n_images"],
+    *,
+    curation: Curation,
+    part: int,
+    epoch: int,
+) -> Int64[np.ndarray, " p"]:
+    """`repeats` of the confident pairs from `curation.min_iteration` on, 0 for all others.
+
+    `columns` has arrays (p,) under image_id, iteration and confident; `z` counts the same pairs.
+    """
+    confident: Bool[np.ndarray, " p"] = columns["confident"]
+    wanted = confident & (columns["iteration"] >= curation.min_iteration)
+    drawn = repeats(columns["image_id"], z, curation=curation, part=part, epoch=epoch)
+    return np.where(wanted, drawn, 0)
+
+
+def summarise(z: Int64[np.ndarray, " n_images"], curation: Curation) -> Balance:
+    """What `curation` makes of images that occur `z` times; images with z = 0 are left out."""
+    seen = z[z > 0]
+    examples = curation.n_subsets * seen * keep_probability(seen, curation.share)
+    return Balance(
+        n_images=len(seen),
+        n_pairs=int(seen.sum()),
+        expected_examples=float(examples.sum()),
+        expected_noise_examples=float(examples.sum()) * curation.noise_fraction,
+        gini_before=gini(seen.astype(np.float64)),
+        gini_after=gini(examples),
+    )
+
+
+def gini(values: Float[np.ndarray, " n"]) -> float:
+    """Gini coefficient of non-negative `values`, 0 for none or all zero.
+
+    sum_i (2i - n - 1) v_i / (n sum v), v ascending, i from 1.
+    """
+    total = float(values.sum())
+    if total == 0:
+        return 0.0
+    n = len(values)
+    weights = 2 * np.arange(1, n + 1) - n - 1
+    return float((weights * np.sort(values)).sum() / (n * total))

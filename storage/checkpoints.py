@@ -1,0 +1,85 @@
+"""Tensors and their description, saved so that both or neither of a version are found.
+
+`save_checkpoint(folder, "last", tensors, meta)` writes `last-<first 16 of the SHA-256>.safetensors`
+and then replaces `last.json`, which names that file and its SHA-256; the rename of the JSON is the
+one moment at which the checkpoint changes. A kill before it leaves the old checkpoint, and a
+tensor file nobody names, which the next save removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from storage.errors import CorruptPartError
+from storage.files import full_device_explained, write_file, write_json
+
+__all__ = ["load_checkpoint", "save_checkpoint", "write_json"]
+
+_NAME = re.compile(r"[A-Za-z0-9_.]+")
+
+
+def save_checkpoint(
+    folder: Path, name: str, tensors: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]
+) -> Path:
+    """Replaces checkpoint `name` in `folder` (made if needed); returns the JSON file's path.
+
+    `meta` is JSON (no NaN). Tensors may be of any numeric dtype and shape, scalars included.
+
+    Raises:
+        ValueError: `name` has other characters than letters, digits, "_" and ".".
+        StoreFullError: the device is full; the previous checkpoint is as it was.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"name={name!r}; expected letters, digits, '_' and '.' only")
+    with full_device_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    content = save({key: np.array(value, order="C") for key, value in tensors.items()})
+    digest = hashlib.sha256(content).hexdigest()
+    file = folder / f"{name}-{digest[:16]}.safetensors"
+    body = {"tensors": file.name, "sha256": digest, "meta": dict(meta)}
+    json.dumps(body, allow_nan=False)  # refuses before anything is written
+    write_file(file, content)
+    write_json(folder / f"{name}.json", body)
+    for other in folder.glob(f"{name}-*.safetensors"):
+        if other != file:
+            other.unlink(missing_ok=True)
+    return folder / f"{name}.json"
+
+
+def load_checkpoint(
+    folder: Path, name: str
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None:
+    """Tensors and meta of checkpoint `name`, or None if there is none.
+
+    Raises:
+        CorruptPartError: the files are not as they were written.
+    """
+    path = folder / f"{name}.json"
+    fix = f"remove {path} to start over, or restore both files"
+    try:
+        body = json.loads(path.read_bytes())
+        file, digest, meta = folder / body["tensors"], body["sha256"], dict(body["meta"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptPartError(f"{path} is not a checkpoint ({error}); {fix}") from error
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError as error:
+        raise CorruptPartError(f"{path} names {file.name}, which is missing; {fix}") from error
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise CorruptPartError(f"{file} is not what was written (SHA-256 differs); {fix}")
+    try:
+        return load(content), meta
+    except SafetensorError as error:
+        raise CorruptPartError(f"{file} is not a safetensors file ({error}); {fix}") from error
