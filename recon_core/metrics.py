@@ -35,7 +35,7 @@ SIGMA = 1.5
 HAARPSI_MIN_SIDE = 16
 
 _RADIUS: dict[str, int] = {"gaussian11": 5, "gaussian3": 1}
-_CPU_CHUNK = 1 << 16  # scratch of one block: four such float32 buffers fit a 1 MiB L2 cache
+_CPU_CHUNK = 1 << 18  # scratch of one block: 1 MiB per float32 buffer, enough to feed two threads
 _CUDA_CHUNK = 1 << 25
 
 
