@@ -1,4 +1,4 @@
-"""How often each pair occurs in the restorers' training examples (paper 001, section 4.1).
+"""How often each pair occurs in the restorers' training examples (paper 001, section 3).
 
 Some images come back in many runs, others in few. Paper 001 draws 140 random subsets of its pairs,
 each keeping a pair with probability 11/z when its image occurs z times among the pairs, and
@@ -6,7 +6,8 @@ concatenates them, so that every image contributes about 11 pairs per subset. Dr
 after another reads the dataset 140 times; the same multiset follows in one pass, because a pair
 then occurs Binomial(140, min(1, 11/z)) times, independently of every other pair.
 
-Departure: a fixed 140 x 11 suits 60 million pairs. All three numbers are settings of `Curation`.
+Departure: in the paper every image occurs at least eleven times; here an image that occurs less
+often is kept whole (min(1, 11/z)). 140 x 11 suits 60 million pairs; both are settings.
 """
 
 from __future__ import annotations
