@@ -59,7 +59,7 @@ def ssim_matrix(
     total = a.new_zeros((n_a, n_b), dtype=torch.float64)
     if n_a == 0 or n_b == 0:
         return total.float()
-    limit = chunk or (_CUDA_CHUNK if a.is_cuda else _CPU_CHUNK)
+    limit = (_CUDA_CHUNK if a.is_cuda else _CPU_CHUNK) if chunk is None else chunk
     if limit < 1:
         raise ValueError(f"chunk={chunk} must be at least 1; leave it out for a good default")
     rows = max(1, min(n_a, limit // n_b))
