@@ -124,12 +124,8 @@ def test_bad_arguments_are_named() -> None:
     a = torch.zeros(1, 3, 32, 32)
     with pytest.raises(ValueError, match="smaller than the 11x11 window"):
         ssim_matrix(a[..., :8], a[..., :8])
-    with pytest.raises(ValueError, match="bring both to the same"):
-        ssim_matrix(a, a[:, :1])
     with pytest.raises(ValueError, match="chunk=0"):
         ssim_matrix(a, a, chunk=0)
-    with pytest.raises(ValueError, match="pairs need one of each"):
-        ssim_pairs(a, torch.zeros(2, 3, 32, 32))
     with pytest.raises(ValueError, match=r"needs \[0, 1\]"):
         haarpsi_pairs(a + 2, a)
     with pytest.raises(ValueError, match="at least 16x16"):
