@@ -1,0 +1,167 @@
+"""BF-DnCNN: the convolutional restorer of paper 001, section 4, after Mohan et al. 2020.
+
+DnCNN without a single additive constant: no bias in the convolutions and a batch normalisation
+that divides by the standard deviation without subtracting a mean. So the network, evaluated with
+its running statistics, is homogeneous of degree one: net(c x) = c net(x) for c > 0. It predicts
+the corruption; its output is x minus that.
+
+`patch` > 1 is our addition for CPUs: the network works on patches of pixels, which widens what it
+sees and makes it cheaper by patch^2. Rearranging pixels is linear, so homogeneity stays.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recon_core.metrics import ssim_pairs
+from recon_core.restore.examples import Examples, to_network, to_pictures
+from recon_core.types import Progress, no_progress
+
+BATCH_NORM_EPS = 1e-5
+BATCH_NORM_MOMENTUM = 0.1
+GAMMA_STD = math.sqrt(2 / 9 / 64)
+GAMMA_CLAMP = 0.025
+
+
+@dataclass(frozen=True, kw_only=True)
+class BFDnCNN:
+    """The bias-free convolutional restorer. Defaults are those of Mohan et al. 2020.
+
+    `loss_terms`: "mse" is the paper's mean squared error; "mse+ssim" adds
+    `ssim_weight` * (1 - SSIM), our departure, since the mean squared error alone blurs.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["bf_dncnn"] = "bf_dncnn"
+    depth: int = 20
+    n_channels: int = 64
+    patch: int = 1
+    loss_terms: Literal["mse", "mse+ssim"] = "mse"
+    ssim_weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.depth < 2:
+            raise ValueError(f"depth={self.depth} is too small; the first and last layer make 2")
+        if self.n_channels < 1 or self.patch < 1:
+            raise ValueError(
+                f"n_channels={self.n_channels} and patch={self.patch} must be at least 1"
+            )
+
+    def build(self, *, seed: int) -> nn.Module:
+        """A freshly initialised network, on the CPU; the same seed gives the same weights."""
+        with torch.device("meta"):
+            net = BFDnCNNNet(depth=self.depth, n_channels=self.n_channels, patch=self.patch)
+        net.to_empty(device="cpu")
+        net.initialise(torch.Generator().manual_seed(seed))
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return net
+
+    def loss(self, net: nn.Module, batch: Examples, *, generator: torch.Generator) -> Tensor:
+        """Mean squared error in [-1, 1] units, plus the SSIM term if asked for (scalar).
+
+        Nothing is drawn from `generator`; it is there because every restorer's loss may.
+        """
+        del generator
+        output = net(batch.condition.contiguous(memory_format=torch.channels_last))
+        loss = functional.mse_loss(output, batch.target)
+        if self.loss_terms == "mse+ssim":
+            pictures, targets = (output + 1) / 2, (batch.target + 1) / 2
+            loss = loss + self.ssim_weight * (1 - ssim_pairs(pictures, targets).mean())
+        return loss
+
+    @torch.inference_mode()
+    def restore(
+        self,
+        net: nn.Module,
+        condition: Float32[Tensor, "n 3 h w"],
+        *,
+        n_samples: int,
+        seeds: Int64[Tensor, " n"],
+        progress: Progress = no_progress,
+        batch_size: int = 256,
+    ) -> Float32[Tensor, "1 n 3 h w"]:
+        """The one restoration of each picture, in [0, 1].
+
+        The network is deterministic: `seeds` and `n_samples` are ignored, and there is always
+        one sample.
+        """
+        del n_samples, seeds
+        net.eval()
+        restored = torch.empty_like(condition)
+        for start in range(0, len(condition), batch_size):
+            part = slice(start, start + batch_size)
+            inputs = to_network(condition[part])
+            restored[part] = to_pictures(net(inputs.contiguous(memory_format=torch.channels_last)))
+            progress(min(1.0, (start + batch_size) / len(condition)))
+        return restored.unsqueeze(0)
+
+
+class BFDnCNNNet(nn.Module):
+    """x - r(x) for an r of `depth` bias-free 3x3 convolutions (n 3 h w to the same).
+
+    The parameters are uninitialised until `initialise` is called.
+    """
+
+    def __init__(self, *, depth: int, n_channels: int, patch: int = 1) -> None:
+        super().__init__()
+        self.patch = patch
+        n_pixel = 3 * patch**2
+
+        def convolution(n_in: int, n_out: int) -> nn.Conv2d:
+            return nn.Conv2d(n_in, n_out, 3, padding=1, bias=False)
+
+        self.first = convolution(n_pixel, n_channels)
+        self.convolutions = nn.ModuleList(
+            [convolution(n_channels, n_channels) for _ in range(depth - 2)]
+        )
+        self.norms = nn.ModuleList([BiasFreeBatchNorm(n_channels) for _ in range(depth - 2)])
+        self.last = convolution(n_channels, n_pixel)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Kaiming-normal (fan in) weights; gamma ~ N(0, 2/9/64) clamped to +-.025."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, generator=generator)
+            elif isinstance(module, BiasFreeBatchNorm):
+                module.initialise(generator)
+
+    def forward(self, x: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n 3 h w"]:
+        hidden = functional.relu(self.first(functional.pixel_unshuffle(x, self.patch)))
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            hidden = functional.relu(norm(convolution(hidden)))
+        return x - functional.pixel_shuffle(self.last(hidden), self.patch)
+
+
+class BiasFreeBatchNorm(nn.Module):
+    """gamma y / (sqrt(var) + eps), with the unbiased variance over batch and positions."""
+
+    running_var: Tensor
+
+    def __init__(self, n_channels: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.empty(n_channels))
+        self.register_buffer("running_var", torch.empty(n_channels))
+
+    def initialise(self, generator: torch.Generator) -> None:
+        nn.init.ones_(self.running_var)
+        nn.init.normal_(self.gamma, 0.0, GAMMA_STD, generator=generator)
+        with torch.no_grad():
+            self.gamma.clamp_(-GAMMA_CLAMP, GAMMA_CLAMP)
+
+    def forward(self, y: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        if self.training:
+            var = y.var(dim=(0, 2, 3))
+            with torch.no_grad():
+                self.running_var.lerp_(var, BATCH_NORM_MOMENTUM)
+        else:
+            var = self.running_var
+        factor = self.gamma / (var.sqrt() + BATCH_NORM_EPS)
+        return y * factor[:, None, None]

@@ -1,0 +1,202 @@
+"""EDM: the conditional diffusion restorer of paper 001, section 3, after Karras et al. 2022.
+
+The network F is preconditioned into a denoiser D (EDM, equation 7), trained on the weighted
+denoising loss (equations 2 and 8, table 1) and sampled by Heun's method (algorithm 1) with the
+state in float64. The condition is the reconstruction in three further input channels; the skip
+path covers the noisy image only.
+
+Paper 001 does not say how the condition is scaled. Here it is scaled as c_in would scale an image
+without noise, by 1 / sigma_data, at every noise level.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor, nn
+
+from recon_core.restore.examples import Examples, to_network, to_pictures
+from recon_core.restore.unet import UNET_SIZES, UNet, UNetSizeName
+from recon_core.types import N_AUGMENT, Progress, no_progress
+
+Denoiser = Callable[[Tensor, float], Tensor]
+"""D(x; sigma): the expected clean image, for a batch x that has one noise level."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EDM:
+    """The diffusion restorer. Defaults are EDM's for CIFAR-10, which paper 001 kept.
+
+    ln sigma ~ N(P_mean, P_std^2) in training; `n_steps` Heun steps from sigma_max to sigma_min
+    with exponent rho when sampling, two network evaluations each but the last.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["edm"] = "edm"
+    size: UNetSizeName = "paper"
+    resolution: int = 32
+    sigma_data: float = 0.5
+    P_mean: float = -1.2
+    P_std: float = 1.2
+    n_steps: int = 18
+    sigma_min: float = 0.002
+    sigma_max: float = 80.0
+    rho: float = 7.0
+
+    def __post_init__(self) -> None:
+        if self.size not in UNET_SIZES:
+            raise ValueError(f"size={self.size!r} is unknown; choose one of {list(UNET_SIZES)}")
+        if self.n_steps < 2:
+            raise ValueError(f"n_steps={self.n_steps} is too few; the sampler needs at least 2")
+        if not 0 < self.sigma_min < self.sigma_max:
+            raise ValueError(
+                f"sigma_min={self.sigma_min} must be above 0 and below sigma_max={self.sigma_max}"
+            )
+
+    def build(self, *, seed: int) -> nn.Module:
+        """A freshly initialised network F, on the CPU; the same seed gives the same weights."""
+        with torch.device("meta"):
+            net = UNet(
+                UNET_SIZES[self.size],
+                in_channels=6,
+                out_channels=3,
+                n_labels=N_AUGMENT,
+                resolution=self.resolution,
+            )
+        net.to_empty(device="cpu")
+        net.initialise(torch.Generator().manual_seed(seed))
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return net
+
+    def loss(self, net: nn.Module, batch: Examples, *, generator: torch.Generator) -> Tensor:
+        """E_sigma,noise[ weight(sigma) ||D(y + n; sigma) - y||^2 ], summed over pixels (scalar).
+
+        weight(sigma) = (sigma^2 + sigma_data^2) / (sigma sigma_data)^2 makes the effective weight
+        on F's error 1 at every noise level.
+        """
+        y = batch.target
+        source = generator.device
+        normal = torch.randn(len(y), 1, 1, 1, generator=generator, device=source).to(y.device)
+        sigma = (self.P_std * normal + self.P_mean).exp()
+        weight = (sigma**2 + self.sigma_data**2) / (sigma * self.sigma_data) ** 2
+        noise = sigma * torch.randn(y.shape, generator=generator, device=source).to(y.device)
+        D_x = self.denoise(net, y + noise, sigma, batch.condition, batch.augment)
+        error: Tensor = weight * (D_x - y) ** 2
+        return error.sum() / len(y)
+
+    def denoise(
+        self,
+        net: nn.Module,
+        x: Float32[Tensor, "n 3 h w"],
+        sigma: Float32[Tensor, "n 1 1 1"],
+        condition: Float32[Tensor, "n 3 h w"],
+        labels: Float32[Tensor, "n 9"],
+    ) -> Float32[Tensor, "n 3 h w"]:
+        """D(x; sigma) = c_skip x + c_out F(c_in x, condition; c_noise, labels) (equation 7)."""
+        c_skip, c_out, c_in, c_noise = self.preconditioning(sigma)
+        inputs = torch.cat([c_in * x, condition / self.sigma_data], dim=1)
+        F_x: Tensor = net(
+            inputs.contiguous(memory_format=torch.channels_last), c_noise.flatten(), labels
+        )
+        return c_skip * x + c_out * F_x
+
+    def preconditioning(self, sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """c_skip, c_out, c_in, c_noise of EDM's table 1."""
+        total = sigma**2 + self.sigma_data**2
+        c_skip = self.sigma_data**2 / total
+        c_out = sigma * self.sigma_data / total.sqrt()
+        c_in = 1 / total.sqrt()
+        c_noise = sigma.log() / 4
+        return c_skip, c_out, c_in, c_noise
+
+    def noise_levels(self) -> Float64[Tensor, " steps_and_zero"]:
+        """sigma_i of the sampler, i = 0 .. n_steps - 1, and a final 0 (equation 5)."""
+        ramp = torch.linspace(0, 1, self.n_steps, dtype=torch.float64)
+        high, low = self.sigma_max ** (1 / self.rho), self.sigma_min ** (1 / self.rho)
+        return torch.cat([(high + ramp * (low - high)) ** self.rho, torch.zeros(1).double()])
+
+    @torch.inference_mode()
+    def restore(
+        self,
+        net: nn.Module,
+        condition: Float32[Tensor, "n 3 h w"],
+        *,
+        n_samples: int,
+        seeds: Int64[Tensor, " n"],
+        progress: Progress = no_progress,
+        batch_size: int = 256,
+    ) -> Float32[Tensor, "s n 3 h w"]:
+        """`n_samples` restorations of each picture, in [0, 1], for unaugmented targets.
+
+        The noise of image i is drawn from a CPU generator seeded by seeds[i] alone, one sample
+        after the other: a restoration depends neither on the rest of the batch nor on n_samples
+        (up to the rounding of float32 convolutions). Sampling runs where `net` and `condition`
+        are, at most `batch_size` (sample, image) pairs at once.
+        """
+        if len(seeds) != len(condition):
+            raise ValueError(f"{len(seeds)} seeds for {len(condition)} pictures; give one each")
+        net.eval()
+        device, shape = condition.device, condition.shape
+        noise = torch.empty(n_samples, *shape)
+        for image, seed in enumerate(seeds.tolist()):
+            generator = torch.Generator().manual_seed(seed)
+            for sample in range(n_samples):
+                noise[sample, image] = torch.randn(shape[1:], generator=generator)
+        flat_noise = noise.flatten(0, 1)
+        restored = torch.empty_like(flat_noise, device=device)
+        rows = torch.arange(len(flat_noise))
+        image_of = (rows % max(len(condition), 1)).to(device)
+        sigmas = self.noise_levels().tolist()
+        starts = range(0, len(rows), batch_size)
+        for done, start in enumerate(starts):
+            part = slice(start, start + batch_size)
+            given = to_network(condition[image_of[part]])
+            denoiser = self._denoiser(net, given)
+
+            def step_done(fraction: float, done: int = done) -> None:
+                progress((done + fraction) / len(starts))
+
+            state = flat_noise[part].to(device, torch.float64)
+            sample_64 = heun(denoiser, state, sigmas, progress=step_done)
+            restored[part] = to_pictures(sample_64.float())
+        return restored.view(n_samples, *shape)
+
+    def _denoiser(self, net: nn.Module, condition: Float32[Tensor, "n 3 h w"]) -> Denoiser:
+        labels = torch.zeros(len(condition), N_AUGMENT, device=condition.device)
+
+        def denoise(x: Tensor, sigma: float) -> Tensor:
+            level = torch.full((len(x), 1, 1, 1), sigma, device=x.device)
+            return self.denoise(net, x.float(), level, condition, labels).double()
+
+        return denoise
+
+
+def heun(
+    denoise: Denoiser,
+    noise: Float64[Tensor, " *shape"],
+    sigmas: list[float],
+    *,
+    progress: Progress = no_progress,
+) -> Float64[Tensor, " *shape"]:
+    """The end of the probability-flow ODE dx/dsigma = (x - D(x; sigma)) / sigma (algorithm 1).
+
+    Starts from sigmas[0] * `noise` (standard normal) and steps through the descending `sigmas`.
+    Heun's second-order correction is left out of a step to sigma = 0.
+    """
+    x = sigmas[0] * noise
+    n_steps = len(sigmas) - 1
+    for step, (sigma, sigma_next) in enumerate(itertools.pairwise(sigmas)):
+        slope = (x - denoise(x, sigma)) / sigma
+        x_next = x + (sigma_next - sigma) * slope
+        if sigma_next > 0:
+            slope_next = (x_next - denoise(x_next, sigma_next)) / sigma_next
+            x_next = x + (sigma_next - sigma) * (slope + slope_next) / 2
+        x = x_next
+        progress((step + 1) / n_steps)
+    return x

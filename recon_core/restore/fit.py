@@ -1,0 +1,197 @@
+"""One training loop for every restorer: Adam, a learning-rate schedule and weights averaged by EMA.
+
+The averaged weights are the ones that restore (Karras et al. 2022, appendix F.3). Everything
+random in step k (noise levels, noise, dropout) is drawn from (seed, k) alone, so the state is
+weights, averages, moments and the step: a fit that is stopped and loaded again continues bit for
+bit. Which examples come in which step is the caller's part.
+
+Departure from EDM's code: a loss that is not finite stops the training with an error, where EDM
+replaces non-finite gradients by zero and goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from recon_core.restore.examples import Examples
+from recon_core.types import seeded_generator
+
+
+class LossAndNetwork(Protocol):
+    """What the training needs of a restorer."""
+
+    def build(self, *, seed: int) -> nn.Module: ...
+
+    def loss(self, net: nn.Module, batch: Examples, *, generator: torch.Generator) -> Tensor: ...
+
+
+class NonfiniteLossError(ArithmeticError):
+    """The loss became NaN or infinite. `step` is the step, from 0, in which it did."""
+
+    def __init__(self, step: int, loss: float, lr: float) -> None:
+        super().__init__(
+            f"loss={loss} in step {step} with learning rate {lr:.3g}; use a lower lr or a longer "
+            "warmup_images, or look for non-finite values in the examples"
+        )
+        self.step = step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a restorer is trained. The defaults are EDM's for CIFAR-10, as paper 001 used them.
+
+    The learning rate rises linearly over the first `warmup_images`; then `decay` "none" keeps it,
+    "halving" halves it after `halve_first_step` steps and every `halve_every_steps` from there on
+    (paper 001, section 4), "cosine" lets it fall to zero at `n_steps` (ours, for short runs).
+    The EMA forgets half in `ema_halflife_images` images, less in the beginning: at most
+    `ema_ramp` times the images seen so far.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    n_steps: int = 400_000
+    batch_size: int = 512
+    lr: float = 1e-3
+    warmup_images: float = 10e6
+    decay: Literal["none", "halving", "cosine"] = "none"
+    halve_first_step: int = 25_000
+    halve_every_steps: int = 5_000
+    ema_halflife_images: float = 0.5e6
+    ema_ramp: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("n_steps", "batch_size", "halve_first_step", "halve_every_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr} must be above 0, e.g. 0.001")
+        for name in ("warmup_images", "ema_halflife_images", "ema_ramp"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of step 0, 1, ..., n_steps - 1."""
+        warm = 1.0
+        if self.warmup_images > 0:
+            warm = min(1.0, (step + 1) * self.batch_size / self.warmup_images)
+        if self.decay == "halving" and step >= self.halve_first_step:
+            n_halvings = 1 + (step - self.halve_first_step) // self.halve_every_steps
+            return self.lr * warm * 0.5**n_halvings
+        if self.decay == "cosine":
+            return self.lr * warm * (1 + math.cos(math.pi * step / self.n_steps)) / 2
+        return self.lr * warm
+
+    def ema_beta(self, step: int) -> float:
+        """How much of the average survives step 0, 1, ...: .5^(batch_size / halflife)."""
+        n_images = step * self.batch_size
+        halflife = min(self.ema_halflife_images, self.ema_ramp * n_images)
+        return 0.5 ** (self.batch_size / halflife) if halflife > 0 else 0.0
+
+
+class Fit:
+    """A training in progress: `net` is being trained, `ema` is its average, `step` comes next."""
+
+    def __init__(
+        self, restorer: LossAndNetwork, training: Training, *, device: torch.device | str
+    ) -> None:
+        self.restorer = restorer
+        self.training = training
+        self.device = torch.device(device)
+        self.step = 0
+        self.net = restorer.build(seed=training.seed).to(self.device)
+        self.ema = restorer.build(seed=training.seed).to(self.device).requires_grad_(False)
+        self.optimiser = torch.optim.Adam(
+            self.net.parameters(), lr=training.lr, betas=(0.9, 0.999), eps=1e-8, fused=True
+        )
+
+    @property
+    def done(self) -> bool:
+        return self.step >= self.training.n_steps
+
+    def update(self, batch: Examples) -> float:
+        """Takes one step on the batch and returns its loss.
+
+        Raises NonfiniteLossError before anything is changed if the loss is not finite.
+        """
+        lr = self.training.learning_rate(self.step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr
+        self.net.train()
+        generator = torch.Generator(self.device).manual_seed(self._seed("noise"))
+        with _global_seed(self._seed("dropout"), self.device):
+            loss = self.restorer.loss(self.net, batch.to(self.device), generator=generator)
+            value = loss.item()
+            if not math.isfinite(value):
+                raise NonfiniteLossError(self.step, value, lr)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+        self.optimiser.step()
+        self._average(self.training.ema_beta(self.step))
+        self.step += 1
+        return value
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that `load_state_dict` needs to continue bit for bit, as flat tensors."""
+        state = {"step": torch.tensor(self.step)}
+        state |= {f"net.{name}": value for name, value in self.net.state_dict().items()}
+        state |= {f"ema.{name}": value for name, value in self.ema.state_dict().items()}
+        for index, moments in self.optimiser.state_dict()["state"].items():
+            state |= {f"adam.{index}.{name}": value for name, value in moments.items()}
+        return {name: value.detach().cpu().clone() for name, value in state.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continues where `state_dict` was taken, of the same restorer and training.
+
+        Raises ValueError or RuntimeError if the state is of another network.
+        """
+        if "step" not in state:
+            raise ValueError(f"this is no training state: it has no step, but {sorted(state)[:5]}")
+        self.net.load_state_dict(_below("net.", state))
+        self.ema.load_state_dict(_below("ema.", state))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in _below("adam.", state).items():
+            index, _, key = name.partition(".")
+            moments.setdefault(int(index), {})[key] = value.clone()
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
+        self.step = int(state["step"])
+
+    def _seed(self, purpose: str) -> int:
+        return seeded_generator(self.training.seed, self.step, f"fit {purpose}").initial_seed()
+
+    @torch.no_grad()
+    def _average(self, beta: float) -> None:
+        """ema <- beta ema + (1 - beta) net, for weights and running statistics alike."""
+        averages = [*self.ema.parameters(), *self.ema.buffers()]
+        values = [*self.net.parameters(), *self.net.buffers()]
+        for average, value in zip(averages, values, strict=True):
+            average.lerp_(value, 1 - beta)
+
+
+def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
+
+
+@contextmanager
+def _global_seed(seed: int, device: torch.device) -> Iterator[None]:
+    """Seeds torch's global generator of `device` for a while: dropout has no other.
+
+    The states of before are put back at the end, so nothing leaks out.
+    """
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

@@ -1,0 +1,260 @@
+"""DDPM++: the U-Net of Song et al. 2021 in the configuration of Karras et al. 2022 (EDM, table 7).
+
+Residual blocks with group normalisation, SiLU and an additive embedding of the noise level;
+self-attention at one resolution; 2x2 averaging on the way down and pixel repetition on the way
+up; every sum is scaled by sqrt(1/2). Paper 001 (section 3) restores with this network, fed six
+channels: the noisy image and the reconstruction that is to be restored.
+
+`paper` is the published size. The smaller ones are ours, for CPUs: they work on 2x2 patches of
+pixels (12 channels in for each image, 12 out), which is a departure from DDPM++ that makes each
+layer four times cheaper and doubles what it sees.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+SKIP_SCALE = math.sqrt(0.5)
+GROUP_NORM_EPS = 1e-6
+MAX_POSITIONS = 10_000
+
+Resample = Literal["none", "up", "down"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UNetSize:
+    """The hyperparameters of a DDPM++; the defaults are those of EDM for CIFAR-10.
+
+    `attention_at` lists the resolutions (feature-map sides) with self-attention. `patch` is the
+    side of the pixel patches that the network works on; 1 is the paper's.
+    """
+
+    n_channels: int = 128
+    channel_mult: tuple[int, ...] = (2, 2, 2)
+    n_blocks: int = 4
+    attention_at: tuple[int, ...] = (16,)
+    dropout: float = 0.13
+    patch: int = 1
+
+
+UNetSizeName = Literal["paper", "small", "tiny"]
+
+UNET_SIZES: dict[UNetSizeName, UNetSize] = {
+    "paper": UNetSize(),
+    "small": UNetSize(
+        n_channels=64,
+        channel_mult=(1, 2, 2),
+        n_blocks=2,
+        attention_at=(8,),
+        dropout=0.05,
+        patch=2,
+    ),
+    "tiny": UNetSize(
+        n_channels=32,
+        channel_mult=(1, 2, 2),
+        n_blocks=1,
+        attention_at=(8,),
+        dropout=0.0,
+        patch=2,
+    ),
+}
+
+
+class UNet(nn.Module):
+    """F(x; c_noise, labels): (n, in_channels, h, w) -> (n, out_channels, h, w).
+
+    `n_labels` conditioning labels enter the embedding through a linear map without bias
+    (n_labels * n_channels more parameters); with 0 there is no such map. The parameters are
+    uninitialised until `initialise` is called.
+    """
+
+    def __init__(
+        self,
+        size: UNetSize,
+        *,
+        in_channels: int,
+        out_channels: int,
+        n_labels: int,
+        resolution: int = 32,
+    ) -> None:
+        super().__init__()
+        n_levels = len(size.channel_mult)
+        if resolution % (size.patch * 2 ** (n_levels - 1)):
+            raise ValueError(
+                f"resolution={resolution} cannot be halved {n_levels - 1} times after patches of "
+                f"{size.patch}; use a multiple of {size.patch * 2 ** (n_levels - 1)}"
+            )
+        self.size = size
+        width = size.n_channels
+        n_embed = 4 * width
+        self.embed_labels = nn.Linear(n_labels, width, bias=False) if n_labels else None
+        self.embed_0 = nn.Linear(width, n_embed)
+        self.embed_1 = nn.Linear(n_embed, n_embed)
+
+        def block(n_in: int, n_out: int, *, attend: bool, resample: Resample = "none") -> Block:
+            return Block(
+                n_in, n_out, n_embed, attend=attend, resample=resample, dropout=size.dropout
+            )
+
+        sides = [resolution // size.patch // 2**level for level in range(n_levels)]
+        widths = [width * mult for mult in size.channel_mult]
+        self.conv_in = nn.Conv2d(in_channels * size.patch**2, width, 3, padding=1)
+        encoder: list[Block] = []
+        skips = [width]
+        n_now = width
+        for level, (side, n_out) in enumerate(zip(sides, widths, strict=True)):
+            if level > 0:
+                encoder.append(block(n_now, n_now, attend=False, resample="down"))
+                skips.append(n_now)
+            for _ in range(size.n_blocks):
+                encoder.append(block(n_now, n_out, attend=side in size.attention_at))
+                n_now = n_out
+                skips.append(n_now)
+        self.encoder = nn.ModuleList(encoder)
+        self.middle = nn.ModuleList(
+            [block(n_now, n_now, attend=True), block(n_now, n_now, attend=False)]
+        )
+        decoder: list[Block] = []
+        self.joins: list[bool] = []  # whether a decoder block first takes a skip connection
+        for level, (side, n_out) in reversed(list(enumerate(zip(sides, widths, strict=True)))):
+            if level < n_levels - 1:
+                decoder.append(block(n_now, n_now, attend=False, resample="up"))
+                self.joins.append(False)
+            for index in range(size.n_blocks + 1):
+                attend = index == size.n_blocks and side in size.attention_at
+                decoder.append(block(n_now + skips.pop(), n_out, attend=attend))
+                self.joins.append(True)
+                n_now = n_out
+        self.decoder = nn.ModuleList(decoder)
+        self.norm_out = _group_norm(n_now)
+        self.conv_out = nn.Conv2d(n_now, out_channels * size.patch**2, 3, padding=1)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Xavier-uniform weights, zero biases; the last layer of every branch almost zero."""
+        near_zero = {id(self.conv_out)}
+        attention = set()
+        for module in self.modules():
+            if isinstance(module, Block):
+                near_zero.add(id(module.conv_1))
+                if module.attention is not None:
+                    near_zero.add(id(module.attention.proj))
+                    attention.add(id(module.attention.qkv))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                scale = 1e-5 if id(module) in near_zero else 1.0
+                scale = math.sqrt(0.2) if id(module) in attention else scale
+                nn.init.xavier_uniform_(module.weight, generator=generator)
+                with torch.no_grad():
+                    module.weight.mul_(scale)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.GroupNorm):
+                nn.init.ones_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "n c h w"],
+        c_noise: Float[Tensor, " n"],
+        labels: Float[Tensor, "n k"],
+    ) -> Float[Tensor, "n d h w"]:
+        embedding = position_embedding(c_noise, self.size.n_channels)
+        if self.embed_labels is not None:
+            embedding = embedding + self.embed_labels(labels)
+        embedding = functional.silu(self.embed_0(embedding))
+        embedding = functional.silu(self.embed_1(embedding))
+
+        x = self.conv_in(functional.pixel_unshuffle(x, self.size.patch))
+        skips = [x]
+        for block in self.encoder:
+            x = block(x, embedding)
+            skips.append(x)
+        for block in self.middle:
+            x = block(x, embedding)
+        for block, joins in zip(self.decoder, self.joins, strict=True):
+            x = block(torch.cat([x, skips.pop()], dim=1) if joins else x, embedding)
+        x = self.conv_out(functional.silu(self.norm_out(x)))
+        return functional.pixel_shuffle(x, self.size.patch)
+
+
+class Block(nn.Module):
+    """One residual block, optionally followed by self-attention (EDM, figure 7 of app. F.3)."""
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        n_embed: int,
+        *,
+        attend: bool,
+        resample: Resample,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.resample = resample
+        self.norm_0 = _group_norm(n_in)
+        self.conv_0 = nn.Conv2d(n_in, n_out, 3, padding=1)
+        self.affine = nn.Linear(n_embed, n_out)
+        self.norm_1 = _group_norm(n_out)
+        self.dropout = nn.Dropout(dropout)
+        self.conv_1 = nn.Conv2d(n_out, n_out, 3, padding=1)
+        changes = n_in != n_out or resample != "none"
+        self.skip = nn.Conv2d(n_in, n_out, 1) if changes else None
+        self.attention = SelfAttention(n_out) if attend else None
+
+    def forward(
+        self, x: Float[Tensor, "n c h w"], embedding: Float[Tensor, "n e"]
+    ) -> Float[Tensor, "n d hh ww"]:
+        branch = self._resampled(functional.silu(self.norm_0(x)))
+        branch = self.conv_0(branch) + self.affine(embedding)[:, :, None, None]
+        branch = self.conv_1(self.dropout(functional.silu(self.norm_1(branch))))
+        x = self._resampled(x) if self.skip is None else self.skip(self._resampled(x))
+        x = (x + branch) * SKIP_SCALE
+        return x if self.attention is None else (x + self.attention(x)) * SKIP_SCALE
+
+    def _resampled(self, x: Tensor) -> Tensor:
+        if self.resample == "down":
+            return functional.avg_pool2d(x, 2)
+        if self.resample == "up":
+            return functional.interpolate(x, scale_factor=2, mode="nearest")
+        return x
+
+
+class SelfAttention(nn.Module):
+    """One head of self-attention over all positions; returns the branch, without the sum."""
+
+    def __init__(self, n_channels: int) -> None:
+        super().__init__()
+        self.norm = _group_norm(n_channels)
+        self.qkv = nn.Conv2d(n_channels, 3 * n_channels, 1)
+        self.proj = nn.Conv2d(n_channels, n_channels, 1)
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        n, c, h, w = x.shape
+        qkv = self.qkv(self.norm(x)).permute(0, 2, 3, 1).reshape(n, 1, h * w, 3 * c)
+        q, k, v = qkv.chunk(3, dim=3)
+        mixed = functional.scaled_dot_product_attention(q, k, v)
+        projected: Tensor = self.proj(mixed.view(n, h, w, c).permute(0, 3, 1, 2))
+        return projected
+
+
+def position_embedding(position: Float[Tensor, " n"], n_channels: int) -> Float[Tensor, "n c"]:
+    """[sin, cos](position * 10000^(-i / (C/2 - 1))) for i = 0 .. C/2 - 1."""
+    half = n_channels // 2
+    index = torch.arange(half, dtype=torch.float32, device=position.device)
+    frequency = MAX_POSITIONS ** -(index / (half - 1))
+    phase = torch.outer(position.float(), frequency)
+    return torch.cat([phase.sin(), phase.cos()], dim=1)
+
+
+def _group_norm(n_channels: int) -> nn.GroupNorm:
+    """At most 32 groups of at least 4 channels."""
+    n_groups = min(32, n_channels // 4)
+    return nn.GroupNorm(n_groups, n_channels, eps=GROUP_NORM_EPS)
