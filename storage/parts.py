@@ -101,6 +101,7 @@ def write_group(group: Path, stored: Columns) -> None:
             shards=(shard_rows(len(values)), *values.shape[1:]),
             compressors=ZstdCodec(level=1, checksum=True),
             fill_value=0,
+            chunk_key_encoding={"name": "default", "separator": "."},
             config={"write_empty_chunks": True},
         )
         if values.size:
@@ -183,6 +184,6 @@ def _shards(
     """The shard files that hold rows [start, stop); zarr reads a missing one as zeros."""
     assert array.shards is not None
     rows = array.shards[0]
-    trailing = "/".join("0" for _size in array.shape[1:])
+    trailing = ".0" * (array.ndim - 1)
     for number in range(start // rows, math.ceil(stop / rows) if stop > start else 0):
-        yield group / name / "c" / str(number) / trailing
+        yield group / name / f"c.{number}{trailing}"

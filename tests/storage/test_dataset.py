@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage.dataset import Dataset, create_or_open
+from storage.errors import CorruptPartError, StorageError, StoreMismatchError
+from storage.receipts import Receipt, load_receipt
+from storage.verify import vacuum
+from tests.storage.stores import MANIFEST, columns, store, write
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """A store of three parts that no test changes."""
+    return store(tmp_path_factory.mktemp("three") / "s", 3)
+
+
+def test_counts_and_columns(three: Dataset):
+    dataset = three
+    assert (dataset.n_runs, dataset.n_targets, dataset.n_pairs) == (6, 30, 42)
+    assert [receipt.part for receipt in dataset.receipts] == [0, 1, 2]
+    expected = np.concatenate([columns(seed=part)["pairs/iteration"] for part in range(3)])
+    np.testing.assert_array_equal(dataset.column("pairs/iteration"), expected)
+    assert dataset.receipts[0].outcomes == {"ok": 2, "unfitted": 0, "nonfinite": 0}
+
+
+@pytest.mark.parametrize("min_iteration", [0, 100, 101, 2000, 2001])
+def test_image_counts_are_those_of_a_plain_loop(three: Dataset, min_iteration: int):
+    expected: dict[int, int] = {}
+    for part in range(3):
+        given = columns(seed=part)
+        for image_id in given["targets/image_id"]:
+            expected.setdefault(int(image_id), 0)
+        for row, iteration, confident in zip(
+            given["pairs/target_row"],
+            given["pairs/iteration"],
+            given["pairs/confident"],
+            strict=True,
+        ):
+            if confident and iteration >= min_iteration:
+                expected[int(given["targets/image_id"][row])] += 1
+    image_ids, counts = three.image_counts(min_iteration)
+    assert dict(zip(image_ids.tolist(), counts.tolist(), strict=True)) == expected
+    assert (np.diff(image_ids) > 0).all()
+
+
+def test_content_hash_is_of_the_pairs_and_nothing_else(three: Dataset, tmp_path: Path):
+    for part in (2, 0, 1):
+        write(tmp_path / "b", part)
+    backwards = Dataset(tmp_path / "b")
+    assert backwards.content_hash == three.content_hash
+    assert store(tmp_path / "c", 2).content_hash != three.content_hash
+
+
+def test_refresh_sees_later_parts(tmp_path: Path):
+    dataset = store(tmp_path / "s", 1)
+    write(tmp_path / "s", 1)
+    assert dataset.n_runs == 2
+    dataset.refresh()
+    assert dataset.n_runs == 4
+
+
+def test_empty_stores(tmp_path: Path):
+    dataset = create_or_open(tmp_path / "s", MANIFEST)
+    assert dataset.n_pairs == 0
+    assert dataset.column("pairs/iteration").shape == (0,)
+    assert dataset.image_counts()[0].size == 0
+    assert dataset.verify().ok
+    with pytest.raises(ValueError, match="without parts"):
+        dataset.column("targets/image")
+    receipt = write(tmp_path / "s", 0, n_runs=0)
+    assert (receipt.n_runs, receipt.n_pairs) == (0, 0)
+    dataset.refresh()
+    assert dataset.column("targets/image").shape == (0, 3, 4, 4)
+    assert dataset.verify().ok
+
+
+def test_wrong_questions_are_answered_with_the_value(three: Dataset):
+    dataset = three
+    with pytest.raises(ValueError, match="part=7 has no receipt"):
+        dataset.read(7, ["pairs/iteration"])
+    with pytest.raises(ValueError, match="unknown column 'pairs/x'"):
+        dataset.read(0, ["pairs/x"])
+    with pytest.raises(ValueError, match="several tables"):
+        dataset.read(0, ["pairs/iteration", "runs/run"], slice(0, 1))
+    with pytest.raises(ValueError, match="step 2"):
+        dataset.read(0, ["pairs/iteration"], slice(0, 9, 2))
+
+
+# the manifest
+
+
+def test_the_same_manifest_opens_the_store(tmp_path: Path):
+    store(tmp_path / "s", 1)
+    again = create_or_open(tmp_path / "s", {"root_seed": 0, "experiment": MANIFEST["experiment"]})
+    assert again.n_runs == 2
+    assert again.manifest == MANIFEST
+    create_or_open(tmp_path / "t", {"sizes": (1, 2)})
+    assert create_or_open(tmp_path / "t", {"sizes": (1, 2)}).manifest == {"sizes": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        (
+            {"experiment": {"family": "kkt", "width": 200}, "root_seed": 0},
+            "experiment.width is 20 there, 200 here; use those settings again, or another folder",
+        ),
+        ({"experiment": {"family": "kkt", "width": 20}}, "root_seed is 0 there, absent here"),
+        (MANIFEST | {"x": True}, "x is absent there, true here"),
+        (
+            {"a": 1, "b": 1, "c": 1},
+            "experiment is .* absent here; root_seed .*; a is absent there, .* and 2 more; use",
+        ),
+    ],
+)
+def test_another_manifest_is_refused_with_the_difference(
+    tmp_path: Path, manifest: dict[str, Any], message: str
+):
+    dataset = store(tmp_path / "s", 1)
+    with pytest.raises(StoreMismatchError, match=message):
+        create_or_open(tmp_path / "s", manifest)
+    assert dataset.verify().ok
+
+
+@pytest.mark.parametrize("change", [{"version": 2}, {"schema": "other"}])
+def test_other_schemas_are_refused_by_name(tmp_path: Path, change: dict[str, Any]):
+    store(tmp_path / "s", 1)
+    path = tmp_path / "s/store.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(StoreMismatchError, match="'palimpsest-pairs' version 1"):
+        Dataset(tmp_path / "s")
+
+
+def test_what_is_no_store(tmp_path: Path):
+    with pytest.raises(StorageError, match=r"has no store\.json; generate one first"):
+        Dataset(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot make a store"):
+        create_or_open(tmp_path / "file", MANIFEST)
+    store(tmp_path / "s", 1)
+    (tmp_path / "s/store.json").unlink()
+    with pytest.raises(StorageError, match=r"has no store\.json"):
+        create_or_open(tmp_path / "s", MANIFEST)
+    (tmp_path / "s/store.json").write_text("[]")
+    with pytest.raises(StoreMismatchError, match="not the description of a store"):
+        create_or_open(tmp_path / "s", MANIFEST)
+
+
+# receipts and verification
+
+
+def test_receipts_round_trip(tmp_path: Path):
+    receipt = write(tmp_path / "s", 3)
+    loaded = load_receipt(tmp_path / "s/receipts/part-000003.json")
+    assert loaded == receipt
+    assert isinstance(loaded, Receipt)
+    assert loaded.group.startswith("part-000003-")
+
+
+@pytest.mark.parametrize("field", ["seconds", "n_pairs", "image_pairs", "array_hashes", "device"])
+def test_an_edited_receipt_is_noticed(tmp_path: Path, field: str):
+    dataset = store(tmp_path / "s", 2)
+    path = tmp_path / "s/receipts/part-000001.json"
+    body = json.loads(path.read_text())
+    body[field] = {"x": 1} if isinstance(body[field], dict) else body[field] * 2
+    path.write_text(json.dumps(body))
+    with pytest.raises(CorruptPartError, match=r"part-000001\.json was edited"):
+        Dataset(tmp_path / "s")
+    report = dataset.verify()
+    assert not report.ok
+    assert "was edited" in report.problems[0]
+    with pytest.raises(CorruptPartError):
+        vacuum(tmp_path / "s", older_than_s=0)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"receipt_sha256": 1}', "\x00"])
+def test_files_that_are_no_receipts(tmp_path: Path, content: str):
+    dataset = store(tmp_path / "s", 1)
+    (tmp_path / "s/receipts/part-000004.json").write_text(content)
+    report = dataset.verify()
+    assert len(report.problems) == 1
+    assert "part-000004.json" in report.problems[0]
+
+
+def test_a_receipt_under_another_name_is_noticed(tmp_path: Path):
+    dataset = store(tmp_path / "s", 1)
+    folder = tmp_path / "s/receipts"
+    shutil.copy(folder / "part-000000.json", folder / "part-000001.json")
+    assert "is the receipt of part 0" in dataset.verify().problems[0]
+
+
+def test_gaps_and_orphans_are_reported_but_no_fault(tmp_path: Path):
+    dataset = store(tmp_path / "s", 3)
+    (tmp_path / "s/receipts/part-000001.json").unlink()
+    report = dataset.verify()
+    assert report.ok
+    assert report.gaps == (1,)
+    assert report.orphans == (f"parts/{dataset.receipts[1].group}",)
+    assert report.n_checked == 2
+
+
+def test_missing_groups_and_foreign_files_are_faults(tmp_path: Path):
+    dataset = store(tmp_path / "s", 2)
+    shutil.rmtree(tmp_path / "s/parts" / dataset.receipts[0].group)
+    (tmp_path / "s/parts" / dataset.receipts[1].group / "pairs/extra").write_text("")
+    (tmp_path / "s/receipts/notes.txt").write_text("")
+    problems = dataset.verify().problems
+    assert len(problems) == 3
+    assert "is missing" in problems[0]
+    assert "pairs/extra does not belong there" in problems[1]
+    assert "notes.txt does not belong" in problems[2]
+
+
+def test_vacuum_removes_old_orphans_only(tmp_path: Path):
+    dataset = store(tmp_path / "s", 2)
+    (tmp_path / "s/receipts/part-000001.json").unlink()
+    (tmp_path / "s/receipts/.tmp-0123").write_text("")
+    orphan = tmp_path / "s/parts" / dataset.receipts[1].group
+    assert vacuum(tmp_path / "s", older_than_s=3600) == ()
+    for path in (orphan, *orphan.rglob("*")):
+        os.utime(path, (0, 0))
+    assert vacuum(tmp_path / "s", older_than_s=3600) == (f"parts/{orphan.name}",)
+    assert vacuum(tmp_path / "s", older_than_s=-1) == ("receipts/.tmp-0123",)
+    report = Dataset(tmp_path / "s").verify()
+    assert (report.ok, report.orphans, report.n_checked) == (True, (), 1)
