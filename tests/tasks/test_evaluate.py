@@ -1,0 +1,230 @@
+"""Evaluation: planted reconstructions are found, decoys are not, kills and repeats cost nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from recon_core.metrics import ssim_pairs
+from tasks.evaluate import Evaluation, evaluate
+from tests.tasks.evaluations import N_IMAGES, Blender, image_set, planted_store, weights
+
+CONFIG = Evaluation(n_samples=3, grid_rows=5)
+
+
+def _without_seconds(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "seconds"}
+
+
+def _loader(*restorers: tuple[str, Blender]) -> Any:
+    by_stem = dict(restorers)
+    return lambda path, _device: (by_stem[path.stem], nn.Identity())
+
+
+@pytest.fixture(scope="module")
+def images() -> Any:
+    return image_set()
+
+
+def test_planted_reconstructions_score_one_and_decoys_do_not(tmp_path: Path, images: Any) -> None:
+    store = planted_store(tmp_path / "store", images)
+    record = evaluate(
+        CONFIG, dataset=store, heldout=images, restorers={}, out=tmp_path / "out", device="cpu"
+    )
+    plain = record["methods"]["plain"]
+    assert min(plain["targets"]["ssim"]) > 0.999
+    assert min(plain["targets"]["haarpsi"]) > 0.999
+    assert max(plain["decoys"]["ssim"]) < 0.9
+    assert plain["targets"]["summary"]["n_good"] == 4 * N_IMAGES == plain["targets"]["summary"]["n"]
+    assert plain["n_targets_above_every_decoy"] == 4 * N_IMAGES
+    assert list(record["methods"]) == ["plain", "plain_all"]
+    assert record == json.loads((tmp_path / "out" / "evaluation.json").read_text())
+
+
+def test_decoys_were_never_trained_on_and_do_not_repeat_within_a_run(
+    tmp_path: Path, images: Any
+) -> None:
+    twin = images.images.copy()
+    twin[39] = twin[0]  # a copy of a target must not serve as a decoy
+    images = replace(images, images=twin)
+    store = planted_store(tmp_path / "store", images)
+    record = evaluate(
+        CONFIG, dataset=store, heldout=images, restorers={}, out=tmp_path / "out", device="cpu"
+    )
+    decoys, targets = record["decoys"], record["targets"]
+    assert len(decoys["image_id"]) == len(targets["image_id"])
+    assert not set(decoys["image_id"]) & ({*targets["image_id"], 39})
+    for run in range(4):
+        mine = [i for r, i in zip(decoys["run"], decoys["image_id"], strict=True) if r == run]
+        assert len(set(mine)) == N_IMAGES
+    other = evaluate(
+        Evaluation(grid_rows=5, decoy_seed=1),
+        dataset=store,
+        heldout=images,
+        restorers={},
+        out=tmp_path / "other",
+        device="cpu",
+    )
+    assert other["decoys"]["image_id"] != decoys["image_id"]
+
+
+def test_the_pictures_are_those_that_were_scored(tmp_path: Path, images: Any) -> None:
+    store = planted_store(tmp_path / "store", images, planted=2)
+    out = tmp_path / "out"
+    record = evaluate(CONFIG, dataset=store, heldout=images, restorers={}, out=out, device="cpu")
+    with np.load(out / "pictures.npz") as pictures:
+        for side in ("targets", "decoys"):
+            rows = record["grid"][side]
+            assert len(rows) == 5
+            original = pictures[f"{side}/original"]
+            ids = [record[side]["image_id"][row] for row in rows]
+            np.testing.assert_array_equal(original, images.images[ids])
+            best = torch.from_numpy(pictures[f"{side}/plain"]).float() / 255
+            scores = ssim_pairs(best, torch.from_numpy(original).float() / 255)
+            stored = [record["methods"]["plain"][side]["ssim"][row] for row in rows]
+            np.testing.assert_allclose(scores.numpy(), stored, atol=5e-3)
+    best = [
+        max(record["methods"][m]["targets"]["ssim"][r] for m in record["methods"])
+        for r in record["grid"]["targets"]
+    ]
+    assert best == sorted(best, reverse=True)
+
+
+def test_restorers_give_one_method_or_two(tmp_path: Path, images: Any) -> None:
+    store = planted_store(tmp_path / "store", images)
+    paths = {name: weights(tmp_path, name) for name in ("bf_dncnn", "edm")}
+    seen: list[tuple[int, int, str]] = []
+    record = evaluate(
+        CONFIG,
+        dataset=store,
+        heldout=images,
+        restorers=paths,
+        out=tmp_path / "out",
+        device="cpu",
+        on_progress=lambda done, total, message: seen.append((done, total, message)),
+        load=_loader(("bf_dncnn", Blender(1)), ("edm", Blender())),
+    )
+    assert list(record["methods"]) == ["plain", "plain_all", "bf_dncnn", "edm_x1", "edm_x3"]
+    one, mean = (record["methods"][m]["targets"]["summary"] for m in ("edm_x1", "edm_x3"))
+    assert mean["mean_ssim"] > one["mean_ssim"]
+    after = record["methods"]["bf_dncnn"]["targets"]["compared_with_plain"]
+    assert (after["n_better"], after["n_worse"]) == (0, 4 * N_IMAGES)
+    steps = [done for done, _total, _message in seen]
+    assert steps == sorted(steps)
+    assert seen[-1][0] == seen[-1][1]
+
+
+class _KilledError(Exception):
+    pass
+
+
+def test_a_killed_evaluation_resumes_with_the_same_result(tmp_path: Path, images: Any) -> None:
+    store = planted_store(tmp_path / "store", images)
+    paths = {"edm": weights(tmp_path, "edm")}
+
+    def run(out: Path, restorer: Blender, stop_at: int | None = None) -> dict[str, Any]:
+        def on_progress(done: int, _total: int, _message: str) -> None:
+            if stop_at is not None and done >= stop_at:
+                raise _KilledError
+
+        return evaluate(
+            CONFIG,
+            dataset=store,
+            heldout=images,
+            restorers=paths,
+            out=out,
+            device="cpu",
+            on_progress=on_progress,
+            load=_loader(("edm", restorer)),
+        )
+
+    whole = run(tmp_path / "whole", Blender())
+    with pytest.raises(_KilledError):
+        run(tmp_path / "killed", Blender(), stop_at=700)
+    assert not (tmp_path / "killed" / "evaluation.json").exists()
+    rest = Blender()
+    resumed = run(tmp_path / "killed", rest)
+    assert 0 < rest.n_calls < 4
+    assert _without_seconds(resumed) == _without_seconds(whole)
+    with (
+        np.load(tmp_path / "whole" / "pictures.npz") as a,
+        np.load(tmp_path / "killed" / "pictures.npz") as b,
+    ):
+        assert all((a[name] == b[name]).all() for name in a.files)
+    idle = Blender()
+    assert run(tmp_path / "killed", idle) == resumed
+    assert idle.n_calls == 0
+
+
+def test_other_weights_are_scored_again_and_the_attack_is_not(tmp_path: Path, images: Any) -> None:
+    store = planted_store(tmp_path / "store", images)
+    path = weights(tmp_path, "edm")
+    how: dict[str, Any] = {"dataset": store, "heldout": images, "restorers": {"edm": path}}
+    how |= {"out": tmp_path / "out", "device": "cpu"}
+    first = evaluate(CONFIG, **how, load=_loader(("edm", Blender())))
+    path.write_bytes(b"trained further")
+    again = Blender()
+    second = evaluate(CONFIG, **how, load=_loader(("edm", again)))
+    assert again.n_calls == 4
+    assert second["fingerprint"] != first["fingerprint"]
+    assert second["seconds"]["plain"] == first["seconds"]["plain"]
+
+
+def test_runs_that_diverged_count_as_nothing(tmp_path: Path, images: Any) -> None:
+    store = planted_store(tmp_path / "store", images, n_parts=1, outcomes=(0, 2))
+    record = evaluate(
+        CONFIG,
+        dataset=store,
+        heldout=images,
+        restorers={"edm": weights(tmp_path, "edm")},
+        out=tmp_path / "out",
+        device="cpu",
+        load=_loader(("edm", Blender())),
+    )
+    assert record["dataset"]["outcomes"] == {"ok": 1, "unfitted": 0, "nonfinite": 1}
+    assert record["dataset"]["n_runs_without_pictures"] == 1
+    for method in record["methods"].values():
+        assert method["targets"]["ssim"][N_IMAGES:] == [0.0] * N_IMAGES
+        assert method["targets"]["summary"]["n"] == 2 * N_IMAGES
+        assert method["targets"]["summary"]["n_good"] <= N_IMAGES
+
+
+def test_all_iterations_reach_the_restorers(tmp_path: Path, images: Any) -> None:
+    store = planted_store(tmp_path / "store", images, n_parts=1)
+    record = evaluate(
+        Evaluation(restore_iterations="all", grid_rows=2),
+        dataset=store,
+        heldout=images,
+        restorers={},
+        out=tmp_path / "out",
+        device="cpu",
+    )
+    assert list(record["methods"]) == ["plain"]
+    assert record["methods"]["plain"]["targets"]["summary"]["n_good"] == 2 * N_IMAGES
+
+
+def test_what_cannot_be_evaluated_is_said(tmp_path: Path, images: Any) -> None:
+    store = planted_store(tmp_path / "store", images)
+    how: dict[str, Any] = {"dataset": store, "out": tmp_path / "out", "device": "cpu"}
+    few = image_set(18)
+    short = planted_store(tmp_path / "short", few)
+    with pytest.raises(ValueError, match=r"run 0 has 4 images but only 2 of the 18 images"):
+        evaluate(CONFIG, **{**how, "dataset": short}, heldout=few, restorers={})
+    with pytest.raises(ValueError, match="give the same source"):
+        evaluate(CONFIG, **how, heldout=image_set(seed=1), restorers={})
+    with pytest.raises(ValueError, match="cannot name a method"):
+        evaluate(CONFIG, **how, heldout=images, restorers={"Plain EDM": tmp_path})
+    empty = planted_store(tmp_path / "empty", images, n_parts=0)
+    with pytest.raises(ValueError, match="no run to evaluate"):
+        evaluate(CONFIG, **{**how, "dataset": empty}, heldout=images, restorers={})
+    with pytest.raises(ValueError, match="restore_iterations='first'"):
+        Evaluation(restore_iterations="first")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="n_samples=0"):
+        Evaluation(n_samples=0)
