@@ -43,6 +43,10 @@ class Optimiser:
             raise ValueError(f"lr={self.lr} is not a positive number; Adadelta's usual rate is 1")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum} is outside [0, 1)")
+        if not 0 <= self.rho < 1:
+            raise ValueError(f"rho={self.rho} is outside [0, 1); Adadelta's usual value is 0.9")
+        if not (math.isfinite(self.eps) and self.eps > 0):
+            raise ValueError(f"eps={self.eps} is not a positive number; the usual value is 1e-6")
         if self.rule == "adadelta" and self.momentum:
             raise ValueError(
                 f"momentum={self.momentum} has no meaning for adadelta; use rule='gd' or momentum=0"

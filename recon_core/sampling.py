@@ -73,6 +73,8 @@ class Sampling:
         for name in ("runs_per_part", "parts_per_round", "lag"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not self.phases:
+            raise ValueError("phases=() plans no run; give at least one Phase(n_runs=...)")
         for phase in self.phases:
             if phase.n_runs % self.runs_per_part:
                 rounded = -(-phase.n_runs // self.runs_per_part) * self.runs_per_part
@@ -186,7 +188,7 @@ def plan_hash(specs: Sequence[RunSpec]) -> str:
 
 
 def _plan_run(
-    run: int, pools: Sequence[Int64[np.ndarray, " k"]], half: int, root_seed: int
+    run: int, pools: Sequence[Int64[np.ndarray, " _"]], half: int, root_seed: int
 ) -> RunSpec:
     rng = np.random.default_rng(np.random.SeedSequence((root_seed, 0, run)))
     image_ids = [rng.choice(pool, size=half, replace=False) for pool in pools]

@@ -2,7 +2,10 @@
 
 A *run* trains one victim on one set of images and attacks it once. `RunSpec` is everything that
 distinguishes one run from the next; `RunResult` is everything that leaves the core. All randomness
-of a run comes from `RunSpec.generator`, so a run gives the same result whatever it is batched with.
+of a run comes from `RunSpec.generator`, so what a run is batched with does not matter: at the same
+place in a batch of the same size its result is the same bit for bit. At another place, or in a
+batch of another size, it is equal up to rounding, because vectorised kernels treat the ends of an
+array, and matrix kernels a stack of one, differently.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class RunSpec:
 
 
 def seeded_generator(root_seed: int, index: int, purpose: str) -> torch.Generator:
-    """A CPU generator seeded by numpy's `SeedSequence((root_seed, index, crc of purpose))`."""
+    """A CPU generator seeded by numpy's `SeedSequence((root_seed, index, a hash of purpose))`."""
     digest = hashlib.sha256(purpose.encode()).digest()
     sequence = np.random.SeedSequence((root_seed, index, int.from_bytes(digest[:4], "little")))
     low, high = sequence.generate_state(2, dtype=np.uint32)

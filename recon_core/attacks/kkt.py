@@ -62,7 +62,8 @@ class KKT:
         """Train and attack R victims at once; one result per spec, in order.
 
         `images[i]` are the images of `specs[i]`, before augmentation; labels are 0 or 1. The
-        result of a run does not depend on the runs beside it. Raises ValueError if a spec has
+        result of a run does not depend on the runs beside it (`recon_core.types` says when
+        rounding does). Raises ValueError if a spec has
         other labels or another number of images than the batch.
         """
         _check_batch(specs, images)
@@ -188,7 +189,7 @@ class _RunTensors:
 
 def _row(trained: Trained, attacked: Attacked, i: int) -> _RunTensors:
     return _RunTensors(
-        x=attacked.x[i].cpu(),
+        x=attacked.x[i].float().cpu(),
         lam=attacked.lam[i].cpu(),
         weights_finite=all(bool(w[i].isfinite().all()) for w in trained.weights),
         stats={

@@ -20,6 +20,7 @@ For the same lam_min these are different problems. `lam_scale` says which; defau
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -64,8 +65,12 @@ class KKTAttack:
             )
         if self.save_at[0] < 1:
             raise ValueError(f"save_at={self.save_at} must start at iteration 1 or later")
-        if self.alpha <= 0 or self.sigma <= 0:
-            raise ValueError(f"alpha={self.alpha} and sigma={self.sigma} must be positive")
+        for name in ("alpha", "sigma"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}={value} is not a positive number; see the defaults")
+        if not math.isfinite(self.lam_min):
+            raise ValueError(f"lam_min={self.lam_min} is not a number; paper 001 uses 0.5")
 
     @property
     def n_iterations(self) -> int:
@@ -205,6 +210,7 @@ def reconstruct(
             saved.append(x.clone())
         if iteration % report_every == 0:
             progress(iteration / attack.n_iterations)
+    progress(1.0)
     return Attacked(
         x=torch.stack(saved, dim=1),
         lam=lam,

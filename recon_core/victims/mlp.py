@@ -39,7 +39,7 @@ class MLP:
                 f"widths={self.widths} must name at least one hidden layer, each 1 or wider, "
                 "for example (1000, 1000)"
             )
-        if self.init_std_first <= 0:
+        if not (math.isfinite(self.init_std_first) and self.init_std_first > 0):
             raise ValueError(f"init_std_first={self.init_std_first} must be positive, e.g. 1e-4")
 
     def init(

@@ -1,0 +1,240 @@
+"""The contract of every attack family. A newcomer is tested by being added to `FAMILIES`.
+
+It also needs a line in `SMALL`: settings with which a run takes well under a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import typing
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from recon_core.attacks.kkt import KKT
+from recon_core.attacks.kkt_objective import KKTAttack
+from recon_core.experiments import FAMILIES, Experiment
+from recon_core.sampling import Phase, Sampling
+from recon_core.types import N_AUGMENT, STATS, Outcome, RunResult, RunSpec
+from recon_core.victims.mlp import MLP
+from recon_core.victims.training import Training
+from tests.recon_core.tiles import photograph_tiles
+
+R, N, SIDE = 3, 4, 16
+CPU = torch.device("cpu")
+TILES = photograph_tiles(SIDE, shrink=4)
+SMALL: dict[str, Experiment] = {
+    "kkt": KKT(
+        victim=MLP(widths=(16, 16)),
+        training=Training(epochs=40),
+        attack=KKTAttack(n_candidates=6, save_at=(5, 23)),
+        keep="all",
+    ),
+}
+
+
+def specs() -> list[RunSpec]:
+    return [
+        RunSpec(
+            run=10 + run,
+            root_seed=3,
+            image_ids=tuple(range(N * run, N * run + N)),
+            labels=(0, 0, 1, 1),
+        )
+        for run in range(R)
+    ]
+
+
+def images(some: list[RunSpec]) -> Tensor:
+    return torch.stack([TILES[list(spec.image_ids)] for spec in some])
+
+
+def run(family: str, some: list[RunSpec]) -> list[RunResult]:
+    return SMALL[family].run_batch(some, images(some), device=CPU)
+
+
+def nested_settings(settings: Any) -> list[tuple[str, ...]]:
+    """Paths to `settings` itself and to every dataclass within it."""
+    paths: list[tuple[str, ...]] = [()]
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            paths += [(field.name, *path) for path in nested_settings(value)]
+    return paths
+
+
+families = pytest.mark.parametrize("family", sorted(FAMILIES))
+
+
+def test_every_family_has_small_settings_here() -> None:
+    assert set(SMALL) == set(FAMILIES)
+
+
+@families
+def test_the_family_is_its_tag_in_the_union(family: str) -> None:
+    kind = FAMILIES[family]
+    (tag,) = typing.get_args(typing.get_type_hints(kind)["family"])
+    assert kind().family == tag == family
+    assert kind in (typing.get_args(Experiment) or (Experiment,))
+
+
+@families
+def test_settings_are_frozen_keyword_only_and_have_defaults(family: str) -> None:
+    def check(settings: Any) -> None:
+        fields = dataclasses.fields(settings)
+        assert fields
+        assert all(field.kw_only for field in fields)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(settings, fields[0].name, None)
+        for field in fields:
+            if dataclasses.is_dataclass(getattr(settings, field.name)):
+                check(getattr(settings, field.name))
+
+    check(FAMILIES[family]())
+    assert hash(SMALL[family]) == hash(dataclasses.replace(SMALL[family]))
+
+
+@families
+def test_settings_survive_json(family: str) -> None:
+    adapter: TypeAdapter[Experiment] = TypeAdapter(Experiment)
+    for settings in (FAMILIES[family](), SMALL[family]):
+        assert adapter.validate_json(adapter.dump_json(settings)) == settings
+
+
+@families
+def test_unknown_keys_are_refused_at_every_level(family: str) -> None:
+    adapter: TypeAdapter[Experiment] = TypeAdapter(Experiment)
+    paths = nested_settings(SMALL[family])
+    assert () in paths
+    for path in paths:
+        raw = adapter.dump_python(SMALL[family], mode="json")
+        inner = raw
+        for name in path:
+            inner = inner[name]
+        inner["learning_rat"] = 1
+        with pytest.raises(ValidationError, match=r"learning_rat\n.*Unexpected keyword argument"):
+            adapter.validate_python(raw)
+
+
+@families
+def test_wrong_values_are_refused_with_the_settings_own_message(family: str) -> None:
+    adapter: TypeAdapter[Experiment] = TypeAdapter(Experiment)
+    raw = adapter.dump_python(SMALL[family], mode="json")
+    with pytest.raises(ValidationError, match="family"):
+        adapter.validate_python(raw | {"family": "no such family"})
+
+
+def test_post_init_messages_reach_the_user() -> None:
+    with pytest.raises(ValidationError, match="n_candidates=7 must be even"):
+        TypeAdapter(KKT).validate_python({"attack": {"n_candidates": 7}})
+
+
+@pytest.mark.parametrize(
+    "raw", [{"images_per_rum": 4}, {"phases": [{"sampler": "uniform", "runs": 4}]}]
+)
+def test_sampling_refuses_unknown_keys(raw: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="Unexpected keyword argument"):
+        TypeAdapter(Sampling).validate_python(raw)
+
+
+def test_sampling_survives_json() -> None:
+    sampling = Sampling(images_per_run=4, phases=(Phase(n_runs=100),))
+    adapter = TypeAdapter(Sampling)
+    assert adapter.validate_json(adapter.dump_json(sampling)) == sampling
+
+
+@families
+def test_run_batch_has_the_contracts_signature(family: str) -> None:
+    parameters = inspect.signature(FAMILIES[family].run_batch).parameters
+    assert list(parameters) == ["self", "specs", "images", "device", "progress"]
+    assert parameters["device"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters["progress"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+@families
+def test_one_complete_result_per_spec_in_order(family: str) -> None:
+    results = run(family, specs())
+    assert [r.spec for r in results] == specs()
+    for result in results:
+        assert result.outcome in set(Outcome)
+        assert tuple(result.stats) == STATS
+        assert result.targets.shape == (N, 3, SIDE, SIDE)
+        assert result.augment.shape == (N, N_AUGMENT)
+        assert 0 <= float(result.mean_image.min()) <= float(result.mean_image.max()) <= 1
+        pairs = result.pairs
+        assert len(pairs) > 0
+        assert pairs.reconstruction.shape == (len(pairs), 3, SIDE, SIDE)
+        assert bool(pairs.reconstruction.isfinite().all())
+        assert 0 <= int(pairs.target_row.min()) <= int(pairs.target_row.max()) < N
+        assert bool((pairs.ssim_best >= pairs.ssim_second).all())
+        for value in (result.targets, result.mean_image, *vars(pairs).values()):
+            assert value.device == CPU
+
+
+def assert_equal_results(one: RunResult, other: RunResult, *, tolerance: float = 0.0) -> None:
+    assert one.spec == other.spec
+    assert one.outcome == other.outcome
+    assert torch.equal(one.targets, other.targets)
+    assert torch.equal(one.augment, other.augment)
+    assert one.stats == pytest.approx(other.stats, rel=tolerance, abs=tolerance, nan_ok=True)
+    assert vars(one.pairs).keys() == vars(other.pairs).keys()
+    for name, value in vars(one.pairs).items():
+        theirs = getattr(other.pairs, name)
+        if value.is_floating_point():
+            torch.testing.assert_close(value, theirs, rtol=tolerance, atol=tolerance)
+        else:
+            assert torch.equal(value, theirs), name
+
+
+@families
+def test_a_run_is_a_pure_function_of_its_spec(family: str) -> None:
+    torch.manual_seed(0)
+    state = torch.random.get_rng_state()
+    first = run(family, specs())
+    assert torch.equal(state, torch.random.get_rng_state()), "the global generator was used"
+    torch.manual_seed(1)
+    for one, other in zip(first, run(family, specs()), strict=True):
+        assert_equal_results(one, other)
+
+
+@families
+def test_a_run_does_not_depend_on_its_place_or_its_neighbours(family: str) -> None:
+    together = run(family, specs())
+    for one, other in zip(together, reversed(run(family, specs()[::-1])), strict=True):
+        assert_equal_results(one, other, tolerance=1e-4)
+    strangers = [dataclasses.replace(s, root_seed=9) for s in specs()]
+    mixed = [strangers[0], specs()[1], strangers[2]]
+    assert_equal_results(together[1], run(family, mixed)[1])
+    for one, spec in zip(together, specs(), strict=True):
+        (alone,) = run(family, [spec])
+        assert_equal_results(one, alone, tolerance=1e-4)
+
+
+@families
+def test_seeds_and_runs_differ(family: str) -> None:
+    (spec, *_) = specs()
+    (first,) = run(family, [spec])
+    for other in (dataclasses.replace(spec, root_seed=4), dataclasses.replace(spec, run=11)):
+        (second,) = run(family, [other])
+        assert not torch.equal(first.pairs.reconstruction, second.pairs.reconstruction)
+
+
+@families
+def test_progress_rises_to_one(family: str) -> None:
+    fractions: list[float] = []
+    SMALL[family].run_batch(specs(), images(specs()), device=CPU, progress=fractions.append)
+    assert fractions[-1] == 1.0
+    assert 0 <= fractions[0] < 1
+    assert all(a <= b for a, b in itertools.pairwise(fractions))
+
+
+@families
+def test_the_images_are_left_alone(family: str) -> None:
+    given = images(specs())
+    SMALL[family].run_batch(specs(), given, device=CPU)
+    assert torch.equal(given, images(specs()))
