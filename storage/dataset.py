@@ -30,7 +30,7 @@ from storage.receipts import (
     RECEIPTS_FOLDER,
     Receipt,
     count_images,
-    read_receipts,
+    load_receipt,
     receipt_paths,
 )
 from storage.verify import VerifyReport, verify_store
@@ -54,11 +54,18 @@ class Dataset:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.manifest = read_manifest(root)
+        self._files: dict[tuple[str, int, int], Receipt] = {}
         self.refresh()
 
     def refresh(self) -> None:
-        """Looks for parts that were published since."""
-        self.receipts = read_receipts(self.root)
+        """Looks for parts that were published since. Reads only receipts that are new files."""
+        files: dict[tuple[str, int, int], Receipt] = {}
+        for path in receipt_paths(self.root):
+            status = path.stat()
+            key = (path.name, status.st_ino, status.st_mtime_ns)
+            files[key] = self._files.get(key) or load_receipt(path)
+        self._files = files
+        self.receipts = tuple(files.values())
         self._by_part = {receipt.part: receipt for receipt in self.receipts}
 
     @property

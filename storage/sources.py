@@ -108,7 +108,7 @@ def _folder(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet
     if (path / "train").is_dir() and heldout is not None:
         trees = {"train": _classes(path / "train"), "heldout": _classes(heldout)}
     else:
-        heldout, trees = None, {"all": _classes(path)}
+        heldout, trees = None, {"all": _only_split(path) or _classes(path)}
     class_names = tuple(sorted({name for tree in trees.values() for name in tree}))
     classes = trees[split if heldout else "all"]
     entries = [(p, class_names.index(name)) for name in sorted(classes) for p in classes[name]]
@@ -144,6 +144,14 @@ def _folder(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet
         class_names=class_names,
         notes=tuple(notes),
     )
+
+
+def _only_split(path: Path) -> dict[str, list[Path]]:
+    """The class folders in PATH/train (or test, ...) when PATH has nothing else; else nothing."""
+    folders = [p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    if len(folders) != 1 or folders[0].name not in ("train", *HELDOUT_FOLDERS):
+        return {}
+    return _classes(folders[0])
 
 
 _FLAT = ""

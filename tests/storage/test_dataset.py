@@ -65,6 +65,11 @@ def test_refresh_sees_later_parts(tmp_path: Path):
     assert dataset.n_runs == 2
     dataset.refresh()
     assert dataset.n_runs == 4
+    (tmp_path / "s/receipts/part-000001.json").unlink()
+    write(tmp_path / "s", 1)
+    vacuum(tmp_path / "s", older_than_s=-1)
+    dataset.refresh()
+    assert dataset.read(1, ["runs/run"])["runs/run"].tolist() == [2, 3]
 
 
 def test_empty_stores(tmp_path: Path):

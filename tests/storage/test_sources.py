@@ -102,6 +102,13 @@ def test_folder_without_splits_is_divided_by_content(tmp_path: Path):
     assert {i.tobytes() for i in again.images} == {i.tobytes() for i in parts[1].images}
 
 
+def test_a_lone_train_folder_is_not_taken_for_a_class(tmp_path: Path):
+    class_tree(tmp_path / "train", per_class=20)
+    images = load_images(f"folder:{tmp_path}", split="train")
+    assert images.class_names == ("a", "b")
+    assert 0 < len(images) < 40
+
+
 def test_flat_folder_gets_two_arbitrary_classes_and_says_so(tmp_path: Path):
     for index in range(6):
         picture(tmp_path / "train" / f"{index}.png", seed=index)
