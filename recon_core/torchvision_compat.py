@@ -30,9 +30,9 @@ def import_torchvision() -> ModuleType:
         if _MISSING_NMS not in str(error):
             raise
     if not _libraries:
-        library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+        library = torch.library.Library("torchvision", "FRAGMENT")
         for schema in _SCHEMAS:
-            library.define(schema)  # type: ignore[no-untyped-call]
+            library.define(schema)
         _libraries.append(library)
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[name]
