@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from recon_core.restore.examples import Examples
 from recon_core.types import seeded_generator
 
 
+@runtime_checkable
 class LossAndNetwork(Protocol):
     """What the training needs of a restorer."""
 
@@ -59,11 +60,11 @@ class Training:
     n_steps: int = 400_000
     batch_size: int = 512
     lr: float = 1e-3
-    warmup_images: float = 10e6
+    warmup_images: int = 10_000_000
     decay: Literal["none", "halving", "cosine"] = "none"
     halve_first_step: int = 25_000
     halve_every_steps: int = 5_000
-    ema_halflife_images: float = 0.5e6
+    ema_halflife_images: int = 500_000
     ema_ramp: float = 0.05
     seed: int = 0
 
@@ -145,7 +146,9 @@ class Fit:
         state |= {f"ema.{name}": value for name, value in self.ema.state_dict().items()}
         for index, moments in self.optimiser.state_dict()["state"].items():
             state |= {f"adam.{index}.{name}": value for name, value in moments.items()}
-        return {name: value.detach().cpu().clone() for name, value in state.items()}
+        return {
+            name: value.detach().to("cpu", copy=True).contiguous() for name, value in state.items()
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continues where `state_dict` was taken, of the same restorer and training.
@@ -156,10 +159,14 @@ class Fit:
             raise ValueError(f"this is no training state: it has no step, but {sorted(state)[:5]}")
         self.net.load_state_dict(_below("net.", state))
         self.ema.load_state_dict(_below("ema.", state))
+        parameters = list(self.net.parameters())
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in _below("adam.", state).items():
             index, _, key = name.partition(".")
-            moments.setdefault(int(index), {})[key] = value.clone()
+            # The fused Adam walks through memory: moments must lie as their parameters do.
+            like = value if value.ndim == 0 else parameters[int(index)]
+            held = torch.empty_like(like, dtype=value.dtype, requires_grad=False).copy_(value)
+            moments.setdefault(int(index), {})[key] = held
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
         self.step = int(state["step"])

@@ -1,0 +1,289 @@
+"""Train a restorer on a store of pairs: stream, examples, fit, and a folder with the result.
+
+A training is identified by its fingerprint: the restorer's and the training's settings, the
+curation, the pairs and the images that noise examples are made of. The folder `out` holds, while
+it runs, a checkpoint `training`, and at the end the model: `model.json`, its card, which names the
+safetensors file with the averaged weights. Finished trainings are not repeated, and interrupted
+ones continue so that the model is bit for bit what it would have been.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from recon_core.balance import Curation, curated_repeats, occurrences
+from recon_core.restore import RESTORERS, Fit, Restorer, Training
+from recon_core.restore.examples import Examples, concatenate, make_examples, noise_examples
+from recon_core.types import seeded_generator
+from storage.checkpoints import load_checkpoint, save_checkpoint
+from storage.dataset import Dataset
+from storage.errors import StorageError
+from storage.stream import PairStream
+
+SCHEMA = "palimpsest-restorer"
+VERSION = 1
+CURVE_POINTS = 200
+CHECKPOINT_SHARE = 0.05  # at most this part of the time is spent on writing checkpoints
+
+OnStep = Callable[[int, int, float], None]
+"""Called after each step with (steps done, steps in all, loss)."""
+
+
+def ignore_step(_done: int, _n_steps: int, _loss: float) -> None:
+    """An `OnStep` that nobody listens to."""
+
+
+def train_restorer(
+    restorer: Restorer,
+    training: Training,
+    *,
+    dataset: Dataset,
+    curation: Curation,
+    images_for_noise: npt.NDArray[np.uint8],
+    out: Path,
+    device: str,
+    on_step: OnStep = ignore_step,
+    checkpoint_seconds: float = 20.0,
+) -> dict[str, Any]:
+    """The card of the model that is then in `out`; trains it only as far as it is not there yet.
+
+    `images_for_noise` are the training images of the source, uint8 (n, 3, h, w). A checkpoint is
+    written every `checkpoint_seconds`, less often where writing takes long. A model or checkpoint
+    of other settings in `out` is replaced.
+
+    Raises:
+        StorageError: the dataset has no pair that `curation` admits.
+        NonfiniteLossError: the training diverged; says in which step.
+    """
+    fingerprint = training_fingerprint(restorer, training, dataset, curation, images_for_noise)
+    finished = load_checkpoint(out, "model")
+    if finished is not None and finished[1].get("fingerprint") == fingerprint:
+        return finished[1]
+    fit = Fit(restorer, training, device=device)
+    feed = _Feed(dataset, curation, training, images_for_noise)
+    curve = _Curve(max(1, training.n_steps // CURVE_POINTS))
+    seconds_before = _resume(out, fingerprint, fit, feed, curve)
+
+    started = last_saved = time.monotonic()
+    saving = 0.0
+    for batch in feed:
+        loss = fit.update(batch)
+        curve.add(fit.step, loss)
+        on_step(fit.step, training.n_steps, loss)
+        if fit.done:
+            break
+        now = time.monotonic()
+        if now - last_saved >= max(checkpoint_seconds, saving / CHECKPOINT_SHARE):
+            meta = {
+                "fingerprint": fingerprint,
+                "feed": feed.state_dict(),
+                "curve": asdict(curve),
+                "seconds": seconds_before + now - started,
+            }
+            save_checkpoint(out, "training", _arrays(fit.state_dict()), meta)
+            last_saved = time.monotonic()
+            saving = last_saved - now
+    card = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "fingerprint": fingerprint,
+        "restorer": asdict(restorer),
+        "training": asdict(training),
+        "curation": asdict(curation),
+        "dataset": {"content_hash": dataset.content_hash, "n_pairs": dataset.n_pairs},
+        "n_parameters": sum(p.numel() for p in fit.net.parameters()),
+        "n_images": feed.n_given,
+        "seconds": round(seconds_before + time.monotonic() - started, 3),
+        "device": device,
+        "torch": torch.__version__,
+        "loss_curve": curve.points,
+    }
+    save_checkpoint(out, "model", _arrays(fit.ema.state_dict()), card)
+    for leftover in out.glob("training*"):
+        leftover.unlink()
+    return card
+
+
+def load_restorer(path: Path, *, device: str) -> tuple[Restorer, nn.Module]:
+    """The restorer and its network, ready to restore, from a folder `train_restorer` wrote to.
+
+    `path` may also be the `model.json` in it.
+
+    Raises:
+        StorageError: there is no finished model, or one of a newer version.
+    """
+    folder = path.parent if path.suffix == ".json" else path
+    found = load_checkpoint(folder, "model")
+    if found is None:
+        raise StorageError(f"{folder} has no finished restorer (model.json); train one into it")
+    tensors, card = found
+    if card.get("schema") != SCHEMA or card.get("version") != VERSION:
+        raise StorageError(
+            f"{folder}/model.json is {card.get('schema')} version {card.get('version')}, this "
+            f"program reads {SCHEMA} version {VERSION}; train again or update the program"
+        )
+    settings = dict(card["restorer"])
+    if settings.get("kind") not in RESTORERS:
+        raise StorageError(
+            f"{folder}/model.json has kind={settings.get('kind')!r}; known are {list(RESTORERS)}"
+        )
+    restorer = RESTORERS[settings["kind"]](**settings)
+    net = restorer.build(seed=0)
+    net.load_state_dict({name: torch.from_numpy(array) for name, array in tensors.items()})
+    return restorer, net.to(device).eval().requires_grad_(False)
+
+
+def training_fingerprint(
+    restorer: Restorer,
+    training: Training,
+    dataset: Dataset,
+    curation: Curation,
+    images_for_noise: npt.NDArray[np.uint8],
+) -> str:
+    """SHA-256 over everything the model's weights depend on, but for device and versions."""
+    images = hashlib.sha256(repr(images_for_noise.shape).encode())
+    images.update(np.ascontiguousarray(images_for_noise).data)
+    body = {
+        "version": VERSION,
+        "restorer": asdict(restorer),
+        "training": asdict(training),
+        "curation": asdict(curation),
+        "dataset": dataset.content_hash,
+        "images_for_noise": images.hexdigest(),
+    }
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+class _Feed:
+    """Endless batches of examples, epoch after epoch of the curated stream, noise added.
+
+    Of a batch, the share noise_fraction / (1 + noise_fraction) is noise; the last batch of an
+    epoch may be smaller.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        curation: Curation,
+        training: Training,
+        images: npt.NDArray[np.uint8],
+    ) -> None:
+        self._dataset, self._curation, self._training = dataset, curation, training
+        self._images = torch.from_numpy(np.ascontiguousarray(images))
+        self._n_averaged = max(1, round(dataset.n_targets / max(1, dataset.n_runs)))
+        fraction = curation.noise_fraction
+        self._n_noise = round(training.batch_size * fraction / (1 + fraction))
+        self._n_noise = min(self._n_noise, training.batch_size - 1)
+        self._z = occurrences(*dataset.image_counts(curation.min_iteration))
+        self._stream = self._epoch(0)
+        self._step = self._epoch_index = self.n_given = 0
+        if not self._z.any():
+            raise StorageError(
+                f"none of the {dataset.n_pairs} pairs is a confident one from iteration "
+                f"{curation.min_iteration} on; lower min_iteration or generate more runs"
+            )
+
+    def __iter__(self) -> Iterator[Examples]:
+        while True:
+            given_before = self.n_given
+            for columns in self._stream:
+                yield self._with_noise(make_examples(columns))
+            if self.n_given == given_before and self._step == 0:
+                raise StorageError(
+                    f"curation n_subsets={self._curation.n_subsets} and "
+                    f"share={self._curation.share} drew none of the pairs; raise either"
+                )
+            self._epoch_index += 1
+            self._stream = self._epoch(self._epoch_index)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the feed stands after the batch it gave last."""
+        return {
+            "step": self._step,
+            "n_given": self.n_given,
+            "epoch": self._epoch_index,
+            "stream": self._stream.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._step, self.n_given = state["step"], state["n_given"]
+        self._epoch_index = state["epoch"]
+        self._stream = self._epoch(self._epoch_index)
+        self._stream.load_state_dict(state["stream"])
+
+    def _epoch(self, epoch: int) -> PairStream:
+        def repeats(part: int, columns: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+            return curated_repeats(
+                columns, self._z, curation=self._curation, part=part, epoch=epoch
+            )
+
+        return PairStream(
+            self._dataset,
+            repeats=repeats,
+            batch_size=self._training.batch_size - self._n_noise,
+            seed=self._training.seed,
+            epoch=epoch,
+        )
+
+    def _with_noise(self, examples: Examples) -> Examples:
+        n_noise = round(len(examples) * self._n_noise / self._training.batch_size)
+        if len(examples) == self._training.batch_size - self._n_noise:
+            n_noise = self._n_noise
+        if n_noise:
+            generator = seeded_generator(self._training.seed, self._step, "noise examples")
+            noise = noise_examples(
+                self._images,
+                n_examples=n_noise,
+                n_averaged=self._n_averaged,
+                generator=generator,
+            )
+            examples = concatenate(examples, noise)
+        self._step += 1
+        self.n_given += len(examples)
+        return examples
+
+
+@dataclass
+class _Curve:
+    """The loss, averaged over every `window` steps, as [steps done, mean loss]."""
+
+    window: int
+    points: list[tuple[int, float]] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
+
+    def add(self, step: int, loss: float) -> None:
+        self.waiting.append(loss)
+        if len(self.waiting) == self.window:
+            self.points.append((step, sum(self.waiting) / self.window))
+            self.waiting = []
+
+
+def _resume(out: Path, fingerprint: str, fit: Fit, feed: _Feed, curve: _Curve) -> float:
+    """Puts all three where the checkpoint in `out` was, if it is of this training.
+
+    Returns the seconds that were spent until then.
+    """
+    found = load_checkpoint(out, "training")
+    if found is None or found[1].get("fingerprint") != fingerprint:
+        return 0.0
+    tensors, meta = found
+    fit.load_state_dict({name: torch.from_numpy(array) for name, array in tensors.items()})
+    feed.load_state_dict(meta["feed"])
+    curve.points = [(int(step), float(loss)) for step, loss in meta["curve"]["points"]]
+    curve.waiting = [float(loss) for loss in meta["curve"]["waiting"]]
+    return float(meta["seconds"])
+
+
+def _arrays(state: dict[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
+    return {name: value.detach().cpu().numpy() for name, value in state.items()}

@@ -1,0 +1,228 @@
+"""Training from a store: cards, resuming after a kill, not repeating what is done, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recon_core.balance import Curation
+from recon_core.restore import BFDnCNN, NonfiniteLossError, Training
+from storage.checkpoints import load_checkpoint
+from storage.dataset import Dataset
+from storage.errors import StorageError
+from tasks.train import load_restorer, train_restorer
+from tests.storage import stores
+
+SIZE = 8
+RESTORER = BFDnCNN(depth=3, n_channels=4)
+TRAINING = Training(
+    n_steps=12, batch_size=8, lr=1e-3, warmup_images=16, ema_halflife_images=50, seed=3
+)
+CURATION = Curation(n_subsets=3, share=1, noise_fraction=0.2)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return stores.store(tmp_path / "store", n_parts=3, size=SIZE)
+
+
+def images() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (20, 3, SIZE, SIZE), dtype=np.uint8)
+
+
+def train(dataset: Dataset, out: Path, **changes: object) -> dict[str, object]:
+    settings = {
+        "dataset": dataset,
+        "curation": CURATION,
+        "images_for_noise": images(),
+        "out": out,
+        "device": "cpu",
+    }
+    restorer = changes.pop("restorer", RESTORER)
+    training = changes.pop("training", TRAINING)
+    return train_restorer(restorer, training, **(settings | changes))
+
+
+def weights(out: Path) -> dict[str, np.ndarray]:
+    found = load_checkpoint(out, "model")
+    assert found is not None
+    return found[0]
+
+
+def same(first: Path, second: Path) -> bool:
+    a, b = weights(first), weights(second)
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_a_training_leaves_a_model_and_its_card(dataset: Dataset, tmp_path: Path) -> None:
+    steps: list[tuple[int, int, float]] = []
+    card = train(dataset, tmp_path / "out", on_step=lambda *step: steps.append(step))
+    assert [done for done, _, _ in steps] == list(range(1, 13))
+    assert all(n_steps == 12 for _, n_steps, _ in steps)
+    assert card["restorer"] == {
+        "kind": "bf_dncnn",
+        "depth": 3,
+        "n_channels": 4,
+        "patch": 1,
+        "loss_terms": "mse",
+        "ssim_weight": 0.1,
+    }
+    assert card["dataset"] == {"content_hash": dataset.content_hash, "n_pairs": dataset.n_pairs}
+    assert card["loss_curve"] == [(step, pytest.approx(loss)) for step, _, loss in steps]
+    assert card["n_parameters"] == 2 * 9 * 3 * 4 + 9 * 4 * 4 + 4
+    stored = json.loads((tmp_path / "out" / "model.json").read_text())["meta"]
+    assert stored == json.loads(json.dumps(card))
+    assert not list((tmp_path / "out").glob("training*"))
+
+
+def test_the_loaded_restorer_is_the_trained_one(dataset: Dataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path / "out")
+    restorer, net = load_restorer(tmp_path / "out", device="cpu")
+    again, _ = load_restorer(tmp_path / "out" / "model.json", device="cpu")
+    assert restorer == again == RESTORER
+    assert not net.training
+    saved = weights(tmp_path / "out")
+    assert all(np.array_equal(value, saved[name]) for name, value in net.state_dict().items())
+    pictures = torch.rand(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    restored = restorer.restore(net, pictures, n_samples=1, seeds=torch.arange(2))
+    assert restored.isfinite().all()
+
+
+def test_a_finished_training_is_not_repeated(dataset: Dataset, tmp_path: Path) -> None:
+    first = train(dataset, tmp_path / "out")
+    steps: list[int] = []
+    again = train(dataset, tmp_path / "out", on_step=lambda done, *_: steps.append(done))
+    assert not steps
+    assert again == json.loads(json.dumps(first))
+
+
+def test_other_settings_train_again(dataset: Dataset, tmp_path: Path) -> None:
+    first = train(dataset, tmp_path / "out")
+    changes = {
+        "restorer": replace(RESTORER, n_channels=5),
+        "training": replace(TRAINING, seed=4),
+        "curation": replace(CURATION, seed=1),
+        "images_for_noise": images()[:10],
+    }
+    fingerprints = {first["fingerprint"]}
+    for name, value in changes.items():
+        fingerprints.add(train(dataset, tmp_path / "out", **{name: value})["fingerprint"])
+    assert len(fingerprints) == 5
+    stores.write(dataset.root, 3, size=SIZE)
+    fingerprints.add(train(Dataset(dataset.root), tmp_path / "out")["fingerprint"])
+    assert len(fingerprints) == 6
+
+
+class _Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_after", [1, 7])
+def test_an_interrupted_training_continues_bit_for_bit(
+    dataset: Dataset, tmp_path: Path, stop_after: int
+) -> None:
+    through = train(dataset, tmp_path / "through")
+
+    def interrupt(done: int, _n_steps: int, _loss: float) -> None:
+        if done > stop_after:
+            raise _Interrupted
+
+    with pytest.raises(_Interrupted):
+        train(dataset, tmp_path / "out", on_step=interrupt, checkpoint_seconds=0.0)
+    steps: list[int] = []
+    resumed = train(dataset, tmp_path / "out", on_step=lambda done, *_: steps.append(done))
+    assert 1 < steps[0] <= stop_after + 1  # it did not start over
+    assert steps[-1] == 12
+    assert same(tmp_path / "through", tmp_path / "out")
+    assert resumed["loss_curve"] == through["loss_curve"]
+    assert resumed["n_images"] == through["n_images"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from storage.dataset import Dataset
+from tests.tasks import test_train as t
+
+def kill(done, n_steps, loss):
+    if done == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+t.train(Dataset(Path(sys.argv[1])), Path(sys.argv[2]), on_step=kill, checkpoint_seconds=0.0)
+"""
+
+
+def test_a_killed_training_continues_bit_for_bit(dataset: Dataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path / "through")
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(dataset.root), str(tmp_path / "out")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    steps: list[int] = []
+    train(dataset, tmp_path / "out", on_step=lambda done, *_: steps.append(done))
+    assert steps[0] > 1
+    assert same(tmp_path / "through", tmp_path / "out")
+
+
+def test_a_checkpoint_of_other_settings_is_not_continued(dataset: Dataset, tmp_path: Path) -> None:
+    def interrupt(done: int, _n_steps: int, _loss: float) -> None:
+        if done > 5:
+            raise _Interrupted
+
+    with pytest.raises(_Interrupted):
+        train(dataset, tmp_path / "out", on_step=interrupt, checkpoint_seconds=0.0)
+    steps: list[int] = []
+    other = replace(TRAINING, seed=9)
+    train(dataset, tmp_path / "out", training=other, on_step=lambda done, *_: steps.append(done))
+    assert steps[0] == 1
+
+
+def test_a_diverging_training_names_the_step(dataset: Dataset, tmp_path: Path) -> None:
+    too_fast = replace(TRAINING, lr=1e30, warmup_images=0, n_steps=50)
+    with pytest.raises(NonfiniteLossError, match=r"in step \d+ with learning rate 1e\+30"):
+        train(dataset, tmp_path / "out", training=too_fast)
+
+
+def test_a_dataset_without_confident_pairs_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="confident one from iteration 5000 on; lower"):
+        train(dataset, tmp_path / "out", curation=replace(CURATION, min_iteration=5000))
+
+
+def test_a_curation_that_draws_nothing_is_refused(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_of_them(columns: dict[str, np.ndarray], *_: object, **__: object) -> np.ndarray:
+        return np.zeros(len(columns["image_id"]), np.int64)
+
+    monkeypatch.setattr("tasks.train.curated_repeats", none_of_them)
+    with pytest.raises(StorageError, match="n_subsets=3 and share=1 drew none"):
+        train(dataset, tmp_path / "out")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no finished restorer"):
+        load_restorer(tmp_path, device="cpu")
+
+
+def test_a_model_of_a_newer_version_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path)
+    path = tmp_path / "model.json"
+    body = json.loads(path.read_text())
+    body["meta"]["version"] = 2
+    path.write_text(json.dumps(body))
+    with pytest.raises(StorageError, match="version 2, this program reads"):
+        load_restorer(tmp_path, device="cpu")
