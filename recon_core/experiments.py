@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from recon_core.attacks.kkt import KKT
 
+__all__ = ["FAMILIES", "KKT", "Experiment"]
+
 Experiment = KKT
 """Any experiment; a union once there are several families."""
 

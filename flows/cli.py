@@ -1,0 +1,317 @@
+"""The `palimpsest` command. Exit codes: 0 done, 1 the job failed, 2 bad usage.
+
+Every command works on one folder, the store (`--store`), and takes its settings from a preset, from
+what an earlier command left there, and from `--set name=value`, in that order.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from storage.dataset import Dataset
+from storage.errors import SourceError, StorageError, StoreMismatchError
+from tasks.workspace import Workspace
+
+DONE, FAILED, BAD_USAGE = 0, 1, 2
+DEFAULT_STORE = Path("palimpsest-runs/demo")
+WORKSPACE_ENTRIES = frozenset(
+    {"recipe.json", "pairs", "heldout", "curation.json", "restorers", "evaluation", "timings.json"}
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Measure what trained networks remember of their training images.",
+)
+dataset_app = typer.Typer(no_args_is_help=True, help="Look at a store of pairs.")
+app.add_typer(dataset_app, name="dataset")
+out = Console()
+err = Console(stderr=True)
+
+StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the job's products.")]
+PresetOption = Annotated[
+    str | None,
+    typer.Option("--preset", help="Named settings; default: those of the store, else demo."),
+]
+DataOption = Annotated[
+    str | None, typer.Option("--data", help="photos | folder:PATH | cifar10:PATH")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="name=value, any setting of the recipe; repeatable."),
+]
+DeviceOption = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")]
+WorkersOption = Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")]
+ClusterOption = Annotated[str, typer.Option("--cluster", help="local | tcp://HOST:PORT")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete the store's products first.")]
+SplitOption = Annotated[Literal["train", "heldout"], typer.Option("--split")]
+
+
+@app.command(
+    epilog="Examples: `palimpsest demo` · `palimpsest demo --fresh` · "
+    "`palimpsest demo --data folder:my-images --store runs/mine --set seed=1`"
+)
+def demo(
+    store: StoreOption = DEFAULT_STORE,
+    preset: PresetOption = None,
+    data: DataOption = None,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+    n_workers: WorkersOption = 0,
+    cluster: ClusterOption = "local",
+    fresh: FreshOption = False,
+) -> None:
+    """From images to a report, through every stage; finished stages are not repeated."""
+    from flows.chain import chain
+    from tasks.workers import Workers
+
+    if fresh:
+        _start_over(store)
+    recipe = _recipe(store, preset, data, settings)
+    out.print(f"[bold]palimpsest[/]  {recipe.name} on {recipe.data}, store {store}")
+    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+    products = chain(recipe, store, workers=workers)
+    _show_facts("Pairs", products["pairs"])
+    _show_scores(products["evaluation"])
+    out.print(f"Report: [bold]{Path(products['report']).absolute()}[/]")
+
+
+@app.command(
+    epilog="Examples: `palimpsest generate --preset cifar-small --data folder:cifar10 "
+    "--store runs/cifar` · `palimpsest generate --split heldout --store runs/cifar`"
+)
+def generate(
+    store: StoreOption = DEFAULT_STORE,
+    split: SplitOption = "train",
+    preset: PresetOption = None,
+    data: DataOption = None,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+    n_workers: WorkersOption = 0,
+    cluster: ClusterOption = "local",
+) -> None:
+    """Train victims, attack them, store the pairs; resumes what is there."""
+    from flows.generate import generate as flow
+    from tasks.workers import Workers
+
+    recipe = _recipe(store, preset, data, settings)
+    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+    _show_facts(f"Pairs ({split})", flow(recipe, store, split, workers=workers))
+
+
+@app.command(epilog="Example: `palimpsest curate --store runs/cifar --set curation.n_subsets=20`")
+def curate(
+    store: StoreOption = DEFAULT_STORE,
+    preset: PresetOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Balance the pairs over the images, for the restorers' training."""
+    from flows.curate import curate as flow
+
+    _show_facts("Curation", flow(_recipe(store, preset, None, settings), store))
+
+
+@app.command(
+    epilog="Examples: `palimpsest train --store runs/cifar` · "
+    "`palimpsest train --store runs/cifar --only edm --set restorers.edm.training.n_steps=4000`"
+)
+def train(
+    store: StoreOption = DEFAULT_STORE,
+    only: Annotated[str | None, typer.Option("--only", help="One restorer of the recipe.")] = None,
+    preset: PresetOption = None,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Train the restorers on the pairs; resumes what was interrupted."""
+    from flows.train import train as flow
+
+    recipe = _recipe(store, preset, None, settings)
+    for name, card in flow(recipe, store, only, device=device).items():
+        _show_facts(
+            f"Restorer {name}", {k: v for k, v in card.items() if isinstance(v, int | float | str)}
+        )
+
+
+@app.command(
+    epilog="Example: `palimpsest evaluate --store runs/cifar --set evaluation.n_samples=20`"
+)
+def evaluate(
+    store: StoreOption = DEFAULT_STORE,
+    preset: PresetOption = None,
+    data: DataOption = None,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Score every method on the held-out victims' images, and on decoys."""
+    from flows.evaluate import evaluate as flow
+
+    _show_scores(flow(_recipe(store, preset, data, settings), store, device=device))
+
+
+@app.command(epilog="Example: `palimpsest report --store runs/cifar`")
+def report(
+    store: StoreOption = DEFAULT_STORE,
+    preset: PresetOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Rebuild the HTML report from a finished evaluation."""
+    from flows.report import report as flow
+
+    page = flow(_recipe(store, preset, None, settings), store)
+    out.print(f"Report: [bold]{Path(page).absolute()}[/]")
+
+
+@dataset_app.command("info", epilog="Example: `palimpsest dataset info --store runs/cifar`")
+def dataset_info(store: StoreOption = DEFAULT_STORE, split: SplitOption = "train") -> None:
+    """What a store holds, from its receipts."""
+    dataset = Dataset(_pairs_folder(store, split))
+    image_ids, pairs = dataset.image_counts()
+    receipts = dataset.receipts
+    _show_facts(
+        str(dataset.root),
+        {
+            "parts": len(receipts),
+            "runs": dataset.n_runs,
+            "targets": dataset.n_targets,
+            "pairs": dataset.n_pairs,
+            "images trained on": len(image_ids),
+            "images with a confident pair": int((pairs > 0).sum()),
+            "worker seconds": round(sum(r.seconds for r in receipts), 1),
+            "code": ", ".join(sorted({r.code_version for r in receipts})),
+            "devices": ", ".join(sorted({r.device for r in receipts})),
+            "dataset hash": dataset.content_hash,
+        },
+    )
+
+
+@dataset_app.command("verify", epilog="Example: `palimpsest dataset verify --store runs/cifar`")
+def dataset_verify(store: StoreOption = DEFAULT_STORE, split: SplitOption = "train") -> None:
+    """Read every array and compare it with its receipt; exit code 1 if anything is wrong."""
+    found = Dataset(_pairs_folder(store, split)).verify()
+    for problem in found.problems:
+        err.print(problem, style="red", markup=False, soft_wrap=True)
+    out.print(
+        f"{found.n_checked} parts checked: {len(found.problems)} problems, "
+        f"{len(found.orphans)} orphans, {len(found.gaps)} gaps"
+    )
+    if not found.ok:
+        raise typer.Exit(FAILED)
+
+
+def main() -> NoReturn:
+    """The entry point: one line for what went wrong, how to resume, and the exit code."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    try:
+        app(standalone_mode=False)
+    except KeyboardInterrupt:
+        err.print(f"interrupted; nothing finished is lost. Resume with: {_same_command()}")
+        sys.exit(FAILED)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    except typer.Abort:
+        sys.exit(FAILED)
+    except (ValueError, SourceError, StoreMismatchError) as error:
+        _fail(error, BAD_USAGE)
+    except Exception as error:
+        if hasattr(error, "show"):  # click's usage errors know how to present themselves
+            error.show()
+            sys.exit(BAD_USAGE)
+        if _is_expected(error):
+            _fail(error, FAILED)
+        raise
+    sys.exit(DONE)
+
+
+def _is_expected(error: Exception) -> bool:
+    """Failures that explain themselves in one line; anything else deserves its traceback."""
+    from flows.curate import NothingToLearnError
+    from recon_core.restore.fit import NonfiniteLossError
+    from tasks.generate import CampaignError
+
+    expected = (StorageError, CampaignError, NothingToLearnError, NonfiniteLossError)
+    return isinstance(error, expected)
+
+
+def _fail(error: Exception, code: int) -> NoReturn:
+    err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def _as_interrupt(_signal: int, _frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _same_command() -> str:
+    words = [word for word in sys.argv[1:] if word != "--fresh"]
+    return " ".join(["palimpsest", *words])
+
+
+def _recipe(store: Path, preset: str | None, data: str | None, settings: list[str] | None) -> Any:
+    """The preset asked for, else the recipe found in the store, else the demo; then the changes."""
+    from flows.settings import from_json, parse_assignments, resolve
+
+    changes = parse_assignments(settings or [])
+    if data is not None:
+        changes["data"] = data
+    found = Workspace(store).recipe
+    if preset is None and found.is_file():
+        return resolve(from_json(json.loads(found.read_text())), changes)
+    return resolve(preset or "demo", changes)
+
+
+def _pairs_folder(store: Path, split: str) -> Path:
+    """The store of a split; also accepts the path of a store itself."""
+    return store if (store / "store.json").is_file() else Workspace(store).pairs(split)
+
+
+def _start_over(store: Path) -> None:
+    """Delete what palimpsest made in `store`; refuses a folder with anything else in it."""
+    if not store.exists():
+        return
+    strangers = sorted({entry.name for entry in store.iterdir()} - WORKSPACE_ENTRIES)
+    if strangers:
+        raise ValueError(
+            f"--fresh would delete {store}, which also holds {', '.join(strangers[:3])}; "
+            "remove the folder yourself or use another --store"
+        )
+    shutil.rmtree(store)
+
+
+def _show_facts(title: str, facts: dict[str, Any]) -> None:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), _text(value))
+    out.print(table)
+
+
+def _show_scores(record: dict[str, Any]) -> None:
+    from flows.evaluate import summary_rows
+
+    rows = summary_rows(record)
+    table = Table(title="Scores (good: SSIM above the threshold)", title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    out.print(table)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,102 @@
+"""Evaluate: score the attack and every restorer on victims whose images no restorer has seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows.presets import Recipe
+from flows.settings import resolve
+from storage.dataset import Dataset
+from storage.errors import StorageError
+from storage.sources import ImageSet, load_images
+from tasks.artifacts import leave_table
+from tasks.evaluate import Evaluation
+from tasks.evaluate import evaluate as score
+from tasks.progress import stage_progress
+from tasks.workers import Device, resolve_device
+from tasks.workspace import Workspace
+
+
+@flow(name="evaluate")
+def evaluate(
+    recipe: Recipe | str = "demo",
+    store: Path = Path("palimpsest-runs/demo"),
+    settings: dict[str, Any] | None = None,
+    device: Device = "auto",
+) -> dict[str, Any]:
+    """Score every method on targets and on decoys (paper 001, section 5).
+
+    1. Open the held-out victims' store. 2. Find the trained restorers. 3. Score. 4. Say it.
+    Raises StorageError if the held-out victims have not been attacked yet.
+    """
+    recipe = resolve(recipe, settings)
+    workspace = Workspace(store)
+    heldout = load_images(recipe.data, split="heldout")
+    dataset = Dataset(workspace.pairs("heldout"))
+    if dataset.n_runs < recipe.heldout.n_runs:
+        raise StorageError(
+            f"{dataset.root} has {dataset.n_runs} of {recipe.heldout.n_runs} runs; "
+            f"finish it with: palimpsest generate --split heldout --store {store}"
+        )
+    restorers = {
+        name: workspace.restorer(name) / "model.json"
+        for name in recipe.restorers
+        if (workspace.restorer(name) / "model.json").is_file()
+    }
+    with workspace.timed("evaluate"):
+        record = score_methods(
+            recipe.evaluation,
+            dataset=dataset,
+            heldout=heldout,
+            restorers=restorers,
+            out=workspace.evaluation,
+            device=resolve_device(device),
+        )
+    leave_table("scores", summary_rows(record), "Every method on targets and on decoys")
+    return record
+
+
+@task(name="score methods", cache_policy=NO_CACHE)
+def score_methods(
+    config: Evaluation,
+    *,
+    dataset: Dataset,
+    heldout: ImageSet,
+    restorers: dict[str, Path],
+    out: Path,
+    device: str,
+) -> dict[str, Any]:
+    """Run by run and method by method; an interrupted evaluation goes on where it was."""
+    with stage_progress("Evaluate", "step") as advance:
+        return score(
+            config,
+            dataset=dataset,
+            heldout=heldout,
+            restorers=restorers,
+            out=out,
+            device=device,
+            on_progress=lambda done, total, _message: advance(done / 100, total / 100),
+        )
+
+
+def summary_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per method: good counts and means, targets and decoys side by side."""
+    rows = []
+    for name, method in record["methods"].items():
+        row: dict[str, Any] = {"method": name}
+        for side, suffix in (("targets", ""), ("decoys", " decoys")):
+            summary = method[side]["summary"]
+            row[f"good{suffix}"] = f"{summary['n_good']}/{summary['n']}"
+            row[f"SSIM{suffix}"] = rounded(summary["mean_ssim"])
+            row[f"HaarPSI{suffix}"] = rounded(summary["mean_haarpsi"])
+        rows.append(row)
+    return rows
+
+
+def rounded(value: float | None) -> float | None:
+    """Three decimals; None where there was nothing to average."""
+    return None if value is None else round(value, 3)

@@ -1,0 +1,86 @@
+"""Generate: train victims, attack them, keep what came back as pairs in a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows.presets import Recipe
+from flows.settings import resolve, to_json
+from storage.dataset import Dataset
+from storage.files import write_json
+from storage.sources import load_images
+from tasks.artifacts import leave_facts
+from tasks.campaign import Plan, open_store
+from tasks.generate import run_campaign
+from tasks.progress import stage_progress
+from tasks.workers import Workers, dask_client, resolve_device
+from tasks.workspace import Workspace
+
+Split = Literal["train", "heldout"]
+TITLES = {
+    "train": "Generate pairs for the restorers",
+    "heldout": "Attack the victims to be evaluated",
+}
+
+
+@flow(name="generate")
+def generate(
+    recipe: Recipe | str = "demo",
+    store: Path = Path("palimpsest-runs/demo"),
+    split: Split = "train",
+    settings: dict[str, Any] | None = None,
+    workers: Workers | None = None,
+) -> dict[str, Any]:
+    """Bring the store of one split to its planned number of runs; what is there is not repeated.
+
+    1. Read the images. 2. Plan: which run trains on which. 3. Open the store, or refuse one that
+    other settings wrote. 4. Run the missing parts on the workers. 5. Say what the store now holds.
+    """
+    recipe = resolve(recipe, settings)
+    workers = workers or Workers()
+    workspace = Workspace(store)
+    device = resolve_device(workers.device)
+    images = load_images(recipe.data, split=split)
+    plan = Plan(recipe.campaign(split), images)
+    dataset = open_store(workspace.pairs(split), plan.campaign, images)
+    write_json(workspace.recipe, to_json(recipe))
+    if len(dataset.receipts) < plan.sampling.n_parts:
+        with workspace.timed(f"generate {split}"):
+            dataset = make_pairs(plan, dataset, workers, device, TITLES[split])
+    facts = dataset_facts(dataset, plan.task)
+    leave_facts(f"pairs-{split}", facts, f"The {split} store at {dataset.root}")
+    return facts
+
+
+@task(name="make pairs", cache_policy=NO_CACHE)
+def make_pairs(plan: Plan, dataset: Dataset, workers: Workers, device: str, title: str) -> Dataset:
+    """Every part that has no receipt, on Dask workers that live as long as this task."""
+    with (
+        stage_progress(title, "run") as advance,
+        dask_client(workers, threads=plan.campaign.threads) as client,
+    ):
+        return run_campaign(plan, dataset, client, device=device, on_progress=advance)
+
+
+def dataset_facts(dataset: Dataset, task_in_words: str) -> dict[str, Any]:
+    """What a store holds, in the words a summary uses."""
+    outcomes: dict[str, int] = {}
+    for receipt in dataset.receipts:
+        for name, count in receipt.outcomes.items():
+            outcomes[name] = outcomes.get(name, 0) + count
+    image_ids, pairs = dataset.image_counts()
+    return {
+        "task": task_in_words,
+        "runs": dataset.n_runs,
+        **{f"runs {name}": count for name, count in outcomes.items() if count},
+        "pairs": dataset.n_pairs,
+        "confident pairs": int(pairs.sum()),
+        "images trained on": len(image_ids),
+        "images with a confident pair": int((pairs > 0).sum()),
+        "worker seconds": round(sum(r.seconds for r in dataset.receipts), 1),
+        "dataset hash": dataset.content_hash,
+    }

@@ -1,0 +1,166 @@
+"""Recipes: every setting of a job in one object, and the named ones.
+
+A recipe is the only configuration there is: flow parameters, the command line, the store's
+fingerprint and the report all use this object. A preset is named after what it reproduces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from flows.naming import unknown_name
+from recon_core.attacks.kkt_objective import KKTAttack
+from recon_core.balance import Curation
+from recon_core.experiments import KKT, Experiment
+from recon_core.restore import EDM, BFDnCNN, Restorer
+from recon_core.restore.fit import Training as RestorerTraining
+from recon_core.sampling import Phase, Sampling
+from recon_core.victims.mlp import MLP
+from recon_core.victims.training import Training as VictimTraining
+from tasks.campaign import Campaign
+from tasks.evaluate import Evaluation
+
+FORBID = {"extra": "forbid"}
+HELDOUT_SEED_OFFSET = 1_000_003
+"""Victims that are evaluated start from other weights than those the restorers learned from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestorerPlan:
+    """One restorer and how it is trained."""
+
+    restorer: Restorer
+    training: RestorerTraining = field(default_factory=RestorerTraining)
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """From images to a report: what is attacked, what learns from it, how it is judged.
+
+    `data`: `photos`, `folder:PATH` or `cifar10:PATH`. `sampling`: the victims whose pairs the
+    restorers learn from; `heldout`: the victims that are evaluated, trained on the held-out split.
+    `threads`: CPU threads per part (part of the result, see `tasks.campaign`).
+    """
+
+    name: str = "custom"
+    data: str = "photos"
+    seed: int = 0
+    threads: int = 1
+    experiment: Experiment = field(default_factory=KKT)
+    sampling: Sampling = field(default_factory=Sampling)
+    heldout: Sampling = field(default_factory=lambda: one_phase(1, images=500, per_part=1))
+    curation: Curation = field(default_factory=Curation)
+    restorers: dict[str, RestorerPlan] = field(default_factory=dict)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def campaign(self, split: str) -> Campaign:
+        """The campaign of one split. Held-out victims see unaugmented images, and every candidate
+        is kept: an evaluation must not see only what matched."""
+        if split == "train":
+            return Campaign(
+                experiment=self.experiment,
+                sampling=self.sampling,
+                root_seed=self.seed,
+                threads=self.threads,
+            )
+        return Campaign(
+            experiment=replace(self.experiment, keep="all", augment_p=0.0),
+            sampling=self.heldout,
+            root_seed=self.seed + HELDOUT_SEED_OFFSET,
+            threads=self.threads,
+        )
+
+
+def one_phase(n_runs: int, *, images: int, per_part: int) -> Sampling:
+    """Uniform runs of `images` images, `per_part` of them batched."""
+    return Sampling(images_per_run=images, phases=(Phase(n_runs=n_runs),), runs_per_part=per_part)
+
+
+def kkt(
+    width: int, n_images: int, *, epochs: int, save_at: tuple[int, ...], augment_p: float = 0.12
+) -> KKT:
+    """The generation run of paper 001 at another size, with twice as many candidates as images."""
+    return KKT(
+        augment_p=augment_p,
+        victim=MLP(widths=(width, width)),
+        training=VictimTraining(epochs=epochs),
+        attack=KKTAttack(n_candidates=2 * n_images, save_at=save_at),
+    )
+
+
+def demo() -> Recipe:
+    """Minutes on two cores: small victims of 20 tiles of photographs, small restorers."""
+    return Recipe(
+        name="demo",
+        experiment=kkt(128, 20, epochs=1000, save_at=(100, 200, 400, 800)),
+        sampling=one_phase(24, images=20, per_part=4),
+        heldout=one_phase(4, images=20, per_part=2),
+        curation=Curation(n_subsets=20),
+        restorers=small_restorers(),
+        evaluation=Evaluation(n_samples=8),
+    )
+
+
+def cifar_small() -> Recipe:
+    """REFERENCE regime of 20 images per victim at width 200, on CIFAR-10 images."""
+    return Recipe(
+        name="cifar-small",
+        data="folder:cifar10",
+        experiment=kkt(200, 20, epochs=3000, save_at=(100, 200, 300, 500, 800, 1400, 2000)),
+        sampling=one_phase(48, images=20, per_part=4),
+        heldout=one_phase(8, images=20, per_part=4),
+        restorers=small_restorers(),
+    )
+
+
+def smoke() -> Recipe:
+    """Every stage in seconds, for tests: nothing it produces means anything."""
+    return Recipe(
+        name="smoke",
+        experiment=kkt(32, 4, epochs=200, save_at=(50, 100)),
+        sampling=one_phase(4, images=4, per_part=2),
+        heldout=one_phase(2, images=4, per_part=1),
+        curation=Curation(n_subsets=4),
+        restorers=small_restorers(),
+        evaluation=Evaluation(n_samples=2),
+    )
+
+
+def restoration() -> Recipe:
+    """Paper 001 at its own size: 150,000 runs, the paper's restorers, one 500-image victim."""
+    return Recipe(
+        name="restoration",
+        data="cifar10:cifar-10-batches-py",
+        sampling=Sampling(),
+        restorers={
+            "bf_dncnn": RestorerPlan(restorer=BFDnCNN()),
+            "edm": RestorerPlan(restorer=EDM()),
+        },
+    )
+
+
+def small_restorers() -> dict[str, RestorerPlan]:
+    """The two restorers at the size that two cores train in minutes."""
+    return {
+        "bf_dncnn": RestorerPlan(restorer=BFDnCNN(depth=8, n_channels=32)),
+        "edm": RestorerPlan(restorer=EDM(size="tiny")),
+    }
+
+
+PRESETS: dict[str, Callable[[], Recipe]] = {
+    "demo": demo,
+    "cifar-small": cifar_small,
+    "smoke": smoke,
+    "restoration": restoration,
+}
+
+
+def preset(name: str) -> Recipe:
+    """The named recipe; ValueError with the nearest name if there is none."""
+    if name not in PRESETS:
+        raise ValueError(unknown_name("preset", name, PRESETS))
+    return PRESETS[name]()

@@ -1,0 +1,82 @@
+"""Report: one page for people, from the evaluation's numbers and pictures."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from flows.presets import Recipe
+from flows.settings import resolve, to_json
+from storage.dataset import Dataset
+from storage.errors import StorageError
+from tasks.artifacts import leave_link
+from tasks.campaign import code_version
+from tasks.report import write_report
+from tasks.workspace import Workspace
+
+SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "zarr", "dask", "prefect", "scikit-image", "piq")
+
+
+@flow(name="report")
+def report(
+    recipe: Recipe | str = "demo",
+    store: Path = Path("palimpsest-runs/demo"),
+    settings: dict[str, Any] | None = None,
+) -> Path:
+    """Write the report of a finished evaluation; needs nothing but the workspace.
+
+    1. Gather what was run, with which settings and for how long. 2. Write the page.
+    Raises StorageError if there is no evaluation yet.
+    """
+    recipe = resolve(recipe, settings)
+    workspace = Workspace(store)
+    if not (workspace.evaluation / "evaluation.json").is_file():
+        raise StorageError(
+            f"{workspace.evaluation} has no evaluation.json; run: palimpsest evaluate "
+            f"--store {store}"
+        )
+    page = write_report(workspace.evaluation, context(recipe, workspace))
+    leave_link("report", page, "The report, one self-contained HTML file")
+    return page
+
+
+def context(recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
+    """Everything the page says beyond the scores."""
+    train_store = workspace.pairs("train")
+    pairs: dict[str, Any] = {}
+    if (train_store / "store.json").is_file():
+        dataset = Dataset(train_store)
+        pairs = {
+            "n_runs": dataset.n_runs,
+            "n_pairs": dataset.n_pairs,
+            "n_targets": dataset.n_targets,
+            "content_hash": dataset.content_hash,
+        }
+    cards = {
+        name: json.loads((workspace.restorer(name) / "model.json").read_text())["meta"]
+        for name in recipe.restorers
+        if (workspace.restorer(name) / "model.json").is_file()
+    }
+    return {
+        "recipe": to_json(recipe),
+        "seeds": {
+            "victims of the restorers": recipe.campaign("train").root_seed,
+            "held-out victims": recipe.campaign("heldout").root_seed,
+            "curation": recipe.curation.seed,
+            "decoys": recipe.evaluation.decoy_seed,
+        },
+        "stages": [{"name": k, "seconds": v} for k, v in workspace.timings.items()],
+        "pairs": pairs,
+        "restorers": cards,
+        "versions": {
+            "code": code_version(),
+            "python": platform.python_version(),
+            **{name: version(name) for name in SHOWN_VERSIONS},
+        },
+        "machine": f"{platform.machine()} {platform.system()}",
+    }

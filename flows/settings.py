@@ -1,0 +1,114 @@
+"""Single settings of a recipe, changed by dotted name: `experiment.attack.alpha=50`.
+
+Names are checked against the recipe itself, values by pydantic against the dataclasses, so there
+is no second list of options to keep.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from flows.naming import unknown_name
+from flows.presets import Recipe, preset
+
+RECIPE = TypeAdapter(Recipe)
+
+
+def resolve(recipe: Recipe | str, settings: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe, or the preset of that name, with single settings replaced.
+
+    Raises ValueError naming the setting, its value and the fix.
+    """
+    start = preset(recipe) if isinstance(recipe, str) else recipe
+    tree: dict[str, Any] = RECIPE.dump_python(start, mode="json")
+    for name, value in (settings or {}).items():
+        _replace(tree, name, value)
+    return from_json(tree)
+
+
+def from_json(tree: Mapping[str, Any]) -> Recipe:
+    """The recipe of a JSON object; ValueError in one line for unknown keys and bad values."""
+    try:
+        return RECIPE.validate_python(tree)
+    except ValidationError as error:
+        raise ValueError("; ".join(_explained(dict(e)) for e in error.errors())) from error
+
+
+def to_json(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as a JSON object, the form that reports show and `from_json` reads."""
+    return dict(RECIPE.dump_python(recipe, mode="json"))
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
+    """`name=value` strings as a mapping; ValueError if one has no `=`."""
+    settings = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--set {assignment!r} is not of the form name=value")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def setting_names(recipe: Recipe) -> list[str]:
+    """The dotted names of all single settings of a recipe."""
+    return list(_leaves(to_json(recipe)))
+
+
+def _replace(tree: dict[str, Any], name: str, value: Any) -> None:
+    *path, last = name.split(".")
+    node: Any = tree
+    for key in path:
+        node = _child(node, key)
+    if isinstance(node, list) and last.isdigit() and int(last) < len(node):
+        node[int(last)] = _parsed(value, node[int(last)])
+    elif isinstance(node, dict) and last in node:
+        node[last] = _parsed(value, node[last])
+    else:
+        raise ValueError(unknown_name("setting", name, _leaves(tree)))
+
+
+def _child(node: Any, key: str) -> Any:
+    if isinstance(node, dict):
+        return node.get(key)
+    if isinstance(node, list) and key.isdigit() and int(key) < len(node):
+        return node[int(key)]
+    return None
+
+
+def _parsed(value: Any, current: Any) -> Any:
+    """A string from the command line as JSON where it is JSON; `200,200` where a list stands."""
+    if not isinstance(value, str) or isinstance(current, str):
+        return value
+    if isinstance(current, list) and not value.startswith("["):
+        value = f"[{value}]"
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterable[str]:
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in items:
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) or (
+            isinstance(value, list) and value and isinstance(value[0], dict)
+        ):
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name
+
+
+def _explained(error: Mapping[str, Any]) -> str:
+    """One pydantic error: our own messages as they are, others with the name and the value."""
+    tagged = {"bf_dncnn", "edm", "kkt"}
+    name = ".".join(str(part) for part in error["loc"] if str(part) not in tagged or part == "")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{name}: {message}" if name else message
+    return f"{name}={error['input']!r}: {message}"

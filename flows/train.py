@@ -1,0 +1,82 @@
+"""Train: each restorer of the recipe on the balanced stream of pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows.curate import curate
+from flows.naming import unknown_name
+from flows.presets import Recipe, RestorerPlan
+from flows.settings import resolve
+from recon_core.balance import Curation
+from storage.dataset import Dataset
+from storage.sources import ImageSet, load_images
+from tasks.artifacts import leave_facts
+from tasks.progress import stage_progress
+from tasks.train import train_restorer
+from tasks.workers import Device, resolve_device
+from tasks.workspace import Workspace
+
+
+@flow(name="train")
+def train(
+    recipe: Recipe | str = "demo",
+    store: Path = Path("palimpsest-runs/demo"),
+    only: str | None = None,
+    settings: dict[str, Any] | None = None,
+    device: Device = "auto",
+) -> dict[str, Any]:
+    """Train the recipe's restorers, or the one called `only`; finished ones are not repeated.
+
+    1. Make sure the pairs are curated. 2. Train one restorer after the other, each on the whole
+    machine. 3. Say what was learned. Raises ValueError for an unknown restorer.
+    """
+    recipe = resolve(recipe, settings)
+    workspace = Workspace(store)
+    if only is not None and only not in recipe.restorers:
+        raise ValueError(unknown_name("restorer", only, recipe.restorers))
+    curate(recipe, store)
+    dataset = Dataset(workspace.pairs("train"))
+    images = load_images(recipe.data, split="train")
+    cards = {}
+    for name, plan in recipe.restorers.items():
+        if only in (None, name):
+            with workspace.timed(f"train {name}"):
+                cards[name] = train_one(
+                    plan,
+                    recipe.curation,
+                    dataset=dataset,
+                    images=images,
+                    out=workspace.restorer(name),
+                    device=resolve_device(device),
+                )
+            leave_facts(f"restorer-{name.replace('_', '-')}", cards[name], f"Restorer {name}")
+    return cards
+
+
+@task(name="train restorer", cache_policy=NO_CACHE)
+def train_one(
+    plan: RestorerPlan,
+    curation: Curation,
+    *,
+    dataset: Dataset,
+    images: ImageSet,
+    out: Path,
+    device: str,
+) -> dict[str, Any]:
+    """One restorer, from where it was left; the card of the finished one."""
+    with stage_progress(f"Train {out.name}", "step") as advance:
+        return train_restorer(
+            plan.restorer,
+            plan.training,
+            dataset=dataset,
+            curation=curation,
+            images_for_noise=images.images,
+            out=out,
+            device=device,
+            on_step=lambda step, n_steps, _loss: advance(step, n_steps),
+        )

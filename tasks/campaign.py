@@ -1,0 +1,141 @@
+"""A campaign: the settings that make a store of pairs, and the plan that follows from them.
+
+The store's manifest is made of exactly these settings, so a store can only be continued by the
+campaign that started it. Which images each part trains on follows from the manifest and from the
+receipts of earlier rounds, never from time, workers or order.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+import recon_core
+from recon_core.experiments import KKT, Experiment
+from recon_core.sampling import Sampling, binary_labels, plan_hash, plan_part
+from recon_core.types import RunSpec
+from storage.dataset import Dataset, create_or_open
+from storage.errors import CorruptPartError
+from storage.receipts import Receipt
+from storage.sources import ImageSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """Which victims to train and attack, how many, and from which random seed.
+
+    `threads` is the number of CPU threads of one part; it is a setting and not a matter of the
+    machine, because the order of floating-point sums depends on it.
+    """
+
+    experiment: Experiment = field(default_factory=KKT)
+    sampling: Sampling = field(default_factory=Sampling)
+    root_seed: int = 0
+    threads: int = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.root_seed < 0 or self.threads < 1:
+            raise ValueError(
+                f"root_seed={self.root_seed} must be 0 or more, threads={self.threads} 1 or more"
+            )
+
+    def manifest(self, images: ImageSet) -> dict[str, Any]:
+        """What the store is made from. The last phase may grow: its number of runs is left out."""
+        settings = asdict(self)
+        last = dict(settings["sampling"]["phases"][-1])
+        del last["n_runs"]
+        settings["sampling"]["phases"] = (*settings["sampling"]["phases"][:-1], last)
+        source = {"split": images.split, "hash": images.content_hash, "n": len(images.labels)}
+        return {"campaign": settings, "source": source}
+
+    def fingerprint(self, images: ImageSet) -> str:
+        """sha256 of the manifest."""
+        text = json.dumps(self.manifest(images), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """One part's runs and the hash of that plan."""
+
+    part: int
+    specs: tuple[RunSpec, ...]
+    plan_hash: str
+
+
+class Plan:
+    """The parts of a campaign on a set of images.
+
+    Raises ValueError if the images cannot fill the planned runs.
+    """
+
+    def __init__(self, campaign: Campaign, images: ImageSet) -> None:
+        self.campaign = campaign
+        self.images = images
+        self.labels, self.task = binary_labels(images.labels, images.class_names)
+        self.part(0, [])  # too few images is said before anything is written
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.campaign.sampling
+
+    def part(self, part: int, receipts: Iterable[Receipt]) -> PlannedPart:
+        """The plan of one part, given the receipts of at least the rounds it may know."""
+        specs = plan_part(
+            self.sampling,
+            part,
+            labels=self.labels,
+            seen=self._seen(self.sampling.round_of_part(part), receipts),
+            root_seed=self.campaign.root_seed,
+        )
+        return PlannedPart(part=part, specs=specs, plan_hash=plan_hash(specs))
+
+    def is_ready(self, round_index: int, done: Iterable[int]) -> bool:
+        """Whether the parts in `done` include every part that the round's plan depends on."""
+        if not self.sampling.needs_counts(round_index):
+            return True
+        known = self.sampling.known_rounds(round_index)
+        needed = {part for k in known for part in self.sampling.parts_of_round(k)}
+        return needed <= set(done)
+
+    def check(self, planned: PlannedPart, receipt: Receipt) -> None:
+        """Raises CorruptPartError if a receipt is not of the planned runs."""
+        if receipt.plan_hash != planned.plan_hash:
+            raise CorruptPartError(
+                f"part {planned.part} was made from another plan ({receipt.plan_hash[:12]}, "
+                f"expected {planned.plan_hash[:12]}); verify the store, or start a new one"
+            )
+
+    def _seen(self, round_index: int, receipts: Iterable[Receipt]) -> npt.NDArray[np.int64]:
+        seen = np.zeros(len(self.labels), np.int64)
+        known = self.sampling.known_rounds(round_index)
+        if self.sampling.needs_counts(round_index):
+            for receipt in receipts:
+                if self.sampling.round_of_part(receipt.part) in known:
+                    seen[list(receipt.image_ids)] += np.array(receipt.image_pairs, np.int64)
+        return seen
+
+
+def open_store(root: Path, campaign: Campaign, images: ImageSet) -> Dataset:
+    """The campaign's store at `root`, created if there is none; StoreMismatchError if another's."""
+    return create_or_open(root, campaign.manifest(images))
+
+
+@functools.cache
+def code_version() -> str:
+    """The release and a hash of the core's sources: what computed the pairs."""
+    digest = hashlib.sha256()
+    folder = Path(recon_core.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return f"{importlib.metadata.version('palimpsest')}+{digest.hexdigest()[:12]}"

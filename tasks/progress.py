@@ -1,0 +1,94 @@
+"""Progress bars with rate and remaining time, shared by every long stage.
+
+On a terminal a bar that redraws; elsewhere (a log file, a scheduler) one line every ten seconds.
+Also the source of Prefect's progress artifacts, so that a run can be watched from its page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+LOG_EVERY_SECONDS = 10.0
+ARTIFACT_EVERY_SECONDS = 5.0
+
+Advance = Callable[[float, float], None]
+"""Called with what is done and the total."""
+
+
+class _RateColumn(ProgressColumn):
+    """Units per second, or seconds per unit when that reads better."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        return Text(rate_text(task.completed, task.elapsed or 0.0, self.unit), style="dim")
+
+
+def rate_text(done: float, seconds: float, unit: str) -> str:
+    """`3.2 runs/s`, or `4.1 s/run` below one per second; empty before anything is done."""
+    if done <= 0 or seconds <= 0:
+        return ""
+    if done >= seconds:
+        return f"{done / seconds:.1f} {unit}s/s"
+    return f"{seconds / done:.1f} s/{unit}"
+
+
+@contextmanager
+def stage_progress(title: str, unit: str) -> Iterator[Advance]:
+    """A bar named `title` that counts `unit`s; the value to call with (done, total)."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn(f"{unit}s"),
+        _RateColumn(unit),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    artifact = create_progress_artifact(0.0, key=None, description=title)
+    task = bar.add_task(title, total=None)
+    started = time.monotonic()
+    last_log = last_artifact = started
+
+    def advance(done: float, total: float) -> None:
+        nonlocal last_log, last_artifact
+        now = time.monotonic()
+        bar.update(task, completed=done, total=total)
+        if now - last_artifact >= ARTIFACT_EVERY_SECONDS:
+            last_artifact = now
+            update_progress_artifact(artifact, progress=100 * done / total)  # type: ignore[arg-type]
+        if not console.is_terminal and now - last_log >= LOG_EVERY_SECONDS:
+            last_log = now
+            console.print(progress_line(title, unit, done, total, now - started))
+
+    with bar:
+        yield advance
+    update_progress_artifact(artifact, progress=100.0)  # type: ignore[arg-type]
+
+
+def progress_line(title: str, unit: str, done: float, total: float, seconds: float) -> str:
+    """`Generate  12 / 40 runs  1.2 s/run  0:34 left`."""
+    left = int(seconds / done * (total - done)) if done > 0 else None
+    remaining = "? left" if left is None else f"{left // 60}:{left % 60:02d} left"
+    return (
+        f"{title}  {done:.0f} / {total:.0f} {unit}s  {rate_text(done, seconds, unit)}  {remaining}"
+    )

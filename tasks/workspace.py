@@ -1,0 +1,72 @@
+"""Where the products of a job live: one folder, one place per stage.
+
+ROOT/recipe.json      the settings everything below was made with
+ROOT/pairs/           store of pairs that restorers learn from
+ROOT/heldout/         store of pairs of the victims that are evaluated
+ROOT/curation.json    how often each image's pairs are shown to a restorer
+ROOT/restorers/NAME/  checkpoints and the finished weights
+ROOT/evaluation/      evaluation.json, pictures.npz, and report.html, the page made from them
+ROOT/timings.json     seconds of work per stage, summed over interrupted attempts
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.files import write_json
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The paths of a job below `root`."""
+
+    root: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.root / "recipe.json"
+
+    def pairs(self, split: str) -> Path:
+        """The store of the victims trained on one split of the images."""
+        return self.root / {"train": "pairs", "heldout": "heldout"}[split]
+
+    @property
+    def curation(self) -> Path:
+        return self.root / "curation.json"
+
+    def restorer(self, name: str) -> Path:
+        return self.root / "restorers" / name
+
+    @property
+    def evaluation(self) -> Path:
+        return self.root / "evaluation"
+
+    @property
+    def report(self) -> Path:
+        return self.evaluation / "report.html"
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds of work per stage so far."""
+        path = self._timings
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Adds the time spent inside to the stage's, also when it is interrupted."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self.root.is_dir():
+                seconds = self.timings.get(stage, 0.0) + time.perf_counter() - started
+                write_json(self._timings, {**self.timings, stage: round(seconds, 3)})
+
+    @property
+    def _timings(self) -> Path:
+        return self.root / "timings.json"
