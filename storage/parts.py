@@ -23,7 +23,7 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import ZstdCodec
 
-from storage.errors import CorruptPartError
+from storage.errors import CorruptPartError, StorageError
 from storage.files import full_device_explained, sync_folder, sync_tree
 from storage.layout import (
     CHUNK_ROWS,
@@ -59,11 +59,14 @@ def write_part(root: Path, part: int, columns: Columns, *, provenance: Provenanc
 
     Raises:
         ValueError: the columns do not fit the schema.
+        StorageError: there is no store at `root`.
         CorruptPartError: the part exists with other values.
         StoreFullError: the device is full. No receipt was published; what was there is unharmed.
     """
     if part < 0:
         raise ValueError(f"part={part}; expected 0 or more")
+    if not (root / RECEIPTS_FOLDER).is_dir():
+        raise StorageError(f"{root} is not a store; create it with dataset.create_or_open first")
     stored = stored_columns(columns)
     standing = root / RECEIPTS_FOLDER / receipt_name(part)
     if standing.exists():

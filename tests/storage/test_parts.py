@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from storage import parts
 from storage.dataset import Dataset, create_or_open
-from storage.errors import CorruptPartError, StoreFullError
+from storage.errors import CorruptPartError, StorageError, StoreFullError
 from storage.layout import stored_columns
 from storage.parts import shard_rows, write_part
 from storage.receipts import array_hash, load_receipt
@@ -42,7 +42,7 @@ def test_what_is_written_is_read(tmp_path: Path):
     )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(
     shape=st.fixed_dictionaries(
         {
@@ -97,6 +97,8 @@ def test_writing_a_part_with_other_values_is_refused(tmp_path: Path):
 
 
 def test_negative_parts_and_odd_provenance_are_refused(tmp_path: Path):
+    with pytest.raises(StorageError, match="is not a store; create it"):
+        write_part(tmp_path / "s", 0, columns(), provenance=provenance())
     create_or_open(tmp_path / "s", MANIFEST)
     with pytest.raises(ValueError, match="part=-1"):
         write_part(tmp_path / "s", -1, columns(), provenance=provenance())
@@ -311,7 +313,7 @@ def shard(root: Path, name: str) -> Path:
     return next((group / name).glob("c.*"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), data=st.data())
 def test_every_bit_flip_in_a_shard_is_found(
     tmp_path_factory: pytest.TempPathFactory, position: float, bit: int, data: st.DataObject

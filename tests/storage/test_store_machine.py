@@ -1,4 +1,4 @@
-"""After any history of writes, failures, losses and repairs: exactly the parts that were written."""
+"""Any history of writes, failures and repairs leaves exactly the parts that were written."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=6,
-    stateful_step_count=8,
+    max_examples=5,
+    stateful_step_count=7,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
