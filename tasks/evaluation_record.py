@@ -157,7 +157,7 @@ def make_record(
         "methods": {
             name: _method(arrays, methods["plain"], threshold) for name, arrays in methods.items()
         },
-        "grid": {side: _grid_rows(methods, side, int(settings["grid_rows"])) for side in SIDES},
+        "grid": _grid(methods, int(settings["grid_rows"])),
     }
 
 
@@ -178,8 +178,8 @@ def write_record(
     for side in SIDES:
         rows = np.array(record["grid"][side], np.int64)
         pictures[f"{side}/original"] = originals[side][rows]
-        for method, arrays in methods.items():
-            pictures[f"{side}/{method}"] = arrays[f"{side}/picture"][rows]
+        for method in record["grid"]["methods"]:
+            pictures[f"{side}/{method}"] = methods[method][f"{side}/picture"][rows]
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **pictures)
     write_file(out / "pictures.npz", content.getvalue())
@@ -219,10 +219,17 @@ def _method(arrays: Arrays, plain: Arrays, threshold: float) -> dict[str, Any]:
     return body | {"n_targets_above_every_decoy": n_above}
 
 
-def _grid_rows(methods: Mapping[str, Arrays], side: str, n_rows: int) -> list[int]:
-    """The images that any method scores highest, best first; targets and decoys by one rule."""
-    best = np.max([arrays[f"{side}/ssim"] for arrays in methods.values()], axis=0)
-    return np.argsort(-best, kind="stable")[:n_rows].tolist()  # type: ignore[no-any-return]
+def _grid(methods: Mapping[str, Arrays], n_rows: int) -> dict[str, list[Any]]:
+    """What to show: the images that a shown method scores highest, targets and decoys by one rule.
+
+    All methods are shown but `plain_all`, whose pictures hardly differ from those of `plain`.
+    """
+    shown = [name for name in methods if name != "plain_all"]
+    grid: dict[str, list[Any]] = {"methods": shown}
+    for side in SIDES:
+        best = np.max([methods[name][f"{side}/ssim"] for name in shown], axis=0)
+        grid[side] = np.argsort(-best, kind="stable")[:n_rows].tolist()
+    return grid
 
 
 def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

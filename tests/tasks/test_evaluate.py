@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from recon_core.metrics import ssim_pairs
+from storage.dataset import Dataset
+from storage.sources import ImageSet
 from tasks.evaluate import Evaluation, evaluate
 from tests.tasks.evaluations import N_IMAGES, Blender, image_set, planted_store, weights
 
@@ -29,12 +31,19 @@ def _loader(*restorers: tuple[str, Blender]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def images() -> Any:
+def images() -> ImageSet:
     return image_set()
 
 
-def test_planted_reconstructions_score_one_and_decoys_do_not(tmp_path: Path, images: Any) -> None:
-    store = planted_store(tmp_path / "store", images)
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, images: ImageSet) -> Dataset:
+    """Two parts of two runs, every image planted."""
+    return planted_store(tmp_path_factory.mktemp("planted"), images)
+
+
+def test_planted_reconstructions_score_one_and_decoys_do_not(
+    tmp_path: Path, images: ImageSet, store: Dataset
+) -> None:
     record = evaluate(
         CONFIG, dataset=store, heldout=images, restorers={}, out=tmp_path / "out", device="cpu"
     )
@@ -49,7 +58,7 @@ def test_planted_reconstructions_score_one_and_decoys_do_not(tmp_path: Path, ima
 
 
 def test_decoys_were_never_trained_on_and_do_not_repeat_within_a_run(
-    tmp_path: Path, images: Any
+    tmp_path: Path, images: ImageSet
 ) -> None:
     twin = images.images.copy()
     twin[39] = twin[0]  # a copy of a target must not serve as a decoy
@@ -75,7 +84,7 @@ def test_decoys_were_never_trained_on_and_do_not_repeat_within_a_run(
     assert other["decoys"]["image_id"] != decoys["image_id"]
 
 
-def test_the_pictures_are_those_that_were_scored(tmp_path: Path, images: Any) -> None:
+def test_the_pictures_are_those_that_were_scored(tmp_path: Path, images: ImageSet) -> None:
     store = planted_store(tmp_path / "store", images, planted=2)
     out = tmp_path / "out"
     record = evaluate(CONFIG, dataset=store, heldout=images, restorers={}, out=out, device="cpu")
@@ -91,14 +100,13 @@ def test_the_pictures_are_those_that_were_scored(tmp_path: Path, images: Any) ->
             stored = [record["methods"]["plain"][side]["ssim"][row] for row in rows]
             np.testing.assert_allclose(scores.numpy(), stored, atol=5e-3)
     best = [
-        max(record["methods"][m]["targets"]["ssim"][r] for m in record["methods"])
+        max(record["methods"][m]["targets"]["ssim"][r] for m in record["grid"]["methods"])
         for r in record["grid"]["targets"]
     ]
     assert best == sorted(best, reverse=True)
 
 
-def test_restorers_give_one_method_or_two(tmp_path: Path, images: Any) -> None:
-    store = planted_store(tmp_path / "store", images)
+def test_restorers_give_one_method_or_two(tmp_path: Path, images: ImageSet, store: Dataset) -> None:
     paths = {name: weights(tmp_path, name) for name in ("bf_dncnn", "edm")}
     seen: list[tuple[int, int, str]] = []
     record = evaluate(
@@ -125,8 +133,9 @@ class _KilledError(Exception):
     pass
 
 
-def test_a_killed_evaluation_resumes_with_the_same_result(tmp_path: Path, images: Any) -> None:
-    store = planted_store(tmp_path / "store", images)
+def test_a_killed_evaluation_resumes_with_the_same_result(
+    tmp_path: Path, images: ImageSet, store: Dataset
+) -> None:
     paths = {"edm": weights(tmp_path, "edm")}
 
     def run(out: Path, restorer: Blender, stop_at: int | None = None) -> dict[str, Any]:
@@ -163,8 +172,9 @@ def test_a_killed_evaluation_resumes_with_the_same_result(tmp_path: Path, images
     assert idle.n_calls == 0
 
 
-def test_other_weights_are_scored_again_and_the_attack_is_not(tmp_path: Path, images: Any) -> None:
-    store = planted_store(tmp_path / "store", images)
+def test_other_weights_are_scored_again_and_the_attack_is_not(
+    tmp_path: Path, images: ImageSet, store: Dataset
+) -> None:
     path = weights(tmp_path, "edm")
     how: dict[str, Any] = {"dataset": store, "heldout": images, "restorers": {"edm": path}}
     how |= {"out": tmp_path / "out", "device": "cpu"}
@@ -177,7 +187,7 @@ def test_other_weights_are_scored_again_and_the_attack_is_not(tmp_path: Path, im
     assert second["seconds"]["plain"] == first["seconds"]["plain"]
 
 
-def test_runs_that_diverged_count_as_nothing(tmp_path: Path, images: Any) -> None:
+def test_runs_that_diverged_count_as_nothing(tmp_path: Path, images: ImageSet) -> None:
     store = planted_store(tmp_path / "store", images, n_parts=1, outcomes=(0, 2))
     record = evaluate(
         CONFIG,
@@ -196,7 +206,7 @@ def test_runs_that_diverged_count_as_nothing(tmp_path: Path, images: Any) -> Non
         assert method["targets"]["summary"]["n_good"] <= N_IMAGES
 
 
-def test_all_iterations_reach_the_restorers(tmp_path: Path, images: Any) -> None:
+def test_all_iterations_reach_the_restorers(tmp_path: Path, images: ImageSet) -> None:
     store = planted_store(tmp_path / "store", images, n_parts=1)
     record = evaluate(
         Evaluation(restore_iterations="all", grid_rows=2),
@@ -210,8 +220,7 @@ def test_all_iterations_reach_the_restorers(tmp_path: Path, images: Any) -> None
     assert record["methods"]["plain"]["targets"]["summary"]["n_good"] == 2 * N_IMAGES
 
 
-def test_what_cannot_be_evaluated_is_said(tmp_path: Path, images: Any) -> None:
-    store = planted_store(tmp_path / "store", images)
+def test_what_cannot_be_evaluated_is_said(tmp_path: Path, images: ImageSet, store: Dataset) -> None:
     how: dict[str, Any] = {"dataset": store, "out": tmp_path / "out", "device": "cpu"}
     few = image_set(18)
     short = planted_store(tmp_path / "short", few)
