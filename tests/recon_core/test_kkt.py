@@ -142,6 +142,17 @@ def test_targets_are_what_the_victim_saw() -> None:
     torch.testing.assert_close(moved.mean_image, moved.targets.float().mean(0) / 255)
 
 
+def test_the_attack_starts_from_the_runs_own_noise() -> None:
+    frozen = Optimiser(rule="gd", lr=1e-12)
+    attack = dataclasses.replace(QUICK.attack, optimiser=frozen, save_at=(1,), sigma=0.01)
+    still = dataclasses.replace(QUICK, attack=attack, keep="all")
+    for result in still.run_batch(specs(), images(), device=CPU):
+        shape = (2 * N, 3 * SIDE * SIDE)
+        start = 0.01 * torch.randn(shape, generator=result.spec.generator("attack"))
+        saved = result.pairs.reconstruction.flatten(1)
+        torch.testing.assert_close(saved, start, rtol=0, atol=1e-6)
+
+
 def test_an_unfitted_victim_is_said_to_be_one() -> None:
     hardly = dataclasses.replace(QUICK, training=Training(epochs=1))
     (result,) = hardly.run_batch(specs(1), images(1), device=CPU)

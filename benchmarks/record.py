@@ -1,0 +1,217 @@
+"""What a benchmark prints: one JSON object a line, with the machine it was measured on.
+
+A script defines `measure(quick) -> Iterator[Measurement]` and calls `main(measure)`; run it as
+`python -m benchmarks.NAME [--quick] [--json FILE]`. `docs/results/` keeps such files, beside claims
+(`claims-NNN.json`, a list of `Claim`) and summaries of runs (`run-NAME.json`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+VERSIONS = ("torch", "numpy", "scikit-image", "zarr", "dask", "prefect")
+RATIO_TOLERANCE = 0.01
+
+_Record = TypeVar("_Record")
+Hardware = dict[str, str | int | float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One number, and the number it is compared with.
+
+    `ratio` is reference_value / value: how many times less of `unit` than the reference it takes.
+    Without a reference all three are None. `value` is a median over `repeats`.
+    """
+
+    benchmark: str
+    case: str
+    value: float
+    unit: str
+    reference: str | None
+    reference_value: float | None
+    ratio: float | None
+    repeats: int
+    hardware: Hardware
+    versions: dict[str, str]
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        numbers = (self.value, self.reference_value, self.ratio)
+        if not all(n is None or (math.isfinite(n) and n > 0) for n in numbers):
+            raise ValueError(f"value, reference_value and ratio are {numbers}; expected above 0")
+        if self.repeats < 1:
+            raise ValueError(f"repeats={self.repeats}; expected at least 1")
+        given = [self.reference is None, self.reference_value is None, self.ratio is None]
+        if len(set(given)) > 1:
+            raise ValueError("reference, reference_value and ratio go together: all or none")
+        if self.reference_value is not None and self.ratio is not None:
+            expected = self.reference_value / self.value
+            if abs(self.ratio / expected - 1) > RATIO_TOLERANCE:
+                raise ValueError(
+                    f"ratio={self.ratio} is not reference_value / value = {expected:.3g}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim of a paper, and what our check of it gave.
+
+    `holds` is None where the claim cannot be tested at the size that was run; `ours` says why.
+    """
+
+    claim: str
+    where: str
+    theirs: str
+    ours: str
+    holds: bool | None
+    command: str
+    seconds: float
+    hardware: Hardware
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+def compared(
+    benchmark: str,
+    case: str,
+    *,
+    ours: Callable[[], object],
+    reference: str,
+    theirs: Callable[[], object],
+    repeats: int,
+    per_call: int = 1,
+    reference_per_call: int | None = None,
+) -> Measurement:
+    """Median seconds of `ours` beside those of `theirs`, timed in turns.
+
+    Each is called once unmeasured. `per_call` and `reference_per_call` (the same if left out) are
+    the units of work in one call of either.
+    """
+    ours()
+    theirs()
+    timed = [(_seconds(ours), _seconds(theirs)) for _ in range(repeats)]
+    value = statistics.median(pair[0] for pair in timed) / per_call
+    reference_value = statistics.median(pair[1] for pair in timed) / (
+        reference_per_call or per_call
+    )
+    return Measurement(
+        benchmark=benchmark,
+        case=case,
+        value=_significant(value),
+        unit="s",
+        reference=reference,
+        reference_value=_significant(reference_value),
+        ratio=_significant(reference_value / value),
+        repeats=repeats,
+        hardware=hardware(),
+        versions=versions(),
+    )
+
+
+def hardware() -> Hardware:
+    """The machine, the threads torch uses, and how busy it is with other work."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(memory / 2**30, 1),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that the numbers depend on, those that are installed."""
+    found = {"python": platform.python_version()}
+    for name in VERSIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def parse_lines(text: str, *, name: str) -> list[Measurement]:
+    """The measurements of a file, one a line.
+
+    Raises:
+        ValueError: a line is not a measurement; the message says which one, and what is wrong.
+    """
+    adapter = TypeAdapter(Measurement)
+    measurements = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            measurements.append(checked_json(adapter, line, f"{name}, line {number}"))
+    if not measurements:
+        raise ValueError(f"{name} has no measurement; run its benchmark again with --json {name}")
+    return measurements
+
+
+def parse_claims(text: str, *, name: str) -> list[Claim]:
+    """The claims of a file, a JSON list. Raises ValueError as `parse_lines` does."""
+    return checked_json(TypeAdapter(list[Claim]), text, name)
+
+
+def checked_json(adapter: TypeAdapter[_Record], text: str, where: str) -> _Record:
+    """`text` as a record; ValueError naming `where`, the field and the fix if it is not one."""
+    try:
+        return adapter.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the object"
+        raise ValueError(
+            f"{where}: {place}: {first['msg']}; run the command that wrote it again"
+        ) from error
+
+
+def main(
+    measure: Callable[[bool], Iterator[Measurement]], argv: Sequence[str] | None = None
+) -> None:
+    """The command line of a benchmark: prints a line per measurement, and writes them to --json."""
+    parser = argparse.ArgumentParser(description=measure.__doc__)
+    parser.add_argument("--quick", action="store_true", help="small cases and few repeats")
+    parser.add_argument("--json", type=Path, help="also write the lines to this file")
+    options = parser.parse_args(argv)
+    lines = []
+    for measurement in measure(options.quick):
+        lines.append(json.dumps(asdict(measurement)))
+        print(lines[-1], flush=True)
+    if options.json is not None:
+        options.json.write_text("\n".join(lines) + "\n")
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _significant(value: float, digits: int = 4) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        match = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        if match:
+            return match[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,179 @@
+"""Rebuilds docs/results.md from docs/results/*.json; nothing on the page is typed by hand.
+
+    python -m benchmarks.results_page [--check]
+
+`claims-NNN.json` are claims of paper NNN, `run-NAME.json` summaries of jobs, every other `.json`
+the lines of a benchmark. A file that is none of these stops the build and is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.record import Claim, Hardware, Measurement, parse_claims, parse_lines
+from benchmarks.run_summary import RunSummary, Scores, parse_run
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+INTRODUCTION = """# Results
+
+This page is rebuilt by `make results` from the files in `docs/results/`. Every number was measured
+by the command beside it. A *good* reconstruction has an SSIM above the threshold of its run. Good
+counts stand beside those of *decoys*: images that no victim was trained on, matched in the same
+way. A good decoy is a false positive.
+"""
+HOLDS = {True: "yes", False: "**no**", None: "not testable at this size"}
+
+
+def build_page(files: Mapping[str, str]) -> str:
+    """The page from file names and their contents.
+
+    Raises:
+        ValueError: a file is malformed; the message names it.
+    """
+    sections = [INTRODUCTION]
+    if not files:
+        sections.append("No results yet: run a benchmark with `--json docs/results/NAME.json`.\n")
+    runs = {name: text for name, text in files.items() if name.startswith("run-")}
+    claims = {name: text for name, text in files.items() if name.startswith("claims-")}
+    if runs:
+        sections.append("## Runs\n")
+        sections += [_run(parse_run(text, name=name)) for name, text in sorted(runs.items())]
+    if claims:
+        sections.append("## Claims of the papers\n")
+        for name, text in sorted(claims.items()):
+            paper = name.removeprefix("claims-").removesuffix(".json")
+            sections.append(_claims(paper, parse_claims(text, name=name)))
+    benchmarks = sorted(set(files) - set(runs) - set(claims))
+    if benchmarks:
+        sections.append("## Benchmarks\n")
+        for name in benchmarks:
+            sections.append(_benchmark(name, parse_lines(files[name], name=name)))
+    return "\n".join(sections)
+
+
+def _run(run: RunSummary) -> str:
+    images = " or ".join(str(n) for n in run.images_per_run)
+    rows = [
+        (
+            f"`{name}`",
+            _good(method.targets),
+            _good(method.decoys),
+            f"{method.n_targets_above_every_decoy}",
+            f"{method.targets.mean_ssim:.3f}",
+            f"{method.decoys.mean_ssim:.3f}",
+            f"{method.targets.mean_haarpsi:.3f}",
+            f"{method.decoys.mean_haarpsi:.3f}",
+        )
+        for name, method in run.methods.items()
+    ]
+    header = (
+        *("method", "good", "good decoys", "above every decoy", "mean SSIM", "decoys"),
+        *("mean HaarPSI", "decoys"),
+    )
+    stages = ", ".join(f"{stage} {_number(s)} s" for stage, s in run.seconds.items())
+    lines = [
+        f"### {run.name}\n",
+        f"{run.n_runs} victims of {images} images each, from `{run.source}`; good means SSIM > "
+        f"{run.good_threshold:g}.\n",
+        _table(header, rows),
+        f"`{run.command}`\n",
+        f"Seconds per stage: {stages or 'not recorded'}.\n",
+        _machine(run.hardware, run.versions),
+    ]
+    if run.picture is not None:
+        lines.append(f"![{run.name}](results/{run.picture})\n")
+    return "\n".join(lines)
+
+
+def _claims(paper: str, claims: Iterable[Claim]) -> str:
+    rows = [
+        (
+            claim.claim,
+            claim.where,
+            claim.theirs,
+            claim.ours,
+            HOLDS[claim.holds],
+            f"`{claim.command}`, {_number(claim.seconds)} s, {_hardware(claim.hardware)}",
+        )
+        for claim in claims
+    ]
+    header = ("claim", "where", "theirs", "ours", "holds", "how")
+    return f"### Paper {paper}\n\n{_table(header, rows)}"
+
+
+def _benchmark(name: str, measurements: Sequence[Measurement]) -> str:
+    title = " and ".join(sorted({m.benchmark for m in measurements}))
+    rows = [
+        (
+            m.case,
+            f"{_number(m.value)} {m.unit}",
+            m.reference or "",
+            f"{_number(m.reference_value)} {m.unit}" if m.reference_value is not None else "",
+            f"{_number(m.ratio)}" if m.ratio is not None else "",
+            str(m.repeats),
+        )
+        for m in measurements
+    ]
+    machines = sorted({_machine(m.hardware, m.versions) for m in measurements})
+    loads = [float(m.hardware.get("load_average") or 0) for m in measurements]
+    load = f"Load average while measuring: {min(loads):g} to {max(loads):g}.\n"
+    header = ("case", "ours", "reference", "reference's", "ratio", "repeats")
+    body = [f"### {title}\n", f"From `{name}`.\n", _table(header, rows), *machines, load]
+    return "\n".join(body)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _good(scores: Scores) -> str:
+    return f"{scores.n_good} of {scores.n}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _hardware(hardware: Hardware) -> str:
+    gpu = f"{hardware['gpu']}, " if hardware.get("gpu") else ""
+    return f"{gpu}{hardware.get('cpu')}, {hardware.get('cores')} cores"
+
+
+def _machine(hardware: Hardware, versions: Mapping[str, str]) -> str:
+    details = f"{hardware.get('threads')} threads, {hardware.get('memory_gib')} GiB"
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"Measured on {_hardware(hardware)}, {details}; {packages}.\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the page, or with --check says whether it is up to date; 1 if not."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
+    options = parser.parse_args(argv)
+    page_path = options.results.parent / "results.md"
+    files = {path.name: path.read_text() for path in sorted(options.results.glob("*.json"))}
+    try:
+        page = build_page(files)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if not options.check:
+        page_path.write_text(page)
+        return 0
+    if not page_path.is_file() or page_path.read_text() != page:
+        print(f"{page_path} is out of date; run `make results`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
