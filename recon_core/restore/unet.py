@@ -5,9 +5,10 @@ self-attention at one resolution; 2x2 averaging on the way down and pixel repeti
 up; every sum is scaled by sqrt(1/2). Paper 001 (section 3) restores with this network, fed six
 channels: the noisy image and the reconstruction that is to be restored.
 
-`paper` is the published size. The smaller ones are ours, for CPUs: they work on patches of 2x2 or
-4x4 pixels (rearranged into channels), which is a departure from DDPM++ that makes each layer 4 or
-16 times cheaper and widens what it sees as much.
+`paper` is the published size. The smaller ones are ours, for CPUs: they work on 2x2 patches of
+pixels (12 channels in for each image, 12 out), which is a departure from DDPM++ that makes each
+layer four times cheaper and doubles what it sees. Patches of 4x4 were cheaper still but learned
+less in the same time.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ UNET_SIZES: dict[UNetSizeName, UNetSize] = {
         patch=2,
     ),
     "tiny": UNetSize(
-        n_channels=32,
-        channel_mult=(1,),
+        n_channels=16,
+        channel_mult=(1, 1, 2),
         n_blocks=1,
         attention_at=(),
         dropout=0.0,
-        patch=4,
+        patch=2,
     ),
 }
 

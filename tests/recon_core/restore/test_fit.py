@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recon_core.restore import RESTORERS
+from recon_core.restore import CPU_RESTORERS, CPU_TRAININGS, PAPER_TRAININGS, RESTORERS
 from recon_core.restore.bf_dncnn import BFDnCNN
 from recon_core.restore.edm import EDM
 from recon_core.restore.examples import Examples
@@ -160,6 +160,17 @@ def test_learning_rate_schedules() -> None:
     assert cosine.learning_rate(0) == 2.0
     assert cosine.learning_rate(50) == pytest.approx(1.0)
     assert 0 < cosine.learning_rate(99) < 1e-3
+
+
+def test_every_kind_has_its_trainings() -> None:
+    assert (
+        PAPER_TRAININGS.keys() == CPU_TRAININGS.keys() == CPU_RESTORERS.keys() == RESTORERS.keys()
+    )
+    assert all(restorer.kind == kind for kind, restorer in CPU_RESTORERS.items())
+    # Paper 001 trains the diffusion model with EDM's settings, BF-DnCNN without averaging.
+    assert PAPER_TRAININGS["edm"].learning_rate(0) == pytest.approx(1e-3 * 512 / 10e6)
+    assert PAPER_TRAININGS["bf_dncnn"].ema_beta(1000) == 0.0
+    assert PAPER_TRAININGS["bf_dncnn"].learning_rate(39_999) == pytest.approx(1e-3 / 8)
 
 
 def test_a_foreign_state_is_refused() -> None:
