@@ -66,7 +66,7 @@ def _replace(tree: dict[str, Any], name: str, value: Any) -> None:
         node = _child(node, key)
     if isinstance(node, list) and last.isdigit() and int(last) < len(node):
         node[int(last)] = _parsed(value, node[int(last)])
-    elif isinstance(node, dict) and last in node:
+    elif isinstance(node, dict) and last in node and not isinstance(node[last], dict):
         node[last] = _parsed(value, node[last])
     else:
         raise ValueError(unknown_name("setting", name, _leaves(tree)))

@@ -1,0 +1,46 @@
+# Everything a fresh machine needs: `make demo` shows it, `make test` proves it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STORE ?= palimpsest-runs/demo
+STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+
+.PHONY: demo test lint types imports check results clean
+
+demo: $(STAMP)
+	$(BIN)/palimpsest demo --store $(STORE)
+
+test: $(DEV_STAMP)
+	$(BIN)/python -m pytest
+
+check: lint types imports test
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV_STAMP)
+	$(BIN)/mypy
+
+imports: $(DEV_STAMP)
+	$(BIN)/lint-imports
+
+results: $(STAMP)
+	$(BIN)/python -m benchmarks.results_page
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Palimpsest needs Python 3.11 or newer; run: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP) $@
+
+clean:
+	rm -rf $(VENV) build palimpsest.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

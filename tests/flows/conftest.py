@@ -1,0 +1,29 @@
+"""One Prefect server for the whole session, on a database of its own."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import flows  # noqa: F401  (sets Prefect's private defaults before Prefect is imported)
+from flows.presets import Recipe, preset
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    """A temporary server; starting it takes seconds, so there is one."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Recipe:
+    """The smoke recipe with one-step restorers: every station, no meaning."""
+    recipe = preset("smoke")
+    restorers = {
+        name: replace(plan, training=replace(plan.training, n_steps=2, batch_size=8))
+        for name, plan in recipe.restorers.items()
+    }
+    return replace(recipe, restorers=restorers)

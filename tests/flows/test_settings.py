@@ -1,0 +1,98 @@
+"""Recipes round-trip, every name can be set, and wrong names and values are explained."""
+
+import json
+import re
+
+import pytest
+
+from flows.presets import PRESETS, Recipe, preset
+from flows.settings import from_json, parse_assignments, resolve, setting_names, to_json
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_named_by_its_key_and_survives_json(name: str) -> None:
+    recipe = preset(name)
+    assert recipe.name == name
+    assert from_json(json.loads(json.dumps(to_json(recipe)))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("seed", "7", lambda r: r.seed == 7),
+        ("experiment.victim.widths", "64,32", lambda r: r.experiment.victim.widths == (64, 32)),
+        ("experiment.attack.alpha", "50", lambda r: r.experiment.attack.alpha == 50.0),
+        ("sampling.phases.0.n_runs", "48", lambda r: r.sampling.n_runs == 48),
+        ("data", "folder:1", lambda r: r.data == "folder:1"),
+        ("restorers.edm.training.n_steps", "3", lambda r: r.restorers["edm"].training.n_steps == 3),
+        ("evaluation.restore_iterations", "all", lambda r: r.evaluation.n_samples == 8),
+    ],
+)
+def test_a_setting_changes_what_it_names_and_nothing_else(name, value, found) -> None:
+    changed = resolve("demo", {name: value})
+    assert found(changed)
+    before, after = to_json(preset("demo")), to_json(changed)
+    assert sum(before[key] != after[key] for key in before) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("experiment.attack.alfa", "experiment.attack.alpha"),
+        ("sampling.image_per_run", "sampling.images_per_run"),
+        ("n_samples", "evaluation.n_samples"),
+        ("experiment.attack", "experiment.attack"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(ValueError, match="unknown setting") as refusal:
+        resolve("demo", {name: "1"})
+    assert nearest in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sampling.images_per_run": "21"}, "images_per_run=21 is odd"),
+        ({"sampling.phases.0.n_runs": "25"}, "use 28"),
+        ({"seed": "x"}, "seed='x'"),
+        ({"experiment.attack.save_at": "300,100"}, "must be increasing"),
+        ({"experiment.augment_p": "2"}, "augment_p=2.0 is not a probability"),
+    ],
+)
+def test_a_bad_value_is_explained_in_one_line(settings, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
+        resolve("demo", settings)
+    assert "\n" not in str(refusal.value)
+
+
+def test_unknown_keys_in_a_recipe_are_errors() -> None:
+    tree = to_json(preset("demo"))
+    tree["experiment"]["attack"]["alhpa"] = 3
+    with pytest.raises(ValueError, match="alhpa"):
+        from_json(tree)
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean 'cifar-small'"):
+        preset("cifar_small")
+
+
+def test_assignments_need_an_equals_sign() -> None:
+    assert parse_assignments(["a.b=1", "c = x=y"]) == {"a.b": "1", "c": "x=y"}
+    with pytest.raises(ValueError, match="name=value"):
+        parse_assignments(["seed"])
+
+
+def test_setting_names_reach_into_phases_and_restorers() -> None:
+    names = setting_names(preset("demo"))
+    assert {"sampling.phases.0.sampler", "restorers.edm.restorer.size"} <= set(names)
+
+
+def test_heldout_victims_differ_in_seed_and_keep_every_candidate() -> None:
+    recipe: Recipe = preset("demo")
+    train, heldout = recipe.campaign("train"), recipe.campaign("heldout")
+    assert train.root_seed != heldout.root_seed
+    assert (train.experiment.keep, heldout.experiment.keep) == ("confident", "all")
+    assert heldout.experiment.augment_p == 0
+    assert heldout.experiment.victim == train.experiment.victim

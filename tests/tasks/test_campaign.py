@@ -1,0 +1,96 @@
+"""The plan is a pure function of settings and receipts; the manifest knows every setting."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from recon_core.experiments import KKT
+from recon_core.sampling import Phase, Sampling
+from storage.errors import CorruptPartError, StoreMismatchError
+from storage.sources import ImageSet
+from tasks.campaign import Campaign, Plan, open_store
+
+SAMPLING = Sampling(
+    images_per_run=4,
+    phases=(Phase(n_runs=4), Phase(sampler="least_seen", n_runs=8, pool_size=8)),
+    runs_per_part=2,
+    parts_per_round=1,
+    lag=2,
+)
+
+
+@pytest.fixture
+def images() -> ImageSet:
+    rng = np.random.default_rng(0)
+    return ImageSet(
+        name="noise",
+        split="train",
+        images=rng.integers(0, 256, (40, 3, 8, 8), dtype=np.uint8),
+        labels=np.arange(40) % 2,
+        class_names=("a", "b"),
+    )
+
+
+def receipt(part: int, pairs: dict[int, int]) -> SimpleNamespace:
+    return SimpleNamespace(
+        part=part, image_ids=tuple(pairs), image_pairs=tuple(pairs.values()), plan_hash="?"
+    )
+
+
+def test_only_receipts_of_known_rounds_change_the_plan(images: ImageSet) -> None:
+    plan = Plan(Campaign(sampling=SAMPLING), images)
+    heavy = dict.fromkeys(range(0, 32), 5)  # leaves the pool 32..39
+    base = plan.part(2, [receipt(0, {})])
+    assert plan.part(2, [receipt(0, {}), receipt(1, heavy)]) == base  # round 1 is within the lag
+    informed = plan.part(2, [receipt(0, heavy)])
+    assert informed != base
+    assert {i for spec in informed.specs for i in spec.image_ids} <= set(range(32, 40))
+
+
+def test_a_round_is_ready_when_the_rounds_it_may_know_are_done(images: ImageSet) -> None:
+    plan = Plan(Campaign(sampling=SAMPLING), images)
+    assert plan.is_ready(0, [])
+    assert plan.is_ready(1, [])  # uniform
+    assert not plan.is_ready(2, [])
+    assert plan.is_ready(2, [0])
+    assert not plan.is_ready(3, [0])
+    assert plan.is_ready(3, [0, 1])
+
+
+def test_a_receipt_of_another_plan_is_refused(images: ImageSet) -> None:
+    plan = Plan(Campaign(sampling=SAMPLING), images)
+    with pytest.raises(CorruptPartError, match="part 0 was made from another plan"):
+        plan.check(plan.part(0, []), receipt(0, {}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"root_seed": 1},
+        {"threads": 2},
+        {"experiment": KKT(augment_p=0.5)},
+        {"sampling": replace(SAMPLING, lag=1)},
+        {"sampling": replace(SAMPLING, phases=(Phase(n_runs=2), SAMPLING.phases[1]))},
+    ],
+)
+def test_every_setting_is_in_the_fingerprint(change, images: ImageSet) -> None:
+    campaign = Campaign(sampling=SAMPLING)
+    assert replace(campaign, **change).fingerprint(images) != campaign.fingerprint(images)
+
+
+def test_the_last_phase_may_grow_and_nothing_else(images: ImageSet, tmp_path) -> None:
+    campaign = Campaign(sampling=SAMPLING)
+    longer = replace(SAMPLING.phases[1], n_runs=20)
+    grown = replace(campaign, sampling=replace(SAMPLING, phases=(SAMPLING.phases[0], longer)))
+    open_store(tmp_path / "s", campaign, images)
+    open_store(tmp_path / "s", grown, images)
+    assert Plan(grown, images).part(1, []) == Plan(campaign, images).part(1, [])
+    with pytest.raises(StoreMismatchError, match="root_seed is 0 there, 3 here"):
+        open_store(tmp_path / "s", replace(campaign, root_seed=3), images)
+
+
+def test_too_few_images_are_refused_before_anything_is_written(images: ImageSet) -> None:
+    with pytest.raises(ValueError, match="use at most 40"):
+        Plan(Campaign(sampling=replace(SAMPLING, images_per_run=42)), images)
