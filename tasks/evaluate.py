@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from recon_core.matching import fit_to_range
+from recon_core.restore import Restorer
 from recon_core.summary import best_matches
 from recon_core.types import seeded_generator
 from storage.dataset import Dataset
@@ -45,14 +46,12 @@ from tasks.evaluation_record import (
     weights_digest,
     write_record,
 )
-
-if TYPE_CHECKING:
-    from recon_core.restore import Restorer
+from tasks.train import load_restorer
 
 RESTORE_ROWS = 512  # pictures handed to a restorer at once; bounds the memory of its samples
 
 Progress = Callable[[int, int, str], None]
-LoadRestorer = Callable[[Path, str], tuple["Restorer", nn.Module]]
+LoadRestorer = Callable[[Path, str], tuple[Restorer, nn.Module]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,6 +318,4 @@ def _check_names(restorers: Mapping[str, Path]) -> None:
 
 
 def _load_restorer(path: Path, device: str) -> tuple[Restorer, nn.Module]:
-    from tasks.train import load_restorer
-
     return load_restorer(path, device=device)

@@ -27,10 +27,13 @@ NOTHING = "–"
 
 EMPTY_CONTEXT: dict[str, Any] = {
     "stages": [],
-    **{name: {} for name in ("settings", "seeds", "versions", "dataset", "restorers")},
+    **{name: {} for name in ("recipe", "seeds", "versions", "pairs", "restorers")},
+    "machine": "",
     "command": "",
     "created": "",
 }
+
+NOT_SHOWN = {"loss_curve", "schema", "version", "fingerprint"}  # of a restorer's card
 
 KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
@@ -42,8 +45,9 @@ RESTORER_NOTES = {
     "edm": "a conditional diffusion model",
 }
 ATTACKER_KNOWS = {
-    "kkt": "The attack is given a network's weights and the average of its training pictures, "
-    "nothing else. It searches for pictures that explain those weights as the end of training.",
+    "kkt": "The attack is given a network (its architecture and weights) and the average of its "
+    "training pictures, nothing else. It searches for pictures that explain those weights as the "
+    "end of training.",
 }
 ATTACKER_UNKNOWN = "The attack never sees the training pictures."
 
@@ -52,8 +56,9 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     """Makes `report.html` (or `page`) from what `tasks.evaluate` left in `out`; returns its path.
 
     `context` is what only the caller knows, all of it optional: `stages` (a list of {name,
-    seconds}), `settings`, `seeds`, `versions`, `dataset`, `restorers` (by name), each a possibly
-    nested mapping that is shown as a list, `command` and `created` (texts).
+    seconds}), `recipe` (the job's settings), `seeds`, `versions`, `pairs` (facts about the pairs
+    that restorers learned from) and `restorers` (their cards, by name), each a possibly nested
+    mapping that is shown as a list; `machine`, `command` and `created` are texts.
 
     Raises ValueError if there is no finished evaluation in `out`, or one of another version, or if
     `context` has another key.
@@ -94,13 +99,15 @@ def _render(
     environment.filters |= {"percent": percent, "score": score, "duration": duration}
     methods = {name: method_title(name) for name in record["methods"]}
     in_grid = {name: methods[name] for name in record["grid"]["methods"]}
+    machine = {"machine": context["machine"]} if context["machine"] else {}
     facts = {
-        "About the images": record["source"] | dict(context["dataset"]),
+        "The images attacked": record["source"],
+        "The pairs restorers learned from": context["pairs"],
         "Seeds": context["seeds"],
         "Settings of the evaluation": record["settings"],
-        "Settings of the job": context["settings"],
+        "Settings of the job": context["recipe"],
         "Restorers": context["restorers"],
-        "Software and hardware": context["versions"],
+        "Software and hardware": {**context["versions"], **machine},
     }
     return environment.get_template("report.html").render(
         record=record,
@@ -249,11 +256,15 @@ def _chart(record: Mapping[str, Any], methods: Mapping[str, tuple[str, str, str]
 
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """(name, text) of every value of nested mappings, names joined with spaces."""
+    """(name, text) of every value of nested mappings and lists, names joined with spaces."""
     for key, value in values.items():
         name = f"{above} {key}".strip().replace("_", " ")
+        if key in NOT_SHOWN:
+            continue
         if isinstance(value, Mapping):
             yield from _leaves(value, name)
+        elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
+            yield from _leaves({str(k + 1): v for k, v in enumerate(value)}, name)
         elif isinstance(value, list | tuple):
             yield name, ", ".join(str(item) for item in value) or "none"
         else:

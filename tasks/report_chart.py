@@ -61,7 +61,7 @@ def _axes(frame: _Frame) -> list[str]:
     parts = []
     for tenth in range(0, 11, 2):
         y = frame.y(tenth / 10)
-        label = "0" if tenth == 0 else "1" if tenth == 10 else f".{tenth}"
+        label = "0" if tenth == 0 else "1" if tenth == 10 else f"0.{tenth}"
         parts.append(
             f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )

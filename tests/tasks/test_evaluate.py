@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ import torch
 from torch import nn
 
 from recon_core.metrics import ssim_pairs
+from recon_core.restore import EDM, BFDnCNN
+from storage.checkpoints import save_checkpoint
 from storage.dataset import Dataset
 from storage.sources import ImageSet
+from tasks import train
 from tasks.evaluate import Evaluation, evaluate
-from tests.tasks.evaluations import N_IMAGES, Blender, image_set, planted_store, weights
+from tests.tasks.evaluations import N_IMAGES, SIZE, Blender, image_set, planted_store, weights
 
 CONFIG = Evaluation(n_samples=3, grid_rows=5)
 
@@ -237,3 +240,30 @@ def test_what_cannot_be_evaluated_is_said(tmp_path: Path, images: ImageSet, stor
         Evaluation(restore_iterations="first")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="n_samples=0"):
         Evaluation(n_samples=0)
+
+
+def test_trained_restorers_are_read_and_applied(
+    tmp_path: Path, images: ImageSet, store: Dataset
+) -> None:
+    """The real interface, end to end: files as `tasks.train` leaves them, the union's members."""
+    small = {
+        "bf_dncnn": BFDnCNN(depth=3, n_channels=4),
+        "edm": EDM(size="tiny", resolution=SIZE, n_steps=2),
+    }
+    paths = {}
+    for name, restorer in small.items():
+        net = restorer.build(seed=0)
+        tensors = {key: value.numpy() for key, value in net.state_dict().items()}
+        card = {"schema": train.SCHEMA, "version": train.VERSION, "restorer": asdict(restorer)}
+        paths[name] = save_checkpoint(tmp_path / name, "model", tensors, card)
+    record = evaluate(
+        Evaluation(n_samples=2, grid_rows=2),
+        dataset=store,
+        heldout=images,
+        restorers=paths,
+        out=tmp_path / "out",
+        device="cpu",
+    )
+    assert list(record["methods"]) == ["plain", "plain_all", "bf_dncnn", "edm_x1", "edm_x2"]
+    for method in record["methods"].values():
+        assert np.isfinite(method["targets"]["ssim"]).all()

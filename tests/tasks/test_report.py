@@ -98,11 +98,12 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[_Page, dict[str, Any
         "created": "1 May",
         "command": "palimpsest demo --set <x>&co",
         "stages": [{"name": "generate", "seconds": 61.0}, {"name": "evaluate", "seconds": 2.5}],
-        "settings": {"experiment": {"family": "kkt", "widths": [20, 30]}},
+        "recipe": {"family": "kkt", "widths": [20, 30], "phases": [{"n_runs": 4711}]},
+        "machine": "a toaster",
         "seeds": {"root_seed": 17},
         "versions": {"torch": "9.9"},
-        "dataset": {"pairs for the restorers": 12345},
-        "restorers": {"edm": {"n_steps": 678}},
+        "pairs": {"n_pairs": 12345},
+        "restorers": {"edm": {"n_steps": 678, "loss_curve": [[1, 0.98765]]}},
     }
     return _report(tmp_path_factory.mktemp("full"), context=context, planted=2)
 
@@ -159,6 +160,9 @@ def test_the_page_says_what_was_attacked_and_with_what(
     assert "2 networks were trained on 4 pictures each, 8 in all, and then attacked." in page.prose
     assert re.search(rf"the attack alone, {good} of 8 training pictures", page.prose)
     assert re.search(rf"in the same way, {decoys} of 8 decoys", page.prose)
+    assert "0.98765" not in page.prose
+    for text in ("4711", "a toaster"):
+        assert text in page.prose
     for text in ("1 min 1 s", "2.5 s", "1 min 4 s", "20, 30", "17", "9.9", "12345", "678", "1 May"):
         assert text in page.prose
     assert "palimpsest demo --set <x>&co" in page.prose
