@@ -28,15 +28,15 @@ PAPER_TRAININGS: dict[str, Training] = {
 
 CPU_TRAININGS: dict[str, Training] = {
     "edm": Training(
-        n_steps=1500,
+        n_steps=1000,
         batch_size=16,
-        lr=4e-3,
+        lr=8e-3,
         warmup_images=320,
         decay="cosine",
         ema_halflife_images=2000,
     ),
     "bf_dncnn": Training(
-        n_steps=400,
+        n_steps=300,
         batch_size=32,
         lr=3e-3,
         warmup_images=320,
