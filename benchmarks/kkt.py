@@ -46,7 +46,7 @@ SMALL = Case(width=200, n_runs=16, n_images=20, n_candidates=40)
 
 
 class SurrogateReLU(torch.autograd.Function):
-    """ReLU forwards, sigma(alpha z) backwards (Haim et al. 2022, appendix A)."""
+    """ReLU forwards, sigma(alpha z) backwards (Haim et al. 2022)."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, alpha: float) -> Tensor:
