@@ -115,7 +115,8 @@ def _render(
         methods=methods,
         grid_methods=in_grid,
         headline=headline(record),
-        attacker=attacker(record),
+        attacker=ATTACKER_KNOWS.get(_experiment(record).get("family", ""), ATTACKER_UNKNOWN),
+        victims=victims(record),
         plates={side: list(_plates(record, pictures, side)) for side in SIDES},
         chart=Markup(_chart(record, methods)),
         facts={title: list(_leaves(values)) for title, values in facts.items() if values},
@@ -171,11 +172,20 @@ def headline(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def attacker(record: Mapping[str, Any]) -> str:
-    """What the attacker knows, by the family of the experiment in the store's manifest."""
+def victims(record: Mapping[str, Any]) -> str:
+    """A sentence on the networks' size, ending in a space; empty if the manifest does not say."""
+    widths = _experiment(record).get("victim", {}).get("widths")
+    if not widths:
+        return ""
+    layers = " and ".join(str(width) for width in widths)
+    hidden = "hidden layers" if len(widths) > 1 else "hidden layer"
+    return f"The networks are fully connected classifiers with {hidden} of {layers} units. "
+
+
+def _experiment(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the experiment, from the manifest of the store."""
     manifest = record["dataset"]["manifest"]
-    experiment = manifest.get("campaign", manifest).get("experiment", {})
-    return ATTACKER_KNOWS.get(experiment.get("family", ""), ATTACKER_UNKNOWN)
+    return dict(manifest.get("campaign", manifest).get("experiment", {}))
 
 
 def percent(fraction: float | None) -> str:

@@ -15,7 +15,15 @@ from torch import nn
 
 from storage.sources import ImageSet
 from tasks.evaluate import Evaluation, evaluate
-from tasks.report import data_uri, duration, method_title, percent, score, write_report
+from tasks.report import (
+    data_uri,
+    duration,
+    method_title,
+    percent,
+    score,
+    victims,
+    write_report,
+)
 from tasks.report_chart import ranked_curves
 from tests.tasks.evaluations import Blender, image_set, planted_store, weights
 
@@ -271,3 +279,14 @@ def test_numbers_for_people() -> None:
     ]
     assert method_title("edm_x20")[:2] == ("EDM, mean of 20", "EDM ×20")
     assert method_title("my_x_net")[0] == "my_x_net"
+
+
+def test_the_victims_in_words() -> None:
+    def record(victim: dict[str, Any]) -> dict[str, Any]:
+        return {"dataset": {"manifest": {"campaign": {"experiment": {"victim": victim}}}}}
+
+    two = "The networks are fully connected classifiers with hidden layers of 30 and 20 units. "
+    assert victims(record({"widths": [30, 20]})) == two
+    assert "hidden layer of 9 units" in victims(record({"widths": [9]}))
+    assert victims(record({})) == ""
+    assert victims({"dataset": {"manifest": {}}}) == ""
