@@ -30,7 +30,7 @@ CPU_TRAININGS: dict[str, Training] = {
     "edm": Training(
         n_steps=1000,
         batch_size=16,
-        lr=8e-3,
+        lr=1.6e-2,
         warmup_images=320,
         decay="cosine",
         ema_halflife_images=2000,
