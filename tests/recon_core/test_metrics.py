@@ -75,6 +75,14 @@ def test_paired_ssim_equals_skimage() -> None:
     np.testing.assert_allclose(ssim_pairs(a, b).numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_all_pairs_ssim_is_the_same_on_a_gpu() -> None:
+    a, b = _images(9, 0), _images(6, 1)
+    on_gpu = ssim_matrix(a.cuda(), b.cuda()).cpu()
+    torch.testing.assert_close(on_gpu, ssim_matrix(a, b), atol=2e-6, rtol=0)
+
+
 def test_a_constant_image_is_itself_and_unlike_its_opposite() -> None:
     flat = torch.stack([torch.zeros(3, 16, 16), torch.ones(3, 16, 16)])
     scores = ssim_matrix(flat, flat)
