@@ -24,6 +24,8 @@ from storage.errors import SourceError, StorageError, StoreMismatchError
 from tasks.workspace import Workspace
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
+INTERRUPTED = 130
+"""What typer makes of a KeyboardInterrupt."""
 DEFAULT_STORE = Path("palimpsest-runs/demo")
 WORKSPACE_ENTRIES = frozenset(
     {"recipe.json", "pairs", "heldout", "curation.json", "restorers", "evaluation", "timings.json"}
@@ -217,14 +219,7 @@ def main() -> NoReturn:
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     try:
-        app(standalone_mode=False)
-    except KeyboardInterrupt:
-        err.print(f"interrupted; nothing finished is lost. Resume with: {_same_command()}")
-        sys.exit(FAILED)
-    except typer.Exit as end:
-        sys.exit(end.exit_code)
-    except typer.Abort:
-        sys.exit(FAILED)
+        code = app(standalone_mode=False)
     except (ValueError, SourceError, StoreMismatchError) as error:
         _fail(error, BAD_USAGE)
     except Exception as error:
@@ -234,7 +229,12 @@ def main() -> NoReturn:
         if _is_expected(error):
             _fail(error, FAILED)
         raise
-    sys.exit(DONE)
+    if code == INTERRUPTED:
+        err.print(
+            f"interrupted; nothing finished is lost. Resume with: {_same_command()}", soft_wrap=True
+        )
+        code = FAILED
+    sys.exit(code if isinstance(code, int) else DONE)
 
 
 def _is_expected(error: Exception) -> bool:

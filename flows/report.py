@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from storage.errors import StorageError
 from tasks.artifacts import leave_link
 from tasks.campaign import code_version
 from tasks.report import write_report
+from tasks.workers import usable_cores
 from tasks.workspace import Workspace
 
 SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "zarr", "dask", "prefect", "scikit-image", "piq")
@@ -78,5 +80,8 @@ def context(recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: version(name) for name in SHOWN_VERSIONS},
         },
-        "machine": f"{platform.machine()} {platform.system()}",
+        "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
+        "command": f"palimpsest demo --preset {recipe.name} --data {recipe.data} "
+        f"--store {workspace.root}",
+        "created": datetime.now(UTC).isoformat(timespec="minutes"),
     }

@@ -2,10 +2,10 @@
 
 A *run* trains one victim on one set of images and attacks it once. `RunSpec` is everything that
 distinguishes one run from the next; `RunResult` is everything that leaves the core. All randomness
-of a run comes from `RunSpec.generator`, so what a run is batched with does not matter: at the same
-place in a batch of the same size its result is the same bit for bit. At another place, or in a
-batch of another size, it is equal up to rounding, because vectorised kernels treat the ends of an
-array, and matrix kernels a stack of one, differently.
+of a run comes from `RunSpec.generator`, so what a run is batched with does not matter: on a CPU,
+where runs go one after another, its result is the same bit for bit. On a GPU, where runs are
+stacked, that holds at the same place in a stack of the same size; elsewhere it is equal up to
+rounding, because kernels treat the ends of an array, and a stack of one, differently.
 """
 
 from __future__ import annotations

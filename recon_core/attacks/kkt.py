@@ -59,14 +59,30 @@ class KKT:
         device: torch.device,
         progress: Progress = no_progress,
     ) -> list[RunResult]:
-        """Train and attack R victims at once; one result per spec, in order.
+        """Train and attack R victims; one result per spec, in order.
 
-        `images[i]` are the images of `specs[i]`, before augmentation; labels are 0 or 1. The
-        result of a run does not depend on the runs beside it (`recon_core.types` says when
-        rounding does). Raises ValueError if a spec has
-        other labels or another number of images than the batch.
+        `images[i]` are the images of `specs[i]`, before augmentation; labels are 0 or 1. On a GPU
+        the runs are one stack. On a CPU they go one after another: together their weights fall out
+        of the cache, and alone a run is bit for bit the same whatever it is batched with (on a GPU
+        to rounding; see `recon_core.types`). Raises ValueError if a spec has other labels or
+        another number of images than the batch.
         """
         _check_batch(specs, images)
+        n_stacked = stack_size(device, len(specs))
+        results: list[RunResult] = []
+        for first in range(0, len(specs), n_stacked):
+            last = min(first + n_stacked, len(specs))
+            share = _share(progress, first / len(specs), last / len(specs))
+            results += self._run_stack(specs[first:last], images[first:last], device, share)
+        return results
+
+    def _run_stack(
+        self,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
         targets, augment = self._augmented(specs, images)
         unit = targets.to(device=device, dtype=DTYPES[self.dtype]) / 255
         mean = unit.mean(dim=1, keepdim=True)
@@ -74,7 +90,7 @@ class KKT:
         attacked = self._attack(specs, trained, unit[0, 0].numel(), _share(progress, 0.5, 1.0))
         return [
             self._result(
-                spec, targets[i], augment[i], mean[i, 0].float().cpu(), _row(trained, attacked, i)
+                spec, targets[i], augment[i], mean[i, 0].float(), _row(trained, attacked, i)
             )
             for i, spec in enumerate(specs)
         ]
@@ -133,7 +149,7 @@ class KKT:
             outcome=outcome,
             targets=targets,
             augment=augment,
-            mean_image=mean,
+            mean_image=mean.cpu(),
             pairs=pairs,
             stats=row.stats,
         )
@@ -144,10 +160,14 @@ class KKT:
         targets: UInt8[Tensor, "n c h w"],
         mean: Float[Tensor, "c h w"],
     ) -> Pairs:
-        """Match every saved candidate; rows ordered by candidate, then by iteration."""
+        """Match every saved candidate; rows ordered by candidate, then by iteration.
+
+        The scores are computed where `saved` is; everything after them is small and on the CPU.
+        """
         n_saved, n_candidates = saved.shape[:2]
         pictures = fit_to_range(saved.flatten(0, 1), mean)
-        scores = ssim_matrix(pictures, targets.float() / 255).unflatten(0, (n_saved, -1))
+        scores = ssim_matrix(pictures, targets.to(saved.device).float() / 255).cpu()
+        scores = scores.unflatten(0, (n_saved, -1))
         rows, best, second = (
             v.unflatten(0, (n_saved, -1)) for v in best_and_second(scores.flatten(0, 1))
         )
@@ -164,10 +184,11 @@ class KKT:
         iteration = torch.tensor(self.attack.save_at)[:, None].expand(n_saved, n_candidates)
 
         def kept(values: Tensor) -> Tensor:
-            return values.transpose(0, 1)[keep].flatten(0, 1).contiguous()
+            chosen = values.transpose(0, 1)[keep.to(values.device)]
+            return chosen.flatten(0, 1).cpu().contiguous()
 
         return Pairs(
-            reconstruction=kept(saved).float(),
+            reconstruction=kept(saved),
             target_row=kept(target_rows),
             candidate=kept(candidate),
             iteration=kept(iteration),
@@ -177,9 +198,14 @@ class KKT:
         )
 
 
+def stack_size(device: torch.device, n_runs: int) -> int:
+    """How many of `n_runs` runs are stacked on `device`: all, but on a CPU one."""
+    return 1 if device.type == "cpu" else n_runs
+
+
 @dataclass(frozen=True)
 class _RunTensors:
-    """One run's rows of a batch, on the CPU."""
+    """One run's rows of a stack."""
 
     x: Float[Tensor, "s m d"]
     lam: Float[Tensor, " m"]
@@ -189,8 +215,8 @@ class _RunTensors:
 
 def _row(trained: Trained, attacked: Attacked, i: int) -> _RunTensors:
     return _RunTensors(
-        x=attacked.x[i].float().cpu(),
-        lam=attacked.lam[i].cpu(),
+        x=attacked.x[i].float(),
+        lam=attacked.lam[i],
         weights_finite=all(bool(w[i].isfinite().all()) for w in trained.weights),
         stats={
             "train_loss": float(trained.loss[i]),

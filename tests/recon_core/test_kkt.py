@@ -178,6 +178,7 @@ def test_a_huge_rate_is_a_result_without_pairs(keep: str, what: str) -> None:
 
 
 def test_a_diverging_run_does_not_disturb_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recon_core.attacks.kkt.stack_size", lambda _device, n_runs: n_runs)
     quick_all = dataclasses.replace(QUICK, keep="all")
     calm = quick_all.run_batch(specs(), images(), device=CPU)
     init = MLP.init

@@ -1,0 +1,108 @@
+"""The whole chain through real components, small; and that nothing finished is repeated."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.chain import chain
+from flows.curate import NothingToLearnError, curate
+from flows.evaluate import evaluate, summary_rows
+from flows.presets import Recipe
+from flows.report import report
+from flows.train import train
+from storage.dataset import Dataset
+from storage.errors import StorageError, StoreMismatchError
+from tasks.workers import Workers
+from tasks.workspace import Workspace
+
+TWO_WORKERS = Workers(n_workers=2, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, prefect_server: None, tiny: Recipe):
+    root = tmp_path_factory.mktemp("chain") / "store"
+    return Workspace(root), chain(tiny, root, workers=TWO_WORKERS)
+
+
+def test_every_station_left_its_product(finished, tiny: Recipe) -> None:
+    workspace, products = finished
+    assert Dataset(workspace.pairs("train")).verify().ok
+    assert Dataset(workspace.pairs("heldout")).n_runs == tiny.heldout.n_runs
+    assert json.loads(workspace.curation.read_text())["n_images"] > 0
+    assert set(products["restorers"]) == set(tiny.restorers)
+    rows = {row["method"]: row for row in summary_rows(products["evaluation"])}
+    assert {"plain", "plain_all", "bf_dncnn", "edm_x1", "edm_x2"} == set(rows)
+    assert rows["plain"]["good"].endswith(f"/{2 * 4}")
+    page = products["report"].read_text()
+    assert page.startswith("<!doctype html>")
+    assert f"{rows['plain']['SSIM']:.2f}"[1:] in page
+
+
+def test_heldout_victims_saw_no_image_that_a_restorer_learned_from(finished) -> None:
+    workspace, _ = finished
+    learned = {im.tobytes() for im in Dataset(workspace.pairs("train")).column("targets/image")}
+    judged = {im.tobytes() for im in Dataset(workspace.pairs("heldout")).column("targets/image")}
+    assert judged
+    assert not learned & judged
+
+
+def test_a_second_run_repeats_nothing(finished, tiny: Recipe) -> None:
+    workspace, products = finished
+
+    def stamps() -> dict[Path, int]:
+        kept = [*workspace.root.rglob("*.json"), *workspace.root.rglob("*.safetensors")]
+        changing = {workspace.recipe, workspace.curation, workspace.root / "timings.json"}
+        return {path: path.stat().st_mtime_ns for path in kept if path not in changing}
+
+    before = stamps()
+    again = chain(tiny, workspace.root, workers=TWO_WORKERS)
+    assert stamps() == before
+    assert again["evaluation"] == products["evaluation"]
+    assert again["pairs"] == products["pairs"]
+
+
+def test_other_settings_are_refused_and_the_store_stays_as_it_was(finished, tiny: Recipe) -> None:
+    workspace, _ = finished
+    content = Dataset(workspace.pairs("train")).content_hash
+    recipe_before = workspace.recipe.read_text()
+    other = replace(tiny, experiment=replace(tiny.experiment, augment_p=0.5))
+    with pytest.raises(StoreMismatchError, match=r"augment_p is 0\.12 there, 0\.5 here"):
+        chain(other, workspace.root, workers=TWO_WORKERS)
+    assert workspace.recipe.read_text() == recipe_before
+    assert Dataset(workspace.pairs("train")).content_hash == content
+
+
+def test_more_runs_continue_the_same_store(finished, tiny: Recipe, tmp_path: Path) -> None:
+    import shutil
+
+    from flows.generate import generate
+
+    workspace, _ = finished
+    shutil.copytree(workspace.root, tmp_path / "copy")
+    phase = replace(tiny.sampling.phases[0], n_runs=6)
+    more = replace(tiny, sampling=replace(tiny.sampling, phases=(phase,)))
+    facts = generate(more, tmp_path / "copy", workers=TWO_WORKERS)
+    assert facts["runs"] == 6
+    grown = Dataset(tmp_path / "copy" / "pairs").receipts
+    assert grown[:2] == Dataset(workspace.pairs("train")).receipts
+
+
+def test_stages_out_of_order_say_which_comes_first(prefect_server, tiny: Recipe, tmp_path) -> None:
+    with pytest.raises(StorageError, match="is not a store"):
+        curate(tiny, tmp_path)
+    with pytest.raises(StorageError, match="is not a store"):
+        evaluate(tiny, tmp_path)
+    with pytest.raises(StorageError, match="palimpsest evaluate --store"):
+        report(tiny, tmp_path)
+    with pytest.raises(ValueError, match="unknown restorer 'edn'; did you mean 'edm'"):
+        train(tiny, tmp_path, only="edn")
+
+
+def test_a_store_without_confident_pairs_cannot_train(finished, tiny: Recipe) -> None:
+    workspace, _ = finished
+    late = replace(tiny, curation=replace(tiny.curation, min_iteration=10_000))
+    with pytest.raises(NothingToLearnError, match="iteration 10000 or later"):
+        curate(late, workspace.root)
+    curate(tiny, workspace.root)

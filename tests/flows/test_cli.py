@@ -1,0 +1,168 @@
+"""The command line: exit codes, one-line errors with the fix, and a clean stop."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flows import cli
+from storage.dataset import Dataset
+
+COMMANDS = ["demo", "generate", "curate", "train", "evaluate", "report", "dataset info",
+            "dataset verify"]  # fmt: skip
+TINY = [
+    *("--preset", "smoke", "--workers", "1", "--device", "cpu"),
+    *("--set", "sampling.phases.0.n_runs=2"),
+]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit code of `palimpsest words...` in this process."""
+    monkeypatch.setattr(sys, "argv", ["palimpsest", *words])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(monkeypatch, capsys, command: str) -> None:
+    assert run(monkeypatch, *command.split(), "--help") == 0
+    assert re.search(r"Examples?:\s+palimpsest " + command, capsys.readouterr().out)
+
+
+@pytest.fixture
+def flat_noise(tmp_path: Path) -> Path:
+    """A folder of two classes with 12 tiny pictures each."""
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(12):
+            pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["generate", "--preset", "demmo"], "did you mean 'demo'"),
+        (["generate", "--set", "sampling.image_per_run=4"], "sampling.images_per_run"),
+        (["generate", "--set", "sampling.images_per_run=5"], "images_per_run=5 is odd"),
+        (["generate", "--set", "seed"], "name=value"),
+        (["generate", "--data", "floder:x"], "folder"),
+        (["generate", "--cluster", "slurn"], "tcp://"),
+        (["generate", "--device", "tpu"], "tpu"),
+        (["generate", "--bogus"], "--bogus"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_bad_usage_ends_with_2_and_says_the_fix(
+    monkeypatch, capsys, tmp_path: Path, prefect_server, words, said: str
+) -> None:
+    store = ["--store", str(tmp_path / "s")] if words[0] == "generate" else []
+    assert run(monkeypatch, *words, *store) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_folder_without_images_is_refused(monkeypatch, capsys, tmp_path, prefect_server) -> None:
+    (tmp_path / "empty").mkdir()
+    words = ["generate", *TINY, "--data", f"folder:{tmp_path / 'empty'}"]
+    assert run(monkeypatch, *words, "--store", str(tmp_path / "s")) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert str(tmp_path / "empty") in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_corrupt_picture_is_named(
+    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, prefect_server
+) -> None:
+    (flat_noise / "b" / "bad.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
+    words = ["generate", *TINY, "--data", f"folder:{flat_noise}", "--store", str(tmp_path / "s")]
+    assert run(monkeypatch, *words) == 2
+    shown = capsys.readouterr().err
+    assert "bad.jpg" in shown
+    assert shown.count("\n") == 1
+
+
+def test_generate_info_verify_and_another_setting(
+    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, prefect_server
+) -> None:
+    store = str(tmp_path / "s")
+    words = ["generate", *TINY, "--data", f"folder:{flat_noise}", "--store", store]
+    assert run(monkeypatch, *words) == 0
+    assert "dataset hash" in capsys.readouterr().out
+    assert run(monkeypatch, "dataset", "info", "--store", store) == 0
+    assert Dataset(tmp_path / "s" / "pairs").content_hash in capsys.readouterr().out
+    assert run(monkeypatch, "dataset", "verify", "--store", store) == 0
+    assert run(monkeypatch, "generate", "--store", store, "--set", "seed=9") == 2
+    assert "root_seed is 0 there, 9 here" in capsys.readouterr().err
+    assert run(monkeypatch, "dataset", "verify", "--store", store) == 0
+    shard = next((tmp_path / "s" / "pairs" / "parts").rglob("runs/mean_image/c/*/*/*/*"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    capsys.readouterr()
+    assert run(monkeypatch, "dataset", "verify", "--store", store) == 1
+    assert "mean_image" in capsys.readouterr().err
+
+
+def test_fresh_deletes_only_what_it_knows(tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    (store / "pairs").mkdir(parents=True)
+    (store / "thesis.tex").write_text("x")
+    with pytest.raises(ValueError, match=r"thesis\.tex"):
+        cli._start_over(store)
+    assert (store / "pairs").is_dir()
+    (store / "thesis.tex").unlink()
+    cli._start_over(store)
+    assert not store.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(
+    tmp_path: Path, sent: signal.Signals
+) -> None:
+    store = tmp_path / "s"
+    words = [
+        "generate",
+        *TINY,
+        "--store",
+        str(store),
+        "--set",
+        "experiment.training.epochs=1000000",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from flows.cli import main; main()", *words],
+        env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (store / "recipe.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert (store / "recipe.json").exists()
+    time.sleep(8)  # the workers are starting or at work
+    process.send_signal(sent)
+    _out, shown = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "Resume with: palimpsest generate --preset smoke" in shown
+    assert "Traceback" not in shown
+    assert Dataset(store / "pairs").verify().ok
