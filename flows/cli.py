@@ -293,10 +293,10 @@ def _start_over(store: Path) -> None:
 
 
 def _show_facts(title: str, facts: dict[str, Any]) -> None:
-    table = Table(title=title, show_header=False, title_justify="left")
+    out.print(f"[bold]{title}[/]")
+    width = max(len(name) for name in facts) + 2
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), _text(value))
-    out.print(table)
+        out.print(f"  {name.replace('_', ' '):{width}}{_text(value)}", markup=False, soft_wrap=True)
 
 
 def _show_scores(record: dict[str, Any]) -> None:

@@ -135,10 +135,7 @@ def test_fresh_deletes_only_what_it_knows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(
-    tmp_path: Path, sent: signal.Signals
-) -> None:
+def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(tmp_path: Path) -> None:
     store = tmp_path / "s"
     words = [
         "generate",
@@ -160,7 +157,7 @@ def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(
         time.sleep(0.2)
     assert (store / "recipe.json").exists()
     time.sleep(8)  # the workers are starting or at work
-    process.send_signal(sent)
+    process.send_signal(signal.SIGTERM)  # handled as Ctrl-C is
     _out, shown = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "Resume with: palimpsest generate --preset smoke" in shown
