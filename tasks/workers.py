@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import dask.config
 import torch
 from distributed import Client, LocalCluster
 
@@ -20,12 +21,13 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 KEEP_FREED_MEMORY = {
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TOP_PAD_": str(1 << 26),
+    "MALLOC_TRIM_THRESHOLD_": 1 << 30,
+    "MALLOC_MMAP_THRESHOLD_": 1 << 30,
+    "MALLOC_TOP_PAD_": 1 << 26,
 }
 """Dask makes its workers' malloc return every freed block to the system; the temporaries of each
-iteration are then mapped and cleared anew, which doubled the time of a part on a CPU."""
+iteration are then mapped and cleared anew, which doubled the time of a part on a CPU. Such settings
+only count in the environment that a process starts with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,9 @@ def dask_client(workers: Workers, *, threads: int) -> Iterator[Client]:
         with Client(workers.cluster, set_as_default=False) as client:
             yield client
         return
+    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_FREED_MEMORY}
     with (
+        dask.config.set({"distributed.nanny.pre-spawn-environ": environment}),
         LocalCluster(
             n_workers=workers.n_workers or _default_workers(workers.device, threads),
             threads_per_worker=1,
@@ -75,11 +79,6 @@ def dask_client(workers: Workers, *, threads: int) -> Iterator[Client]:
             host="127.0.0.1",
             dashboard_address=None,
             silence_logs=logging.CRITICAL,
-            env={
-                "OMP_NUM_THREADS": str(threads),
-                "MKL_NUM_THREADS": str(threads),
-                **KEEP_FREED_MEMORY,
-            },
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
