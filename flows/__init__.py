@@ -1,19 +1,21 @@
 """What happens, in which order: Prefect flows, presets and the command line.
 
-Importing this package turns off Prefect's usage reports and keeps its servers on loopback, unless
-the user's environment says otherwise; it must therefore be imported before prefect.
+Importing this package turns off Prefect's usage reports, keeps its servers on loopback and gives the
+temporary server time to make its database, unless the user's environment says otherwise; it must
+therefore be imported before prefect.
 """
 
 import os
 
-PRIVATE_DEFAULTS = {
+PREFECT_DEFAULTS = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_SERVER_API_HOST": "127.0.0.1",
     "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
     "PREFECT_RUNNER_SERVER_HOST": "127.0.0.1",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
 }
 
-for _name, _value in PRIVATE_DEFAULTS.items():
+for _name, _value in PREFECT_DEFAULTS.items():
     os.environ.setdefault(_name, _value)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-import flows  # noqa: F401  (sets Prefect's private defaults before Prefect is imported)
+import flows  # noqa: F401  (sets Prefect's defaults before Prefect is imported)
 from flows.presets import Recipe, preset
 
 
