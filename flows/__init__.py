@@ -1,8 +1,8 @@
 """What happens, in which order: Prefect flows, presets and the command line.
 
-Importing this package turns off Prefect's usage reports, keeps its servers on loopback and gives the
-temporary server time to make its database, unless the user's environment says otherwise; it must
-therefore be imported before prefect.
+Importing this package turns off Prefect's usage reports, keeps its servers on loopback and gives
+the temporary server time to make its database, unless the user's environment says otherwise; it
+must therefore be imported before prefect.
 """
 
 import os

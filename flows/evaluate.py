@@ -12,8 +12,10 @@ from flows.presets import Recipe
 from flows.settings import resolve
 from storage.dataset import Dataset
 from storage.errors import StorageError
+from storage.files import write_file
 from storage.sources import ImageSet, load_images
-from tasks.artifacts import leave_table
+from tasks.artifacts import leave_picture, leave_table
+from tasks.contact_sheet import contact_sheet
 from tasks.evaluate import Evaluation
 from tasks.evaluate import evaluate as score
 from tasks.progress import stage_progress
@@ -56,6 +58,9 @@ def evaluate(
             out=workspace.evaluation,
             device=resolve_device(device),
         )
+    sheet = contact_sheet(workspace.evaluation)
+    write_file(workspace.evaluation / "contact-sheet.png", sheet)
+    leave_picture("best-images", sheet, "Best-scored images: originals over every method's")
     leave_table("scores", summary_rows(record), "Every method on targets and on decoys")
     return record
 

@@ -151,10 +151,10 @@ def restoration() -> Recipe:
 def small_restorers(longer: int = 1) -> dict[str, RestorerPlan]:
     """Both restorers at the size that a CPU trains in about `longer` minutes."""
     plans = {}
-    for name, restorer in CPU_RESTORERS.items():
+    for name in ("bf_dncnn", "edm"):
         training = CPU_TRAININGS[name]
         training = replace(training, n_steps=longer * training.n_steps)
-        plans[name] = RestorerPlan(restorer=restorer, training=training)
+        plans[name] = RestorerPlan(restorer=CPU_RESTORERS[name], training=training)
     return plans
 
 

@@ -1,0 +1,63 @@
+"""A picture of an evaluation: originals over what each method made of them, with their scores."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tasks.report import method_title
+
+TILE_INCHES = 0.62
+SHOWN_METHODS_SKIP = {"plain_all"}
+
+
+def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -> bytes:
+    """PNG of the best-scored targets, and of the best-scored decoys beside them.
+
+    Columns are images, in the order of the report; rows are the original and one per method, the
+    SSIM with the original below each. `evaluation` is the folder that `tasks.evaluate` wrote.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    record = json.loads((evaluation / "evaluation.json").read_bytes())
+    methods = [name for name in record["methods"] if name not in SHOWN_METHODS_SKIP]
+    rows = {"targets": record["grid"]["targets"][:n_targets]}
+    rows["decoys"] = record["grid"]["decoys"][:n_decoys]
+    columns = [(side, k) for side in rows for k in range(len(rows[side]))]
+    size = (TILE_INCHES * (len(columns) + 2.2), TILE_INCHES * 1.3 * (len(methods) + 1) + 0.3)
+    figure = Figure(figsize=size, dpi=160)
+    grid = figure.subplots(
+        len(methods) + 1,
+        len(columns),
+        squeeze=False,
+        gridspec_kw={"left": 1.7 / (len(columns) + 2.2), "right": 0.995, "top": 0.93,
+                     "bottom": 0.04, "wspace": 0.06, "hspace": 0.28},
+    )  # fmt: skip
+    with np.load(evaluation / "pictures.npz", allow_pickle=False) as pictures:
+        for i, name in enumerate(["original", *methods]):
+            title = "Original" if name == "original" else method_title(name)[1]
+            grid[i][0].text(-0.15, 0.5, title, transform=grid[i][0].transAxes, ha="right",
+                            va="center", fontsize=7)  # fmt: skip
+            for axes, (side, k) in zip(grid[i], columns, strict=True):
+                axes.imshow(
+                    pictures[f"{side}/{name}"][k].transpose(1, 2, 0), interpolation="nearest"
+                )
+                axes.set_axis_off()
+                if name != "original":
+                    score = record["methods"][name][side]["ssim"][rows[side][k]]
+                    good = score > record["settings"]["good_threshold"]
+                    axes.set_title(f"{score:.2f}", fontsize=6, y=-0.27, pad=0,
+                                   fontweight="bold" if good else "normal")  # fmt: skip
+    for side, text in (("targets", "training images"), ("decoys", "decoys: no victim saw them")):
+        first = next((j for j, column in enumerate(columns) if column == (side, 0)), None)
+        if first is not None:
+            grid[0][first].text(0, 1.12, text, transform=grid[0][first].transAxes, fontsize=7)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
+    return content.getvalue()
