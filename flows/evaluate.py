@@ -13,7 +13,7 @@ from flows.settings import resolve
 from storage.dataset import Dataset
 from storage.errors import StorageError
 from storage.files import write_file
-from storage.sources import ImageSet, load_images
+from storage.sources import ImageSet
 from tasks.artifacts import leave_picture, leave_table
 from tasks.contact_sheet import contact_sheet
 from tasks.evaluate import Evaluation
@@ -37,7 +37,7 @@ def evaluate(
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store)
-    heldout = load_images(recipe.data, split="heldout")
+    heldout = recipe.images("heldout")
     dataset = Dataset(workspace.pairs("heldout"))
     if dataset.n_runs < recipe.heldout.n_runs:
         raise StorageError(

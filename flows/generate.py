@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -12,7 +12,7 @@ from flows.presets import Recipe
 from flows.settings import resolve, to_json
 from storage.dataset import Dataset
 from storage.files import write_json
-from storage.sources import load_images
+from storage.sources import Split
 from tasks.artifacts import leave_facts
 from tasks.campaign import Plan, open_store
 from tasks.generate import run_campaign
@@ -20,7 +20,6 @@ from tasks.progress import stage_progress
 from tasks.workers import Workers, dask_client, resolve_device
 from tasks.workspace import Workspace
 
-Split = Literal["train", "heldout"]
 TITLES = {
     "train": "Generate pairs for the restorers",
     "heldout": "Attack the victims to be evaluated",
@@ -44,7 +43,7 @@ def generate(
     workers = workers or Workers()
     workspace = Workspace(store)
     device = resolve_device(workers.device)
-    images = load_images(recipe.data, split=split)
+    images = recipe.images(split)
     plan = Plan(recipe.campaign(split), images)
     dataset = open_store(workspace.pairs(split), plan.campaign, images)
     write_json(workspace.recipe, to_json(recipe))

@@ -26,6 +26,7 @@ from recon_core.restore import Training as RestorerTraining
 from recon_core.sampling import Phase, Sampling
 from recon_core.victims.mlp import MLP
 from recon_core.victims.training import Training as VictimTraining
+from storage.sources import ImageSet, Split, load_images
 from tasks.campaign import Campaign
 from tasks.evaluate import Evaluation
 
@@ -47,13 +48,15 @@ class RestorerPlan:
 class Recipe:
     """From images to a report: what is attacked, what learns from it, how it is judged.
 
-    `data`: `photos`, `folder:PATH` or `cifar10:PATH`. `sampling`: the victims whose pairs the
-    restorers learn from; `heldout`: the victims that are evaluated, trained on the held-out split.
+    `data`: `photos`, `folder:PATH` or `cifar10:PATH`; pictures that cannot be read are an error, or
+    left out with `skip_corrupt`. `sampling`: the victims whose pairs the restorers learn from;
+    `heldout`: the victims that are evaluated, trained on the held-out split.
     `threads`: CPU threads per part (part of the result, see `tasks.campaign`).
     """
 
     name: str = "custom"
     data: str = "photos"
+    skip_corrupt: bool = False
     seed: int = 0
     threads: int = 1
     experiment: Experiment = field(default_factory=KKT)
@@ -64,7 +67,11 @@ class Recipe:
     evaluation: Evaluation = field(default_factory=Evaluation)
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
-    def campaign(self, split: str) -> Campaign:
+    def images(self, split: Split) -> ImageSet:
+        """The images of one split; storage.errors.SourceError if they cannot be read."""
+        return load_images(self.data, split=split, skip_corrupt=self.skip_corrupt)
+
+    def campaign(self, split: Split) -> Campaign:
         """The campaign of one split. Held-out victims see unaugmented images, and every candidate
         is kept: an evaluation must not see only what matched."""
         if split == "train":

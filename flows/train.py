@@ -14,7 +14,7 @@ from flows.presets import Recipe, RestorerPlan
 from flows.settings import resolve
 from recon_core.balance import Curation
 from storage.dataset import Dataset
-from storage.sources import ImageSet, load_images
+from storage.sources import ImageSet
 from tasks.artifacts import leave_facts
 from tasks.progress import stage_progress
 from tasks.train import train_restorer
@@ -41,7 +41,7 @@ def train(
         raise ValueError(unknown_name("restorer", only, recipe.restorers))
     curate(recipe, store)
     dataset = Dataset(workspace.pairs("train"))
-    images = load_images(recipe.data, split="train")
+    images = recipe.images("train")
     cards = {}
     for name, plan in recipe.restorers.items():
         if only in (None, name):

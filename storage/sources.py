@@ -188,8 +188,8 @@ def _read_entries(
         except CorruptPictureError as error:
             if not skip_corrupt:
                 raise SourceError(
-                    f"{path} cannot be read as a picture ({error}); remove it, or pass "
-                    "skip_corrupt=True to leave such files out"
+                    f"{path} cannot be read as a picture ({error}); remove it, or set "
+                    "skip_corrupt=true to leave such files out"
                 ) from error
             n_corrupt += 1
             continue

@@ -97,7 +97,9 @@ def test_a_corrupt_picture_is_named(
     assert run(monkeypatch, *words) == 2
     shown = capsys.readouterr().err
     assert "bad.jpg" in shown
+    assert "skip_corrupt=true" in shown
     assert shown.count("\n") == 1
+    assert run(monkeypatch, *words, "--set", "skip_corrupt=true") == 0
 
 
 def test_generate_info_verify_and_another_setting(

@@ -159,7 +159,7 @@ def test_one_corrupt_jpeg_is_named_with_the_fix(tmp_path: Path, damage: str):
     bad.write_bytes(
         {"truncated": content[: len(content) // 2], "garbage": b"#" * 99, "empty": b""}[damage]
     )
-    with pytest.raises(SourceError, match=r"bad\.jpg cannot be read.*skip_corrupt=True") as caught:
+    with pytest.raises(SourceError, match=r"bad\.jpg cannot be read.*skip_corrupt=true") as caught:
         load_images(f"folder:{tmp_path}", split="train")
     assert "\n" not in str(caught.value)
     images = load_images(f"folder:{tmp_path}", split="train", skip_corrupt=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from distributed import Client, LocalCluster
@@ -192,3 +193,17 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 def test_bad_worker_settings_are_refused(settings) -> None:
     with pytest.raises(ValueError, match=str(next(iter(settings.values())))):
         Workers(**settings)
+
+
+def test_a_local_cluster_listens_on_loopback_only_beside_another_one() -> None:
+    workers = Workers(n_workers=1, device="cpu")
+    with dask_client(workers, threads=1), dask_client(workers, threads=1) as second:
+        assert second.submit(sum, [1, 2]).result() == 3
+        me = psutil.Process()
+        listening = {
+            connection.laddr.ip
+            for process in [me, *me.children(recursive=True)]
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+    assert listening == {"127.0.0.1"}
