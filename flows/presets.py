@@ -128,7 +128,7 @@ def cifar_small() -> Recipe:
         experiment=kkt(200, 20, epochs=3000, save_at=(100, 200, 300, 500, 800, 1400, 2000)),
         sampling=one_phase(48, images=20, per_part=4),
         heldout=one_phase(8, images=20, per_part=2),
-        restorers=small_restorers(longer=8),
+        restorers=small_restorers(longer=4),
     )
 
 
