@@ -9,7 +9,7 @@ from typing import Any
 from prefect import flow
 
 from flows.presets import Recipe
-from flows.settings import resolve
+from flows.settings import resolve, to_json
 from recon_core.balance import occurrences, summarise
 from storage.dataset import Dataset
 from storage.files import write_json
@@ -46,5 +46,6 @@ def curate(
         )
     facts = {**asdict(balance), "dataset_hash": dataset.content_hash}
     write_json(workspace.curation, {"curation": asdict(recipe.curation), **facts})
+    write_json(workspace.recipe, to_json(recipe))
     leave_facts("curation", facts, "How the pairs are balanced over the images")
     return facts

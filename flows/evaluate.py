@@ -9,10 +9,10 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.presets import Recipe
-from flows.settings import resolve
+from flows.settings import resolve, to_json
 from storage.dataset import Dataset
 from storage.errors import StorageError
-from storage.files import write_file
+from storage.files import write_file, write_json
 from storage.sources import ImageSet
 from tasks.artifacts import leave_picture, leave_table
 from tasks.contact_sheet import contact_sheet
@@ -58,6 +58,7 @@ def evaluate(
             out=workspace.evaluation,
             device=resolve_device(device),
         )
+    write_json(workspace.recipe, to_json(recipe))
     sheet = contact_sheet(workspace.evaluation)
     write_file(workspace.evaluation / "contact-sheet.png", sheet)
     leave_picture("best-images", sheet, "Best-scored images: originals over every method's")

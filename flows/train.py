@@ -11,9 +11,10 @@ from prefect.cache_policies import NO_CACHE
 from flows.curate import curate
 from flows.naming import unknown_name
 from flows.presets import Recipe, RestorerPlan
-from flows.settings import resolve
+from flows.settings import resolve, to_json
 from recon_core.balance import Curation
 from storage.dataset import Dataset
+from storage.files import write_json
 from storage.sources import ImageSet
 from tasks.artifacts import leave_facts
 from tasks.progress import stage_progress
@@ -55,6 +56,7 @@ def train(
                     device=resolve_device(device),
                 )
             leave_facts(f"restorer-{name.replace('_', '-')}", cards[name], f"Restorer {name}")
+    write_json(workspace.recipe, to_json(recipe))
     return cards
 
 
