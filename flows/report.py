@@ -12,7 +12,7 @@ from typing import Any
 from prefect import flow
 
 from flows.presets import Recipe
-from flows.settings import resolve, to_json
+from flows.settings import command, resolve, to_json
 from storage.dataset import Dataset
 from storage.errors import StorageError
 from tasks.artifacts import leave_link
@@ -81,7 +81,6 @@ def context(recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
             **{name: version(name) for name in SHOWN_VERSIONS},
         },
         "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
-        "command": f"palimpsest demo --preset {recipe.name} --data {recipe.data} "
-        f"--store {workspace.root}",
+        "command": command(recipe, workspace.root),
         "created": datetime.now(UTC).isoformat(timespec="minutes"),
     }

@@ -7,15 +7,18 @@ is no second list of options to keep.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from flows.naming import unknown_name
-from flows.presets import Recipe, preset
+from flows.presets import PRESETS, Recipe, preset
 
 RECIPE = TypeAdapter(Recipe)
+_ABSENT = object()
 
 
 def resolve(recipe: Recipe | str, settings: Mapping[str, Any] | None = None) -> Recipe:
@@ -54,9 +57,25 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
     return settings
 
 
+def command(recipe: Recipe, store: Path) -> str:
+    """The `palimpsest demo` command that makes `store` from nothing with these settings."""
+    words = ["palimpsest", "demo"]
+    base = PRESETS[recipe.name]() if recipe.name in PRESETS else Recipe()
+    if recipe.name in PRESETS:
+        words += ["--preset", recipe.name]
+    if recipe.data != base.data:
+        words += ["--data", recipe.data]
+    words += ["--store", str(store)]
+    before, after = dict(_values(to_json(base))), dict(_values(to_json(recipe)))
+    for name, value in after.items():
+        if name not in ("name", "data") and before.get(name, _ABSENT) != value:
+            words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(words)
+
+
 def setting_names(recipe: Recipe) -> list[str]:
     """The dotted names of all single settings of a recipe."""
-    return list(_leaves(to_json(recipe)))
+    return _leaves(to_json(recipe))
 
 
 def _replace(tree: dict[str, Any], name: str, value: Any) -> None:
@@ -92,16 +111,21 @@ def _parsed(value: Any, current: Any) -> Any:
         return value
 
 
-def _leaves(tree: Any, prefix: str = "") -> Iterable[str]:
+def _leaves(tree: Any) -> list[str]:
+    return [name for name, _value in _values(tree)]
+
+
+def _values(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of every single setting; a list of numbers is one setting."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree)
     for key, value in items:
         name = f"{prefix}{key}"
         if isinstance(value, dict) or (
             isinstance(value, list) and value and isinstance(value[0], dict)
         ):
-            yield from _leaves(value, f"{name}.")
+            yield from _values(value, f"{name}.")
         else:
-            yield name
+            yield name, value
 
 
 def _explained(error: Mapping[str, Any]) -> str:

@@ -266,15 +266,16 @@ def _chart(record: Mapping[str, Any], methods: Mapping[str, tuple[str, str, str]
 
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """(name, text) of every value of nested mappings and lists, names joined with spaces."""
+    """(name, text) of every value of nested mappings and lists; names are dotted, as `--set` has
+    them, and list items count from 0."""
     for key, value in values.items():
-        name = f"{above} {key}".strip().replace("_", " ")
+        name = f"{above}.{key}" if above else key
         if key in NOT_SHOWN:
             continue
         if isinstance(value, Mapping):
             yield from _leaves(value, name)
         elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
-            yield from _leaves({str(k + 1): v for k, v in enumerate(value)}, name)
+            yield from _leaves({str(k): v for k, v in enumerate(value)}, name)
         elif isinstance(value, list | tuple):
             yield name, ", ".join(str(item) for item in value) or "none"
         else:

@@ -2,11 +2,13 @@
 
 import json
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 
 from flows.presets import PRESETS, Recipe, preset
-from flows.settings import from_json, parse_assignments, resolve, setting_names, to_json
+from flows.settings import command, from_json, parse_assignments, resolve, setting_names, to_json
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -82,6 +84,18 @@ def test_assignments_need_an_equals_sign() -> None:
     assert parse_assignments(["a.b=1", "c = x=y"]) == {"a.b": "1", "c": "x=y"}
     with pytest.raises(ValueError, match="name=value"):
         parse_assignments(["seed"])
+
+
+def test_the_command_of_a_recipe_makes_that_recipe() -> None:
+    changes = {"seed": "3", "experiment.victim.widths": "64,32", "data": "folder:my images"}
+    recipe = resolve("demo", changes)
+    words = shlex.split(command(recipe, Path("runs/x")))
+    assert words[:6] == ["palimpsest", "demo", "--preset", "demo", "--data", "folder:my images"]
+    assert words[6:8] == ["--store", "runs/x"]
+    settings = parse_assignments(words[9::2])
+    assert set(words[8::2]) == {"--set"}
+    assert resolve("demo", {**settings, "data": words[5]}) == recipe
+    assert "--set" not in command(preset("smoke"), Path("s"))
 
 
 def test_setting_names_reach_into_phases_and_restorers() -> None:
