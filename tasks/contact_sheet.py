@@ -36,8 +36,8 @@ def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -
         len(methods) + 1,
         len(columns),
         squeeze=False,
-        gridspec_kw={"left": 1.7 / (len(columns) + 2.2), "right": 0.995, "top": 0.93,
-                     "bottom": 0.04, "wspace": 0.06, "hspace": 0.28},
+        gridspec_kw={"left": 1.7 / (len(columns) + 2.2), "right": 0.995, "top": 1 - 0.22 / size[1],
+                     "bottom": 0.16 / size[1], "wspace": 0.06, "hspace": 0.28},
     )  # fmt: skip
     with np.load(evaluation / "pictures.npz", allow_pickle=False) as pictures:
         for i, name in enumerate(["original", *methods]):
