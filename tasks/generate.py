@@ -8,8 +8,9 @@ the next one reads the receipts and goes on. Workers return receipts, not arrays
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,13 @@ class PartJob:
 def run_part(job: PartJob) -> Receipt:
     """Train and attack the part's victims and write what came back; on a worker or in-process."""
     started = time.perf_counter()
-    torch.set_num_threads(job.threads)
-    results = job.experiment.run_batch(
-        job.planned.specs,
-        torch.from_numpy(job.images),
-        device=torch.device(job.device),
-        progress=_worker_progress(job.planned.part),
-    )
+    with _cpu_threads(job.threads):
+        results = job.experiment.run_batch(
+            job.planned.specs,
+            torch.from_numpy(job.images),
+            device=torch.device(job.device),
+            progress=_worker_progress(job.planned.part),
+        )
     provenance = Provenance(
         run_first=job.planned.specs[0].run,
         fingerprint=job.fingerprint,
@@ -229,6 +230,17 @@ def batch_of(specs: Sequence[RunSpec], images: npt.NDArray[np.uint8]) -> npt.NDA
 def device_name(device: str) -> str:
     """`cpu`, or the name of the GPU."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+@contextmanager
+def _cpu_threads(n_threads: int) -> Iterator[None]:
+    """Exactly `n_threads` for torch's CPU kernels, on which the order of their sums depends."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _worker_progress(part: int) -> Progress:

@@ -4,7 +4,8 @@ A training is identified by its fingerprint: the restorer's and the training's s
 curation, the pairs and the images that noise examples are made of. The folder `out` holds, while
 it runs, a checkpoint `training`, and at the end the model: `model.json`, its card, which names the
 safetensors file with the averaged weights. Finished trainings are not repeated, and interrupted
-ones continue so that the model is bit for bit what it would have been.
+ones continue so that the model is bit for bit what it would have been (on one device, with one
+number of CPU threads).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,15 @@ TRAINING = Training(
     n_steps=12, batch_size=8, lr=1e-3, warmup_images=16, ema_halflife_images=50, seed=3
 )
 CURATION = Curation(n_subsets=3, share=1, noise_fraction=0.2)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Bit for bit holds for one number of threads, which other tests and processes may change."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -153,6 +163,8 @@ import os, signal, sys
 from pathlib import Path
 from storage.dataset import Dataset
 from tests.tasks import test_train as t
+
+t.torch.set_num_threads(1)
 
 def kill(done, n_steps, loss):
     if done == 6:
