@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
+from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from rich.console import Console
@@ -64,7 +66,7 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
         console=console,
         disable=not console.is_terminal,
     )
-    artifact = create_progress_artifact(0.0, key=None, description=title)
+    artifact = cast(UUID, create_progress_artifact(0.0, key=None, description=title))
     task = bar.add_task(title, total=None)
     started = time.monotonic()
     last_log = last_artifact = started
@@ -75,14 +77,14 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
         bar.update(task, completed=done, total=total)
         if now - last_artifact >= ARTIFACT_EVERY_SECONDS:
             last_artifact = now
-            update_progress_artifact(artifact, progress=100 * done / total)  # type: ignore[arg-type]
+            update_progress_artifact(artifact, progress=100 * done / total)
         if not console.is_terminal and now - last_log >= LOG_EVERY_SECONDS:
             last_log = now
             console.print(progress_line(title, unit, done, total, now - started))
 
     with bar:
         yield advance
-    update_progress_artifact(artifact, progress=100.0)  # type: ignore[arg-type]
+    update_progress_artifact(artifact, progress=100.0)
 
 
 def progress_line(title: str, unit: str, done: float, total: float, seconds: float) -> str:
