@@ -73,11 +73,6 @@ def command(recipe: Recipe, store: Path) -> str:
     return shlex.join(words)
 
 
-def setting_names(recipe: Recipe) -> list[str]:
-    """The dotted names of all single settings of a recipe."""
-    return _leaves(to_json(recipe))
-
-
 def _replace(tree: dict[str, Any], name: str, value: Any) -> None:
     *path, last = name.split(".")
     node: Any = tree

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int64, UInt8
+from jaxtyping import Bool, Float32, Int64, UInt8
 from torch import Tensor
 
 N_AUGMENT = 9
@@ -122,5 +122,3 @@ STATS = (
     "kkt_residual",  # ||theta - sum lam_i y_i grad phi||^2 / ||theta||^2 at the last iteration
 )
 """Names of the per-run statistics that every family reports, in storage order."""
-
-ImageBatch = Float[Tensor, "n c h w"]

@@ -11,7 +11,6 @@ import numpy as np
 from tasks.report import method_title
 
 TILE_INCHES = 0.62
-SHOWN_METHODS_SKIP = {"plain_all"}
 
 
 def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -> bytes:
@@ -20,13 +19,10 @@ def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -
     Columns are images, in the order of the report; rows are the original and one per method, the
     SSIM with the original below each. `evaluation` is the folder that `tasks.evaluate` wrote.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
     record = json.loads((evaluation / "evaluation.json").read_bytes())
-    methods = [name for name in record["methods"] if name not in SHOWN_METHODS_SKIP]
+    methods = record["grid"]["methods"]
     rows = {"targets": record["grid"]["targets"][:n_targets]}
     rows["decoys"] = record["grid"]["decoys"][:n_decoys]
     columns = [(side, k) for side in rows for k in range(len(rows[side]))]

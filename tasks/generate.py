@@ -181,7 +181,8 @@ class _Coordinator:
 
     def _report(self) -> None:
         sampling = self.plan.sampling
-        started = sum(list(self.fractions.values()))
+        # Of parts that run: a worker's last message may come after its receipt.
+        started = sum(self.fractions.get(part, 0.0) for part in self.running.values())
         n_done = sum(part < sampling.n_parts for part in self.done)
         self.on_progress((n_done + started) * sampling.runs_per_part, sampling.n_runs)
 

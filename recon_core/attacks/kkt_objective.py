@@ -193,8 +193,7 @@ def reconstruct(
     A diverged run ends with NaN in its own rows. `residual` is the final stationarity term over
     ||theta||^2, evaluated in float64, where the Gram form does not cancel.
     """
-    theta_square = sum((w.double().square().sum((-1, -2)) for w in weights), torch.zeros(()))
-    theta_square = theta_square.to(x.device)
+    theta_square = squared_norm(weights)
     x, lam = x.clone(), lam.clone()
     state_x, state_lam = attack.optimiser.state(x), attack.optimiser.state(lam)
     saved = []
@@ -219,6 +218,11 @@ def reconstruct(
     )
 
 
+def squared_norm(weights: Weights) -> Float[Tensor, " r"]:
+    """||theta||^2 of every run, in float64."""
+    return torch.stack([w.double().square().sum((-1, -2)) for w in weights]).sum(0)
+
+
 def relative_residual(
     weights: Weights,
     x: Float[Tensor, "r m d"],
@@ -228,7 +232,7 @@ def relative_residual(
 ) -> Float[Tensor, " r"]:
     """||theta - sum_i c_i grad phi(x_i)||^2 / ||theta||^2 of every run, in float64."""
     wide = tuple(w.double() for w in weights)
-    theta_square = torch.stack([w.square().sum((-1, -2)) for w in wide]).sum(0)
+    theta_square = squared_norm(wide)
     c = lam.double() * candidate_labels(x.shape[1], lam.double()) * attack.c_per_lam
     value, _, _ = stationarity_and_gradients(
         wide, x.double(), c, alpha=attack.alpha, theta_square=theta_square

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.presets import PRESETS, Recipe, preset
-from flows.settings import command, from_json, parse_assignments, resolve, setting_names, to_json
+from flows.settings import command, from_json, parse_assignments, resolve, to_json
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -96,11 +96,6 @@ def test_the_command_of_a_recipe_makes_that_recipe() -> None:
     assert set(words[8::2]) == {"--set"}
     assert resolve("demo", {**settings, "data": words[5]}) == recipe
     assert "--set" not in command(preset("smoke"), Path("s"))
-
-
-def test_setting_names_reach_into_phases_and_restorers() -> None:
-    names = setting_names(preset("demo"))
-    assert {"sampling.phases.0.sampler", "restorers.edm.restorer.size"} <= set(names)
 
 
 def test_heldout_victims_differ_in_seed_and_keep_every_candidate() -> None:

@@ -22,7 +22,7 @@ from storage.parts import write_part
 from storage.receipts import Receipt
 from storage.sources import ImageSet
 from tasks.campaign import Campaign, Plan, open_store
-from tasks.generate import CampaignError, batch_of, columns_of, run_campaign
+from tasks.generate import CampaignError, _Coordinator, batch_of, columns_of, run_campaign
 from tasks.workers import Workers, dask_client, resolve_device
 
 CAMPAIGN = Campaign(
@@ -164,6 +164,19 @@ def test_progress_ends_at_the_number_of_runs(
     )
     assert reports[-1] == (8, 8)
     assert [done for done, _ in reports] == sorted(done for done, _ in reports)
+
+
+def test_a_message_that_comes_after_its_parts_receipt_is_not_counted(
+    images: ImageSet, tmp_path: Path, in_process: Client
+) -> None:
+    reports: list[tuple[float, int]] = []
+    dataset = open_store(tmp_path / "s", CAMPAIGN, images)
+    coordinator = _Coordinator(
+        Plan(CAMPAIGN, images), dataset, in_process, "cpu", lambda *told: reports.append(told)
+    )
+    coordinator.on_event((0.0, {"part": 0, "fraction": 1.0}))
+    coordinator._report()
+    assert reports == [(0.0, 8)]
 
 
 def test_columns_refer_to_rows_of_the_part(images: ImageSet) -> None:
