@@ -1,78 +1,299 @@
-"""Train R binary classifiers at once, full batch, on R different sets of images.
+"""Train R victims at once, on R different sets of images, each until it is done.
 
-Binary cross-entropy with logits, mean over the training images (Haim et al.; paper 001, section 2).
-The runs share nothing but the launch of their kernels: every product is a batched one.
+The victims share nothing but the launch of their kernels: every product is a batched one. A victim
+ends after `epochs`, when its loss is low enough, or when it has diverged; the stack is then rebuilt
+without it, so that it costs nothing from there on.
+
+001, section 2: full batch, Adadelta with rate 1, 50,000 epochs. Haim et al. 2022 and 002: gradient
+descent, rate .01 (.5 with classes), 1e6 epochs, which `span` makes several times cheaper; 002
+trains its largest model on minibatches. Weight decay adds weight_decay * theta to the gradient of
+the *mean* loss, as torch does; 002, eq. 13, has it beside the *sum*, so that its lambda_WD is n
+times ours.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
+from recon_core.cuda_graphs import repeated
 from recon_core.optimisers import Optimiser
 from recon_core.types import Progress, no_progress
-from recon_core.victims.mlp import Weights, backward, forward
+from recon_core.victims.losses import Loss
+from recon_core.victims.network import Architecture, Parameters
+from recon_core.victims.span import Span, SpanSwitch, uses_span
+from recon_core.victims.stack import Problem, Stack, inputs_of
+from recon_core.victims.training_state import TrainingState
 
 REPORTS = 50
-"""How often `train_binary` reports its progress."""
+"""How often `train` reports its progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long and by which rule. Defaults: paper 001, section 2 (Adadelta, 50,000 epochs)."""
+    """How long and by which rule. Defaults: paper 001, section 2.
+
+    `batch_size`: None is the full batch; otherwise the images are shuffled every epoch, and the
+    last batch may be smaller. `stop_loss`: a victim whose training loss is below it has finished;
+    `diverged_above`: one whose loss is above it has failed, as has any that is not finite. Both are
+    looked at every `stop_every` epochs. `span`: train a dense first layer in the span of the
+    images, exactly the same with fewer operations; "auto" does so where that is cheaper.
+    """
 
     epochs: int = 50_000
     optimiser: Optimiser = field(default_factory=Optimiser)
+    loss: Loss = field(default_factory=Loss)
+    batch_size: int | None = None
+    weight_decay: float = 0.0
+    stop_loss: float | None = None
+    stop_every: int = 100
+    diverged_above: float | None = None
+    span: SpanSwitch = False
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ValueError(f"epochs={self.epochs} must be at least 1")
+        for name in ("epochs", "stop_every", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise ValueError(f"weight_decay={self.weight_decay} must be 0 or more; 002 uses 1e-3")
+        for name in ("stop_loss", "diverged_above"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}={value} must be a positive number, or None")
+        if self.span is True and self.optimiser.rule != "gd":
+            raise ValueError(
+                f"span=True with optimiser.rule={self.optimiser.rule!r}, which moves every weight "
+                "at its own rate; use rule='gd', or span=False"
+            )
 
 
 @dataclass(frozen=True)
 class Trained:
-    """R trained victims and how they ended: (R,) loss, accuracy and smallest margin y phi(x)."""
+    """R trained victims and how they ended. `margins` are y phi(x), or phi_y - max of the others.
 
-    weights: Weights
+    `diverged`: the loss was not finite or above the limit. Such a victim keeps its last weights.
+    """
+
+    parameters: Parameters
     loss: Float[Tensor, " r"]
     accuracy: Float[Tensor, " r"]
     margin_min: Float[Tensor, " r"]
+    margins: Float[Tensor, "r n"]
+    epochs_done: Int64[Tensor, " r"]
+    diverged: Bool[Tensor, " r"]
 
 
-def train_binary(
-    weights: Weights,
+def train(
+    architecture: Architecture,
+    parameters: Parameters,
     x: Float[Tensor, "r n d"],
-    y: Float[Tensor, "r n"],
+    y: Shaped[Tensor, "r n"],
     *,
     training: Training,
+    generators: Sequence[torch.Generator] | None = None,
     progress: Progress = no_progress,
+    state: TrainingState | None = None,
+    on_state: Callable[[TrainingState], None] | None = None,
+    state_every: int = 0,
+    graphs: bool = True,
+    fused: bool = False,
 ) -> Trained:
-    """Trained copies of `weights` on inputs `x` with labels `y` in {-1, +1}.
+    """Trained copies of R victims, on images `x` with labels `y` as `training.loss` wants them.
 
-    A diverged run ends with NaN or infinite loss; it does not disturb the others.
+    `generators`, one per victim, on the CPU, draw the order of minibatches and are advanced. With
+    `state_every`, `on_state` gets the state every so many epochs; passed as `state`, with the same
+    other arguments, training goes on from there and ends bit for bit as if it had never stopped
+    (`parameters` and `generators` then only say what there is). A larger `training.epochs` prolongs
+    it. `graphs`: CUDA graphs, on a GPU. `fused`: see `Optimiser.stepper`. Raises ValueError for
+    arguments that do not fit together.
     """
-    weights = tuple(w.clone() for w in weights)
-    states = [training.optimiser.state(w) for w in weights]
-    n = x.shape[1]
+    _check(architecture, parameters, x, y, training)
+    course = _Course(architecture, parameters, x, y, training, graphs=graphs, fused=fused)
+    course.start(generators) if state is None else course.resume(state)
     report_every = max(1, training.epochs // REPORTS)
-    for epoch in range(training.epochs):
-        z, a, phi = forward(weights, x)
-        output_gradient = torch.sigmoid(-y * phi).mul_(y).div_(-n)
-        gradients = backward(weights, z, a, output_gradient)
-        for w, g, state in zip(weights, gradients, states, strict=True):
-            training.optimiser.step_(w, g, state)
-        if epoch % report_every == 0:
-            progress(epoch / training.epochs)
-    margin = y * forward(weights, x)[2]
+    while course.epoch < training.epochs and len(course.stack.runs):
+        events = [training.epochs]
+        for every in (training.stop_every, report_every, state_every):
+            if every:
+                events.append((course.epoch // every + 1) * every)
+        course.advance(min(events))
+        if course.epoch % training.stop_every == 0 or course.epoch == training.epochs:
+            course.look()
+        if course.epoch % report_every == 0:
+            progress(course.epoch / training.epochs)
+        if state_every and on_state is not None and course.epoch % state_every == 0:
+            on_state(course.state())
     progress(1.0)
-    return Trained(
-        weights=weights,
-        loss=torch.nn.functional.softplus(-margin).mean(-1),
-        accuracy=(margin > 0).to(margin.dtype).mean(-1),
-        margin_min=margin.amin(-1),
-    )
+    return course.trained()
+
+
+class _Course:
+    """A training under way: the stack of the running victims, and how all of them stand."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        parameters: Parameters,
+        x: Float[Tensor, "r n d"],
+        y: Shaped[Tensor, "r n"],
+        training: Training,
+        *,
+        graphs: bool,
+        fused: bool,
+    ) -> None:
+        self.architecture, self.layout, self.x, self.y = architecture, parameters, x, y
+        self.training, self.graphs, self.fused = training, graphs, fused
+
+    def start(self, generators: Sequence[torch.Generator] | None) -> None:
+        """From the weights as they are."""
+        self.problem = self._problem(self.layout.weights[0])
+        n_runs, n_generators = len(self.x), len(generators or ())
+        if self.problem.shuffled and n_generators != n_runs:
+            raise ValueError(
+                f"batch_size={self.training.batch_size} needs a generator for each of {n_runs} "
+                f"victims, to shuffle their images with; got {n_generators}"
+            )
+        self.generators = list(generators or ()) if self.problem.shuffled else []
+        self.epoch = 0
+        self.loss = self.x.new_full((n_runs,), torch.nan)
+        self.margins = self.x.new_full(self.x.shape[:2], torch.nan)
+        self.epochs_done = torch.zeros(n_runs, dtype=torch.int64, device=self.x.device)
+        self.diverged = torch.zeros(n_runs, dtype=torch.bool, device=self.x.device)
+        self.ended: dict[int, tuple[Tensor, ...]] = {}
+        everyone = torch.arange(n_runs, device=self.x.device)
+        self._go_on(Stack(self.problem, everyone, self.problem.start(self.layout), None))
+
+    def resume(self, state: TrainingState) -> None:
+        """From where a state was."""
+        start = self.layout.weights[0] if state.span_start is None else state.span_start
+        self.problem = self._problem(start)
+        state.check_fits(self.problem.start(self.layout), self.y, self.problem.shuffled)
+        self.generators = state.restored_generators()
+        self.epoch = state.epoch
+        self.loss, self.margins = state.loss.clone(), state.margins.clone()
+        self.epochs_done, self.diverged = state.epochs_done.clone(), state.diverged.clone()
+        ended = set(range(len(self.x))) - set(state.running.tolist())
+        self.ended = {run: tuple(value[run] for value in state.values) for run in ended}
+        values = [value[state.running] for value in state.values]
+        self._go_on(Stack(self.problem, state.running, values, state.averages))
+
+    def _problem(self, first_weights: Tensor) -> Problem:
+        """What does not change during training; the first layer's weights are those before it."""
+        training, n = self.training, self.x.shape[1]
+        in_span = uses_span(training.span, self.architecture, training.optimiser, n)
+        span = Span(first_weights, self.x) if in_span else None
+        return Problem(
+            architecture=self.architecture,
+            layout=self.layout,
+            inputs=inputs_of(self.architecture, self.x, span),
+            y=self.y,
+            span=span,
+            loss=training.loss,
+            optimiser=training.optimiser,
+            weight_decay=training.weight_decay,
+            batch_size=min(training.batch_size or n, n),
+            fused=self.fused,
+        )
+
+    def _go_on(self, stack: Stack) -> None:
+        self.stack = stack
+        self.repeat = repeated(stack.epoch, self.x.device, graphs=self.graphs)
+
+    def advance(self, to: int) -> None:
+        """Epochs until `to` are done."""
+        if self.problem.shuffled:
+            running = [self.generators[run] for run in self.stack.runs.tolist()]
+            for _ in range(self.epoch, to):
+                self.stack.shuffle(running)
+                self.repeat(1)
+        else:
+            self.repeat(to - self.epoch)
+        self.epoch = to
+
+    def look(self) -> None:
+        """Note how the running victims stand, and go on without those that have ended."""
+        stack, limit = self.stack, self.training.diverged_above
+        phi = stack.outputs()
+        loss = self.training.loss.value(phi, stack.y)
+        diverged = ~(loss.isfinite() & phi.isfinite().flatten(1).all(1))
+        if limit is not None:
+            diverged |= loss > limit
+        self.loss[stack.runs] = loss
+        self.margins[stack.runs] = self.training.loss.margins(phi, stack.y)
+        self.epochs_done[stack.runs] = self.epoch
+        self.diverged[stack.runs] = diverged
+        ended = diverged
+        if self.training.stop_loss is not None:
+            ended = ended | (loss < self.training.stop_loss)
+        if bool(ended.any()):
+            for place in ended.nonzero().squeeze(1).tolist():
+                self.ended[int(stack.runs[place])] = tuple(v[place].clone() for v in stack.values)
+            self._go_on(stack.without(ended))
+
+    def _values(self) -> tuple[Tensor, ...]:
+        """Of all victims, wherever they are; a copy."""
+        every = []
+        for i, running in enumerate(self.stack.values):
+            value = running.new_empty(len(self.x), *running.shape[1:])
+            value[self.stack.runs] = running
+            for run, values in self.ended.items():
+                value[run] = values[i]
+            every.append(value)
+        return tuple(every)
+
+    def state(self) -> TrainingState:
+        """A copy of everything."""
+        n_runs = len(self.x)
+        states = [generator.get_state() for generator in self.generators]
+        span = self.problem.span
+        return TrainingState(
+            epoch=self.epoch,
+            running=self.stack.runs.clone(),
+            values=self._values(),
+            averages=self.stack.averages(),
+            loss=self.loss.clone(),
+            margins=self.margins.clone(),
+            epochs_done=self.epochs_done.clone(),
+            diverged=self.diverged.clone(),
+            generators=torch.stack(states) if states else torch.empty(n_runs, 0, dtype=torch.uint8),
+            span_start=None if span is None else span.weight.clone(),
+        )
+
+    def trained(self) -> Trained:
+        return Trained(
+            parameters=self.problem.parameters(self._values()),
+            loss=self.loss,
+            accuracy=(self.margins > 0).to(self.margins.dtype).mean(1),
+            margin_min=self.margins.amin(1),
+            margins=self.margins,
+            epochs_done=self.epochs_done,
+            diverged=self.diverged,
+        )
+
+
+def _check(
+    architecture: Architecture,
+    parameters: Parameters,
+    x: Float[Tensor, "r n d"],
+    y: Shaped[Tensor, "r n"],
+    training: Training,
+) -> None:
+    if parameters.n_runs != len(x) or x.shape[2] != architecture.d:
+        raise ValueError(
+            f"{parameters.n_runs} victims of {architecture.d} inputs came with images of shape "
+            f"{tuple(x.shape)}; expected (victims, images, inputs)"
+        )
+    kinds = {(tensor.dtype, tensor.device) for tensor in (*parameters.tensors(), x)}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"weights and images are {sorted(map(str, kinds))}; make them all the same"
+        )
+    training.loss.check(y, architecture.n_outputs)

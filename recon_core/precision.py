@@ -1,0 +1,88 @@
+"""With how many bits float32 matrix products are computed.
+
+"ieee" is float32 throughout. "tf32" rounds the factors to 10 bits of mantissa (NVIDIA GPUs from the
+A100 on; CPUs with AMX for float16) and "bf16" to 7 (CPUs with AVX512-BF16 or AMX; torch offers none
+for float32 products on CUDA). Sums are kept in float32 and tensors stay float32 tensors; other
+dtypes are not touched. Whether TF32 costs reconstructions is a matter of measurement, so the
+default is "ieee" everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Precision = Literal["ieee", "tf32", "bf16"]
+LEGACY = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
+"""The names that torch before 2.9 has."""
+PROBE = 128
+"""Side of the matrices that show which precision is at work."""
+
+
+@contextmanager
+def matmul_precision(precision: Precision, device: torch.device | None = None) -> Iterator[None]:
+    """Float32 products at this precision inside the block; the settings before it come back after.
+
+    The setting is the whole process's: threads that compute at the same time share it. Raises
+    ValueError where the device (None: CUDA if there is one, else the CPU) offers no such products
+    and would silently go on in float32.
+    """
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    before = _read()
+    try:
+        _choose("ieee", device)
+        if precision != "ieee":
+            exact = _probe(device)
+            if not (precision == "bf16" and device.type == "cuda"):
+                _choose(precision, device)
+            if torch.equal(_probe(device), exact):
+                raise ValueError(
+                    f"precision={precision!r} is not to be had for float32 products on this "
+                    f"{device.type} device; use 'ieee' or another device"
+                )
+        yield
+    finally:
+        _write(before)
+
+
+def _probe(device: torch.device) -> Tensor:
+    """A product that changes with the precision of its factors."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(PROBE, PROBE, generator=generator).to(device)
+    return a @ a
+
+
+def _choose(precision: Precision, device: torch.device) -> None:
+    if _by_device():
+        _write(tuple(precision if kind == device.type else "ieee" for kind in ("cuda", "cpu")))
+    else:
+        _write((LEGACY[precision],))
+
+
+def _by_device() -> bool:
+    """From torch 2.9 on, CUDA and CPU have settings of their own."""
+    return hasattr(torch.backends.mkldnn, "matmul")
+
+
+def _settings() -> tuple[Any, Any]:
+    mkldnn: Any = torch.backends.mkldnn
+    return torch.backends.cuda.matmul, mkldnn.matmul
+
+
+def _read() -> tuple[str, ...]:
+    if _by_device():
+        return tuple(matmul.fp32_precision for matmul in _settings())
+    return (torch.get_float32_matmul_precision(),)
+
+
+def _write(values: tuple[str, ...]) -> None:
+    if _by_device():
+        for matmul, value in zip(_settings(), values, strict=True):
+            matmul.fp32_precision = value
+    else:
+        torch.set_float32_matmul_precision(values[0])

@@ -1,0 +1,163 @@
+"""Forward and backward passes of R networks in buffers that are made once.
+
+The same maths as `Architecture.forward` and `backward`, for when it is done fifty thousand times:
+every intermediate and every gradient has its place, ReLU and leaky ReLU work in place, and nothing
+is allocated that is as large as a layer. (Fresh memory of some MiB costs a page fault for every
+4 KiB of it: more, at 200 wide, than the products themselves.) The same places at every pass are
+also what a CUDA graph needs.
+
+A first layer reads what it needs of every image from `inputs`, a tuple of tensors (R, n, ...): the
+pixels, a convolution's patches, or, for training in the span of the images (`span`), inner products
+with all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from recon_core.victims.network import Architecture, Parameters
+
+aten = torch.ops.aten
+Inputs = tuple[Tensor, ...]
+
+
+@runtime_checkable
+class FirstLayer(Protocol):
+    """z_1 from what is read of the images, and the gradients of the layer's own parameters."""
+
+    def forward(self, inputs: Inputs, z: Tensor) -> None: ...
+
+    def backward(self, inputs: Inputs, d: Tensor, images: Tensor | None) -> None: ...
+
+
+class Dense:
+    """z = a W^T + b."""
+
+    def __init__(self, parameters: Parameters, gradients: Parameters, layer: int) -> None:
+        self.w, self.w_gradient = parameters.weights[layer], gradients.weights[layer]
+        self.b, self.b_gradient = parameters.biases[layer], gradients.biases[layer]
+
+    def forward(self, inputs: Inputs, z: Tensor) -> None:
+        if self.b is None:
+            torch.bmm(inputs[0], self.w.mT, out=z)
+        else:
+            torch.baddbmm(self.b.unsqueeze(1), inputs[0], self.w.mT, out=z)
+
+    def backward(self, inputs: Inputs, d: Tensor, _images: Tensor | None = None) -> None:
+        torch.bmm(d.mT, inputs[0], out=self.w_gradient)
+        if self.b_gradient is not None:
+            torch.sum(d, 1, out=self.b_gradient)
+
+    def pull(self, d: Tensor, out: Tensor) -> None:
+        """The gradient with respect to a, from that with respect to z."""
+        torch.bmm(d, self.w, out=out)
+
+
+class Convolution:
+    """z = W patches + b at every position; `inputs` are the patches (R, n, c k k, positions)."""
+
+    def __init__(self, parameters: Parameters, gradients: Parameters) -> None:
+        self.w, self.w_gradient = parameters.weights[0], gradients.weights[0]
+        self.b, self.b_gradient = parameters.biases[0], gradients.biases[0]
+
+    def _maps(self, flat: Tensor) -> Tensor:
+        return flat.view(*flat.shape[:2], self.w.shape[1], -1)
+
+    def forward(self, inputs: Inputs, z: Tensor) -> None:
+        maps = self._maps(z)
+        torch.matmul(self.w.unsqueeze(1), inputs[0], out=maps)
+        if self.b is not None:
+            maps.add_(self.b[:, None, :, None])
+
+    def backward(self, inputs: Inputs, d: Tensor, _images: Tensor | None) -> None:
+        maps = self._maps(d)
+        per_image = torch.bmm(maps.flatten(0, 1), inputs[0].flatten(0, 1).mT)
+        torch.sum(per_image.unflatten(0, d.shape[:2]), 1, out=self.w_gradient)
+        if self.b_gradient is not None:
+            torch.sum(maps, (1, 3), out=self.b_gradient)
+
+
+class Backprop:
+    """Passes over n images per run. Gradients are left where `gradients` are."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        first: FirstLayer,
+        parameters: Parameters,
+        gradients: Parameters,
+        n_images: int,
+    ) -> None:
+        self.network, self.first = architecture.network, first
+        n_layers = architecture.n_layers
+        self.dense = [Dense(parameters, gradients, layer) for layer in range(1, n_layers)]
+        like = parameters.weights[-1]
+
+        def buffers() -> list[Tensor]:
+            widths = [layer.w.shape[2] for layer in self.dense]
+            return [like.new_empty(parameters.n_runs, n_images, width) for width in widths]
+
+        self.z = buffers()
+        self.a = buffers() if self.network.activation == "gelu" else self.z
+        self.d = buffers()
+        self.output = like.new_empty(parameters.n_runs, n_images, architecture.n_outputs)
+
+    def forward(self, inputs: Inputs) -> Float[Tensor, "r n c"]:
+        """The outputs; the next pass overwrites them."""
+        self.first.forward(inputs, self.z[0])
+        for i, layer in enumerate(self.dense):
+            self._activate(i)
+            layer.forward((self.a[i],), self.output if i == len(self.z) - 1 else self.z[i + 1])
+        return self.output
+
+    def backward(
+        self, inputs: Inputs, output_gradient: Float[Tensor, "r n c"], images: Tensor | None = None
+    ) -> None:
+        """All gradients, after `forward` of the same inputs. `images`: which ones (see `span`)."""
+        d = output_gradient
+        for i in reversed(range(len(self.dense))):
+            layer = self.dense[i]
+            layer.backward((self.a[i],), d)
+            layer.pull(d, self.d[i])
+            d = self.d[i]
+            self._slope_(d, i)
+        self.first.backward(inputs, d, images)
+
+    def _activate(self, i: int) -> None:
+        z = self.z[i]
+        if self.network.activation == "relu":
+            z.relu_()
+        elif self.network.activation == "leaky_relu":
+            F.leaky_relu_(z, self.network.leak)
+        else:
+            aten.gelu.out(z, out=self.a[i])
+
+    def _slope_(self, d: Tensor, i: int) -> None:
+        """d times f'(z), in place; of ReLU and leaky ReLU, f(z) has the sign of z."""
+        z = self.z[i]
+        if self.network.activation == "relu":
+            aten.threshold_backward.grad_input(d, z, 0, grad_input=d)
+        elif self.network.activation == "leaky_relu":
+            aten.leaky_relu_backward.grad_input(d, z, self.network.leak, True, grad_input=d)
+        else:
+            aten.gelu_backward.grad_input(d, z, grad_input=d)
+
+
+def first_layer(
+    architecture: Architecture, parameters: Parameters, gradients: Parameters
+) -> FirstLayer:
+    """The convolution or the dense layer that the architecture begins with."""
+    if architecture.network.conv is None:
+        return Dense(parameters, gradients, 0)
+    return Convolution(parameters, gradients)
+
+
+def rows_of(tensors: Sequence[Tensor], index: Tensor) -> tuple[Tensor, ...]:
+    """Some of the runs of every tensor; the tensors themselves if it is all of them."""
+    return tuple(t if len(index) == len(t) else t[index] for t in tensors)

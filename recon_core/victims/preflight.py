@@ -1,0 +1,277 @@
+"""Can an attack on these weights work? Answered in words, before any time is spent on it.
+
+The attack rests on theta = sum_i lam_i y_i grad phi(theta; x_i) (001, eq. 1). That holds for a
+homogeneous network trained to the end (001; 002, section 3), or for any network trained with weight
+decay (002, eq. 14). Each check looks at one thing that this needs and says what it found, what it
+means for the attack, and what to do about it.
+
+Where the papers give no threshold, ours are measured: victims 3072-200-200-1 of 20 or 100 CIFAR
+images, trained with and without a small first layer, with and without weight decay, by Adadelta,
+gradient descent and Adam, and then attacked. What decides is the *first layer*. One that started
+small, or lost its start to weight decay, is nearly all signal, is explained by the images up to a
+fifth, and gave most of them back, even where the layers above were full of initial noise and the
+condition as a whole was violated by 96 %. One that was mostly initial noise gave nothing back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from recon_core.victims.diagnostics import homogeneity_gap, spectrum
+from recon_core.victims.evidence import FIRST_GOOD, FIRST_POOR, Condition, Evidence, Finding
+from recon_core.victims.network import Architecture, Parameters
+
+Outlook = Literal["good", "open", "poor", "none"]
+
+SIGNAL_GOOD, SIGNAL_POOR = 0.8, 0.3
+"""Share of the first dense layer's squared norm that is signal: above the first most images came
+back when measured, below the second none did."""
+BALANCED = 2.0
+ROUNDING = 1e-6
+MIN_WIDTH = 16
+
+UNKNOWN = {
+    "normalisation": (
+        "normalisation layers",
+        "a normalisation layer. It undoes the scale of the weights before it, so phi is not "
+        "homogeneous in them and training does not end where the attack looks; the engine has no "
+        "such layer. Attack not possible with this engine: train the network without it.",
+    ),
+    "activation": (
+        "learned activations",
+        "an activation with learned numbers, which the engine does not have. Attack not possible "
+        "with this engine: train with relu, leaky_relu or gelu.",
+    ),
+    "other": (
+        "unknown tensors",
+        "no layer that the engine knows. If the network uses it, the attack is not possible with "
+        "this engine; if not, save the network without it.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """All findings, in words, and the numbers behind them.
+
+    `outlook`: "good", "open" or "poor" chances; "none" if any finding is a stop.
+    """
+
+    findings: tuple[Finding, ...]
+    outlook: Outlook
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether something makes an attack pointless."""
+        return self.outlook == "none"
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        stops = list(dict.fromkeys(f.subject for f in self.findings if f.level == "stop"))
+        about = list(dict.fromkeys(f.subject for f in self.findings if f.level == "warning"))
+        if self.outlook == "none":
+            return f"An attack cannot work here: {', '.join(stops)}."
+        if self.outlook == "poor":
+            return f"An attack is unlikely to bring anything back: {', '.join(about)}."
+        if self.outlook == "open":
+            return f"An attack may work, with reservations: {', '.join(about) or 'see below'}."
+        return "An attack can work" + (f"; look at {', '.join(about)}." if about else ".")
+
+
+def preflight(
+    architecture: Architecture,
+    parameters: Parameters,
+    *,
+    condition: Condition | None = None,
+    unknown_layers: Sequence[tuple[str, str]] = (),
+    images: Float[Tensor, "n d"] | None = None,
+    labels: Float[Tensor, " n"] | Int[Tensor, " n"] | None = None,
+) -> Preflight:
+    """Whether an attack on one network (R = 1) can work, and why.
+
+    `unknown_layers`: (name, kind) of tensors beside the layers, kinds as in `UNKNOWN`. `images`:
+    the training images as the network saw them, mean subtracted. `labels`: -1 and +1 for one
+    output, classes for several. `condition`: default by the number of outputs. Raises ValueError
+    for more than one network or labels that do not fit.
+    """
+    if parameters.n_runs != 1:
+        raise ValueError(f"preflight looks at one network at a time, got {parameters.n_runs}")
+    check = _Weights(architecture, parameters)
+    findings = [*check.unknown(unknown_layers), *check.broken()]
+    if not check.is_broken:
+        findings += [*check.homogeneity(), *check.kind(), *check.first_layer(), *check.balance()]
+    if images is not None and not check.is_broken:
+        by_outputs: Condition = "binary" if architecture.n_outputs == 1 else "multiclass"
+        evidence = Evidence(architecture, parameters, condition or by_outputs)
+        findings += evidence.findings(images, labels)
+        check.numbers |= evidence.numbers
+    stopped = any(f.level == "stop" for f in findings)
+    outlook = "none" if stopped else _outlook(check.numbers, hard=check.is_hard)
+    return Preflight(tuple(findings), outlook, check.numbers)
+
+
+def _outlook(numbers: dict[str, float], *, hard: bool) -> Outlook:
+    """By what is known of the first layer: better from the images than from its spectrum."""
+    if "first_layer_unexplained" in numbers:
+        unexplained = numbers["first_layer_unexplained"]
+        good, possible = unexplained <= FIRST_GOOD, unexplained <= FIRST_POOR
+    else:
+        signal = numbers.get("signal_share", SIGNAL_POOR)
+        good, possible = signal >= SIGNAL_GOOD, signal >= SIGNAL_POOR
+    if good and not hard and numbers.get("train_accuracy", 1.0) == 1:
+        return "good"
+    return "open" if possible else "poor"
+
+
+class _Weights:
+    """The checks that need nothing but the weights; each yields findings and leaves numbers."""
+
+    def __init__(self, architecture: Architecture, parameters: Parameters) -> None:
+        self.architecture, self.parameters = architecture, parameters
+        self.numbers: dict[str, float] = {}
+        self.is_broken = False
+        network = architecture.network
+        self.is_hard = network.activation == "gelu" or network.conv is not None
+
+    def unknown(self, unknown_layers: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+        for name, kind in unknown_layers:
+            subject, text = UNKNOWN.get(kind, UNKNOWN["other"])
+            yield Finding("stop", subject, f"{name} is {text}")
+
+    def broken(self) -> Iterator[Finding]:
+        """Weights that make every further question meaningless."""
+        if not bool(self.parameters.isfinite().all()):
+            self.is_broken = True
+            text = "some weights are NaN or infinite: training diverged; use an earlier save."
+            yield Finding("stop", "weights that are not finite", text)
+            return
+        for layer, weight in enumerate(self.parameters.weights, start=1):
+            if not bool(weight.any()):
+                self.is_broken = True
+                text = (
+                    f"all weights of layer {layer} are zero, so the output does not depend on the "
+                    "image: nothing was learned, or something else was saved."
+                )
+                yield Finding("stop", "a dead layer", text)
+
+    def homogeneity(self) -> Iterator[Finding]:
+        gap = homogeneity_gap(self.architecture, self.parameters)
+        self.numbers["homogeneity_gap"] = gap
+        if self.architecture.homogeneous and gap <= ROUNDING:
+            text = f"phi(c theta) = c^{self.architecture.n_layers} phi(theta), as the theory needs."
+            yield Finding("ok", "homogeneity", text)
+            return
+        gelu = self.architecture.network.activation == "gelu"
+        text = (
+            f"{'GELU' if gelu else 'biases beyond the first layer'}: with all weights doubled the "
+            f"output is {gap:.0%} off a homogeneous network's. Without weight decay no theorem "
+            "says that training ends where the attack looks; with weight decay it does all the "
+            "same (002, eq. 14). Without the theorem "
+        )
+        text += (
+            "4 of 20 images came back where a ReLU network gave 17."
+            if gelu
+            else "images came back all the same when measured (13 of 20)."
+        )
+        yield Finding("warning", "homogeneity", text)
+
+    def kind(self) -> Iterator[Finding]:
+        """Layers that make the attack harder than on dense ones."""
+        if self.architecture.network.conv is not None:
+            text = (
+                "images come back through a convolution only if the network was trained with "
+                "weight decay (002, section 6.1), and slowly: after 2,000 iterations 1 of 20 did. "
+                "Use many attacks with random hyperparameters."
+            )
+            yield Finding("warning", "a convolution", text)
+
+    def first_layer(self) -> Iterator[Finding]:
+        """How much of the first dense layer is more than the noise it was initialised with."""
+        index = 0 if self.architecture.network.conv is None else 1
+        weight = self.parameters.weights[index][0]
+        if min(weight.shape) < MIN_WIDTH:
+            return
+        found = spectrum(weight)
+        name = "first layer" if index == 0 else "first dense layer"
+        self.numbers |= {
+            "signal_share": found.signal_share,
+            "signal_directions": found.n_signal,
+            "noise_std": found.noise_std,
+        }
+        noise = (
+            f"noise of standard deviation {found.noise_std:.2g} (torch's default start has "
+            f"{(3 * weight.shape[1]) ** -0.5:.2g})"
+        )
+        if found.n_signal == 0:
+            text = (
+                f"its singular values are those of {noise}, and no direction stands out: the "
+                "network is untrained, or training has left no trace that an attack can find."
+            )
+            yield Finding("stop", f"{name} is pure noise", text)
+            return
+        share = f"{found.signal_share:.1%} of it is signal"
+        start = f"{share}, in {found.n_signal} directions above {noise}"
+        if found.signal_share >= SIGNAL_GOOD:
+            text = (
+                f"{start}: it started small, or weight decay removed its start. Such victims gave "
+                "most images back. Training by gradient descent leaves about as many directions "
+                "as there are images, Adadelta and Adam leave more."
+            )
+            yield Finding("ok", name, text)
+        elif found.signal_share >= SIGNAL_POOR:
+            text = (
+                f"{start}: the rest is left from initialisation, which no image explains. Some "
+                "images may come back; longer training with weight decay would bring more."
+            )
+            yield Finding("warning", name, text)
+        else:
+            text = (
+                f"{start}: it is mostly what it was initialised with, as after a standard "
+                "initialisation without weight decay. Such victims gave nothing back when measured "
+                "(0 of 20 images). Networks leak with weight decay or with a small first layer."
+            )
+            yield Finding("warning", f"{name} is mostly noise", text)
+
+    def balance(self) -> Iterator[Finding]:
+        """At a KKT point of a homogeneous network ||theta_l||^2 = sum_i lam_i y_i phi(x_i)."""
+        squares = self._squares()
+        for layer, square in enumerate(squares, start=1):
+            self.numbers[f"squared_norm_{layer}"] = square
+        ratio = max(squares) / min(squares)
+        self.numbers["layer_imbalance"] = ratio
+        if not self.architecture.homogeneous:
+            return
+        listed = " : ".join(f"{square:.3g}" for square in squares)
+        if ratio <= BALANCED:
+            text = f"the layers' squared norms are {listed}; at a KKT point they are equal."
+            yield Finding("ok", "balance of the layers", text)
+            return
+        heaviest = squares.index(max(squares))
+        text = (
+            f"the layers' squared norms are {listed}, and at a KKT point they are equal: the "
+            "network as a whole is not near one, and the residual of the attack will stay high. "
+        )
+        if heaviest == 0:
+            text += "The first layer, which the attack lives off, is the heaviest: a bad sign."
+        else:
+            text += (
+                f"Layer {heaviest + 1} carries most, probably still its initial weights. By itself "
+                "that is harmless: victims with a small first layer are like this, and gave back "
+                "16 to 18 of 20 images."
+            )
+        harmless = heaviest > 0 and self.numbers.get("signal_share", 0.0) >= SIGNAL_GOOD
+        yield Finding("ok" if harmless else "warning", "balance of the layers", text)
+
+    def _squares(self) -> list[float]:
+        """||theta_l||^2 of every layer, biases included."""
+        pairs = zip(self.parameters.weights, self.parameters.biases, strict=True)
+        return [
+            float(sum(t.double().square().sum() for t in pair if t is not None)) for pair in pairs
+        ]

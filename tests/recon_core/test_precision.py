@@ -1,0 +1,107 @@
+"""Settings come back, and what a device cannot do is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from recon_core import precision
+from recon_core.precision import Precision, matmul_precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = precision._read()
+    yield
+    precision._write(before)
+
+
+@pytest.fixture
+def _obedient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose products change with the setting."""
+    numbers = iter(range(100))
+    monkeypatch.setattr(precision, "_probe", lambda device: torch.tensor(next(numbers)))
+
+
+@pytest.mark.usefixtures("_obedient")
+@pytest.mark.parametrize("outside", ["ieee", "tf32"])
+@pytest.mark.parametrize("inside", ["ieee", "tf32", "bf16"])
+def test_sets_and_restores(inside: Precision, outside: str) -> None:
+    precision._write((outside, outside))
+    with matmul_precision(inside, CPU):
+        assert precision._read() == ("ieee", inside)
+    assert precision._read() == (outside, outside)
+
+
+@pytest.mark.usefixtures("_obedient")
+def test_restores_after_an_error() -> None:
+    before = precision._read()
+    with pytest.raises(KeyError), matmul_precision("tf32", CPU):
+        raise KeyError
+    assert precision._read() == before
+
+
+@pytest.mark.usefixtures("_obedient")
+def test_blocks_may_be_nested() -> None:
+    with matmul_precision("tf32", CPU):
+        with matmul_precision("ieee", CPU):
+            assert precision._read() == ("ieee", "ieee")
+        assert precision._read() == ("ieee", "tf32")
+
+
+def test_refuses_what_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a CPU without such instructions, which computes in float32 and says nothing."""
+    monkeypatch.setattr(precision, "_probe", lambda device: torch.ones(1))
+    before = precision._read()
+    for wanted in ("tf32", "bf16"):
+        block = matmul_precision(wanted, CPU)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"precision='{wanted}' is not to be had.*cpu"), block:
+            pass
+        assert precision._read() == before
+
+
+@pytest.mark.parametrize("wanted", ["tf32", "bf16"])
+def test_here_it_is_either_refused_or_seen(wanted: Precision) -> None:
+    a = torch.randn(200, 200, generator=torch.Generator().manual_seed(1))
+    exact = (a.double() @ a.double()).float()
+    error = None
+    with contextlib.suppress(ValueError), matmul_precision(wanted, CPU):
+        error = float((a @ a - exact).abs().max() / exact.abs().max())
+    assert error is None or 1e-5 < error < 1e-1
+
+
+def test_exact_products_by_default() -> None:
+    a = torch.randn(200, 200, generator=torch.Generator().manual_seed(1))
+    exact = (a.double() @ a.double()).float()
+    with matmul_precision("ieee"):
+        assert float((a @ a - exact).abs().max() / exact.abs().max()) < 1e-6
+
+
+@pytest.mark.usefixtures("_obedient")
+def test_older_torch_has_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_by_device", lambda: False)
+    precision._write(("highest",))
+    for wanted, name in (("tf32", "high"), ("bf16", "medium"), ("ieee", "highest")):
+        with matmul_precision(wanted, CPU):  # type: ignore[arg-type]
+            assert torch.get_float32_matmul_precision() == name
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu() -> None:
+    device = torch.device("cuda")
+    block = matmul_precision("bf16", device)
+    with pytest.raises(ValueError, match=r"'bf16' is not to be had.*cuda"), block:
+        pass
+    if torch.cuda.get_device_capability(device)[0] >= 8:
+        a = torch.randn(200, 200, generator=torch.Generator().manual_seed(1)).to(device)
+        exact = (a.double() @ a.double()).float()
+        with matmul_precision("tf32", device):
+            error = float((a @ a - exact).abs().max() / exact.abs().max())
+        assert 1e-5 < error < 1e-2

@@ -1,0 +1,311 @@
+"""Training against torch's own, alone and stacked; ends, compaction, minibatches, resuming."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recon_core.optimisers import Optimiser
+from recon_core.types import seeded_generator
+from recon_core.victims.losses import Loss
+from recon_core.victims.network import Conv, Parameters
+from recon_core.victims.training import Training, train
+from recon_core.victims.training_state import TrainingState
+from tests.recon_core.small_victims import (
+    ADAM,
+    GD,
+    N,
+    R,
+    architecture,
+    assert_same,
+    data,
+    order,
+    victims,
+    wild,
+)
+from tests.recon_core.torch_nets import torch_gradients, torch_trained
+
+
+def assert_close(ours: Parameters, theirs: Parameters, tolerance: float) -> None:
+    for mine, expected in zip(ours.tensors(), theirs.tensors(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=tolerance, atol=tolerance / 100)
+
+
+@pytest.mark.parametrize("kind", ["bce", "ce", "mse", "power", "huber"])
+@pytest.mark.parametrize("conv", [None, Conv(kernel=3, channels=3)], ids=["dense", "conv"])
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu"])
+@pytest.mark.parametrize("bias", ["none", "first", "all"])
+def test_a_step_is_the_gradient(bias: str, activation: str, conv: Conv | None, kind: str) -> None:
+    """With gradient descent at rate 1, one epoch moves the weights by the gradient."""
+    loss = Loss(kind=kind)  # type: ignore[arg-type]
+    n_outputs = 3 if kind == "ce" else 1
+    arch = architecture(n_outputs, bias=bias, activation=activation, conv=conv)
+    parameters, (x, y) = victims(arch), data(n_outputs)
+    training = Training(epochs=1, optimiser=Optimiser(rule="gd"), loss=loss)
+    trained = train(arch, parameters, x, y, training=training).parameters
+    expected = torch_gradients(arch, parameters, x, y, loss)
+    triples = zip(parameters.tensors(), trained.tensors(), expected, strict=True)
+    for before, after, gradient in triples:
+        assert gradient.abs().max() > 1e-5
+        torch.testing.assert_close(before - after, gradient, rtol=1e-10, atol=1e-14)
+
+
+CASES = {
+    "gd": Training(optimiser=Optimiser(rule="gd", lr=0.3)),
+    "momentum and weight decay": Training(optimiser=GD, weight_decay=0.01),
+    "adadelta": Training(),
+    "adadelta with weight decay": Training(weight_decay=0.01),
+    "adam": Training(optimiser=ADAM),
+    "minibatches": Training(optimiser=GD, batch_size=3),
+    "minibatches, adam, weight decay": Training(optimiser=ADAM, batch_size=4, weight_decay=0.1),
+    "minibatches of one": Training(optimiser=Optimiser(rule="gd", lr=0.03), batch_size=1),
+    "regression": Training(optimiser=GD, loss=Loss(kind="mse"), batch_size=3, weight_decay=7e-4),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_equals_torch(case: str) -> None:
+    training = replace(CASES[case], epochs=150 if CASES[case].batch_size is None else 30)
+    arch = architecture(bias="all")
+    parameters, (x, y) = victims(arch), data()
+    ours = train(arch, parameters, x, y, training=training, generators=order())
+    theirs = torch_trained(arch, parameters, x, y, training, order())
+    moved = [
+        (a - b).abs().max() for a, b in zip(theirs.tensors(), parameters.tensors(), strict=True)
+    ]
+    assert min(moved) > 0.01
+    assert_close(ours.parameters, theirs, 1e-9)
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_training_a_convolution_equals_torch(batch_size: int | None) -> None:
+    arch = architecture(3, bias="all", activation="gelu", conv=Conv(kernel=3, channels=3))
+    parameters, (x, y) = victims(arch), data(3)
+    training = Training(
+        epochs=60, optimiser=GD, loss=Loss(kind="ce"), batch_size=batch_size, weight_decay=1e-3
+    )
+    ours = train(arch, parameters, x, y, training=training, generators=order())
+    theirs = torch_trained(arch, parameters, x, y, training, order())
+    assert_close(ours.parameters, theirs, 1e-9)
+
+
+@pytest.mark.parametrize("n_outputs", [1, 3])
+def test_reports_how_it_ended(n_outputs: int) -> None:
+    arch = architecture(n_outputs, activation="leaky_relu", leak=0.1)
+    x, y = data(n_outputs, torch.float32)
+    loss = Loss(kind="ce" if n_outputs > 1 else "bce")
+    training = Training(epochs=300, loss=loss)
+    trained = train(arch, victims(arch, torch.float32), x, y, training=training)
+    assert trained.accuracy.tolist() == [1.0] * R
+    assert bool((trained.margin_min > 1).all())
+    phi = arch.forward(trained.parameters, x).output
+    torch.testing.assert_close(trained.margins, loss.margins(phi, y))
+    torch.testing.assert_close(trained.loss, loss.value(phi, y))
+    assert torch.equal(trained.margin_min, trained.margins.amin(1))
+    assert trained.epochs_done.tolist() == [300] * R
+    assert not bool(trained.diverged.any())
+
+
+def test_leaves_its_arguments_alone() -> None:
+    arch = architecture(bias="all")
+    parameters, (x, y) = victims(arch), data()
+    tensors = (*parameters.tensors(), x, y)
+    copies = [t.clone() for t in tensors]
+    for training in (Training(epochs=3), Training(epochs=3, optimiser=GD, span=True)):
+        train(arch, parameters, x, y, training=training)
+    for copy, tensor in zip(copies, tensors, strict=True):
+        assert torch.equal(copy, tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", ["adadelta", "adam", "minibatches"])
+def test_a_victim_does_not_depend_on_those_beside_it(case: str, dtype: torch.dtype) -> None:
+    arch = architecture(bias="first")
+    parameters, (x, y) = victims(arch, dtype), data(dtype=dtype)
+    training = replace(CASES[case], epochs=30)
+    together = train(arch, parameters, x, y, training=training, generators=order())
+    strangers = parameters.map(lambda w: torch.cat([-w[:1], w[1:2], 2 * w[2:]]))
+    elsewhere = train(arch, strangers, x, y, training=training, generators=order())
+    pairs = zip(together.parameters.tensors(), elsewhere.parameters.tensors(), strict=True)
+    for stack, other in pairs:
+        assert torch.equal(stack[1], other[1])
+        assert not torch.equal(stack[2], other[2])
+    # In a stack of another size, other kernels run: equal to rounding only.
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+    for run in range(R):
+        only = slice(run, run + 1)
+        alone = train(
+            arch,
+            parameters.rows(only),
+            x[only],
+            y[only],
+            training=training,
+            generators=order()[only],
+        )
+        for stack, single in zip(
+            together.parameters.tensors(), alone.parameters.tensors(), strict=True
+        ):
+            torch.testing.assert_close(stack[run], single[0], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("stop_every", [1, 7, 100])
+def test_a_diverging_victim_disturbs_nobody(stop_every: int) -> None:
+    """Nor does it matter when it leaves the stack (here: after 1, 7, or all 30 epochs)."""
+    arch = architecture(bias="all")
+    parameters, (x, y) = victims(arch, torch.float32), data(dtype=torch.float32)
+    training = Training(epochs=30, optimiser=GD, stop_every=stop_every)
+    calm = train(arch, parameters, x, y, training=training)
+    other = train(arch, wild(parameters), x, y, training=training)
+    assert other.diverged.tolist() == [False, True, False]
+    assert other.epochs_done.tolist() == [30, min(stop_every, 30), 30]
+    assert not bool(other.parameters.isfinite()[1])
+    for run in (0, 2):
+        for a, b in zip(calm.parameters.tensors(), other.parameters.tensors(), strict=True):
+            torch.testing.assert_close(a[run], b[run], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(calm.loss[run], other.loss[run])
+
+
+def test_a_loss_above_the_limit_is_divergence() -> None:
+    arch = architecture()
+    parameters, (x, y) = victims(arch), data()
+    limit = float(train(arch, parameters, x, y, training=Training(epochs=5)).loss.median())
+    training = Training(epochs=50, stop_every=5, diverged_above=limit)
+    trained = train(arch, parameters, x, y, training=training)
+    assert trained.diverged.sum() == 1
+    assert trained.epochs_done[trained.diverged].tolist() == [5]
+    assert trained.epochs_done[~trained.diverged].tolist() == [50, 50]
+    assert bool(trained.parameters.isfinite().all())
+    assert float(trained.loss[trained.diverged]) > limit
+
+
+def test_all_may_diverge() -> None:
+    arch = architecture()
+    x, y = data(dtype=torch.float32)
+    training = Training(epochs=300, stop_every=10, optimiser=Optimiser(rule="gd", lr=1e20))
+    fractions: list[float] = []
+    trained = train(
+        arch, victims(arch, torch.float32), x, y, training=training, progress=fractions.append
+    )
+    assert trained.diverged.tolist() == [True] * R
+    assert trained.epochs_done.tolist() == [10] * R
+    assert fractions[-1] == 1.0
+
+
+@pytest.mark.parametrize("case", ["adadelta", "momentum and weight decay", "adam", "minibatches"])
+def test_victims_stop_where_their_loss_is_low_and_others_go_on(case: str) -> None:
+    arch = architecture(bias="all")
+    parameters, (x, y) = victims(arch), data()
+    plain = replace(CASES[case], epochs=60, stop_every=5)
+    states: list[TrainingState] = []
+    train(
+        arch, parameters, x, y, training=plain, generators=order(), on_state=states.append,
+        state_every=5,
+    )  # fmt: skip
+    losses = torch.stack([state.loss for state in states])
+    # The limit that the fastest reaches first and the slowest never.
+    limit = float(losses[-1].sort().values[1:].mean())
+    first = [
+        int((column < limit).nonzero()[0]) if (column < limit).any() else 11 for column in losses.T
+    ]
+    expected = [5 * (place + 1) for place in first]
+    assert len(set(expected)) > 1, "all ended at once, so nothing was compacted"
+    stopped = train(
+        arch, parameters, x, y, training=replace(plain, stop_loss=limit), generators=order()
+    )
+    assert stopped.epochs_done.tolist() == expected
+    assert not bool(stopped.diverged.any())
+    for run, epochs in enumerate(expected):
+        to_there = replace(plain, epochs=epochs)
+        alone = train(arch, parameters, x, y, training=to_there, generators=order())
+        for a, b in zip(stopped.parameters.tensors(), alone.parameters.tensors(), strict=True):
+            torch.testing.assert_close(a[run], b[run], rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(stopped.margins[run], alone.margins[run], rtol=1e-11, atol=0)
+
+
+def test_minibatches_depend_on_their_generators_only() -> None:
+    arch = architecture()
+    parameters, (x, y) = victims(arch), data()
+    training = Training(epochs=5, optimiser=GD, batch_size=3)
+    one = train(arch, parameters, x, y, training=training, generators=order())
+    torch.manual_seed(5)
+    assert_same(one, train(arch, parameters, x, y, training=training, generators=order()))
+    others = [*order()[:2], seeded_generator(1, 2, "minibatches")]
+    other = train(arch, parameters, x, y, training=training, generators=others)
+    assert torch.equal(one.loss[:2], other.loss[:2])
+    assert one.loss[2] != other.loss[2]
+
+
+def test_a_batch_of_all_images_is_the_full_batch() -> None:
+    arch = architecture()
+    parameters, (x, y) = victims(arch), data()
+    full = train(arch, parameters, x, y, training=Training(epochs=5))
+    training = Training(epochs=5, batch_size=N)
+    assert_same(full, train(arch, parameters, x, y, training=training))
+
+
+def test_progress_rises_to_one() -> None:
+    arch = architecture()
+    x, y = data()
+    fractions: list[float] = []
+    train(arch, victims(arch), x, y, training=Training(epochs=130), progress=fractions.append)
+    assert fractions[-1] == 1.0
+    assert 20 < len(fractions) < 80
+    assert all(a <= b for a, b in itertools.pairwise(fractions))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", [*CASES])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_on_a_gpu(case: str, graphs: bool) -> None:
+    arch = architecture(bias="all")
+    parameters, (x, y) = victims(arch), data()
+    training = replace(CASES[case], epochs=60)
+    here = train(arch, parameters, x, y, training=training, generators=order())
+    there = train(
+        arch,
+        parameters.map(lambda tensor: tensor.cuda()),
+        x.cuda(),
+        y.cuda(),
+        training=training,
+        generators=order(),
+        graphs=graphs,
+    )
+    assert_close(there.parameters.map(lambda tensor: tensor.cpu()), here.parameters, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs=0"),
+        ({"stop_every": 0}, "stop_every=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0"),
+        ({"stop_loss": 0.0}, "stop_loss=0.0"),
+        ({"diverged_above": float("nan")}, "diverged_above=nan"),
+        ({"span": True}, "span=True with optimiser.rule='adadelta'"),
+    ],
+)
+def test_refuses_settings(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Training(**settings)  # type: ignore[arg-type]
+
+
+def test_refuses_what_does_not_fit_together() -> None:
+    arch = architecture()
+    parameters, (x, y) = victims(arch), data()
+    one = Training(epochs=1)
+    with pytest.raises(ValueError, match=r"3 victims of 20 inputs came with .*\(2, 8, 20\)"):
+        train(arch, parameters, x[:2], y[:2], training=one)
+    with pytest.raises(ValueError, match=r"torch.float32.*torch.float64.*all the same"):
+        train(arch, parameters, x.float(), y.float(), training=one)
+    with pytest.raises(ValueError, match="'bce' needs -1 and"):
+        train(arch, parameters, x, y + 1, training=one)
+    with pytest.raises(ValueError, match="'ce' needs one per class"):
+        train(arch, parameters, x, y, training=Training(epochs=1, loss=Loss(kind="ce")))
+    batches = Training(epochs=1, batch_size=2)
+    with pytest.raises(ValueError, match=r"a generator for each of 3 victims.*got 1"):
+        train(arch, parameters, x, y, training=batches, generators=order()[:1])
