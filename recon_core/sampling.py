@@ -42,8 +42,8 @@ class Phase:
     def __post_init__(self) -> None:
         if self.n_runs < 1:
             raise ValueError(f"n_runs={self.n_runs} must be at least 1")
-        if self.pool_size < 2 or self.pool_size % 2:
-            raise ValueError(f"pool_size={self.pool_size} must be even and at least 2")
+        if self.pool_size < 2:
+            raise ValueError(f"pool_size={self.pool_size} must be at least 2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +65,10 @@ class Sampling:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.images_per_run < 2 or self.images_per_run % 2:
+        if self.images_per_run < 2:
             raise ValueError(
-                f"images_per_run={self.images_per_run} is odd or too small; a balanced binary run "
-                f"needs an even number, for example {max(2, self.images_per_run // 2 * 2)}"
+                f"images_per_run={self.images_per_run} is too small; a run needs an image of each "
+                "label, so at least 2"
             )
         for name in ("runs_per_part", "parts_per_round", "lag"):
             if getattr(self, name) < 1:
@@ -144,6 +144,33 @@ def binary_labels(
     return (labels >= half).astype(np.int64), task
 
 
+def class_labels(
+    labels: Int64[np.ndarray, " n"], class_names: Sequence[str], n_classes: int
+) -> tuple[Int64[np.ndarray, " n"], str]:
+    """(class per image or -1, the task in words) for a victim with an output per class.
+
+    Its classes are the first `n_classes` of the source (002, section 4.2, takes 2, 3, 4, 5 and 10
+    of CIFAR-10's); images of others are -1 and not used. Raises ValueError if there are fewer.
+    """
+    if len(class_names) < n_classes:
+        raise ValueError(
+            f"n_classes={n_classes}, but the source has {len(class_names)} "
+            f"({', '.join(class_names)}); use at most that many"
+        )
+    task = " against ".join(class_names[:n_classes])
+    return np.where(labels < n_classes, labels, -1).astype(np.int64), task
+
+
+def check_balance(images_per_run: int, n_labels: int) -> None:
+    """Raises ValueError if a run cannot have equally many images of each label."""
+    if images_per_run % n_labels:
+        nearest = max(1, images_per_run // n_labels) * n_labels
+        raise ValueError(
+            f"images_per_run={images_per_run} is not a multiple of the {n_labels} labels; a "
+            f"balanced run needs equally many of each, for example {nearest}"
+        )
+
+
 def plan_part(
     sampling: Sampling,
     part: int,
@@ -151,34 +178,38 @@ def plan_part(
     labels: Int64[np.ndarray, " n"],
     seen: Int64[np.ndarray, " n"],
     root_seed: int,
+    n_labels: int = 2,
 ) -> tuple[RunSpec, ...]:
-    """The runs of one part: which images each trains on, half of them of each label.
+    """The runs of one part: which images each trains on, equally many of each label.
 
-    `labels` are 0 or 1 per image of the source; `seen` is the number of confident pairs per image
-    from `sampling.known_rounds`. The draw of run r depends on (root_seed, r) alone, the pool of
-    `least_seen` on (root_seed, round). Raises ValueError if a label has too few images.
+    `labels` are 0 to n_labels - 1 per image of the source, -1 for one that is not used; `seen` is
+    the number of confident pairs per image from `sampling.known_rounds`. The draw of run r depends
+    on (root_seed, r) alone, the pool of `least_seen` on (root_seed, round). Raises ValueError if
+    a label has too few images, or if the images of a run cannot be shared equally.
     """
-    half = sampling.images_per_run // 2
+    check_balance(sampling.images_per_run, n_labels)
+    n_each = sampling.images_per_run // n_labels
     phase = sampling.phase_of_part(part)
     pools = []
-    for label in (0, 1):
+    for label in range(n_labels):
         members = np.flatnonzero(labels == label)
-        if len(members) < half:
+        if len(members) < n_each:
             raise ValueError(
-                f"images_per_run={sampling.images_per_run} needs {half} images of each of the two "
-                f"labels, but label {label} has {len(members)}; use at most {2 * len(members)}"
+                f"images_per_run={sampling.images_per_run} needs {n_each} images of each of the "
+                f"{n_labels} labels, but label {label} has {len(members)}; use at most "
+                f"{n_labels * len(members)}"
             )
         if phase.sampler == "least_seen":
             members = _least_seen(
                 members,
                 seen,
-                max(phase.pool_size // 2, half),
+                max(phase.pool_size // n_labels, n_each),
                 (root_seed, 1, sampling.round_of_part(part), label),
             )
         pools.append(members)
     first = part * sampling.runs_per_part
     runs = range(first, first + sampling.runs_per_part)
-    return tuple(_plan_run(run, pools, half, root_seed) for run in runs)
+    return tuple(_plan_run(run, pools, n_each, root_seed) for run in runs)
 
 
 def plan_hash(specs: Sequence[RunSpec]) -> str:
@@ -188,15 +219,15 @@ def plan_hash(specs: Sequence[RunSpec]) -> str:
 
 
 def _plan_run(
-    run: int, pools: Sequence[Int64[np.ndarray, " _"]], half: int, root_seed: int
+    run: int, pools: Sequence[Int64[np.ndarray, " _"]], n_each: int, root_seed: int
 ) -> RunSpec:
     rng = np.random.default_rng(np.random.SeedSequence((root_seed, 0, run)))
-    image_ids = [rng.choice(pool, size=half, replace=False) for pool in pools]
+    image_ids = [rng.choice(pool, size=n_each, replace=False) for pool in pools]
     return RunSpec(
         run=run,
         root_seed=root_seed,
         image_ids=tuple(int(i) for ids in image_ids for i in ids),
-        labels=(0,) * half + (1,) * half,
+        labels=tuple(label for label in range(len(pools)) for _ in range(n_each)),
     )
 
 

@@ -1,64 +1,117 @@
-"""Reconstruct training images from the KKT condition of margin maximisation.
+"""The objective whose minimum shows training images: the KKT condition of margin maximisation.
 
 A homogeneous network trained long enough with logistic loss points where
-theta = sum_i lam_i y_i grad phi(theta; x_i) with lam_i >= 0 (paper 001, eq. 1; Haim et al. 2022).
-The attack minimises, over candidates x and multipliers lam with the weights fixed (section 1.2),
+theta = sum_i lam_i y_i grad phi(theta; x_i) with lam_i >= 0 (001, eq. 1; 002, eqs. 2-5; Haim et al.
+2022). The attack minimises, over candidates x and multipliers lam with the weights fixed,
 
-    L = || theta - sum_i c_i grad phi(theta; x_i) ||^2,     c_i = lam_i y_i / N,
+    L = || theta - sum_i c_i grad phi_i(theta; x_i) ||^2
       + sum relu(x - 1)^2 + sum relu(-1 - x)^2 + 5 sum relu(lam_min - lam)^2,
 
-where every derivative of ReLU is replaced by sigma(alpha z) while ReLU itself stays.
+where every derivative of the activation is a smooth surrogate (see `surrogate`). By condition:
 
-The gradient of phi in layer l is the outer product d_l a_{l-1}^T, so the square expands to
-||theta||^2 - 2 sum_i c_i t_i + c^T K c with t_i = sum_l d_l . z_l and
-K = sum_l (D_l D_l^T) * (A_{l-1} A_{l-1}^T): m x m matrices instead of residuals of the size of the
-network. `objective_and_gradients` differentiates this Gram form in closed form.
+    binary       phi_i = phi(x_i)                          c_i = y_i lam_i / N   (001, section 1.2)
+    multiclass   phi_i = phi_{y_i} - max_{j != y_i} phi_j  c_i = lam_i / N       (002, eq. 12)
+    regression   phi_i = phi(x_i)                          c_i = lam_i / N       (002, eq. 15)
 
-Departure: the published formula has no N; the authors' code divides by the number of candidates.
+Labels are balanced over the candidates. Under `regression`, which holds for any loss with weight
+decay, lam_i takes either sign and has no penalty.
+
+Departure: the published formulas have no N; the authors' code divides by the number of candidates.
 For the same lam_min these are different problems. `lam_scale` says which; default: the code's.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from recon_core.attacks.layers import Form
+from recon_core.attacks.stationarity import Stationarity
 from recon_core.optimisers import Optimiser
-from recon_core.types import Progress, no_progress
-from recon_core.victims.mlp import Weights
+from recon_core.victims.network import Architecture, Parameters
 
 SAVE_AT_PAPER = (100, 200, 300, 500, 800, 1400, 2400, 4100, 7000, 10_000, 11_900)
-REPORTS = 50
+FORBID = {"extra": "forbid"}
+Condition = Literal["binary", "multiclass", "regression"]
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Ranges from which every attack draws its own hyperparameters; None leaves the attack's.
+
+    lr, lam_lr and sigma are drawn log-uniformly, lam_min and alpha uniformly. Defaults: 002,
+    appendix B, and the sweep of Haim et al.'s code.
+    """
+
+    lr: Range | None = (1e-5, 1.0)
+    lam_lr: Range | None = None
+    sigma: Range | None = (1e-6, 0.1)
+    lam_min: Range | None = (0.01, 0.5)
+    alpha: Range | None = (10.0, 500.0)
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "lam_lr", "sigma", "lam_min", "alpha"):
+            bounds = getattr(self, name)
+            if bounds is not None and not (0 < bounds[0] <= bounds[1] < math.inf):
+                raise ValueError(
+                    f"search.{name}={bounds} is not a range 0 < low <= high; e.g. (0.01, 0.5)"
+                )
+
+    def draw(self, name: str, fixed: float, generator: torch.Generator) -> float:
+        """One value of a hyperparameter; draws a number even where it is fixed."""
+        u = float(torch.rand((), generator=generator, dtype=torch.float64))
+        bounds: Range | None = getattr(self, name)
+        if bounds is None:
+            return fixed
+        low, high = bounds
+        if name in ("lam_min", "alpha"):
+            return low + u * (high - low)
+        return math.exp(math.log(low) + u * (math.log(high) - math.log(low)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class KKTAttack:
     """The attack's settings. Defaults: dataset generation of paper 001, section 2.
 
-    `n_candidates` is m_total, half of them with y = -1. `sigma` is the standard deviation of the
-    initial x; lam starts uniform in [0, 1).
+    `n_candidates` is m_total, shared equally among the labels. `sigma` is the standard deviation
+    of the initial x; lam starts uniform in [0, 1), or N(0, 1) under regression. `lam_lr`: the rate
+    of lam where it differs from that of x. `search`: random hyperparameters for every attack.
+    `stop_above`: an attack stops when its loss exceeds so many times ||theta||^2 at iteration
+    `stop_after` or later; one that diverges to NaN always stops. `ncc_stop_above`: the authors'
+    rule, which needs the training images: the ten best normalised distances (not divided by d) have
+    a mean above this (theirs: 3300 at iteration 5000).
     """
 
+    condition: Condition = "binary"
     n_candidates: int = 400
     sigma: float = 1e-3
     lam_min: float = 0.5
     alpha: float = 20.0
     lam_scale: Literal["candidates", "none"] = "candidates"
     optimiser: Optimiser = field(default_factory=Optimiser)
+    lam_lr: float | None = None
     save_at: tuple[int, ...] = SAVE_AT_PAPER
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    form: Form = "auto"
+    search: Search | None = None
+    stop_after: int = 5000
+    stop_above: float | None = None
+    ncc_stop_above: float | None = None
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        if self.n_candidates < 2 or self.n_candidates % 2:
-            raise ValueError(
-                f"n_candidates={self.n_candidates} must be even and at least 2: half of the "
-                "candidates carry the label -1, half +1"
-            )
+        if self.n_candidates < 2 or (self.condition == "binary" and self.n_candidates % 2):
+            fix = "at least 2"
+            if self.condition == "binary":
+                fix = "even and at least 2: half of the candidates carry the label -1, half +1"
+            raise ValueError(f"n_candidates={self.n_candidates} must be {fix}")
         if not self.save_at or list(self.save_at) != sorted(set(self.save_at)):
             raise ValueError(
                 f"save_at={self.save_at} must be increasing iterations, e.g. (100, 800)"
@@ -71,6 +124,12 @@ class KKTAttack:
                 raise ValueError(f"{name}={value} is not a positive number; see the defaults")
         if not math.isfinite(self.lam_min):
             raise ValueError(f"lam_min={self.lam_min} is not a number; paper 001 uses 0.5")
+        for name in ("lam_lr", "stop_above", "ncc_stop_above"):
+            limit = getattr(self, name)
+            if limit is not None and not (math.isfinite(limit) and limit > 0):
+                raise ValueError(f"{name}={limit} is not a positive number; leave it out for none")
+        if self.stop_after < 1:
+            raise ValueError(f"stop_after={self.stop_after} must be an iteration, 1 or later")
 
     @property
     def n_iterations(self) -> int:
@@ -82,159 +141,170 @@ class KKTAttack:
         """The 1/N of c_i = lam_i y_i / N."""
         return 1.0 / self.n_candidates if self.lam_scale == "candidates" else 1.0
 
+    def signs(self, like: Tensor) -> Float[Tensor, " m"]:
+        """y_i of a binary attack, -1 for the first half of the candidates; 1 otherwise."""
+        y = torch.ones(self.n_candidates, dtype=like.dtype, device=like.device)
+        if self.condition == "binary":
+            y[: self.n_candidates // 2] = -1
+        return y
+
+    def classes(self, n_outputs: int, device: torch.device) -> Int[Tensor, " m"] | None:
+        """y_i of a multiclass attack, in blocks as equal as can be; None otherwise.
+
+        Raises ValueError if the number of outputs does not go with the condition.
+        """
+        if (self.condition == "multiclass") != (n_outputs > 1):
+            raise ValueError(
+                f"condition={self.condition!r} on a network with {n_outputs} outputs; binary and "
+                "regression need 1, multiclass 2 or more"
+            )
+        if self.condition != "multiclass":
+            return None
+        if self.n_candidates < n_outputs:
+            raise ValueError(
+                f"n_candidates={self.n_candidates} is less than one per class of {n_outputs}; "
+                f"use {2 * n_outputs} or more"
+            )
+        place = torch.arange(self.n_candidates, device=device)
+        return place * n_outputs // self.n_candidates
+
 
 @dataclass(frozen=True)
-class Attacked:
-    """Every run's candidates at the saved iterations, in attack units, and how the attack ended."""
+class Settings:
+    """The hyperparameters of Q attacks, (Q,) each, float64 on the CPU."""
 
-    x: Float[Tensor, "r s m d"]
-    lam: Float[Tensor, "r m"]
-    loss: Float[Tensor, " r"]
-    residual: Float[Tensor, " r"]
+    lr: Float[Tensor, " q"]
+    lam_lr: Float[Tensor, " q"]
+    sigma: Float[Tensor, " q"]
+    lam_min: Float[Tensor, " q"]
+    alpha: Float[Tensor, " q"]
+
+    def __len__(self) -> int:
+        return len(self.lr)
+
+    def rows(self, index: Int[Tensor, " k"]) -> Settings:
+        """Those of some of the attacks."""
+        return Settings(*(getattr(self, name)[index] for name in SETTINGS))
 
 
-def candidate_labels(n_candidates: int, like: Tensor) -> Float[Tensor, " m"]:
-    """-1 for the first half of the candidates, +1 for the second."""
-    y = torch.ones(n_candidates, dtype=like.dtype, device=like.device)
-    y[: n_candidates // 2] = -1
-    return y
+SETTINGS = ("lr", "lam_lr", "sigma", "lam_min", "alpha")
 
 
-def stationarity_and_gradients(
-    weights: Weights,
-    x: Float[Tensor, "r m d"],
-    c: Float[Tensor, "r m"],
-    *,
-    alpha: float,
-    theta_square: Float[Tensor, " r"],
-) -> tuple[Float[Tensor, " r"], Float[Tensor, "r m d"], Float[Tensor, "r m"]]:
-    """||theta - sum_i c_i grad phi(x_i)||^2 per run, and its gradients in x and in c.
+def settings_of(attack: KKTAttack, generators: Sequence[torch.Generator]) -> Settings:
+    """One attack's hyperparameters per generator; drawn if there is a search, else all the same."""
+    lam_lr = attack.optimiser.lr if attack.lam_lr is None else attack.lam_lr
+    fixed = {
+        "lr": attack.optimiser.lr,
+        "lam_lr": lam_lr,
+        "sigma": attack.sigma,
+        "lam_min": attack.lam_min,
+        "alpha": attack.alpha,
+    }
+    drawn: dict[str, list[float]] = {name: [] for name in SETTINGS}
+    for generator in generators:
+        for name in SETTINGS:
+            value = fixed[name]
+            if attack.search is not None:
+                value = attack.search.draw(name, value, generator)
+            drawn[name].append(value)
+        if attack.lam_lr is None and (attack.search is None or attack.search.lam_lr is None):
+            drawn["lam_lr"][-1] = drawn["lr"][-1]  # the same rate for both, whatever was drawn
+    return Settings(*(torch.tensor(drawn[name], dtype=torch.float64) for name in SETTINGS))
 
-    Gram form with ReLU's derivative replaced by sigma(alpha z), in the backward pass of phi and in
-    the differentiation of that pass alike. `theta_square` is ||theta||^2, computed once.
-    """
-    # Forward: z_l = W_l a_{l-1}, s_l = sigma(alpha z_l), and the backward pass d_l of phi.
-    a, z, s = [x], [], []
-    for w in weights[:-1]:
-        z.append(torch.bmm(a[-1], w.mT))
-        s.append(torch.sigmoid(alpha * z[-1]))
-        a.append(torch.relu(z[-1]))
-    last = len(weights) - 1
-    phi = torch.bmm(a[last], weights[last].mT)
-    d: list[Tensor] = [torch.empty(0)] * last + [torch.ones_like(phi)]
-    b: list[Tensor] = [torch.empty(0)] * last
-    for layer in range(last - 1, -1, -1):
-        b[layer] = torch.matmul(d[layer + 1], weights[layer + 1])
-        d[layer] = b[layer] * s[layer]
 
-    # The two Gram matrices of every layer, K and t.
-    gram_a = [torch.bmm(v, v.mT) for v in a]
-    gram_d = [torch.bmm(v, v.mT) for v in d]
-    t = phi.squeeze(-1) + sum((d[i] * z[i]).sum(-1) for i in range(last))
-    kernel = torch.stack([p * q for p, q in zip(gram_a, gram_d, strict=True)]).sum(0)
-    kernel_c = torch.bmm(kernel, c.unsqueeze(-1)).squeeze(-1)
-    value = theta_square - 2 * (c * t).sum(-1) + (c * kernel_c).sum(-1)
-    gradient_c = 2 * (kernel_c - t)
+def starting_points(
+    attack: KKTAttack, settings: Settings, d: int, generators: Sequence[torch.Generator]
+) -> tuple[Float[Tensor, "q m d"], Float[Tensor, "q m"]]:
+    """Initial x ~ N(0, sigma^2) and lam of every attack, float32, each from its own generator."""
+    x, lam = [], []
+    for sigma, generator in zip(settings.sigma.tolist(), generators, strict=True):
+        x.append(torch.randn(attack.n_candidates, d, generator=generator) * sigma)
+        if attack.condition == "regression":
+            lam.append(torch.randn(attack.n_candidates, generator=generator))
+        else:
+            lam.append(torch.rand(attack.n_candidates, generator=generator))
+    return torch.stack(x), torch.stack(lam)
 
-    # Adjoints: of d_l bottom up, then of z_l and a_l top down. cc = c c^T; factors 2 at the end.
-    cc = c.unsqueeze(-1) * c.unsqueeze(-2)
-    column = c.unsqueeze(-1)
-    adjoint_z = []
-    adjoint_d = torch.bmm(cc * gram_a[0], d[0]) - column * z[0] if last else torch.empty(0)
-    for layer in range(last):
-        adjoint_b = adjoint_d * s[layer]
-        adjoint_s = adjoint_d * b[layer]
-        adjoint_z.append(alpha * adjoint_s * s[layer] * (1 - s[layer]) - column * d[layer])
-        if layer + 1 < last:
-            adjoint_d = (
-                torch.bmm(cc * gram_a[layer + 1], d[layer + 1])
-                - column * z[layer + 1]
-                + torch.bmm(adjoint_b, weights[layer + 1].mT)
-            )
-    adjoint_z.append(-column)  # of phi, which only t contains
-    for layer in range(last, 0, -1):
-        adjoint_a = torch.bmm(cc * gram_d[layer], a[layer]) + torch.matmul(
-            adjoint_z[layer], weights[layer]
+
+class Objective:
+    """L of Q attacks and its gradients in x and lam; what a call returns the next overwrites."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        parameters: Parameters,
+        *,
+        attack: KKTAttack,
+        settings: Settings,
+    ) -> None:
+        like = parameters.weights[0]
+        self.stationarity = Stationarity(
+            architecture,
+            parameters,
+            n_candidates=attack.n_candidates,
+            alpha=settings.alpha.to(like),
+            classes=attack.classes(architecture.n_outputs, like.device),
+            form=attack.form,
         )
-        adjoint_z[layer - 1] = adjoint_z[layer - 1] + adjoint_a * s[layer - 1]
-    gradient_x = torch.bmm(cc * gram_d[0], a[0]) + torch.matmul(adjoint_z[0], weights[0])
-    return value, 2 * gradient_x, gradient_c
+        self.penalise_lam = attack.condition != "regression"
+        self.lam_min = settings.lam_min.to(like).unsqueeze(1)
+        self.c_per_lam = attack.signs(like) * attack.c_per_lam
+        self.excess = like.new_empty(len(settings), attack.n_candidates, architecture.d)
+        self.c = like.new_empty(len(settings), attack.n_candidates)
+        self.shortfall = torch.empty_like(self.c)
 
-
-def objective_and_gradients(
-    weights: Weights,
-    x: Float[Tensor, "r m d"],
-    lam: Float[Tensor, "r m"],
-    *,
-    attack: KKTAttack,
-    theta_square: Float[Tensor, " r"],
-) -> tuple[Float[Tensor, " r"], Float[Tensor, "r m d"], Float[Tensor, "r m"]]:
-    """The attack's loss L of every run, penalties included, and its gradients in x and lam."""
-    signs = candidate_labels(x.shape[1], x) * attack.c_per_lam
-    value, gradient_x, gradient_c = stationarity_and_gradients(
-        weights, x, signs * lam, alpha=attack.alpha, theta_square=theta_square
-    )
-    excess = x - x.clamp(-1, 1)
-    shortfall = torch.relu(attack.lam_min - lam)
-    value = value + excess.square().sum((-1, -2)) + 5 * shortfall.square().sum(-1)
-    return value, gradient_x + 2 * excess, gradient_c * signs - 10 * shortfall
-
-
-def reconstruct(
-    weights: Weights,
-    x: Float[Tensor, "r m d"],
-    lam: Float[Tensor, "r m"],
-    *,
-    attack: KKTAttack,
-    progress: Progress = no_progress,
-) -> Attacked:
-    """Minimise L from the starting point (x, lam) of every run; nothing is modified in place.
-
-    A diverged run ends with NaN in its own rows. `residual` is the final stationarity term over
-    ||theta||^2, evaluated in float64, where the Gram form does not cancel.
-    """
-    theta_square = squared_norm(weights)
-    x, lam = x.clone(), lam.clone()
-    state_x, state_lam = attack.optimiser.state(x), attack.optimiser.state(lam)
-    saved = []
-    value = torch.full((x.shape[0],), torch.nan, dtype=x.dtype, device=x.device)
-    report_every = max(1, attack.n_iterations // REPORTS)
-    for iteration in range(1, attack.n_iterations + 1):
-        value, gradient_x, gradient_lam = objective_and_gradients(
-            weights, x, lam, attack=attack, theta_square=theta_square.to(x.dtype)
+    def __call__(
+        self,
+        x: Float[Tensor, "q m d"],
+        lam: Float[Tensor, "q m"],
+        *,
+        with_value: bool = True,
+    ) -> tuple[Float[Tensor, " q"] | None, Float[Tensor, "q m d"], Float[Tensor, "q m"]]:
+        """(L, dL/dx, dL/dlam); L only if asked for."""
+        torch.mul(lam, self.c_per_lam, out=self.c)
+        torch.ops.aten.softshrink.out(x, 1.0, out=self.excess)  # x - clamp(x, -1, 1)
+        outside = self.excess.square().sum((-1, -2)) if with_value else None
+        value, gradient_x, gradient_lam = self.stationarity(
+            x, self.c, excess=self.excess, with_value=with_value
         )
-        attack.optimiser.step_(x, gradient_x, state_x)
-        attack.optimiser.step_(lam, gradient_lam, state_lam)
-        if iteration in attack.save_at:
-            saved.append(x.clone())
-        if iteration % report_every == 0:
-            progress(iteration / attack.n_iterations)
-    progress(1.0)
-    return Attacked(
-        x=torch.stack(saved, dim=1),
-        lam=lam,
-        loss=value,
-        residual=relative_residual(weights, x, lam, attack=attack),
-    )
-
-
-def squared_norm(weights: Weights) -> Float[Tensor, " r"]:
-    """||theta||^2 of every run, in float64."""
-    return torch.stack([w.double().square().sum((-1, -2)) for w in weights]).sum(0)
+        gradient_lam.mul_(self.c_per_lam)
+        if self.penalise_lam:
+            torch.sub(self.lam_min, lam, out=self.shortfall).clamp_min_(0.0)
+            gradient_lam.add_(self.shortfall, alpha=-10.0)
+        if value is not None and outside is not None:
+            value = value + outside
+            if self.penalise_lam:
+                value = value + 5 * self.shortfall.square().sum(-1)
+        return value, gradient_x, gradient_lam
 
 
 def relative_residual(
-    weights: Weights,
-    x: Float[Tensor, "r m d"],
-    lam: Float[Tensor, "r m"],
+    architecture: Architecture,
+    parameters: Parameters,
+    x: Float[Tensor, "q m d"],
+    lam: Float[Tensor, "q m"],
     *,
     attack: KKTAttack,
-) -> Float[Tensor, " r"]:
-    """||theta - sum_i c_i grad phi(x_i)||^2 / ||theta||^2 of every run, in float64."""
-    wide = tuple(w.double() for w in weights)
-    theta_square = squared_norm(wide)
-    c = lam.double() * candidate_labels(x.shape[1], lam.double()) * attack.c_per_lam
-    value, _, _ = stationarity_and_gradients(
-        wide, x.double(), c, alpha=attack.alpha, theta_square=theta_square
-    )
-    return value / theta_square
+    settings: Settings,
+) -> Float[Tensor, " q"]:
+    """||theta - sum_i c_i grad phi(x_i)||^2 / ||theta||^2 of every attack, in float64.
+
+    One attack at a time, so that no memory of the size of the stack is needed.
+    """
+    residuals = []
+    for q in range(len(x)):
+        victim = slice(q, q + 1) if parameters.n_runs > 1 else slice(0, 1)
+        wide = parameters.rows(victim).map(lambda tensor: tensor.double())
+        stationarity = Stationarity(
+            architecture,
+            wide,
+            n_candidates=attack.n_candidates,
+            alpha=settings.alpha[q : q + 1].to(x.device),
+            classes=attack.classes(architecture.n_outputs, x.device),
+            form=attack.form,
+        )
+        c = lam[q : q + 1].double() * attack.signs(lam.double()) * attack.c_per_lam
+        value, _, _ = stationarity(x[q : q + 1].double(), c)
+        assert value is not None
+        residuals.append((value / stationarity.theta_square).clamp_min(0.0))
+    return torch.cat(residuals)

@@ -21,16 +21,18 @@ from recon_core.attacks.kkt_objective import KKTAttack
 from recon_core.experiments import FAMILIES, Experiment
 from recon_core.sampling import Phase, Sampling
 from recon_core.types import N_AUGMENT, STATS, Outcome, RunResult, RunSpec
-from recon_core.victims.mlp import MLP
+from recon_core.victims.network import Network
 from recon_core.victims.training import Training
 from tests.recon_core.tiles import photograph_tiles
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 R, N, SIDE = 3, 4, 16
 CPU = torch.device("cpu")
 TILES = photograph_tiles(SIDE, shrink=4)
 SMALL: dict[str, Experiment] = {
     "kkt": KKT(
-        victim=MLP(widths=(16, 16)),
+        victim=Network(widths=(16, 16)),
         training=Training(epochs=40),
         attack=KKTAttack(n_candidates=6, save_at=(5, 23)),
         keep="all",

@@ -1,278 +1,271 @@
-"""The closed-form KKT objective against double backpropagation, and against a planted solution."""
+"""The attack's objective: penalties, scales and signs, and planted solutions."""
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from recon_core.attacks.kkt_objective import (
+    Condition,
     KKTAttack,
-    candidate_labels,
-    objective_and_gradients,
-    reconstruct,
+    Objective,
+    Settings,
     relative_residual,
-    stationarity_and_gradients,
+    settings_of,
 )
-from recon_core.optimisers import Optimiser
-from recon_core.victims.mlp import Weights
+from recon_core.victims.network import Conv, Network, Parameters
+from tests.recon_core import double_backprop
+from tests.recon_core.planted import STEEP, Planted, planted_relu
 
-R, M, D = 2, 6, 10
-DEPTHS = [(7,), (7, 5), (7, 5, 6)]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-class SurrogateReLU(torch.autograd.Function):
-    """ReLU forwards, sigma(alpha z) backwards; the backward pass is differentiable again."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, alpha: float) -> Tensor:
-        ctx.save_for_backward(z)
-        ctx.alpha = alpha
-        return z.clamp_min(0)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        (z,) = ctx.saved_tensors
-        return grad_outputs[0] / (1 + torch.exp(-ctx.alpha * z)), None
+Q, M, SHAPE = 3, 6, (1, 3, 4)
+NETWORK = Network(widths=(7, 5), bias="first")
 
 
-def double_backprop(
-    weights: Weights, x: Tensor, lam: Tensor, attack: KKTAttack
-) -> tuple[Tensor, Tensor, Tensor]:
-    """L, dL/dx and dL/dlam straight from the definition, one run after another."""
-    x, lam = x.clone().requires_grad_(), lam.clone().requires_grad_()
-    n = attack.n_candidates if attack.lam_scale == "candidates" else 1
-    y = torch.tensor([-1.0] * (M // 2) + [1.0] * (M // 2), dtype=x.dtype)
-    losses = []
-    for run in range(R):
-        theta = [w[run].clone().requires_grad_() for w in weights]
-        a = x[run]
-        for w in theta[:-1]:
-            a = SurrogateReLU.apply(a @ w.T, attack.alpha)
-        phi = (a @ theta[-1].T).squeeze(-1)
-        sum_of_gradients = torch.autograd.grad(
-            (lam[run] * y / n * phi).sum(), theta, create_graph=True
-        )
-        loss = sum(
-            ((w.detach() - g) ** 2).sum() for w, g in zip(theta, sum_of_gradients, strict=True)
-        )
-        loss = (
-            loss + ((x[run] - 1).clamp_min(0) ** 2).sum() + ((-1 - x[run]).clamp_min(0) ** 2).sum()
-        )
-        losses.append(loss + 5 * ((attack.lam_min - lam[run]).clamp_min(0) ** 2).sum())
-    loss = torch.stack(losses)
-    return (loss.detach(), *torch.autograd.grad(loss.sum(), (x, lam)))
+def generators(n: int = Q) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(i) for i in range(n)]
 
 
-def problem(widths: tuple[int, ...]) -> tuple[Weights, Tensor, Tensor]:
+def settings() -> Settings:
+    """Every attack with an alpha and a lam_min of its own."""
+    same = torch.ones(Q, dtype=torch.float64)
+    lam_min = torch.tensor([0.5, 0.1, 0.3], dtype=torch.float64)
+    alpha = torch.tensor([2.0, 20.0, 7.0], dtype=torch.float64)
+    return Settings(lr=same, lam_lr=same, sigma=same, lam_min=lam_min, alpha=alpha)
+
+
+def problem(n_outputs: int = 1) -> tuple[Parameters, Tensor, Tensor]:
     """Weights, candidates (some outside [-1, 1]) and multipliers (some below lam_min)."""
-    generator = torch.Generator().manual_seed(len(widths))
+    generator = torch.Generator().manual_seed(0)
+    architecture = NETWORK.on(SHAPE, n_outputs)
+    skeleton = architecture.initial(generators(), dtype=torch.float64)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return torch.randn(*shape, generator=generator).double()
 
-    weights = tuple(
-        normal(R, fan_out, fan_in) / fan_in**0.5
-        for fan_in, fan_out in itertools.pairwise((D, *widths, 1))
-    )
-    lam = torch.rand(R, M, generator=generator, dtype=torch.float64)
-    return weights, normal(R, M, D), lam
+    parameters = skeleton.map(lambda t: normal(*t.shape) / t.shape[-1] ** 0.5)
+    return parameters, normal(Q, M, architecture.d), torch.rand(Q, M, generator=generator).double()
 
 
-def theta_square(weights: Weights) -> Tensor:
-    return torch.stack([w.square().sum((-1, -2)) for w in weights]).sum(0)
+def penalties(x: Tensor, lam: Tensor, lam_min: Tensor, *, of_lam: bool) -> Tensor:
+    """Written as paper 001 does, with relu."""
+    loss = (x - 1).relu().square().sum((1, 2)) + (-1 - x).relu().square().sum((1, 2))
+    return loss + of_lam * 5 * (lam_min[:, None] - lam).relu().square().sum(1)
 
 
-def relative(ours: Tensor, reference: Tensor) -> float:
-    return float((ours.double() - reference).norm() / reference.norm())
-
-
-@pytest.mark.parametrize("widths", DEPTHS, ids=["1 hidden", "2 hidden", "3 hidden"])
 @pytest.mark.parametrize("lam_scale", ["candidates", "none"])
-@pytest.mark.parametrize("alpha", [2.0, 20.0])
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["f64", "f32"]
+    ("condition", "n_outputs"), [("binary", 1), ("multiclass", 3), ("regression", 1)]
 )
-def test_equals_double_backprop(
-    widths: tuple[int, ...], lam_scale: Any, alpha: float, dtype: torch.dtype, tolerance: float
+def test_equals_the_definition(
+    condition: Condition, n_outputs: int, lam_scale: Literal["candidates", "none"]
 ) -> None:
-    attack = KKTAttack(n_candidates=M, alpha=alpha, lam_scale=lam_scale)
-    weights, x, lam = problem(widths)
-    expected = double_backprop(weights, x, lam, attack)
-    assert bool((x.abs() > 1).any())
-    assert bool((lam < attack.lam_min).any()), "the penalties must take part"
-    narrow = tuple(w.to(dtype) for w in weights)
-    ours = objective_and_gradients(
-        narrow, x.to(dtype), lam.to(dtype), attack=attack, theta_square=theta_square(narrow)
+    attack = KKTAttack(condition=condition, n_candidates=M, lam_scale=lam_scale)
+    each, (parameters, x, lam) = settings(), problem(n_outputs)
+    if condition == "regression":
+        lam = lam - 0.5
+    y = torch.tensor([-1.0] * 3 + [1.0] * 3) if condition == "binary" else torch.ones(M)
+    per_lam = y.double() / (M if lam_scale == "candidates" else 1)
+    value, by_x, by_c = double_backprop.stationarity(
+        NETWORK.on(SHAPE, n_outputs),
+        parameters,
+        x,
+        lam * per_lam,
+        alpha=each.alpha,
+        classes=torch.tensor([0, 0, 1, 1, 2, 2]) if condition == "multiclass" else None,
     )
-    for mine, reference in zip(ours, expected, strict=True):
-        assert mine.dtype == dtype
-        assert relative(mine, reference) < tolerance
+    x_leaf, lam_leaf = x.clone().requires_grad_(), lam.clone().requires_grad_()
+    extra = penalties(x_leaf, lam_leaf, each.lam_min, of_lam=condition != "regression")
+    extra.sum().backward()
+    assert x_leaf.grad is not None
+    assert bool(x_leaf.grad.any()), "the penalty of x must take part"
+    extra_lam = torch.zeros_like(lam) if lam_leaf.grad is None else lam_leaf.grad
+    assert bool(extra_lam.any()) == (condition != "regression")
+    expected = (value + extra.detach(), by_x + x_leaf.grad, by_c * per_lam + extra_lam)
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        objective = Objective(
+            NETWORK.on(SHAPE, n_outputs),
+            parameters.map(lambda t: t.to(dtype)),  # noqa: B023
+            attack=attack,
+            settings=each,
+        )
+        for ours, truth in zip(objective(x.to(dtype), lam.to(dtype)), expected, strict=True):
+            assert ours is not None
+            assert ours.dtype == dtype
+            assert float((ours.double() - truth).norm() / truth.norm()) < tolerance
+
+
+def test_the_value_is_optional_and_nothing_is_modified() -> None:
+    parameters, x, lam = problem()
+    given = (x, lam, *parameters.tensors())
+    before = [tensor.clone() for tensor in given]
+    objective = Objective(
+        NETWORK.on(SHAPE), parameters, attack=KKTAttack(n_candidates=M), settings=settings()
+    )
+    with_value = [tensor.clone() for tensor in objective(x, lam) if tensor is not None]
+    without = objective(x, lam, with_value=False)
+    assert without[0] is None
+    assert torch.equal(without[1], with_value[1])
+    assert torch.equal(without[2], with_value[2])
+    for tensor, copy in zip(given, before, strict=True):
+        assert torch.equal(tensor, copy)
 
 
 def test_the_two_scales_are_different_problems() -> None:
-    weights, x, lam = problem((7, 5))
-    by_scale = [
-        objective_and_gradients(
-            weights,
-            x,
-            lam,
-            attack=KKTAttack(n_candidates=M, lam_scale=scale),
-            theta_square=theta_square(weights),
-        )[0]
-        for scale in ("candidates", "none")
-    ]
-    assert relative(by_scale[0], by_scale[1]) > 0.01
-
-
-def test_the_gradient_is_the_slope_of_the_value_in_the_multipliers() -> None:
-    # The surrogate makes dL/dx differ from the slope of L, but c enters without a ReLU.
-    weights, x, lam = problem((7, 5))
-    step = 1e-6 * torch.randn(R, M, generator=torch.Generator().manual_seed(0)).double()
-
-    def at(c: Tensor) -> tuple[Tensor, Tensor]:
-        value, _, gradient = stationarity_and_gradients(
-            weights, x, c, alpha=20.0, theta_square=theta_square(weights)
-        )
-        return value, gradient
-
-    slope = (at(lam + step)[0] - at(lam - step)[0]) / 2
-    torch.testing.assert_close(slope, (at(lam)[1] * step).sum(-1), rtol=1e-7, atol=0)
+    parameters, x, lam = problem()
+    losses = []
+    for scale in ("candidates", "none"):
+        attack = KKTAttack(n_candidates=M, lam_scale=scale)  # type: ignore[arg-type]
+        value = Objective(NETWORK.on(SHAPE), parameters, attack=attack, settings=settings())(x, lam)
+        assert value[0] is not None
+        losses.append(value[0].clone())
+    assert bool(((losses[0] - losses[1]).abs() > 0.01 * losses[1]).all())
 
 
 def test_labels_are_balanced() -> None:
-    assert candidate_labels(4, torch.zeros(1, dtype=torch.float64)).tolist() == [-1, -1, 1, 1]
+    like = torch.zeros(1, dtype=torch.float64)
+    assert KKTAttack(n_candidates=4).signs(like).tolist() == [-1, -1, 1, 1]
+    assert KKTAttack(condition="regression", n_candidates=3).signs(like).tolist() == [1, 1, 1]
+    several = KKTAttack(condition="multiclass", n_candidates=6)
+    assert several.signs(like).tolist() == [1] * 6
+    cpu = torch.device("cpu")
+    for n_candidates, n_outputs in ((6, 3), (7, 3), (400, 10), (5, 5), (11, 4)):
+        attack = KKTAttack(condition="multiclass", n_candidates=n_candidates)
+        classes = attack.classes(n_outputs, cpu)
+        assert classes is not None
+        counts = classes.bincount(minlength=n_outputs)
+        assert len(counts) == n_outputs
+        assert int(counts.max()) - int(counts.min()) <= 1
+        assert torch.equal(classes, classes.sort().values)
+    assert KKTAttack().classes(1, cpu) is None
+    assert KKTAttack(condition="regression").classes(1, cpu) is None
 
 
-def planted(depth: int, *, lam: float, d: int = 5) -> tuple[Weights, Tensor, Tensor]:
-    """A network of width 1 at a KKT point of two opposite images v and -v.
-
-    phi(v) = q^(depth+1) |v| with layers q v/|v|, q, ..., q. Only v is active, and
-    theta = lam grad phi(v) holds in every layer if lam q^(depth-1) |v| = 1, so |v| follows from q.
-    The multiplier of -v is free: its gradient vanishes.
-    """
-    q = 2.0
-    norm = 1 / (lam * q ** (depth - 1))
-    direction = torch.nn.functional.normalize(torch.arange(1.0, d + 1).double(), dim=0)
-    layers = [q * direction[None, None]] + [torch.full((1, 1, 1), q).double()] * depth
-    x = torch.stack([-direction, direction])[None] * norm
-    return tuple(layers), x, torch.tensor([[0.7, lam]], dtype=torch.float64)
-
-
-PLANTED = [(1, 0.75), (2, 0.9), (3, 0.6)]
-STEEP = {"n_candidates": 2, "lam_scale": "none", "alpha": 2000.0}
+PLANTED = {
+    "one hidden": {"n_hidden": 1, "n_pairs": 2, "d": 12, "norm": 1.4},
+    "two hidden": {"n_hidden": 2},
+    "three hidden": {"n_hidden": 3},
+    "first-layer bias": {"n_hidden": 1, "bias": True},
+    "deep with bias": {"n_hidden": 3, "bias": True},
+    "two outputs": {"n_hidden": 1, "n_pairs": 2, "d": 12, "norm": 1.4, "n_outputs": 2},
+    "deep, two outputs": {"n_hidden": 3, "n_outputs": 2},
+    "convolution": {"n_hidden": 1, "conv": True},
+    "convolution with bias": {"n_hidden": 2, "conv": True, "bias": True, "norm": 2.05},
+    "convolution, two outputs": {"n_hidden": 2, "conv": True, "n_outputs": 2},
+}
 
 
-@pytest.mark.parametrize(("depth", "lam_planted"), PLANTED)
-def test_a_planted_kkt_point_has_no_residual(depth: int, lam_planted: float) -> None:
-    weights, x, lam = planted(depth, lam=lam_planted)
-    attack = KKTAttack(**STEEP)  # type: ignore[arg-type]
-    residual = relative_residual(weights, x, lam, attack=attack)
-    assert float(residual) == pytest.approx(0, abs=1e-14)
-    value, gradient_x, gradient_lam = objective_and_gradients(
-        weights, x, lam, attack=attack, theta_square=theta_square(weights)
-    )
-    for tensor in (value, gradient_x, gradient_lam):
-        assert float(tensor.abs().max()) < 1e-12
-    assert float(relative_residual(weights, 1.1 * x, lam, attack=attack)) > 1e-4
-
-
-@pytest.mark.parametrize(("depth", "lam_planted"), PLANTED)
-@pytest.mark.parametrize(
-    "optimiser",
-    [Optimiser(lr=0.01), Optimiser(rule="gd", lr=1e-3, momentum=0.9)],
-    ids=["adadelta", "gd"],
-)
-def test_a_planted_kkt_point_is_a_fixed_point(
-    depth: int, lam_planted: float, optimiser: Optimiser
-) -> None:
-    weights, x, lam = planted(depth, lam=lam_planted)
-    attack = KKTAttack(**STEEP, optimiser=optimiser, save_at=(10, 50))  # type: ignore[arg-type]
-    attacked = reconstruct(weights, x, lam, attack=attack)
-    for saved in attacked.x.unbind(1):
-        torch.testing.assert_close(saved, x, rtol=0, atol=1e-9)
-    torch.testing.assert_close(attacked.lam, lam, rtol=0, atol=1e-9)
-    assert float(attacked.residual) < 1e-12
-
-
-def test_the_planted_image_is_found_from_nearby() -> None:
-    weights, x, lam = planted(2, lam=0.9)
+def plant(name: str) -> tuple[Planted, KKTAttack, Tensor]:
+    """(network and images, an attack for them, its multipliers)."""
+    planted = planted_relu(**{"d": 6, **PLANTED[name]})  # type: ignore[arg-type]
+    condition: Condition = "binary" if planted.classes is None else "multiclass"
     attack = KKTAttack(
-        **STEEP,  # type: ignore[arg-type]
-        optimiser=Optimiser(rule="gd", lr=0.01, momentum=0.9),
-        save_at=(800,),
+        condition=condition,
+        n_candidates=planted.x.shape[1],
+        lam_scale="none",
+        alpha=STEEP,
+        lam_min=0.1,
     )
-    noise = 0.05 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).double()
-    attacked = reconstruct(weights, x + noise, lam, attack=attack)
-    found = attacked.x[0, -1, 1] * attacked.lam[0, 1]  # lam and |x| trade off: only the product
-    torch.testing.assert_close(found, x[0, 1] * lam[0, 1], rtol=0, atol=1e-6)
-    assert float(attacked.residual) < 1e-10
+    lam = planted.c * attack.signs(planted.c)
+    return planted, attack, lam
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-13)], ids=["f32", "f64"]
-)
-def test_a_run_does_not_depend_on_the_runs_beside_it(dtype: torch.dtype, tolerance: float) -> None:
-    weights, x, lam = problem((7, 5))
-    weights, x, lam = tuple(w.to(dtype) for w in weights), x.to(dtype) / 10, lam.to(dtype)
-    attack = KKTAttack(n_candidates=M, save_at=(5, 60))
-    together = reconstruct(weights, x, lam, attack=attack)
-    strangers = tuple(torch.cat([w[:1], -w[1:]]) for w in weights)
-    elsewhere = reconstruct(strangers, x, lam, attack=attack)
-    assert torch.equal(together.x[0], elsewhere.x[0])
-    assert torch.equal(together.lam[0], elsewhere.lam[0])
-    assert not torch.equal(together.x[1], elsewhere.x[1])
-    # At another place or in a batch of another size, other kernels run: equal to rounding only.
-    for run in range(R):
-        only = slice(run, run + 1)
-        alone = reconstruct(tuple(w[only] for w in weights), x[only], lam[only], attack=attack)
-        torch.testing.assert_close(together.x[run], alone.x[0], rtol=tolerance, atol=tolerance)
-        torch.testing.assert_close(together.lam[run], alone.lam[0], rtol=tolerance, atol=0)
-        torch.testing.assert_close(together.loss[run], alone.loss[0], rtol=tolerance, atol=0)
+@pytest.mark.parametrize("name", list(PLANTED))
+def test_a_planted_kkt_point_has_no_residual(name: str) -> None:
+    planted, attack, lam = plant(name)
+    each = settings_of(attack, generators(1))
+    assert bool((lam > attack.lam_min).all())
+
+    def residual(x: Tensor, multipliers: Tensor) -> float:
+        found = relative_residual(
+            planted.architecture,
+            planted.parameters,
+            x,
+            multipliers,
+            attack=attack,
+            settings=each,
+        )
+        return float(found)
+
+    assert abs(residual(planted.x, lam)) < 1e-14
+    objective = Objective(planted.architecture, planted.parameters, attack=attack, settings=each)
+    assert bool((planted.x.abs() < 1).all())
+    for tensor in objective(planted.x, lam):
+        assert tensor is not None
+        assert float(tensor.abs().max()) < 1e-12
+    assert residual(1.1 * planted.x, lam) > 1e-4
+    assert residual(planted.x, 1.1 * lam) > 1e-4
+    idle = torch.where(planted.active, lam, 3 * lam)
+    assert abs(residual(planted.x, idle)) < 1e-14
+    assert residual(planted.x.flip(1), lam) > 1e-4, "another label"
 
 
-def test_a_diverging_run_does_not_disturb_its_neighbour() -> None:
-    weights, x, lam = problem((7, 5))
-    attack = KKTAttack(n_candidates=M, save_at=(20,))
-    calm = reconstruct(weights, x, lam, attack=attack)
-    weights[0][1] *= 1e200
-    wild = reconstruct(weights, x, lam, attack=attack)
-    assert not bool(wild.x[1].isfinite().all())
-    assert torch.equal(wild.x[0], calm.x[0])
-    assert torch.equal(wild.lam[0], calm.lam[0])
-
-
-def test_the_attack_lowers_its_loss_and_reports_to_the_end() -> None:
-    weights, x, lam = problem((7, 5))
-    fractions: list[float] = []
-    attack = KKTAttack(n_candidates=M, save_at=(1, 157))
-    before = objective_and_gradients(
-        weights, x, lam, attack=attack, theta_square=theta_square(weights)
+def test_the_residual_is_relative_and_each_attacks_own() -> None:
+    parameters, x, lam = problem()
+    attack, each = KKTAttack(n_candidates=M), settings()
+    architecture = NETWORK.on(SHAPE)
+    signs = attack.signs(lam) / M
+    value = double_backprop.stationarity(
+        architecture, parameters, x, lam * signs, alpha=each.alpha
     )[0]
-    copies = x.clone(), lam.clone()
-    attacked = reconstruct(weights, x, lam, attack=attack, progress=fractions.append)
-    assert bool((attacked.loss < before).all())
-    assert fractions[-1] == 1.0
-    assert all(a <= b for a, b in itertools.pairwise(fractions))
-    assert torch.equal(x, copies[0])
-    assert torch.equal(lam, copies[1])
+    expected = value / parameters.squared_norm()
+    found = relative_residual(architecture, parameters, x, lam, attack=attack, settings=each)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    narrow = relative_residual(
+        architecture,
+        parameters.map(lambda t: t.float()),
+        x.float(),
+        lam.float(),
+        attack=attack,
+        settings=each,
+    )
+    assert narrow.dtype == torch.float64
+    torch.testing.assert_close(narrow, expected, rtol=1e-5, atol=0)
+    one = parameters.rows(slice(1, 2))
+    shared = relative_residual(architecture, one, x, lam, attack=attack, settings=each)
+    torch.testing.assert_close(shared[1], expected[1], rtol=1e-12, atol=0)
+    assert float((shared[0] - expected[0]).abs()) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"n_candidates": 7}, "n_candidates=7 must be even"),
-        ({"save_at": ()}, "save_at=\\(\\) must be increasing"),
-        ({"save_at": (5, 5)}, "save_at=\\(5, 5\\) must be increasing"),
-        ({"save_at": (0, 5)}, "must start at iteration 1"),
-        ({"alpha": 0.0}, "alpha=0.0"),
-        ({"sigma": float("nan")}, "sigma=nan"),
-        ({"lam_min": float("nan")}, "lam_min=nan"),
-    ],
-)
-def test_refuses(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        KKTAttack(**settings)
+def test_condition_and_outputs_must_go_together() -> None:
+    cpu = torch.device("cpu")
+    for condition in ("binary", "regression"):
+        with pytest.raises(ValueError, match=f"condition='{condition}' on a network with 3 output"):
+            KKTAttack(condition=condition).classes(3, cpu)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="condition='multiclass' on a network with 1 outputs"):
+        KKTAttack(condition="multiclass").classes(1, cpu)
+    few = KKTAttack(condition="multiclass", n_candidates=4)
+    with pytest.raises(ValueError, match=r"n_candidates=4 is less than one per class of 5.* 10 or"):
+        few.classes(5, cpu)
+    with pytest.raises(ValueError, match="condition='binary' on a network with 3 outputs"):
+        Objective(
+            NETWORK.on(SHAPE, 3),
+            problem(3)[0],
+            attack=KKTAttack(n_candidates=M),
+            settings=settings(),
+        )
+
+
+def test_a_convolution_is_attacked_like_a_dense_network() -> None:
+    network = Network(widths=(5,), conv=Conv(kernel=2, channels=3), bias="all")
+    architecture, each = network.on(SHAPE), settings()
+    parameters = architecture.initial(generators(), dtype=torch.float64).map(torch.ones_like)
+    _, x, lam = problem()
+    attack = KKTAttack(n_candidates=M)
+    value, by_x, by_c = double_backprop.stationarity(
+        architecture, parameters, x, lam * attack.signs(lam) / M, alpha=each.alpha
+    )
+    objective = Objective(architecture, parameters, attack=attack, settings=each)
+    inside = torch.where(x.abs() < 1, 1.0, 0.0).double()
+    ours = objective(x, lam)
+    torch.testing.assert_close(ours[1] * inside, by_x * inside, rtol=1e-10, atol=1e-10)
+    extra = penalties(x, lam, each.lam_min, of_lam=True)
+    assert ours[0] is not None
+    torch.testing.assert_close(ours[0], value + extra, rtol=1e-12, atol=0)
+    shortfall = (each.lam_min[:, None] - lam).relu()
+    expected = by_c * attack.signs(lam) / M - 10 * shortfall
+    torch.testing.assert_close(ours[2], expected, rtol=1e-10, atol=1e-10)

@@ -15,6 +15,7 @@ from recon_core.sampling import (
     Phase,
     Sampling,
     binary_labels,
+    class_labels,
     plan_hash,
     plan_part,
 )
@@ -169,7 +170,7 @@ def test_growing_the_last_phase_keeps_the_plans_of_the_earlier_parts() -> None:
 
 def test_too_few_images_of_a_label() -> None:
     sampling = dataclasses.replace(TWO_PHASES, images_per_run=42)
-    message = "images_per_run=42 needs 21 images of each .* label 1 has 20; use at most 40"
+    message = "images_per_run=42 needs 21 images of each of the 2 labels.* has 20; use at most 40"
     with pytest.raises(ValueError, match=message):
         plan(sampling, 0)
 
@@ -177,8 +178,8 @@ def test_too_few_images_of_a_label() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images_per_run": 301}, "images_per_run=301 is odd .* even number, for example 300"),
-        ({"images_per_run": 0}, "images_per_run=0 is odd or too small.* for example 2"),
+        ({"images_per_run": 1}, "images_per_run=1 is too small.*at least 2"),
+        ({"images_per_run": 0}, "images_per_run=0 is too small.*at least 2"),
         ({"lag": 0}, "lag=0 must be at least 1"),
         ({"parts_per_round": 0}, "parts_per_round=0"),
         ({"runs_per_part": 0}, "runs_per_part=0"),
@@ -195,7 +196,7 @@ def test_refuses(changes: dict[str, Any], message: str) -> None:
     ("settings_", "message"),
     [
         ({"n_runs": 0}, "n_runs=0"),
-        ({"pool_size": 7}, "pool_size=7 must be even"),
+        ({"pool_size": 1}, "pool_size=1 must be at least 2"),
         ({"pool_size": 0}, "pool_size=0"),
     ],
 )
@@ -222,3 +223,28 @@ def test_a_part_of_cifar_keeps_the_meaning_and_other_classes_are_halved() -> Non
 def test_one_class_makes_no_binary_victim() -> None:
     with pytest.raises(ValueError, match=r"1 class \(cats\).*at least two class folders"):
         binary_labels(np.zeros(3, np.int64), ("cats",))
+
+
+def test_classes_of_a_multiclass_victim_are_the_sources_first() -> None:
+    labels, task = class_labels(np.array([0, 2, 1, 3]), ("a", "b", "c", "d"), 3)
+    assert (labels.tolist(), task) == ([0, 2, 1, -1], "a against b against c")
+    with pytest.raises(ValueError, match=r"n_classes=3, but the source has 2 \(a, b\)"):
+        class_labels(np.zeros(3, np.int64), ("a", "b"), 3)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "least_seen"])
+def test_runs_are_balanced_over_all_labels_and_leave_out_the_rest(sampler: Any) -> None:
+    labels = np.array([0, 1, 2, -1] * 10)
+    sampling = Sampling(
+        images_per_run=6, phases=(Phase(sampler=sampler, n_runs=4, pool_size=9),), runs_per_part=4
+    )
+    seen = np.arange(40)
+    specs = plan_part(sampling, 0, labels=labels, seen=seen, root_seed=0, n_labels=3)
+    for spec in specs:
+        assert spec.labels == (0, 0, 1, 1, 2, 2)
+        assert labels[list(spec.image_ids)].tolist() == list(spec.labels)
+        assert len(set(spec.image_ids)) == 6
+        if sampler == "least_seen":
+            assert max(spec.image_ids) < 12  # the three least seen of each label
+    with pytest.raises(ValueError, match="images_per_run=6 is not a multiple of the 4 labels"):
+        plan_part(sampling, 0, labels=labels, seen=seen, root_seed=0, n_labels=4)

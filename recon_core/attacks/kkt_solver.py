@@ -1,0 +1,295 @@
+"""Minimise the KKT objective of Q attacks at once: the loop, its saves and stops, resuming.
+
+An attack moves x and lam by first-order steps from its own start and saves x at the iterations of
+`save_at` (001, section 2: Adadelta with rate 1; Haim et al. and 002: gradient descent with momentum
+.9 and separate rates for x and lam). An attack that diverges, or that a stopping rule calls
+hopeless, leaves the stack, which is rebuilt without it: it costs nothing from then on, and the
+others are not disturbed.
+
+Between two iterations at which something happens (a save, a check, a report, a state handed out)
+the same step runs again and again: on a GPU it is captured once as a CUDA graph and replayed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from recon_core.attacks.kkt_objective import KKTAttack, Objective, Settings, relative_residual
+from recon_core.cuda_graphs import repeated
+from recon_core.types import Progress, no_progress
+from recon_core.victims.network import Architecture, Parameters
+
+REPORTS = 50
+CHECK_EVERY = 100
+"""Iterations between two looks at the losses; a look costs as much as an iteration."""
+
+Judge = Callable[[int, Float[Tensor, "k m d"], Int64[Tensor, " k"]], Bool[Tensor, " k"]]
+"""judge(iteration, x, attacks): which of the running attacks are hopeless."""
+
+
+@dataclass(frozen=True)
+class AttackState:
+    """Everything that the rest of an attack depends on, after `iteration` iterations.
+
+    `running` lists the attacks that go on; `x`, `lam` and `moments`, the optimisers' state of each,
+    are theirs. `saved`, `last_x`, `last_lam`, `loss` and `n_iterations` are of all Q attacks.
+    """
+
+    iteration: int
+    running: Int64[Tensor, " k"]
+    x: Float[Tensor, "k m d"]
+    lam: Float[Tensor, "k m"]
+    moments: tuple[tuple[Tensor, ...], ...]
+    saved: Float[Tensor, "q s m d"]
+    last_lam: Float[Tensor, "q m"]
+    last_x: Float[Tensor, "q m d"]
+    loss: Float[Tensor, " q"]
+    n_iterations: Int64[Tensor, " q"]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As named tensors on the CPU, which safetensors can hold."""
+        named = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        for which, moments in zip(("x", "lam"), self.moments, strict=True):
+            named |= {f"moments.{which}.{i}": moment for i, moment in enumerate(moments)}
+        named["iteration"] = torch.tensor(self.iteration)
+        return {name: value.cpu().clone() for name, value in named.items()}
+
+    @classmethod
+    def from_tensors(cls, named: Mapping[str, Tensor], device: torch.device) -> AttackState:
+        """The inverse of `tensors`, on a device; ValueError if a tensor is missing."""
+        expected = set(cls.__dataclass_fields__) - {"moments"}
+        missing = sorted(expected - set(named))
+        if missing:
+            raise ValueError(f"not the state of an attack: {', '.join(missing)} missing")
+        moved = {name: value.to(device) for name, value in named.items()}
+        moments = []
+        for which in ("x", "lam"):
+            names = (f"moments.{which}.{i}" for i in itertools.count())
+            moments.append(tuple(moved[n] for n in itertools.takewhile(moved.__contains__, names)))
+        return cls(
+            **{name: moved[name] for name in expected - {"iteration"}},
+            iteration=int(named["iteration"]),
+            moments=tuple(moments),
+        )
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """Every attack's candidates at the saved iterations, in attack units, and how it ended.
+
+    What a stopped attack did not reach is NaN in `x`. `lam` is the last; `loss` is L there, and
+    `residual` the stationarity term over ||theta||^2, in float64. `n_iterations` is how far it got.
+    """
+
+    x: Float[Tensor, "q s m d"]
+    lam: Float[Tensor, "q m"]
+    loss: Float[Tensor, " q"]
+    residual: Float[Tensor, " q"]
+    n_iterations: Int64[Tensor, " q"]
+
+    def usable(self, rows: slice = slice(None)) -> Bool[Tensor, " k"]:
+        """Which of some attacks went through to the last iteration and ended finite in float32."""
+        x = self.x[rows, -1].float().isfinite().flatten(1).all(1)
+        return x & self.lam[rows].isfinite().all(1)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Attacked]) -> Attacked:
+        """Several stacks of attacks as one."""
+        names = cls.__dataclass_fields__
+        return cls(**{name: torch.cat([getattr(p, name) for p in pieces]) for name in names})
+
+
+def reconstruct(
+    architecture: Architecture,
+    parameters: Parameters,
+    x: Float[Tensor, "q m d"],
+    lam: Float[Tensor, "q m"],
+    *,
+    attack: KKTAttack,
+    settings: Settings,
+    judge: Judge | None = None,
+    progress: Progress = no_progress,
+    state: AttackState | None = None,
+    on_state: Callable[[AttackState], None] | None = None,
+    state_every: int = 0,
+    graphs: bool = True,
+    fused: bool = False,
+) -> Attacked:
+    """Minimise L from the starting point (x, lam) of every attack; nothing is modified in place.
+
+    `parameters` are of Q victims, or of one that all Q attacks share. `judge` is asked at every
+    check from iteration `attack.stop_after` on. With `state_every`, `on_state` gets the state every
+    so many iterations; passed as `state`, with the same other arguments, the attack goes on from
+    there and ends bit for bit as if it had not been interrupted. `graphs`: CUDA graphs, on a GPU.
+    `fused`: see `Optimiser.stepper`. Raises ValueError for a start or a state of other attacks.
+    """
+    solver = Solver(architecture, parameters, attack, settings, graphs=graphs, fused=fused)
+    solver.start(x, lam) if state is None else solver.resume(state)
+    n = attack.n_iterations
+    report_every = max(1, n // REPORTS)
+    while solver.iteration < n and len(solver.running):
+        events = [n, *(s for s in attack.save_at if s > solver.iteration)]
+        for every in (CHECK_EVERY, report_every, state_every):
+            if every:
+                events.append((solver.iteration // every + 1) * every)
+        solver.advance(min(events))
+        if solver.iteration in attack.save_at:
+            solver.save(attack.save_at.index(solver.iteration))
+        if solver.iteration % CHECK_EVERY == 0 or solver.iteration == n:
+            solver.check(judge)
+        if solver.iteration % report_every == 0:
+            progress(solver.iteration / n)
+        if state_every and on_state is not None and solver.iteration % state_every == 0:
+            on_state(solver.state())
+    progress(1.0)
+    return solver.finished()
+
+
+class Solver:
+    """The running attacks' tensors, and what all attacks have left so far; see `reconstruct`."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        parameters: Parameters,
+        attack: KKTAttack,
+        settings: Settings,
+        *,
+        graphs: bool = True,
+        fused: bool = False,
+    ) -> None:
+        self.architecture, self.parameters = architecture, parameters
+        self.attack, self.settings = attack, settings
+        self.graphs, self.fused = graphs, fused
+        if parameters.n_runs not in (1, len(settings)):
+            raise ValueError(
+                f"settings of {len(settings)} attacks on {parameters.n_runs} victims; give every "
+                "attack its victim, or all the same one"
+            )
+        self.theta_square = parameters.squared_norm().expand(len(settings))
+
+    def start(self, x: Tensor, lam: Tensor) -> None:
+        n_saved = len(self.attack.save_at)
+        self._check_size("starting points", (len(x), n_saved, *x.shape[1:]))
+        self.iteration = 0
+        self.saved = x.new_full((len(x), n_saved, *x.shape[1:]), torch.nan)
+        self.last_x, self.last_lam = x.clone(), lam.clone()
+        self.loss = x.new_full((len(x),), torch.nan)
+        self.n_iterations = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        self._run(torch.arange(len(x), device=x.device), x, lam, None)
+
+    def resume(self, state: AttackState) -> None:
+        self._check_size("a state", tuple(state.saved.shape))
+        self.iteration = state.iteration
+        self.saved, self.loss = state.saved.clone(), state.loss.clone()
+        self.last_x, self.last_lam = state.last_x.clone(), state.last_lam.clone()
+        self.n_iterations = state.n_iterations.clone()
+        self._run(state.running, state.x, state.lam, state.moments)
+
+    def _check_size(self, what: str, size: tuple[int, ...]) -> None:
+        attack = self.attack
+        needed = (len(self.settings), len(attack.save_at), attack.n_candidates, self.architecture.d)
+        if size != needed:
+            raise ValueError(
+                f"{what} of (attacks, saved iterations, candidates, numbers) {size} do not go with "
+                f"settings of {needed}; use the attack and the settings that they were made with"
+            )
+
+    def state(self) -> AttackState:
+        """A copy of everything."""
+        return AttackState(
+            iteration=self.iteration,
+            running=self.running.clone(),
+            x=self.x.clone(),
+            lam=self.lam.clone(),
+            moments=tuple(tuple(t.clone() for t in s.tensors()) for s in self.steppers),
+            saved=self.saved.clone(),
+            last_x=self.last_x.clone(),
+            last_lam=self.last_lam.clone(),
+            loss=self.loss.clone(),
+            n_iterations=self.n_iterations.clone(),
+        )
+
+    def _run(
+        self,
+        running: Tensor,
+        x: Tensor,
+        lam: Tensor,
+        moments: tuple[tuple[Tensor, ...], ...] | None,
+    ) -> None:
+        """Go on with these attacks, in a stack of their number."""
+        self.running = running
+        self.x, self.lam = (t.clone(memory_format=torch.contiguous_format) for t in (x, lam))
+        settings = self.settings.rows(running.cpu())
+        victims = self.parameters.rows(running) if self.parameters.n_runs > 1 else self.parameters
+        optimiser = self.attack.optimiser
+        self.steppers = (
+            optimiser.stepper(self.x, lr=settings.lr, fused=self.fused),
+            optimiser.stepper(self.lam, lr=settings.lam_lr),
+        )
+        if moments is not None:
+            for stepper, tensors in zip(self.steppers, moments, strict=True):
+                stepper.load(tensors)
+        if len(running):
+            self.objective = Objective(
+                self.architecture, victims, attack=self.attack, settings=settings
+            )
+            self.repeat = repeated(self._step, self.x.device, graphs=self.graphs)
+
+    def _step(self) -> None:
+        _, gradient_x, gradient_lam = self.objective(self.x, self.lam, with_value=False)
+        self.steppers[0].step_(gradient_x)
+        self.steppers[1].step_(gradient_lam)
+
+    def advance(self, to: int) -> None:
+        self.repeat(to - self.iteration)
+        self.iteration = to
+
+    def save(self, index: int) -> None:
+        self.saved[self.running, index] = self.x
+
+    def check(self, judge: Judge | None) -> None:
+        """Note where the running attacks are, and go on without the hopeless ones."""
+        value, _, _ = self.objective(self.x, self.lam)
+        assert value is not None
+        self.loss[self.running] = value
+        self.last_x[self.running], self.last_lam[self.running] = self.x, self.lam
+        self.n_iterations[self.running] = self.iteration
+        hopeless = ~(value.isfinite() & self.x.isfinite().flatten(1).all(1))
+        if self.iteration >= self.attack.stop_after:
+            if self.attack.stop_above is not None:
+                relative = value / self.theta_square[self.running]
+                hopeless = hopeless | ~(relative <= self.attack.stop_above)
+            if judge is not None:
+                hopeless = hopeless | judge(self.iteration, self.x, self.running)
+        if bool(hopeless.any()):
+            self._drop(hopeless)
+
+    def _drop(self, hopeless: Bool[Tensor, " k"]) -> None:
+        """Go on without some attacks; what they have not reached stays NaN, as it started."""
+        keep = (~hopeless).nonzero().squeeze(1)
+        moments = tuple(stepper.rows(keep) for stepper in self.steppers)
+        self._run(self.running[keep], self.x[keep], self.lam[keep], moments)
+
+    def finished(self) -> Attacked:
+        residual = relative_residual(
+            self.architecture,
+            self.parameters,
+            self.last_x,
+            self.last_lam,
+            attack=self.attack,
+            settings=self.settings,
+        )
+        return Attacked(
+            x=self.saved,
+            lam=self.last_lam,
+            loss=self.loss,
+            residual=residual,
+            n_iterations=self.n_iterations,
+        )

@@ -1,0 +1,94 @@
+"""From one run's saved candidates to its pairs: which training image each candidate shows.
+
+Every saved x is compared with every training image of its run by SSIM; a candidate that at some
+iteration matches one image with confidence is paired with it at all its saved iterations (001,
+section 2). For an evaluation every candidate is kept, with its nearest image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from recon_core.matching import best_and_second, confident_candidates, fit_to_range
+from recon_core.metrics import ssim_matrix
+from recon_core.types import Pairs
+
+ROWS = 1 << 15
+"""Pictures that are compared at once: 400 MB of float32 at 32x32x3."""
+
+
+def pairs_of(
+    saved: Float[Tensor, "s m c h w"],
+    targets: UInt8[Tensor, "n c h w"],
+    mean: Float[Tensor, "c h w"],
+    *,
+    iterations: Sequence[int],
+    keep: Literal["confident", "all"],
+    threshold: float,
+    gap: float,
+) -> Pairs:
+    """The pairs of one run; rows ordered by candidate, then by iteration.
+
+    `saved` are raw candidates in the victim's input space. The scores are computed where `saved`
+    is; everything after them is small and on the CPU.
+    """
+    n_saved, n_candidates = saved.shape[:2]
+    truth = targets.to(saved.device).float() / 255
+    scores = torch.cat(
+        [ssim_matrix(fit_to_range(x, mean), truth).cpu() for x in saved.flatten(0, 1).split(ROWS)]
+    ).unflatten(0, (n_saved, n_candidates))
+    rows, best, second = (
+        v.unflatten(0, (n_saved, -1)) for v in best_and_second(scores.flatten(0, 1))
+    )
+    confident, target = confident_candidates(rows, best, second, threshold=threshold, margin=gap)
+    if keep == "all":
+        chosen = torch.ones_like(confident)
+        target_rows, to_target, to_other = rows, best, second
+    else:
+        chosen = confident
+        target_rows = target.expand(n_saved, n_candidates)
+        to_target, to_other = _to_target_and_other(scores, target)
+    candidate = torch.arange(n_candidates).expand(n_saved, n_candidates)
+    iteration = torch.tensor(iterations)[:, None].expand(n_saved, n_candidates)
+
+    def kept(values: Tensor) -> Tensor:
+        some = values.transpose(0, 1)[chosen.to(values.device)]
+        return some.flatten(0, 1).cpu().contiguous()
+
+    return Pairs(
+        reconstruction=kept(saved),
+        target_row=kept(target_rows),
+        candidate=kept(candidate),
+        iteration=kept(iteration),
+        ssim_best=kept(to_target),
+        ssim_second=kept(to_other),
+        confident=kept(confident.expand(n_saved, n_candidates)),
+    )
+
+
+def no_pairs(shape: Sequence[int]) -> Pairs:
+    """The pairs of a run that left nothing, for images (c, h, w)."""
+    whole, flags = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool)
+    return Pairs(
+        reconstruction=torch.empty(0, *shape),
+        target_row=whole,
+        candidate=whole,
+        iteration=whole,
+        ssim_best=torch.empty(0),
+        ssim_second=torch.empty(0),
+        confident=flags,
+    )
+
+
+def _to_target_and_other(
+    scores: Float[Tensor, "s m n"], target: Int64[Tensor, " m"]
+) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
+    """SSIM to the candidate's target, and the highest to any other image (-1 if there is none)."""
+    index = target[None, :, None].expand(*scores.shape[:2], 1)
+    others = scores.scatter(2, index, -1.0)
+    return scores.gather(2, index).squeeze(2), others.amax(dim=2)
