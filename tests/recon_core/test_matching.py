@@ -1,19 +1,28 @@
-"""The matching rules of paper 001, on cases small enough to check by eye."""
+"""The matching rules of papers 001 and 002, on cases small enough to check by eye."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from recon_core.matching import (
+    assign_one_to_one,
     best_and_second,
     best_per_target,
     confident_candidates,
+    decoy_rows,
     fit_to_range,
     min_max,
+    vote,
 )
+from recon_core.ncc import correlation_matrix, ncc_matrix
+from recon_core.types import seeded_generator
+from tests.recon_core.tiles import photograph_tiles
 
 NAN = float("nan")
 
@@ -103,6 +112,24 @@ def test_the_margin_and_the_threshold_are_settings() -> None:
         confident_candidates(rows[:0], one[:0], one[:0])
 
 
+def test_an_iteration_without_a_score_names_no_target() -> None:
+    best = torch.tensor([[NAN, 0.2], [0.3, NAN]])
+    rows = torch.tensor([[5, 6], [7, 8]])
+    confident, target = confident_candidates(rows, best, torch.full((2, 2), -1.0))
+    assert confident.tolist() == [False, False]
+    assert target.tolist() == [7, 6]
+
+
+def test_ties_go_to_the_lowest_row_and_nothing_to_match_is_no_error() -> None:
+    tied = torch.full((3, 4), 0.5)
+    row, best, second = best_and_second(tied)
+    assert row.tolist() == [0, 0, 0]
+    assert best.tolist() == second.tolist() == [0.5, 0.5, 0.5]
+    assert best_per_target(tied)[0].tolist() == [0, 0, 0, 0]
+    assert [len(part) for part in best_and_second(torch.zeros(0, 4))] == [0, 0, 0]
+    assert [len(part) for part in best_per_target(torch.zeros(3, 0))] == [0, 0]
+
+
 def test_best_candidate_of_each_image() -> None:
     scores = torch.tensor([[0.2, NAN, NAN, 0.5], [0.9, 0.1, NAN, 0.5]])
     candidate, score = best_per_target(scores)
@@ -111,3 +138,186 @@ def test_best_candidate_of_each_image() -> None:
     candidate, score = best_per_target(torch.zeros(0, 2))
     assert candidate.tolist() == [-1, -1]
     assert score.tolist() == [-1.0, -1.0]
+
+
+def _literal_vote(x: Tensor, distances: Tensor, ratio: float) -> Tensor:
+    """Paper 002, A.1, word by word: sort, take up to the first that is further than B d_1, sum."""
+    merged = []
+    for column in distances.T:
+        order = column.argsort(stable=True)
+        n_taken = 1
+        while n_taken < len(x) and column[order[n_taken]] <= ratio * column[order[0]]:
+            n_taken += 1
+        merged.append(sum(x[j] for j in order[:n_taken]) / n_taken)
+    return torch.stack(merged)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([1.0, 1.1, 1.5, 100.0]))
+def test_voting_is_the_papers_procedure(seed: int, ratio: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(9, 1, 4, 4, generator=generator)
+    targets = torch.randn(3, 1, 4, 4, generator=generator)
+    distances = ncc_matrix(x, targets)
+    voted = vote(x, distances, ratio=ratio)
+    torch.testing.assert_close(voted.x, _literal_vote(x, distances, ratio), atol=1e-5, rtol=1e-5)
+    assert voted.nearest.tolist() == distances.argmin(dim=0).tolist()
+    if ratio == 1.0:
+        torch.testing.assert_close(voted.x, x[voted.nearest])
+        assert voted.n_voters.tolist() == [1, 1, 1]
+    if ratio == 100.0:
+        assert voted.n_voters.tolist() == [9, 9, 9]
+
+
+def test_voting_by_hand() -> None:
+    """B = 1.5: the boundary is in, a tie is in, a NaN distance and a NaN candidate are out."""
+    x = torch.arange(5.0)[:, None, None, None] * torch.ones(1, 1, 2)
+    x[4, 0, 0, 1] = NAN
+    distances = torch.tensor([[1.0, 2.0], [1.5, NAN], [1.75, 2.0], [NAN, 9.0], [0.5, 0.5]])
+    voted = vote(x, distances, ratio=1.5)
+    assert voted.n_voters.tolist() == [2, 2]
+    assert voted.x[:, 0, 0, 0].tolist() == [0.5, 1.0]
+    assert voted.nearest.tolist() == [0, 0]
+
+
+def test_voting_leaves_the_mean_in_the_units_of_the_candidates() -> None:
+    image = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    x = torch.cat([1e-3 * image, 3e-3 * image])
+    voted = vote(x, ncc_matrix(x, image), ratio=1.1)
+    torch.testing.assert_close(voted.x, 2e-3 * image)
+
+
+def test_exact_copies_vote_together_although_rounding_tells_them_apart() -> None:
+    image = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    x = torch.cat([image, 1.7 * image + 0.3, 1e-5 * image, image.flip(-1)])
+    distances = ncc_matrix(x, image)
+    assert distances[:3].max() < 1e-12
+    assert vote(x, distances, ratio=1.0).n_voters.tolist() == [3]
+    assert vote(x, torch.zeros(4, 1), ratio=1.1).n_voters.tolist() == [4]
+
+
+def test_an_exclusive_candidate_votes_for_its_nearest_image_only() -> None:
+    x = torch.arange(3.0)[:, None, None, None]
+    distances = torch.tensor([[1.0, 1.1, 3.0], [1.2, 1.0, 3.0], [1.05, 1.06, 2.0]])
+    shared = vote(x, distances, ratio=1.5)
+    assert shared.n_voters.tolist() == [3, 3, 3]
+    own = vote(x, distances, ratio=1.5, exclusive=True)
+    assert own.n_voters.tolist() == [2, 1, 0]
+    assert own.nearest.tolist() == [0, 1, -1]
+    assert own.x[:2].flatten().tolist() == [1.0, 1.0]
+    assert own.x[2].isnan().all()
+
+
+def test_voting_with_nothing_to_vote() -> None:
+    x = torch.ones(2, 1, 2, 2)
+    lost = vote(x, torch.tensor([[NAN, 0.1], [torch.inf, 0.2]]), ratio=1.1)
+    assert lost.x[0].isnan().all()
+    assert lost.n_voters.tolist() == [0, 1]
+    assert lost.nearest.tolist() == [-1, 0]
+    none = vote(x[:0], torch.zeros(0, 2), ratio=1.1)
+    assert none.x.isnan().all()
+    assert none.nearest.tolist() == [-1, -1]
+    assert vote(x, torch.zeros(2, 0), ratio=1.1).x.shape == (0, 1, 2, 2)
+    with pytest.raises(ValueError, match=r"ratio=0\.9"):
+        vote(x, torch.zeros(2, 1), ratio=0.9)
+    with pytest.raises(ValueError, match="a distance is 0 or more"):
+        vote(x, torch.tensor([[0.5], [-0.5]]), ratio=1.1)
+
+
+def _best_assignment(scores: Tensor) -> tuple[int, float]:
+    """(pairs, total) of the best one-to-one assignment, by trying all of them."""
+    p, t = scores.shape
+    wide = scores if p >= t else scores.T
+    totals = []
+    for rows in itertools.permutations(range(len(wide)), wide.shape[1]):
+        values = [wide[row, column] for column, row in enumerate(rows)]
+        finite = [float(v) for v in values if v.isfinite()]
+        totals.append((len(finite), sum(finite)))
+    return max(totals)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 5), st.floats(0, 0.9))
+def test_one_to_one_assignment_is_the_best_of_all(
+    seed: int, p: int, t: int, missing: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = 2 * torch.rand(p, t, generator=generator, dtype=torch.float64) - 1
+    gone = torch.rand(p, t, generator=generator) < missing
+    scores[gone] = torch.tensor([NAN, torch.inf, -torch.inf])[seed % 3].double()
+    candidate, score = assign_one_to_one(scores)
+    given_rows = candidate[candidate >= 0]
+    assert given_rows.unique().numel() == given_rows.numel()
+    n_pairs, total = _best_assignment(scores)
+    assert given_rows.numel() == n_pairs
+    assert score[candidate >= 0].sum().item() == pytest.approx(total, abs=1e-9)
+    assert (score[candidate < 0] == -1).all()
+    columns = (candidate >= 0).nonzero().squeeze(1)
+    torch.testing.assert_close(scores[candidate[columns], columns], score[columns])
+
+
+def test_one_to_one_by_hand() -> None:
+    """The second image loses its favourite to the first, which has no other."""
+    scores = torch.tensor([[0.9, 0.95], [NAN, 0.2], [NAN, 0.1]])
+    assert best_per_target(scores)[0].tolist() == [0, 0]
+    candidate, score = assign_one_to_one(scores)
+    assert candidate.tolist() == [0, 1]
+    torch.testing.assert_close(score, torch.tensor([0.9, 0.2]))
+    both_or_one = torch.tensor([[0.9, -0.8], [-0.8, NAN]])  # two bad pairs rather than one good one
+    assert assign_one_to_one(both_or_one)[0].tolist() == [1, 0]
+    candidate, score = assign_one_to_one(scores[:1])
+    assert candidate.tolist() == [-1, 0]
+    torch.testing.assert_close(score, torch.tensor([-1.0, 0.95]))
+    candidate, score = assign_one_to_one(torch.full((2, 2), NAN))
+    assert candidate.tolist() == [-1, -1]
+    for shape in ((0, 3), (3, 0), (0, 0)):
+        candidate, score = assign_one_to_one(torch.zeros(shape))
+        assert candidate.tolist() == [-1] * shape[1]
+        assert score.tolist() == [-1.0] * shape[1]
+
+
+def test_decoys_are_other_images_than_the_targets_and_one_another() -> None:
+    images = photograph_tiles(8, shrink=4)[:40].clone()
+    images[30] = images[3]  # a copy of a target, and copies among the rest
+    images[[31, 32]] = images[[10, 10]]
+    targets = images[[3, 5]]
+    chosen = [
+        decoy_rows(
+            images,
+            targets,
+            n_decoys=34,
+            taken=torch.tensor([5, 7]),
+            generator=seeded_generator(seed, 0, "decoys"),
+        ).tolist()
+        for seed in (0, 0, 1)
+    ]
+    assert chosen[0] == chosen[1] != chosen[2]
+    for rows in chosen:
+        assert not {3, 5, 7, 30} & set(rows)
+        assert len(images[rows].flatten(1).unique(dim=0)) == 34
+    with pytest.raises(ValueError, match="only 34 of 40 images"):
+        decoy_rows(
+            images,
+            targets,
+            n_decoys=35,
+            taken=torch.tensor([5, 7]),
+            generator=torch.Generator(),
+        )
+
+
+def test_near_copies_of_targets_are_no_decoys_on_request() -> None:
+    images = photograph_tiles(8, shrink=4)[:40].clone()
+    images[12] = (images[0].double() * 0.9 + 3).round().to(torch.uint8)
+    near = (correlation_matrix(images.double(), images[:4].double()) > 0.95).any(dim=1)
+    assert near[12]
+    n_far = int((~near).sum())
+    rows = decoy_rows(
+        images,
+        images[:4],
+        n_decoys=n_far,
+        generator=torch.Generator().manual_seed(0),
+        max_correlation=0.95,
+    )
+    assert sorted(rows.tolist()) == (~near).nonzero().squeeze(1).tolist()
+    loose = decoy_rows(images, images[:4], n_decoys=36, generator=torch.Generator().manual_seed(0))
+    assert 12 in loose

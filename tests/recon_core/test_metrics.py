@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from skimage.metrics import structural_similarity
 from torch import Tensor
 
-from recon_core.metrics import haarpsi_pairs, psnr_pairs, ssim_matrix, ssim_pairs
+from recon_core.metrics import (
+    SSIMConvention,
+    haarpsi_pairs,
+    lpips_pairs,
+    psnr_pairs,
+    ssim_matrix,
+    ssim_pairs,
+)
 
 
 def _skimage_ssim(x: Tensor, y: Tensor) -> float:
@@ -57,6 +66,49 @@ def _kornia_window3(x: Tensor, y: Tensor) -> float:
                 luminance = (2 * mu_p * mu_q + 1e-4) / (mu_p**2 + mu_q**2 + 1e-4)
                 values.append(luminance * (2 * cov + 9e-4) / (var_p + var_q + 9e-4))
     return float(np.mean(values))
+
+
+def _degenerate(side: int) -> Tensor:
+    """What breaks formulas: no contrast, hardly any, all of it, one pixel, one channel."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.rand(3, side, side, generator=generator)
+    board = ((torch.arange(side)[:, None] + torch.arange(side)) % 2).float().expand(3, -1, -1)
+    one_bright, one_dark, one_flat = torch.zeros(3, side, side), torch.ones(3, side, side), base * 1
+    one_bright[:, side // 2, side // 2] = 1.0
+    one_dark[0, 0, 0] = 0.0
+    one_flat[1] = 0.7
+    constant = [torch.full((3, side, side), value) for value in (0.0, 1.0, 0.3)]
+    contrast = [offset + scale * base for offset, scale in ((0.9, 1e-3), (0.5, 1e-7), (0.0, 1e-6))]
+    saturated = [(base > 0.5).float(), (8 * base - 4).clamp(0, 1), board, 1 - board]
+    ramp = torch.linspace(0, 1, side).expand(3, side, side)
+    return torch.stack(
+        [*constant, *contrast, *saturated, one_bright, one_dark, one_flat, ramp, base]
+    )
+
+
+@pytest.mark.parametrize(
+    ("convention", "reference", "side"),
+    [("gaussian11", _skimage_ssim, 17), ("gaussian3", _kornia_window3, 7)],
+)
+def test_degenerate_images_score_as_in_the_reference(
+    convention: SSIMConvention, reference: Callable[[Tensor, Tensor], float], side: int
+) -> None:
+    """Every degenerate image with every other, by both functions, within 1e-6."""
+    images = _degenerate(side)
+    n = len(images)
+    expected = np.array([[reference(x, y) for y in images] for x in images])
+    assert np.isfinite(expected).all()
+    matrix = ssim_matrix(images, images, convention=convention)
+    np.testing.assert_allclose(matrix.numpy(), expected, atol=1e-6)
+    left, right = images.repeat_interleave(n, dim=0), images.repeat(n, 1, 1, 1)
+    pairs = ssim_pairs(left, right, convention=convention).reshape(n, n)
+    np.testing.assert_allclose(pairs.numpy(), expected, atol=1e-6)
+
+
+def test_the_smallest_image_is_one_window() -> None:
+    a, b = (torch.rand(3, 3, 11, 11, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    expected = [[_skimage_ssim(x, y) for y in b] for x in a]
+    np.testing.assert_allclose(ssim_matrix(a, b).numpy(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 13, 1000])
@@ -161,6 +213,111 @@ def test_psnr_of_a_known_error() -> None:
     a = torch.zeros(2, 3, 4, 4)
     torch.testing.assert_close(psnr_pairs(a, a + 0.1), torch.full((2,), 20.0))
     assert psnr_pairs(a, a).isinf().all()
+
+
+def test_psnr_of_a_bad_pixel_is_no_number() -> None:
+    a = torch.zeros(2, 3, 4, 4)
+    a[1, 0, 0, 0] = torch.nan
+    assert psnr_pairs(a, torch.full_like(a, 0.1)).isnan().tolist() == [False, True]
+
+
+VGG16 = (64, 64, "pool", 128, 128, "pool", *[256] * 3, "pool", *[512] * 3, "pool", *[512] * 3)
+LPIPS_AFTER = (1, 3, 6, 9, 12)  # the convolutions whose rectified output is compared
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, Tensor]:
+    """Random weights under the names of torchvision's VGG16 and of LPIPS v0.1, and a stray one."""
+    generator = torch.Generator().manual_seed(0)
+    named = {"classifier.6.bias": torch.zeros(1000)}
+    n_in, index = 3, 0
+    for n_out in VGG16:
+        if n_out == "pool":
+            index += 1
+            continue
+        std = (2 / (9 * n_in)) ** 0.5
+        named[f"features.{index}.weight"] = std * torch.randn(
+            int(n_out), n_in, 3, 3, generator=generator
+        )
+        named[f"features.{index}.bias"] = 0.1 * torch.randn(int(n_out), generator=generator)
+        n_in, index = int(n_out), index + 2
+    for layer, n in enumerate((64, 128, 256, 512, 512)):
+        named[f"lin{layer}.model.1.weight"] = torch.rand(1, n, 1, 1, generator=generator)
+    return named
+
+
+def _plain_lpips(x: Tensor, y: Tensor, weights: dict[str, Tensor]) -> float:
+    """Zhang et al. 2018, eq. 1, in float64: scale, VGG16 by hand, unit length, weigh, average."""
+    shift = torch.tensor([-0.030, -0.088, -0.188], dtype=torch.float64)[:, None, None]
+    scale = torch.tensor([0.458, 0.448, 0.450], dtype=torch.float64)[:, None, None]
+    features = [((2 * v.double() - 1) - shift) / scale for v in (x, y)]
+    total, index, n_done = 0.0, 0, 0
+    for n_out in VGG16:
+        if n_out == "pool":
+            features = [F.max_pool2d(f[None], 2)[0] for f in features]
+            index += 1
+            continue
+        w, b = (weights[f"features.{index}.{name}"].double() for name in ("weight", "bias"))
+        features = [F.conv2d(f[None], w, b, padding=1)[0].clamp_min(0) for f in features]
+        index += 2
+        if n_done in LPIPS_AFTER:
+            layer = LPIPS_AFTER.index(n_done)
+            unit = [f / (f.square().sum(dim=0).sqrt() + 1e-10) for f in features]
+            lin = weights[f"lin{layer}.model.1.weight"].double().flatten()
+            difference = (unit[0] - unit[1]).square().permute(1, 2, 0) @ lin
+            total += float(difference.mean())
+        n_done += 1
+    return total
+
+
+@pytest.mark.parametrize("n_channels", [3, 1])
+def test_lpips_is_its_formula_and_downloads_nothing(
+    weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, n_channels: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("LPIPS must not download")
+
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", refuse)
+    generator = torch.Generator().manual_seed(1)
+    before = torch.get_rng_state()
+    a, b = torch.rand(2, 3, n_channels, 32, 32, generator=generator)
+    a[2] = b[2]
+    score = lpips_pairs(a, b, weights=weights)
+    rgb = [v.expand(-1, 3, -1, -1) for v in (a, b)]
+    expected = [_plain_lpips(x, y, weights) for x, y in zip(*rgb, strict=True)]
+    np.testing.assert_allclose(score.numpy(), expected, rtol=1e-4, atol=1e-6)
+    assert score[2] == 0
+    assert score[:2].min() > 0.1
+    torch.testing.assert_close(lpips_pairs(b, a, weights=weights), score)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(tensor.requires_grad for tensor in weights.values())
+
+
+def test_lpips_of_bad_pixels_and_of_nothing(weights: dict[str, Tensor]) -> None:
+    a = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    b = a.clone()
+    b[0, 1, 2, 3] = torch.inf
+    assert lpips_pairs(a, b, weights=weights)[0].isnan()
+    assert lpips_pairs(a, b, weights=weights)[1] == 0
+    assert lpips_pairs(a[:0], b[:0], weights=weights).shape == (0,)
+
+
+def test_lpips_names_what_is_wrong_with_the_weights(weights: dict[str, Tensor]) -> None:
+    a = torch.zeros(1, 3, 16, 16)
+    half = {name: value for name, value in weights.items() if not name.startswith("lin")}
+    with pytest.raises(ValueError, match=r"lacks 5 of 31 tensors.*'lin0.model.1.weight'.*vgg\.pth"):
+        lpips_pairs(a, a, weights=half)
+    wrong = weights | {"features.0.weight": torch.zeros(64, 3, 11, 11)}
+    with pytest.raises(
+        ValueError, match=r"features\.0\.weight.*\(64, 3, 11, 11\).*\(64, 3, 3, 3\)"
+    ):
+        lpips_pairs(a, a, weights=wrong)
+    with pytest.raises(ValueError, match="at least 16x16"):
+        lpips_pairs(a[..., :12], a[..., :12], weights=weights)
+    with pytest.raises(ValueError, match=r"LPIPS needs \[0, 1\]"):
+        lpips_pairs(a + 2, a, weights=weights)
+    with pytest.raises(ValueError, match="2 channels"):
+        lpips_pairs(a[:, :2], a[:, :2], weights=weights)
 
 
 def test_piq_loads_in_a_fresh_interpreter() -> None:

@@ -1,0 +1,295 @@
+"""Planted pictures, found by several attacks among junk, rank first without their originals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import rankdata
+from torch import Tensor
+
+from recon_core.metrics import ssim_matrix
+from recon_core.ncc import correlation_matrix
+from recon_core.ranking import (
+    Score,
+    agreement,
+    clusters,
+    consistency,
+    rank_candidates,
+    rank_runs,
+)
+from tests.recon_core.tiles import photograph_tiles
+
+N_ATTACKS, N_FOUND, N_JUNK = 4, 6, 14
+SCORES = pytest.mark.parametrize("score", ["ncc", "ncc2", "ssim"])
+
+
+def _auc(values: Tensor, positive: Tensor) -> float:
+    """Chance that a positive is above a negative, ties counted half (Mann-Whitney)."""
+    ranks = rankdata(values.double().numpy())
+    n_positive, n_negative = int(positive.sum()), int((~positive).sum())
+    above = ranks[positive.numpy()].sum() - n_positive * (n_positive + 1) / 2
+    return float(above / (n_positive * n_negative))
+
+
+def _planted(seed: int = 0, noise: float = 0.05) -> tuple[Tensor, Tensor, Tensor]:
+    """(pictures, attack, which image, -1 for junk): every attack finds every image, noisily.
+
+    Junk is smoothed noise: as structured as a photograph, but different in every attack.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tiles = photograph_tiles(16, shrink=4).float() / 255
+    images = tiles[tiles.flatten(1).std(dim=1).argsort(descending=True)[:N_FOUND]]
+    pictures, attack, image = [], [], []
+    for number in range(N_ATTACKS):
+        noisy = images + noise * torch.randn(images.shape, generator=generator)
+        coarse = torch.rand(N_JUNK, 3, 8, 8, generator=generator)
+        junk = torch.nn.functional.interpolate(coarse, size=16, mode="bilinear")
+        pictures.append(torch.cat([noisy, junk]).clamp(0, 1))
+        attack.append(torch.full((N_FOUND + N_JUNK,), number))
+        image.append(torch.cat([torch.arange(N_FOUND), torch.full((N_JUNK,), -1)]))
+    order = torch.randperm(len(torch.cat(attack)), generator=generator)
+    return torch.cat(pictures)[order], torch.cat(attack)[order], torch.cat(image)[order]
+
+
+def _plain_agreement(scores: Tensor, attack: Tensor, over: str) -> Tensor:
+    """Agreement from the full matrix of scores, one candidate at a time."""
+    values = []
+    for i in range(len(attack)):
+        others = [a for a in attack.unique() if a != attack[i]]
+        best = torch.stack([scores[i, attack == a].max() for a in others])
+        values.append(best.mean() if over == "mean" else best.max())
+    return torch.stack(values)
+
+
+@SCORES
+@pytest.mark.parametrize("over", ["mean", "best"])
+def test_planted_pictures_rank_above_junk(score: Score, over: str) -> None:
+    pictures, attack, image = _planted()
+    value = agreement(pictures, attack, score=score, over=over)  # type: ignore[arg-type]
+    assert _auc(value, image >= 0) > 0.99
+    first = rank_candidates(value)[: N_ATTACKS * N_FOUND]
+    assert (image[first] >= 0).float().mean() > 0.95
+
+
+@SCORES
+@pytest.mark.parametrize("over", ["mean", "best"])
+@pytest.mark.parametrize("chunk", [1, 7, 512])
+def test_agreement_is_its_definition_in_any_chunks(score: Score, over: str, chunk: int) -> None:
+    pictures, attack, _ = _planted(1)
+    pictures, attack = pictures[::3], attack[::3] * 10 - 3
+    full = {
+        "ncc": correlation_matrix(pictures, pictures),
+        "ncc2": correlation_matrix(pictures, pictures, half_size=True),
+        "ssim": ssim_matrix(pictures, pictures),
+    }[score]
+    value = agreement(pictures, attack, score=score, over=over, chunk=chunk)  # type: ignore[arg-type]
+    torch.testing.assert_close(value, _plain_agreement(full, attack, over), atol=2e-6, rtol=0)
+
+
+def test_the_same_attack_does_not_agree_with_itself() -> None:
+    pictures, _, _ = _planted()
+    twice = torch.cat([pictures[:5], pictures[:5]])
+    alone = torch.zeros(10, dtype=torch.int64)
+    assert agreement(twice, alone).tolist() == [-1.0] * 10
+    assert agreement(twice, alone + (torch.arange(10) >= 5)).min() > 0.9999
+
+
+def test_coming_back_once_counts_less_than_from_everywhere() -> None:
+    picture, *others = torch.rand(4, 1, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    pictures = torch.cat([picture, picture, *others])
+    attack = torch.tensor([0, 1, 2, 3, 4])
+    assert agreement(pictures, attack, over="best")[0] == pytest.approx(1)
+    assert agreement(pictures, attack)[0] < 0.5
+
+
+@SCORES
+def test_bad_and_constant_pictures_agree_with_nobody(score: Score) -> None:
+    pictures, attack, _ = _planted()
+    clean = agreement(pictures, attack, score=score)
+    spoilt = pictures.clone()
+    spoilt[3, 0, 0, 0] = torch.nan
+    spoilt[4, 1, 1, 1] = torch.inf
+    value = agreement(spoilt, attack, score=score)
+    assert value[3] == value[4] == -1
+    assert (value <= clean + 1e-6).all()
+    assert rank_candidates(value)[-2:].tolist() == [3, 4]
+    flat = torch.full((4, 3, 16, 16), 0.5)
+    attacks = torch.tensor([0, 0, 1, 1])
+    assert agreement(flat, attacks).tolist() == [0.0] * 4
+    groups = clusters(spoilt, attack, score=score)
+    assert groups.label[[3, 4]].tolist() == [-1, -1]
+    assert (groups.label.sort().values[2:] >= 0).all()
+
+
+def test_an_attack_that_diverged_is_no_disagreement() -> None:
+    pictures, attack, _ = _planted()
+    lost = attack == 2
+    value = agreement(pictures.where(~lost[:, None, None, None], torch.nan), attack)
+    expected = agreement(pictures[~lost], attack[~lost])
+    torch.testing.assert_close(value[~lost], expected)
+
+
+def test_equal_candidates_tie_and_are_ranked_by_row() -> None:
+    picture = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    value = agreement(picture.expand(6, 3, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2]))
+    assert value.unique().numel() == 1
+    assert rank_candidates(value).tolist() == list(range(6))
+    assert _auc(value, torch.tensor([True, False] * 3)) == 0.5
+
+
+def test_pure_junk_ranks_at_chance() -> None:
+    generator = torch.Generator().manual_seed(3)
+    junk = torch.rand(400, 3, 8, 8, generator=generator)
+    value = agreement(junk, torch.arange(400) % 4)
+    assert 0.4 < _auc(value, torch.arange(400) < 200) < 0.6
+
+
+def test_the_mean_image_makes_pictures_agree_and_raw_candidates_not() -> None:
+    """Why `ncc` wants raw x: what all pictures share is no evidence."""
+    generator = torch.Generator().manual_seed(4)
+    mean = photograph_tiles(16, shrink=4)[20].float() / 255
+    x = 0.02 * torch.randn(8, 3, 16, 16, generator=generator)
+    attack = torch.arange(8) % 2
+    assert agreement(x, attack).max() < 0.2
+    assert agreement(x + mean, attack).min() > 0.8
+
+
+def test_consistency_is_high_for_what_arrived_and_low_for_what_wanders() -> None:
+    generator = torch.Generator().manual_seed(5)
+    arrived = torch.rand(5, 3, 12, 12, generator=generator)
+    wandering = torch.rand(3, 5, 3, 12, 12, generator=generator)
+    steps = torch.tensor([0.2, 0.1, 0.0])[:, None, None, None, None]
+    near = arrived + steps * torch.randn(wandering.shape, generator=generator)
+    saved = torch.cat([near, wandering], dim=1)
+    saved[1, 9] = torch.nan
+    for score in ("ncc", "ncc2"):
+        value = consistency(saved, score=score)  # type: ignore[arg-type]
+        assert value[:5].min() > 0.7
+        assert value[5:].max() < 0.4
+        assert value[9] == -1
+    pair = consistency(saved[1:, :9], score="ssim")
+    assert pair.argsort(descending=True)[:5].sort().values.tolist() == list(range(5))
+    both = correlation_matrix(saved[2], torch.cat([saved[0, :1], saved[1, :1]]))[0]
+    torch.testing.assert_close(consistency(saved)[0], both.mean())
+
+
+@SCORES
+def test_clusters_show_every_found_picture_once(score: Score) -> None:
+    pictures, attack, image = _planted()
+    groups = clusters(pictures, attack, threshold=0.75, score=score)
+    shown = groups.representative[:N_FOUND]
+    assert sorted(image[shown].tolist()) == list(range(N_FOUND))
+    assert groups.n_attacks[:N_FOUND].tolist() == [N_ATTACKS] * N_FOUND
+    assert groups.n_members[:N_FOUND].tolist() == [N_ATTACKS] * N_FOUND
+    assert groups.n_attacks[N_FOUND:].max() <= 2
+    for group, row in enumerate(groups.representative):
+        assert (groups.label == group).sum() == groups.n_members[group]
+        assert groups.label[row] == group
+    found = image >= 0
+    assert (image[shown][groups.label[found]] == image[found]).all()
+
+
+def test_members_are_like_their_representative_and_chains_break() -> None:
+    """A fades into B in steps: neighbours are alike, the ends are not."""
+    a, b = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(6)) - 0.5
+    fade = torch.linspace(0, 1, 21)[:, None, None, None]
+    pictures = (1 - fade) * a + fade * b
+    attack = torch.arange(21)
+    groups = clusters(pictures, attack, threshold=0.9)
+    rho = correlation_matrix(pictures, pictures)
+    mates = groups.representative[groups.label]
+    assert (rho[torch.arange(21), mates] >= 0.9).all()
+    assert 2 <= len(groups.representative) <= 5
+    inside = rho[:, groups.representative[0]][groups.label == 0]
+    expected = (inside.sum() - 1) / (len(inside) - 1)
+    torch.testing.assert_close(groups.cohesion[0], expected, atol=1e-5, rtol=0)
+
+
+def _literal_clusters(
+    rho: Tensor, attack: Tensor, threshold: float
+) -> list[tuple[int, int, float, int, list[int]]]:
+    """(n_attacks, n_members, cohesion, representative, members) from the full matrix, in order."""
+    n = len(attack)
+    near = [[j for j in range(n) if j != i and rho[i, j] >= threshold] for i in range(n)]
+
+    def support(i: int) -> tuple[int, int, float, int]:
+        mean = float(rho[i, near[i]].mean()) if near[i] else 0.0
+        return -len({int(attack[j]) for j in [i, *near[i]]}), -len(near[i]), -round(mean, 5), i
+
+    left, groups = set(range(n)), []
+    for seed in sorted(range(n), key=support):
+        if seed in left:
+            others = [j for j in near[seed] if j in left]
+            left -= {seed, *others}
+            cohesion = float(rho[seed, others].mean()) if others else -1.0
+            n_attacks = len({int(attack[j]) for j in [seed, *others]})
+            groups.append((n_attacks, 1 + len(others), cohesion, seed, sorted([seed, *others])))
+    return sorted(groups, key=lambda g: (-g[0], -g[1], -round(g[2], 5), g[3]))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_clusters_are_the_greedy_procedure(seed: int) -> None:
+    """Pictures of few pixels, so that groups overlap, and some exact copies, so that some tie."""
+    generator = torch.Generator().manual_seed(seed)
+    pictures = torch.randn(40, 1, 2, 3, generator=generator)
+    pictures[10:14] = pictures[3]
+    attack = torch.randint(4, (40,), generator=generator) * 5
+    groups = clusters(pictures, attack, threshold=0.7, chunk=11)
+    rho = correlation_matrix(pictures, pictures)
+    expected = _literal_clusters(rho, attack, 0.7)
+    assert groups.representative.tolist() == [g[3] for g in expected]
+    assert groups.n_attacks.tolist() == [g[0] for g in expected]
+    assert groups.n_members.tolist() == [g[1] for g in expected]
+    np.testing.assert_allclose(groups.cohesion.numpy(), [g[2] for g in expected], atol=1e-5)
+    members = [(groups.label == k).nonzero().squeeze(1).tolist() for k in range(len(expected))]
+    assert members == [g[4] for g in expected]
+
+
+def test_support_of_attacks_comes_before_repeats_within_one() -> None:
+    a, b, c = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(7))
+    pictures = torch.stack([c, a, a, a, a, b, b])
+    attack = torch.tensor([2, 0, 0, 0, 0, 0, 1])
+    groups = clusters(pictures, attack)
+    assert groups.representative.tolist() == [5, 1, 0]
+    assert groups.n_attacks.tolist() == [2, 1, 1]
+    assert groups.n_members.tolist() == [2, 4, 1]
+    assert groups.label.tolist() == [2, 1, 1, 1, 1, 0, 0]
+    assert groups.cohesion[2] == -1
+    several = clusters(pictures, torch.zeros(7, dtype=torch.int64), chunk=2)
+    assert several.representative.tolist() == [1, 5, 0]
+
+
+def test_runs_are_ranked_by_residual_and_the_diverged_come_last() -> None:
+    residual = torch.tensor([0.3, torch.nan, 0.1, torch.inf, 0.3, 0.0])
+    assert rank_runs(residual).tolist() == [5, 2, 0, 4, 1, 3]
+    assert rank_candidates(torch.tensor([0.1, torch.nan, 0.9, 0.1])).tolist() == [2, 0, 3, 1]
+    many = torch.arange(1000).flip(0) // 100
+    expected = sorted(range(1000), key=lambda i: (int(many[i]), i))
+    assert rank_runs(many.float()).tolist() == expected
+    assert rank_candidates(-many.float()).tolist() == expected
+
+
+def test_nothing_in_nothing_out() -> None:
+    none, attack = torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64)
+    assert agreement(none, attack).shape == (0,)
+    assert clusters(none, attack).representative.shape == (0,)
+    bad = clusters(torch.full((2, 3, 8, 8), torch.nan), torch.arange(2))
+    assert bad.label.tolist() == [-1, -1]
+    assert len(bad.representative) == 0
+
+
+def test_bad_arguments_are_named() -> None:
+    pictures, attack = torch.zeros(3, 3, 8, 8), torch.arange(3)
+    with pytest.raises(ValueError, match="threshold=1"):
+        clusters(pictures, attack, threshold=1.0)
+    with pytest.raises(ValueError, match="at least two"):
+        consistency(pictures[None])
+    with pytest.raises(ValueError, match="chunk=0"):
+        agreement(pictures, attack, chunk=0)
+
+
+def test_auc_of_the_tests_counts_ties_half() -> None:
+    positive = torch.tensor([True, True, False, False])
+    assert _auc(torch.tensor([4.0, 3.0, 2.0, 1.0]), positive) == 1
+    assert _auc(torch.tensor([4.0, 1.0, 2.0, 1.0]), positive) == np.mean([1, 1, 0, 0.5])
