@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from flows.attack_cli import attack_app
+from flows.fresh import start_over
 from storage.dataset import Dataset
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from tasks.workspace import Workspace
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 dataset_app = typer.Typer(no_args_is_help=True, help="Look at a store of pairs.")
 app.add_typer(dataset_app, name="dataset")
+app.add_typer(attack_app, name="attack")
 out = Console()
 err = Console(stderr=True)
 
@@ -81,7 +83,7 @@ def demo(
     from tasks.workers import Workers
 
     if fresh:
-        _start_over(store)
+        start_over(store, WORKSPACE_ENTRIES, option="--store")
     recipe = _recipe(store, preset, data, settings)
     out.print(f"[bold]palimpsest[/]  {recipe.name} on {recipe.data}, store {store}")
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
@@ -277,19 +279,6 @@ def _recipe(store: Path, preset: str | None, data: str | None, settings: list[st
 def _pairs_folder(store: Path, split: str) -> Path:
     """The store of a split; also accepts the path of a store itself."""
     return store if (store / "store.json").is_file() else Workspace(store).pairs(split)
-
-
-def _start_over(store: Path) -> None:
-    """Delete what palimpsest made in `store`; refuses a folder with anything else in it."""
-    if not store.exists():
-        return
-    strangers = sorted({entry.name for entry in store.iterdir()} - WORKSPACE_ENTRIES)
-    if strangers:
-        raise ValueError(
-            f"--fresh would delete {store}, which also holds {', '.join(strangers[:3])}; "
-            "remove the folder yourself or use another --store"
-        )
-    shutil.rmtree(store)
 
 
 def _show_facts(title: str, facts: dict[str, Any]) -> None:

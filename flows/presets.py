@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 from flows.naming import unknown_name
+from flows.papers import EXPERIMENTS, IMAGES_PER_RUN
 from recon_core.attacks.kkt_objective import KKTAttack
 from recon_core.balance import Curation
 from recon_core.experiments import KKT, Experiment
@@ -24,7 +26,7 @@ from recon_core.restore import (
 )
 from recon_core.restore import Training as RestorerTraining
 from recon_core.sampling import Phase, Sampling
-from recon_core.victims.mlp import MLP
+from recon_core.victims.network import Network
 from recon_core.victims.training import Training as VictimTraining
 from storage.sources import ImageSet, Split, load_images
 from tasks.campaign import Campaign
@@ -61,6 +63,7 @@ class Recipe:
     threads: int = 1
     experiment: Experiment = field(default_factory=KKT)
     sampling: Sampling = field(default_factory=Sampling)
+    heldout_experiment: Experiment | None = None
     heldout: Sampling = field(default_factory=lambda: one_phase(1, images=500, per_part=1))
     curation: Curation = field(default_factory=Curation)
     restorers: dict[str, RestorerPlan] = field(default_factory=dict)
@@ -81,8 +84,9 @@ class Recipe:
                 root_seed=self.seed,
                 threads=self.threads,
             )
+        experiment = self.heldout_experiment or self.experiment
         return Campaign(
-            experiment=replace(self.experiment, keep="all", augment_p=0.0),
+            experiment=replace(experiment, keep="all", augment_p=0.0),
             sampling=self.heldout,
             root_seed=self.seed + HELDOUT_SEED_OFFSET,
             threads=self.threads,
@@ -100,7 +104,7 @@ def kkt(
     """The generation run of paper 001 at another size, with twice as many candidates as images."""
     return KKT(
         augment_p=augment_p,
-        victim=MLP(widths=(width, width)),
+        victim=Network(widths=(width, width)),
         training=VictimTraining(epochs=epochs),
         attack=KKTAttack(n_candidates=2 * n_images, save_at=save_at),
     )
@@ -146,12 +150,30 @@ def smoke() -> Recipe:
 
 
 def restoration() -> Recipe:
-    """Paper 001 at its own size: 150,000 runs, the paper's restorers, one 500-image victim."""
+    """Paper 001 at its own size: 150,000 runs, the paper's restorers, one 500-image victim that is
+    attacked 303 times."""
     return Recipe(
         name="restoration",
         data="cifar10:cifar-10-batches-py",
+        experiment=EXPERIMENTS["restoration-generate"](),
         sampling=Sampling(),
+        heldout_experiment=EXPERIMENTS["restoration-evaluate"](),
         restorers=paper_restorers(),
+    )
+
+
+def paper_experiment(name: str) -> Recipe:
+    """One run of an experiment of the papers at its own size, on the training split; no restorer.
+
+    Days on a CPU: it is for a GPU, and a base for `--set` at smaller sizes.
+    """
+    images = IMAGES_PER_RUN[name]
+    return Recipe(
+        name=name,
+        data="cifar10:cifar-10-batches-py",
+        experiment=EXPERIMENTS[name](),
+        sampling=one_phase(1, images=images, per_part=1),
+        heldout=one_phase(1, images=images, per_part=1),
     )
 
 
@@ -178,6 +200,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "cifar-small": cifar_small,
     "smoke": smoke,
     "restoration": restoration,
+    **{name: partial(paper_experiment, name) for name in EXPERIMENTS},
 }
 
 

@@ -82,6 +82,8 @@ def _replace(tree: dict[str, Any], name: str, value: Any) -> None:
         node[int(last)] = _parsed(value, node[int(last)])
     elif isinstance(node, dict) and last in node and not isinstance(node[last], dict):
         node[last] = _parsed(value, node[last])
+    elif isinstance(node, dict) and last in node and value in (None, "null"):
+        node[last] = None
     else:
         raise ValueError(unknown_name("setting", name, _leaves(tree)))
 
@@ -98,6 +100,8 @@ def _parsed(value: Any, current: Any) -> Any:
     """A string from the command line as JSON where it is JSON; `200,200` where a list stands."""
     if not isinstance(value, str) or isinstance(current, str):
         return value
+    if value == "null":
+        return None
     if isinstance(current, list) and not value.startswith("["):
         value = f"[{value}]"
     try:

@@ -21,7 +21,14 @@ import numpy.typing as npt
 
 import recon_core
 from recon_core.experiments import KKT, Experiment
-from recon_core.sampling import Sampling, binary_labels, plan_hash, plan_part
+from recon_core.sampling import (
+    Sampling,
+    binary_labels,
+    check_balance,
+    class_labels,
+    plan_hash,
+    plan_part,
+)
 from recon_core.types import RunSpec
 from storage.dataset import Dataset, create_or_open
 from storage.errors import CorruptPartError
@@ -48,6 +55,7 @@ class Campaign:
             raise ValueError(
                 f"root_seed={self.root_seed} must be 0 or more, threads={self.threads} 1 or more"
             )
+        check_balance(self.sampling.images_per_run, self.experiment.n_classes)
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
         """What the store is made from. The last phase may grow: its number of runs is left out."""
@@ -82,7 +90,11 @@ class Plan:
     def __init__(self, campaign: Campaign, images: ImageSet) -> None:
         self.campaign = campaign
         self.images = images
-        self.labels, self.task = binary_labels(images.labels, images.class_names)
+        experiment, names = campaign.experiment, images.class_names
+        if experiment.n_outputs == 1:
+            self.labels, self.task = binary_labels(images.labels, names)
+        else:
+            self.labels, self.task = class_labels(images.labels, names, experiment.n_classes)
         self.part(0, [])  # too few images is said before anything is written
 
     @property
@@ -97,6 +109,7 @@ class Plan:
             labels=self.labels,
             seen=self._seen(self.sampling.round_of_part(part), receipts),
             root_seed=self.campaign.root_seed,
+            n_labels=self.campaign.experiment.n_classes,
         )
         return PlannedPart(part=part, specs=specs, plan_hash=plan_hash(specs))
 

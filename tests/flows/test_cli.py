@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from flows import cli
+from flows.fresh import start_over
 from storage.dataset import Dataset
 
 COMMANDS = ["demo", "generate", "curate", "train", "evaluate", "report", "dataset info",
@@ -58,7 +59,7 @@ def flat_noise(tmp_path: Path) -> Path:
     [
         (["generate", "--preset", "demmo"], "did you mean 'demo'"),
         (["generate", "--set", "sampling.image_per_run=4"], "sampling.images_per_run"),
-        (["generate", "--set", "sampling.images_per_run=5"], "images_per_run=5 is odd"),
+        (["generate", "--set", "sampling.images_per_run=5"], "images_per_run=5 is not a multiple"),
         (["generate", "--set", "seed"], "name=value"),
         (["generate", "--data", "floder:x"], "folder"),
         (["generate", "--cluster", "slurn"], "tcp://"),
@@ -129,10 +130,10 @@ def test_fresh_deletes_only_what_it_knows(tmp_path: Path) -> None:
     (store / "pairs").mkdir(parents=True)
     (store / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match=r"thesis\.tex"):
-        cli._start_over(store)
+        start_over(store, cli.WORKSPACE_ENTRIES, option="--store")
     assert (store / "pairs").is_dir()
     (store / "thesis.tex").unlink()
-    cli._start_over(store)
+    start_over(store, cli.WORKSPACE_ENTRIES, option="--store")
     assert not store.exists()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.papers import EXPERIMENTS, attack_preset
 from flows.presets import PRESETS, Recipe, preset
 from flows.settings import command, from_json, parse_assignments, resolve, to_json
 
@@ -55,7 +56,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"sampling.images_per_run": "21"}, "images_per_run=21 is odd"),
+        ({"sampling.images_per_run": "1"}, "images_per_run=1 is too small"),
         ({"sampling.phases.0.n_runs": "25"}, "use 28"),
         ({"seed": "x"}, "seed='x'"),
         ({"experiment.attack.save_at": "300,100"}, "must be increasing"),
@@ -105,3 +106,22 @@ def test_heldout_victims_differ_in_seed_and_keep_every_candidate() -> None:
     assert (train.experiment.keep, heldout.experiment.keep) == ("confident", "all")
     assert heldout.experiment.augment_p == 0
     assert heldout.experiment.victim == train.experiment.victim
+
+
+def test_null_takes_a_setting_away_whatever_stood_there() -> None:
+    preset_ = "restoration-evaluate"
+    assert resolve(preset_).experiment.attack.search is not None
+    one = resolve(preset_, {"experiment.attack.search.lr": "null"}).experiment.attack
+    assert one.search is not None
+    assert one.search.lr is None
+    none = resolve(preset_, {"experiment.attack.search": "null"}).experiment.attack
+    assert none.search is None
+
+
+def test_every_experiment_of_the_papers_is_a_preset_and_an_attack() -> None:
+    for name, make in EXPERIMENTS.items():
+        assert resolve(name).experiment == make()
+        plan = attack_preset(name)
+        assert (plan.attack, plan.n_attacks) == (make().attack, make().n_attacks)
+    with pytest.raises(ValueError, match="haim2022"):
+        attack_preset("haim2020")

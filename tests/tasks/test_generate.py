@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 from recon_core.attacks.kkt_objective import KKTAttack
 from recon_core.experiments import KKT
 from recon_core.sampling import Phase, Sampling
-from recon_core.victims.mlp import MLP
+from recon_core.victims.network import Network
 from recon_core.victims.training import Training
 from storage.dataset import Dataset
 from storage.errors import StoreFullError
@@ -27,7 +27,7 @@ from tasks.workers import Workers, dask_client, resolve_device
 
 CAMPAIGN = Campaign(
     experiment=KKT(
-        victim=MLP(widths=(16,)),
+        victim=Network(widths=(16,)),
         training=Training(epochs=60),
         attack=KKTAttack(n_candidates=8, save_at=(10, 30)),
         keep="all",

@@ -1,0 +1,296 @@
+"""Which layers the tensors of a file make: their order, their biases, the architecture's name.
+
+Only shapes and names are looked at. A dense layer is a matrix (out, in) as torch stores it, a
+convolution a tensor (out, in, k, k), a bias a vector that goes with one of them. Layers are put in
+the order of the file or of their names where that makes a chain (the inputs of a layer are the
+outputs of the one before), otherwise in the order in which they do make one. Whatever is no layer
+of an `mlp:` or `conv:` network is listed as unknown and not hidden: a normalisation, for example,
+changes the function that the weights compute.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+from storage.weights import WeightFile, WeightsError
+
+Bias = Literal["none", "first", "all"]
+UnknownKind = Literal["normalisation", "activation", "other"]
+
+REPARAMETRISED = re.compile(r"weight_(g|v|orig|mask)$|parametrizations")
+NORMALISING = ("running_mean", "running_var", "num_batches_tracked")
+AMBIGUOUS = 2
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's tensors by name; `shape` is that of the weight."""
+
+    weight: str
+    bias: str | None
+    shape: tuple[int, ...]
+
+    @property
+    def n_inputs(self) -> int:
+        """Of a dense layer; a convolution's are known from the layer that follows."""
+        return self.shape[1]
+
+    @property
+    def n_outputs(self) -> int:
+        return self.shape[0]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Tensors that are no layer: the name they share, and what they probably are."""
+
+    name: str
+    kind: UnknownKind
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers from input to output, and what was found beside them.
+
+    `architecture` is `mlp:3072-1000-1000-1` or `conv:3x32:3072-1000-1`. `shape` (c, h, w) is known
+    if it was given or if a convolution tells it. `note` says what was guessed, or nothing.
+    """
+
+    layers: tuple[Layer, ...]
+    unknown: tuple[Unknown, ...]
+    architecture: str
+    shape: tuple[int, int, int] | None
+    bias: Bias
+    note: str
+
+    def in_order(self, tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """Weight and bias of every layer, from input to output."""
+        names = [name for layer in self.layers for name in (layer.weight, layer.bias) if name]
+        return {name: tensors[name] for name in names}
+
+
+def find_layers(file: WeightFile, shape: tuple[int, int, int] | None = None) -> Layers:
+    """The layers in a file of weights; `shape` (c, h, w) of the images, if it is known.
+
+    Raises:
+        WeightsError: the tensors make no chain of dense layers with at most one convolution before
+            them, are stored transposed, or have biases in some later layers only.
+    """
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+    parts = [name for name in shapes if REPARAMETRISED.search(name)]
+    if parts:
+        raise WeightsError(
+            f"{file.path} has weights in parts ({parts[0]}): weight norm, spectral norm or "
+            "pruning. What was trained is not the weights themselves, so the condition that this "
+            "attack solves does not hold for them; attack a network that is trained without"
+        )
+    natural = sorted(shapes, key=natural_key)
+    names = list(shapes) if file.in_order else natural
+    convolutions = [name for name in names if len(shapes[name]) == 4]
+    dense = [name for name in names if len(shapes[name]) == 2]
+    if len(convolutions) > 1:
+        raise WeightsError(
+            f"{file.path} has {len(convolutions)} convolutions ({', '.join(convolutions[:4])}); "
+            "this attack knows networks of dense layers with at most one convolution before them"
+        )
+    if not dense:
+        raise WeightsError(
+            f"{file.path} has no dense layer, that is no matrix, among {_listed(shapes)}; expected "
+            "the state dict of a network that ends in dense layers"
+        )
+    ordered, note = _ordered(dense, natural, shapes, file)
+    weights = convolutions + ordered
+    biases, unknown = _biases(weights, names, shapes)
+    layers = tuple(Layer(name, biases.get(name), shapes[name]) for name in weights)
+    if len(layers) - len(convolutions) < 2:
+        raise WeightsError(
+            f"{file.path} has a single dense layer, {ordered[0]} {shapes[ordered[0]]}; the attack "
+            "needs at least one hidden dense layer: a linear model keeps one direction per output, "
+            "not its images"
+        )
+    architecture, shape = _architecture(layers, shape, file)
+    return Layers(layers, unknown, architecture, shape, _bias_pattern(layers, file), note)
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sorts layer 2 before layer 10, and a layer's weight before its bias."""
+    ranked = name.replace("weight", "a").replace("bias", "b")
+    parts = re.split(r"(\d+)", ranked)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+
+
+def _ordered(
+    dense: Sequence[str],
+    natural: Sequence[str],
+    shapes: Mapping[str, tuple[int, ...]],
+    file: WeightFile,
+) -> tuple[list[str], str]:
+    """The dense layers from input to output, and what was guessed about it."""
+    by_name = [name for name in natural if name in dense]
+    for names in (list(dense), by_name):
+        if _is_chain([shapes[name] for name in names]):
+            return names, ""
+    for names in (list(dense), by_name):
+        if _is_chain([shapes[name][::-1] for name in names]):
+            raise WeightsError(_transposed(names, shapes, file))
+    chains = list(_first_chains(by_name, shapes))
+    if not chains:
+        raise WeightsError(
+            f"the matrices in {file.path} make no chain of dense layers, in which each takes in "
+            f"what the one before gives: {_listed({name: shapes[name] for name in dense})}; this "
+            "attack knows plain multilayer networks only, without branches or skips"
+        )
+    chain = chains[0]
+    if shapes[chain[0]][1] < shapes[chain[-1]][0]:
+        raise WeightsError(_transposed(chain[::-1], shapes, file))
+    note = "The names do not tell the order of the layers; it was found from their shapes."
+    if len(chains) == AMBIGUOUS:
+        note += (
+            " Some layers have the same shape and could be exchanged: "
+            f"{', '.join(chain)} was taken; if that is wrong, give them numbers in their names."
+        )
+    return list(chain), note
+
+
+def _is_chain(shapes: Sequence[tuple[int, ...]]) -> bool:
+    """(out, in) shapes that fit one after the other, and do not widen from images to outputs."""
+    fits = all(after[1] == before[0] for before, after in itertools.pairwise(shapes))
+    return fits and shapes[0][1] >= shapes[-1][0]
+
+
+def _first_chains(
+    names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, ...]]:
+    """The first orders, two at most, in which all layers make a chain."""
+    found = 0
+    stack: list[tuple[str, ...]] = [(name,) for name in reversed(names)]
+    while stack and found < AMBIGUOUS:
+        chain = stack.pop()
+        if len(chain) == len(names):
+            found += 1
+            yield chain
+        stack += [
+            (*chain, name)
+            for name in reversed(names)
+            if name not in chain and shapes[name][1] == shapes[chain[-1]][0]
+        ]
+
+
+def _transposed(
+    names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], file: WeightFile
+) -> str:
+    first = names[0]
+    return (
+        f"the matrices in {file.path} are stored as (in, out), as Keras and JAX do: {first} is "
+        f"{shapes[first]}; torch and this attack have (out, in): transpose every matrix "
+        "(w.T.contiguous()) and save again"
+    )
+
+
+def _biases(
+    weights: Sequence[str], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, str], tuple[Unknown, ...]]:
+    """Each layer's bias, where it has one, and what is left over."""
+    left = [name for name in names if name not in weights]
+    vectors = [name for name in left if len(shapes[name]) == 1]
+    biases: dict[str, str] = {}
+    for weight in weights:
+        match = next((v for v in vectors if _belongs(v, weight)), None)
+        if match is not None and shapes[match] == (shapes[weight][0],):
+            biases[weight] = match
+            vectors.remove(match)
+    left = [name for name in left if name not in biases.values()]
+    fits = [shapes[v] for v in vectors] == [(shapes[w][0],) for w in weights]
+    if fits and not biases and all(_kind(v, left, shapes) == "other" for v in vectors):
+        # One vector per layer, of the right lengths in the right order, however it is called.
+        biases = dict(zip(weights, vectors, strict=True))
+        left = [name for name in left if name not in vectors]
+    kinds: dict[str, UnknownKind] = {}
+    for name in left:
+        kinds.setdefault(_stem(name), _kind(name, left, shapes))
+    return biases, tuple(Unknown(stem, kind) for stem, kind in kinds.items())
+
+
+def _stem(name: str) -> str:
+    """What the tensors of one layer share: `0.weight` and `0.bias` have `0`."""
+    stem, dot, _last = name.rpartition(".")
+    return stem if dot else name
+
+
+def _belongs(vector: str, weight: str) -> bool:
+    """`fc1.bias` to `fc1.weight`, `b1` to `W1`, `fc1_bias` to `fc1_weight`, `bias` to `weight`."""
+    if "." in weight or "." in vector:
+        return _stem(vector) == _stem(weight) and vector.rpartition(".")[2] in ("bias", "b")
+    plain = [re.sub(r"weights?|bias(es)?|kernel|^w|^b", "", n.lower()) for n in (vector, weight)]
+    return plain[0] == plain[1]
+
+
+def _kind(name: str, left: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> UnknownKind:
+    stem = _stem(name)
+    siblings = [other for other in left if _stem(other) == stem]
+    if any(other.rpartition(".")[2] in NORMALISING for other in siblings):
+        return "normalisation"
+    if any(other.rpartition(".")[2] == "weight" for other in siblings) and len(shapes[name]) == 1:
+        single = len(siblings) == 1 and shapes[name] == (1,)
+        return "activation" if single else "normalisation"
+    return "other"
+
+
+def _architecture(
+    layers: Sequence[Layer], shape: tuple[int, int, int] | None, file: WeightFile
+) -> tuple[str, tuple[int, int, int] | None]:
+    """The architecture's text, and the images' shape where it is known."""
+    dense = [layer for layer in layers if len(layer.shape) == 2]
+    sizes = [dense[0].n_inputs, *(layer.n_outputs for layer in dense)]
+    if dense[0] is layers[0]:
+        if shape is not None and math.prod(shape) != sizes[0]:
+            raise WeightsError(
+                f"the first layer of {file.path} takes {sizes[0]} numbers, but images of "
+                f"{'x'.join(map(str, shape))} have {math.prod(shape)}; correct --shape"
+            )
+        return "mlp:" + "-".join(map(str, sizes)), shape
+    n_channels, n_colours, kernel, kernel_wide = layers[0].shape
+    n_positions, rest = divmod(sizes[0], n_channels)
+    side = math.isqrt(n_positions)
+    where = f"{layers[0].weight} {layers[0].shape} in {file.path}"
+    if kernel != kernel_wide:
+        raise WeightsError(f"{where} has no square kernel; this attack knows square ones only")
+    if shape is None and side**2 == n_positions and not rest:
+        shape = (n_colours, side + kernel - 1, side + kernel - 1)
+    expected = [] if shape is None else [edge - kernel + 1 for edge in shape[1:]]
+    fits = shape is not None and shape[0] == n_colours and min(expected) > 0
+    if shape is None or not fits or math.prod(expected) != n_positions or rest:
+        images = "" if shape is None else f" on images of {'x'.join(map(str, shape))}"
+        raise WeightsError(
+            f"{where}{images} is followed by a layer of {sizes[0]} inputs, which no convolution "
+            "with stride 1, without padding and without pooling gives; others are not supported"
+        )
+    text = f"conv:{kernel}x{n_channels}:" + "-".join(map(str, [math.prod(shape), *sizes[1:]]))
+    return text, shape
+
+
+def _bias_pattern(layers: Sequence[Layer], file: WeightFile) -> Bias:
+    has = [layer.bias is not None for layer in layers]
+    if not any(has):
+        return "none"
+    if all(has):
+        return "all"
+    if has[0] and not any(has[1:]):
+        return "first"
+    those = ", ".join(layer.weight for layer in layers if layer.bias is not None)
+    raise WeightsError(
+        f"in {file.path} only {those} have biases; this attack knows networks with biases in no "
+        "layer, in the first, or in all"
+    )
+
+
+def _listed(shapes: Mapping[str, tuple[int, ...]], limit: int = 6) -> str:
+    named = [f"{name} {shape}" for name, shape in shapes.items()]
+    return ", ".join(named[:limit]) + (", ..." if len(named) > limit else "")

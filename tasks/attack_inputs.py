@@ -1,0 +1,228 @@
+"""What an attack on given weights starts from: the network, and whatever is known beside it.
+
+Known or not: the mean image that was subtracted in training, pictures to score against, and decoys.
+Everything is read once, checked against each other, and said in words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from recon_core.sampling import binary_labels
+from recon_core.victims.network import (
+    Activation,
+    Architecture,
+    Parameters,
+    parse_architecture,
+)
+from storage.errors import SourceError
+from storage.layers import Layers, find_layers
+from storage.pictures import CorruptPictureError, is_picture, read_picture
+from storage.sources import CIFAR_CLASSES, load_images
+from storage.weights import WeightFile, WeightsError, read_weights
+
+Shape = tuple[int, int, int]
+GREY = 0.5
+"""The mean that is assumed when nothing is known."""
+LUMA = (0.299, 0.587, 0.114)
+"""Grey of red, green and blue, as Pillow and torchvision have it."""
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A network to be attacked: `parameters` of R = 1, on the CPU."""
+
+    file: WeightFile
+    layers: Layers
+    architecture: Architecture
+    parameters: Parameters
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was read and what was inferred, for people."""
+        network = self.architecture.network
+        facts = {
+            "file": str(self.file.path),
+            "format": self.file.kind,
+            "sha256": self.file.sha256,
+            "architecture": self.layers.architecture,
+            "biases": self.layers.bias,
+            "activation": network.activation,
+            "images": "x".join(map(str, self.architecture.shape)),
+            "parameters": self.architecture.n_parameters,
+        }
+        if network.activation == "leaky_relu":
+            facts["leak"] = network.leak
+        return facts | ({"note": self.layers.note} if self.layers.note else {})
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures in [0, 1] of a victim's shape; `labels` are classes, by sorted folder name."""
+
+    source: str
+    images: Float[Tensor, "n c h w"]
+    labels: Int64[Tensor, " n"]
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def read_victim(
+    weights: Path,
+    *,
+    arch: str | None,
+    shape: Shape | None,
+    activation: Activation,
+    leak: float,
+    dtype: str,
+) -> Victim:
+    """The network in a file; `arch` is checked against what the tensors say.
+
+    Raises:
+        WeightsError: the file or its layers cannot be used, or are not what `arch` says.
+        ValueError: `arch` or `leak` cannot be read.
+    """
+    file = read_weights(weights)
+    layers = find_layers(file, shape)
+    text = layers.architecture
+    if arch is not None:
+        given, found = parse_architecture(arch, shape), parse_architecture(text, layers.shape)
+        if (given.network, given.d, given.n_outputs) != (found.network, found.d, found.n_outputs):
+            raise WeightsError(
+                f"--arch says {arch.strip()} ({given.n_parameters:,} weights), but the tensors in "
+                f"{weights} make {text}; correct --arch or leave it out"
+            )
+    architecture = parse_architecture(
+        text, layers.shape, activation=activation, leak=leak, bias=layers.bias
+    )
+    state = {name: torch.from_numpy(a) for name, a in layers.in_order(file.tensors).items()}
+    parameters = architecture.from_state_dict(state).map(lambda t: t.to(DTYPES[dtype]).clone())
+    return Victim(file, layers, architecture, parameters)
+
+
+def read_pictures(source: str, shape: Shape) -> Pictures:
+    """The pictures of a source in a victim's shape.
+
+    `folder:PATH` takes every picture below PATH, the first folder on the way being its class; other
+    sources give their train split. Pictures are cropped to squares and resized. Raises SourceError
+    if there are none or one cannot be read, ValueError for shapes that no picture has.
+    """
+    channels, height, width = shape
+    if channels not in (1, 3) or height != width:
+        raise ValueError(
+            f"pictures cannot be compared with images of {channels}x{height}x{width}: expected 1 "
+            "or 3 channels and a square; give --shape, or leave out --data and --decoys"
+        )
+    kind, _colon, path = source.partition(":")
+    if kind == "folder" and path:
+        pixels, labels, class_names = _folder(Path(path).expanduser(), height)
+    else:
+        found = load_images(source, split="train", size=height)
+        pixels, labels, class_names = found.images, found.labels, found.class_names
+    images = torch.from_numpy(pixels).float() / 255
+    if channels == 1:
+        images = (images * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
+    return Pictures(source, images, torch.from_numpy(labels), class_names)
+
+
+def read_mean(text: str | None, truth: Pictures | None, shape: Shape) -> Tensor | None:
+    """The mean image (c, h, w) in [0, 1] that was subtracted in training, None if unknown.
+
+    `text`: "none" (nothing was subtracted: zeros), numbers like "0.49,0.48,0.45" per channel, an
+    .npy file, or a picture; without it, the mean of the training pictures where they are given.
+    Raises SourceError if it cannot be read, ValueError if it does not fit.
+    """
+    if text is None:
+        return None if truth is None else truth.images.mean(0)
+    channels, height, width = shape
+    if text == "none":
+        return torch.zeros(shape)
+    numbers = _numbers(text)
+    if numbers is not None and len(numbers) in (1, channels):
+        mean = torch.tensor(numbers)[:, None, None].expand(shape).contiguous()
+    elif numbers is not None:
+        raise ValueError(f"--mean {text} has {len(numbers)} numbers for {channels} channels")
+    elif Path(text).suffix == ".npy":
+        mean = _array(Path(text), shape)
+    else:
+        if height != width:
+            raise ValueError(f"--mean {text}: for images of {height}x{width} give an .npy file")
+        try:
+            picture, _resized = read_picture(Path(text), height)
+        except CorruptPictureError as error:
+            raise SourceError(f"--mean {text} cannot be read as a picture ({error})") from error
+        mean = torch.from_numpy(picture.copy()).permute(2, 0, 1).float() / 255
+        if channels == 1:
+            mean = (mean * torch.tensor(LUMA)[:, None, None]).sum(0, keepdim=True)
+    if not bool(((mean >= 0) & (mean <= 1)).all()):
+        raise ValueError(f"--mean {text} has values outside [0, 1]; expected images in [0, 1]")
+    return mean
+
+
+def binary_signs(
+    truth: Pictures, output: Float[Tensor, " n"]
+) -> tuple[Float[Tensor, " n"] | None, str]:
+    """(-1 or +1 per picture, what they mean), by class; None if the classes do not say.
+
+    Which class is +1 is nowhere written, so it is the way round that the network agrees with.
+    """
+    if len(truth.class_names) != 2 and not set(truth.class_names) <= set(CIFAR_CLASSES):
+        return None, "labels are the network's own answers: the folders are not two classes"
+    if len(truth.class_names) < 2:
+        return None, "labels are the network's own answers: there is one class"
+    labels, task = binary_labels(truth.labels.numpy(), truth.class_names)
+    signs = torch.from_numpy(labels).to(output.dtype) * 2 - 1
+    agree = float((signs * output > 0).double().mean())
+    return (signs if agree >= 0.5 else -signs), f"labels: {task}"
+
+
+def _folder(
+    path: Path, size: int
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...]]:
+    """Every picture below a folder, its class, and the classes."""
+    if not path.is_dir():
+        raise SourceError(f"{path} is not a folder; give folder:PATH with pictures inside")
+    files = sorted(p for p in path.rglob("*") if is_picture(p, below=path))
+    if not files:
+        raise SourceError(f"{path} has no pictures in it (.png, .jpg, .webp, ...)")
+    names = [p.relative_to(path).parts[0] if p.parent != path else "" for p in files]
+    class_names = tuple(sorted(set(names)))
+    pixels = np.empty((len(files), 3, size, size), np.uint8)
+    for row, file in enumerate(files):
+        try:
+            pixels[row] = read_picture(file, size)[0].transpose(2, 0, 1)
+        except CorruptPictureError as error:
+            raise SourceError(f"{file} cannot be read as a picture ({error}); remove it") from error
+    return pixels, np.array([class_names.index(name) for name in names], np.int64), class_names
+
+
+def _numbers(text: str) -> list[float] | None:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        return None
+
+
+def _array(path: Path, shape: Shape) -> Tensor:
+    """An .npy file as (c, h, w); (h, w, c), (h, w) and flat arrays are taken for what they are."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"--mean {path} cannot be read as an .npy file ({error})") from error
+    channels, height, width = shape
+    if array.shape == (height, width, channels) and channels != height:
+        array = array.transpose(2, 0, 1)
+    if array.shape not in (shape, (array.size,), (height, width)) or array.size != np.prod(shape):
+        raise ValueError(f"--mean {path} has shape {array.shape}; expected {shape}")
+    return torch.from_numpy(np.ascontiguousarray(array, np.float32)).reshape(shape)

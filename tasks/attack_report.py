@@ -1,0 +1,227 @@
+"""The outcome of an attack on given weights, for people: a page, a sheet of pictures, raw files.
+
+Nothing is computed here. The page looks like the report of an evaluation and uses its style sheet;
+it is one file that asks nothing of the network.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from safetensors.numpy import save
+from torch import Tensor
+
+from storage.files import write_file
+from tasks.attack_inputs import Pictures
+from tasks.attack_results import GOOD, Matches, Results
+from tasks.report import TEMPLATES, data_uri, duration, score
+
+COLUMNS = 10
+N_DECOYS = 5
+TILE_INCHES = 0.72
+MAX_SHOWN_IMAGES = 40
+
+STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
+
+
+def write_reconstructions(path: Path, results: Results) -> None:
+    """The ranked pictures as safetensors: raw x, picture in [0, 1], attack, candidate, lam.
+
+    With known images also each one's best match (`best/picture`, `best/ssim`).
+    """
+    ranked = results.ranked
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    if ranked:
+        arrays = {
+            "x": _numpy(torch.stack([r.x for r in ranked])),
+            "picture": _numpy(torch.stack([r.picture for r in ranked])),
+            "attack": np.array([r.attack for r in ranked], np.int64),
+            "candidate": np.array([r.candidate for r in ranked], np.int64),
+            "lam": np.array([r.lam for r in ranked], np.float32),
+        }
+    if results.truth is not None:
+        arrays |= {
+            "best/picture": _numpy(results.truth.picture),
+            "best/ssim": _numpy(results.truth.ssim),
+        }
+    write_file(path, save(arrays))
+
+
+def contact_sheet(
+    results: Results, truth: Pictures | None = None, decoys: Pictures | None = None
+) -> bytes:
+    """PNG: known images over their best matches with scores, decoys likewise, and the ranking."""
+    from matplotlib.figure import Figure
+
+    strips = [*_match_strips(results, truth, decoys), *_ranked_strips(results)]
+    heights = [
+        0.42 if isinstance(strip, str) else 1.0 + 0.26 * _has_text(strip) for strip in strips
+    ]
+    size = (TILE_INCHES * (COLUMNS + 1.1), TILE_INCHES * sum(heights) + 0.12)
+    figure = Figure(figsize=size, dpi=160)
+    grid = figure.add_gridspec(
+        len(strips), COLUMNS, height_ratios=heights, left=1.0 / (COLUMNS + 1.1), right=0.995,
+        top=1 - 0.03 / size[1], bottom=0.06 / size[1], wspace=0.06, hspace=0.0,
+    )  # fmt: skip
+    for row, strip in enumerate(strips):
+        if isinstance(strip, str):
+            axes = figure.add_subplot(grid[row, :])
+            axes.set_axis_off()
+            axes.text(0, 0.3, strip, transform=axes.transAxes, fontsize=7.5, fontweight="bold")
+            continue
+        title, tiles = strip
+        for column, (picture, text, bold) in enumerate(tiles):
+            axes = figure.add_subplot(grid[row, column])
+            axes.set_axis_off()
+            axes.imshow(_bytes(picture).transpose(1, 2, 0), interpolation="nearest")
+            axes.set_anchor("N")
+            if text:
+                axes.text(0.5, -0.05, text, transform=axes.transAxes, ha="center", va="top",
+                          fontsize=6, fontweight="bold" if bold else "normal")  # fmt: skip
+            if column == 0:
+                axes.text(-0.12, 0.5, title, transform=axes.transAxes, ha="right", va="center",
+                          fontsize=6.5)  # fmt: skip
+    content = io.BytesIO()
+    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
+    return content.getvalue()
+
+
+Tile = tuple[Float[Tensor, "c h w"], str, bool]
+Strip = str | tuple[str, list[Tile]]
+
+
+def _match_strips(
+    results: Results, truth: Pictures | None, decoys: Pictures | None
+) -> Iterator[Strip]:
+    """Original over best match, the best first."""
+    for given, found, name, limit in (
+        (truth, results.truth, "training images", MAX_SHOWN_IMAGES),
+        (decoys, results.decoys, "decoys, which the network never saw", N_DECOYS),
+    ):
+        if given is None or found is None:
+            continue
+        order = found.ssim.argsort(descending=True, stable=True)[:limit].tolist()
+        shown = f", the best {len(order)}" if len(order) < len(given) else ""
+        yield f"{found.n_good} of {len(given)} {name}{shown}: good above SSIM {GOOD:g}"
+        for first in range(0, len(order), COLUMNS):
+            rows = order[first : first + COLUMNS]
+            yield "original", [(given.images[i], "", False) for i in rows]
+            yield (
+                "best match",
+                [
+                    (found.picture[i], f"{found.ssim[i]:.2f}", bool(found.ssim[i] > GOOD))
+                    for i in rows
+                ],
+            )
+
+
+def _ranked_strips(results: Results) -> Iterator[Strip]:
+    """The ranking without originals; below each its support, and its score if known."""
+    if not results.ranked:
+        yield "no attack left a picture"
+        return
+    several = results.n_ranked_attacks > 1
+    by = f"how many of {results.n_ranked_attacks} attacks have it" if several else "consistency"
+    yield f"ranked without the originals, by {by}"
+    for first in range(0, len(results.ranked), COLUMNS):
+        tiles = []
+        for rank, r in enumerate(results.ranked[first : first + COLUMNS], start=first + 1):
+            support = (
+                f"{r.n_attacks}/{results.n_ranked_attacks}" if several else f"{r.agreement:.2f}"
+            )
+            known = "" if r.ssim is None else f"  ({r.ssim:.2f})"
+            tiles.append((r.picture, f"{rank}: {support}{known}", (r.ssim or 0) > GOOD))
+        yield "", tiles
+
+
+def _has_text(strip: tuple[str, list[Tile]]) -> bool:
+    return any(text for _picture, text, _bold in strip[1])
+
+
+def write_page(
+    path: Path,
+    record: Mapping[str, Any],
+    results: Results,
+    *,
+    truth: Pictures | None,
+    decoys: Pictures | None,
+    context: Mapping[str, Any],
+) -> None:
+    """The page. `context`: `command` and `created` as texts, `versions` as a mapping."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"score": score, "duration": duration, "lower_first": _lower_first}
+    page = environment.get_template("attack.html").render(
+        style=_style(environment),
+        record=record,
+        results=results,
+        ranked=[
+            {
+                "uri": data_uri(_bytes(r.picture)),
+                "rank": rank,
+                "n_attacks": r.n_attacks,
+                "agreement": r.agreement,
+                "ssim": r.ssim,
+                "label": r.label,
+            }
+            for rank, r in enumerate(results.ranked, start=1)
+        ],
+        plates={
+            "images": list(_plates(truth, results.truth, MAX_SHOWN_IMAGES)),
+            "decoys": list(_plates(decoys, results.decoys, MAX_SHOWN_IMAGES)),
+        },
+        steps=STEPS,
+        good=GOOD,
+        context=context,
+    )
+    write_file(path, page.encode())
+
+
+def _plates(given: Pictures | None, found: Matches | None, limit: int) -> Iterator[dict[str, Any]]:
+    if given is None or found is None:
+        return
+    order = found.ssim.argsort(descending=True, stable=True)[:limit].tolist()
+    for rank, row in enumerate(order, start=1):
+        yield {
+            "rank": rank,
+            "original": data_uri(_bytes(given.images[row])),
+            "match": data_uri(_bytes(found.picture[row])),
+            "ssim": float(found.ssim[row]),
+        }
+
+
+def _style(environment: Any) -> str:
+    """The style sheet of the evaluation's report."""
+    source = (TEMPLATES / "report.html").read_text()
+    found = re.search(r"<style>(.*?)</style>", source, re.DOTALL)
+    assert found is not None
+    return str(environment.from_string(found[1]).render())
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _bytes(picture: Float[Tensor, "c h w"]) -> npt.NDArray[np.uint8]:
+    """uint8 (3, h, w); a grey picture three times."""
+    pixels = picture if len(picture) == 3 else picture[:1].expand(3, -1, -1)
+    return np.asarray((pixels.nan_to_num(nan=0.0).clamp(0, 1) * 255).round().byte().numpy())
+
+
+def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(tensor.cpu().numpy())

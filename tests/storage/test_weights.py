@@ -1,0 +1,282 @@
+"""Files of weights: both formats, nothing executed, layers in order, every refusal with its fix."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from storage.layers import find_layers, natural_key
+from storage.weights import WeightFile, WeightsError, read_weights
+
+
+def mlp(*sizes: int, bias: bool = False) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(sizes):
+        layers += [nn.Linear(fan_in, fan_out, bias=bias), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def saved(tmp_path: Path, state: Any, kind: str = "torch") -> Path:
+    path = tmp_path / f"victim-{kind}"  # the name tells nothing
+    if kind == "torch":
+        torch.save(state, path)
+    else:
+        path.write_bytes(safetensors.torch.save(state))
+    return path
+
+
+def file_of(tensors: dict[str, tuple[int, ...]], kind: str = "torch") -> WeightFile:
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in tensors.items()}
+    return WeightFile(Path("victim"), kind, arrays, "")
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+def test_both_formats_give_the_same_tensors(tmp_path: Path, kind: str) -> None:
+    state = mlp(12, 5, 1, bias=True).state_dict()
+    found = read_weights(saved(tmp_path, state, kind))
+    assert found.kind == kind
+    assert set(found.tensors) == set(state)
+    for name, tensor in state.items():
+        assert found.tensors[name].dtype == np.float32
+        np.testing.assert_array_equal(found.tensors[name], tensor.numpy())
+    layers = find_layers(found)
+    assert (layers.architecture, layers.bias, layers.unknown) == ("mlp:12-5-1", "all", ())
+    assert list(layers.in_order(found.tensors)) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+def test_a_state_dict_inside_a_training_script_s_dict(tmp_path: Path, key: str) -> None:
+    state = mlp(12, 5, 1).state_dict()
+    whole = {"epoch": 3, key: state, "optimizer": {"state": {}, "lr": 0.1}}
+    assert set(read_weights(saved(tmp_path, whole)).tensors) == set(state)
+
+
+def test_the_old_format_and_wrappers_prefixes_are_read(tmp_path: Path) -> None:
+    state = {f"module._orig_mod.{k}": v for k, v in mlp(12, 5, 1).state_dict().items()}
+    path = tmp_path / "old.pth"
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    assert set(read_weights(path).tensors) == {"0.weight", "2.weight"}
+    half = {"model.a": state["module._orig_mod.0.weight"], "b": torch.ones(1, 5)}
+    assert set(read_weights(saved(tmp_path, half)).tensors) == {"model.a", "b"}
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_precisions_are_kept_or_widened(tmp_path: Path, dtype: torch.dtype, kind: str) -> None:
+    state = {"a": torch.randn(4, 6).to(dtype), "b": torch.randn(1, 4).to(dtype)}
+    found = read_weights(saved(tmp_path, state, kind)).tensors
+    assert found["a"].dtype == (np.float64 if dtype == torch.float64 else np.float32)
+    np.testing.assert_array_equal(found["a"], state["a"].double().numpy())
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.write_text, (self.path, "executed"))
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_pickle_bomb_is_refused_and_does_not_go_off(tmp_path: Path, protocol: int) -> None:
+    state = {"0.weight": torch.ones(2, 2), "bomb": Bomb(tmp_path / "crater")}
+    path = tmp_path / "bomb.pt"
+    torch.save(state, path)
+    with pytest.raises(WeightsError, match=r"pickled objects.*not read.*state_dict"):
+        read_weights(path)
+    path.write_bytes(pickle.dumps(state, protocol=protocol))
+    with pytest.raises(WeightsError):
+        read_weights(path)
+    assert not (tmp_path / "crater").exists()
+
+
+def test_a_whole_model_is_refused_by_its_class(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"Sequential.*torch\.save\(net\.state_dict\(\)"):
+        read_weights(saved(tmp_path, mlp(4, 3, 1)))
+
+
+def with_entry(value: Tensor) -> dict[str, Tensor]:
+    return {"0.weight": torch.ones(5, 12), "extra": value}
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({}, "no tensors"),
+        ([torch.ones(2)], "holds a list"),
+        ({"a": torch.ones(2), "epoch": 3}, r"holds epoch \(int\)"),
+        (with_entry(torch.ones(3, dtype=torch.int64)), "extra .* is int64"),
+        (with_entry(torch.ones(3, dtype=torch.bool)), "extra .* is bool"),
+        (with_entry(torch.ones(3, dtype=torch.complex64)), "extra .* is complex64"),
+        (with_entry(torch.eye(3).to_sparse()), "extra .* is sparse"),
+        (with_entry(torch.tensor([1.0, torch.nan, torch.inf])), "2 of 3 entries"),
+    ],
+)
+def test_what_is_no_state_dict_of_numbers_is_refused(tmp_path: Path, state: Any, said: str) -> None:
+    with pytest.raises(WeightsError, match=said):
+        read_weights(saved(tmp_path, state))
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="does not exist"):
+        read_weights(tmp_path / "absent.pt")
+    with pytest.raises(WeightsError, match="is a folder"):
+        read_weights(tmp_path)
+    path = tmp_path / "weights"
+    for content in (b"", b"hello", b"\x89HDF\r\n\x1a\n" + bytes(64)):
+        path.write_bytes(content)
+        with pytest.raises(WeightsError, match="neither a safetensors file"):
+            read_weights(path)
+    for content in (b"PK\x03\x04 no archive", b"\x80\x02 no pickle"):
+        path.write_bytes(content)
+        with pytest.raises(WeightsError, match=r"torch\.save"):
+            read_weights(path)
+    whole = safetensors.torch.save({"a": torch.ones(8)})
+    path.write_bytes(whole[:-4])
+    with pytest.raises(WeightsError, match="damaged safetensors"):
+        read_weights(path)
+    torch.save(mlp(4, 3, 1).state_dict(), path)
+    with zipfile.ZipFile(path, "a") as archive:  # what distinguishes an archive of a program
+        folder = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{folder}/constants.pkl", pickle.dumps(()))
+    with pytest.raises(WeightsError, match="TorchScript program"):
+        read_weights(path)
+
+
+def test_names_that_sort_out_of_order_are_put_in_order() -> None:
+    assert sorted(["10.weight", "2.bias", "2.weight"], key=natural_key) == [
+        "2.weight", "2.bias", "10.weight",
+    ]  # fmt: skip
+    sizes = [30, *[8] * 11, 1]
+    net = {f"{i}.weight": (o, i_) for i, (i_, o) in enumerate(itertools.pairwise(sizes))}
+    shuffled = dict(sorted(net.items()))  # as safetensors has them: 0, 1, 10, 11, 2, ...
+    layers = find_layers(file_of(shuffled, "safetensors"))
+    assert [layer.weight for layer in layers.layers] == [f"{i}.weight" for i in range(12)]
+    assert layers.note == ""
+
+
+def test_a_sorted_file_s_order_is_not_believed_even_where_it_makes_a_chain() -> None:
+    square = {f"{i}.weight": (8, 8) for i in range(1, 12)}
+    net = dict(sorted({"0.weight": (8, 30), **square, "out.weight": (1, 8)}.items()))
+    assert list(net)[2] == "10.weight"
+    layers = find_layers(file_of(net, "safetensors"))
+    assert [layer.weight for layer in layers.layers][:3] == ["0.weight", "1.weight", "2.weight"]
+
+
+def test_names_in_reverse_are_not_taken_for_transposed_matrices() -> None:
+    shapes = {"a_out.weight": (1, 8), "b.weight": (8, 8), "c_in.weight": (8, 30)}
+    assert find_layers(file_of(shapes, "safetensors")).architecture == "mlp:30-8-8-1"
+
+
+def test_a_torch_file_s_own_order_counts_before_names() -> None:
+    layers = find_layers(file_of(OrderedDict(z=(8, 30), b=(8, 8), a=(8, 8), y=(1, 8))))
+    assert [layer.weight for layer in layers.layers] == ["z", "b", "a", "y"]
+
+
+def test_without_names_the_chain_of_shapes_decides() -> None:
+    shapes = {"body.weight": (6, 8), "head.weight": (1, 6), "stem.weight": (8, 30)}
+    layers = find_layers(file_of(shapes, "safetensors"))
+    assert layers.architecture == "mlp:30-8-6-1"
+    assert "found from their shapes" in layers.note
+    assert "exchanged" not in layers.note
+    shapes |= {"body.weight": (8, 8), "bulk.weight": (8, 8), "head.weight": (1, 8)}
+    layers = find_layers(file_of(shapes, "safetensors"))
+    assert layers.architecture == "mlp:30-8-8-8-1"
+    assert "stem.weight, body.weight, bulk.weight, head.weight was taken" in layers.note
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias"),
+    [("fc{}.weight", "fc{}.bias"), ("W{}", "b{}"), ("fc{}_weight", "fc{}_bias"), ("m{}", "c{}")],
+)
+def test_biases_are_found_by_name_or_by_shape(weight: str, bias: str) -> None:
+    shapes = {weight.format(1): (8, 30), weight.format(2): (1, 8)}
+    assert find_layers(file_of(shapes)).bias == "none"
+    first = shapes | {bias.format(1): (8,)}
+    if bias[0] != "c":  # a single vector with a strange name is left as unknown
+        assert find_layers(file_of(first)).bias == "first"
+    layers = find_layers(file_of(first | {bias.format(2): (1,)}))
+    assert (layers.bias, layers.unknown) == ("all", ())
+    assert [layer.bias for layer in layers.layers] == [bias.format(1), bias.format(2)]
+    with pytest.raises(WeightsError, match="no layer, in the first, or in all"):
+        find_layers(file_of({"0.weight": (8, 30), "2.weight": (1, 8), "2.bias": (1,)}))
+
+
+def test_normalisations_and_other_strangers_are_named() -> None:
+    net = nn.Sequential(
+        nn.Linear(30, 8), nn.BatchNorm1d(8), nn.ReLU(),
+        nn.Linear(8, 6), nn.LayerNorm(6), nn.PReLU(), nn.Linear(6, 1),
+    )  # fmt: skip
+    shapes = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+    layers = find_layers(file_of(shapes | {"temperature": (), "pos.grid": (3, 1, 1)}))
+    assert layers.architecture == "mlp:30-8-6-1"
+    kinds = {unknown.name: unknown.kind for unknown in layers.unknown}
+    assert kinds == {
+        "1": "normalisation", "4": "normalisation", "5": "activation", "temperature": "other",
+        "pos": "other",
+    }  # fmt: skip
+
+
+def test_a_batch_norm_counter_is_not_taken_for_a_bad_integer(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    found = read_weights(saved(tmp_path, net.state_dict()))
+    assert [unknown.kind for unknown in find_layers(found).unknown] == ["normalisation"]
+
+
+def test_weight_norm_is_recognised() -> None:
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), nn.Linear(4, 1))
+    shapes = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+    with pytest.raises(WeightsError, match="weight norm"):
+        find_layers(file_of(shapes))
+
+
+def test_a_convolution_tells_the_images_shape() -> None:
+    shapes = {"conv.weight": (4, 3, 3, 3), "fc.weight": (7, 4 * 30 * 30), "out.weight": (1, 7)}
+    layers = find_layers(file_of(shapes))
+    assert (layers.architecture, layers.shape) == ("conv:3x4:3072-7-1", (3, 32, 32))
+    assert find_layers(file_of(shapes), (3, 32, 32)) == layers
+    oblong = find_layers(file_of(shapes | {"fc.weight": (7, 4 * 6 * 10)}), (3, 8, 12))
+    assert oblong.architecture == "conv:3x4:288-7-1"
+    with pytest.raises(WeightsError, match="on images of 3x28x28"):
+        find_layers(file_of(shapes), (3, 28, 28))
+    with pytest.raises(WeightsError, match="without padding"):
+        find_layers(file_of(shapes | {"fc.weight": (7, 4 * 15 * 16)}))
+    with pytest.raises(WeightsError, match="square kernel"):
+        find_layers(file_of(shapes | {"conv.weight": (4, 3, 3, 5)}))
+    with pytest.raises(WeightsError, match="2 convolutions"):
+        find_layers(file_of({"c0.weight": (3, 3, 1, 1)} | shapes))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ({"0.weight": (1, 30)}, "single dense layer"),
+        ({"emb": (3, 4, 5)}, "no dense layer"),
+        ({"0.weight": (8, 30), "2.weight": (1, 9)}, "make no chain"),
+        ({"W1": (30, 8), "W2": (8, 1)}, r"stored as \(in, out\).*W1 is \(30, 8\).*transpose"),
+        ({"in": (30, 8), "out": (8, 1)}, r"stored as \(in, out\).*in is \(30, 8\)"),
+        ({"b": (30, 8), "a": (8, 6), "c": (6, 1)}, r"stored as \(in, out\).*b is \(30, 8\)"),
+    ],
+)
+def test_what_is_no_such_network_is_refused(shapes: dict[str, Any], said: str) -> None:
+    with pytest.raises(WeightsError, match=said):
+        find_layers(file_of(shapes))
+
+
+def test_a_shape_that_does_not_fit_is_refused() -> None:
+    shapes = {"0.weight": (8, 48), "2.weight": (1, 8)}
+    assert find_layers(file_of(shapes), (3, 4, 4)).shape == (3, 4, 4)
+    with pytest.raises(WeightsError, match="takes 48 numbers, but images of 3x5x5 have 75"):
+        find_layers(file_of(shapes), (3, 5, 5))
