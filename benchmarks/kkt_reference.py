@@ -1,0 +1,250 @@
+"""The published attack the plain way: one network, differentiated twice by autograd.
+
+Written from the papers alone (001, sections 1.2 and 2; 002, sections 3 to 5 and appendix B) and
+independent of the engine that is held to it. As everybody would write it with torch: an activation
+whose derivative is replaced in the backward pass, `autograd.grad(create_graph=True)` for the
+gradient inside the objective, one optimiser for x and one for lam, one victim at a time.
+
+    L = sum_l || theta_l - sum_i c_i grad_{theta_l} phi(theta; x_i) ||^2
+        + sum relu(x - 1)^2 + sum relu(-1 - x)^2 + 5 sum relu(lam_min - lam)^2
+
+with c_i = lam_i y_i / N (binary), lam_i / N and phi_i = phi_{y_i} - max_{j != y_i} phi_j
+(multiclass, 002 eq. 12), or lam_i / N, free in sign and without the last term (regression, 002
+eq. 15). N is the number of candidates, as in the authors' code, or 1, as in their formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Activation = Literal["relu", "leaky_relu", "gelu"]
+Loss = Literal["bce", "ce", "mse", "abs", "huber"]
+
+
+class Surrogate(torch.autograd.Function):
+    """(Leaky) ReLU with slope p below zero; its derivative is p + (1 - p) sigma(alpha z).
+
+    That is differentiable in turn, so a second derivative sees the sigmoid's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, alpha: float, leak: float) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.alpha, ctx.leak = alpha, leak
+        return F.leaky_relu(z, leak)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (z,) = ctx.saved_tensors
+        slope = torch.sigmoid(ctx.alpha * z)
+        slope = ctx.leak + (1 - ctx.leak) * slope if ctx.leak else slope
+        return grad_outputs[0] * slope, None, None
+
+
+class ReferenceNet(nn.Module):
+    """d - widths - n_outputs on flat images (n, d) of `shape`; `conv` in front: (kernel, channels).
+
+    `alpha` is None while training: the activation's own derivative. GELU's is never replaced.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        widths: Sequence[int],
+        n_outputs: int = 1,
+        *,
+        conv: tuple[int, int] | None = None,
+        bias: Literal["none", "first", "all"] = "none",
+        activation: Activation = "relu",
+        leak: float = 0.01,
+    ) -> None:
+        super().__init__()
+        channels, height, width = shape
+        layers: list[nn.Module] = []
+        fan_in = channels * height * width
+        if conv is not None:
+            kernel, n_maps = conv
+            layers.append(nn.Conv2d(channels, n_maps, kernel, bias=bias != "none"))
+            fan_in = n_maps * (height - kernel + 1) * (width - kernel + 1)
+        for fan_out in (*widths, n_outputs):
+            with_bias = bias == "all" or (bias == "first" and not layers)
+            layers.append(nn.Linear(fan_in, fan_out, bias=with_bias))
+            fan_in = fan_out
+        self.layers = nn.ModuleList(layers)
+        self.shape, self.activation = shape, activation
+        self.leak = leak if activation == "leaky_relu" else 0.0
+        self.alpha: float | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (n, n_outputs) of flat images (n, d)."""
+        a = x.unflatten(1, self.shape) if isinstance(self.layers[0], nn.Conv2d) else x
+        for layer in self.layers[:-1]:
+            a = self._activate(layer(a)).flatten(1)
+        return cast(Tensor, self.layers[-1](a))
+
+    def _activate(self, z: Tensor) -> Tensor:
+        if self.activation == "gelu":
+            return F.gelu(z)
+        if self.alpha is None:
+            return F.leaky_relu(z, self.leak)
+        return cast(Tensor, Surrogate.apply(z, self.alpha, self.leak))  # type: ignore[no-untyped-call]
+
+    def load(self, state: Mapping[str, Tensor]) -> ReferenceNet:
+        """Itself with the tensors of `state` as parameters, in order: weight, bias, weight, ..."""
+        for name, parameter, tensor in zip(state, self.parameters(), state.values(), strict=True):
+            found, needed = tuple(tensor.shape), tuple(parameter.shape)
+            if found != needed:
+                raise ValueError(f"{name} has shape {found}, this network needs {needed}")
+            parameter.data = tensor.detach().clone()
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceAttack:
+    """The attack's settings; `lam_lr` None means the rate of x.
+
+    `lean` asks for the two gradients that are needed; without it `loss.backward()`, as in the
+    published code, differentiates with respect to the network's parameters too.
+    """
+
+    condition: Literal["binary", "multiclass", "regression"] = "binary"
+    alpha: float = 20.0
+    lam_min: float = 0.5
+    lam_scale: Literal["candidates", "none"] = "candidates"
+    optimiser: Literal["adadelta", "sgd"] = "adadelta"
+    lr: float = 1.0
+    lam_lr: float | None = None
+    momentum: float = 0.0
+    lean: bool = False
+
+
+def balanced_signs(n_candidates: int, dtype: torch.dtype) -> Tensor:
+    """-1 for the first half of the candidates, +1 for the second (001, section 1.2)."""
+    return torch.where(torch.arange(n_candidates) < n_candidates // 2, -1.0, 1.0).to(dtype)
+
+
+def objective(
+    net: ReferenceNet, x: Tensor, lam: Tensor, y: Tensor | None, attack: ReferenceAttack
+) -> Tensor:
+    """L of candidates x (m, d) and multipliers lam (m,), differentiable in both.
+
+    `y` (m,): signs for `binary`, classes for `multiclass`; None for `regression`.
+    """
+    if (y is None) != (attack.condition == "regression"):
+        raise ValueError(f"condition={attack.condition!r} and y={y}; only regression has no y")
+    net.alpha = attack.alpha
+    phi = _margin(net(x), y, attack.condition)
+    n = len(lam) if attack.lam_scale == "candidates" else 1
+    parameters = list(net.parameters())
+    summed = torch.autograd.grad((lam * phi).sum() / n, parameters, create_graph=True)
+    pairs = zip(parameters, summed, strict=True)
+    loss = torch.stack([(p.detach() - g).square().sum() for p, g in pairs]).sum()
+    loss = loss + (x - 1).relu().square().sum() + (-1 - x).relu().square().sum()
+    if attack.condition != "regression":
+        loss = loss + 5 * (attack.lam_min - lam).relu().square().sum()
+    return loss
+
+
+def _margin(output: Tensor, y: Tensor | None, condition: str) -> Tensor:
+    """What lam_i multiplies the gradient of: y_i phi, the margin of a class, or phi."""
+    if y is None:
+        return output.squeeze(1)
+    if condition == "binary":
+        return y * output.squeeze(1)
+    own = output.gather(1, y[:, None]).squeeze(1)
+    return own - output.scatter(1, y[:, None], -torch.inf).max(dim=1).values
+
+
+class Reconstruction:
+    """One attack in progress: `x`, `lam`, and `step()`."""
+
+    def __init__(
+        self, net: ReferenceNet, x: Tensor, lam: Tensor, y: Tensor | None, attack: ReferenceAttack
+    ) -> None:
+        self.net, self.y, self.attack = net, y, attack
+        self.x, self.lam = x.clone().requires_grad_(), lam.clone().requires_grad_()
+        lam_lr = attack.lr if attack.lam_lr is None else attack.lam_lr
+        self.optimisers = [self._optimiser(self.x, attack.lr), self._optimiser(self.lam, lam_lr)]
+
+    def _optimiser(self, variable: Tensor, lr: float) -> torch.optim.Optimizer:
+        if self.attack.optimiser == "adadelta":
+            return torch.optim.Adadelta([variable], lr=lr)
+        return torch.optim.SGD([variable], lr=lr, momentum=self.attack.momentum)
+
+    def step(self) -> Tensor:
+        """One iteration; the loss before it."""
+        loss = objective(self.net, self.x, self.lam, self.y, self.attack)
+        if self.attack.lean:
+            self.x.grad, self.lam.grad = torch.autograd.grad(loss, (self.x, self.lam))
+        else:
+            self.x.grad = self.lam.grad = None
+            self.net.zero_grad()
+            loss.backward()
+        for optimiser in self.optimisers:
+            optimiser.step()
+        return loss.detach()
+
+    def run(self, save_at: Sequence[int]) -> Tensor:
+        """x (s, m, d) after each of the increasing iterations `save_at`."""
+        saved = []
+        for iteration in range(1, save_at[-1] + 1):
+            self.step()
+            if iteration in save_at:
+                saved.append(self.x.detach().clone())
+        return torch.stack(saved)
+
+
+def data_loss(
+    output: Tensor, target: Tensor, loss: Loss, *, power: float = 2.5, delta: float = 1.0
+) -> Tensor:
+    """The mean over the images; `target` is 0 or 1 for `bce`, a class for `ce`, else a number."""
+    if loss == "ce":
+        return F.cross_entropy(output, target)
+    phi = output.squeeze(1)
+    if loss == "bce":
+        return F.binary_cross_entropy_with_logits(phi, target)
+    if loss == "mse":
+        return F.mse_loss(phi, target)
+    if loss == "huber":
+        return F.huber_loss(phi, target, delta=delta)
+    return (phi - target).abs().pow(power).mean()
+
+
+def train(
+    net: ReferenceNet,
+    x: Tensor,
+    target: Tensor,
+    *,
+    loss: Loss,
+    optimiser: Literal["sgd", "adadelta", "adam"],
+    lr: float,
+    batches: Iterable[Tensor | slice],
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    power: float = 2.5,
+    delta: float = 1.0,
+) -> ReferenceNet:
+    """`net`, trained in place: a step on the rows that each element of `batches` names.
+
+    `[slice(None)] * n` is n epochs of full batches. `weight_decay` is that of 002, eq. 13.
+    """
+    net.alpha = None
+    parameters = net.parameters()
+    rule: torch.optim.Optimizer
+    if optimiser == "sgd":
+        rule = torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    elif optimiser == "adam":
+        rule = torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
+    else:
+        rule = torch.optim.Adadelta(parameters, lr=lr, weight_decay=weight_decay, foreach=True)
+    for rows in batches:
+        rule.zero_grad()
+        data_loss(net(x[rows]), target[rows], loss, power=power, delta=delta).backward()
+        rule.step()
+    return net

@@ -1,0 +1,158 @@
+"""The comparison of engine and reference: it holds where they agree, and only there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import kkt_agreement
+from benchmarks.kkt_agreement import apart, cases, counted, exceeded, main, measurement, trajectory
+from benchmarks.kkt_duel import N_IMAGES, Case, Duel, Victims
+from benchmarks.record import parse_lines
+from benchmarks.results_page import build_page
+from recon_core.attacks.kkt_objective import KKTAttack
+from recon_core.types import RunSpec
+from recon_core.victims.network import Conv, Network
+
+STEPS = (1, 2, 20)
+
+
+@pytest.fixture(scope="module")
+def victims() -> Victims:
+    return Victims("photos", 2)
+
+
+def small(network: Network, **attack: object) -> Case:
+    settings = {"n_candidates": 8, "save_at": STEPS} | attack
+    return Case(network=network, attack=KKTAttack(**settings), epochs=10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        small(Network(widths=(9, 7))),
+        small(Network(widths=(9,), conv=Conv(kernel=5, channels=2), bias="first"), alpha=5.0),
+        small(Network(widths=(9,), bias="all"), condition="multiclass", lam_scale="none"),
+        small(Network(widths=(9,), activation="leaky_relu"), condition="regression"),
+        small(Network(widths=(9,), activation="gelu"), optimiser=kkt_agreement.GD, lam_lr=1e-3),
+    ],
+    ids=str,
+)
+def test_the_engine_walks_as_the_reference_does(victims: Victims, case: Case) -> None:
+    found, of_gradients = trajectory(
+        Duel(victims, victims.specs[1], case, torch.float64), str(case)
+    )
+    assert exceeded(found) is None
+    assert found.value < 1e-11
+    assert of_gradients < 1e-11
+
+
+def test_another_attack_is_noticed(victims: Victims, monkeypatch: pytest.MonkeyPatch) -> None:
+    duel = Duel(victims, victims.specs[0], small(Network(widths=(9, 7))), torch.float64)
+    other = replace(duel.attack, alpha=duel.attack.alpha * (1 + 1e-5))
+    theirs = duel.reference().run(STEPS)
+    duel.attack = other
+    duel.settings = replace(duel.settings, alpha=duel.settings.alpha * (1 + 1e-5))
+    assert apart(duel.ours(), theirs).max() > 1e-6
+    duel.ours = lambda: theirs * (1 + 2e-6)  # type: ignore[method-assign]
+    monkeypatch.setattr(duel, "attack", replace(other, alpha=20.0))
+    found, of_gradients = trajectory(duel, "a case")
+    assert found.value == pytest.approx(2e-6, rel=1e-3)
+    assert of_gradients > 1e-10
+    assert "is above 1e-06" in str(exceeded(found))
+
+
+def test_a_trajectory_counts_up_to_where_the_reference_parts_from_itself(
+    victims: Victims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duel = Duel(victims, victims.specs[0], small(Network(widths=(9, 7))), torch.float64)
+    theirs = duel.reference().run(STEPS)
+    unstable = torch.tensor([0.0, 0.0, 0.5], dtype=torch.float64)[:, None, None]
+    found = iter([theirs * (1 + unstable), theirs * (1 + 2 * unstable)])
+    monkeypatch.setattr(kkt_agreement, "followed", lambda _duel: (theirs, 0.0))
+    monkeypatch.setattr(duel, "ours", lambda: next(found))
+    monkeypatch.setattr("benchmarks.kkt_reference.Reconstruction.run", lambda *_: next(found))
+    measured, _ = trajectory(duel, "a case")
+    assert measured.value == torch.finfo(torch.float64).eps
+    assert "up to step 2; then" in measured.case
+    assert "by 5e-01 at the end; the engine from it by 1e+00" in measured.case
+
+
+def test_a_standstill_is_no_agreement(victims: Victims) -> None:
+    case = small(Network(widths=(9, 7)), optimiser=replace(kkt_agreement.GD, lr=1e-12))
+    duel = Duel(victims, victims.specs[0], case, torch.float64)
+    with pytest.raises(ValueError, match="agreement means nothing"):
+        trajectory(duel, "a case")
+
+
+def test_victims_see_balanced_pictures_and_decoys_of_the_other_split(victims: Victims) -> None:
+    spec: RunSpec = victims.specs[0]
+    assert sum(spec.labels) == N_IMAGES // 2
+    seen = victims.images(spec, torch.float32).flatten(1)
+    unseen = victims.unseen(spec).flatten(1)
+    assert seen.shape == unseen.shape
+    assert (seen[:, None] - unseen[None]).abs().amax(2).min() > 0
+    assert set(victims.target(spec, "binary", torch.float32).tolist()) == {0, 1}
+    assert set(victims.target(spec, "regression", torch.float32).tolist()) == {-1, 1}
+    assert victims.target(spec, "multiclass", torch.float32).max() > 1
+
+
+def scores(ours: list[float], theirs: list[float]) -> list[Tensor]:
+    return [torch.tensor([[a], [b]]) for a, b in zip(ours, theirs, strict=True)]
+
+
+def test_totals_are_counted_with_their_decoys() -> None:
+    targets = scores([0.5, 0.41, 0.39, 0.9], [0.5, 0.3, 0.39, 0.41])
+    decoys = scores([0.1, 0.2, 0.1, 0.2], [0.1, 0.41, 0.1, 0.2])
+    count, mean, mean_decoys = counted({"targets": targets, "decoys": decoys}, "a case")
+    assert (count.value, count.reference_value) == (3, 2)
+    assert "training images of 4; good decoys 0 of 4, the reference's 1" in count.case
+    assert mean.value == pytest.approx(0.55)
+    assert mean_decoys.reference_value == pytest.approx(0.2025)
+    assert "over 3% apart" in str(exceeded(count))
+    assert exceeded(mean) is None
+    with pytest.raises(ValueError, match="1 images came back, from the reference 0"):
+        counted({"targets": scores([0.5], [0.1]), "decoys": scores([0.1], [0.1])}, "a case")
+
+
+@pytest.mark.parametrize(("ours", "fine"), [(97, True), (103, True), (96, False), (104, False)])
+def test_totals_may_differ_by_three_percent(ours: int, fine: bool) -> None:
+    found = measurement("a", ours, unit="images", reference="plain", reference_value=100)
+    assert (exceeded(found) is None) == fine
+
+
+def test_cases_are_d_3072_and_500_steps() -> None:
+    assert {case.attack.n_iterations for case in cases(quick=False)} == {500}
+    assert {case.attack.condition for case in cases(quick=False)} == {
+        "binary",
+        "multiclass",
+        "regression",
+    }
+    assert len({str(case) for case in cases(quick=False)}) == len(cases(quick=False))
+
+
+def test_the_command_writes_what_the_page_reads_and_fails_where_a_limit_is_exceeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[object] = []
+
+    def measure(*arguments: object) -> list[object]:
+        asked.append(arguments)
+        good = measurement("good", 1e-9, unit="x", reference="limit", reference_value=1e-6)
+        return [good, replace(good, case="bad", value=1e-3, ratio=1e-3)]
+
+    monkeypatch.setattr(kkt_agreement, "measure", measure)
+    file = tmp_path / "kkt_agreement.json"
+    assert main(["--quick", "--only", "float32", "--json", str(file)]) == 1
+    assert asked == [(True, "photos", 2, ("float32",))]
+    printed = capsys.readouterr()
+    assert printed.out == file.read_text()
+    assert "does not agree: bad" in printed.err
+    assert [m.case for m in parse_lines(file.read_text(), name=file.name)] == ["good", "bad"]
+    assert "| bad | 0.001 x | limit | 1e-06 x |" in build_page({file.name: file.read_text()})
+    assert json.loads(file.read_text().splitlines()[0])["benchmark"] == "kkt agreement"
