@@ -5,42 +5,44 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from storage.errors import StorageError, StoreMismatchError
-from storage.files import (
-    create_file,
-    full_device_explained,
-    json_bytes,
-    sync_folder,
-)
+from storage.errors import StoreMismatchError
+from storage.files import json_bytes
 from storage.layout import (
+    CHUNK_ROWS,
     COLUMNS,
+    ENCODINGS,
     SCHEMA,
     VERSION,
+    Encoding,
+    dtype_of,
     expand_reconstruction,
+    receipt_name,
     table_of,
 )
-from storage.parts import PARTS_FOLDER, read_column
+from storage.parts import STORE_FILE, read_column, read_store_file
+from storage.places import Location, Place, open_place
 from storage.receipts import (
+    PARTS_FOLDER,
     RECEIPTS_FOLDER,
     Receipt,
     count_images,
-    load_receipt,
-    receipt_paths,
+    parse_receipt,
+    receipt_parts,
 )
 from storage.verify import VerifyReport, verify_store
 
-STORE_FILE = "store.json"
 _SHOWN_DIFFERENCES = 3
 
 
 class Dataset:
-    """The store at `root`. Only parts with a receipt are seen, as of opening or `refresh`.
+    """The store at `root`, a folder or "s3://bucket/prefix".
+
+    Only parts with a receipt are seen, as of opening or `refresh`.
 
     Raises:
         StorageError: there is no store at `root`.
@@ -49,23 +51,32 @@ class Dataset:
     """
 
     manifest: dict[str, Any]
+    encoding: Encoding
     receipts: tuple[Receipt, ...]
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.manifest = read_manifest(root)
-        self._files: dict[tuple[str, int, int], Receipt] = {}
+    def __init__(self, root: Location | Place) -> None:
+        self.place: Place = open_place(root)
+        store = read_store_file(self.place)
+        self.manifest, self.encoding = store["manifest"], store["encoding"]
+        self._files: dict[tuple[str, str], Receipt] = {}
         self.refresh()
+
+    @property
+    def root(self) -> str:
+        """Where the store is, absolute."""
+        return str(self.place)
 
     def refresh(self) -> None:
         """Looks for parts that were published since. Reads only receipts that are new files."""
-        files: dict[tuple[str, int, int], Receipt] = {}
-        for path in receipt_paths(self.root):
-            status = path.stat()
-            key = (path.name, status.st_ino, status.st_mtime_ns)
-            files[key] = self._files.get(key) or load_receipt(path)
-        self._files = files
-        self.receipts = tuple(files.values())
+        infos = {info.name: info.version for info in self.place.files(RECEIPTS_FOLDER)}
+        found = [f"{RECEIPTS_FOLDER}/{receipt_name(part)}" for part in receipt_parts(infos)]
+        keys = [(name, infos[name]) for name in found]
+        new = [key for key in keys if key not in self._files]
+        contents = self.place.read_many([name for name, _version in new])
+        for key, content in zip(new, contents, strict=True):
+            self._files[key] = parse_receipt(content, f"{self.place}/{key[0]}")
+        self._files = {key: self._files[key] for key in keys}
+        self.receipts = tuple(self._files.values())
         self._by_part = {receipt.part: receipt for receipt in self.receipts}
 
     @property
@@ -106,16 +117,86 @@ class Dataset:
             ValueError: unknown part or column, or `rows` of several tables.
             CorruptPartError: the stored bytes are not what was written.
         """
-        receipt = self.receipt(part)
         if rows is not None and len({table_of(name) for name in names}) > 1:
             raise ValueError(f"rows={rows} of columns of several tables: {', '.join(names)}")
-        columns = {name: read_column(self.root, receipt, name, rows) for name in names}
+        columns = {name: self.stored(part, name, rows) for name in names}
         if "pairs/reconstruction" in columns:
-            scale = read_column(self.root, receipt, "pairs/scale", rows)
-            columns["pairs/reconstruction"] = expand_reconstruction(
-                columns["pairs/reconstruction"], scale
-            )
+            scale = self.stored(part, "pairs/scale", rows)
+            columns["pairs/reconstruction"] = self.expand(columns["pairs/reconstruction"], scale)
         return columns
+
+    def stored(self, part: int, name: str, rows: slice | None = None) -> npt.NDArray[Any]:
+        """A column of one part in the type it has on disk, all rows or contiguous `rows`.
+
+        Raises:
+            ValueError, CorruptPartError: as `read`.
+        """
+        return read_column(self.place, self.receipt(part), name, rows)
+
+    def expand(
+        self, stored: npt.NDArray[Any], scale: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """Raw reconstructions (p, c, h, w), from how they are stored and their scales (p,)."""
+        return expand_reconstruction(stored, scale, self.encoding)
+
+    def take(self, names: Sequence[str], rows: npt.ArrayLike) -> dict[str, npt.NDArray[Any]]:
+        """Columns of chosen pairs, counted over the whole store, in the order asked for.
+
+        Columns of targets and runs come as those of each pair's own target and run. Every inner
+        chunk that holds a chosen row is read once, whole: for many rows in disorder, sort them or
+        use `storage.stream`.
+
+        Raises:
+            ValueError: unknown column, or a row outside the store.
+            CorruptPartError: as `read`.
+        """
+        chosen = np.asarray(rows, np.int64)
+        if chosen.ndim != 1 or (
+            len(chosen) and not 0 <= chosen.min() <= chosen.max() < self.n_pairs
+        ):
+            raise ValueError(
+                f"rows have shape {chosen.shape} and go from {chosen.min(initial=0)} to "
+                f"{chosen.max(initial=0)}; expected a list of rows below {self.n_pairs}"
+            )
+        sizes = [receipt.n_pairs for receipt in self.receipts]
+        firsts = np.cumsum([0, *sizes])
+        index = np.searchsorted(firsts, chosen, side="right") - 1
+        taken: dict[str, npt.NDArray[Any]] = {}
+        for number in np.unique(index):
+            places = np.flatnonzero(index == number)
+            for name, values in self._take_part(number, names, chosen[places] - firsts[number]):
+                if name not in taken:
+                    taken[name] = np.empty((len(chosen), *values.shape[1:]), values.dtype)
+                taken[name][places] = values
+        for name in set(names) - set(taken):
+            taken[name] = self._empty(name)
+        return {name: taken[name] for name in names}
+
+    def _take_part(
+        self, number: int, names: Sequence[str], rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        part = self.receipts[number].part
+        of_table = {"pairs": rows}
+        for table, reference in (("targets", "pairs/target_row"), ("runs", "pairs/run_row")):
+            if any(table_of(name) == table for name in names):
+                of_table[table] = self._scattered(part, reference, rows).astype(np.int64)
+        for name in names:
+            values = self._scattered(part, name, of_table[table_of(name)])
+            if name == "pairs/reconstruction":
+                values = self.expand(values, self._scattered(part, "pairs/scale", rows))
+            yield name, values
+
+    def _scattered(self, part: int, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Rows of one column in any order; neighbouring chunks that are needed are read at once."""
+        chunks, position = np.unique(rows // CHUNK_ROWS, return_inverse=True)
+        breaks = np.flatnonzero(np.diff(chunks) > 1) + 1
+        pieces = [
+            self.stored(part, name, slice(int(run[0]) * CHUNK_ROWS, int(run[-1] + 1) * CHUNK_ROWS))
+            for run in np.split(chunks, breaks)
+        ]
+        read: npt.NDArray[Any] = np.concatenate(pieces)
+        chosen: npt.NDArray[Any] = read[position * CHUNK_ROWS + rows % CHUNK_ROWS]
+        return chosen
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """One column of all parts, in order. Row references stay local to their parts.
@@ -125,107 +206,87 @@ class Dataset:
             CorruptPartError: as `read`.
         """
         pieces = [self.read(receipt.part, [name])[name] for receipt in self.receipts]
-        if not pieces:
-            if COLUMNS[name].trailing:
-                raise ValueError(f"{name} of a store without parts has no shape; generate first")
-            return np.empty(0, np.dtype(COLUMNS[name].dtype))
-        return np.concatenate(pieces)
+        return np.concatenate(pieces) if pieces else self._empty(name)
+
+    def _empty(self, name: str) -> npt.NDArray[Any]:
+        if name not in COLUMNS:
+            raise ValueError(f"unknown column {name!r}; there are {', '.join(COLUMNS)}")
+        if COLUMNS[name].trailing:
+            raise ValueError(f"{name} of a store without parts has no shape; generate first")
+        return np.empty(0, dtype_of(name, self.encoding))
 
     def image_counts(
         self, min_iteration: int = 0
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Ids of all images that runs were trained on, ascending, and their confident pairs (0 for
         an image that never came back). Only pairs saved at `min_iteration` or later count."""
-        counts: dict[int, int] = {}
+        counts = np.full(0, -1, np.int64)
         for receipt in self.receipts:
             ids, pairs = self._part_counts(receipt, min_iteration)
-            for image_id, n_pairs in zip(ids, pairs, strict=True):
-                counts[image_id] = counts.get(image_id, 0) + n_pairs
-        image_ids = sorted(counts)
-        return (
-            np.array(image_ids, np.int64),
-            np.array([counts[image_id] for image_id in image_ids], np.int64),
-        )
+            if len(ids) and ids[-1] >= len(counts):
+                grown = np.full(int(ids[-1]) + 1, -1, np.int64)
+                grown[: len(counts)] = counts
+                counts = grown
+            counts[ids] = np.maximum(counts[ids], 0) + pairs
+        image_ids = np.flatnonzero(counts >= 0)
+        return image_ids, counts[image_ids]
 
     def _part_counts(
         self, receipt: Receipt, min_iteration: int
-    ) -> tuple[Sequence[int], Sequence[int]]:
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         if min_iteration <= 0:
             return receipt.image_ids, receipt.image_pairs
         needed = ("targets/image_id", "pairs/target_row", "pairs/confident", "pairs/iteration")
-        ids, pairs = count_images(self.read(receipt.part, needed), min_iteration=min_iteration)
-        return ids.tolist(), pairs.tolist()
+        return count_images(self.read(receipt.part, needed), min_iteration=min_iteration)
 
     def verify(self) -> VerifyReport:
         """Reads every array of every receipt and compares it with its hash; see `VerifyReport`."""
-        return verify_store(self.root)
+        return verify_store(self.place)
 
 
-def create_or_open(root: Path, manifest: dict[str, Any]) -> Dataset:
+def create_or_open(
+    root: Location | Place, manifest: dict[str, Any], *, encoding: Encoding = "float16"
+) -> Dataset:
     """The store at `root` made from `manifest`; created if there is none.
 
     Raises:
+        ValueError: an unknown `encoding`.
         StoreMismatchError: the store there was made from something else; says what differs.
         StoreFullError: no space for it.
     """
-    wanted = json.loads(json_bytes(manifest))
-    if not (root / STORE_FILE).exists():
-        _make_folders(root)
-        if not receipt_paths(root):
-            body = {"schema": SCHEMA, "version": VERSION, "manifest": wanted}
-            create_file(root / STORE_FILE, json_bytes(body))
-            sync_folder(root.parent)
-    found = read_manifest(root)
-    differences = list(_differences(found, wanted))
+    if encoding not in ENCODINGS:
+        raise ValueError(f"encoding={encoding!r}; expected one of {', '.join(ENCODINGS)}")
+    place = open_place(root)
+    wanted = json.loads(json_bytes({"encoding": encoding, "manifest": manifest}))
+    try:
+        place.size(STORE_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        place.make_folders([PARTS_FOLDER, RECEIPTS_FOLDER])
+        if not receipt_parts(place.children(RECEIPTS_FOLDER)):
+            body = {"schema": SCHEMA, "version": VERSION, **wanted}
+            place.create(STORE_FILE, json_bytes(body))
+    found = read_store_file(place)
+    differences = manifest_differences(
+        found["manifest"] | {"encoding": found["encoding"]},
+        wanted["manifest"] | {"encoding": encoding},
+    )
     if differences:
         shown = "; ".join(differences[:_SHOWN_DIFFERENCES])
         more = len(differences) - _SHOWN_DIFFERENCES
         raise StoreMismatchError(
-            f"{root} was written with other settings: {shown}"
+            f"{place} was written with other settings: {shown}"
             + (f" and {more} more" if more > 0 else "")
             + "; use those settings again, or another folder"
         )
     return Dataset(root)
 
 
-def _make_folders(root: Path) -> None:
-    try:
-        with full_device_explained(root):
-            for folder in (root / PARTS_FOLDER, root / RECEIPTS_FOLDER):
-                folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"cannot make a store at {root} ({error.strerror}); choose another folder"
-        ) from error
-
-
-def read_manifest(root: Path) -> dict[str, Any]:
-    """What the store at `root` was made from.
-
-    Raises:
-        StorageError: there is none.
-        StoreMismatchError: another schema, or a version that this code does not know.
-    """
-    path = root / STORE_FILE
-    if not path.is_file():
-        raise StorageError(f"{root} is not a store: it has no {STORE_FILE}; generate one first")
-    try:
-        store = json.loads(path.read_bytes())
-        schema, version, manifest = store["schema"], store["version"], store["manifest"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreMismatchError(
-            f"{path} is not the description of a store ({error}); restore it or use another folder"
-        ) from error
-    if schema != SCHEMA or version != VERSION:
-        raise StoreMismatchError(
-            f"{root} has schema {schema!r} version {version!r}, this is {SCHEMA!r} version "
-            f"{VERSION}; use the release of palimpsest that wrote it, or another folder"
-        )
-    return dict(manifest)
+def manifest_differences(found: Any, wanted: Any) -> list[str]:
+    """The leaves in which two JSON values differ, each as "a.b is 1 there, 2 here"."""
+    return list(_differences(found, wanted))
 
 
 def _differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
-    """The leaves in which two JSON values differ, as "a.b is 1 there, 2 here"."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in [*found, *(key for key in wanted if key not in found)]:
             inside = f"{where}.{key}" if where else key

@@ -1,8 +1,7 @@
 """Files that are either whole or absent, whatever kills the writer.
 
 The discipline: write under a temporary name, fsync the file, give it its final name in one system
-call (`rename` to replace, `link` to create exclusively), fsync the folder. zarr's LocalStore does
-not fsync at all, so `sync_tree` does it afterwards for a whole group.
+call (`rename` to replace, `link` to create exclusively), fsync the folder.
 """
 
 from __future__ import annotations
@@ -102,16 +101,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def sync_tree(folder: Path) -> None:
-    """Makes every file and folder below `folder` durable, the deepest first."""
-    for current, _folders, files in os.walk(folder, topdown=False):
-        for name in files:
-            descriptor = os.open(Path(current, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        sync_folder(Path(current))
+def write_synced(path: Path, content: bytes) -> None:
+    """Writes a new file and waits until the device has it; its folder is not synced."""
+    with path.open("xb", buffering=0) as file:
+        view = memoryview(content)
+        while view:
+            view = view[file.write(view) :]
+        os.fsync(file.fileno())
 
 
 def _write_temporary(folder: Path, content: bytes) -> Path:

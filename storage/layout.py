@@ -5,6 +5,9 @@
     parts/part-000012-<random>.zarr/{runs,targets,pairs}/<column>
 
 Row references (`run_row`, `target_row`) are local to the part. See docs/dataset.md.
+
+Reconstructions, nine tenths of the bytes, are stored in one of three encodings, chosen per store:
+x = (stored - offset) * scale.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +32,14 @@ CHUNK_ROWS = 256
 SHARD_ROWS = 16384
 
 Columns = Mapping[str, npt.NDArray[Any]]
+
+Encoding = Literal["float16", "float32", "uint8"]
+ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
+RECONSTRUCTION_DTYPES: dict[Encoding, str] = {"float16": "<f2", "float32": "<f4", "uint8": "|u1"}
+OFFSETS: dict[Encoding, int] = {"float16": 0, "float32": 0, "uint8": 128}
+_UINT8_STEPS = 127
+_ROWS_AT_ONCE = 64
+"""Pairs that are converted while they are in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,10 @@ COLUMNS: dict[str, Column] = {
     "pairs/confident": Column("|b1"),
 }
 
+DIMENSIONS = {"runs": "run", "targets": "target", "pairs": "pair"}
+"""Name of each table's rows."""
+_TRAILING_DIMENSIONS = {3: ("channel", "y", "x"), 1: ("parameter",), 0: ()}
+
 GIVEN_COLUMNS = tuple(name for name in COLUMNS if name != "pairs/scale")
 """What a writer hands over: `pairs/reconstruction` as float32, from which the scale follows."""
 
@@ -79,6 +94,26 @@ def table_of(name: str) -> str:
     return name.partition("/")[0]
 
 
+def dtype_of(name: str, encoding: Encoding) -> np.dtype[Any]:
+    """The type of a column on disk, in a store of this encoding."""
+    if name == "pairs/reconstruction":
+        return np.dtype(RECONSTRUCTION_DTYPES[encoding])
+    return np.dtype(COLUMNS[name].dtype)
+
+
+def shape_of(name: str, n_rows: int, picture: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a column of `n_rows` rows, pictures being (c, h, w)."""
+    trailing = COLUMNS[name].trailing
+    if trailing == PICTURE:
+        return (n_rows, *picture)
+    return (n_rows, *(size for size in trailing if isinstance(size, int)))
+
+
+def dimension_names(name: str) -> tuple[str, ...]:
+    """Names of a column's axes, rows first."""
+    return (DIMENSIONS[table_of(name)], *_TRAILING_DIMENSIONS[len(COLUMNS[name].trailing)])
+
+
 def receipt_name(part: int) -> str:
     """File name of a part's receipt."""
     return f"part-{part:06d}.json"
@@ -89,27 +124,59 @@ GROUP_PATTERN = re.compile(r"part-(\d{6,})-[0-9a-f]{8}\.zarr")
 
 
 def compress_reconstruction(
-    x: npt.NDArray[np.float32],
-) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float32]]:
-    """`x` (p, c, h, w) as float16 (p, c, h, w) in [-1, 1] and a float32 scale (p,), max |x|.
+    x: npt.NDArray[np.float32], encoding: Encoding = "float16"
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+    """`x` (p, c, h, w) as stored (p, c, h, w), and the scale (p,) that belongs to it.
 
-    A pair that is 0 everywhere gets scale 1. `x` comes back within scale * 2^-12.
+    float16: x / max|x|, back within scale * 2^-12. uint8: round(127 x / max|x|) + 128, back within
+    scale / 2. float32: x itself, scale 1. A pair that is 0 everywhere comes back as 0.
+
+    Raises:
+        ValueError: a value is not finite.
     """
-    scale = np.abs(x).max(axis=(1, 2, 3), initial=0).astype(np.float32)
-    scale[scale == 0] = 1
-    return (x / scale[:, None, None, None]).astype(np.float16), scale
+    stored = np.empty(x.shape, RECONSTRUCTION_DTYPES[encoding])
+    largest = np.empty(len(x), np.float32)
+    for start in range(0, len(x), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        piece = x[rows]
+        peak = np.maximum(
+            piece.max(axis=(1, 2, 3), initial=0), -piece.min(axis=(1, 2, 3), initial=0)
+        )
+        if not np.isfinite(peak).all():  # NaN and infinity are the maximum of their row
+            raise ValueError(
+                "pairs/reconstruction has NaN or infinity in row "
+                f"{start + int(np.argmin(np.isfinite(peak)))}; leave out the pairs of runs that "
+                "diverged"
+            )
+        largest[rows] = np.where(peak == 0, 1, peak)
+        if encoding == "float32":
+            stored[rows] = piece
+            continue
+        scaled = piece / largest[rows, None, None, None]
+        if encoding == "uint8":
+            np.rint(scaled * _UINT8_STEPS, out=scaled)
+            scaled += OFFSETS["uint8"]
+        stored[rows] = scaled
+    if encoding == "uint8":
+        largest /= _UINT8_STEPS
+    elif encoding == "float32":
+        largest[:] = 1
+    return stored, largest
 
 
 def expand_reconstruction(
-    stored: npt.NDArray[np.float16], scale: npt.NDArray[np.float32]
+    stored: npt.NDArray[Any], scale: npt.NDArray[np.float32], encoding: Encoding = "float16"
 ) -> npt.NDArray[np.float32]:
     """The inverse of `compress_reconstruction`, float32 (p, c, h, w)."""
     expanded: npt.NDArray[np.float32] = stored.astype(np.float32)
-    expanded *= scale[:, None, None, None]
+    if OFFSETS[encoding]:
+        expanded -= OFFSETS[encoding]
+    if encoding != "float32":
+        expanded *= scale[:, None, None, None]
     return expanded
 
 
-def stored_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
+def stored_columns(columns: Columns, encoding: Encoding = "float16") -> dict[str, npt.NDArray[Any]]:
     """`columns` checked, cast to the dtypes on disk, the scale of the reconstructions added.
 
     Raises:
@@ -126,13 +193,7 @@ def stored_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
     for name in GIVEN_COLUMNS:
         _check_shape(name, columns[name], sizes)
     reconstruction = np.asarray(columns["pairs/reconstruction"], np.float32)
-    finite = np.isfinite(reconstruction).all(axis=(1, 2, 3))
-    if not finite.all():
-        raise ValueError(
-            f"pairs/reconstruction has NaN or infinity in row {int(np.argmin(finite))} and "
-            f"{int((~finite).sum())} rows in all; leave out the pairs of runs that diverged"
-        )
-    compressed, scale = compress_reconstruction(reconstruction)
+    compressed, scale = compress_reconstruction(reconstruction, encoding)
     cast = {
         name: compressed if name == "pairs/reconstruction" else _cast(name, columns[name])
         for name in GIVEN_COLUMNS

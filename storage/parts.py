@@ -1,43 +1,49 @@
 """Writing and reading one part: an immutable Zarr v3 group, made visible by its receipt.
 
-Order of a write: arrays into `parts/part-000012-<random>.zarr`, fsync of every file and folder,
-then the receipt by exclusive atomic create. Killed before that, it leaves a group that no receipt
-names (an orphan); two writers of one part leave one receipt and one orphan. Shards are as large as
-the part needs, 16,384 rows at most; inner chunks of 256 rows are zstd frames with a checksum,
-because a bit flip in an unchecksummed chunk, and a missing shard, read back silently in zarr.
+Order of a write: the arrays are encoded and hashed in memory; their files go to
+`parts/part-000012-<random>.zarr` and are synced; then the receipt, by exclusive atomic create.
+Killed before that, it leaves a group that no receipt names (an orphan); two writers of one part
+leave one receipt and one orphan. The receipt has a checksum of every file, because a bit flip in a
+file's unused bits, and a missing shard, read back silently in zarr.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-import math
+import os
 import secrets
-import shutil
-from collections.abc import Iterator
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.codecs import ZstdCodec
+from zarr.storage import MemoryStore
 
-from storage.errors import CorruptPartError, StorageError
-from storage.files import full_device_explained, sync_folder, sync_tree
+from storage.errors import CorruptPartError, StorageError, StoreMismatchError
 from storage.layout import (
     CHUNK_ROWS,
     COLUMNS,
+    ENCODINGS,
+    OFFSETS,
     OUTCOMES,
-    SHARD_ROWS,
+    SCHEMA,
     TABLES,
+    VERSION,
     Columns,
-    receipt_name,
+    Encoding,
+    dimension_names,
+    dtype_of,
+    shape_of,
     stored_columns,
     table_of,
 )
+from storage.places import Location, Place, open_place
 from storage.receipts import (
-    RECEIPTS_FOLDER,
+    PARTS_FOLDER,
     Provenance,
     Receipt,
     array_hash,
@@ -45,13 +51,29 @@ from storage.receipts import (
     load_receipt,
     make_receipt,
     publish_receipt,
+    receipt_path,
     schema_name,
 )
+from storage.shards import (
+    LEVEL,
+    Chunks,
+    ShardError,
+    encode_chunk,
+    join_chunks,
+    read_index,
+    read_rows,
+    shard_names,
+    shard_rows,
+)
 
-PARTS_FOLDER = "parts"
+STORE_FILE = "store.json"
+_OPEN_INDEXES = 8192
+_MAX_THREADS = 8
 
 
-def write_part(root: Path, part: int, columns: Columns, *, provenance: Provenance) -> Receipt:
+def write_part(
+    root: Location | Place, part: int, columns: Columns, *, provenance: Provenance
+) -> Receipt:
     """Writes part number `part` of the store at `root` and returns the receipt that stands for it.
 
     `columns` has every name of `layout.GIVEN_COLUMNS`; "pairs/reconstruction" is the raw float32.
@@ -65,90 +87,180 @@ def write_part(root: Path, part: int, columns: Columns, *, provenance: Provenanc
     """
     if part < 0:
         raise ValueError(f"part={part}; expected 0 or more")
-    if not (root / RECEIPTS_FOLDER).is_dir():
-        raise StorageError(f"{root} is not a store; create it with dataset.create_or_open first")
-    stored = stored_columns(columns)
-    standing = root / RECEIPTS_FOLDER / receipt_name(part)
-    if standing.exists():
-        hashes = {name: array_hash(array) for name, array in stored.items()}
-        return check_same(load_receipt(standing), hashes)
-    group = root / PARTS_FOLDER / f"part-{part:06d}-{secrets.token_hex(4)}.zarr"
+    place = open_place(root)
+    encoding: Encoding = read_store_file(place)["encoding"]
+    stored = stored_columns(columns, encoding)
+    hashes, files = encode_group(stored, encoding)
     try:
-        with full_device_explained(group):
-            write_group(group, stored)
-            sync_tree(group)
-            sync_folder(group.parent)
-        return publish_receipt(root, make_receipt(part, group.name, stored, provenance))
+        return check_same(load_receipt(place, receipt_path(part)), hashes)
+    except FileNotFoundError:
+        pass  # the part is to be written
+    group = f"part-{part:06d}-{secrets.token_hex(4)}.zarr"
+    receipt = make_receipt(
+        part, group, stored, files, provenance, encoding=encoding, array_hashes=hashes
+    )
+    try:
+        place.write_tree({f"{PARTS_FOLDER}/{group}/{name}": data for name, data in files.items()})
+        return publish_receipt(place, receipt)
     finally:
-        if not _names_group(standing, group.name):
-            shutil.rmtree(group, ignore_errors=True)
+        if not _names_group(place, part, group):
+            place.remove(f"{PARTS_FOLDER}/{group}")
 
 
-def _names_group(receipt: Path, group: str) -> bool:
-    """Asked of the file and not of how far we came: an interrupt may hit just after publishing."""
-    return receipt.exists() and json.loads(receipt.read_bytes()).get("group") == group
+def read_store_file(place: Place) -> dict[str, Any]:
+    """`store.json` of the store at `place`: its `manifest` and its `encoding`.
+
+    Raises:
+        StorageError: there is none.
+        StoreMismatchError: another schema, or a version that this code does not know.
+    """
+    try:
+        content = place.read(STORE_FILE)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StorageError(
+            f"{place} is not a store: it has no {STORE_FILE}; generate one first"
+        ) from error
+    try:
+        store = dict(json.loads(content))
+        schema, version = store["schema"], store["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreMismatchError(
+            f"{place}/{STORE_FILE} is not the description of a store ({error}); restore it or use "
+            "another folder"
+        ) from error
+    if schema != SCHEMA or version != VERSION:
+        raise StoreMismatchError(
+            f"{place} has schema {schema!r} version {version!r}, this is {SCHEMA!r} version "
+            f"{VERSION}; use the release of palimpsest that wrote it, or another folder"
+        )
+    if store.get("encoding") not in ENCODINGS or not isinstance(store.get("manifest"), dict):
+        raise StoreMismatchError(
+            f"{place}/{STORE_FILE} has encoding {store.get('encoding')!r}, expected one of "
+            f"{', '.join(ENCODINGS)}, and a manifest; restore it or use another folder"
+        )
+    return store
 
 
-def write_group(group: Path, stored: Columns) -> None:
-    """A new Zarr v3 group at `group` with the arrays `stored`, not yet synced."""
-    file = zarr.open_group(str(group), mode="w-", zarr_format=3)
-    file.attrs["schema"] = schema_name()
-    file.attrs["outcomes"] = list(OUTCOMES)
-    tables = {table: file.create_group(table) for table in TABLES}
+def _names_group(place: Place, part: int, group: str) -> bool:
+    """Asked of the store and not of how far we came: an interrupt may hit just after publishing."""
+    try:
+        return bool(json.loads(place.read(receipt_path(part))).get("group") == group)
+    except FileNotFoundError:
+        return False
+
+
+def encode_group(stored: Columns, encoding: Encoding) -> tuple[dict[str, str], dict[str, bytes]]:
+    """`array_hash` of every column, and the content of every file of a Zarr v3 group with them."""
+    with _pool() as pool:
+        hashes = {name: pool.submit(array_hash, array) for name, array in stored.items()}
+        chunks: dict[str, list[Future[bytes]]] = {
+            name: [
+                pool.submit(encode_chunk, array[start : start + CHUNK_ROWS])
+                for start in range(0, len(array), CHUNK_ROWS)
+            ]
+            for name, array in stored.items()
+        }
+        files = metadata_files(stored, encoding)
+        for name, array in stored.items():
+            per_shard = shard_rows(len(array)) // CHUNK_ROWS
+            for number, shard in enumerate(shard_names(array.shape)):
+                inside = chunks[name][number * per_shard : (number + 1) * per_shard]
+                encoded = [future.result() for future in inside]
+                files[f"{name}/{shard}"] = join_chunks(encoded, len(array))
+        return {name: future.result() for name, future in hashes.items()}, files
+
+
+def metadata_files(stored: Columns, encoding: Encoding) -> dict[str, bytes]:
+    """The `zarr.json` files of the group, as zarr writes them. They are for other readers."""
+    memory: dict[str, Any] = {}
+    group = zarr.create_group(MemoryStore(memory), zarr_format=3)
+    group.attrs.update(
+        {
+            "schema": schema_name(),
+            "outcomes": list(OUTCOMES),
+            "encoding": encoding,
+            "offset": OFFSETS[encoding],
+        }
+    )
+    tables = {table: group.create_group(table) for table in TABLES}
     for name, values in stored.items():
-        array = tables[table_of(name)].create_array(
+        tables[table_of(name)].create_array(
             name.partition("/")[2],
             shape=values.shape,
             dtype=values.dtype,
             chunks=(CHUNK_ROWS, *values.shape[1:]),
             shards=(shard_rows(len(values)), *values.shape[1:]),
-            compressors=ZstdCodec(level=1, checksum=True),
+            compressors=ZstdCodec(level=LEVEL, checksum=True),
             fill_value=0,
             chunk_key_encoding={"name": "default", "separator": "."},
-            config={"write_empty_chunks": True},
+            dimension_names=dimension_names(name),
         )
-        if values.size:
-            array[...] = values
-
-
-def shard_rows(n_rows: int) -> int:
-    """Rows per shard: whole chunks, no more than `n_rows` need, at least one, at most 16,384."""
-    return min(SHARD_ROWS, CHUNK_ROWS * max(1, math.ceil(n_rows / CHUNK_ROWS)))
+    return {name: buffer.to_bytes() for name, buffer in memory.items()}
 
 
 def read_column(
-    root: Path, receipt: Receipt, name: str, rows: slice | None = None
+    place: Place, receipt: Receipt, name: str, rows: slice | None = None
 ) -> npt.NDArray[Any]:
-    """Column `name` of a part as stored, all rows or the contiguous `rows`.
+    """Column `name` of a part as stored, all rows or the contiguous `rows`. Threads may share it.
 
     Raises:
+        ValueError: unknown column, or `rows` with a step.
         CorruptPartError: bytes are missing, do not decode, or do not match their checksums.
     """
     n_rows = rows_of(receipt, name)
     start, stop, step = (rows or slice(None)).indices(n_rows)
     if step != 1:
         raise ValueError(f"rows={rows} has step {step}; read contiguous rows and thin them out")
-    group = root / PARTS_FOLDER / receipt.group
-    fix = "run verify, then remove its receipt and generate it again"
-    try:
-        array = _open_array(group, name)
-        expected = (n_rows, np.dtype(COLUMNS[name].dtype))
-        if (array.shape[0], array.dtype) != expected:
-            raise CorruptPartError(
-                f"part {receipt.part}: {name} has {array.shape[0]} rows of {array.dtype}, its "
-                f"receipt says {n_rows} of {expected[1]}; {fix}"
+    shape = shape_of(name, n_rows, receipt.picture)
+    out = np.empty((max(0, stop - start), *shape[1:]), dtype_of(name, receipt.encoding))
+    per_shard = shard_rows(n_rows)
+    for shard, file in enumerate(shard_names(shape, start, stop), start // per_shard):
+        first = shard * per_shard
+        low, high = max(start, first), min(stop, first + per_shard)
+        path = f"{PARTS_FOLDER}/{receipt.group}/{name}/{file}"
+        try:
+            chunks = _index(place, path, receipt.files[f"{name}/{file}"][0], n_rows)
+            read_rows(
+                functools.partial(place.read_range, path),
+                chunks,
+                out[low - start : high - start],
+                low - first,
+                min(per_shard, n_rows - first),
             )
-        missing = [
-            shard for shard in _shards(group, name, array, start, stop) if not shard.is_file()
-        ]
-        if missing:
-            raise CorruptPartError(f"part {receipt.part}: {missing[0]} is missing; {fix}")
-        return np.asarray(array[start : max(start, stop)])
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CorruptPartError(
-            f"part {receipt.part}: {name} cannot be read from {group} ({reason}); {fix}"
-        ) from error
+        except (OSError, ShardError) as error:
+            what = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged: {error}"
+            raise CorruptPartError(
+                f"part {receipt.part}: {place}/{path} {what}; run verify, then remove the part's "
+                "receipt and generate it again"
+            ) from error
+    return out
+
+
+def files_of(receipt: Receipt, name: str) -> list[str]:
+    """The shard files of column `name`, by their names in the part's group."""
+    n_rows = rows_of(receipt, name)
+    return [f"{name}/{shard}" for shard in shard_names(shape_of(name, n_rows, receipt.picture))]
+
+
+def decode_column(receipt: Receipt, name: str, contents: Sequence[bytes]) -> npt.NDArray[Any]:
+    """Column `name` as stored, from the contents of `files_of`.
+
+    Raises:
+        ShardError: they do not decode.
+    """
+    n_rows = rows_of(receipt, name)
+    shape = shape_of(name, n_rows, receipt.picture)
+    out = np.empty(shape, dtype_of(name, receipt.encoding))
+    per_shard = shard_rows(n_rows)
+    for number, content in enumerate(contents):
+        rows = out[number * per_shard : (number + 1) * per_shard]
+        read = functools.partial(_bytes_between, content)
+        read_rows(read, read_index(read, len(content), n_rows), rows, 0, len(rows))
+    return out
+
+
+def _bytes_between(content: bytes, start: int, stop: int) -> bytes:
+    return content[start:stop]
 
 
 def rows_of(receipt: Receipt, name: str) -> int:
@@ -160,33 +272,12 @@ def rows_of(receipt: Receipt, name: str) -> int:
     ]
 
 
-def expected_files(group: Path, receipt: Receipt) -> set[Path]:
-    """Every file that belongs to the part's group; opens its metadata, so it may raise as zarr."""
-    files = {group / "zarr.json"} | {group / table / "zarr.json" for table in TABLES}
-    for name in COLUMNS:
-        array = _open_array(group, name)
-        files.add(group / name / "zarr.json")
-        files.update(_shards(group, name, array, 0, rows_of(receipt, name)))
-    return files
+@functools.lru_cache(maxsize=_OPEN_INDEXES)
+def _index(place: Place, path: str, size: int, n_rows: int) -> Chunks:
+    """Parts are immutable, so an index that was read stays valid."""
+    return read_index(functools.partial(place.read_range, path), size, n_rows)
 
 
-def forget_open_arrays() -> None:
-    """Makes the next read open the arrays' metadata anew, as `verify` must."""
-    _open_array.cache_clear()
-
-
-@lru_cache(maxsize=512)
-def _open_array(group: Path, name: str) -> zarr.Array[Any]:
-    """Parts are immutable, so an opened array stays valid; only its small metadata is kept."""
-    return zarr.open_array(str(group / name), mode="r", zarr_format=3)
-
-
-def _shards(
-    group: Path, name: str, array: zarr.Array[Any], start: int, stop: int
-) -> Iterator[Path]:
-    """The shard files that hold rows [start, stop); zarr reads a missing one as zeros."""
-    assert array.shards is not None
-    rows = array.shards[0]
-    trailing = ".0" * (array.ndim - 1)
-    for number in range(start // rows, math.ceil(stop / rows) if stop > start else 0):
-        yield group / name / f"c.{number}{trailing}"
+def _pool() -> ThreadPoolExecutor:
+    """As many threads as this process has cores: zstd and SHA-256 leave the interpreter alone."""
+    return ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))))

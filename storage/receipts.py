@@ -2,25 +2,40 @@
 
 A part counts as written when `receipts/part-NNNNNN.json` exists. It is created exclusively and
 last, after the arrays are on disk, so a writer that dies leaves no receipt. A receipt carries a
-hash of every array, and one of itself (`receipt_sha256`), so that edits are noticed.
+hash of every array, a checksum of every file, and a hash of itself (`receipt_sha256`), so that
+edits are noticed. How often each image came back is in it, too, packed: planning and balancing
+60 million pairs must not have to open their arrays.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+from numcodecs.zstd import Zstd
 
 from storage.errors import CorruptPartError
-from storage.files import create_file, json_bytes
-from storage.layout import OUTCOMES, RECEIPT_PATTERN, SCHEMA, VERSION, Columns, receipt_name
+from storage.files import json_bytes
+from storage.layout import (
+    OUTCOMES,
+    RECEIPT_PATTERN,
+    SCHEMA,
+    VERSION,
+    Columns,
+    Encoding,
+    receipt_name,
+)
+from storage.places import Place
+from storage.shards import crc32c
 
 RECEIPTS_FOLDER = "receipts"
+PARTS_FOLDER = "parts"
 _SEAL = "receipt_sha256"
 
 
@@ -41,13 +56,16 @@ class Provenance(TypedDict):
 class Receipt:
     """One part: where it is, how it came about, what is in it.
 
-    `array_hashes` maps each column to `array_hash` of it. `image_ids` are the distinct images among
-    its targets, ascending, and `image_pairs` how many confident pairs each has here (0 included).
+    `array_hashes` maps each column to its `array_hash`, `files` the name of each file of the group
+    to its size and CRC-32C. `picture` is (c, h, w). `images` are `image_ids` and `image_pairs`,
+    packed by `pack_images`.
     """
 
     schema: str
     part: int
     group: str
+    encoding: Encoding
+    picture: tuple[int, int, int]
     run_first: int
     n_runs: int
     n_targets: int
@@ -60,9 +78,19 @@ class Receipt:
     threads: int
     seconds: float
     array_hashes: dict[str, str]
+    files: dict[str, tuple[int, int]]
     outcomes: dict[str, int]
-    image_ids: tuple[int, ...]
-    image_pairs: tuple[int, ...]
+    images: str
+
+    @property
+    def image_ids(self) -> npt.NDArray[np.int64]:
+        """The distinct images among the part's targets, ascending."""
+        return unpack_images(self.images)[0]
+
+    @property
+    def image_pairs(self) -> npt.NDArray[np.int64]:
+        """How many confident pairs each of `image_ids` has in this part, 0 included."""
+        return unpack_images(self.images)[1]
 
     def to_json(self) -> bytes:
         """The file's content, sealed."""
@@ -84,8 +112,19 @@ def array_hash(array: npt.NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-def make_receipt(part: int, group: str, stored: Columns, provenance: Provenance) -> Receipt:
-    """The receipt of `stored` (as `layout.stored_columns` gives them), lying in folder `group`.
+def make_receipt(
+    part: int,
+    group: str,
+    stored: Columns,
+    files: Mapping[str, bytes],
+    provenance: Provenance,
+    *,
+    encoding: Encoding,
+    array_hashes: dict[str, str] | None = None,
+) -> Receipt:
+    """The receipt of `stored` (as `layout.stored_columns` gives them), as `files` of a group.
+
+    `array_hashes`, if they are known, are not computed again.
 
     Raises:
         ValueError: `provenance` has missing or unknown keys.
@@ -96,21 +135,36 @@ def make_receipt(part: int, group: str, stored: Columns, provenance: Provenance)
             f"provenance: missing {sorted(expected - set(provenance))}, unknown "
             f"{sorted(set(provenance) - expected)}"
         )
-    image_ids, image_pairs = count_images(stored)
     outcome = np.bincount(stored["runs/outcome"], minlength=len(OUTCOMES))
+    channels, height, width = stored["targets/image"].shape[1:]
     return Receipt(
         schema=schema_name(),
         part=part,
         group=group,
+        encoding=encoding,
+        picture=(channels, height, width),
         n_runs=len(stored["runs/run"]),
         n_targets=len(stored["targets/image_id"]),
         n_pairs=len(stored["pairs/target_row"]),
-        array_hashes={name: array_hash(array) for name, array in stored.items()},
+        array_hashes=array_hashes or {name: array_hash(array) for name, array in stored.items()},
+        files={name: (len(content), crc32c(content)) for name, content in sorted(files.items())},
         outcomes={name: int(n) for name, n in zip(OUTCOMES, outcome, strict=True)},
-        image_ids=tuple(image_ids.tolist()),
-        image_pairs=tuple(image_pairs.tolist()),
+        images=pack_images(*count_images(stored)),
         **provenance,
     )
+
+
+def pack_images(image_ids: npt.NDArray[np.int64], image_pairs: npt.NDArray[np.int64]) -> str:
+    """Ascending ids and their counts as text: base64 of zstd of two rows of little-endian int32,
+    the differences of the ids (from 0), and the counts."""
+    table = np.stack([np.diff(image_ids, prepend=0), image_pairs]).astype("<i4")
+    return base64.b64encode(Zstd(level=1, checksum=True).encode(table)).decode()
+
+
+def unpack_images(packed: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The inverse of `pack_images`."""
+    table = np.frombuffer(Zstd().decode(base64.b64decode(packed)), "<i4").reshape(2, -1)
+    return np.cumsum(table[0], dtype=np.int64), table[1].astype(np.int64)
 
 
 def count_images(
@@ -127,16 +181,16 @@ def count_images(
     return image_ids.astype(np.int64), np.bincount(pairs_of, minlength=len(image_ids))
 
 
-def publish_receipt(root: Path, receipt: Receipt) -> Receipt:
+def publish_receipt(place: Place, receipt: Receipt) -> Receipt:
     """The receipt that stands for this part: `receipt`, or the one somebody else published before.
 
     Raises:
         CorruptPartError: the one before has other arrays, which one plan cannot give.
     """
-    path = root / RECEIPTS_FOLDER / receipt_name(receipt.part)
-    if create_file(path, receipt.to_json()):
+    name = receipt_path(receipt.part)
+    if place.create(name, receipt.to_json()):
         return receipt
-    return check_same(load_receipt(path), receipt.array_hashes)
+    return check_same(load_receipt(place, name), receipt.array_hashes)
 
 
 def check_same(standing: Receipt, array_hashes: dict[str, str]) -> Receipt:
@@ -151,52 +205,58 @@ def check_same(standing: Receipt, array_hashes: dict[str, str]) -> Receipt:
     return standing
 
 
-def load_receipt(path: Path) -> Receipt:
-    """The receipt in the file `path`.
+def receipt_path(part: int) -> str:
+    """Where the receipt of a part is in its store."""
+    return f"{RECEIPTS_FOLDER}/{receipt_name(part)}"
+
+
+def load_receipt(place: Place, name: str) -> Receipt:
+    """The receipt in the file `name` of the store at `place`; FileNotFoundError if there is none.
 
     Raises:
         CorruptPartError: it is not a receipt, was edited, or belongs to another part.
     """
+    return parse_receipt(place.read(name), f"{place}/{name}")
+
+
+def parse_receipt(content: bytes, where: str) -> Receipt:
+    """The receipt with this content; `where` it was found is for the messages.
+
+    Raises:
+        CorruptPartError: as `load_receipt`.
+    """
     fix = "restore it, or remove it and generate the part again"
     try:
-        body = json.loads(path.read_bytes())
+        body = json.loads(content)
         seal = body.pop(_SEAL)
+        schema = body["schema"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptPartError(f"{path} is not a receipt ({error}); {fix}") from error
+        raise CorruptPartError(f"{where} is not a receipt ({error}); {fix}") from error
     if seal != _seal(body):
-        raise CorruptPartError(f"{path} was edited after it was written; {fix}")
-    if body["schema"] != schema_name() or set(body) != {field.name for field in fields(Receipt)}:
+        raise CorruptPartError(f"{where} was edited after it was written; {fix}")
+    if schema != schema_name() or set(body) != _FIELDS:
         raise CorruptPartError(
-            f"{path} has schema {body['schema']!r}, expected {schema_name()!r}; read it with the "
-            "version of palimpsest that wrote it"
+            f"{where} has schema {schema!r}"
+            + (" in a form of before the first release" if schema == schema_name() else "")
+            + f", expected {schema_name()!r}; read it with the version of palimpsest that wrote it"
         )
-    receipt = Receipt(
-        **body | {"image_ids": tuple(body["image_ids"]), "image_pairs": tuple(body["image_pairs"])}
-    )
-    if path.name != receipt_name(receipt.part):
-        raise CorruptPartError(f"{path} is the receipt of part {receipt.part}; {fix}")
+    body["picture"] = tuple(body["picture"])
+    body["files"] = {name: (size, crc) for name, (size, crc) in body["files"].items()}
+    receipt = Receipt(**body)
+    if where.rpartition("/")[2] != receipt_name(receipt.part):
+        raise CorruptPartError(f"{where} is the receipt of part {receipt.part}; {fix}")
     return receipt
 
 
-def receipt_paths(root: Path) -> list[Path]:
-    """The files in `receipts/` that are named like receipts, by part."""
-    found = [
-        (int(match[1]), path)
-        for path in (root / RECEIPTS_FOLDER).iterdir()
-        if (match := RECEIPT_PATTERN.fullmatch(path.name))
-    ]
-    return [path for _part, path in sorted(found)]
-
-
-def read_receipts(root: Path) -> tuple[Receipt, ...]:
-    """All receipts of the store, ordered by part.
-
-    Raises:
-        CorruptPartError: one of them is not as it was written.
-    """
-    return tuple(load_receipt(path) for path in receipt_paths(root))
+def receipt_parts(names: Iterable[str]) -> list[int]:
+    """The parts whose receipts are among the file names, ascending."""
+    matches = (RECEIPT_PATTERN.fullmatch(name.rpartition("/")[2]) for name in names)
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def _seal(body: dict[str, Any]) -> str:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+_FIELDS = {field.name for field in fields(Receipt)}

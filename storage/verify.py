@@ -1,17 +1,17 @@
 """What is wrong with a store, and what killed writers left in it.
 
-Verifying trusts nothing but the receipts' own hashes: every array is read and hashed, every count
-recomputed, every file explained. It works on a store whose receipts are damaged, which `Dataset`
-refuses to open.
+Verifying trusts nothing but the receipts' own hashes: every file is compared with its checksum,
+every array decoded and hashed, every count recomputed, every file explained. It works on a store
+whose receipts are damaged, which `Dataset` refuses to open.
 """
 
 from __future__ import annotations
 
-import shutil
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,30 @@ import numpy.typing as npt
 
 from storage.errors import CorruptPartError
 from storage.files import TEMPORARY_PREFIX
-from storage.layout import COLUMNS, GROUP_PATTERN, OUTCOMES, RECEIPT_PATTERN
-from storage.parts import PARTS_FOLDER, expected_files, forget_open_arrays, read_column
+from storage.layout import COLUMNS, GROUP_PATTERN, OUTCOMES, RECEIPT_PATTERN, receipt_name
+from storage.parts import STORE_FILE, decode_column, files_of, read_store_file
+from storage.places import FileInfo, Location, Place, open_place
 from storage.receipts import (
+    PARTS_FOLDER,
     RECEIPTS_FOLDER,
     Receipt,
     array_hash,
     count_images,
     load_receipt,
-    receipt_paths,
+    pack_images,
+    receipt_parts,
+    receipt_path,
 )
+from storage.shards import ShardError, crc32c
+
+_MAX_THREADS = 8
+GRACE_SECONDS = 86400.0
+"""A group younger than this may belong to a writer that is alive."""
+
+_FIX = "remove its receipt and generate it again"
+
+OnPart = Callable[[int, int], None]
+"""Called with the parts that are checked and all parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,92 +64,161 @@ class VerifyReport:
         return not self.problems
 
 
-def verify_store(root: Path) -> VerifyReport:
-    """Checks everything in the store at `root`; says what is wrong instead of raising it."""
-    forget_open_arrays()
+def verify_store(
+    root: Location | Place, *, on_part: OnPart = lambda _done, _n: None
+) -> VerifyReport:
+    """Checks everything in the store at `root`; says what is wrong instead of raising it.
+
+    Raises:
+        StorageError: there is no store at `root`, or it has another schema.
+    """
+    place = open_place(root)
+    encoding = read_store_file(place)["encoding"]
     problems: list[str] = []
     receipts: list[Receipt] = []
-    for path in receipt_paths(root):
+    parts = receipt_parts(place.children(RECEIPTS_FOLDER))
+    for part in parts:
         try:
-            receipts.append(load_receipt(path))
+            receipt = load_receipt(place, receipt_path(part))
         except CorruptPartError as error:
             problems.append(str(error))
-    for receipt in receipts:
-        problems.extend(_part_problems(root, receipt))
-    parts = {receipt.part for receipt in receipts}
-    foreign, orphans = _strangers(root, {receipt.group for receipt in receipts})
+            continue
+        receipts.append(receipt)
+        if receipt.encoding != encoding:
+            problems.append(
+                f"part {part} is in encoding {receipt.encoding}, the store in {encoding}; restore "
+                f"{STORE_FILE}, or remove the part's receipt and generate it again"
+            )
+    for done, receipt in enumerate(receipts, 1):
+        problems.extend(_part_problems(place, receipt))
+        on_part(done, len(receipts))
+    foreign, orphans = _strangers(place, {receipt.group for receipt in receipts})
+    named = {receipt.part for receipt in receipts}
     return VerifyReport(
         problems=(*problems, *foreign),
-        orphans=orphans,
-        gaps=tuple(sorted(set(range(max(parts, default=-1) + 1)) - parts)),
+        orphans=tuple(orphans),
+        gaps=tuple(sorted(set(range(max(named, default=-1) + 1)) - set(parts))),
         n_checked=len(receipts),
     )
 
 
-def vacuum(root: Path, *, older_than_s: float = 86400.0) -> tuple[str, ...]:
+def vacuum(
+    root: Location | Place, *, older_than_s: float = GRACE_SECONDS, dry_run: bool = False
+) -> tuple[str, ...]:
     """Removes what no receipt names and nobody touched for `older_than_s` seconds; says what.
 
-    A writer that is alive has touched its files recently. Refuses with CorruptPartError when a
-    receipt cannot be read, because the part it names would look like an orphan.
+    A writer that is alive has touched its files recently. With `dry_run` nothing is removed.
+
+    Raises:
+        CorruptPartError: a receipt cannot be read; the part it names would look like an orphan.
+        StorageError: there is no store at `root`.
     """
-    groups = {load_receipt(path).group for path in receipt_paths(root)}
+    place = open_place(root)
+    read_store_file(place)
+    parts = receipt_parts(place.children(RECEIPTS_FOLDER))
+    groups = {load_receipt(place, receipt_path(part)).group for part in parts}
     removed = []
-    for orphan in _strangers(root, groups)[1]:
-        path = root / orphan
-        newest = max(entry.stat().st_mtime for entry in (path, *path.rglob("*")))
-        if time.time() - newest < older_than_s:
+    for orphan in _strangers(place, groups)[1]:
+        if time.time() - _last_touched(place, orphan) < older_than_s:
             continue
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        if not dry_run:
+            place.remove(orphan)
         removed.append(orphan)
     return tuple(removed)
 
 
-def _part_problems(root: Path, receipt: Receipt) -> Iterator[str]:
-    """What is wrong with the arrays of one part."""
-    group = root / PARTS_FOLDER / receipt.group
-    if not group.is_dir():
-        yield f"part {receipt.part}: {group} is missing; remove its receipt and generate it again"
+def orphan_files(place: Place, orphan: str) -> list[FileInfo]:
+    """The files of an orphan, which is a folder or a file."""
+    folder = orphan.rpartition("/")[0]
+    inside = place.files(orphan)
+    return inside or [info for info in place.files(folder) if info.name == orphan]
+
+
+def _last_touched(place: Place, orphan: str) -> float:
+    """When the newest file of an orphan was written; an empty folder has the age of itself."""
+    newest = max((info.modified for info in orphan_files(place, orphan)), default=None)
+    return place.modified(orphan) if newest is None else newest
+
+
+def _part_problems(place: Place, receipt: Receipt) -> Iterator[str]:
+    """What is wrong with the files and arrays of one part."""
+    group = f"{PARTS_FOLDER}/{receipt.group}"
+    present = {info.name for info in place.files(group)}
+    if not present:
+        yield f"part {receipt.part}: {place}/{group} is missing; {_FIX}"
         return
+    for path in sorted(present - {f"{group}/{name}" for name in receipt.files}):
+        yield f"part {receipt.part}: {place}/{path} does not belong there; remove it"
     columns: dict[str, npt.NDArray[Any]] = {}
-    for name, expected in receipt.array_hashes.items():
-        try:
-            columns[name] = read_column(root, receipt, name)
-        except CorruptPartError as error:
-            yield str(error)
-            continue
-        if array_hash(columns[name]) != expected:
-            yield (
-                f"part {receipt.part}: {name} is not what was written (hash differs); remove its "
-                "receipt and generate it again"
-            )
+    with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        checked = pool.map(lambda name: _check_column(place, receipt, name), COLUMNS)
+        for name, (problems, column) in zip(COLUMNS, checked, strict=True):
+            yield from problems
+            if column is not None:
+                columns[name] = column
+    of_columns = {file for name in COLUMNS for file in files_of(receipt, name)}
+    for file in sorted(set(receipt.files) - of_columns):
+        yield from _check_file(place, receipt, file)[0]
     if len(columns) < len(COLUMNS):
         return
-    image_ids, image_pairs = count_images(columns)
     outcomes = np.bincount(columns["runs/outcome"], minlength=len(OUTCOMES)).tolist()
-    if (
-        tuple(image_ids.tolist()) != receipt.image_ids
-        or tuple(image_pairs.tolist()) != receipt.image_pairs
-        or outcomes != list(receipt.outcomes.values())
+    if pack_images(*count_images(columns)) != receipt.images or outcomes != list(
+        receipt.outcomes.values()
     ):
-        yield f"part {receipt.part}: the counts in its receipt are not those of its arrays"
-    present = {path for path in group.rglob("*") if path.is_file()}
-    for path in sorted(present - expected_files(group, receipt)):
-        yield f"part {receipt.part}: {path} does not belong there; remove it"
+        yield f"part {receipt.part}: the counts in its receipt are not those of its arrays; {_FIX}"
 
 
-def _strangers(root: Path, groups: set[str]) -> tuple[list[str], tuple[str, ...]]:
+def _check_column(
+    place: Place, receipt: Receipt, name: str
+) -> tuple[list[str], npt.NDArray[Any] | None]:
+    """The problems of a column, and its values if it has none; every file is read once."""
+    checked = [_check_file(place, receipt, file) for file in files_of(receipt, name)]
+    problems = [problem for found, _content in checked for problem in found]
+    if problems:
+        return problems, None
+    try:
+        column = decode_column(receipt, name, [content for _found, content in checked])
+    except ShardError as error:
+        return [f"part {receipt.part}: {name} does not decode: {error}; {_FIX}"], None
+    if array_hash(column) != receipt.array_hashes[name]:
+        problem = f"part {receipt.part}: {name} is not what was written (hash differs); {_FIX}"
+        return [problem], None
+    return [], column
+
+
+def _check_file(place: Place, receipt: Receipt, file: str) -> tuple[list[str], bytes]:
+    """The problems of one file of a part, and its content."""
+    path = f"{PARTS_FOLDER}/{receipt.group}/{file}"
+    size, checksum = receipt.files[file]
+    content = b""
+    try:
+        content = place.read(path)
+    except FileNotFoundError:
+        problem = "is missing"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    else:
+        if len(content) != size:
+            problem = f"has {len(content)} bytes, not {size}"
+        elif crc32c(content) != checksum:
+            problem = "is damaged (its checksum differs)"
+        else:
+            return [], content
+    return [f"part {receipt.part}: {place}/{path} {problem}; {_FIX}"], content
+
+
+def _strangers(place: Place, groups: set[str]) -> tuple[list[str], list[str]]:
     """Files in the store's folders that nothing explains, and leftovers of killed writers."""
     foreign: list[str] = []
     orphans: list[str] = []
     for folder, pattern in ((PARTS_FOLDER, GROUP_PATTERN), (RECEIPTS_FOLDER, RECEIPT_PATTERN)):
-        for path in sorted((root / folder).iterdir()):
-            if path.name.startswith(TEMPORARY_PREFIX):
-                orphans.append(str(path.relative_to(root)))
-            elif not pattern.fullmatch(path.name):
-                foreign.append(f"{path} does not belong to a store; remove it")
-            elif folder == PARTS_FOLDER and path.name not in groups:
-                orphans.append(str(path.relative_to(root)))
-    return foreign, tuple(orphans)
+        for name in place.children(folder):
+            path = f"{folder}/{name}"
+            match = pattern.fullmatch(name)
+            if name.startswith(TEMPORARY_PREFIX):
+                orphans.append(path)
+            elif not match or (folder == RECEIPTS_FOLDER and name != receipt_name(int(match[1]))):
+                foreign.append(f"{place}/{path} does not belong to a store; remove it")
+            elif folder == PARTS_FOLDER and name not in groups:
+                orphans.append(path)
+    return foreign, orphans

@@ -135,7 +135,7 @@ class Plan:
         if self.sampling.needs_counts(round_index):
             for receipt in receipts:
                 if self.sampling.round_of_part(receipt.part) in known:
-                    seen[list(receipt.image_ids)] += np.array(receipt.image_pairs, np.int64)
+                    seen[receipt.image_ids] += receipt.image_pairs
         return seen
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ class CampaignError(Exception):
 class PartJob:
     """All that a worker needs for one part; images (r, n, 3, h, w) travel with it."""
 
-    root: Path
+    root: str
     planned: PlannedPart
     experiment: Experiment
     images: npt.NDArray[np.uint8]
@@ -151,7 +150,7 @@ class _Coordinator:
             return
         campaign, images = self.plan.campaign, self.plan.images
         job = PartJob(
-            root=self.dataset.root.absolute(),
+            root=self.dataset.root,
             planned=planned,
             experiment=campaign.experiment,
             images=batch_of(planned.specs, images.images),

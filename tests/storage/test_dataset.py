@@ -11,6 +11,7 @@ import pytest
 
 from storage.dataset import Dataset, create_or_open
 from storage.errors import CorruptPartError, StorageError, StoreMismatchError
+from storage.places import LocalPlace
 from storage.receipts import Receipt, load_receipt
 from storage.verify import vacuum
 from tests.storage.stores import MANIFEST, columns, store, write
@@ -164,13 +165,13 @@ def test_what_is_no_store(tmp_path: Path):
 
 def test_receipts_round_trip(tmp_path: Path):
     receipt = write(tmp_path / "s", 3)
-    loaded = load_receipt(tmp_path / "s/receipts/part-000003.json")
+    loaded = load_receipt(LocalPlace(tmp_path / "s"), "receipts/part-000003.json")
     assert loaded == receipt
     assert isinstance(loaded, Receipt)
     assert loaded.group.startswith("part-000003-")
 
 
-@pytest.mark.parametrize("field", ["seconds", "n_pairs", "image_pairs", "array_hashes", "device"])
+@pytest.mark.parametrize("field", ["seconds", "n_pairs", "images", "array_hashes", "device"])
 def test_an_edited_receipt_is_noticed(tmp_path: Path, field: str):
     dataset = store(tmp_path / "s", 2)
     path = tmp_path / "s/receipts/part-000001.json"

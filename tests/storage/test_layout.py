@@ -74,7 +74,7 @@ def poked(index: Any, value: Any) -> Any:
         ("pairs/target_row", poked(0, 9), "row 0 is of run row 0 but its target is of run row 1"),
         ("runs/outcome", poked(0, 3), "outcome has 3"),
         ("runs/run", poked(0, 1), "a run number twice"),
-        ("pairs/reconstruction", poked((3, 0, 0, 0), np.nan), "row 3 and 1 rows in all"),
+        ("pairs/reconstruction", poked((3, 0, 0, 0), np.nan), "NaN or infinity in row 3"),
         ("targets/label", poked(0, 40000), "-32768 to 32767"),
         ("pairs/confident", lambda a: a.astype(np.uint8), "dtype uint8; expected bool"),
         ("targets/image", lambda a: a / 255, "dtype float64; expected uint8"),

@@ -23,8 +23,10 @@ from storage import parts
 from storage.dataset import Dataset, create_or_open
 from storage.errors import CorruptPartError, StorageError, StoreFullError
 from storage.layout import stored_columns
-from storage.parts import shard_rows, write_part
+from storage.parts import write_part
+from storage.places import LocalPlace, Place
 from storage.receipts import array_hash, load_receipt
+from storage.shards import shard_rows
 from tests.storage.stores import MANIFEST, columns, provenance, store, write
 
 
@@ -97,7 +99,7 @@ def test_writing_a_part_with_other_values_is_refused(tmp_path: Path):
 
 
 def test_negative_parts_and_odd_provenance_are_refused(tmp_path: Path):
-    with pytest.raises(StorageError, match="is not a store; create it"):
+    with pytest.raises(StorageError, match="is not a store: it has no store.json"):
         write_part(tmp_path / "s", 0, columns(), provenance=provenance())
     create_or_open(tmp_path / "s", MANIFEST)
     with pytest.raises(ValueError, match="part=-1"):
@@ -142,7 +144,7 @@ def test_losing_the_race_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.
     create_or_open(root, MANIFEST)
     publish = parts.publish_receipt
 
-    def late(at: Path, receipt: Any) -> Any:
+    def late(at: Place, receipt: Any) -> Any:
         monkeypatch.setattr(parts, "publish_receipt", publish)
         winner.append(write(root, 0))
         return publish(at, receipt)
@@ -158,7 +160,7 @@ def test_an_interrupt_just_after_publishing_keeps_the_part(
 ):
     publish = parts.publish_receipt
 
-    def interrupted(at: Path, receipt: Any) -> Any:
+    def interrupted(at: Place, receipt: Any) -> Any:
         publish(at, receipt)
         raise KeyboardInterrupt
 
@@ -174,7 +176,7 @@ def test_an_interrupt_just_after_publishing_keeps_the_part(
 KILLED = """
     import os, signal, sys
     from pathlib import Path
-    from storage import parts
+    from storage import parts, places
     from tests.storage.stores import write
 
     def die(*args):
@@ -182,16 +184,16 @@ KILLED = """
 
     where, root = sys.argv[1], Path(sys.argv[2])
     write(root, 0)
-    if where == "arrays":
-        original = parts.zarr.Group.create_array
+    if where == "files":
+        original = places.write_synced
         calls = iter(range(100))
-        def create_array(*args, **kwargs):
+        def write_synced(path, content):
             if next(calls) == 12:
                 die()
-            return original(*args, **kwargs)
-        parts.zarr.Group.create_array = create_array
+            original(path, content)
+        places.write_synced = write_synced
     elif where == "sync":
-        parts.sync_tree = die
+        places.sync_folder = die
     elif where == "receipt":
         parts.publish_receipt = die
     elif where in ("before link", "after link"):
@@ -213,7 +215,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return store(tmp_path_factory.mktemp("undisturbed") / "s", 2)
 
 
-@pytest.mark.parametrize("where", ["arrays", "sync", "receipt", "before link", "after link"])
+@pytest.mark.parametrize("where", ["files", "sync", "receipt", "before link", "after link"])
 def test_killed_while_writing(tmp_path: Path, where: str, undisturbed: Dataset):
     """kill -9 anywhere leaves a store that verifies, and the part can be written afterwards."""
     root = tmp_path / "s"
@@ -315,7 +317,7 @@ def test_other_failures_of_the_device_are_not_called_full(
 
 
 def shard(root: Path, name: str) -> Path:
-    group = root / "parts" / load_receipt(root / "receipts/part-000000.json").group
+    group = root / "parts" / load_receipt(LocalPlace(root), "receipts/part-000000.json").group
     return next((group / name).glob("c.*"))
 
 
@@ -334,8 +336,13 @@ def test_every_bit_flip_in_a_shard_is_found(
     path.write_bytes(content)
     try:
         dataset = Dataset(root)
-        with pytest.raises(CorruptPartError, match=rf"part 0: {name} .*verify.*generate it again"):
-            dataset.read(0, [name])
+        try:
+            read = dataset.stored(0, name)
+        except CorruptPartError as error:
+            assert name in str(error)
+            assert "verify" in str(error)
+        else:  # some bits of a zstd header mean nothing
+            assert array_hash(read) == dataset.receipts[0].array_hashes[name]
         report = dataset.verify()
         assert not report.ok
         assert name in report.problems[0]
@@ -352,12 +359,12 @@ def test_a_deleted_shard_is_not_read_as_zeros(tmp_path: Path, name: str):
     assert "is missing" in dataset.verify().problems[0]
 
 
-def test_an_array_with_other_metadata_is_refused(tmp_path: Path):
+def test_damaged_metadata_is_found_and_changes_no_values(tmp_path: Path):
     dataset = store(tmp_path / "s", 1)
+    expected = dataset.stored(0, "pairs/iteration")
     metadata = tmp_path / "s/parts" / dataset.receipts[0].group / "pairs/iteration/zarr.json"
     metadata.write_text(metadata.read_text().replace('"int32"', '"uint32"'))
-    assert "uint32" in dataset.verify().problems[0]
-    metadata.write_text("{")
-    assert "pairs/iteration cannot be read" in dataset.verify().problems[0]
+    assert "zarr.json has" in dataset.verify().problems[0]
+    np.testing.assert_array_equal(Dataset(tmp_path / "s").stored(0, "pairs/iteration"), expected)
     metadata.unlink()
-    assert "pairs/iteration cannot be read" in dataset.verify().problems[0]
+    assert "zarr.json is missing" in dataset.verify().problems[0]

@@ -35,7 +35,10 @@ def images() -> ImageSet:
 
 def receipt(part: int, pairs: dict[int, int]) -> SimpleNamespace:
     return SimpleNamespace(
-        part=part, image_ids=tuple(pairs), image_pairs=tuple(pairs.values()), plan_hash="?"
+        part=part,
+        image_ids=np.array(list(pairs), np.int64),
+        image_pairs=np.array(list(pairs.values()), np.int64),
+        plan_hash="?",
     )
 
 
