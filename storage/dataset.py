@@ -33,6 +33,7 @@ from storage.receipts import (
     count_images,
     parse_receipt,
     receipt_parts,
+    unpack_images,
 )
 from storage.verify import VerifyReport, verify_store
 
@@ -227,7 +228,8 @@ class Dataset:
                 grown = np.full(int(ids[-1]) + 1, -1, np.int64)
                 grown[: len(counts)] = counts
                 counts = grown
-            counts[ids] = np.maximum(counts[ids], 0) + pairs
+            known = counts[ids]
+            counts[ids] = np.maximum(known, 0, out=known) + pairs
         image_ids = np.flatnonzero(counts >= 0)
         return image_ids, counts[image_ids]
 
@@ -235,7 +237,7 @@ class Dataset:
         self, receipt: Receipt, min_iteration: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         if min_iteration <= 0:
-            return receipt.image_ids, receipt.image_pairs
+            return unpack_images(receipt.images)
         needed = ("targets/image_id", "pairs/target_row", "pairs/confident", "pairs/iteration")
         return count_images(self.read(receipt.part, needed), min_iteration=min_iteration)
 

@@ -124,12 +124,13 @@ GROUP_PATTERN = re.compile(r"part-(\d{6,})-[0-9a-f]{8}\.zarr")
 
 
 def compress_reconstruction(
-    x: npt.NDArray[np.float32], encoding: Encoding = "float16"
+    x: npt.NDArray[np.float32], encoding: Encoding = "float16", first_row: int = 0
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
     """`x` (p, c, h, w) as stored (p, c, h, w), and the scale (p,) that belongs to it.
 
     float16: x / max|x|, back within scale * 2^-12. uint8: round(127 x / max|x|) + 128, back within
-    scale / 2. float32: x itself, scale 1. A pair that is 0 everywhere comes back as 0.
+    scale / 2. float32: x itself, scale 1. A pair that is 0 everywhere comes back as 0. `first_row`
+    is the number of the first pair, for the message.
 
     Raises:
         ValueError: a value is not finite.
@@ -143,10 +144,10 @@ def compress_reconstruction(
             piece.max(axis=(1, 2, 3), initial=0), -piece.min(axis=(1, 2, 3), initial=0)
         )
         if not np.isfinite(peak).all():  # NaN and infinity are the maximum of their row
+            row = first_row + start + int(np.argmin(np.isfinite(peak)))
             raise ValueError(
-                "pairs/reconstruction has NaN or infinity in row "
-                f"{start + int(np.argmin(np.isfinite(peak)))}; leave out the pairs of runs that "
-                "diverged"
+                f"pairs/reconstruction has NaN or infinity in row {row}; leave out the pairs of "
+                "runs that diverged"
             )
         largest[rows] = np.where(peak == 0, 1, peak)
         if encoding == "float32":
@@ -176,12 +177,13 @@ def expand_reconstruction(
     return expanded
 
 
-def stored_columns(columns: Columns, encoding: Encoding = "float16") -> dict[str, npt.NDArray[Any]]:
-    """`columns` checked, cast to the dtypes on disk, the scale of the reconstructions added.
+def checked_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
+    """`columns` as a part is made of them: checked, and all but the reconstructions in the dtypes
+    on disk. "pairs/reconstruction" stays float32, and whether it is finite is seen on compressing.
 
     Raises:
-        ValueError: a column is missing, unknown, of a wrong type, shape or length, not finite where
-            it must be, or refers to a row that does not exist.
+        ValueError: a column is missing, unknown, of a wrong type, shape or length, or refers to a
+            row that does not exist.
     """
     unknown, missing = set(columns) - set(GIVEN_COLUMNS), set(GIVEN_COLUMNS) - set(columns)
     if unknown or missing:
@@ -193,14 +195,24 @@ def stored_columns(columns: Columns, encoding: Encoding = "float16") -> dict[str
     for name in GIVEN_COLUMNS:
         _check_shape(name, columns[name], sizes)
     reconstruction = np.asarray(columns["pairs/reconstruction"], np.float32)
-    compressed, scale = compress_reconstruction(reconstruction, encoding)
     cast = {
-        name: compressed if name == "pairs/reconstruction" else _cast(name, columns[name])
+        name: reconstruction if name == "pairs/reconstruction" else _cast(name, columns[name])
         for name in GIVEN_COLUMNS
     }
-    cast["pairs/scale"] = scale
     _check_values(cast, sizes)
-    return {name: np.ascontiguousarray(cast[name]) for name in COLUMNS}
+    return {name: np.ascontiguousarray(cast[name]) for name in GIVEN_COLUMNS}
+
+
+def stored_columns(columns: Columns, encoding: Encoding = "float16") -> dict[str, npt.NDArray[Any]]:
+    """`columns` checked, all in the dtypes on disk, the scale of the reconstructions added.
+
+    Raises:
+        ValueError: as `checked_columns`, or a reconstruction is not finite.
+    """
+    checked = checked_columns(columns)
+    compressed, scale = compress_reconstruction(checked["pairs/reconstruction"], encoding)
+    added = {"pairs/reconstruction": compressed, "pairs/scale": scale}
+    return {name: {**checked, **added}[name] for name in COLUMNS}
 
 
 def _check_shape(name: str, array: npt.NDArray[Any], sizes: dict[str, int]) -> None:

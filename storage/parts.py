@@ -11,34 +11,25 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import secrets
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
-from zarr.codecs import ZstdCodec
-from zarr.storage import MemoryStore
 
+from storage.encoder import GroupEncoder
 from storage.errors import CorruptPartError, StorageError, StoreMismatchError
 from storage.layout import (
-    CHUNK_ROWS,
     COLUMNS,
     ENCODINGS,
-    OFFSETS,
-    OUTCOMES,
     SCHEMA,
-    TABLES,
     VERSION,
     Columns,
     Encoding,
-    dimension_names,
+    checked_columns,
     dtype_of,
     shape_of,
-    stored_columns,
     table_of,
 )
 from storage.places import Location, Place, open_place
@@ -46,20 +37,15 @@ from storage.receipts import (
     PARTS_FOLDER,
     Provenance,
     Receipt,
-    array_hash,
     check_same,
     load_receipt,
     make_receipt,
     publish_receipt,
     receipt_path,
-    schema_name,
 )
 from storage.shards import (
-    LEVEL,
     Chunks,
     ShardError,
-    encode_chunk,
-    join_chunks,
     read_index,
     read_rows,
     shard_names,
@@ -89,22 +75,34 @@ def write_part(
         raise ValueError(f"part={part}; expected 0 or more")
     place = open_place(root)
     encoding: Encoding = read_store_file(place)["encoding"]
-    stored = stored_columns(columns, encoding)
-    hashes, files = encode_group(stored, encoding)
+    checked = checked_columns(columns)
     try:
-        return check_same(load_receipt(place, receipt_path(part)), hashes)
+        return check_same(load_receipt(place, receipt_path(part)), _hashes(checked, encoding))
     except FileNotFoundError:
         pass  # the part is to be written
     group = f"part-{part:06d}-{secrets.token_hex(4)}.zarr"
-    receipt = make_receipt(
-        part, group, stored, files, provenance, encoding=encoding, array_hashes=hashes
-    )
     try:
-        place.write_tree({f"{PARTS_FOLDER}/{group}/{name}": data for name, data in files.items()})
+        with GroupEncoder(checked, encoding) as encoder:
+            folder = f"{PARTS_FOLDER}/{group}"
+            place.write_tree((f"{folder}/{name}", content) for name, content in encoder.files())
+            receipt = make_receipt(
+                part,
+                group,
+                checked,
+                provenance,
+                encoding=encoding,
+                array_hashes=encoder.array_hashes(),
+                files=encoder.written,
+            )
         return publish_receipt(place, receipt)
     finally:
         if not _names_group(place, part, group):
             place.remove(f"{PARTS_FOLDER}/{group}")
+
+
+def _hashes(checked: Columns, encoding: Encoding) -> dict[str, str]:
+    with GroupEncoder(checked, encoding) as encoder:
+        return encoder.array_hashes()
 
 
 def read_store_file(place: Place) -> dict[str, Any]:
@@ -147,55 +145,6 @@ def _names_group(place: Place, part: int, group: str) -> bool:
         return bool(json.loads(place.read(receipt_path(part))).get("group") == group)
     except FileNotFoundError:
         return False
-
-
-def encode_group(stored: Columns, encoding: Encoding) -> tuple[dict[str, str], dict[str, bytes]]:
-    """`array_hash` of every column, and the content of every file of a Zarr v3 group with them."""
-    with _pool() as pool:
-        hashes = {name: pool.submit(array_hash, array) for name, array in stored.items()}
-        chunks: dict[str, list[Future[bytes]]] = {
-            name: [
-                pool.submit(encode_chunk, array[start : start + CHUNK_ROWS])
-                for start in range(0, len(array), CHUNK_ROWS)
-            ]
-            for name, array in stored.items()
-        }
-        files = metadata_files(stored, encoding)
-        for name, array in stored.items():
-            per_shard = shard_rows(len(array)) // CHUNK_ROWS
-            for number, shard in enumerate(shard_names(array.shape)):
-                inside = chunks[name][number * per_shard : (number + 1) * per_shard]
-                encoded = [future.result() for future in inside]
-                files[f"{name}/{shard}"] = join_chunks(encoded, len(array))
-        return {name: future.result() for name, future in hashes.items()}, files
-
-
-def metadata_files(stored: Columns, encoding: Encoding) -> dict[str, bytes]:
-    """The `zarr.json` files of the group, as zarr writes them. They are for other readers."""
-    memory: dict[str, Any] = {}
-    group = zarr.create_group(MemoryStore(memory), zarr_format=3)
-    group.attrs.update(
-        {
-            "schema": schema_name(),
-            "outcomes": list(OUTCOMES),
-            "encoding": encoding,
-            "offset": OFFSETS[encoding],
-        }
-    )
-    tables = {table: group.create_group(table) for table in TABLES}
-    for name, values in stored.items():
-        tables[table_of(name)].create_array(
-            name.partition("/")[2],
-            shape=values.shape,
-            dtype=values.dtype,
-            chunks=(CHUNK_ROWS, *values.shape[1:]),
-            shards=(shard_rows(len(values)), *values.shape[1:]),
-            compressors=ZstdCodec(level=LEVEL, checksum=True),
-            fill_value=0,
-            chunk_key_encoding={"name": "default", "separator": "."},
-            dimension_names=dimension_names(name),
-        )
-    return {name: buffer.to_bytes() for name, buffer in memory.items()}
 
 
 def read_column(
@@ -276,8 +225,3 @@ def rows_of(receipt: Receipt, name: str) -> int:
 def _index(place: Place, path: str, size: int, n_rows: int) -> Chunks:
     """Parts are immutable, so an index that was read stays valid."""
     return read_index(functools.partial(place.read_range, path), size, n_rows)
-
-
-def _pool() -> ThreadPoolExecutor:
-    """As many threads as this process has cores: zstd and SHA-256 leave the interpreter alone."""
-    return ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))))

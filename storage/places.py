@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Protocol
 
 from storage.errors import StorageError
 from storage.files import (
+    Content,
     create_file,
     full_device_explained,
     sync_folder,
@@ -27,10 +27,13 @@ from storage.files import (
 )
 
 if TYPE_CHECKING:
-    from obstore.store import S3Store
+    pass
 
 Location = str | Path
 """A folder, or "s3://bucket/prefix"."""
+
+Tree = Mapping[str, Content] | Iterable[tuple[str, Content]]
+"""Files by name; as pairs they may be made while earlier ones are being written."""
 
 S3_SCHEME = "s3://"
 _WRITERS = 8
@@ -83,8 +86,8 @@ class Place(Protocol):
         """Writes a file unless there is one: True for exactly one of all who try."""
         ...
 
-    def write_tree(self, files: Mapping[str, bytes]) -> None:
-        """Writes new files, durable on return; interrupted, it leaves some of them."""
+    def write_tree(self, files: Tree) -> None:
+        """Writes new files as they come, durable on return; interrupted, it leaves some of them."""
         ...
 
     def files(self, folder: str) -> list[FileInfo]:
@@ -117,10 +120,17 @@ def open_place(location: Location | Place) -> Place:
         bucket, _slash, prefix = text.removeprefix(S3_SCHEME).partition("/")
         if not bucket:
             raise ValueError(f"location {text!r} names no bucket; write s3://bucket/prefix")
+        from storage.s3 import S3Place
+
         return S3Place(bucket, prefix.strip("/"))
     if "://" in text or text.startswith("s3:/"):
         raise ValueError(f"location {text!r}; expected a folder or s3://bucket/prefix")
     return LocalPlace(Path(location))
+
+
+def tree_items(files: Tree) -> Iterable[tuple[str, Content]]:
+    """The names and contents of `files`, in order."""
+    return files.items() if isinstance(files, Mapping) else files
 
 
 class LocalPlace:
@@ -160,14 +170,18 @@ class LocalPlace:
     def create(self, name: str, content: bytes) -> bool:
         return create_file(self.root / name, content)
 
-    def write_tree(self, files: Mapping[str, bytes]) -> None:
-        folders = {self.root / above for name in files for above in PurePosixPath(name).parents}
-        with full_device_explained(self.root / next(iter(files), "")):
-            for folder in sorted(folders):
-                folder.mkdir(exist_ok=True)
-            with ThreadPoolExecutor(_WRITERS) as pool:  # one fsync costs what many at once do
-                paths = [self.root / name for name in files]
-                list(pool.map(write_synced, paths, files.values()))
+    def write_tree(self, files: Tree) -> None:
+        written: list[tuple[str, Future[None]]] = []
+        folders: set[Path] = set()
+        with full_device_explained(self.root), ThreadPoolExecutor(_WRITERS) as pool:
+            for name, content in tree_items(files):
+                above = {self.root / folder for folder in PurePosixPath(name).parents}
+                for folder in sorted(above - folders):
+                    folder.mkdir(exist_ok=True)
+                folders |= above
+                written.append((name, pool.submit(write_synced, self.root / name, content)))
+            for _name, future in written:
+                future.result()
             for folder in sorted(folders, reverse=True):
                 sync_folder(folder)
 
@@ -208,143 +222,4 @@ class LocalPlace:
         except OSError as error:
             raise StorageError(
                 f"cannot make a store at {self.root} ({error.strerror}); choose another folder"
-            ) from error
-
-
-class S3Place:
-    """A prefix of a bucket. S3 has no folders: a name is there when an object is."""
-
-    n_parallel = _S3_REQUESTS
-
-    def __init__(self, bucket: str, prefix: str) -> None:
-        self.bucket, self.prefix = bucket, prefix
-        self._opened: S3Store | None = None
-
-    def __str__(self) -> str:
-        return f"{S3_SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
-
-    def __getstate__(self) -> tuple[str, str]:
-        return self.bucket, self.prefix  # a connection does not travel to other processes
-
-    def __setstate__(self, state: tuple[str, str]) -> None:
-        self.bucket, self.prefix = state
-        self._opened = None
-
-    @property
-    def _store(self) -> S3Store:
-        if self._opened is None:
-            from obstore.store import S3Store
-
-            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-            self._opened = S3Store(
-                self.bucket,
-                prefix=self.prefix or None,
-                endpoint=endpoint,
-                client_options={"allow_http": bool(endpoint and endpoint.startswith("http://"))},
-            )
-        return self._opened
-
-    def read(self, name: str) -> bytes:
-        import obstore
-
-        with self._explained(name):
-            return bytes(obstore.get(self._store, name).bytes())
-
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        import obstore
-
-        if stop <= start:
-            return b""
-        with self._explained(name):
-            return bytes(obstore.get_range(self._store, name, start=start, end=stop))
-
-    def read_many(self, names: Sequence[str]) -> Iterator[bytes]:
-        with ThreadPoolExecutor(_S3_REQUESTS) as pool:
-            yield from pool.map(self.read, names)
-
-    def size(self, name: str) -> int:
-        import obstore
-
-        with self._explained(name):
-            return int(obstore.head(self._store, name)["size"])
-
-    def modified(self, name: str) -> float:
-        import obstore
-
-        with self._explained(name):
-            return float(obstore.head(self._store, name)["last_modified"].timestamp())
-
-    def replace(self, name: str, content: bytes) -> None:
-        import obstore
-
-        with self._explained(name):
-            obstore.put(self._store, name, content)
-
-    def create(self, name: str, content: bytes) -> bool:
-        import obstore
-        from obstore.exceptions import AlreadyExistsError
-
-        with self._explained(name):
-            try:
-                obstore.put(self._store, name, content, mode="create", use_multipart=False)
-            except AlreadyExistsError:
-                # A request that was repeated because its answer was lost meets its own object.
-                return bytes(obstore.get(self._store, name).bytes()) == content
-        return True
-
-    def write_tree(self, files: Mapping[str, bytes]) -> None:
-        with ThreadPoolExecutor(_S3_REQUESTS) as pool:
-            list(pool.map(self.replace, files.keys(), files.values()))
-
-    def files(self, folder: str) -> list[FileInfo]:
-        import obstore
-
-        with self._explained(folder):
-            listed = obstore.list(self._store, folder or None).collect()
-        return sorted(
-            (
-                FileInfo(
-                    info["path"],
-                    int(info["size"]),
-                    info["last_modified"].timestamp(),
-                    str(info["e_tag"]),
-                )
-                for info in listed
-            ),
-            key=lambda info: info.name,
-        )
-
-    def children(self, folder: str) -> list[str]:
-        import obstore
-
-        with self._explained(folder):
-            listed = obstore.list_with_delimiter(self._store, folder or None)
-        paths = [*listed["common_prefixes"], *(info["path"] for info in listed["objects"])]
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
-
-    def remove(self, name: str) -> None:
-        import obstore
-
-        names = [info.name for info in self.files(name)] or [name]
-        with self._explained(name):
-            try:
-                obstore.delete(self._store, names)
-            except FileNotFoundError:
-                return
-
-    def make_folders(self, names: Sequence[str]) -> None:
-        """Nothing to make."""
-
-    @contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
-        """Turns a service's errors into one line; an absent object stays FileNotFoundError."""
-        from obstore.exceptions import BaseError
-
-        try:
-            yield
-        except BaseError as error:
-            reason = str(error).split("\n")[0].split(", source:")[0][:300]
-            raise StorageError(
-                f"{self}/{name}: {type(error).__name__}: {reason}; check the bucket, the AWS_* "
-                "variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...) and the network"
             ) from error

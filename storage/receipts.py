@@ -32,7 +32,6 @@ from storage.layout import (
     receipt_name,
 )
 from storage.places import Place
-from storage.shards import crc32c
 
 RECEIPTS_FOLDER = "receipts"
 PARTS_FOLDER = "parts"
@@ -105,26 +104,31 @@ def schema_name() -> str:
 
 def array_hash(array: npt.NDArray[Any]) -> str:
     """SHA-256 over the dtype, the shape and the C-order little-endian bytes of `array`."""
-    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    header = f"{little.dtype.str} {','.join(map(str, array.shape))}\n"
-    digest = hashlib.sha256(header.encode())
-    digest.update(little.reshape(-1).view(np.uint8).data)
+    return hash_of_pieces(array.dtype, array.shape, [array])
+
+
+def hash_of_pieces(
+    dtype: np.dtype[Any], shape: tuple[int, ...], pieces: Iterable[npt.NDArray[Any]]
+) -> str:
+    """`array_hash` of an array that comes in pieces along its first axis."""
+    little = dtype.newbyteorder("<")
+    digest = hashlib.sha256(f"{little.str} {','.join(map(str, shape))}\n".encode())
+    for piece in pieces:
+        digest.update(np.ascontiguousarray(piece, little).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def make_receipt(
     part: int,
     group: str,
-    stored: Columns,
-    files: Mapping[str, bytes],
+    columns: Columns,
     provenance: Provenance,
     *,
     encoding: Encoding,
-    array_hashes: dict[str, str] | None = None,
+    array_hashes: Mapping[str, str],
+    files: Mapping[str, tuple[int, int]],
 ) -> Receipt:
-    """The receipt of `stored` (as `layout.stored_columns` gives them), as `files` of a group.
-
-    `array_hashes`, if they are known, are not computed again.
+    """The receipt of `columns` (as `layout.checked_columns` gives them), lying in folder `group`.
 
     Raises:
         ValueError: `provenance` has missing or unknown keys.
@@ -135,21 +139,21 @@ def make_receipt(
             f"provenance: missing {sorted(expected - set(provenance))}, unknown "
             f"{sorted(set(provenance) - expected)}"
         )
-    outcome = np.bincount(stored["runs/outcome"], minlength=len(OUTCOMES))
-    channels, height, width = stored["targets/image"].shape[1:]
+    outcome = np.bincount(columns["runs/outcome"], minlength=len(OUTCOMES))
+    channels, height, width = columns["targets/image"].shape[1:]
     return Receipt(
         schema=schema_name(),
         part=part,
         group=group,
         encoding=encoding,
         picture=(channels, height, width),
-        n_runs=len(stored["runs/run"]),
-        n_targets=len(stored["targets/image_id"]),
-        n_pairs=len(stored["pairs/target_row"]),
-        array_hashes=array_hashes or {name: array_hash(array) for name, array in stored.items()},
-        files={name: (len(content), crc32c(content)) for name, content in sorted(files.items())},
+        n_runs=len(columns["runs/run"]),
+        n_targets=len(columns["targets/image_id"]),
+        n_pairs=len(columns["pairs/target_row"]),
+        array_hashes=dict(array_hashes),
+        files=dict(sorted(files.items())),
         outcomes={name: int(n) for name, n in zip(OUTCOMES, outcome, strict=True)},
-        images=pack_images(*count_images(stored)),
+        images=pack_images(*count_images(columns)),
         **provenance,
     )
 
@@ -228,11 +232,11 @@ def parse_receipt(content: bytes, where: str) -> Receipt:
     fix = "restore it, or remove it and generate the part again"
     try:
         body = json.loads(content)
-        seal = body.pop(_SEAL)
-        schema = body["schema"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        seal, schema = body.pop(_SEAL), body["schema"]
+        intact = seal == _seal(body)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptPartError(f"{where} is not a receipt ({error}); {fix}") from error
-    if seal != _seal(body):
+    if not intact:
         raise CorruptPartError(f"{where} was edited after it was written; {fix}")
     if schema != schema_name() or set(body) != _FIELDS:
         raise CorruptPartError(

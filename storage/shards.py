@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numcodecs.zstd import Zstd
 
+from storage.files import Content, pieces_of
 from storage.layout import CHUNK_ROWS, SHARD_ROWS
 
 LEVEL = 1
@@ -58,14 +59,15 @@ def encode_chunk(rows: npt.NDArray[np.generic]) -> bytes:
     return encoded
 
 
-def join_chunks(chunks: Sequence[bytes], n_rows: int) -> bytes:
-    """The shard of an array of `n_rows` rows that holds `chunks`; further ones are absent."""
+def shard_pieces(chunks: Sequence[bytes], n_rows: int) -> list[bytes]:
+    """The shard of an array of `n_rows` rows that holds `chunks`, in pieces to be written one after
+    another; further chunks are absent."""
     index = np.full((shard_rows(n_rows) // CHUNK_ROWS, 2), _ABSENT, _INDEX_ENTRY)
     sizes = np.array([len(chunk) for chunk in chunks], _INDEX_ENTRY)
     index[: len(chunks), 0] = np.cumsum(sizes) - sizes
     index[: len(chunks), 1] = sizes
     table = index.tobytes()
-    return b"".join([*chunks, table, crc32c(table).to_bytes(_CRC_BYTES, "little")])
+    return [*chunks, table, crc32c(table).to_bytes(_CRC_BYTES, "little")]
 
 
 def read_index(read: ReadRange, size: int, n_rows: int) -> Chunks:
@@ -119,9 +121,13 @@ def read_rows(
         ]
 
 
-def crc32c(content: bytes) -> int:
-    """CRC-32C (Castagnoli): finds every damage of up to 32 bits in a row, others but for 2^-32."""
-    return int(google_crc32c.value(content))
+def crc32c(content: Content) -> int:
+    """CRC-32C (Castagnoli): finds every damage of up to 32 bits in a row, and others but for one in
+    2^32."""
+    checksum = 0
+    for piece in pieces_of(content):
+        checksum = google_crc32c.extend(checksum, piece)
+    return int(checksum)
 
 
 def _decode(encoded: memoryview, out: npt.NDArray[np.generic]) -> None:

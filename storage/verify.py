@@ -119,7 +119,10 @@ def vacuum(
     groups = {load_receipt(place, receipt_path(part)).group for part in parts}
     removed = []
     for orphan in _strangers(place, groups)[1]:
-        if time.time() - _last_touched(place, orphan) < older_than_s:
+        try:
+            if time.time() - _last_touched(place, orphan) < older_than_s:
+                continue
+        except FileNotFoundError:  # its writer has just finished with it
             continue
         if not dry_run:
             place.remove(orphan)

@@ -1,0 +1,180 @@
+"""A store below a prefix of an S3 bucket, through obstore.
+
+S3 has no folders and no fsync: an object is whole and durable once its PUT has answered. The
+exclusive create is a conditional PUT (`If-None-Match: *`). Credentials, region and endpoint come
+from the usual `AWS_*` variables.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from storage.errors import StorageError
+from storage.files import pieces_of
+from storage.places import S3_SCHEME, FileInfo, Tree, tree_items
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+_S3_REQUESTS = 16
+
+
+class S3Place:
+    """A prefix of a bucket. S3 has no folders: a name is there when an object is."""
+
+    n_parallel = _S3_REQUESTS
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self.bucket, self.prefix = bucket, prefix
+        self._opened: S3Store | None = None
+
+    def __str__(self) -> str:
+        return f"{S3_SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
+
+    def __getstate__(self) -> tuple[str, str]:
+        return self.bucket, self.prefix  # a connection does not travel to other processes
+
+    def __setstate__(self, state: tuple[str, str]) -> None:
+        self.bucket, self.prefix = state
+        self._opened = None
+
+    @property
+    def _store(self) -> S3Store:
+        if self._opened is None:
+            from obstore.store import S3Store
+
+            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+            self._opened = S3Store(
+                self.bucket,
+                prefix=self.prefix or None,
+                endpoint=endpoint,
+                client_options={"allow_http": bool(endpoint and endpoint.startswith("http://"))},
+            )
+        return self._opened
+
+    def read(self, name: str) -> bytes:
+        import obstore
+
+        with self._explained(name):
+            return bytes(obstore.get(self._store, name).bytes())
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        import obstore
+        from obstore.exceptions import GenericError
+
+        if stop <= start:
+            return b""
+        with self._explained(name):
+            try:
+                return bytes(obstore.get_range(self._store, name, start=start, end=stop))
+            except GenericError:
+                if start < self.size(name):  # else 416: the object ends before the range
+                    raise
+                return b""
+
+    def read_many(self, names: Sequence[str]) -> Iterator[bytes]:
+        with ThreadPoolExecutor(_S3_REQUESTS) as pool:
+            yield from pool.map(self.read, names)
+
+    def size(self, name: str) -> int:
+        import obstore
+
+        with self._explained(name):
+            return int(obstore.head(self._store, name)["size"])
+
+    def modified(self, name: str) -> float:
+        import obstore
+
+        with self._explained(name):
+            return float(obstore.head(self._store, name)["last_modified"].timestamp())
+
+    def replace(self, name: str, content: bytes) -> None:
+        import obstore
+
+        with self._explained(name):
+            obstore.put(self._store, name, content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._explained(name):
+            try:
+                obstore.put(self._store, name, content, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                # A request that was repeated because its answer was lost meets its own object.
+                return bytes(obstore.get(self._store, name).bytes()) == content
+        return True
+
+    def write_tree(self, files: Tree) -> None:
+        with ThreadPoolExecutor(_S3_REQUESTS) as pool:
+            written = [
+                pool.submit(self.replace, name, b"".join(pieces_of(content)))
+                for name, content in tree_items(files)
+            ]
+            for future in written:
+                future.result()
+
+    def files(self, folder: str) -> list[FileInfo]:
+        import obstore
+
+        with self._explained(folder):
+            listed = obstore.list(self._store, folder or None).collect()
+        return sorted(
+            (
+                FileInfo(
+                    info["path"],
+                    int(info["size"]),
+                    info["last_modified"].timestamp(),
+                    str(info["e_tag"]),
+                )
+                for info in listed
+            ),
+            key=lambda info: info.name,
+        )
+
+    def children(self, folder: str) -> list[str]:
+        import obstore
+
+        with self._explained(folder):
+            listed = obstore.list_with_delimiter(self._store, folder or None)
+        paths = [*listed["common_prefixes"], *(info["path"] for info in listed["objects"])]
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
+
+    def remove(self, name: str) -> None:
+        import obstore
+
+        names = [info.name for info in self.files(name)] or [name]
+        with self._explained(name):
+            try:
+                obstore.delete(self._store, names)
+            except FileNotFoundError:
+                return
+
+    def make_folders(self, names: Sequence[str]) -> None:
+        """Nothing to make."""
+
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        """Turns a service's errors into one line; an absent object stays FileNotFoundError."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except FileNotFoundError as error:
+            if "NoSuchBucket" not in str(error):
+                raise
+            raise StorageError(
+                f"{self}/{name}: there is no bucket {self.bucket!r}; create it, or check the "
+                "location and the AWS_* variables (AWS_ENDPOINT_URL, AWS_REGION, ...)"
+            ) from error
+        except BaseError as error:
+            reason = str(error).split("\n")[0].split(", source:")[0][:300]
+            raise StorageError(
+                f"{self}/{name}: {type(error).__name__}: {reason}; check the bucket, the AWS_* "
+                "variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...) and the network"
+            ) from error
