@@ -33,7 +33,7 @@ def curate(
     3. Write the curation beside the store. Raises NothingToLearnError if no pair is confident.
     """
     recipe = resolve(recipe, settings)
-    workspace = Workspace(store)
+    workspace = Workspace(store, recipe.pairs_at)
     dataset = Dataset(workspace.pairs("train"))
     with workspace.timed("curate"):
         z = occurrences(*dataset.image_counts(recipe.curation.min_iteration))

@@ -36,7 +36,7 @@ def evaluate(
     Raises StorageError if the held-out victims have not been attacked yet.
     """
     recipe = resolve(recipe, settings)
-    workspace = Workspace(store)
+    workspace = Workspace(store, recipe.pairs_at)
     heldout = recipe.images("heldout")
     dataset = Dataset(workspace.pairs("heldout"))
     if dataset.n_runs < recipe.heldout.n_runs:

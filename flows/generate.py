@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.presets import Recipe
 from flows.settings import resolve, to_json
 from storage.dataset import Dataset
+from storage.errors import StoreMismatchError
 from storage.files import write_json
 from storage.sources import Split
 from tasks.artifacts import leave_facts
@@ -41,10 +42,11 @@ def generate(
     """
     recipe = resolve(recipe, settings)
     workers = workers or Workers()
-    workspace = Workspace(store)
+    workspace = Workspace(store, recipe.pairs_at)
     device = resolve_device(workers.device)
     images = recipe.images(split)
     plan = Plan(recipe.campaign(split), images)
+    _check_place(store, recipe.pairs_at)
     dataset = open_store(workspace.pairs(split), plan.campaign, images)
     write_json(workspace.recipe, to_json(recipe))
     if len(dataset.receipts) < plan.sampling.n_parts:
@@ -53,6 +55,20 @@ def generate(
     facts = dataset_facts(dataset, plan.task)
     leave_facts(f"pairs-{split}", facts, f"The {split} store at {dataset.root}")
     return facts
+
+
+def _check_place(store: Path, pairs_at: str | None) -> None:
+    """A job's pairs stay where they are; StoreMismatchError if they are to be elsewhere now."""
+    found = Workspace.found(store)
+    if found.recipe.is_file() and found.pairs_at != pairs_at:
+        raise StoreMismatchError(
+            f"the pairs of {store} are {_where(found.pairs_at)}, not {_where(pairs_at)}; use --set "
+            f"pairs_at={found.pairs_at or 'null'}, or another --store"
+        )
+
+
+def _where(pairs_at: str | None) -> str:
+    return "in the folder itself" if pairs_at is None else f"at {pairs_at}"
 
 
 @task(name="make pairs", cache_policy=NO_CACHE)

@@ -28,6 +28,7 @@ from recon_core.restore import Training as RestorerTraining
 from recon_core.sampling import Phase, Sampling
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training as VictimTraining
+from storage.layout import Encoding
 from storage.sources import ImageSet, Split, load_images
 from tasks.campaign import Campaign
 from tasks.evaluate import Evaluation
@@ -53,7 +54,9 @@ class Recipe:
     `data`: `photos`, `folder:PATH` or `cifar10:PATH`; pictures that cannot be read are an error, or
     left out with `skip_corrupt`. `sampling`: the victims whose pairs the restorers learn from;
     `heldout`: the victims that are evaluated, trained on the held-out split.
-    `threads`: CPU threads per part (part of the result, see `tasks.campaign`).
+    `threads`: CPU threads per part (part of the result, see `tasks.campaign`). `pairs_at`: a folder
+    or s3://bucket/prefix for the stores of pairs, if not in the job's folder. `encoding`: how they
+    keep reconstructions.
     """
 
     name: str = "custom"
@@ -61,6 +64,8 @@ class Recipe:
     skip_corrupt: bool = False
     seed: int = 0
     threads: int = 1
+    pairs_at: str | None = None
+    encoding: Encoding = "float16"
     experiment: Experiment = field(default_factory=KKT)
     sampling: Sampling = field(default_factory=Sampling)
     heldout_experiment: Experiment | None = None
@@ -83,6 +88,7 @@ class Recipe:
                 sampling=self.sampling,
                 root_seed=self.seed,
                 threads=self.threads,
+                encoding=self.encoding,
             )
         experiment = self.heldout_experiment or self.experiment
         return Campaign(
@@ -90,6 +96,7 @@ class Recipe:
             sampling=self.heldout,
             root_seed=self.seed + HELDOUT_SEED_OFFSET,
             threads=self.threads,
+            encoding=self.encoding,
         )
 
 

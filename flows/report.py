@@ -13,7 +13,7 @@ from prefect import flow
 
 from flows.presets import Recipe
 from flows.settings import command, resolve, to_json
-from storage.dataset import Dataset
+from storage.dataset import Dataset, is_store
 from storage.errors import StorageError
 from tasks.artifacts import leave_link
 from tasks.campaign import code_version
@@ -36,7 +36,7 @@ def report(
     Raises StorageError if there is no evaluation yet.
     """
     recipe = resolve(recipe, settings)
-    workspace = Workspace(store)
+    workspace = Workspace(store, recipe.pairs_at)
     if not (workspace.evaluation / "evaluation.json").is_file():
         raise StorageError(
             f"{workspace.evaluation} has no evaluation.json; run: palimpsest evaluate "
@@ -51,7 +51,7 @@ def context(recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
     """Everything the page says beyond the scores."""
     train_store = workspace.pairs("train")
     pairs: dict[str, Any] = {}
-    if (train_store / "store.json").is_file():
+    if is_store(train_store):
         dataset = Dataset(train_store)
         pairs = {
             "n_runs": dataset.n_runs,

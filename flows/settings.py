@@ -98,10 +98,10 @@ def _child(node: Any, key: str) -> Any:
 
 def _parsed(value: Any, current: Any) -> Any:
     """A string from the command line as JSON where it is JSON; `200,200` where a list stands."""
-    if not isinstance(value, str) or isinstance(current, str):
-        return value
     if value == "null":
         return None
+    if not isinstance(value, str) or isinstance(current, str):
+        return value
     if isinstance(current, list) and not value.startswith("["):
         value = f"[{value}]"
     try:

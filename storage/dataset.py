@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -191,10 +193,12 @@ class Dataset:
         """Rows of one column in any order; neighbouring chunks that are needed are read at once."""
         chunks, position = np.unique(rows // CHUNK_ROWS, return_inverse=True)
         breaks = np.flatnonzero(np.diff(chunks) > 1) + 1
-        pieces = [
-            self.stored(part, name, slice(int(run[0]) * CHUNK_ROWS, int(run[-1] + 1) * CHUNK_ROWS))
+        slices = [
+            slice(int(run[0]) * CHUNK_ROWS, int(run[-1] + 1) * CHUNK_ROWS)
             for run in np.split(chunks, breaks)
         ]
+        with ThreadPoolExecutor(max(len(os.sched_getaffinity(0)), self.place.n_parallel)) as pool:
+            pieces = list(pool.map(lambda piece: self.stored(part, name, piece), slices))
         read: npt.NDArray[Any] = np.concatenate(pieces)
         chosen: npt.NDArray[Any] = read[position * CHUNK_ROWS + rows % CHUNK_ROWS]
         return chosen
@@ -260,9 +264,7 @@ def create_or_open(
         raise ValueError(f"encoding={encoding!r}; expected one of {', '.join(ENCODINGS)}")
     place = open_place(root)
     wanted = json.loads(json_bytes({"encoding": encoding, "manifest": manifest}))
-    try:
-        place.size(STORE_FILE)
-    except (FileNotFoundError, NotADirectoryError):
+    if not is_store(place):
         place.make_folders([PARTS_FOLDER, RECEIPTS_FOLDER])
         if not receipt_parts(place.children(RECEIPTS_FOLDER)):
             body = {"schema": SCHEMA, "version": VERSION, **wanted}
@@ -281,6 +283,15 @@ def create_or_open(
             + "; use those settings again, or another folder"
         )
     return Dataset(root)
+
+
+def is_store(root: Location | Place) -> bool:
+    """Whether there is a store at `root`, of whatever version."""
+    try:
+        open_place(root).size(STORE_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def manifest_differences(found: Any, wanted: Any) -> list[str]:

@@ -35,7 +35,8 @@ from storage.receipts import (
 )
 from storage.shards import ShardError, crc32c
 
-_MAX_THREADS = 8
+_MAX_PARTS = 4
+"""Parts that are checked side by side; each is in memory as a whole."""
 GRACE_SECONDS = 86400.0
 """A group younger than this may belong to a writer that is alive."""
 
@@ -89,9 +90,11 @@ def verify_store(
                 f"part {part} is in encoding {receipt.encoding}, the store in {encoding}; restore "
                 f"{STORE_FILE}, or remove the part's receipt and generate it again"
             )
-    for done, receipt in enumerate(receipts, 1):
-        problems.extend(_part_problems(place, receipt))
-        on_part(done, len(receipts))
+    with ThreadPoolExecutor(min(_MAX_PARTS, len(os.sched_getaffinity(0)))) as pool:
+        found = pool.map(lambda receipt: list(_part_problems(place, receipt)), receipts)
+        for done, of_part in enumerate(found, 1):
+            problems.extend(of_part)
+            on_part(done, len(receipts))
     foreign, orphans = _strangers(place, {receipt.group for receipt in receipts})
     named = {receipt.part for receipt in receipts}
     return VerifyReport(
@@ -153,12 +156,11 @@ def _part_problems(place: Place, receipt: Receipt) -> Iterator[str]:
     for path in sorted(present - {f"{group}/{name}" for name in receipt.files}):
         yield f"part {receipt.part}: {place}/{path} does not belong there; remove it"
     columns: dict[str, npt.NDArray[Any]] = {}
-    with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
-        checked = pool.map(lambda name: _check_column(place, receipt, name), COLUMNS)
-        for name, (problems, column) in zip(COLUMNS, checked, strict=True):
-            yield from problems
-            if column is not None:
-                columns[name] = column
+    for name in COLUMNS:
+        problems, column = _check_column(place, receipt, name)
+        yield from problems
+        if column is not None:
+            columns[name] = column
     of_columns = {file for name in COLUMNS for file in files_of(receipt, name)}
     for file in sorted(set(receipt.files) - of_columns):
         yield from _check_file(place, receipt, file)[0]

@@ -32,6 +32,8 @@ from recon_core.sampling import (
 from recon_core.types import RunSpec
 from storage.dataset import Dataset, create_or_open
 from storage.errors import CorruptPartError
+from storage.layout import Encoding
+from storage.places import Location
 from storage.receipts import Receipt
 from storage.sources import ImageSet
 
@@ -41,13 +43,15 @@ class Campaign:
     """Which victims to train and attack, how many, and from which random seed.
 
     `threads` is the number of CPU threads of one part; it is a setting and not a matter of the
-    machine, because the order of floating-point sums depends on it.
+    machine, because the order of floating-point sums depends on it. `encoding` is how the store
+    keeps reconstructions (docs/dataset.md).
     """
 
     experiment: Experiment = field(default_factory=KKT)
     sampling: Sampling = field(default_factory=Sampling)
     root_seed: int = 0
     threads: int = 1
+    encoding: Encoding = "float16"
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -139,9 +143,9 @@ class Plan:
         return seen
 
 
-def open_store(root: Path, campaign: Campaign, images: ImageSet) -> Dataset:
+def open_store(root: Location, campaign: Campaign, images: ImageSet) -> Dataset:
     """The campaign's store at `root`, created if there is none; StoreMismatchError if another's."""
-    return create_or_open(root, campaign.manifest(images))
+    return create_or_open(root, campaign.manifest(images), encoding=campaign.encoding)
 
 
 @functools.cache

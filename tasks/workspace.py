@@ -1,8 +1,8 @@
 """Where the products of a job live: one folder, one place per stage.
 
 ROOT/recipe.json      the settings everything below was made with
-ROOT/pairs/           store of pairs that restorers learn from
-ROOT/heldout/         store of pairs of the victims that are evaluated
+ROOT/pairs/           store of pairs that restorers learn from (or elsewhere, see `pairs_at`)
+ROOT/heldout/         store of pairs of the victims that are evaluated (likewise)
 ROOT/curation.json    how often each image's pairs are shown to a restorer
 ROOT/restorers/NAME/  checkpoints and the finished weights
 ROOT/evaluation/      evaluation.json, pictures.npz, and report.html, the page made from them
@@ -19,21 +19,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.files import write_json
+from storage.places import Location
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The paths of a job below `root`."""
+    """The paths of a job below `root`.
+
+    `pairs_at`, a folder or s3://bucket/prefix, holds the two stores of pairs in place of `root`.
+    """
 
     root: Path
+    pairs_at: str | None = None
+
+    @classmethod
+    def found(cls, root: Path) -> Workspace:
+        """The workspace of the job that was started at `root`, its pairs where they were put."""
+        recipe = cls(root).recipe
+        settings = json.loads(recipe.read_bytes()) if recipe.is_file() else {}
+        return cls(root, settings.get("pairs_at"))
 
     @property
     def recipe(self) -> Path:
         return self.root / "recipe.json"
 
-    def pairs(self, split: str) -> Path:
+    def pairs(self, split: str) -> Location:
         """The store of the victims trained on one split of the images."""
-        return self.root / {"train": "pairs", "heldout": "heldout"}[split]
+        name = {"train": "pairs", "heldout": "heldout"}[split]
+        if self.pairs_at is None:
+            return self.root / name
+        return f"{self.pairs_at.rstrip('/')}/{name}"
 
     @property
     def curation(self) -> Path:

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from storage.dataset import Dataset, create_or_open
 from storage.errors import CorruptPartError, StorageError, StoreMismatchError
+from storage.parts import write_part
 from storage.places import LocalPlace
 from storage.receipts import Receipt, load_receipt
 from storage.verify import vacuum
-from tests.storage.stores import MANIFEST, columns, store, write
+from tests.storage.stores import MANIFEST, columns, provenance, store, write
 
 
 @pytest.fixture(scope="module")
@@ -237,3 +240,86 @@ def test_vacuum_removes_old_orphans_only(tmp_path: Path):
     assert vacuum(tmp_path / "s", older_than_s=-1) == ("receipts/.tmp-0123",)
     report = Dataset(tmp_path / "s").verify()
     assert (report.ok, report.orphans, report.n_checked) == (True, (), 1)
+
+
+# chosen rows, and the three encodings
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Three parts of 900, 600 and 0 pairs, so of several chunks."""
+    root = tmp_path_factory.mktemp("larger") / "s"
+    for part, n_pairs in enumerate((300, 200, 0)):
+        write(root, part, n_runs=3, n_images=100, n_pairs=n_pairs)
+    return Dataset(root)
+
+
+TAKEN = ["pairs/reconstruction", "pairs/iteration", "targets/image", "runs/mean_image"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(st.integers(0, 1499), max_size=40))
+def test_chosen_rows_come_in_the_order_asked_for(larger: Dataset, rows: list[int]):
+    taken = larger.take(TAKEN, rows) if rows else larger.take(TAKEN[1:2], rows)
+    for name in taken:
+        whole = np.concatenate(
+            [_joined(larger, receipt.part, name) for receipt in larger.receipts[:2]]
+        )
+        np.testing.assert_array_equal(taken[name], whole[rows])
+
+
+def _joined(dataset: Dataset, part: int, name: str) -> Any:
+    table = name.partition("/")[0]
+    columns = dataset.read(part, [name, "pairs/target_row", "pairs/run_row"])
+    row = {"pairs": slice(None), "targets": columns["pairs/target_row"]}
+    return columns[name][row.get(table, columns["pairs/run_row"])]
+
+
+@pytest.mark.parametrize("rows", [[1500], [-1], [[0]]])
+def test_rows_that_are_not_there_are_refused(larger: Dataset, rows: Any):
+    with pytest.raises(ValueError, match="below 1500"):
+        larger.take(["pairs/iteration"], rows)
+    with pytest.raises(ValueError, match="unknown column 'pairs/x'"):
+        larger.take(["pairs/x"], [])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "tolerance", "dtype"),
+    [("float16", 2.0**-12, "f2"), ("uint8", 0.5 / 127, "u1"), ("float32", 0.0, "f4")],
+)
+def test_encodings_round_trip_within_their_tolerance(
+    tmp_path: Path, encoding: Any, tolerance: float, dtype: str
+):
+    values = columns(n_runs=3, n_images=20, n_pairs=150)
+    values["pairs/reconstruction"][7] = 0
+    create_or_open(tmp_path / "s", MANIFEST, encoding=encoding)
+    write_part(tmp_path / "s", 0, values, provenance=provenance())
+    dataset = Dataset(tmp_path / "s")
+    assert dataset.encoding == dataset.receipts[0].encoding == encoding
+    assert dataset.stored(0, "pairs/reconstruction").dtype == np.dtype(dtype)
+    x = dataset.read(0, ["pairs/reconstruction"])["pairs/reconstruction"]
+    y = values["pairs/reconstruction"]
+    error = np.abs(x - y).max(axis=(1, 2, 3)) / np.maximum(np.abs(y).max(axis=(1, 2, 3)), 1e-9)
+    assert error.max() <= tolerance * 1.001
+    assert not x[7].any()
+    assert dataset.verify().ok
+    report = create_or_open(tmp_path / "s", MANIFEST, encoding=encoding).verify()
+    assert report.ok
+
+
+def test_another_encoding_is_refused(tmp_path: Path):
+    create_or_open(tmp_path / "s", MANIFEST, encoding="uint8")
+    with pytest.raises(StoreMismatchError, match='encoding is "uint8" there, "float16" here'):
+        create_or_open(tmp_path / "s", MANIFEST)
+    with pytest.raises(ValueError, match="encoding='float8'; expected one of float16, float32"):
+        create_or_open(tmp_path / "t", MANIFEST, encoding="float8")  # type: ignore[arg-type]
+
+
+def test_a_pair_that_is_not_finite_leaves_nothing_behind(tmp_path: Path):
+    create_or_open(tmp_path / "s", MANIFEST)
+    values = columns(n_runs=3, n_images=20, n_pairs=150)
+    values["pairs/reconstruction"][333, 1, 2, 3] = np.nan
+    with pytest.raises(ValueError, match="NaN or infinity in row 333"):
+        write_part(tmp_path / "s", 0, values, provenance=provenance())
+    report = Dataset(tmp_path / "s").verify()
+    assert (report.n_checked, report.orphans) == (0, ())
