@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.attack_cli import attack_app
+from flows.dataset_cli import dataset_app
 from flows.fresh import start_over
-from storage.dataset import Dataset
+from flows.screen import fact_text, show_facts
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from tasks.workspace import Workspace
 
@@ -39,7 +40,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Measure what trained networks remember of their training images.",
 )
-dataset_app = typer.Typer(no_args_is_help=True, help="Look at a store of pairs.")
 app.add_typer(dataset_app, name="dataset")
 app.add_typer(attack_app, name="attack")
 out = Console()
@@ -83,12 +83,18 @@ def demo(
     from tasks.workers import Workers
 
     if fresh:
+        elsewhere = Workspace.found(store).pairs_at
+        if elsewhere is not None:
+            raise ValueError(
+                f"--fresh would leave the pairs of {store} at {elsewhere}; remove the stores there "
+                "and the folder yourself, or use another --store"
+            )
         start_over(store, WORKSPACE_ENTRIES, option="--store")
     recipe = _recipe(store, preset, data, settings)
     out.print(f"[bold]palimpsest[/]  {recipe.name} on {recipe.data}, store {store}")
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     products = chain(recipe, store, workers=workers)
-    _show_facts("Pairs", products["pairs"])
+    show_facts(out, "Pairs", products["pairs"])
     _show_scores(products["evaluation"])
     out.print(f"Report: [bold]{Path(products['report']).absolute()}[/]")
 
@@ -113,7 +119,7 @@ def generate(
 
     recipe = _recipe(store, preset, data, settings)
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
-    _show_facts(f"Pairs ({split})", flow(recipe, store, split, workers=workers))
+    show_facts(out, f"Pairs ({split})", flow(recipe, store, split, workers=workers))
 
 
 @app.command(epilog="Example: `palimpsest curate --store runs/cifar --set curation.n_subsets=20`")
@@ -125,7 +131,7 @@ def curate(
     """Balance the pairs over the images, for the restorers' training."""
     from flows.curate import curate as flow
 
-    _show_facts("Curation", flow(_recipe(store, preset, None, settings), store))
+    show_facts(out, "Curation", flow(_recipe(store, preset, None, settings), store))
 
 
 @app.command(
@@ -144,8 +150,10 @@ def train(
 
     recipe = _recipe(store, preset, None, settings)
     for name, card in flow(recipe, store, only, device=device).items():
-        _show_facts(
-            f"Restorer {name}", {k: v for k, v in card.items() if isinstance(v, int | float | str)}
+        show_facts(
+            out,
+            f"Restorer {name}",
+            {k: v for k, v in card.items() if isinstance(v, int | float | str)},
         )
 
 
@@ -176,43 +184,6 @@ def report(
 
     page = flow(_recipe(store, preset, None, settings), store)
     out.print(f"Report: [bold]{Path(page).absolute()}[/]")
-
-
-@dataset_app.command("info", epilog="Example: `palimpsest dataset info --store runs/cifar`")
-def dataset_info(store: StoreOption = DEFAULT_STORE, split: SplitOption = "train") -> None:
-    """What a store holds, from its receipts."""
-    dataset = Dataset(_pairs_folder(store, split))
-    image_ids, pairs = dataset.image_counts()
-    receipts = dataset.receipts
-    _show_facts(
-        str(dataset.root),
-        {
-            "parts": len(receipts),
-            "runs": dataset.n_runs,
-            "targets": dataset.n_targets,
-            "pairs": dataset.n_pairs,
-            "images trained on": len(image_ids),
-            "images with a confident pair": int((pairs > 0).sum()),
-            "worker seconds": round(sum(r.seconds for r in receipts), 1),
-            "code": ", ".join(sorted({r.code_version for r in receipts})),
-            "devices": ", ".join(sorted({r.device for r in receipts})),
-            "dataset hash": dataset.content_hash,
-        },
-    )
-
-
-@dataset_app.command("verify", epilog="Example: `palimpsest dataset verify --store runs/cifar`")
-def dataset_verify(store: StoreOption = DEFAULT_STORE, split: SplitOption = "train") -> None:
-    """Read every array and compare it with its receipt; exit code 1 if anything is wrong."""
-    found = Dataset(_pairs_folder(store, split)).verify()
-    for problem in found.problems:
-        err.print(problem, style="red", markup=False, soft_wrap=True)
-    out.print(
-        f"{found.n_checked} parts checked: {len(found.problems)} problems, "
-        f"{len(found.orphans)} orphans, {len(found.gaps)} gaps"
-    )
-    if not found.ok:
-        raise typer.Exit(FAILED)
 
 
 def main() -> NoReturn:
@@ -276,18 +247,6 @@ def _recipe(store: Path, preset: str | None, data: str | None, settings: list[st
     return resolve(preset or "demo", changes)
 
 
-def _pairs_folder(store: Path, split: str) -> Path:
-    """The store of a split; also accepts the path of a store itself."""
-    return store if (store / "store.json").is_file() else Workspace(store).pairs(split)
-
-
-def _show_facts(title: str, facts: dict[str, Any]) -> None:
-    out.print(f"[bold]{title}[/]")
-    width = max(len(name) for name in facts) + 2
-    for name, value in facts.items():
-        out.print(f"  {name.replace('_', ' '):{width}}{_text(value)}", markup=False, soft_wrap=True)
-
-
 def _show_scores(record: dict[str, Any]) -> None:
     from flows.evaluate import summary_rows
 
@@ -296,11 +255,5 @@ def _show_scores(record: dict[str, Any]) -> None:
     for name in rows[0]:
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
+        table.add_row(*(fact_text(value) for value in row.values()))
     out.print(table)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.3f}".rstrip("0").rstrip(".")
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

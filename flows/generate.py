@@ -48,6 +48,7 @@ def generate(
     plan = Plan(recipe.campaign(split), images)
     _check_place(store, recipe.pairs_at)
     dataset = open_store(workspace.pairs(split), plan.campaign, images)
+    store.mkdir(parents=True, exist_ok=True)
     write_json(workspace.recipe, to_json(recipe))
     if len(dataset.receipts) < plan.sampling.n_parts:
         with workspace.timed(f"generate {split}"):

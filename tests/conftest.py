@@ -1,5 +1,47 @@
-"""Shape annotations are enforced while testing: a wrong shape fails where it happens."""
+"""Shape annotations are enforced while testing; and an S3 server for whoever asks for one."""
+
+from __future__ import annotations
 
 from jaxtyping import install_import_hook
 
-install_import_hook(["recon_core"], "beartype.beartype")
+install_import_hook(["recon_core"], "beartype.beartype")  # before anything imports the core
+
+import dataclasses  # noqa: E402
+import itertools  # noqa: E402
+import tempfile  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+
+from tests.storage.s3_server import S3Server, s3_server  # noqa: E402
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def s3_process() -> Iterator[S3Server]:
+    """One S3 server for all tests."""
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_process: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The S3 server, set in this test's environment, with a prefix that no other test uses."""
+    for name, value in s3_process.environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    return dataclasses.replace(s3_process, prefix=f"test-{next(_numbers)}/")
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one, for tests that write hundreds of parts."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="palimpsest-", dir=memory) as folder:
+        yield Path(folder)

@@ -9,6 +9,7 @@ import pytest
 from flows.chain import chain
 from flows.curate import NothingToLearnError, curate
 from flows.evaluate import evaluate, summary_rows
+from flows.generate import generate
 from flows.presets import Recipe
 from flows.report import report
 from flows.train import train
@@ -16,6 +17,7 @@ from storage.dataset import Dataset
 from storage.errors import StorageError, StoreMismatchError
 from tasks.workers import Workers
 from tasks.workspace import Workspace
+from tests.storage.s3_server import S3Server
 
 TWO_WORKERS = Workers(n_workers=2, device="cpu")
 
@@ -106,3 +108,23 @@ def test_a_store_without_confident_pairs_cannot_train(finished, tiny: Recipe) ->
     with pytest.raises(NothingToLearnError, match="iteration 10000 or later"):
         curate(late, workspace.root)
     curate(tiny, workspace.root)
+
+
+def test_pairs_on_s3_are_the_pairs_on_disk(
+    finished, tiny: Recipe, s3: S3Server, tmp_path: Path
+) -> None:
+    """The same job with its pairs in a bucket; later commands find them there."""
+    elsewhere = replace(tiny, pairs_at=s3.location("job"))
+    store = tmp_path / "job"
+    facts = generate(elsewhere, store, "train", workers=TWO_WORKERS)
+    seconds = {"worker seconds": 0}
+    assert facts | seconds == finished[1]["pairs"] | seconds
+    assert not (store / "pairs").exists()
+    pairs = Workspace.found(store).pairs("train")
+    assert pairs == s3.location("job/pairs")
+    assert Dataset(pairs).verify().ok
+    assert curate(elsewhere, store)["dataset_hash"] == facts["dataset hash"]
+    with pytest.raises(
+        StoreMismatchError, match=r"at s3://.*, not in the folder itself"
+    ):
+        generate(tiny, store, "train", workers=TWO_WORKERS)
