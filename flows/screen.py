@@ -1,0 +1,81 @@
+"""What commands put on the screen: facts in two columns, and a bar while something long is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+LOG_EVERY_SECONDS = 10.0
+
+Counted = Callable[[int, int], None]
+"""Called with what is done and the total."""
+
+
+def show_facts(console: Console, title: str, facts: Mapping[str, Any]) -> None:
+    """`title`, then one line per fact."""
+    console.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
+    width = max(len(name) for name in facts) + 2
+    for name, value in facts.items():
+        text = f"  {name.replace('_', ' '):{width}}{fact_text(value)}"
+        console.print(text, markup=False, soft_wrap=True)
+
+
+def fact_text(value: Any) -> str:
+    """A number as people read it."""
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def size_text(n_bytes: float) -> str:
+    """`1.4 GB`, in powers of 1000."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:,.1f} TB"
+
+
+@contextmanager
+def counting(title: str, unit: str) -> Iterator[Counted]:
+    """A bar on stderr, of `unit`s; where that is no terminal, a line every ten seconds.
+
+    Unlike `tasks.progress` it is no artifact of a Prefect run: looking at a store needs no server.
+    """
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn(f"{unit}s"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    task = bar.add_task(title, total=None)
+    last_log = time.monotonic()
+
+    def count(done: int, n: int) -> None:
+        nonlocal last_log
+        bar.update(task, completed=done, total=n)
+        if not console.is_terminal and time.monotonic() - last_log >= LOG_EVERY_SECONDS:
+            last_log = time.monotonic()
+            console.print(f"{title}  {done:,} / {n:,} {unit}s", highlight=False)
+
+    with bar:
+        yield count
