@@ -16,11 +16,10 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from storage.dataset import Dataset, create_or_open, manifest_differences
+from storage.dataset import Dataset, create_or_open, is_store, manifest_differences
 from storage.errors import CorruptPartError, StoreMismatchError
-from storage.parts import STORE_FILE
-from storage.places import Location, Place, open_place
-from storage.receipts import PARTS_FOLDER, Receipt, load_receipt, publish_receipt, receipt_path
+from storage.places import Location, Place
+from storage.receipts import PARTS_FOLDER, Receipt, is_published, publish_receipt
 from storage.shards import crc32c
 
 _BATCH_BYTES = 64 * 2**20
@@ -64,7 +63,7 @@ def merge(
     if not sources:
         raise ValueError("merge needs at least one store to copy from")
     datasets = [Dataset(source) for source in sources]
-    standing = _existing(target)
+    standing = Dataset(target) if is_store(target) else None
     everyone = datasets if standing is None else [standing, *datasets]
     for other in everyone[1:]:
         _check_same_settings(everyone[0], other)
@@ -83,14 +82,6 @@ def merge(
     return MergeReport(
         n_copied=len(wanted), n_bytes=n_bytes, n_present=len(present), dataset=result
     )
-
-
-def _existing(target: Location) -> Dataset | None:
-    try:
-        open_place(target).size(STORE_FILE)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return Dataset(target)
 
 
 def _check_same_settings(first: Dataset, other: Dataset) -> None:
@@ -149,18 +140,8 @@ def _copy_part(found: _Found, place: Place) -> None:
             place.write_tree({f"{PARTS_FOLDER}/{group}/{n}": data for n, data in files.items()})
         publish_receipt(place, replace(receipt, group=group))
     finally:
-        if not _is_published(place, receipt.part, group):
+        if not is_published(place, receipt.part, group):
             place.remove(f"{PARTS_FOLDER}/{group}")
-
-
-def _is_published(place: Place, part: int, group: str) -> bool:
-    """Asked of the store and not of how far we came: an interrupt may hit just after publishing."""
-    try:
-        return load_receipt(place, receipt_path(part)).group == group
-    except FileNotFoundError:
-        return False
-    except CorruptPartError:
-        return True  # nobody can tell; vacuum removes it if it was not
 
 
 def _checked_files(found: _Found) -> Iterator[dict[str, bytes]]:

@@ -38,6 +38,7 @@ from storage.receipts import (
     Provenance,
     Receipt,
     check_same,
+    is_published,
     load_receipt,
     make_receipt,
     publish_receipt,
@@ -96,7 +97,7 @@ def write_part(
             )
         return publish_receipt(place, receipt)
     finally:
-        if not _names_group(place, part, group):
+        if not is_published(place, part, group):
             place.remove(f"{PARTS_FOLDER}/{group}")
 
 
@@ -137,14 +138,6 @@ def read_store_file(place: Place) -> dict[str, Any]:
             f"{', '.join(ENCODINGS)}, and a manifest; restore it or use another folder"
         )
     return store
-
-
-def _names_group(place: Place, part: int, group: str) -> bool:
-    """Asked of the store and not of how far we came: an interrupt may hit just after publishing."""
-    try:
-        return bool(json.loads(place.read(receipt_path(part))).get("group") == group)
-    except FileNotFoundError:
-        return False
 
 
 def read_column(

@@ -197,6 +197,19 @@ def publish_receipt(place: Place, receipt: Receipt) -> Receipt:
     return check_same(load_receipt(place, name), receipt.array_hashes)
 
 
+def is_published(place: Place, part: int, group: str) -> bool:
+    """Whether the receipt of `part` names `group`, also if it cannot be read and nobody can tell.
+
+    Whoever tidies up asks this and not how far it came: an interrupt may hit just after publishing.
+    """
+    try:
+        return load_receipt(place, receipt_path(part)).group == group
+    except FileNotFoundError:
+        return False
+    except CorruptPartError:
+        return True
+
+
 def check_same(standing: Receipt, array_hashes: dict[str, str]) -> Receipt:
     """`standing`, if its arrays are those of `array_hashes`; else CorruptPartError."""
     differing = [name for name in array_hashes if standing.array_hashes[name] != array_hashes[name]]

@@ -1,21 +1,30 @@
 """Training examples in shuffled order from one sequential pass over a dataset.
 
-Parts are visited in random order, `interleave` of them side by side, and read in whole inner chunks
-of 256 rows, because single rows of a compressed store are a hundred times slower. Pairs that occur
-at all go into a buffer of `buffer_rows` *distinct* pairs, each with the number of times it is still
-to be given. A batch is a random draw without replacement from that multiset, so a pair that occurs
-a hundred times is spread out rather than repeated, and a dataset smaller than the buffer is
-shuffled perfectly.
+Single rows of a compressed store are a hundred times slower than whole inner chunks, so an epoch is
+read in *blocks* of a few chunks. Parts are visited in random order, `interleave` of them side by
+side, each giving its blocks in random order. Blocks are gathered into *windows* of `window_rows`
+rows; of a window, rows that do not occur are dropped, and all occurrences of the others are given
+in one random order. With several readers (ranks, workers) every reader takes each n-th block of the
+same order, so that their shares are disjoint, complete and even.
 
-The order depends on (dataset, repeats, batch_size, seed, epoch, interleave, buffer_rows) only. The
-state is small (which pairs are in the buffer, where reading stands) and JSON: a stream that loads
-it gives the remaining batches exactly as the first one would have.
+An epoch is therefore a sequence of examples that depends on (dataset, repeats, seed, epoch, share,
+interleave, window_rows) only; batches are slices of it. Where a reader stands is two numbers, the
+window and how many of its examples were given, so a stream resumes after any number of examples,
+with batches of any size, by reading one window again.
+
+The price: all occurrences of a pair in an epoch fall into its window. A pair of a rare image, which
+paper 001 repeats 140 times, is spread over some 20,000 examples and not over all of them. Where
+that matters, let an epoch draw fewer subsets and train for more epochs: 14 epochs of 10 subsets
+have the distribution of one of 140, and spread the occurrences over 14 windows.
+
+The next window is read by threads in the background while one is given, so memory holds two: 300 MB
+for 16,384 rows of 32 x 32 each, stored as float16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import numpy as np
@@ -23,123 +32,126 @@ import numpy.typing as npt
 
 from storage.dataset import Dataset
 from storage.errors import StoreMismatchError
-from storage.layout import CHUNK_ROWS, expand_reconstruction
-from storage.parts import read_column
-
-Arrays = dict[str, npt.NDArray[Any]]
-Repeats = Callable[[int, Arrays], npt.NDArray[np.int64]]
-
-_PER_PAIR = ("iteration", "ssim_best", "confident", "target_row", "run_row")
-
-
-@dataclass(frozen=True, eq=False)
-class _OpenPart:
-    """The small columns of a part, and how often each of its pairs occurs."""
-
-    part: int
-    pairs: Arrays
-    image_id: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
+from storage.windows import (
+    BLOCK_ROWS,
+    Arrays,
+    Repeats,
+    Window,
+    WindowReader,
+    WindowsInTurn,
+    block_order,
+)
 
 
 class PairStream:
-    """One epoch of batches of examples; iterate it.
-
-    A batch is a dict of arrays over b examples (the last batch may be smaller): `reconstruction`
-    float32 (b, 3, h, w) raw, `mean_image` float32 (b, 3, h, w) of its run, `target` uint8
-    (b, 3, h, w), `augment` float32 (b, 9), `image_id` int64, `iteration` int32, `ssim_best`
-    float32.
+    """One reader's share of one epoch; iterate `batches`.
 
     `repeats(part, {"image_id", "iteration", "ssim_best", "confident"})` says how often each of the
-    part's p pairs occurs in this epoch, int64 (p,); it must give the same answer each time.
-
-    Iterating gives what is left of the epoch, so iterating again after the end gives nothing.
-    Memory: `buffer_rows` pairs at 9 bytes per value and pixel, 75 MB for 8,192 of 32 x 32.
+    part's p pairs occurs in this epoch, int64 (p,); it must give the same answer each time, in any
+    thread. None: each pair once. `share` is (this reader's index, number of readers).
     """
 
     def __init__(
         self,
         dataset: Dataset,
         *,
-        repeats: Repeats,
-        batch_size: int,
+        repeats: Repeats | None = None,
         seed: int,
         epoch: int = 0,
-        interleave: int = 4,
-        buffer_rows: int = 8192,
+        share: tuple[int, int] = (0, 1),
+        interleave: int = 8,
+        window_rows: int = 16384,
+        prefetch: bool = True,
     ) -> None:
-        if batch_size < 1 or interleave < 1 or buffer_rows < CHUNK_ROWS:
+        if interleave < 1 or window_rows < BLOCK_ROWS:
             raise ValueError(
-                f"batch_size={batch_size}, interleave={interleave}, buffer_rows={buffer_rows}; "
-                f"expected at least 1, 1 and {CHUNK_ROWS}"
+                f"interleave={interleave}, window_rows={window_rows}; expected at least 1 and "
+                f"{BLOCK_ROWS}"
             )
-        self._dataset = dataset
-        self._repeats = repeats
-        self._batch_size = batch_size
-        self._seed, self._epoch = seed, epoch
-        n_slots = min(buffer_rows, dataset.n_pairs + CHUNK_ROWS)  # always room for one more chunk
+        if not 0 <= share[0] < share[1]:
+            raise ValueError(
+                f"share={share}; expected (reader, readers) with a reader from 0 to readers - 1"
+            )
+        self._dataset, self._prefetch = dataset, prefetch
         self._settings: dict[str, Any] = {
             "dataset": dataset.content_hash,
-            "batch_size": batch_size,
             "seed": seed,
             "epoch": epoch,
+            "share": list(share),
             "interleave": interleave,
-            "buffer_rows": buffer_rows,
+            "window_rows": window_rows,
         }
-        self._chunks = _chunk_order(dataset, seed, epoch, interleave)
-        self._open: dict[int, _OpenPart] = {}
-        self._means: dict[int, npt.NDArray[np.float32]] = {}
-        self._slots: Arrays = {}
-        self._part = np.full(n_slots, -1, np.int64)
-        self._row = np.zeros(n_slots, np.int64)
-        self._left = np.zeros(n_slots, np.int64)
-        self._n_batches = self._n_chunks = 0
+        self._reader = WindowReader(
+            dataset,
+            repeats,
+            block_order(dataset, seed, epoch, interleave)[share[0] :: share[1]],
+            n_per_window=window_rows // BLOCK_ROWS,
+            seeds=(seed, epoch, *share),
+        )
+        self._window = self._given = self._total = 0
+        self._turn = object()
 
     def len_examples(self) -> int:
-        """Examples in the whole epoch, those already given included. Reads the small columns."""
-        return sum(int(self._load_part(part).counts.sum()) for part in self._parts())
+        """Examples in all of this share of the epoch, those given included. Reads small columns."""
+        return self._reader.n_examples()
 
-    def __iter__(self) -> Iterator[Arrays]:
-        while pieces := self._next_pieces():
-            self._n_batches += 1
-            yield {
-                name: np.concatenate([piece[name] for piece in pieces])
-                if len(pieces) > 1
-                else values
-                for name, values in pieces[0].items()
-            }
+    def batches(
+        self, sizes: int | Iterable[int], *, scaled: bool = True
+    ) -> Generator[Arrays, None, None]:
+        """What is left of the epoch in batches of `sizes` examples, the last one smaller.
 
-    def _next_pieces(self) -> list[Arrays]:
-        """A batch, in one piece unless the buffer runs empty before the batch is full."""
-        rng = np.random.default_rng((self._seed, self._epoch, self._n_batches, _DRAW))
-        pieces: list[Arrays] = []
-        n_wanted = self._batch_size
-        while n_wanted:
-            self._fill()
-            n_taken = min(n_wanted, int(self._left.sum()))
-            if n_taken == 0:
-                break
-            taken = rng.multivariate_hypergeometric(self._left, n_taken, method="marginals")
-            pieces.append(self._gather(rng.permutation(np.repeat(np.arange(len(taken)), taken))))
-            self._left -= taken
-            n_wanted -= n_taken
-        return pieces
+        `sizes` is one size for all or one after another. A batch is a dict of arrays over b
+        examples: `reconstruction` float32 (b, 3, h, w) raw, `mean_image` float32 (b, 3, h, w) of
+        its run, `target` uint8 (b, 3, h, w), `augment` float32 (b, 9), `image_id` int64,
+        `iteration` int32, `ssim_best` float32. With `scaled=False` the reconstruction is a positive
+        multiple of the raw one, in float16 or float32 as it was stored: enough to fit it to a
+        picture, and one pass less.
+
+        Iterating after the end gives nothing. An iterator that another one of the same stream
+        overtook raises RuntimeError.
+
+        Raises:
+            CorruptPartError: the stored bytes are not what was written.
+        """
+        turn = self._turn = object()
+        wanted_sizes = itertools.repeat(sizes) if isinstance(sizes, int) else sizes
+        number, given = self._window, self._given
+        window: Window | None = None
+        with WindowsInTurn(self._reader, number, ahead=self._prefetch) as windows:
+            for size in wanted_sizes:
+                if size < 1:
+                    raise ValueError(f"a batch of {size} examples; expected 1 or more")
+                pieces: list[Arrays] = []
+                missing = size
+                while missing:
+                    if window is None and (window := windows.take()) is None:
+                        break
+                    if given < len(window.order):
+                        chosen = window.order[given : given + missing]
+                        pieces.append(self._gather(window, chosen, scaled=scaled))
+                        given += len(chosen)
+                        missing -= len(chosen)
+                    if given >= len(window.order):
+                        window, number, given = None, number + 1, 0
+                if not pieces:
+                    return
+                if self._turn is not turn:
+                    raise RuntimeError("another iteration of this stream has begun; use that one")
+                self._window, self._given = number, given
+                self._total += size - missing
+                yield _joined(pieces)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands between two batches: JSON numbers, strings and lists."""
-        used = np.flatnonzero(self._left)
+        """Where the stream stands after the batch given last: JSON numbers and strings."""
         return {
             "settings": dict(self._settings),
-            "n_batches": self._n_batches,
-            "n_chunks": self._n_chunks,
-            "slots": used.tolist(),
-            "parts": self._part[used].tolist(),
-            "rows": self._row[used].tolist(),
-            "left": self._left[used].tolist(),
+            "window": self._window,
+            "given": self._given,
+            "total": self._total,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken; reads the buffer's pairs again.
+        """Continues where `state` was taken, in the next `batches`.
 
         Raises:
             StoreMismatchError: it was taken from another dataset, or with other settings.
@@ -150,125 +162,26 @@ class PairStream:
                     f"the stream's saved state is of {key}={state['settings'].get(key)!r}, this "
                     f"stream has {value!r}; start over, or restore that setting"
                 )
-        self._n_batches, self._n_chunks = state["n_batches"], state["n_chunks"]
-        self._left[:] = 0
-        self._part[:] = -1
-        slots, parts, rows, left = (
-            np.array(state[key], np.int64) for key in ("slots", "parts", "rows", "left")
-        )
-        blocks = np.stack([parts, rows // CHUNK_ROWS], axis=1)
-        for part, block in np.unique(blocks, axis=0):
-            here = (parts == part) & (rows // CHUNK_ROWS == block)
-            self._put(self._part_of(int(part)), slots[here], rows[here], left[here])
-        self._forget_unused()
+        self._window, self._given, self._total = state["window"], state["given"], state["total"]
+        self._turn = object()
 
-    def _parts(self) -> list[int]:
-        return [receipt.part for receipt in self._dataset.receipts]
-
-    def _fill(self) -> None:
-        """Reads chunks while the buffer has room for a whole one."""
-        while self._n_chunks < len(self._chunks):
-            free = np.flatnonzero(self._left == 0)
-            if len(free) < CHUNK_ROWS:
-                return
-            part, start = self._chunks[self._n_chunks]
-            opened = self._part_of(part)
-            rows = np.arange(start, min(start + CHUNK_ROWS, len(opened.counts)))
-            rows = rows[opened.counts[rows] > 0]
-            if len(rows):
-                self._put(opened, free[: len(rows)], rows, opened.counts[rows])
-            self._n_chunks += 1
-            self._forget_unused()
-
-    def _part_of(self, part: int) -> _OpenPart:
-        if part not in self._open:
-            self._open[part] = self._load_part(part)
-        return self._open[part]
-
-    def _load_part(self, part: int) -> _OpenPart:
-        columns = self._dataset.read(
-            part, ["targets/image_id", *(f"pairs/{name}" for name in _PER_PAIR)]
-        )
-        pairs = {name: columns[f"pairs/{name}"] for name in _PER_PAIR}
-        image_id = columns["targets/image_id"][pairs["target_row"]].astype(np.int64)
-        shown = {name: pairs[name] for name in ("iteration", "ssim_best", "confident")}
-        counts = np.asarray(self._repeats(part, {"image_id": image_id} | shown))
-        if counts.shape != image_id.shape or counts.dtype.kind not in "iu" or (counts < 0).any():
-            raise ValueError(
-                f"repeats gave {counts.dtype} {counts.shape} for part {part}; expected "
-                f"{len(image_id)} integers, 0 or more"
-            )
-        return _OpenPart(part, pairs, image_id, counts.astype(np.int64))
-
-    def _put(
-        self,
-        opened: _OpenPart,
-        slots: npt.NDArray[np.int64],
-        rows: npt.NDArray[np.int64],
-        left: npt.NDArray[np.int64],
-    ) -> None:
-        """Reads `rows`, ascending and of one chunk, of a part into `slots`."""
-        part, receipt = opened.part, self._dataset.receipt(opened.part)
-        root = self._dataset.root
-        start = int(rows[0]) // CHUNK_ROWS * CHUNK_ROWS
-        chunk = slice(start, start + CHUNK_ROWS)
-        targets = opened.pairs["target_row"][rows]
-        first = int(targets.min())
-        span = slice(first, int(targets.max()) + 1)
-        arrays = {
-            "reconstruction": read_column(root, receipt, "pairs/reconstruction", chunk)[
-                rows - start
-            ],
-            "scale": read_column(root, receipt, "pairs/scale", chunk)[rows - start],
-            "target": read_column(root, receipt, "targets/image", span)[targets - first],
-            "augment": read_column(root, receipt, "targets/augment", span)[targets - first],
-            "image_id": opened.image_id[rows],
-            "iteration": opened.pairs["iteration"][rows],
-            "ssim_best": opened.pairs["ssim_best"][rows],
-            "run_row": opened.pairs["run_row"][rows],
-        }
-        for name, values in arrays.items():
-            if name not in self._slots:
-                self._slots[name] = np.zeros((len(self._left), *values.shape[1:]), values.dtype)
-            self._slots[name][slots] = values
-        self._part[slots], self._row[slots], self._left[slots] = part, rows, left
-        if part not in self._means:
-            self._means[part] = read_column(root, receipt, "runs/mean_image")
-
-    def _forget_unused(self) -> None:
-        """Drops the columns of parts that are read to the end, the means of those given away."""
-        soon = self._chunks[self._n_chunks : self._n_chunks + self._settings["interleave"]]
-        ahead = {part for part, _start in soon}
-        self._open = {part: opened for part, opened in self._open.items() if part in ahead}
-        held = set(self._part[self._left > 0].tolist())
-        self._means = {part: mean for part, mean in self._means.items() if part in held}
-
-    def _gather(self, slots: npt.NDArray[np.int64]) -> Arrays:
-        held = {name: values[slots] for name, values in self._slots.items()}
-        runs = held.pop("run_row")
-        means = [self._means[p][r] for p, r in zip(self._part[slots].tolist(), runs, strict=True)]
-        return held | {
-            "reconstruction": expand_reconstruction(held["reconstruction"], held.pop("scale")),
-            "mean_image": np.stack(means),
-        }
+    def _gather(self, window: Window, chosen: npt.NDArray[np.int64], *, scaled: bool) -> Arrays:
+        batch = {name: _rows(values, chosen) for name, values in window.columns.items()}
+        stored, scale = batch.pop("reconstruction"), batch.pop("scale")
+        if scaled or stored.dtype.kind != "f":
+            stored = self._dataset.expand(stored, scale if scaled else np.ones_like(scale))
+        means = _rows(window.means, batch.pop("mean_row"))
+        return {"reconstruction": stored, "mean_image": means} | batch
 
 
-_ORDER, _DRAW = 1, 2
-"""Keep the random streams of the chunk order and of the batches apart."""
+def _rows(values: npt.NDArray[Any], chosen: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """`values[chosen]`; `take` copies whole rows, and does not check what cannot be wrong."""
+    out = np.empty((len(chosen), *values.shape[1:]), values.dtype)
+    return np.take(values, chosen, axis=0, out=out, mode="clip")
 
 
-def _chunk_order(dataset: Dataset, seed: int, epoch: int, interleave: int) -> list[tuple[int, int]]:
-    """(part, first row) of every chunk: parts shuffled, `interleave` of them read in turns."""
-    rng = np.random.default_rng((seed, epoch, _ORDER))
-    waiting = [dataset.receipts[index] for index in rng.permutation(len(dataset.receipts))]
-    waiting = [receipt for receipt in reversed(waiting) if receipt.n_pairs]
-    active: list[tuple[int, list[int]]] = []
-    order: list[tuple[int, int]] = []
-    while waiting or active:
-        while waiting and len(active) < interleave:
-            receipt = waiting.pop()
-            starts = np.arange(0, receipt.n_pairs, CHUNK_ROWS)
-            active.append((receipt.part, rng.permutation(starts).tolist()))
-        order.extend((part, remaining.pop()) for part, remaining in active)
-        active = [(part, remaining) for part, remaining in active if remaining]
-    return order
+def _joined(pieces: list[Arrays]) -> Arrays:
+    """One batch of the pieces that it has from several windows."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
