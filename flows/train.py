@@ -37,7 +37,7 @@ def train(
     machine. 3. Say what was learned. Raises ValueError for an unknown restorer.
     """
     recipe = resolve(recipe, settings)
-    workspace = Workspace(store)
+    workspace = Workspace(store, recipe.pairs_at)
     if only is not None and only not in recipe.restorers:
         raise ValueError(unknown_name("restorer", only, recipe.restorers))
     curate(recipe, store)

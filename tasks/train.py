@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from recon_core.balance import Curation, curated_repeats, occurrences
+from recon_core.balance import Curation
 from recon_core.restore import RESTORERS, Fit, Restorer, Training
-from recon_core.restore.examples import Examples, concatenate, make_examples, noise_examples
-from recon_core.types import seeded_generator
+from recon_core.restore.examples import Examples
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.dataset import Dataset
 from storage.errors import StorageError
-from storage.stream import PairStream
+from tasks.pair_stream import ORDER, PairExamples
 
 SCHEMA = "palimpsest-restorer"
 VERSION = 1
@@ -72,14 +71,21 @@ def train_restorer(
     if finished is not None and finished[1].get("fingerprint") == fingerprint:
         return finished[1]
     fit = Fit(restorer, training, device=device)
-    feed = _Feed(dataset, curation, training, images_for_noise)
+    feed = PairExamples(
+        dataset,
+        batch_size=training.batch_size,
+        seed=training.seed,
+        curation=curation,
+        images_for_noise=images_for_noise,
+        endless=True,
+    )
     curve = _Curve(max(1, training.n_steps // CURVE_POINTS))
     seconds_before = _resume(out, fingerprint, fit, feed, curve)
 
     started = last_saved = time.monotonic()
     saving = 0.0
     for batch in feed:
-        loss = fit.update(batch)
+        loss = fit.update(Examples(**batch))
         curve.add(fit.step, loss)
         on_step(fit.step, training.n_steps, loss)
         if fit.done:
@@ -162,97 +168,9 @@ def training_fingerprint(
         "curation": asdict(curation),
         "dataset": dataset.content_hash,
         "images_for_noise": images.hexdigest(),
+        "order": ORDER,
     }
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-class _Feed:
-    """Endless batches of examples, epoch after epoch of the curated stream, noise added.
-
-    Of a batch, the share noise_fraction / (1 + noise_fraction) is noise; the last batch of an
-    epoch may be smaller.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        curation: Curation,
-        training: Training,
-        images: npt.NDArray[np.uint8],
-    ) -> None:
-        self._dataset, self._curation, self._training = dataset, curation, training
-        self._images = torch.from_numpy(np.ascontiguousarray(images))
-        self._n_averaged = max(1, round(dataset.n_targets / max(1, dataset.n_runs)))
-        fraction = curation.noise_fraction
-        self._n_noise = round(training.batch_size * fraction / (1 + fraction))
-        self._n_noise = min(self._n_noise, training.batch_size - 1)
-        self._z = occurrences(*dataset.image_counts(curation.min_iteration))
-        self._stream = self._epoch(0)
-        self._step = self._epoch_index = self.n_given = 0
-        if not self._z.any():
-            raise StorageError(
-                f"none of the {dataset.n_pairs} pairs is a confident one from iteration "
-                f"{curation.min_iteration} on; lower min_iteration or generate more runs"
-            )
-
-    def __iter__(self) -> Iterator[Examples]:
-        while True:
-            given_before = self.n_given
-            for columns in self._stream:
-                yield self._with_noise(make_examples(columns))
-            if self.n_given == given_before and self._step == 0:
-                raise StorageError(
-                    f"curation n_subsets={self._curation.n_subsets} and "
-                    f"share={self._curation.share} drew none of the pairs; raise either"
-                )
-            self._epoch_index += 1
-            self._stream = self._epoch(self._epoch_index)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the feed stands after the batch it gave last."""
-        return {
-            "step": self._step,
-            "n_given": self.n_given,
-            "epoch": self._epoch_index,
-            "stream": self._stream.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._step, self.n_given = state["step"], state["n_given"]
-        self._epoch_index = state["epoch"]
-        self._stream = self._epoch(self._epoch_index)
-        self._stream.load_state_dict(state["stream"])
-
-    def _epoch(self, epoch: int) -> PairStream:
-        def repeats(part: int, columns: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
-            return curated_repeats(
-                columns, self._z, curation=self._curation, part=part, epoch=epoch
-            )
-
-        return PairStream(
-            self._dataset,
-            repeats=repeats,
-            batch_size=self._training.batch_size - self._n_noise,
-            seed=self._training.seed,
-            epoch=epoch,
-        )
-
-    def _with_noise(self, examples: Examples) -> Examples:
-        n_noise = round(len(examples) * self._n_noise / self._training.batch_size)
-        if len(examples) == self._training.batch_size - self._n_noise:
-            n_noise = self._n_noise
-        if n_noise:
-            generator = seeded_generator(self._training.seed, self._step, "noise examples")
-            noise = noise_examples(
-                self._images,
-                n_examples=n_noise,
-                n_averaged=self._n_averaged,
-                generator=generator,
-            )
-            examples = concatenate(examples, noise)
-        self._step += 1
-        self.n_given += len(examples)
-        return examples
 
 
 @dataclass
@@ -270,7 +188,7 @@ class _Curve:
             self.waiting = []
 
 
-def _resume(out: Path, fingerprint: str, fit: Fit, feed: _Feed, curve: _Curve) -> float:
+def _resume(out: Path, fingerprint: str, fit: Fit, feed: PairExamples, curve: _Curve) -> float:
     """Puts all three where the checkpoint in `out` was, if it is of this training.
 
     Returns the seconds that were spent until then.

@@ -10,6 +10,7 @@ images. The noise is normalised like any reconstruction, so its initial scale ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -46,19 +47,59 @@ class Examples:
 def make_examples(batch: Mapping[str, NDArray[np.generic]]) -> Examples:
     """The examples in a batch of the pair stream.
 
-    Reads `reconstruction` (raw, float32), `mean_image` (float32 in [0, 1]), `target` (uint8) and
-    `augment` (float32), n rows each.
+    Reads `reconstruction` (floats; the raw one or any positive multiple of it), `mean_image`
+    (float32 in [0, 1]), `target` (uint8) and `augment` (float32), n rows each.
     """
     missing = {"reconstruction", "mean_image", "target", "augment"} - batch.keys()
     if missing:
         raise ValueError(f"the batch lacks {sorted(missing)}; it has {sorted(batch)}")
-    reconstruction = _floats(batch["reconstruction"])
-    pictures = fit_to_range(reconstruction, _floats(batch["mean_image"]))
-    return Examples(
-        condition=to_network(pictures),
-        target=to_network(_floats(batch["target"]) / 255),
-        augment=_floats(batch["augment"]),
+    reconstruction, mean, target = (
+        torch.from_numpy(np.ascontiguousarray(batch[name]))
+        for name in ("reconstruction", "mean_image", "target")
     )
+    examples = Examples(
+        condition=torch.empty(reconstruction.shape),
+        target=torch.empty(target.shape),
+        augment=torch.from_numpy(np.ascontiguousarray(batch["augment"], dtype=np.float32)),
+    )
+    for start in range(0, len(examples), _PIECE):
+        rows = slice(start, start + _PIECE)
+        _condition(reconstruction[rows], mean[rows], out=examples.condition[rows])
+        examples.target[rows].copy_(target[rows]).div_(255).mul_(2).sub_(1)
+    return examples
+
+
+_PIECE = 64
+"""Examples that are normalised at a time: what a core's own cache holds, six times faster."""
+
+_NO_ROOM = 1e-20
+_SAFE = (1e-30, 1e30)
+
+
+def _condition(
+    reconstruction: Float[Tensor, "n c h w"],
+    mean: Float[Tensor, "n c h w"],
+    *,
+    out: Float32[Tensor, "n c h w"],
+) -> None:
+    """`to_network(fit_to_range(reconstruction, mean))` into `out`, in a quarter of the passes.
+
+    With x > 0 limited by 1 - mean and x < 0 by mean, 1/r is the maximum over the pixels of
+    max(x / (1 - mean), -x / mean), one of which is negative. Where that is 0, not finite or near
+    the ends of float32, `fit_to_range` answers.
+    """
+    x, mean = reconstruction.float().flatten(1), mean.float().flatten(1)
+    above = x / (1 - mean).clamp_(min=_NO_ROOM)
+    below = x / mean.neg().clamp_(max=-_NO_ROOM)
+    inverse = torch.maximum(above, below, out=above).amax(dim=1, keepdim=True)
+    middle = (mean - 0.5).mul_(2)
+    flat = out.view(len(out), -1)
+    torch.addcmul(middle, x, 2 / inverse, out=flat).clamp_(-1, 1)
+    easy = ((inverse > _SAFE[0]) & (inverse < _SAFE[1])).flatten()
+    if not easy.all():
+        rest = ~easy
+        shape = (-1, *out.shape[1:])
+        out[rest] = to_network(fit_to_range(x[rest].view(shape), mean[rest].view(shape)))
 
 
 def noise_examples(
@@ -67,35 +108,44 @@ def noise_examples(
     n_examples: int,
     n_averaged: int,
     generator: torch.Generator,
+    n_sharing: int = 1,
 ) -> Examples:
     """Examples whose condition says nothing about the target (001, section 3).
 
     Each averages `n_averaged` random images (001: 300, the size of a run), adds white noise and
-    fits it to the range; its target is one of the averaged images. `generator` is a CPU one.
+    fits it to the range; its target is one of the averaged images. `n_sharing` successive examples
+    share an average, as the reconstructions of one run do; averaging is what takes the time.
+    `generator` is a CPU one.
     """
     if len(images) == 0:
         raise ValueError("images is empty; noise examples average images of the training set")
     shape = images.shape[1:]
-    rows = torch.randint(len(images), (n_examples, n_averaged), generator=generator)
-    chosen = torch.randint(n_averaged, (n_examples, 1), generator=generator)
+    n_averages = math.ceil(n_examples / n_sharing)
+    rows = torch.randint(len(images), (n_averages, n_averaged), generator=generator)
+    chosen = torch.randint(n_averaged, (n_examples,), generator=generator)
     noise = torch.randn(n_examples, *shape, generator=generator)
-    pool = images.cpu()
-    mean = torch.stack([pool[row].float().mean(dim=0) for row in rows]) if n_examples else noise
-    target = pool[rows.gather(1, chosen)[:, 0]].float()
+    pool, average = images.cpu(), torch.arange(n_examples) // n_sharing
+    sums = np.array([_sum(pool.numpy(), drawn) for drawn in rows.numpy()], np.uint32)
+    sums = sums.reshape(n_averages, *shape)
+    mean = torch.from_numpy(sums.astype(np.float32) / np.float32(255 * n_averaged))[average]
+    condition = torch.empty_like(noise)
+    for start in range(0, n_examples, _PIECE):
+        piece = slice(start, start + _PIECE)
+        _condition(noise[piece], mean[piece], out=condition[piece])
     return Examples(
-        condition=to_network(fit_to_range(noise, mean / 255)),
-        target=to_network(target / 255),
+        condition=condition,
+        target=to_network(pool[rows[average, chosen]].float() / 255),
         augment=torch.zeros(n_examples, N_AUGMENT),
     )
 
 
-def concatenate(first: Examples, second: Examples) -> Examples:
-    """All examples of both, in this order."""
-    return Examples(
-        condition=torch.cat([first.condition, second.condition]),
-        target=torch.cat([first.target, second.target]),
-        augment=torch.cat([first.augment, second.augment]),
-    )
+def _sum(images: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Exact sum of `images[rows]`. numpy adds up bytes several times faster than torch does, and
+    256 of them fit in 16 bits, which takes half the time of 32."""
+    total = np.zeros(images.shape[1:], np.uint32)
+    for start in range(0, len(rows), 256):
+        total += images[rows[start : start + 256]].sum(axis=0, dtype=np.uint16)
+    return total
 
 
 def to_network(pictures: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]:
@@ -106,7 +156,3 @@ def to_network(pictures: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]
 def to_pictures(values: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]:
     """[-1, 1] to [0, 1], clipped."""
     return ((values + 1) / 2).clamp(0, 1)
-
-
-def _floats(array: NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))

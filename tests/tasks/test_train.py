@@ -220,7 +220,7 @@ def test_a_curation_that_draws_nothing_is_refused(
     def none_of_them(columns: dict[str, np.ndarray], *_: object, **__: object) -> np.ndarray:
         return np.zeros(len(columns["image_id"]), np.int64)
 
-    monkeypatch.setattr("tasks.train.curated_repeats", none_of_them)
+    monkeypatch.setattr("tasks.pair_stream.curated_repeats", none_of_them)
     with pytest.raises(StorageError, match="n_subsets=3 and share=1 drew none"):
         train(dataset, tmp_path / "out")
 

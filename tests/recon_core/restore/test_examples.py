@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from recon_core.restore.examples import concatenate, make_examples, noise_examples, to_pictures
+from recon_core.matching import fit_to_range
+from recon_core.restore.examples import make_examples, noise_examples, to_pictures
 
 
 def stream_batch(n: int) -> dict[str, np.ndarray]:
@@ -34,6 +35,34 @@ def test_a_batch_becomes_pictures_in_network_range() -> None:
         torch.from_numpy(batch["target"]),
     )
     assert torch.equal(examples.augment, torch.from_numpy(batch["augment"]))
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_conditions_are_those_of_fit_to_range(dtype: str) -> None:
+    """Also at the ends of the range, for any factor, and where nothing or nothing finite is."""
+    rng = np.random.default_rng(1)
+    batch = stream_batch(200)
+    x, mean = batch["reconstruction"] * 1e3, batch["mean_image"]
+    x[:20] *= 1e-4
+    x[20:40, :, 2:4] = 0
+    x[40] = 0
+    x[41:44] = np.abs(x[41:44])
+    x[44:47] = -np.abs(x[44:47])
+    x[47, 1, 2, 3] = np.nan
+    x[48, 1, 2, 3] = np.inf
+    mean[50:60][rng.random(mean[50:60].shape) < 0.05] = 0
+    mean[60:70][rng.random(mean[60:70].shape) < 0.05] = 1
+    mean[70] = 0
+    mean[71] = 1
+    if dtype == "f4":
+        x[80:90] *= 1e-33
+        x[90:100] *= 1e33
+    batch["reconstruction"] = x.astype(dtype)
+    expected = fit_to_range(torch.from_numpy(batch["reconstruction"]).float(), torch.tensor(mean))
+    examples = make_examples(batch)
+    assert torch.allclose(examples.condition, 2 * expected - 1, atol=2e-6, equal_nan=True)
+    assert not examples.condition[47:49].isfinite().any()
+    torch.testing.assert_close(examples.condition[40], torch.tensor(2 * mean[40] - 1))
 
 
 def test_a_batch_without_a_column_is_refused_by_name() -> None:
@@ -73,16 +102,32 @@ def test_noise_examples_say_little_about_the_target() -> None:
     assert 0.3 < (examples.target[:, 0, 0, 0] > 0).float().mean() < 0.7
 
 
+def test_noise_examples_may_share_an_average() -> None:
+    images = torch.arange(0, 250, 5, dtype=torch.uint8)[:, None, None, None].expand(50, 3, 8, 8)
+
+    def grey(n_sharing: int) -> torch.Tensor:
+        examples = noise_examples(
+            images.contiguous(),
+            n_examples=22,
+            n_averaged=5,
+            generator=torch.Generator().manual_seed(1),
+            n_sharing=n_sharing,
+        )
+        assert len(examples) == 22
+        assert len(examples.target[:, 0, 0, 0].unique()) > 10
+        assert len(examples.condition.flatten(1).unique(dim=0)) == 22
+        return examples.condition.mean(dim=(1, 2, 3))
+
+    # Averages of five greys differ by 0.25, and noise moves the mean of a picture by 0.02.
+    means = grey(4).split(4)
+    assert all(group.std() < 0.08 for group in means)
+    assert torch.stack([group.mean() for group in means]).std() > 0.1
+    assert grey(1)[:4].std() > 0.1
+
+
 def test_no_noise_examples_of_no_images() -> None:
     images = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
     generator = torch.Generator().manual_seed(0)
     assert len(noise_examples(images, n_examples=0, n_averaged=3, generator=generator)) == 0
     with pytest.raises(ValueError, match="images is empty"):
         noise_examples(images[:0], n_examples=1, n_averaged=3, generator=generator)
-
-
-def test_concatenation_keeps_the_order() -> None:
-    first, second = make_examples(stream_batch(2)), make_examples(stream_batch(3))
-    both = concatenate(first, second)
-    assert torch.equal(both.target[:2], first.target)
-    assert torch.equal(both.condition[2:], second.condition)
