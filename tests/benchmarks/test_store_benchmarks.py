@@ -1,0 +1,206 @@
+"""The benchmarks of the pair store at tiny sizes: do they measure what their lines say?"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from benchmarks import store, store_sample, store_scale
+from benchmarks.results_page import build_page
+from benchmarks.store_reference import STREAMED, open_plain, plain_read, plain_write
+from benchmarks.store_sample import PAIRS_PER_IMAGE, Sizes, sample_columns, sample_store
+from benchmarks.store_scale import Campaign, made_up_receipt, multiplicities, opening
+from recon_core.balance import Curation, curated_repeats, occurrences
+from storage.dataset import Dataset, create_or_open
+from storage.parts import write_part
+from storage.receipts import parse_receipt, receipt_path
+
+TINY = Sizes(
+    n_parts=2,
+    n_runs=3,
+    n_images=20,
+    n_pairs=110,
+    repeats=1,
+    n_single_rows=5,
+    n_trainer_batches=2,
+    trainer_images_per_s=100_000,
+    n_noise_images=40,
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return sample_store(tmp_path_factory.mktemp("tiny"), TINY)
+
+
+def test_every_claim_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "QUICK", TINY)
+    lines = list(store.measure(quick=True))
+    assert [line.unit for line in lines] == [
+        *("s", "s", "%", "s", "s", "examples/s", "s", "s", "%", "s", "%", "s", "GB/s")
+    ]
+    compared = {line.case.split(",")[0]: line.ratio for line in lines if line.ratio}
+    assert len(compared) >= 6
+    per_pair, per_example, rate = lines[3:6]
+    n_examples = int(per_example.case.split()[-1])
+    assert per_example.value * n_examples == pytest.approx(per_pair.value * 660, rel=1e-2)
+    assert rate.value == pytest.approx(1 / per_example.value, rel=1e-2)
+    share, waits = lines[2], (lines[8], lines[10])
+    assert all(0 < line.value < 100 for line in (share, *waits))
+    text = "\n".join(json.dumps(asdict(line)) for line in lines)
+    assert "per stored pair: 660 pairs" in build_page({"store.json": text})
+
+
+def test_nothing_is_timed_where_the_sides_differ(
+    tiny: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Dataset.stored
+
+    def wrong(self: Dataset, part: int, name: str, rows: slice | None = None) -> object:
+        found = honest(self, part, name, rows)
+        return found + found.dtype.type(1) if name == "targets/image" else found
+
+    monkeypatch.setattr(Dataset, "stored", wrong)
+    with pytest.raises(ValueError, match="targets/image is not the same"):
+        next(store.reading(tiny, TINY))
+
+
+def test_plain_zarr_gives_back_what_it_was_given(tmp_path: Path, tiny: Dataset) -> None:
+    values = {name: tiny.stored(0, name) for name in STREAMED}
+    plain_write(tmp_path / "plain.zarr", values)
+    group = zarr.open_group(tmp_path / "plain.zarr", mode="r")
+    for name, array in values.items():
+        plain, ours = group[name], open_plain(tiny)[0][name]
+        assert isinstance(plain, zarr.Array)
+        assert (plain.chunks, plain.shards) == (ours.chunks, ours.shards)
+        assert plain.compressors == ours.compressors
+        np.testing.assert_array_equal(plain[:], array)
+
+
+@pytest.mark.parametrize("rows_at_once", [100, 256, 1 << 40])
+def test_a_plain_read_reads_everything_once(tiny: Dataset, rows_at_once: int) -> None:
+    read: dict[str, list[slice]] = {}
+
+    class Spy:
+        def __init__(self, name: str, n_rows: int) -> None:
+            self.name, self.shape = name, (n_rows, 3)
+
+        def __getitem__(self, rows: slice) -> None:
+            read.setdefault(self.name, []).append(rows)
+
+    plain_read([{"a": Spy("a", 330), "b": Spy("b", 60)}], rows_at_once)  # type: ignore[dict-item]
+    for name, n_rows in (("a", 330), ("b", 60)):
+        rows = np.concatenate([np.arange(n_rows)[piece] for piece in read[name]])
+        assert rows.tolist() == list(range(n_rows))
+
+
+def test_syncs_that_overlap_count_once() -> None:
+    assert store.covered([(0.0, 2.0), (1.0, 3.0), (1.2, 1.4), (5.0, 6.0)]) == pytest.approx(4)
+    assert store.covered([]) == 0
+
+
+def test_every_sync_of_a_part_is_timed(tmp_path: Path) -> None:
+    create_or_open(tmp_path, {})
+    before = os.fsync
+    with store.timed_fsync() as intervals:
+        receipt = write_part(
+            tmp_path, 0, sample_columns(0, TINY), provenance=store_sample.PROVENANCE
+        )
+    assert len(intervals) > len(receipt.files)  # and folders, and the receipt
+    assert os.fsync is before
+
+
+def test_pairs_are_drawn_as_often_as_in_the_paper_s_campaign() -> None:
+    sizes = Sizes(n_parts=8, n_runs=20, n_images=30, n_pairs=300)
+    columns = [sample_columns(part, sizes) for part in range(2)]
+    image_ids = np.concatenate([c["targets/image_id"][c["pairs/target_row"]] for c in columns])
+    n_images = sizes.n_parts * sizes.pairs_per_part // PAIRS_PER_IMAGE
+    assert image_ids.max() < n_images
+    counts = np.bincount(image_ids, minlength=n_images)
+    assert counts.max() > 3 * counts.mean()  # unevenly, as there
+
+
+def test_a_made_up_receipt_has_everything_that_a_written_one_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_scale, "RUN_IMAGES", 4)
+    monkeypatch.setattr(store_scale, "RUN_PAIRS", 5)
+    campaign = Campaign(n_parts=1, n_images=30)
+    made_up = made_up_receipt(campaign, 0)
+    sizes = Sizes(n_parts=1, n_runs=62, n_images=4, n_pairs=5)
+    create_or_open(tmp_path, {})
+    columns = sample_columns(0, sizes) | {
+        name: campaign.columns(0)[name] for name in ("targets/image_id",)
+    }
+    written = write_part(tmp_path, 0, columns, provenance=store_sample.PROVENANCE)
+    for field in ("schema", "encoding", "picture", "n_runs", "n_targets", "n_pairs", "outcomes"):
+        assert getattr(made_up, field) == getattr(written, field), field
+    assert made_up.files.keys() == written.files.keys()
+    assert made_up.array_hashes.keys() == written.array_hashes.keys()
+    assert len(made_up.fingerprint) == 64
+    np.testing.assert_array_equal(made_up.image_ids, written.image_ids)
+    assert made_up.image_pairs.sum() == written.image_pairs.sum() == 310
+    again = parse_receipt(made_up.to_json(), f"/store/{receipt_path(0)}")
+    assert all(
+        getattr(again, field.name) == getattr(made_up, field.name) for field in fields(made_up)
+    )
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Campaign:
+    monkeypatch.setattr(store_scale, "RUN_IMAGES", 8)
+    monkeypatch.setattr(store_scale, "RUN_PAIRS", 10)
+    return Campaign(n_parts=4, n_images=50)
+
+
+def test_opening_is_measured_in_a_process_of_its_own(tmp_path: Path, few: Campaign) -> None:
+    n_bytes = store_scale.write_receipts(tmp_path, few)
+    assert n_bytes == sum(path.stat().st_size for path in tmp_path.glob("receipts/*.json"))
+    open_s, peak, imports, hash_s = opening(tmp_path, few, n_bytes, repeats=1)
+    assert f"4 parts, {few.n_pairs} pairs" in open_s.case
+    assert few.n_pairs == 10 * (62 + 63 + 62 + 63)
+    assert (open_s.reference_value, peak.reference_value) == (3.0, 1.5)
+    assert 0.02 < imports.value <= peak.value < 0.5  # without torch, which the benchmark has
+    assert hash_s.value < 1
+    (tmp_path / "receipts" / "part-000003.json").unlink()
+    with pytest.raises(ValueError, match=f"wrote {few.n_pairs}"):
+        list(opening(tmp_path, few, n_bytes, repeats=1))
+
+
+def test_multiplicities_are_those_of_the_stream(tmp_path: Path, few: Campaign) -> None:
+    store_scale.write_receipts(tmp_path, few)
+    seconds, examples, used = multiplicities(tmp_path, few)
+    z = occurrences(*Dataset(tmp_path).image_counts())
+    assert z.sum() == few.n_pairs
+    total = n_used = 0
+    for part in range(few.n_parts):
+        columns = few.columns(part)
+        pairs = {
+            "image_id": columns["targets/image_id"][columns["pairs/target_row"]],
+            "iteration": columns["pairs/iteration"],
+            "confident": columns["pairs/confident"],
+        }
+        times = curated_repeats(pairs, z, curation=Curation(), part=part, epoch=0)
+        total, n_used = total + times.sum(), n_used + (times > 0).sum()
+    assert examples.value == pytest.approx(total, rel=1e-3)
+    assert used.value == pytest.approx(100 * n_used / few.n_pairs, rel=1e-3)
+    assert f"{few.n_pairs} pairs" in seconds.case
+    assert seconds.reference_value == 20
+
+
+def test_the_extrapolation_is_per_pair(tmp_path: Path) -> None:
+    lines = list(store_scale.extrapolated(tmp_path, TINY, n_pairs=660_000))
+    on_disk = {line.case.split()[6]: line.value for line in lines if line.unit == "GB"}
+    assert on_disk.keys() == {"float16,", "float32,", "uint8,"}
+    small = Dataset(tmp_path / "float16")
+    n_bytes = sum(n for receipt in small.receipts for n, _checksum in receipt.files.values())
+    assert small.n_pairs == 660
+    assert on_disk["float16,"] == pytest.approx(n_bytes / 1e6, rel=1e-3)
+    assert on_disk["uint8,"] < on_disk["float16,"] < on_disk["float32,"]
+    assert [line.unit for line in lines].count("h") == 3
