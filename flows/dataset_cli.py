@@ -151,6 +151,9 @@ def dataset_vacuum(
     older_than_hours: Annotated[
         float, typer.Option("--older-than", help="Hours since it was last touched.")
     ] = 24.0,
+    without_receipts: Annotated[
+        bool, typer.Option("--without-receipts", help="Also where no part has a receipt.")
+    ] = False,
 ) -> None:
     """Remove what killed writers left behind; never a part that has a receipt."""
     from storage.places import open_place
@@ -163,7 +166,9 @@ def dataset_vacuum(
     seconds = older_than_hours * HOUR_SECONDS
     planned = vacuum(location, older_than_s=seconds, dry_run=True)
     sizes = {name: sum(info.size for info in orphan_files(place, name)) for name in planned}
-    removed = planned if dry_run else vacuum(location, older_than_s=seconds)
+    removed = planned
+    if not dry_run:
+        removed = vacuum(location, older_than_s=seconds, without_receipts=without_receipts)
     for name in removed:
         n_bytes = f"  {size_text(sizes[name])}" if name in sizes else ""
         out.print(f"  {name}{n_bytes}", markup=False, highlight=False, soft_wrap=True)

@@ -33,7 +33,7 @@ from storage.receipts import (
     RECEIPTS_FOLDER,
     Receipt,
     count_images,
-    parse_receipt,
+    load_receipts,
     receipt_parts,
     unpack_images,
 )
@@ -75,9 +75,8 @@ class Dataset:
         found = [f"{RECEIPTS_FOLDER}/{receipt_name(part)}" for part in receipt_parts(infos)]
         keys = [(name, infos[name]) for name in found]
         new = [key for key in keys if key not in self._files]
-        contents = self.place.read_many([name for name, _version in new])
-        for key, content in zip(new, contents, strict=True):
-            self._files[key] = parse_receipt(content, f"{self.place}/{key[0]}")
+        loaded = load_receipts(self.place, [name for name, _version in new])
+        self._files |= zip(new, loaded, strict=True)
         self._files = {key: self._files[key] for key in keys}
         self.receipts = tuple(self._files.values())
         self._by_part = {receipt.part: receipt for receipt in self.receipts}

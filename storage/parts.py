@@ -122,7 +122,7 @@ def read_store_file(place: Place) -> dict[str, Any]:
     try:
         store = dict(json.loads(content))
         schema, version = store["schema"], store["version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreMismatchError(
             f"{place}/{STORE_FILE} is not the description of a store ({error}); restore it or use "
             "another folder"

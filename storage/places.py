@@ -168,7 +168,10 @@ class LocalPlace:
         write_file(self.root / name, content)
 
     def create(self, name: str, content: bytes) -> bool:
-        return create_file(self.root / name, content)
+        path = self.root / name
+        with full_device_explained(path):
+            path.parent.mkdir(exist_ok=True)  # a copied store may lack its empty folders
+        return create_file(path, content)
 
     def write_tree(self, files: Tree) -> None:
         written: list[tuple[str, Future[None]]] = []

@@ -12,7 +12,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypedDict
 
@@ -36,6 +37,7 @@ from storage.places import Place
 RECEIPTS_FOLDER = "receipts"
 PARTS_FOLDER = "parts"
 _SEAL = "receipt_sha256"
+_FIX = "restore it, or remove it and generate the part again"
 
 
 class Provenance(TypedDict):
@@ -231,9 +233,40 @@ def load_receipt(place: Place, name: str) -> Receipt:
     """The receipt in the file `name` of the store at `place`; FileNotFoundError if there is none.
 
     Raises:
-        CorruptPartError: it is not a receipt, was edited, or belongs to another part.
+        CorruptPartError: it cannot be read, is not a receipt, was edited, or belongs to another
+            part.
     """
-    return parse_receipt(place.read(name), f"{place}/{name}")
+    try:
+        content = place.read(name)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise CorruptPartError(f"{place}/{name} cannot be read ({reason}); {_FIX}") from error
+    return parse_receipt(content, f"{place}/{name}")
+
+
+def load_receipts(place: Place, names: Sequence[str]) -> Iterator[Receipt]:
+    """The receipts in the files `names`, which were listed; in order.
+
+    Raises:
+        CorruptPartError: as `load_receipt`, or a file is not there after all.
+    """
+
+    def load(name: str) -> Receipt:
+        try:
+            return load_receipt(place, name)
+        except FileNotFoundError as error:
+            raise CorruptPartError(
+                f"{place}/{name} is listed and cannot be found: a dangling link, or somebody has "
+                f"just removed it; look again, or {_FIX}"
+            ) from error
+
+    if place.n_parallel == 1:
+        yield from map(load, names)
+        return
+    with ThreadPoolExecutor(place.n_parallel) as pool:
+        yield from pool.map(load, names)
 
 
 def parse_receipt(content: bytes, where: str) -> Receipt:
@@ -242,15 +275,14 @@ def parse_receipt(content: bytes, where: str) -> Receipt:
     Raises:
         CorruptPartError: as `load_receipt`.
     """
-    fix = "restore it, or remove it and generate the part again"
     try:
         body = json.loads(content)
         seal, schema = body.pop(_SEAL), body["schema"]
         intact = seal == _seal(body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptPartError(f"{where} is not a receipt ({error}); {fix}") from error
+        raise CorruptPartError(f"{where} is not a receipt ({error}); {_FIX}") from error
     if not intact:
-        raise CorruptPartError(f"{where} was edited after it was written; {fix}")
+        raise CorruptPartError(f"{where} was edited after it was written; {_FIX}")
     if schema != schema_name() or set(body) != _FIELDS:
         raise CorruptPartError(
             f"{where} has schema {schema!r}"
@@ -261,7 +293,7 @@ def parse_receipt(content: bytes, where: str) -> Receipt:
     body["files"] = {name: (size, crc) for name, (size, crc) in body["files"].items()}
     receipt = Receipt(**body)
     if where.rpartition("/")[2] != receipt_name(receipt.part):
-        raise CorruptPartError(f"{where} is the receipt of part {receipt.part}; {fix}")
+        raise CorruptPartError(f"{where} is the receipt of part {receipt.part}; {_FIX}")
     return receipt
 
 

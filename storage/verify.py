@@ -28,7 +28,7 @@ from storage.receipts import (
     Receipt,
     array_hash,
     count_images,
-    load_receipt,
+    load_receipts,
     pack_images,
     receipt_parts,
     receipt_path,
@@ -80,11 +80,9 @@ def verify_store(
     parts = receipt_parts(place.children(RECEIPTS_FOLDER))
     for part in parts:
         try:
-            receipt = load_receipt(place, receipt_path(part))
+            (receipt,) = load_receipts(place, [receipt_path(part)])
         except CorruptPartError as error:
             problems.append(str(error))
-            continue
-        except FileNotFoundError:  # removed since, by somebody who repairs
             continue
         receipts.append(receipt)
         if receipt.encoding != encoding:
@@ -108,20 +106,33 @@ def verify_store(
 
 
 def vacuum(
-    root: Location | Place, *, older_than_s: float = GRACE_SECONDS, dry_run: bool = False
+    root: Location | Place,
+    *,
+    older_than_s: float = GRACE_SECONDS,
+    dry_run: bool = False,
+    without_receipts: bool = False,
 ) -> tuple[str, ...]:
     """Removes what no receipt names and nobody touched for `older_than_s` seconds; says what.
 
     A writer that is alive has touched its files recently. With `dry_run` nothing is removed.
 
     Raises:
-        CorruptPartError: a receipt cannot be read; the part it names would look like an orphan.
+        CorruptPartError: a receipt cannot be read; the part it names would look like an orphan. Or
+            there is no receipt at all, and the parts may be all there is of a dataset; only with
+            `without_receipts` are they removed.
         StorageError: there is no store at `root`.
     """
     place = open_place(root)
     read_store_file(place)
     parts = receipt_parts(place.children(RECEIPTS_FOLDER))
-    groups = {load_receipt(place, receipt_path(part)).group for part in parts}
+    names = [receipt_path(part) for part in parts]
+    groups = {receipt.group for receipt in load_receipts(place, names)}
+    n_groups = len(place.children(PARTS_FOLDER))
+    if not groups and n_groups and not (dry_run or without_receipts):
+        raise CorruptPartError(
+            f"{place} has {n_groups} parts and no receipt, so all of it would be removed; restore "
+            f"{RECEIPTS_FOLDER}/, or say --without-receipts if nothing was ever finished there"
+        )
     removed = []
     for orphan in _strangers(place, groups)[1]:
         try:

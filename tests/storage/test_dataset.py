@@ -16,7 +16,7 @@ from storage.errors import CorruptPartError, StorageError, StoreMismatchError
 from storage.parts import write_part
 from storage.places import LocalPlace
 from storage.receipts import Receipt, load_receipt
-from storage.verify import vacuum
+from storage.verify import vacuum, verify_store
 from tests.storage.stores import MANIFEST, columns, provenance, store, write
 
 
@@ -240,6 +240,42 @@ def test_vacuum_removes_old_orphans_only(tmp_path: Path):
     assert vacuum(tmp_path / "s", older_than_s=-1) == ("receipts/.tmp-0123",)
     report = Dataset(tmp_path / "s").verify()
     assert (report.ok, report.orphans, report.n_checked) == (True, (), 1)
+
+
+def test_receipts_that_cannot_be_read_are_named(tmp_path: Path):
+    store(tmp_path / "s", 2)
+    receipts = tmp_path / "s/receipts"
+    (receipts / "part-000005.json").mkdir()
+    (receipts / "part-000006.json").symlink_to("nowhere")
+    problems = verify_store(tmp_path / "s").problems
+    assert "part-000005.json cannot be read (Is a directory); restore it" in problems[0]
+    assert "part-000006.json is listed and cannot be found: a dangling link" in problems[1]
+    with pytest.raises(CorruptPartError, match=r"part-000005\.json cannot be read"):
+        vacuum(tmp_path / "s")
+    with pytest.raises(CorruptPartError, match=r"part-000005\.json cannot be read"):
+        write(tmp_path / "s", 5)
+    (receipts / "part-000005.json").rmdir()
+    with pytest.raises(CorruptPartError, match=r"part-000006\.json is listed"):
+        Dataset(tmp_path / "s")
+
+
+def test_a_copy_that_lost_its_empty_folders_goes_on(tmp_path: Path):
+    create_or_open(tmp_path / "s", MANIFEST)
+    for folder in ("receipts", "parts"):
+        (tmp_path / "s" / folder).rmdir()
+    write(tmp_path / "s", 0)
+    assert verify_store(tmp_path / "s").n_checked == 1
+
+
+def test_vacuum_does_not_empty_a_store_that_lost_its_receipts(tmp_path: Path):
+    dataset = store(tmp_path / "s", 2)
+    shutil.rmtree(tmp_path / "s/receipts")
+    with pytest.raises(CorruptPartError, match=r"has 2 parts and no receipt.*restore receipts/"):
+        vacuum(tmp_path / "s", older_than_s=-1)
+    everything = {f"parts/{receipt.group}" for receipt in dataset.receipts}
+    assert set(vacuum(tmp_path / "s", older_than_s=-1, dry_run=True)) == everything
+    assert set(vacuum(tmp_path / "s", older_than_s=-1, without_receipts=True)) == everything
+    assert vacuum(tmp_path / "s", older_than_s=-1) == ()
 
 
 # chosen rows, and the three encodings
