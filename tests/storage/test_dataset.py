@@ -253,7 +253,7 @@ def test_receipts_that_cannot_be_read_are_named(tmp_path: Path):
     with pytest.raises(CorruptPartError, match=r"part-000005\.json cannot be read"):
         vacuum(tmp_path / "s")
     with pytest.raises(CorruptPartError, match=r"part-000005\.json cannot be read"):
-        write(tmp_path / "s", 5)
+        write_part(tmp_path / "s", 5, columns(), provenance=provenance())
     (receipts / "part-000005.json").rmdir()
     with pytest.raises(CorruptPartError, match=r"part-000006\.json is listed"):
         Dataset(tmp_path / "s")
