@@ -24,3 +24,7 @@ class CorruptPartError(StorageError):
 
 class StoreFullError(StorageError):
     """The device is full: make room and run the same command again; nothing is half written."""
+
+
+class UnsettledError(StorageError):
+    """A request failed without an answer and may still take effect: look again, then repeat it."""

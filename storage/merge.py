@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from storage.dataset import Dataset, create_or_open, is_store, manifest_differences
-from storage.errors import CorruptPartError, StoreMismatchError
+from storage.errors import CorruptPartError, StoreMismatchError, UnsettledError
 from storage.places import Location, Place
 from storage.receipts import PARTS_FOLDER, Receipt, is_published, publish_receipt
 from storage.shards import crc32c
@@ -135,12 +135,16 @@ def _copy_part(found: _Found, place: Place) -> None:
     """One part from its store to the one at `place`, where it has a receipt afterwards."""
     receipt = found.receipt
     group = f"part-{receipt.part:06d}-{secrets.token_hex(4)}.zarr"
+    unsettled = False
     try:
         for files in _checked_files(found):
             place.write_tree({f"{PARTS_FOLDER}/{group}/{n}": data for n, data in files.items()})
         publish_receipt(place, replace(receipt, group=group))
+    except UnsettledError:
+        unsettled = True  # the receipt may yet appear: vacuum will know
+        raise
     finally:
-        if not is_published(place, receipt.part, group):
+        if not unsettled and not is_published(place, receipt.part, group):
             place.remove(f"{PARTS_FOLDER}/{group}")
 
 

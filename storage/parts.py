@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.encoder import GroupEncoder
-from storage.errors import CorruptPartError, StorageError, StoreMismatchError
+from storage.errors import CorruptPartError, StorageError, StoreMismatchError, UnsettledError
 from storage.layout import (
     COLUMNS,
     ENCODINGS,
@@ -71,6 +71,7 @@ def write_part(
         StorageError: there is no store at `root`.
         CorruptPartError: the part exists with other values.
         StoreFullError: the device is full. No receipt was published; what was there is unharmed.
+        UnsettledError: S3 did not answer; the part may be there. Writing it again settles it.
     """
     if part < 0:
         raise ValueError(f"part={part}; expected 0 or more")
@@ -82,6 +83,7 @@ def write_part(
     except FileNotFoundError:
         pass  # the part is to be written
     group = f"part-{part:06d}-{secrets.token_hex(4)}.zarr"
+    unsettled = False
     try:
         with GroupEncoder(checked, encoding) as encoder:
             folder = f"{PARTS_FOLDER}/{group}"
@@ -96,8 +98,11 @@ def write_part(
                 files=encoder.written,
             )
         return publish_receipt(place, receipt)
+    except UnsettledError:
+        unsettled = True  # the receipt may yet appear: vacuum will know
+        raise
     finally:
-        if not is_published(place, part, group):
+        if not unsettled and not is_published(place, part, group):
             place.remove(f"{PARTS_FOLDER}/{group}")
 
 

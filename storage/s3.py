@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from storage.errors import StorageError
+from storage.errors import StorageError, UnsettledError
 from storage.files import pieces_of
 from storage.places import S3_SCHEME, FileInfo, Tree, tree_items
 
@@ -100,14 +100,15 @@ class S3Place:
 
     def create(self, name: str, content: bytes) -> bool:
         import obstore
-        from obstore.exceptions import AlreadyExistsError
+        from obstore.exceptions import AlreadyExistsError, BaseError
 
-        with self._explained(name):
-            try:
-                obstore.put(self._store, name, content, mode="create", use_multipart=False)
-            except AlreadyExistsError:
-                # A request that was repeated because its answer was lost meets its own object.
-                return bytes(obstore.get(self._store, name).bytes()) == content
+        try:
+            obstore.put(self._store, name, content, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            # A request that was repeated because its answer was lost meets its own object.
+            return self.read(name) == content
+        except (BaseError, FileNotFoundError) as error:
+            raise UnsettledError(f"{self._reason(name, error)}; it may still be written") from error
         return True
 
     def write_tree(self, files: Tree) -> None:
@@ -168,13 +169,18 @@ class S3Place:
         except FileNotFoundError as error:
             if "NoSuchBucket" not in str(error):
                 raise
-            raise StorageError(
+            raise StorageError(self._reason(name, error)) from error
+        except BaseError as error:
+            raise StorageError(self._reason(name, error)) from error
+
+    def _reason(self, name: str, error: Exception) -> str:
+        if "NoSuchBucket" in str(error):
+            return (
                 f"{self}/{name}: there is no bucket {self.bucket!r}; create it, or check the "
                 "location and the AWS_* variables (AWS_ENDPOINT_URL, AWS_REGION, ...)"
-            ) from error
-        except BaseError as error:
-            reason = str(error).split("\n")[0].split(", source:")[0][:300]
-            raise StorageError(
-                f"{self}/{name}: {type(error).__name__}: {reason}; check the bucket, the AWS_* "
-                "variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...) and the network"
-            ) from error
+            )
+        reason = str(error).split("\n")[0].split(", source:")[0][:300]
+        return (
+            f"{self}/{name}: {type(error).__name__}: {reason}; check the bucket, the AWS_* "
+            "variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...) and the network"
+        )

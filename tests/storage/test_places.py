@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage.dataset import Dataset, create_or_open
-from storage.errors import StorageError
+from storage.errors import StorageError, UnsettledError
 from storage.parts import write_part
 from storage.places import LocalPlace, Place, open_place
 from storage.s3 import S3Place
@@ -150,3 +150,38 @@ def test_racing_writers_on_s3_leave_one_receipt_and_one_group(s3: S3Server):
     assert len({receipt.group for receipt in receipts}) == 1
     report = verify_store(there)
     assert (report.ok, report.n_checked, report.orphans) == (True, 1, ())
+
+
+def test_a_publication_that_is_not_answered_keeps_its_arrays(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+):
+    """The service acts on a request whose answer is lost; the part must have its arrays then."""
+    there = s3.location("store")
+    create_or_open(there, MANIFEST)
+    late: list[tuple[str, bytes]] = []
+
+    def unanswered(self: S3Place, name: str, content: bytes) -> bool:
+        late.append((name, content))
+        raise UnsettledError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(S3Place, "create", unanswered)
+        with pytest.raises(UnsettledError):
+            write_part(there, 0, columns(), provenance=provenance())
+    assert len(verify_store(there).orphans) == 1
+    ((name, content),) = late
+    open_place(there).replace(name, content)
+    report = verify_store(there)
+    assert (report.ok, report.n_checked, report.orphans) == (True, 1, ())
+    receipt = write_part(there, 0, columns(), provenance=provenance())
+    assert receipt == Dataset(there).receipts[0]
+
+
+def test_a_service_that_does_not_answer_leaves_it_open_whether_it_wrote(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    with pytest.raises(UnsettledError, match=r"bucket/a/name: .*may still be written"):
+        open_place("s3://bucket/a").create("name", b"")
