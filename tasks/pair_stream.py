@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -326,7 +327,7 @@ def _put(batch: Columns, rows: npt.NDArray[np.int64], examples: Examples, start:
 
 def _one_ahead(steps: Steps) -> Steps:
     """The same steps, each made by a thread while the one before is used."""
-    with ThreadPoolExecutor(1, "next-batch") as thread:
+    with ThreadPoolExecutor(1, "next-batch", initializer=_alone) as thread:
         waiting = thread.submit(next, steps, None)
         try:
             while (step := waiting.result()) is not None:
@@ -335,3 +336,12 @@ def _one_ahead(steps: Steps) -> Steps:
         finally:
             thread.shutdown(wait=True, cancel_futures=True)
             steps.close()
+
+
+def _alone() -> None:
+    """Keeps torch's loops in this thread: a batch is made beside the network's step, and OpenMP's
+    threads, which wait for each other by spinning, would take the cores from it and from decoding.
+
+    OpenMP has such a limit per thread; that of torch is the whole process's.
+    """
+    threadpool_limits(1, user_api="openmp")

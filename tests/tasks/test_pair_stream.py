@@ -25,6 +25,7 @@ from recon_core.matching import fit_to_range
 from storage.dataset import Dataset
 from storage.errors import CorruptPartError, StorageError, StoreMismatchError
 from storage.windows import BLOCK_ROWS
+from tasks import pair_stream
 from tasks.pair_stream import NOISE_BLOCK, PairExamples, noise_before
 from tests.storage.stores import store
 
@@ -415,3 +416,26 @@ def test_settings_out_of_range_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         examples(dataset, **changes)
+
+
+def test_batches_are_made_beside_the_training_on_one_thread(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the training keeps the threads it has."""
+    made: list[tuple[str, int]] = []
+    make = pair_stream.make_examples
+
+    def watched(columns: Any) -> Any:
+        made.append((threading.current_thread().name, torch.get_num_threads()))
+        return make(columns)
+
+    monkeypatch.setattr(pair_stream, "make_examples", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        list(examples(dataset, prefetch=True))
+        assert {n for _name, n in made} == {1}
+        assert all(name.startswith("next-batch") for name, _n in made)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
