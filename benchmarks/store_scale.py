@@ -6,7 +6,8 @@ not there. Opening is timed in a fresh process that imports `storage` and nothin
 memory is the kernel's and includes the interpreter and numpy, which are stated beside it. Receipts
 were written a moment before and are in the page cache. Set TMPDIR to choose the device.
 
-What the arrays themselves would take is extrapolated from a small store with everything in it.
+What the arrays would take on disk is extrapolated from a small store with everything in it; how
+fast they are written, read and verified is measured by `benchmarks.store_soak`.
 """
 
 from __future__ import annotations
@@ -27,17 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.record import Measurement, hardware, main, versions
-from benchmarks.store_sample import (
-    PROVENANCE,
-    QUICK,
-    Sizes,
-    sample_columns,
-    training_examples,
-)
+from benchmarks.store_sample import QUICK, Sizes, sample_store
 from recon_core.balance import Curation, curated_repeats, occurrences, summarise
 from storage.dataset import Dataset, create_or_open
 from storage.layout import COLUMNS, ENCODINGS, TABLES, receipt_name, shape_of
-from storage.parts import write_part
 from storage.receipts import (
     RECEIPTS_FOLDER,
     Receipt,
@@ -231,45 +225,16 @@ def multiplicities(root: Path, campaign: Campaign) -> Iterator[Measurement]:
 
 
 def extrapolated(folder: Path, sizes: Sizes, n_pairs: int) -> Iterator[Measurement]:
-    """What `n_pairs` pairs take on disk, and to write, read and verify, from `sizes` of them."""
+    """What `n_pairs` pairs take on disk, from `sizes` of them."""
     for encoding in ENCODINGS:
-        dataset = create_or_open(folder / encoding, {"benchmark": "store"}, encoding=encoding)
-        writing_s = 0.0
-        for part in range(sizes.n_parts):
-            columns = sample_columns(part, sizes)
-            start = time.perf_counter()
-            write_part(folder / encoding, part, columns, provenance=PROVENANCE)
-            writing_s += time.perf_counter() - start
-        dataset.refresh()
+        dataset = sample_store(folder / encoding, sizes, encoding=encoding)
         n_bytes = sum(n for receipt in dataset.receipts for n, _checksum in receipt.files.values())
-        times = n_pairs / dataset.n_pairs
         yield measured(
             f"extrapolated: {n_pairs} pairs on disk in {encoding}, their images included",
-            n_bytes * times / 1e9,
+            n_bytes * n_pairs / dataset.n_pairs / 1e9,
             "GB",
             repeats=1,
         )
-        if encoding != "float16":
-            continue
-        start = time.perf_counter()
-        n_examples = sum(len(batch["condition"]) for batch in training_examples(dataset, sizes))
-        reading_s = time.perf_counter() - start
-        start = time.perf_counter()
-        if not dataset.verify().ok:
-            raise ValueError(f"the store in {folder} does not verify")
-        verifying_s = time.perf_counter() - start
-        for what, seconds in (
-            ("write them by one process (parts are written side by side)", writing_s),
-            (f"stream an epoch of {n_examples * times:.3g} examples", reading_s),
-            ("verify them", verifying_s),
-        ):
-            yield measured(
-                f"extrapolated: to {what}, if the device gives or takes "
-                f"{n_bytes / seconds / 1e6:.0f} MB/s",
-                seconds * times / 3600,
-                "h",
-                repeats=1,
-            )
 
 
 def measured(

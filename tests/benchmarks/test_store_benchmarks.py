@@ -203,4 +203,3 @@ def test_the_extrapolation_is_per_pair(tmp_path: Path) -> None:
     assert small.n_pairs == 660
     assert on_disk["float16,"] == pytest.approx(n_bytes / 1e6, rel=1e-3)
     assert on_disk["uint8,"] < on_disk["float16,"] < on_disk["float32,"]
-    assert [line.unit for line in lines].count("h") == 3
