@@ -35,7 +35,7 @@ from storage.layout import COLUMNS, ENCODINGS, TABLES, receipt_name, shape_of
 from storage.receipts import (
     RECEIPTS_FOLDER,
     Receipt,
-    count_images,
+    image_table,
     pack_images,
     schema_name,
 )
@@ -98,6 +98,7 @@ class Campaign:
         target_row = edges.searchsorted(rng.random(n_pairs) * edges[-1]).astype(np.int32)
         return {
             "targets/image_id": image_id,
+            "targets/run_row": np.repeat(np.arange(self.n_runs(part), dtype=np.int32), RUN_IMAGES),
             "pairs/target_row": target_row,
             "pairs/iteration": np.full(n_pairs, 50_000, np.int32),
             "pairs/confident": np.ones(n_pairs, np.bool_),
@@ -133,7 +134,7 @@ def made_up_receipt(campaign: Campaign, part: int) -> Receipt:
         array_hashes={name: secrets.token_hex(32) for name in COLUMNS},
         files={name: (secrets.randbelow(10**8), secrets.randbits(32)) for name in sorted(names)},
         outcomes={"ok": n_runs, "unfitted": 0, "nonfinite": 0},
-        images=pack_images(*count_images(columns)),
+        images=pack_images(image_table(columns)),
     )
 
 

@@ -32,10 +32,9 @@ from storage.receipts import (
     PARTS_FOLDER,
     RECEIPTS_FOLDER,
     Receipt,
-    count_images,
+    count_pairs,
     load_receipts,
     receipt_parts,
-    unpack_images,
 )
 from storage.verify import VerifyReport, verify_store
 
@@ -239,10 +238,12 @@ class Dataset:
     def _part_counts(
         self, receipt: Receipt, min_iteration: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        table = receipt.image_table()
         if min_iteration <= 0:
-            return unpack_images(receipt.images)
+            return table.image_ids, table.n_pairs
         needed = ("targets/image_id", "pairs/target_row", "pairs/confident", "pairs/iteration")
-        return count_images(self.read(receipt.part, needed), min_iteration=min_iteration)
+        columns = self.read(receipt.part, needed)
+        return table.image_ids, count_pairs(columns, min_iteration=min_iteration)
 
     def verify(self) -> VerifyReport:
         """Reads every array of every receipt and compares it with its hash; see `VerifyReport`."""

@@ -58,8 +58,7 @@ class Receipt:
     """One part: where it is, how it came about, what is in it.
 
     `array_hashes` maps each column to its `array_hash`, `files` the name of each file of the group
-    to its size and CRC-32C. `picture` is (c, h, w). `images` are `image_ids` and `image_pairs`,
-    packed by `pack_images`.
+    to its size and CRC-32C. `picture` is (c, h, w). `images` is the part's `image_table`, packed.
     """
 
     schema: str
@@ -83,15 +82,9 @@ class Receipt:
     outcomes: dict[str, int]
     images: str
 
-    @property
-    def image_ids(self) -> npt.NDArray[np.int64]:
-        """The distinct images among the part's targets, ascending."""
-        return unpack_images(self.images)[0]
-
-    @property
-    def image_pairs(self) -> npt.NDArray[np.int64]:
-        """How many confident pairs each of `image_ids` has in this part, 0 included."""
-        return unpack_images(self.images)[1]
+    def image_table(self) -> ImageTable:
+        """How the part's images fared; unpacked anew each time."""
+        return unpack_images(self.images)
 
     def to_json(self) -> bytes:
         """The file's content, sealed."""
@@ -155,36 +148,67 @@ def make_receipt(
         array_hashes=dict(array_hashes),
         files=dict(sorted(files.items())),
         outcomes={name: int(n) for name, n in zip(OUTCOMES, outcome, strict=True)},
-        images=pack_images(*count_images(columns)),
+        images=pack_images(image_table(columns)),
         **provenance,
     )
 
 
-def pack_images(image_ids: npt.NDArray[np.int64], image_pairs: npt.NDArray[np.int64]) -> str:
-    """Ascending ids and their counts as text: base64 of zstd of two rows of little-endian int32,
-    the differences of the ids (from 0), and the counts."""
-    table = np.stack([np.diff(image_ids, prepend=0), image_pairs]).astype("<i4")
-    return base64.b64encode(Zstd(level=1, checksum=True).encode(table)).decode()
+@dataclass(frozen=True, eq=False)
+class ImageTable:
+    """How the distinct images among a part's targets fared, int64 (n,) each, ids ascending.
+
+    `n_runs`: runs that trained on the image; `n_back`: those of them in which a confident pair of
+    it came back; `n_pairs`: confident pairs.
+    """
+
+    image_ids: npt.NDArray[np.int64]
+    n_runs: npt.NDArray[np.int64]
+    n_back: npt.NDArray[np.int64]
+    n_pairs: npt.NDArray[np.int64]
 
 
-def unpack_images(packed: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def image_table(columns: Columns) -> ImageTable:
+    """How a part's images fared.
+
+    Needs the columns targets/image_id, targets/run_row, pairs/target_row, pairs/confident.
+    """
+    image_ids, position = np.unique(columns["targets/image_id"], return_inverse=True)
+    confident = columns["pairs/target_row"][columns["pairs/confident"]]
+    target_pairs = np.bincount(confident, minlength=len(position))
+    n_images = len(image_ids)
+    of_run = columns["targets/run_row"].astype(np.int64) * n_images + position
+    trained, back = np.unique(of_run), np.unique(of_run[target_pairs > 0])
+    return ImageTable(
+        image_ids=image_ids.astype(np.int64),
+        n_runs=np.bincount(trained % max(1, n_images), minlength=n_images),
+        n_back=np.bincount(back % max(1, n_images), minlength=n_images),
+        n_pairs=np.bincount(position[confident], minlength=n_images),
+    )
+
+
+def pack_images(table: ImageTable) -> str:
+    """A table of images as text: base64 of zstd of four rows of little-endian int32, the first the
+    differences of the ids (from 0)."""
+    ids = np.diff(table.image_ids, prepend=0)
+    rows = np.stack([ids, table.n_runs, table.n_back, table.n_pairs]).astype("<i4")
+    return base64.b64encode(Zstd(level=1, checksum=True).encode(rows)).decode()
+
+
+def unpack_images(packed: str) -> ImageTable:
     """The inverse of `pack_images`."""
-    table = np.frombuffer(Zstd().decode(base64.b64decode(packed)), "<i4").reshape(2, -1)
-    return np.cumsum(table[0], dtype=np.int64), table[1].astype(np.int64)
+    rows = np.frombuffer(Zstd().decode(base64.b64decode(packed)), "<i4").reshape(4, -1)
+    ids, n_runs, n_back, n_pairs = rows.astype(np.int64)
+    return ImageTable(np.cumsum(ids), n_runs, n_back, n_pairs)
 
 
-def count_images(
-    columns: Columns, *, min_iteration: int = 0
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Distinct image ids of a part's targets, and how many confident pairs each has.
+def count_pairs(columns: Columns, *, min_iteration: int) -> npt.NDArray[np.int64]:
+    """Confident pairs, saved at `min_iteration` or later, of each distinct image of the targets.
 
-    Only pairs saved at `min_iteration` or later count. Needs the columns targets/image_id,
-    pairs/target_row, pairs/confident and pairs/iteration.
+    Needs the columns targets/image_id, pairs/target_row, pairs/confident and pairs/iteration.
     """
     image_ids, position = np.unique(columns["targets/image_id"], return_inverse=True)
     counted = columns["pairs/confident"] & (columns["pairs/iteration"] >= min_iteration)
-    pairs_of = position[columns["pairs/target_row"][counted]]
-    return image_ids.astype(np.int64), np.bincount(pairs_of, minlength=len(image_ids))
+    return np.bincount(position[columns["pairs/target_row"][counted]], minlength=len(image_ids))
 
 
 def publish_receipt(place: Place, receipt: Receipt) -> Receipt:

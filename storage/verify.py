@@ -27,7 +27,7 @@ from storage.receipts import (
     RECEIPTS_FOLDER,
     Receipt,
     array_hash,
-    count_images,
+    image_table,
     load_receipts,
     pack_images,
     receipt_parts,
@@ -180,7 +180,7 @@ def _part_problems(place: Place, receipt: Receipt) -> Iterator[str]:
     if len(columns) < len(COLUMNS):
         return
     outcomes = np.bincount(columns["runs/outcome"], minlength=len(OUTCOMES)).tolist()
-    if pack_images(*count_images(columns)) != receipt.images or outcomes != list(
+    if pack_images(image_table(columns)) != receipt.images or outcomes != list(
         receipt.outcomes.values()
     ):
         yield f"part {receipt.part}: the counts in its receipt are not those of its arrays; {_FIX}"

@@ -139,7 +139,8 @@ class Plan:
         if self.sampling.needs_counts(round_index):
             for receipt in receipts:
                 if self.sampling.round_of_part(receipt.part) in known:
-                    seen[receipt.image_ids] += receipt.image_pairs
+                    table = receipt.image_table()
+                    seen[table.image_ids] += table.n_pairs
         return seen
 
 

@@ -127,7 +127,8 @@ def _parts(
     """In which part which images are looked for, and whether that is every part they are in."""
     holders: dict[int, list[int]] = {image: [] for image in images.tolist()}
     for receipt in dataset.receipts:
-        present = receipt.image_ids[receipt.image_pairs > 0]
+        table = receipt.image_table()
+        present = table.image_ids[table.n_pairs > 0]
         for image in np.intersect1d(images, present).tolist():
             holders[image].append(receipt.part)
     rng = np.random.default_rng((seed, 1))

@@ -342,8 +342,8 @@ def _alone() -> None:
     """Keeps torch's loops in this thread: a batch is made beside the network's step, and OpenMP's
     threads, which wait for each other by spinning, would take the cores from it and from decoding.
 
-    OpenMP has such a limit per thread; that of torch is the whole process's, and torch applies it to
-    a thread when it is first asked there.
+    OpenMP has such a limit per thread; that of torch is the whole process's, and torch applies it
+    to a thread when it is first asked there.
     """
     torch.get_num_threads()
     threadpool_limits(1, user_api="openmp")

@@ -124,7 +124,5 @@ def test_pairs_on_s3_are_the_pairs_on_disk(
     assert pairs == s3.location("job/pairs")
     assert Dataset(pairs).verify().ok
     assert curate(elsewhere, store)["dataset_hash"] == facts["dataset hash"]
-    with pytest.raises(
-        StoreMismatchError, match=r"at s3://.*, not in the folder itself"
-    ):
+    with pytest.raises(StoreMismatchError, match=r"at s3://.*, not in the folder itself"):
         generate(tiny, store, "train", workers=TWO_WORKERS)

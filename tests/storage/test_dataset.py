@@ -278,6 +278,37 @@ def test_vacuum_does_not_empty_a_store_that_lost_its_receipts(tmp_path: Path):
     assert vacuum(tmp_path / "s", older_than_s=-1) == ()
 
 
+@pytest.mark.parametrize("min_iteration", [0, 500, 5000])
+def test_image_counts_are_those_of_the_columns(three: Dataset, min_iteration: int):
+    expected: dict[int, int] = {}
+    for receipt in three.receipts:
+        c = three.read(receipt.part, COUNTED)
+        expected |= {int(image_id): 0 for image_id in c["targets/image_id"]} | expected
+        for row, confident, iteration in zip(
+            c["pairs/target_row"], c["pairs/confident"], c["pairs/iteration"], strict=True
+        ):
+            if confident and iteration >= min_iteration:
+                expected[int(c["targets/image_id"][row])] += 1
+    ids, pairs = three.image_counts(min_iteration)
+    assert dict(zip(ids.tolist(), pairs.tolist(), strict=True)) == expected
+    assert ids.tolist() == sorted(expected)
+
+
+def test_receipts_say_in_how_many_runs_an_image_was_and_came_back(tmp_path: Path):
+    """Image 5 is in three runs and comes back in two of them, four times; 9 is never seen again."""
+    values = columns(n_runs=3, n_images=2, n_pairs=4)
+    values["targets/image_id"] = np.array([5, 9, 5, 7, 5, 7])
+    values["pairs/target_row"] = np.array([0, 0, 0, 1, 2, 3, 3, 3, 4, 4, 5, 5], np.int32)
+    values["pairs/confident"] = np.array([1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0], bool)
+    create_or_open(tmp_path / "s", MANIFEST)
+    table = write_part(tmp_path / "s", 0, values, provenance=provenance()).image_table()
+    assert table.image_ids.tolist() == [5, 7, 9]
+    assert table.n_runs.tolist() == [3, 2, 1]
+    assert table.n_back.tolist() == [2, 2, 0]
+    assert table.n_pairs.tolist() == [4, 4, 0]
+    assert Dataset(tmp_path / "s").verify().ok
+
+
 # chosen rows, and the three encodings
 
 
@@ -290,6 +321,7 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return Dataset(root)
 
 
+COUNTED = ["targets/image_id", "pairs/target_row", "pairs/confident", "pairs/iteration"]
 TAKEN = ["pairs/reconstruction", "pairs/iteration", "targets/image", "runs/mean_image"]
 
 

@@ -9,6 +9,7 @@ import pytest
 from recon_core.experiments import KKT
 from recon_core.sampling import Phase, Sampling
 from storage.errors import CorruptPartError, StoreMismatchError
+from storage.receipts import ImageTable
 from storage.sources import ImageSet
 from tasks.campaign import Campaign, Plan, open_store
 
@@ -34,12 +35,9 @@ def images() -> ImageSet:
 
 
 def receipt(part: int, pairs: dict[int, int]) -> SimpleNamespace:
-    return SimpleNamespace(
-        part=part,
-        image_ids=np.array(list(pairs), np.int64),
-        image_pairs=np.array(list(pairs.values()), np.int64),
-        plan_hash="?",
-    )
+    ids, counts = np.array(list(pairs), np.int64), np.array(list(pairs.values()), np.int64)
+    table = ImageTable(ids, np.ones_like(ids), np.minimum(counts, 1), counts)
+    return SimpleNamespace(part=part, image_table=lambda: table, plan_hash="?")
 
 
 def test_only_receipts_of_known_rounds_change_the_plan(images: ImageSet) -> None:
