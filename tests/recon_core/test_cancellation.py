@@ -105,7 +105,8 @@ def test_near_a_kkt_point_the_gradients_are_as_good_as_double_backprops(name: st
         for form in ("gram", "direct"):
             for which in (1, 2):
                 assert errors[form][which] < 5 * errors["plain"][which] + 1e-6, (how_near, form)
-        assert errors["direct"][0] < 5 * errors["plain"][0] + 1e-6, how_near
+        # R is a difference of terms of the size of theta; how they round differs between machines.
+        assert errors["direct"][0] < 5 * errors["plain"][0] + 1e-6 / residuals[-1] ** 0.5, how_near
         # The Gram form's value is a difference of terms of the size of ||theta||^2.
         assert errors["gram"][0] < 2e-6 / residuals[-1] + 1e-6, how_near
     assert residuals[0] > 1e-3

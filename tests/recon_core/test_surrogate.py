@@ -61,7 +61,9 @@ def test_attacks_with_different_alphas_are_attacks_of_their_own(
     for q in range(3):
         alone = parts(surrogate(activation, alpha[q : q + 1]), z[q : q + 1])
         for mine, theirs in zip(together, alone, strict=True):
-            assert torch.equal(mine[q : q + 1], theirs)
+            # Wide vector units treat the last elements of a row apart, which may round otherwise.
+            rtol = 8 * torch.finfo(dtype).eps
+            torch.testing.assert_close(mine[q : q + 1], theirs, rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
