@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.attack_cli import attack_app
+from flows.campaign_cli import campaign_app
 from flows.dataset_cli import dataset_app
 from flows.fresh import start_over
+from flows.regenerate_cli import regenerate_app
 from flows.screen import fact_text, show_facts
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from tasks.workspace import Workspace
@@ -41,6 +43,8 @@ app = typer.Typer(
     help="Measure what trained networks remember of their training images.",
 )
 app.add_typer(dataset_app, name="dataset")
+dataset_app.add_typer(regenerate_app)
+app.add_typer(campaign_app, name="campaign")
 app.add_typer(attack_app, name="attack")
 out = Console()
 err = Console(stderr=True)

@@ -16,6 +16,8 @@ from storage.files import write_json
 from storage.sources import Split
 from tasks.artifacts import leave_facts
 from tasks.campaign import Plan, open_store
+from tasks.campaign_state import resume_if_stopped
+from tasks.campaign_watch import log_notice
 from tasks.generate import run_campaign
 from tasks.progress import stage_progress
 from tasks.workers import Workers, dask_client, resolve_device
@@ -50,6 +52,8 @@ def generate(
     dataset = open_store(workspace.pairs(split), plan.campaign, images)
     store.mkdir(parents=True, exist_ok=True)
     write_json(workspace.recipe, to_json(recipe))
+    if notice := resume_if_stopped(dataset.place):
+        log_notice(notice)
     if len(dataset.receipts) < plan.sampling.n_parts:
         with workspace.timed(f"generate {split}"):
             dataset = make_pairs(plan, dataset, workers, device, TITLES[split])
