@@ -63,7 +63,10 @@ SetOption = Annotated[
 ]
 DeviceOption = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")]
 WorkersOption = Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")]
-ClusterOption = Annotated[str, typer.Option("--cluster", help="local | tcp://HOST:PORT")]
+ClusterOption = Annotated[
+    str,
+    typer.Option("--cluster", help="local | cuda | slurm:YAML | kubernetes:YAML | tcp://HOST:PORT"),
+]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete the store's products first.")]
 SplitOption = Annotated[Literal["train", "heldout"], typer.Option("--split")]
 

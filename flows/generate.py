@@ -16,11 +16,11 @@ from storage.files import write_json
 from storage.sources import Split
 from tasks.artifacts import leave_facts
 from tasks.campaign import Plan, open_store
-from tasks.campaign_state import resume_if_stopped
+from tasks.campaign_state import read_quarantine, resume_if_stopped
 from tasks.campaign_watch import log_notice
 from tasks.generate import run_campaign
 from tasks.progress import stage_progress
-from tasks.workers import Workers, dask_client, resolve_device
+from tasks.workers import Workers, dask_client, device_of
 from tasks.workspace import Workspace
 
 TITLES = {
@@ -45,7 +45,7 @@ def generate(
     recipe = resolve(recipe, settings)
     workers = workers or Workers()
     workspace = Workspace(store, recipe.pairs_at)
-    device = resolve_device(workers.device)
+    device = device_of(workers)
     images = recipe.images(split)
     plan = Plan(recipe.campaign(split), images)
     _check_place(store, recipe.pairs_at)
@@ -58,6 +58,9 @@ def generate(
         with workspace.timed(f"generate {split}"):
             dataset = make_pairs(plan, dataset, workers, device, TITLES[split])
     facts = dataset_facts(dataset, plan.task)
+    quarantined = read_quarantine(dataset.place)
+    if quarantined:
+        facts["parts in quarantine"] = len(quarantined)
     leave_facts(f"pairs-{split}", facts, f"The {split} store at {dataset.root}")
     return facts
 
