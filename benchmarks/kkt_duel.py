@@ -21,6 +21,7 @@ from benchmarks.kkt_reference import (
     balanced_signs,
     train,
 )
+from recon_core.adaptive import History
 from recon_core.attacks.kkt_objective import KKTAttack, Objective, settings_of, starting_points
 from recon_core.attacks.kkt_solver import reconstruct
 from recon_core.sampling import Phase, Sampling, binary_labels, plan_part
@@ -64,8 +65,8 @@ class Victims:
         sampling = Sampling(
             images_per_run=N_IMAGES, phases=(Phase(n_runs=n_victims),), runs_per_part=n_victims
         )
-        seen = np.zeros(len(labels), dtype=np.int64)
-        self.specs = plan_part(sampling, 0, labels=labels, seen=seen, root_seed=ROOT_SEED)
+        nothing = History.empty(len(labels))
+        self.specs = plan_part(sampling, 0, labels=labels, history=nothing, root_seed=ROOT_SEED)
 
     def images(self, spec: RunSpec, dtype: torch.dtype) -> Tensor:
         """(n, 3, h, w) in [0, 1]."""

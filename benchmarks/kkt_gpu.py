@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measurement, hardware, main, versions
+from recon_core.adaptive import History
 from recon_core.attacks.kkt import KKT
 from recon_core.attacks.kkt_objective import KKTAttack, Objective, settings_of, starting_points
 from recon_core.attacks.kkt_solver import Solver
@@ -258,8 +259,8 @@ def confident_pairs(n_runs: int, *, quick: bool) -> Iterator[Measurement]:
     sampling = Sampling(
         images_per_run=N_COMPLETE, phases=(Phase(n_runs=n_runs),), runs_per_part=n_runs
     )
-    nothing = torch.zeros(len(labels), dtype=torch.int64).numpy()
-    specs = plan_part(sampling, 0, labels=labels, seen=nothing, root_seed=0)
+    nothing = History.empty(len(labels))
+    specs = plan_part(sampling, 0, labels=labels, history=nothing, root_seed=0)
     batch = torch.stack([torch.from_numpy(images.images[list(s.image_ids)]) for s in specs])
     experiment = COMPLETE if not quick else replace(COMPLETE, training=Training(epochs=500))
     counts = {}

@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.attack_cli import attack_app
+from flows.campaign_cli import campaign_app
 from flows.dataset_cli import dataset_app
 from flows.fresh import start_over
+from flows.regenerate_cli import regenerate_app
 from flows.screen import fact_text, show_facts
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from tasks.workspace import Workspace
@@ -41,6 +43,8 @@ app = typer.Typer(
     help="Measure what trained networks remember of their training images.",
 )
 app.add_typer(dataset_app, name="dataset")
+dataset_app.add_typer(regenerate_app)
+app.add_typer(campaign_app, name="campaign")
 app.add_typer(attack_app, name="attack")
 out = Console()
 err = Console(stderr=True)
@@ -59,7 +63,10 @@ SetOption = Annotated[
 ]
 DeviceOption = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")]
 WorkersOption = Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")]
-ClusterOption = Annotated[str, typer.Option("--cluster", help="local | tcp://HOST:PORT")]
+ClusterOption = Annotated[
+    str,
+    typer.Option("--cluster", help="local | cuda | slurm:YAML | kubernetes:YAML | tcp://HOST:PORT"),
+]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete the store's products first.")]
 SplitOption = Annotated[Literal["train", "heldout"], typer.Option("--split")]
 

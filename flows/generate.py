@@ -16,9 +16,11 @@ from storage.files import write_json
 from storage.sources import Split
 from tasks.artifacts import leave_facts
 from tasks.campaign import Plan, open_store
+from tasks.campaign_state import read_quarantine, resume_if_stopped
+from tasks.campaign_watch import log_notice
 from tasks.generate import run_campaign
 from tasks.progress import stage_progress
-from tasks.workers import Workers, dask_client, resolve_device
+from tasks.workers import Workers, dask_client, device_of
 from tasks.workspace import Workspace
 
 TITLES = {
@@ -43,17 +45,22 @@ def generate(
     recipe = resolve(recipe, settings)
     workers = workers or Workers()
     workspace = Workspace(store, recipe.pairs_at)
-    device = resolve_device(workers.device)
+    device = device_of(workers)
     images = recipe.images(split)
     plan = Plan(recipe.campaign(split), images)
     _check_place(store, recipe.pairs_at)
     dataset = open_store(workspace.pairs(split), plan.campaign, images)
     store.mkdir(parents=True, exist_ok=True)
     write_json(workspace.recipe, to_json(recipe))
+    if notice := resume_if_stopped(dataset.place):
+        log_notice(notice)
     if len(dataset.receipts) < plan.sampling.n_parts:
         with workspace.timed(f"generate {split}"):
             dataset = make_pairs(plan, dataset, workers, device, TITLES[split])
     facts = dataset_facts(dataset, plan.task)
+    quarantined = read_quarantine(dataset.place)
+    if quarantined:
+        facts["parts in quarantine"] = len(quarantined)
     leave_facts(f"pairs-{split}", facts, f"The {split} store at {dataset.root}")
     return facts
 

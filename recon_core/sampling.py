@@ -2,22 +2,25 @@
 
 A campaign is a sequence of phases; a phase is a number of runs and a sampler. Runs are grouped into
 parts (the work of one task), parts into rounds. Round k is a pure function of the settings, the
-labels and the pair counts known from rounds <= k - lag, so the plan is the same whatever the
+labels and the history known from rounds <= k - lag, so the plan is the same whatever the
 number of workers, their speed, or how often they died. Paper 001, section 2: 100,000 uniform runs,
 then 50,000 on the 4,000 least-seen images (there updated after every run, here every round).
+`recon_core.adaptive` has the sampler that the paper asks for.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
+from recon_core.adaptive import History, draw, worth
 from recon_core.types import RunSpec
 
 CIFAR10_CLASSES = (
@@ -31,12 +34,18 @@ class Phase:
     """`n_runs` runs whose images are drawn by one sampler.
 
     `uniform`: from all images. `least_seen`: from the `pool_size` images with the fewest confident
-    pairs so far, equally many of each label; ties are broken at random.
+    pairs so far, equally many of each label; ties are broken at random. `adaptive`: from all
+    images, in proportion to what another run is worth (`recon_core.adaptive`): an image's chance of
+    coming back, estimated as if each had come back in `prior_back` of `prior_runs` runs before, and
+    halved with every `enough` confident pairs that it has.
     """
 
-    sampler: Literal["uniform", "least_seen"] = "uniform"
+    sampler: Literal["uniform", "least_seen", "adaptive"] = "uniform"
     n_runs: int = 1
     pool_size: int = 4000
+    enough: int = 2
+    prior_back: float = 1.0
+    prior_runs: float = 10.0
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -44,6 +53,16 @@ class Phase:
             raise ValueError(f"n_runs={self.n_runs} must be at least 1")
         if self.pool_size < 2:
             raise ValueError(f"pool_size={self.pool_size} must be at least 2")
+        if self.enough < 1:
+            raise ValueError(
+                f"enough={self.enough} must be at least 1: the confident pairs with which an image "
+                "is worth half as much"
+            )
+        if not 0 < self.prior_back < self.prior_runs < math.inf:
+            raise ValueError(
+                f"prior_back={self.prior_back} must be above 0 and below "
+                f"prior_runs={self.prior_runs}, for example 1 and 10"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,17 +195,23 @@ def plan_part(
     part: int,
     *,
     labels: Int64[np.ndarray, " n"],
-    seen: Int64[np.ndarray, " n"],
+    history: History,
     root_seed: int,
     n_labels: int = 2,
 ) -> tuple[RunSpec, ...]:
     """The runs of one part: which images each trains on, equally many of each label.
 
-    `labels` are 0 to n_labels - 1 per image of the source, -1 for one that is not used; `seen` is
-    the number of confident pairs per image from `sampling.known_rounds`. The draw of run r depends
-    on (root_seed, r) alone, the pool of `least_seen` on (root_seed, round). Raises ValueError if
-    a label has too few images, or if the images of a run cannot be shared equally.
+    `labels` are 0 to n_labels - 1 per image of the source, -1 for one that is not used; `history`
+    is what is known of each from `sampling.known_rounds`. The random numbers of run r depend on
+    (root_seed, r) alone, those of the pool of `least_seen` on (root_seed, round). Raises ValueError
+    if a label has too few images, if the images of a run cannot be shared equally, or if the
+    history is of another number of images.
     """
+    if len(history.n_runs) != len(labels):
+        raise ValueError(
+            f"the history is of {len(history.n_runs)} images, the labels of {len(labels)}; "
+            "give one entry per image of the source in both"
+        )
     check_balance(sampling.images_per_run, n_labels)
     n_each = sampling.images_per_run // n_labels
     phase = sampling.phase_of_part(part)
@@ -199,14 +224,9 @@ def plan_part(
                 f"{n_labels} labels, but label {label} has {len(members)}; use at most "
                 f"{n_labels * len(members)}"
             )
-        if phase.sampler == "least_seen":
-            members = _least_seen(
-                members,
-                seen,
-                max(phase.pool_size // n_labels, n_each),
-                (root_seed, 1, sampling.round_of_part(part), label),
-            )
-        pools.append(members)
+        entropy = (root_seed, 1, sampling.round_of_part(part), label)
+        size = max(phase.pool_size // n_labels, n_each)
+        pools.append(_pool(phase, members, history.of(members), size, entropy))
     first = part * sampling.runs_per_part
     runs = range(first, first + sampling.runs_per_part)
     return tuple(_plan_run(run, pools, n_each, root_seed) for run in runs)
@@ -218,28 +238,63 @@ def plan_hash(specs: Sequence[RunSpec]) -> str:
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
 
-def _plan_run(
-    run: int, pools: Sequence[Int64[np.ndarray, " _"]], n_each: int, root_seed: int
-) -> RunSpec:
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """The images of a label that a run may have; alike if they have no weights."""
+
+    members: Int64[np.ndarray, " k"]
+    weights: Float64[np.ndarray, " k"] | None
+
+    def draw(self, size: int, rng: np.random.Generator) -> list[int]:
+        if self.weights is None:
+            ids = rng.choice(self.members, size=size, replace=False)
+        else:
+            ids = self.members[draw(self.weights, size, rng)]
+        return [int(i) for i in ids]
+
+
+def _pool(
+    phase: Phase,
+    members: Int64[np.ndarray, " k"],
+    history: History,
+    size: int,
+    entropy: tuple[int, ...],
+) -> _Pool:
+    """What the phase's sampler makes of the images of a label; `size` is of `least_seen`'s pool."""
+    match phase.sampler:
+        case "uniform":
+            return _Pool(members, None)
+        case "least_seen":
+            return _Pool(_least_seen(members, history.n_pairs, size, entropy), None)
+        case "adaptive":
+            weights = worth(
+                history,
+                prior_back=phase.prior_back,
+                prior_runs=phase.prior_runs,
+                enough=phase.enough,
+            )
+            return _Pool(members, weights)
+
+
+def _plan_run(run: int, pools: Sequence[_Pool], n_each: int, root_seed: int) -> RunSpec:
     rng = np.random.default_rng(np.random.SeedSequence((root_seed, 0, run)))
-    image_ids = [rng.choice(pool, size=n_each, replace=False) for pool in pools]
     return RunSpec(
         run=run,
         root_seed=root_seed,
-        image_ids=tuple(int(i) for ids in image_ids for i in ids),
+        image_ids=tuple(i for pool in pools for i in pool.draw(n_each, rng)),
         labels=tuple(label for label in range(len(pools)) for _ in range(n_each)),
     )
 
 
 def _least_seen(
     members: Int64[np.ndarray, " k"],
-    seen: Int64[np.ndarray, " n"],
+    seen: Int64[np.ndarray, " k"],
     size: int,
     entropy: tuple[int, ...],
 ) -> Int64[np.ndarray, " j"]:
     """The `size` members with the smallest counts, ties at random, in ascending order."""
     rng = np.random.default_rng(np.random.SeedSequence(entropy))
-    order = np.lexsort((rng.random(len(members)), seen[members]))
+    order = np.lexsort((rng.random(len(members)), seen))
     return np.sort(members[order[:size]])
 
 

@@ -16,10 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 import recon_core
+from recon_core.adaptive import History
 from recon_core.experiments import KKT, Experiment
 from recon_core.sampling import (
     Sampling,
@@ -62,11 +60,14 @@ class Campaign:
         check_balance(self.sampling.images_per_run, self.experiment.n_classes)
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
-        """What the store is made from. The last phase may grow: its number of runs is left out."""
+        """What the store is made from. The last phase may grow: its number of runs is left out, and
+        so is what only another sampler reads, so that stores from before it stay what they are."""
         settings = asdict(self)
-        last = dict(settings["sampling"]["phases"][-1])
-        del last["n_runs"]
-        settings["sampling"]["phases"] = (*settings["sampling"]["phases"][:-1], last)
+        for phase in settings["sampling"]["phases"]:
+            if phase["sampler"] != "adaptive":
+                for name in ("enough", "prior_back", "prior_runs"):
+                    del phase[name]
+        del settings["sampling"]["phases"][-1]["n_runs"]
         source = {"split": images.split, "hash": images.content_hash, "n": len(images.labels)}
         return {"campaign": settings, "source": source}
 
@@ -111,7 +112,7 @@ class Plan:
             self.sampling,
             part,
             labels=self.labels,
-            seen=self._seen(self.sampling.round_of_part(part), receipts),
+            history=self._history(self.sampling.round_of_part(part), receipts),
             root_seed=self.campaign.root_seed,
             n_labels=self.campaign.experiment.n_classes,
         )
@@ -133,15 +134,17 @@ class Plan:
                 f"expected {planned.plan_hash[:12]}); verify the store, or start a new one"
             )
 
-    def _seen(self, round_index: int, receipts: Iterable[Receipt]) -> npt.NDArray[np.int64]:
-        seen = np.zeros(len(self.labels), np.int64)
+    def _history(self, round_index: int, receipts: Iterable[Receipt]) -> History:
+        history = History.empty(len(self.labels))
         known = self.sampling.known_rounds(round_index)
         if self.sampling.needs_counts(round_index):
             for receipt in receipts:
                 if self.sampling.round_of_part(receipt.part) in known:
                     table = receipt.image_table()
-                    seen[table.image_ids] += table.n_pairs
-        return seen
+                    history.n_runs[table.image_ids] += table.n_runs
+                    history.n_back[table.image_ids] += table.n_back
+                    history.n_pairs[table.image_ids] += table.n_pairs
+        return history
 
 
 def open_store(root: Location, campaign: Campaign, images: ImageSet) -> Dataset:

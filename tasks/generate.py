@@ -1,80 +1,44 @@
-"""Generate pairs: the worker's side (one part) and the coordinator's (all parts of a campaign).
+"""Generate pairs, all parts of a campaign: the state machine, on Dask workers.
 
-A part is done when its receipt exists. The coordinator hands parts to Dask through a bounded
-window, plans a round only when the rounds it depends on are done, and may be killed at any time:
-the next one reads the receipts and goes on. Workers return receipts, not arrays.
+A part is done when its receipt exists. Parts are handed to Dask through a bounded window, a round
+is planned only when the rounds it depends on are done, and this process may be killed at any time:
+the next one reads the receipts and goes on. Workers return receipts, not arrays; of what is done
+only the receipts that a later plan needs are kept, and they are summed round by round.
+
+`tasks.part_errors` judges a part that fails, `tasks.coordinator` decides what becomes of it. Every
+few seconds the store is asked whether the campaign is to pause or to stop (`tasks.campaign_state`).
 """
 
 from __future__ import annotations
 
+import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from distributed import Client, Future, KilledWorker, get_worker, wait
+import dask.config
+from distributed import Client, Future
 
-from recon_core.experiments import Experiment
-from recon_core.types import STATS, Progress, RunResult, RunSpec
 from storage.dataset import Dataset
-from storage.errors import CorruptPartError, StorageError, StoreFullError
-from storage.layout import OUTCOMES
-from storage.parts import write_part
-from storage.receipts import Provenance, Receipt
-from tasks.campaign import Plan, PlannedPart, code_version
+from storage.errors import StoreFullError
+from storage.places import LocalPlace
+from storage.receipts import Receipt
+from tasks.campaign import Plan, PlannedPart
+from tasks.campaign_state import Quarantined, quarantine_path, read_quarantine
+from tasks.campaign_state import write_quarantine as give_up
+from tasks.campaign_watch import CampaignError, OnNotice, Pace, Watch, log_notice
+from tasks.coordinator import MAX_KILLS, Coordinator, KnownCounts
+from tasks.part import PROGRESS_TOPIC, PartJob, batch_of, log_tail, run_part
+from tasks.part_errors import outcome_of, verdict
 
-PROGRESS_TOPIC = "palimpsest-part"
-WINDOW_PER_WORKER = 3
-POLL_SECONDS = 0.5
+__all__ = ["CampaignError", "Pace", "run_campaign"]
+
+WINDOW_PER_WORKER = 2
+"""One that runs and one that waits; each holds its images in the memory of the scheduler."""
 
 OnProgress = Callable[[float, int], None]
 """Called with the number of runs done (fractions of running ones included) and of all runs."""
-
-
-class CampaignError(Exception):
-    """Some parts could not be made; the others are in the store."""
-
-
-@dataclass(frozen=True)
-class PartJob:
-    """All that a worker needs for one part; images (r, n, 3, h, w) travel with it."""
-
-    root: str
-    planned: PlannedPart
-    experiment: Experiment
-    images: npt.NDArray[np.uint8]
-    fingerprint: str
-    source_hash: str
-    device: str
-    threads: int
-
-
-def run_part(job: PartJob) -> Receipt:
-    """Train and attack the part's victims and write what came back; on a worker or in-process."""
-    started = time.perf_counter()
-    with _cpu_threads(job.threads):
-        results = job.experiment.run_batch(
-            job.planned.specs,
-            torch.from_numpy(job.images),
-            device=torch.device(job.device),
-            progress=_worker_progress(job.planned.part),
-        )
-    provenance = Provenance(
-        run_first=job.planned.specs[0].run,
-        fingerprint=job.fingerprint,
-        plan_hash=job.planned.plan_hash,
-        source_hash=job.source_hash,
-        code_version=code_version(),
-        device=device_name(job.device),
-        threads=job.threads,
-        seconds=round(time.perf_counter() - started, 3),
-    )
-    return write_part(job.root, job.planned.part, columns_of(results), provenance=provenance)
 
 
 def run_campaign(
@@ -84,169 +48,277 @@ def run_campaign(
     *,
     device: str,
     on_progress: OnProgress,
+    on_notice: OnNotice = log_notice,
+    logs: Path | None = None,
+    pace: Pace | None = None,
 ) -> Dataset:
-    """Make every part of the plan that has no receipt yet; the dataset, complete.
+    """Make every part of the plan that has no receipt yet; the dataset.
+
+    It is complete but for quarantined parts, of which a notice is given. `logs` is the folder of
+    the workers' logs; by default `logs` in the store, where that is a folder.
 
     Raises:
         StoreFullError: at once, when a worker finds the device full.
         CorruptPartError: a receipt in the store is of other runs than the plan's.
-        CampaignError: parts failed; all others were made first.
+        CampaignError: parts failed, or wait for quarantined ones; all others were made first. Or
+            the campaign was cancelled, or there was no worker for too long.
     """
-    coordinator = _Coordinator(plan, dataset, client, device, on_progress)
-    client.subscribe_topic(PROGRESS_TOPIC, coordinator.on_event)
+    if logs is None and isinstance(dataset.place, LocalPlace):
+        logs = Path(dataset.root) / "logs"
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
+    run = _Run(
+        plan=plan,
+        dataset=dataset,
+        client=client,
+        device=device,
+        on_progress=on_progress,
+        on_notice=on_notice,
+        logs=logs,
+        pace=pace or Pace(),
+    )
+    client.subscribe_topic(PROGRESS_TOPIC, run.on_event)
     try:
-        with client.as_current():
-            coordinator.run()
+        # The images of a part are what makes its job large; that is meant.
+        with client.as_current(), dask.config.set({_GRAPH_WARNING: "1TB"}):
+            run.until_over()
     finally:
         client.unsubscribe_topic(PROGRESS_TOPIC)
-        for future in coordinator.running:
-            future.cancel()
+        for future in run.futures.values():
+            future.cancel(reason="the campaign ended")
     dataset.refresh()
     return dataset
 
 
-class _Coordinator:
-    """The state of one campaign in progress; what is lost with it is nothing but time."""
+_GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
+
+
+class _Run:
+    """One campaign in progress; what is lost with it is nothing but time."""
 
     def __init__(
-        self, plan: Plan, dataset: Dataset, client: Client, device: str, on_progress: OnProgress
+        self,
+        *,
+        plan: Plan,
+        dataset: Dataset,
+        client: Client,
+        device: str,
+        on_progress: OnProgress,
+        on_notice: OnNotice,
+        logs: Path | None,
+        pace: Pace,
     ) -> None:
         self.plan, self.dataset, self.client, self.device = plan, dataset, client, device
-        self.on_progress = on_progress
-        self.done = {receipt.part: receipt for receipt in dataset.receipts}
-        self.failed: dict[int, str] = {}
-        self.running: dict[Future[Receipt], int] = {}
+        self.on_progress, self.on_notice, self.logs, self.pace = on_progress, on_notice, logs, pace
+        quarantined = read_quarantine(dataset.place)
+        self.stored = {r.part for r in dataset.receipts}
+        self.parts = Coordinator(
+            plan.sampling,
+            done=self.stored,
+            quarantined=[q.part for q in quarantined],
+            retry_delays_s=pace.retry_s,
+        )
+        if self.parts.quarantined:
+            self.on_notice(_left_out(quarantined))
+        self.known = KnownCounts(plan.sampling, len(plan.labels))
+        for receipt in dataset.receipts:
+            self.known.keep(receipt)
+        self.fingerprint = plan.campaign.fingerprint(plan.images)
+        self.planned: dict[int, PlannedPart] = {}
+        self.futures: dict[int, Future[Receipt]] = {}
         self.fractions: dict[int, float] = {}
+        self.happened: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.watch = Watch(dataset.place, client, device=device, pace=pace, on_notice=on_notice)
 
-    def run(self) -> None:
-        waiting = list(range(self.plan.sampling.n_parts))
-        window = WINDOW_PER_WORKER * max(1, len(self.client.scheduler_info()["workers"]))
-        while waiting or self.running:
-            while waiting and len(self.running) < window and self._is_ready(waiting[0]):
-                self._start(waiting.pop(0))
-            if self.running:
-                self._collect()
-            elif waiting and not self._is_ready(waiting[0]):
-                break  # the round it depends on has failed parts
+    def until_over(self) -> None:
+        while not self.parts.is_over:
+            self.watch.look(len(self.futures), self._standing())
+            more = not self.watch.is_paused and self._fill()
+            self._collect(0.0 if more else self.pace.poll_s)
             self._report()
-        if self.failed:
-            part, reason = min(self.failed.items())
-            raise CampaignError(
-                f"{len(self.failed)} of {self.plan.sampling.n_parts} parts failed, the first "
-                f"(part {part}) with: {reason}; run the same command again to retry them"
-            )
+        self._conclude()
 
     def on_event(self, event: Any) -> None:
-        _time, message = event
-        self.fractions[message["part"]] = message["fraction"]
+        """A worker's message; comes in the client's own thread."""
+        self.happened.put(("told", event[1]))
 
-    def _is_ready(self, part: int) -> bool:
-        return self.plan.is_ready(self.plan.sampling.round_of_part(part), self.done)
+    def _fill(self) -> bool:
+        """Starts parts until the window is full; True if there may be more to start at once."""
+        window = WINDOW_PER_WORKER * max(1, self.watch.n_workers)
+        until = time.monotonic() + self.pace.poll_s
+        # Parts that wait to be repeated are bounded, too: an outage does not go through them all.
+        while len(self.futures) < window:
+            fresh = self.parts.n_delayed < window
+            part = self.parts.next_part(time.monotonic(), fresh=fresh)
+            if part is None:
+                return False
+            self._start(part)
+            if time.monotonic() > until:
+                return True
+        return False
 
     def _start(self, part: int) -> None:
-        planned = self.plan.part(part, self.done.values())
-        if part in self.done:
-            self.plan.check(planned, self.done[part])
+        planned = self.planned.get(part)
+        if planned is None:
+            round_index = self.plan.sampling.round_of_part(part)
+            planned = self.plan.part(part, self.known.receipts(round_index))
+        if part in self.stored:
+            self.plan.check(planned, self.dataset.receipt(part))
+            self._is_done(part)
             return
+        self.planned[part] = planned
+        self._submit(part, planned)
+
+    def _submit(self, part: int, planned: PlannedPart) -> None:
         campaign, images = self.plan.campaign, self.plan.images
         job = PartJob(
             root=self.dataset.root,
             planned=planned,
             experiment=campaign.experiment,
             images=batch_of(planned.specs, images.images),
-            fingerprint=campaign.fingerprint(images),
+            fingerprint=self.fingerprint,
             source_hash=images.content_hash,
             device=self.device,
             threads=campaign.threads,
+            logs=None if self.logs is None else str(self.logs),
         )
-        future = self.client.submit(run_part, job, pure=False, key=f"part-{part}-{time.time_ns()}")
-        self.running[future] = part
+        future = self.client.submit(
+            run_part,
+            job,
+            pure=False,
+            key=f"part-{part}-{time.time_ns()}",
+            resources=self.watch.resources or None,
+        )
+        self.futures[part] = future
+        self._watch(part, future)
 
-    def _collect(self) -> None:
+    def _watch(self, part: int, future: Future[Receipt]) -> None:
+        future.add_done_callback(lambda future: self.happened.put(("ended", (part, future))))
+
+    def _collect(self, wait_s: float) -> None:
+        """Takes in all that happened, waiting for something to happen if nothing has."""
+        until_retry = self.parts.next_retry_s() - time.monotonic()
         try:
-            finished = wait(list(self.running), timeout=POLL_SECONDS, return_when="FIRST_COMPLETED")
-        except TimeoutError:
+            what, about = self.happened.get(timeout=max(0.001, min(wait_s, until_retry)))
+            while True:
+                if what == "told":
+                    self._hear(about)
+                else:
+                    self._settle(*about)
+                what, about = self.happened.get_nowait()
+        except queue.Empty:
             return
-        for future in finished.done:
-            part = self.running.pop(future)
-            self.fractions.pop(part, None)
-            try:
-                self.done[part] = future.result()
-            except (StoreFullError, CorruptPartError):
-                raise
-            except (StorageError, KilledWorker, CancelledError, RuntimeError, ValueError) as error:
-                self.failed[part] = f"{type(error).__name__}: {error}"
-            future.release()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        part = message["part"]
+        if part not in self.futures:  # a worker's last message may come after its receipt
+            return
+        self.fractions[part] = message["fraction"]
+        if "started_on" not in message:
+            return
+        self.parts.started(part, message["started_on"])
+        if len(self.parts.kills(part)) > MAX_KILLS:  # a scheduler that allows more deaths
+            self.futures.pop(part).cancel(reason="quarantined")
+            self._quarantine(part)
+
+    def _settle(self, part: int, future: Future[Receipt]) -> None:
+        """A future has ended: with a receipt, or with an error to be judged."""
+        if self.futures.get(part) is not future:
+            return
+        outcome = outcome_of(future)
+        if outcome is None:
+            self._watch(part, future)
+            return
+        del self.futures[part]
+        self.fractions.pop(part, None)
+        future.release()
+        if isinstance(outcome, Receipt):
+            self.plan.check(self.planned[part], outcome)
+            self.known.keep(outcome)
+            self._is_done(part)
+        else:
+            self._judge(part, outcome)
+
+    def _is_done(self, part: int) -> None:
+        self.parts.finished(part)
+        self._forget(part)
+        self.known.add(self.parts.n_known_rounds())
+
+    def _judge(self, part: int, error: BaseException) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        now = time.monotonic()
+        match verdict(error):
+            case "end":
+                if isinstance(error, OSError):
+                    raise StoreFullError(
+                        f"no space left for part {part} ({error}); make room and run the same "
+                        "command again"
+                    ) from error
+                raise error
+            case "retry":
+                delay_s = self.parts.erred(part, reason, now)
+                if delay_s is None:
+                    self._forget(part)
+                else:
+                    self.on_notice(f"part {part} is tried again in {delay_s:g} s: {reason}")
+            case "killed":
+                if self.parts.given_up(part, now):
+                    self._quarantine(part)
+            case "failed":
+                self.parts.fail(part, reason)
+                self._forget(part)
+
+    def _quarantine(self, part: int) -> None:
+        workers = self.parts.kills(part)[:MAX_KILLS]
+        reason = f"{MAX_KILLS} workers died while they ran it"
+        if len(workers) < MAX_KILLS:
+            reason = f"Dask gave it up {MAX_KILLS} times, workers died before they could begin"
+        give_up(
+            self.dataset.place,
+            part,
+            reason=reason,
+            attempts=MAX_KILLS,
+            log=log_tail(self.logs, part),
+            workers=workers,
+        )
+        self.parts.quarantine(part)
+        self._forget(part)
+        self.on_notice(
+            f"part {part} is quarantined: {reason}; the log is in "
+            f"{self.dataset.place}/{quarantine_path(part)}"
+        )
+
+    def _forget(self, part: int) -> None:
+        self.planned.pop(part, None)
+        self.fractions.pop(part, None)
 
     def _report(self) -> None:
         sampling = self.plan.sampling
-        # Of parts that run: a worker's last message may come after its receipt.
-        started = sum(self.fractions.get(part, 0.0) for part in self.running.values())
-        n_done = sum(part < sampling.n_parts for part in self.done)
-        self.on_progress((n_done + started) * sampling.runs_per_part, sampling.n_runs)
+        n_done = len(self.parts.done) + sum(self.fractions.values())
+        self.on_progress(n_done * sampling.runs_per_part, sampling.n_runs)
+
+    def _conclude(self) -> None:
+        parts, n_parts = self.parts, self.plan.sampling.n_parts
+        if parts.failed:
+            part, reason = min(parts.failed.items())
+            raise CampaignError(
+                f"{len(parts.failed)} of {n_parts} parts failed, the first (part {part}) with: "
+                f"{reason}; run the same command again to retry them"
+            )
+        if parts.n_blocked:
+            named = ", ".join(map(str, sorted(parts.quarantined)))
+            raise CampaignError(
+                f"{parts.n_blocked} of {n_parts} parts cannot be planned without part {named}, "
+                f"which is quarantined; see why in {self.dataset.place}/quarantine, clear it, and "
+                "run the same command again"
+            )
+        if parts.quarantined:
+            self.on_notice(f"{len(parts.done)} of {n_parts} parts are done, the rest quarantined")
+
+    def _standing(self) -> str:
+        return f"{len(self.parts.done)} of {self.plan.sampling.n_parts} parts are in the store"
 
 
-def columns_of(results: Sequence[RunResult]) -> dict[str, npt.NDArray[Any]]:
-    """The columns of a part, from its runs' results in order."""
-    n_targets = [len(r.targets) for r in results]
-    n_pairs = [len(r.pairs) for r in results]
-    first_target = np.cumsum([0, *n_targets[:-1]])
-    rows = np.arange(len(results))
-
-    def joined(tensors: list[torch.Tensor]) -> npt.NDArray[Any]:
-        return np.asarray(torch.cat(tensors).numpy())
-
-    pairs = [r.pairs for r in results]
-    columns: dict[str, npt.NDArray[Any]] = {
-        "runs/run": np.array([r.spec.run for r in results], np.int64),
-        "runs/outcome": np.array([OUTCOMES.index(r.outcome) for r in results], np.uint8),
-        "runs/mean_image": joined([r.mean_image[None] for r in results]),
-        "targets/image": joined([r.targets for r in results]),
-        "targets/image_id": np.concatenate([np.array(r.spec.image_ids, np.int64) for r in results]),
-        "targets/label": np.concatenate([np.array(r.spec.labels, np.int16) for r in results]),
-        "targets/run_row": np.repeat(rows, n_targets).astype(np.int32),
-        "targets/augment": joined([r.augment for r in results]),
-        "pairs/reconstruction": joined([p.reconstruction for p in pairs]),
-        "pairs/target_row": (
-            joined([p.target_row for p in pairs]) + np.repeat(first_target, n_pairs)
-        ).astype(np.int32),
-        "pairs/run_row": np.repeat(rows, n_pairs).astype(np.int32),
-        "pairs/candidate": joined([p.candidate for p in pairs]).astype(np.int32),
-        "pairs/iteration": joined([p.iteration for p in pairs]).astype(np.int32),
-        "pairs/ssim_best": joined([p.ssim_best for p in pairs]),
-        "pairs/ssim_second": joined([p.ssim_second for p in pairs]),
-        "pairs/confident": joined([p.confident for p in pairs]),
-    }
-    for name in STATS:
-        columns[f"runs/{name}"] = np.array([r.stats[name] for r in results], np.float32)
-    return columns
-
-
-def batch_of(specs: Sequence[RunSpec], images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The images (r, n, 3, h, w) of equally long runs, from the source's images (n, 3, h, w)."""
-    return np.stack([images[list(spec.image_ids)] for spec in specs])
-
-
-def device_name(device: str) -> str:
-    """`cpu`, or the name of the GPU."""
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-
-
-@contextmanager
-def _cpu_threads(n_threads: int) -> Iterator[None]:
-    """Exactly `n_threads` for torch's CPU kernels, on which the order of their sums depends."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _worker_progress(part: int) -> Progress:
-    """Sends the part's progress to the coordinator; silent outside a worker."""
-    try:
-        worker = get_worker()
-    except ValueError:
-        return lambda _fraction: None
-    return lambda fraction: worker.log_event(PROGRESS_TOPIC, {"part": part, "fraction": fraction})
+def _left_out(quarantined: Iterable[Quarantined]) -> str:
+    named = [str(q.part) for q in quarantined]
+    return f"left out: {len(named)} quarantined parts ({', '.join(named)})"

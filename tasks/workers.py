@@ -1,7 +1,9 @@
-"""Dask workers for the length of a flow: started here, or an existing scheduler's.
+"""Dask workers for the length of a flow: started here, through a batch system, or somebody's own.
 
-One process per worker and one part at a time per process; on a machine with GPUs one worker per
-GPU. Everything listens on loopback only, unless an address of a running scheduler is given.
+One process per worker and one part at a time per process; with GPUs one process per GPU. `local`
+listens on loopback only. `cuda`, `slurm` and `kubernetes` go through dask-cuda, dask-jobqueue and
+dask-kubernetes (`tasks.sites` has their settings), which are imported when they are asked for. No
+choice here changes what is computed.
 """
 
 from __future__ import annotations
@@ -11,14 +13,27 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import dask.config
 import torch
 from distributed import Client, LocalCluster
 
+from tasks.sites import (
+    KubernetesSite,
+    SlurmSite,
+    cuda_arguments,
+    imported,
+    kubernetes_arguments,
+    read_site,
+    slurm_arguments,
+)
+
 Device = Literal["auto", "cpu", "cuda"]
 
+KINDS = ("local", "cuda", "slurm", "kubernetes")
+ALLOWED_FAILURES = 2
+"""Deaths of workers after which Dask tries a part again; the third gives it up."""
 
 KEEP_FREED_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": 1 << 30,
@@ -34,55 +49,140 @@ only count in the environment that a process starts with."""
 class Workers:
     """Where parts are computed; no setting here changes what is computed.
 
-    `cluster`: `local`, or the address `tcp://host:port` of a Dask scheduler. `n_workers`: 0 means
-    one per GPU, else one per core.
+    `cluster`: `local`, `cuda`, `slurm`, `kubernetes`, or the address `tcp://host:port` of a Dask
+    scheduler. `cluster_file`: a YAML file of site settings for Slurm or Kubernetes, also written
+    `slurm:site.yaml`. `n_workers`: 0 means one per GPU, else one per core of this machine; a batch
+    system has to be told.
     """
 
     cluster: str = "local"
     n_workers: int = 0
     device: Device = "auto"
+    cluster_file: str | None = None
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.cluster != "local" and "://" not in self.cluster:
+        if self.kind not in KINDS and "://" not in self.cluster:
             raise ValueError(
-                f"cluster={self.cluster!r} is neither 'local' nor an address like "
+                f"cluster={self.cluster!r} is none of {', '.join(KINDS)}, nor an address like "
                 "tcp://127.0.0.1:8786"
+            )
+        if self.site_file is not None and self.kind not in ("slurm", "kubernetes"):
+            raise ValueError(
+                f"cluster={self.cluster!r} has no site settings; leave {self.site_file} out, or "
+                "use slurm or kubernetes"
             )
         if self.n_workers < 0:
             raise ValueError(f"n_workers={self.n_workers} must be 0 (one per core) or more")
+        if self.n_workers == 0 and self.kind in ("slurm", "kubernetes"):
+            raise ValueError(
+                f"n_workers=0, but {self.kind} has to be told how many to start; use --workers"
+            )
+
+    @property
+    def kind(self) -> str:
+        """The cluster's kind, or its address."""
+        return self.cluster if "://" in self.cluster else self.cluster.partition(":")[0]
+
+    @property
+    def site_file(self) -> str | None:
+        """The YAML file of site settings, if there is one."""
+        if "://" in self.cluster:
+            return self.cluster_file
+        return self.cluster.partition(":")[2] or self.cluster_file
 
 
-def resolve_device(device: Device) -> str:
-    """`cuda` or `cpu`; ValueError if CUDA is asked for and not there."""
+def resolve_device(device: Device, *, elsewhere: bool = False) -> str:
+    """`cuda` or `cpu`; ValueError if CUDA is asked for and not there.
+
+    `elsewhere`: the workers run on other machines, so what this one has does not matter.
+    """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise ValueError("device='cuda' but torch sees no CUDA device; use --device cpu or auto")
     return device
 
 
+def device_of(workers: Workers) -> str:
+    """The device that the workers' parts run on, `cpu` or `cuda`.
+
+    A site that says how many GPUs a worker has decides it; `auto` otherwise looks at this machine.
+
+    Raises:
+        ValueError: `cuda` is asked for and not there, on this machine or by the site's settings.
+    """
+    if workers.kind in ("slurm", "kubernetes"):
+        site = site_of(workers)
+        if workers.device == "cuda" and not site.gpu:
+            raise ValueError(f"device='cuda', but {workers.kind}'s site has gpu: false; set it")
+        return "cuda" if site.gpu and workers.device != "cpu" else "cpu"
+    return resolve_device(workers.device, elsewhere=workers.kind not in KINDS)
+
+
+def site_of(workers: Workers) -> SlurmSite | KubernetesSite:
+    """The site's settings of a batch system; ValueError if they are not what they should be."""
+    if workers.kind == "slurm":
+        return read_site(SlurmSite, workers.site_file)
+    return read_site(KubernetesSite, workers.site_file)
+
+
 @contextmanager
 def dask_client(workers: Workers, *, threads: int) -> Iterator[Client]:
-    """A client of `workers`, each with `threads` CPU threads; a local cluster ends with it."""
-    if workers.cluster != "local":
+    """A client of `workers`, each with `threads` CPU threads; what was started here ends with it.
+
+    Raises:
+        ValueError: a package is missing, or a site's settings are wrong; the message has the fix.
+    """
+    if workers.kind not in KINDS:
         with Client(workers.cluster, set_as_default=False) as client:
             yield client
         return
-    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_FREED_MEMORY}
+    environment = worker_environment(threads)
     with (
-        dask.config.set({"distributed.nanny.pre-spawn-environ": environment}),
-        LocalCluster(
-            n_workers=workers.n_workers or _default_workers(workers.device, threads),
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
+        dask.config.set(
+            {
+                "distributed.nanny.pre-spawn-environ": environment,
+                "distributed.scheduler.allowed-failures": ALLOWED_FAILURES,
+            }
+        ),
+        start_cluster(workers, threads, environment) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+def worker_environment(threads: int) -> dict[str, int]:
+    """The variables that a worker's process starts with."""
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_FREED_MEMORY}
+
+
+def start_cluster(workers: Workers, threads: int, environment: dict[str, int]) -> Any:
+    """The cluster, its workers on their way; a context manager that ends them."""
+    if workers.kind == "cuda":
+        return imported("dask_cuda").LocalCUDACluster(**cuda_arguments(workers.n_workers))
+    if workers.kind == "slurm":
+        site = read_site(SlurmSite, workers.site_file)
+        arguments = slurm_arguments(site, threads=threads, environment=environment)
+        cluster = imported("dask_jobqueue").SLURMCluster(**arguments)
+        cluster.scale(jobs=workers.n_workers)
+        return cluster
+    if workers.kind == "kubernetes":
+        arguments = kubernetes_arguments(
+            read_site(KubernetesSite, workers.site_file),
+            n_workers=workers.n_workers,
+            threads=threads,
+            environment=environment,
+        )
+        return imported("dask_kubernetes").operator.KubeCluster(**arguments)
+    return LocalCluster(
+        n_workers=workers.n_workers or _default_workers(workers.device, threads),
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+    )
 
 
 def usable_cores() -> int:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recon_core.adaptive import History
 from recon_core.sampling import (
     CIFAR10_CLASSES,
     Phase,
@@ -22,7 +23,7 @@ from recon_core.sampling import (
 from recon_core.types import RunSpec
 
 LABELS = np.arange(60, dtype=np.int64) % 3 // 2  # 40 zeros, 20 ones
-NOTHING_SEEN = np.zeros(60, np.int64)
+NOTHING = np.zeros(60, np.int64)
 TWO_PHASES = Sampling(
     images_per_run=6,
     phases=(Phase(n_runs=8), Phase(sampler="least_seen", n_runs=12, pool_size=8)),
@@ -32,10 +33,16 @@ TWO_PHASES = Sampling(
 )
 
 
+def with_pairs(seen: Any) -> History:
+    """Images that came back in so many of some runs, with a pair each time."""
+    return History(np.full_like(seen, 10 + seen.max()), seen, seen)
+
+
 def plan(
-    sampling: Sampling, part: int, *, seen: Any = NOTHING_SEEN, root_seed: int = 0
+    sampling: Sampling, part: int, *, seen: Any = NOTHING, root_seed: int = 0
 ) -> tuple[RunSpec, ...]:
-    return plan_part(sampling, part, labels=LABELS, seen=seen, root_seed=root_seed)
+    history = with_pairs(seen)
+    return plan_part(sampling, part, labels=LABELS, history=history, root_seed=root_seed)
 
 
 def images_of(specs: tuple[RunSpec, ...]) -> set[int]:
@@ -74,6 +81,18 @@ def test_plans_are_those_that_existing_datasets_were_made_with() -> None:
     # Another value means that no existing dataset can be continued with these settings.
     assert plan_hash(plan(TWO_PHASES, 1))[:16] == "7ecfc2c0d57ec66c"
     assert plan_hash(plan(TWO_PHASES, 6))[:16] == "f52ec5cdac45cd74"
+
+
+def test_uniform_and_least_seen_plans_of_the_papers_size_are_those_of_before_adaptive() -> None:
+    # Computed at 5d22032, which knew neither `adaptive` nor `History`.
+    labels = np.arange(2000, dtype=np.int64) % 5 // 3
+    seen = np.arange(2000, dtype=np.int64) ** 2 % 97
+    hashes = []
+    for sampler in ("uniform", "least_seen"):
+        sampling = Sampling(phases=(Phase(sampler=sampler, n_runs=50, pool_size=600),))  # type: ignore[arg-type]
+        specs = plan_part(sampling, 0, labels=labels, history=with_pairs(seen), root_seed=7)
+        hashes.append(plan_hash(specs)[:16])
+    assert hashes == ["dd74e80c72c8d46d", "ac913518d2614b49"]
 
 
 def test_the_plan_hash_covers_images_labels_run_and_seed() -> None:
@@ -232,14 +251,14 @@ def test_classes_of_a_multiclass_victim_are_the_sources_first() -> None:
         class_labels(np.zeros(3, np.int64), ("a", "b"), 3)
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "least_seen"])
+@pytest.mark.parametrize("sampler", ["uniform", "least_seen", "adaptive"])
 def test_runs_are_balanced_over_all_labels_and_leave_out_the_rest(sampler: Any) -> None:
     labels = np.array([0, 1, 2, -1] * 10)
     sampling = Sampling(
         images_per_run=6, phases=(Phase(sampler=sampler, n_runs=4, pool_size=9),), runs_per_part=4
     )
     seen = np.arange(40)
-    specs = plan_part(sampling, 0, labels=labels, seen=seen, root_seed=0, n_labels=3)
+    specs = plan_part(sampling, 0, labels=labels, history=with_pairs(seen), root_seed=0, n_labels=3)
     for spec in specs:
         assert spec.labels == (0, 0, 1, 1, 2, 2)
         assert labels[list(spec.image_ids)].tolist() == list(spec.labels)
@@ -247,4 +266,4 @@ def test_runs_are_balanced_over_all_labels_and_leave_out_the_rest(sampler: Any) 
         if sampler == "least_seen":
             assert max(spec.image_ids) < 12  # the three least seen of each label
     with pytest.raises(ValueError, match="images_per_run=6 is not a multiple of the 4 labels"):
-        plan_part(sampling, 0, labels=labels, seen=seen, root_seed=0, n_labels=4)
+        plan_part(sampling, 0, labels=labels, history=with_pairs(seen), root_seed=0, n_labels=4)

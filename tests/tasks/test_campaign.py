@@ -50,6 +50,60 @@ def test_only_receipts_of_known_rounds_change_the_plan(images: ImageSet) -> None
     assert {i for spec in informed.specs for i in spec.image_ids} <= set(range(32, 40))
 
 
+def test_adaptive_plans_learn_from_all_three_counts_of_known_rounds(images: ImageSet) -> None:
+    adaptive = Phase(sampler="adaptive", n_runs=8, enough=11)
+    plan = Plan(Campaign(sampling=replace(SAMPLING, phases=(SAMPLING.phases[0], adaptive))), images)
+
+    def told(part: int, n_runs: int, n_back: int, n_pairs: int) -> SimpleNamespace:
+        ids = np.arange(0, 32, dtype=np.int64)
+        table = ImageTable(ids, *(np.full_like(ids, n) for n in (n_runs, n_back, n_pairs)))
+        return SimpleNamespace(part=part, image_table=lambda: table)
+
+    def drawn(*receipts: SimpleNamespace) -> set[int]:
+        return {i for spec in plan.part(2, receipts).specs for i in spec.image_ids}  # type: ignore[arg-type]
+
+    untold = drawn(told(0, 0, 0, 0))
+    assert drawn(told(0, 0, 0, 0), told(1, 10**9, 0, 0)) == untold  # within the lag
+    assert drawn(told(0, 10**9, 0, 0)) <= set(range(32, 40))  # hopeless
+    assert drawn(told(0, 4, 4, 4000)) <= set(range(32, 40))  # covered
+    thousands = told(0, 10**9, 10**9 - 10**6, 0)
+    assert plan.part(2, [thousands]) != plan.part(2, [told(0, 10**9, 0, 0)])  # type: ignore[list-item]
+    # Receipts of one round add up, in whatever order and however they are shared out.
+    wide = replace(SAMPLING, phases=(replace(adaptive, n_runs=16),), parts_per_round=2)
+    one = Plan(Campaign(sampling=wide), images)
+    a, b, both = told(0, 5, 2, 33), told(1, 2, 1, 11), told(0, 7, 3, 44)
+    expected = one.part(6, [both])  # type: ignore[list-item]
+    assert one.part(6, [a, b]) == one.part(6, [b, a]) == expected  # type: ignore[list-item]
+
+
+def test_an_adaptive_round_waits_for_the_rounds_it_may_know(images: ImageSet) -> None:
+    phases = (Phase(sampler="adaptive", n_runs=8),)
+    plan = Plan(Campaign(sampling=replace(SAMPLING, phases=phases)), images)
+    assert [plan.is_ready(k, []) for k in range(4)] == [True, True, False, False]
+    assert [plan.is_ready(k, [0]) for k in range(4)] == [True, True, True, False]
+
+
+def test_settings_of_adaptive_are_in_the_manifest_where_they_are_read(images: ImageSet) -> None:
+    # Stores that were made before there was `adaptive` can still be continued.
+    phases = Campaign(sampling=SAMPLING).manifest(images)["campaign"]["sampling"]["phases"]
+    assert [set(phase) for phase in phases] == [
+        {"sampler", "n_runs", "pool_size"},
+        {"sampler", "pool_size"},
+    ]
+    adaptive = Phase(sampler="adaptive", n_runs=8)
+    prints = {
+        Campaign(sampling=replace(SAMPLING, phases=(phase,))).fingerprint(images)
+        for phase in (
+            adaptive,
+            replace(adaptive, enough=3),
+            replace(adaptive, prior_back=0.5),
+            replace(adaptive, prior_runs=5.0),
+            replace(adaptive, sampler="uniform"),
+        )
+    }
+    assert len(prints) == 5
+
+
 def test_a_round_is_ready_when_the_rounds_it_may_know_are_done(images: ImageSet) -> None:
     plan = Plan(Campaign(sampling=SAMPLING), images)
     assert plan.is_ready(0, [])

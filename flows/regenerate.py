@@ -1,0 +1,279 @@
+"""Regenerate: make a dataset again from its manifest, and compare the two, hash by hash.
+
+A manifest is one JSON file: the settings, the hash of the images, and a hash of every column of
+every part. It names no pixel, so it can be published where the pairs cannot. The same settings,
+seeds and images give the same pairs with the same code on the same kind of device; where they do
+not, the comparison says in which parts and columns, and what is not the same about the machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from prefect import flow
+
+from flows.generate import generate
+from flows.presets import HELDOUT_SEED_OFFSET, Recipe
+from flows.settings import from_json, to_json
+from storage.dataset import Dataset, is_store, manifest_differences
+from storage.errors import SourceError, StorageError, StoreMismatchError
+from storage.receipts import Receipt
+from tasks.artifacts import leave_facts
+from tasks.campaign import code_version
+from tasks.workers import Workers
+from tasks.workspace import Workspace
+
+MANIFEST_SCHEMA = "palimpsest-manifest/1"
+PLAN = "plan"
+"""Stands before the columns: the hash of which images a part's runs train on."""
+_REQUIRED = {
+    *("manifest", "recipe", "content_hash", "first_group", "columns", "parts"),
+    *("code_versions", "devices", "threads", "torch_where_described"),
+}
+_HASH_CHARS = 16
+_SHOWN = 5
+
+
+@flow(name="regenerate")
+def regenerate(
+    manifest: Path,
+    store: Path,
+    data: str | None = None,
+    pairs_at: str | None = None,
+    workers: Workers | None = None,
+) -> dict[str, Any]:
+    """Run a manifest's campaign into a new store and compare what comes out.
+
+    1. Read the manifest. 2. Read the images, and refuse others than it was made from. 3. Generate,
+    or continue what an interrupted attempt left. 4. Compare the hashes. The result's `equal` says
+    how it went, `differences` in what the two differ.
+
+    Raises:
+        ValueError: the file is no manifest.
+        SourceError: the images are others.
+        StoreMismatchError: `store` holds the dataset itself, or a copy of its files.
+    """
+    expected = read_manifest(manifest)
+    split = expected["manifest"]["source"]["split"]
+    changes = {} if data is None else {"data": data}
+    recipe = replace(from_json({**expected["recipe"], **changes}), pairs_at=pairs_at)
+    _check_images(expected, recipe, manifest)
+    place = Workspace(store, pairs_at).pairs(split)
+    _check_new(expected, place)
+    generate(recipe, store, split, workers=workers)
+    dataset = Dataset(place)
+    differences = compare(expected, dataset)
+    facts = {
+        "equal": dataset.content_hash == expected["content_hash"],
+        "runs": dataset.n_runs,
+        "parts": len(dataset.receipts),
+        "dataset hash": dataset.content_hash,
+        "expected hash": expected["content_hash"],
+        "differences": differences,
+    }
+    shown = {**facts, "differences": "; ".join(differences) or "none"}
+    leave_facts(f"regenerate-{split}", shown, f"{dataset.root} against {manifest}")
+    return facts
+
+
+def describe(
+    dataset: Dataset, recipe: Mapping[str, Any] | None, data: str | None
+) -> dict[str, Any]:
+    """The manifest of `dataset`; `recipe` is its job's, `data` where the images are if not there.
+
+    Raises:
+        StorageError: the store is no campaign's, has gaps, or has not reached its last phase.
+        ValueError: nothing says where the images are.
+    """
+    if "campaign" not in dataset.manifest or not dataset.receipts:
+        what = "no part" if "campaign" in dataset.manifest else "no campaign"
+        raise StorageError(f"{dataset.root} has {what}: there is nothing to describe; generate one")
+    gaps = sorted(set(range(dataset.receipts[-1].part)) - {r.part for r in dataset.receipts})
+    if gaps:
+        raise StorageError(
+            f"{dataset.root} is not complete yet: part {gaps[0]} is missing; let its generate "
+            "command finish, then describe it"
+        )
+    base = dict(recipe or {"name": "regenerated"}) | ({} if data is None else {"data": data})
+    if "data" not in base:
+        raise ValueError(
+            f"{dataset.root} has no recipe.json beside it that says where its images are; give "
+            "--data, for example --data folder:cifar10"
+        )
+    columns = sorted(dataset.receipts[0].array_hashes)
+    return {
+        "schema": MANIFEST_SCHEMA,
+        "store": dataset.root,
+        "manifest": dataset.manifest,
+        "recipe": to_json(recipe_of(dataset, base)),
+        "encoding": dataset.encoding,
+        "n_runs": dataset.n_runs,
+        "source_hash": dataset.manifest["source"]["hash"],
+        "content_hash": dataset.content_hash,
+        **circumstances(dataset.receipts),
+        "torch_where_described": torch.__version__,
+        "first_group": dataset.receipts[0].group,
+        "columns": [PLAN, *columns],
+        "parts": {str(r.part): " ".join(_short_hashes(r, columns)) for r in dataset.receipts},
+    }
+
+
+def recipe_of(dataset: Dataset, base: Mapping[str, Any]) -> Recipe:
+    """The recipe that gives exactly this store: its own settings, the rest from `base`.
+
+    Raises StorageError if there are fewer runs than the phases before the last one have.
+    """
+    campaign = dataset.manifest["campaign"]
+    *earlier, last = campaign["sampling"]["phases"]
+    n_last = dataset.n_runs - sum(phase["n_runs"] for phase in earlier)
+    if n_last < 1:
+        raise StorageError(
+            f"{dataset.root} has {dataset.n_runs} runs, which do not reach its last phase; let its "
+            "generate command finish, then describe it"
+        )
+    sampling = {**campaign["sampling"], "phases": [*earlier, {**last, "n_runs": n_last}]}
+    tree = dict(base) | {
+        "pairs_at": None,
+        "encoding": dataset.encoding,
+        "threads": campaign["threads"],
+    }
+    split = dataset.manifest["source"]["split"]
+    if split == "train":
+        tree |= {"experiment": campaign["experiment"], "sampling": sampling}
+        tree |= {"seed": campaign["root_seed"]}
+    else:
+        tree |= {"heldout_experiment": campaign["experiment"], "heldout": sampling}
+        tree |= {"seed": campaign["root_seed"] - HELDOUT_SEED_OFFSET}
+    return from_json(tree)
+
+
+def read_manifest(file: Path) -> dict[str, Any]:
+    """The manifest in `file`; ValueError if there is none or it is of another kind."""
+    try:
+        manifest = dict(json.loads(file.read_bytes()))
+        schema = manifest["schema"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{file} is not a manifest ({type(error).__name__}: {error}); write one with: "
+            "palimpsest dataset manifest --store STORE --out manifest.json"
+        ) from error
+    if schema != MANIFEST_SCHEMA:
+        raise ValueError(
+            f"{file} has schema {schema!r}, expected {MANIFEST_SCHEMA!r}; read it with the release "
+            "of palimpsest that wrote it"
+        )
+    if missing := sorted(_REQUIRED - set(manifest)):
+        raise ValueError(f"{file} lacks {', '.join(missing)}; write the manifest again")
+    return manifest
+
+
+def foreseen(expected: Mapping[str, Any]) -> list[str]:
+    """What is known, before anything runs, to be unlike then; a sentence each."""
+    pairs = (
+        ("code", ", ".join(expected["code_versions"]), code_version()),
+        ("torch", expected["torch_where_described"], torch.__version__),
+    )
+    return [
+        f"{name} was {there} and is {here} here: the pairs may differ"
+        for name, there, here in pairs
+        if there != here
+    ]
+
+
+def compare(expected: Mapping[str, Any], dataset: Dataset) -> list[str]:
+    """In what `dataset` differs from what the manifest says, a sentence each; the machine last."""
+    if dataset.content_hash == expected["content_hash"]:
+        return []
+    found = {receipt.part: receipt for receipt in dataset.receipts}
+    wanted = {int(part): hashes.split() for part, hashes in expected["parts"].items()}
+    sentences = []
+    for name, parts in (("missing", wanted.keys() - found), ("too many", found.keys() - wanted)):
+        if parts:
+            sentences.append(f"{_counted(parts)} {name}: {_listed(sorted(parts))}")
+    columns = expected["columns"]
+    differing: dict[int, list[str]] = {}
+    for part in sorted(found.keys() & wanted):
+        hashes = _short_hashes(found[part], columns[1:])
+        changed = [n for n, a, b in zip(columns, hashes, wanted[part], strict=True) if a != b]
+        if changed:
+            differing[part] = changed
+    if differing:
+        first = f", the first {_SHOWN} of them" if len(differing) > _SHOWN else ""
+        sentences.append(f"of {_counted(wanted)}, {len(differing):,} differ{first}:")
+        sentences += [f"part {p}: {_listed(differing[p])}" for p in list(differing)[:_SHOWN]]
+        always = [n for n in columns if all(n not in changed for changed in differing.values())]
+        sentences.append(f"equal in every part: {', '.join(always) or 'nothing'}")
+    return sentences + _circumstances_differ(expected, dataset)
+
+
+def circumstances(receipts: Sequence[Receipt]) -> dict[str, list[Any]]:
+    """What else than the settings may have had a part in the values."""
+    return {
+        "code_versions": sorted({receipt.code_version for receipt in receipts}),
+        "devices": sorted({receipt.device for receipt in receipts}),
+        "threads": sorted({receipt.threads for receipt in receipts}),
+    }
+
+
+def _circumstances_differ(expected: Mapping[str, Any], dataset: Dataset) -> list[str]:
+    here = circumstances(dataset.receipts)
+    sentences = [
+        f"{name.replace('_', ' ')}: {_listed(expected[name])} there, {_listed(values)} here"
+        for name, values in here.items()
+        if expected[name] != values
+    ]
+    if expected["torch_where_described"] != torch.__version__:
+        sentences.append(
+            f"torch: {expected['torch_where_described']} where the manifest was written, "
+            f"{torch.__version__} here"
+        )
+    settings = manifest_differences(expected["manifest"], dataset.manifest)
+    sentences += [f"setting {difference}" for difference in settings[:_SHOWN]]
+    return sentences or [
+        "code, devices, threads, torch and settings are the same: the kind of processor or another "
+        "library may differ, or the runs are not deterministic here"
+    ]
+
+
+def _check_images(expected: Mapping[str, Any], recipe: Recipe, file: Path) -> None:
+    """SourceError if the recipe's images are not those of the manifest."""
+    source = expected["manifest"]["source"]
+    images = recipe.images(source["split"])
+    if images.content_hash != source["hash"]:
+        raise SourceError(
+            f"the {source['split']} images of {recipe.data} are not those of {file}: hash "
+            f"{images.content_hash[:12]} with {len(images):,} images, expected "
+            f"{source['hash'][:12]} with {source['n']:,}; give the right ones with --data"
+        )
+
+
+def _check_new(expected: Mapping[str, Any], place: Any) -> None:
+    """StoreMismatchError if the store there has the original's files: it would prove nothing."""
+    if not is_store(place):
+        return
+    groups = {receipt.group for receipt in Dataset(place).receipts}
+    if expected["first_group"] in groups:
+        raise StoreMismatchError(
+            f"{place} holds the files that the manifest was written from, and comparing them with "
+            "themselves says nothing; give a new --store"
+        )
+
+
+def _short_hashes(receipt: Receipt, columns: Sequence[str]) -> list[str]:
+    """The starts of the hashes of a part's plan and columns, in the order of `columns`."""
+    full = [receipt.plan_hash, *(receipt.array_hashes.get(name, "absent") for name in columns)]
+    return [hash_[:_HASH_CHARS] for hash_ in full]
+
+
+def _counted(parts: Any) -> str:
+    return f"{len(parts):,} part{'s' * (len(parts) != 1)}"
+
+
+def _listed(things: Sequence[Any]) -> str:
+    shown = ", ".join(map(str, things[:_SHOWN]))
+    return shown + (f" and {len(things) - _SHOWN:,} more" if len(things) > _SHOWN else "")

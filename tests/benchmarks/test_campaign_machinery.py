@@ -1,0 +1,72 @@
+"""The no-op campaign at tiny sizes: is it planned, stored and measured as its lines say?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.campaign_machinery import (
+    NoOp,
+    in_fresh_process,
+    made_up_images,
+    main,
+    measured,
+    no_op_campaign,
+)
+from recon_core.types import N_AUGMENT, STATS
+from tasks.campaign import Plan
+from tasks.part import columns_of
+
+N_IMAGES = 40
+
+
+def test_the_full_size_is_150_000_runs_of_300_images_a_third_of_them_least_seen() -> None:
+    sampling = no_op_campaign(150_000).sampling
+    assert (sampling.n_runs, sampling.n_parts, sampling.images_per_run) == (150_000, 3000, 300)
+    assert [(p.sampler, p.n_runs) for p in sampling.phases] == [
+        ("uniform", 100_000),
+        ("least_seen", 50_000),
+    ]
+
+
+def test_a_run_that_does_nothing_gives_the_same_few_valid_rows_each_time() -> None:
+    plan = Plan(no_op_campaign(40, images_per_run=10), made_up_images(N_IMAGES, 8))
+    specs = plan.part(0, []).specs
+    nothing = torch.empty(0)
+    one, two = (
+        columns_of(NoOp().run_batch(specs, nothing, device=torch.device("cpu"))) for _ in range(2)
+    )
+    assert len(one["targets/image_id"]) == 2 * len(specs)
+    assert len(one["pairs/target_row"]) == len(specs)
+    assert one["targets/augment"].shape[1] == N_AUGMENT
+    assert all(f"runs/{name}" in one for name in STATS)
+    assert all((one[name] == two[name]).all() for name in one)
+
+
+@pytest.mark.slow
+def test_a_campaign_in_a_process_of_its_own_says_what_it_took() -> None:
+    facts = [in_fresh_process(40, 1, pixels=8, n_images=N_IMAGES) for _ in range(2)]
+    assert facts[0]["n_runs"] == 40
+    assert facts[0]["n_parts"] == 20
+    assert 0 < facts[0]["first_half_s"] < facts[0]["seconds"]
+    assert 0 < facts[0]["before_gib"] <= facts[0]["halfway_gib"] <= facts[0]["peak_gib"] < 2
+    assert facts[0]["content_hash"] == facts[1]["content_hash"]
+
+
+def test_lines_have_the_goal_beside_the_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {
+        "n_runs": 150_000, "n_parts": 3000, "seconds": 450.0, "first_half_s": 200.0,
+        "before_gib": 0.4, "halfway_gib": 0.6, "peak_gib": 0.75,
+    }  # fmt: skip
+    monkeypatch.setattr("benchmarks.campaign_machinery.in_fresh_process", lambda *_args: facts)
+    main(["--runs", "150000", "--json", str(tmp_path / "lines.json")])
+    lines = (tmp_path / "lines.json").read_text()
+    assert capsys.readouterr().out == lines
+    assert '"value": 450.0, "unit": "s", "reference": "the goal: at most"' in lines
+    assert '"ratio": 2.0' in lines
+    assert '"value": 1.25, "unit": "ratio"' in lines
+    assert measured("x", 2.0, "s", None).ratio is None

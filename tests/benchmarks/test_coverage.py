@@ -1,0 +1,172 @@
+"""The simulated worlds: their law, their calibration, and simulating by rounds against planning."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import expit, logit
+
+from benchmarks import coverage, coverage_world
+from benchmarks.coverage import SMALL, Curve, Found, draw_plot, measurements, planned
+from benchmarks.coverage_world import FAMILIES, Paper, World, calibrate, ceiling, simulate
+from benchmarks.record import parse_lines
+from recon_core.adaptive import History
+from recon_core.sampling import Phase
+
+LABELS = np.arange(1000) % 2
+
+
+def world(chance: Any, *, company: float = 0.0) -> World:
+    ease = logit(np.broadcast_to(np.asarray(chance, float), (1000,)).copy())
+    return World("w", LABELS, ease, company, float(ease.mean()))
+
+
+def last(world_: World, *phases: Phase, n_runs: int = 600) -> np.ndarray:
+    ((_n_runs, now),) = simulate(world_, SMALL.sampling(*phases), every=n_runs)
+    return now
+
+
+def test_a_return_gives_eleven_pairs_for_each_of_one_and_a_half_candidates() -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 1000, (200, 300))
+    back, pairs = world(np.where(LABELS == 1, 0.2, 0.6)).runs(ids, rng)
+    for label, chance in ((1, 0.2), (0, 0.6)):
+        assert back[LABELS[ids] == label].mean() == pytest.approx(chance, abs=0.015)
+    assert ((pairs > 0) == back).all()
+    assert (pairs % 11 == 0).all()
+    candidates = pairs[back] / 11
+    assert candidates.mean() == pytest.approx(1.5, abs=0.03)
+    assert (candidates == 1).mean() == pytest.approx(2 / 3, abs=0.02)
+
+
+def test_hard_company_hurts_or_helps() -> None:
+    rng = np.random.default_rng(0)
+    chance = np.where(np.arange(1000) < 500, 0.01, 0.5)
+    hard, mixed = np.tile(np.arange(300), (300, 1)), np.tile(np.arange(350, 650), (300, 1))
+    rates = {}
+    for company in (-0.3, 0.0, 0.3):
+        w = world(chance, company=company)
+        rates[company] = w.runs(hard, rng)[0].mean(), w.runs(mixed, rng)[0][:, :150].mean()
+    assert rates[0.0][0] == pytest.approx(0.01, rel=0.2)
+    assert rates[0.3][0] < 0.7 * rates[0.3][1]
+    assert rates[-0.3][0] > 1.4 * rates[-0.3][1]
+    everyone = np.arange(1000)
+    by_rounds = world(chance, company=0.3).visits(10**5, np.where(everyone < 300, 1.0, 0.0), rng)
+    assert by_rounds[1, :300].mean() / 10**5 == pytest.approx(rates[0.3][0], rel=0.15)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "least_seen", "adaptive"])
+def test_simulated_by_rounds_is_planned_run_by_run(sampler: Any) -> None:
+    w = FAMILIES[0].world(0.1, 0.5, np.random.default_rng(5).random(1000))
+    phase = Phase(sampler=sampler, n_runs=600, pool_size=100)
+    one_by_one, _ms = planned(w, SMALL.sampling(phase))
+    by_rounds = last(w, phase)
+    assert one_by_one[0].sum() == 600 * 60
+    assert by_rounds[0].sum() == pytest.approx(600 * 60, rel=0.01)
+    for row, tolerance in ((1, 0.06), (2, 0.08)):
+        assert by_rounds[row].sum() == pytest.approx(one_by_one[row].sum(), rel=tolerance)
+    covered = [(now[2] > 0).sum() for now in (one_by_one, by_rounds)]
+    assert covered[0] == pytest.approx(covered[1], rel=0.05)
+    order = np.argsort(w.ease)  # visits by difficulty
+    for quarter in np.array_split(order, 4):
+        assert by_rounds[0][quarter].sum() == pytest.approx(one_by_one[0][quarter].sum(), rel=0.1)
+
+
+def test_chances_of_being_drawn_are_those_of_the_sampler() -> None:
+    rng = np.random.default_rng(0)
+    pairs = np.arange(1000) // 2
+    history = History(np.full(1000, 600), np.minimum(pairs, 600), pairs)
+    sampling = SMALL.sampling()
+    drawn = {
+        name: coverage_world.chances(
+            Phase(sampler=name, pool_size=100),  # type: ignore[arg-type]
+            history,
+            LABELS,
+            sampling,
+            rng,
+        )
+        for name in ("uniform", "least_seen", "adaptive")
+    }
+    for chances in drawn.values():
+        for label in (0, 1):
+            assert chances[label == LABELS].sum() == pytest.approx(30, rel=1e-5)
+    assert np.ptp(drawn["uniform"]) == 0
+    assert np.flatnonzero(drawn["least_seen"]).tolist() == list(range(100))
+    assert drawn["adaptive"][:10].min() > 0.5 > drawn["adaptive"][200:].max()
+
+
+def test_whoever_hears_late_covers_less() -> None:
+    w = world(0.3)
+    phase = Phase(sampler="least_seen", n_runs=560, pool_size=100)
+    sampling = replace(SMALL.sampling(phase), lag=7)
+    ((_n, now),) = simulate(w, sampling, every=560)
+    told = last(w, phase, n_runs=560)
+    assert (told[2] > 0).sum() > 1.1 * (now[2] > 0).sum() > 0
+
+
+def test_calibration_reproduces_the_figures_it_is_given() -> None:
+    for family in FAMILIES[:1]:
+        level, spread = calibrate(family, SMALL)
+        u = np.random.default_rng(1).random(1000)
+        now = last(family.world(level, spread, u))
+        assert (now[2] > 0).sum() == pytest.approx(850, rel=0.08)
+        assert now[2].sum() / 600 == pytest.approx(80, rel=0.2)
+    narrow = replace(FAMILIES[0], spread=(2.0, 3.0))
+    with pytest.raises(ValueError, match=r"beta: .* widen the bounds of the family"):
+        calibrate(narrow, SMALL)
+
+
+def test_thinning_keeps_the_visits_per_image() -> None:
+    paper = Paper()
+    thin = paper.thin()
+    assert (thin.n_images, thin.images_per_run, thin.pool_size) == (5000, 30, 400)
+    assert thin.n_runs == paper.n_runs == 150_000
+    assert (thin.covered, thin.pairs_per_run) == (4270, 40.0)
+
+
+def test_the_ceiling_is_what_an_informed_search_covers_and_none_covers_more() -> None:
+    # All alike: m visits cost (1 - (1 - p)^m) / p each.
+    n_runs = 100
+    covered = ceiling(world(0.05), SMALL, n_runs)
+    assert covered == pytest.approx(0.05 * 60 * n_runs, abs=1)
+    mixed = world(np.where(np.arange(1000) < 500, 0.002, 0.4))
+    most = ceiling(mixed, SMALL, 600)
+    for sampler in ("uniform", "least_seen", "adaptive"):
+        phase = Phase(sampler=sampler, n_runs=600, pool_size=100)  # type: ignore[arg-type]
+        assert (last(mixed, phase)[2] > 0).sum() < most + 3 * np.sqrt(most * (1 - most / 1000))
+    with pytest.raises(ValueError, match="no such bound"):
+        ceiling(world(0.3, company=0.1), SMALL, 10)
+
+
+def test_every_family_gives_chances_that_rise_with_the_quantile() -> None:
+    u = np.repeat((np.arange(100) + 0.5) / 100, 10)
+    for family in FAMILIES:
+        chance = expit(family.world(0.1, 0.01 if family.name == "two points" else 1.0, u).ease)
+        assert (np.diff(chance.reshape(100, 10), axis=0) >= 0).all()
+        assert 0 < chance.min() < chance.max() < 1
+        assert len(family.world(0.1, 1.0, u).labels) == 1000
+        assert family.world(0.1, 1.0, u).labels.mean() == pytest.approx(0.6)
+
+
+def test_quick_measurements_and_the_plot(tmp_path: Path) -> None:
+    found = list(coverage.measure(True))
+    cases = {m.case.split(":")[1].strip(): m for m in found}
+    assert cases["adaptive after 300 runs, covered"].reference_value is not None
+    assert "adaptive, 40 runs planned one by one, planning" in cases
+    lines = "\n".join(json.dumps(asdict(measurement)) for measurement in found)
+    assert parse_lines(lines, name="x") == found
+
+    curve = Curve((300, 600), (5, 9), (0.3, 0.2), (8.0, 7.0))
+    names = ("paper", "uniform", "least seen", "adaptive", "adaptive, enough=44")
+    worlds = [Found("w", 0.1, 0.2, None, dict.fromkeys(names, curve))] * 2
+    draw_plot(worlds, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    said = [m.case for m in measurements(worlds[0], SMALL, tuned=False)]
+    assert all("not tuned here" in case for case in said)
+    assert not any("ceiling" in case for case in said)
+    assert (curve.runs_to(5), curve.runs_to(6), curve.runs_to(10)) == (300, 600, None)
