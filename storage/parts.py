@@ -55,7 +55,6 @@ from storage.shards import (
 
 STORE_FILE = "store.json"
 _OPEN_INDEXES = 8192
-_MAX_THREADS = 8
 
 
 def write_part(
