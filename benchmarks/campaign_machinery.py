@@ -151,7 +151,7 @@ def run_here(
         dataset = open_store(folder / "pairs", campaign, images)
         halfway: dict[str, float] = {}
 
-        def on_progress(done: float, total: int) -> None:
+        def on_progress(done: float, total: int, _note: str) -> None:
             if done >= total / 2 and not halfway:
                 halfway.update(s=time.perf_counter() - start, gib=_peak_gib())
 

@@ -31,6 +31,7 @@ PROVENANCE = Provenance(
     plan_hash="benchmark",
     source_hash="benchmark",
     code_version="benchmark",
+    torch_version="none",
     device="cpu",
     threads=1,
     seconds=1.0,

@@ -128,6 +128,7 @@ def made_up_receipt(campaign: Campaign, part: int) -> Receipt:
         plan_hash=secrets.token_hex(32),
         source_hash=secrets.token_hex(32),
         code_version="1.0.0",
+        torch_version="2.13.0",
         device="NVIDIA A100-SXM4-80GB",
         threads=8,
         seconds=4321.0,

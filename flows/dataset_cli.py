@@ -77,6 +77,7 @@ def dataset_info(
         "bytes_per_pair": round(summary.bytes_per_pair, 1),
         "worker_seconds": round(summary.worker_seconds, 1),
         "code": list(summary.code_versions),
+        "torch": list(summary.torch_versions),
         "devices": list(summary.devices),
         "dataset_hash": summary.content_hash,
     }
@@ -92,6 +93,7 @@ def dataset_info(
         "outcomes": ", ".join(f"{n:,} {name}" for name, n in facts["outcomes"].items()) or "none",
         "bytes": f"{size_text(summary.n_bytes)} ({summary.n_bytes:,} bytes)",
         "code": ", ".join(summary.code_versions),
+        "torch": ", ".join(summary.torch_versions),
         "devices": ", ".join(summary.devices),
     }
     show_facts(out, dataset.root, facts)

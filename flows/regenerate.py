@@ -33,7 +33,7 @@ PLAN = "plan"
 """Stands before the columns: the hash of which images a part's runs train on."""
 _REQUIRED = {
     *("manifest", "recipe", "content_hash", "first_group", "columns", "parts"),
-    *("code_versions", "devices", "threads", "torch_where_described"),
+    *("code_versions", "torch_versions", "devices", "threads"),
 }
 _HASH_CHARS = 16
 _SHOWN = 5
@@ -116,7 +116,6 @@ def describe(
         "source_hash": dataset.manifest["source"]["hash"],
         "content_hash": dataset.content_hash,
         **circumstances(dataset.receipts),
-        "torch_where_described": torch.__version__,
         "first_group": dataset.receipts[0].group,
         "columns": [PLAN, *columns],
         "parts": {str(r.part): " ".join(_short_hashes(r, columns)) for r in dataset.receipts},
@@ -176,7 +175,7 @@ def foreseen(expected: Mapping[str, Any]) -> list[str]:
     """What is known, before anything runs, to be unlike then; a sentence each."""
     pairs = (
         ("code", ", ".join(expected["code_versions"]), code_version()),
-        ("torch", expected["torch_where_described"], torch.__version__),
+        ("torch", ", ".join(expected["torch_versions"]), torch.__version__),
     )
     return [
         f"{name} was {there} and is {here} here: the pairs may differ"
@@ -215,6 +214,7 @@ def circumstances(receipts: Sequence[Receipt]) -> dict[str, list[Any]]:
     """What else than the settings may have had a part in the values."""
     return {
         "code_versions": sorted({receipt.code_version for receipt in receipts}),
+        "torch_versions": sorted({receipt.torch_version for receipt in receipts}),
         "devices": sorted({receipt.device for receipt in receipts}),
         "threads": sorted({receipt.threads for receipt in receipts}),
     }
@@ -227,11 +227,6 @@ def _circumstances_differ(expected: Mapping[str, Any], dataset: Dataset) -> list
         for name, values in here.items()
         if expected[name] != values
     ]
-    if expected["torch_where_described"] != torch.__version__:
-        sentences.append(
-            f"torch: {expected['torch_where_described']} where the manifest was written, "
-            f"{torch.__version__} here"
-        )
     settings = manifest_differences(expected["manifest"], dataset.manifest)
     sentences += [f"setting {difference}" for difference in settings[:_SHOWN]]
     return sentences or [

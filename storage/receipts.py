@@ -48,6 +48,7 @@ class Provenance(TypedDict):
     plan_hash: str  # hash of which images its runs train on
     source_hash: str  # ImageSet.content_hash
     code_version: str
+    torch_version: str
     device: str
     threads: int
     seconds: float
@@ -74,6 +75,7 @@ class Receipt:
     plan_hash: str
     source_hash: str
     code_version: str
+    torch_version: str
     device: str
     threads: int
     seconds: float
@@ -242,8 +244,9 @@ def check_same(standing: Receipt, array_hashes: dict[str, str]) -> Receipt:
     if differing:
         raise CorruptPartError(
             f"part {standing.part} was written before with other values in {', '.join(differing)} "
-            f"(code {standing.code_version} on {standing.device}, {standing.threads} threads); "
-            "the run is not deterministic here: use a new store, or the same code and device"
+            f"(code {standing.code_version}, torch {standing.torch_version} on {standing.device}, "
+            f"{standing.threads} threads); the run is not deterministic here: use a new "
+            "store, or the same code and device"
         )
     return standing
 

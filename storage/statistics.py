@@ -39,6 +39,7 @@ class Summary:
     n_bytes: int
     worker_seconds: float
     code_versions: tuple[str, ...]
+    torch_versions: tuple[str, ...]
     devices: tuple[str, ...]
     content_hash: str
 
@@ -90,6 +91,7 @@ def summarise(dataset: Dataset) -> Summary:
         n_bytes=sum(size for r in receipts for size, _checksum in r.files.values()),
         worker_seconds=sum(r.seconds for r in receipts),
         code_versions=tuple(sorted({r.code_version for r in receipts})),
+        torch_versions=tuple(sorted({r.torch_version for r in receipts})),
         devices=tuple(sorted({r.device for r in receipts})),
         content_hash=dataset.content_hash,
     )

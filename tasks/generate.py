@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import dask.config
+import numpy as np
 from distributed import Client, Future
 
 from storage.dataset import Dataset
@@ -37,8 +38,9 @@ __all__ = ["CampaignError", "Pace", "run_campaign"]
 WINDOW_PER_WORKER = 2
 """One that runs and one that waits; each holds its images in the memory of the scheduler."""
 
-OnProgress = Callable[[float, int], None]
-"""Called with the number of runs done (fractions of running ones included) and of all runs."""
+OnProgress = Callable[[float, int, str], None]
+"""Called with the number of runs done (fractions of running ones included) and of all runs, and
+with how many images are covered, in words. The first call tells what was there before."""
 
 
 def run_campaign(
@@ -121,8 +123,10 @@ class _Run:
         if self.parts.quarantined:
             self.on_notice(_left_out(quarantined))
         self.known = KnownCounts(plan.sampling, len(plan.labels))
+        self.covered = np.zeros(len(plan.labels), bool)
+        self.n_usable = int((plan.labels >= 0).sum())
         for receipt in dataset.receipts:
-            self.known.keep(receipt)
+            self._take_in(receipt)
         self.fingerprint = plan.campaign.fingerprint(plan.images)
         self.planned: dict[int, PlannedPart] = {}
         self.futures: dict[int, Future[Receipt]] = {}
@@ -131,6 +135,7 @@ class _Run:
         self.watch = Watch(dataset.place, client, device=device, pace=pace, on_notice=on_notice)
 
     def until_over(self) -> None:
+        self._report()
         while not self.parts.is_over:
             self.watch.look(len(self.futures), self._standing())
             more = not self.watch.is_paused and self._fill()
@@ -234,10 +239,15 @@ class _Run:
         future.release()
         if isinstance(outcome, Receipt):
             self.plan.check(self.planned[part], outcome)
-            self.known.keep(outcome)
+            self._take_in(outcome)
             self._is_done(part)
         else:
             self._judge(part, outcome)
+
+    def _take_in(self, receipt: Receipt) -> None:
+        self.known.keep(receipt)
+        table = receipt.image_table()
+        self.covered[table.image_ids[table.n_pairs > 0]] = True
 
     def _is_done(self, part: int) -> None:
         self.parts.finished(part)
@@ -295,7 +305,8 @@ class _Run:
     def _report(self) -> None:
         sampling = self.plan.sampling
         n_done = len(self.parts.done) + sum(self.fractions.values())
-        self.on_progress(n_done * sampling.runs_per_part, sampling.n_runs)
+        covered = f"{self.covered.sum():,} of {self.n_usable:,} images covered"
+        self.on_progress(n_done * sampling.runs_per_part, sampling.n_runs, covered)
 
     def _conclude(self) -> None:
         parts, n_parts = self.parts, self.plan.sampling.n_parts

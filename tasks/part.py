@@ -87,6 +87,7 @@ def run_part(job: PartJob) -> Receipt:
             plan_hash=job.planned.plan_hash,
             source_hash=job.source_hash,
             code_version=code_version(),
+            torch_version=torch.__version__,
             device=device_name(device),
             threads=job.threads,
             seconds=round(time.perf_counter() - started, 3),

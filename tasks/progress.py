@@ -7,9 +7,9 @@ Also the source of Prefect's progress artifacts, so that a run can be watched fr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Protocol, cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -27,9 +27,14 @@ from rich.text import Text
 
 LOG_EVERY_SECONDS = 10.0
 ARTIFACT_EVERY_SECONDS = 5.0
+SPEED_SECONDS = 600.0
+"""The time left follows from what was done in so many seconds."""
 
-Advance = Callable[[float, float], None]
-"""Called with what is done and the total."""
+
+class Advance(Protocol):
+    """Called with what is done, the total and, if there is more to say, a note of a few words."""
+
+    def __call__(self, done: float, total: float, note: str = "") -> None: ...
 
 
 class _RateColumn(ProgressColumn):
@@ -40,7 +45,8 @@ class _RateColumn(ProgressColumn):
         self.unit = unit
 
     def render(self, task: Task) -> Text:
-        return Text(rate_text(task.completed, task.elapsed or 0.0, self.unit), style="dim")
+        done = task.completed - task.fields["before"]
+        return Text(rate_text(done, task.elapsed or 0.0, self.unit), style="dim")
 
 
 def rate_text(done: float, seconds: float, unit: str) -> str:
@@ -54,7 +60,10 @@ def rate_text(done: float, seconds: float, unit: str) -> str:
 
 @contextmanager
 def stage_progress(title: str, unit: str) -> Iterator[Advance]:
-    """A bar named `title` that counts `unit`s; the value to call with (done, total)."""
+    """A bar named `title` that counts `unit`s; the value to call with (done, total, note="").
+
+    What is done at the first call was there before: it does not count towards the rate.
+    """
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("[bold]{task.description}"),
@@ -63,34 +72,43 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
         TextColumn(f"{unit}s"),
         _RateColumn(unit),
         TimeRemainingColumn(compact=True),
+        TextColumn("[dim]{task.fields[note]}"),
         console=console,
+        speed_estimate_period=SPEED_SECONDS,
         disable=not console.is_terminal,
     )
     artifact = cast(UUID, create_progress_artifact(0.0, key=None, description=title))
-    task = bar.add_task(title, total=None)
-    started = time.monotonic()
-    last_log = last_artifact = started
+    task = bar.add_task(title, total=None, start=False, before=0.0, note="")
+    started = last_log = last_artifact = time.monotonic()
+    before: float | None = None
 
-    def advance(done: float, total: float) -> None:
-        nonlocal last_log, last_artifact
+    def advance(done: float, total: float, note: str = "") -> None:
+        nonlocal started, last_log, last_artifact, before
         now = time.monotonic()
-        bar.update(task, completed=done, total=total)
+        if before is None:
+            before, started = done, now
+            bar.start_task(task)
+        bar.update(task, completed=done, total=total, before=before, note=note)
         if now - last_artifact >= ARTIFACT_EVERY_SECONDS:
             last_artifact = now
             update_progress_artifact(artifact, progress=100 * done / total)
         if not console.is_terminal and now - last_log >= LOG_EVERY_SECONDS:
             last_log = now
-            console.print(progress_line(title, unit, done, total, now - started))
+            line = progress_line(title, unit, done, total, now - started, before=before)
+            console.print(f"{line}  {note}".rstrip(), soft_wrap=True, highlight=False)
 
     with bar:
         yield advance
     update_progress_artifact(artifact, progress=100.0)
 
 
-def progress_line(title: str, unit: str, done: float, total: float, seconds: float) -> str:
-    """`Generate  12 / 40 runs  1.2 s/run  0:34 left`."""
-    left = int(seconds / done * (total - done)) if done > 0 else None
+def progress_line(
+    title: str, unit: str, done: float, total: float, seconds: float, *, before: float = 0.0
+) -> str:
+    """`Generate  12 / 40 runs  1.2 s/run  0:34 left`; `before` of them took none of the seconds."""
+    new = done - before
+    left = int(seconds / new * (total - done)) if new > 0 else None
     remaining = "? left" if left is None else f"{left // 60}:{left % 60:02d} left"
     return (
-        f"{title}  {done:.0f} / {total:.0f} {unit}s  {rate_text(done, seconds, unit)}  {remaining}"
+        f"{title}  {done:.0f} / {total:.0f} {unit}s  {rate_text(new, seconds, unit)}  {remaining}"
     )

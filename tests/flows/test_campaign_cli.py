@@ -256,7 +256,7 @@ def test_what_differs_is_said_with_the_machine_it_was_made_on(
         content_hash="0" * 64,
         devices=["NVIDIA H200"],
         code_versions=["0.0.9+abc"],
-        torch_where_described="1.0",
+        torch_versions=["1.0"],
         parts=true["parts"] | {"1": " ".join(hashes)},
     )
     words = ["--workers", 1, "--device", "cpu", "--store", tmp_path / "again"]
@@ -268,7 +268,7 @@ def test_what_differs_is_said_with_the_machine_it_was_made_on(
     assert re.search(r"equal in every part: .*targets/image,", complaint)
     assert "devices: NVIDIA H200 there, cpu here" in complaint
     assert "code versions: 0.0.9+abc there" in complaint
-    assert "torch: 1.0 where" in complaint
+    assert "torch versions: 1.0 there" in complaint
     assert complaint.startswith("code was 0.0.9+abc and is ")  # said before anything runs
     assert "torch was 1.0 and is " in complaint
     assert "threads" not in complaint

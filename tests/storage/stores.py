@@ -60,6 +60,7 @@ def provenance(**changes: Any) -> Provenance:
         "plan_hash": "p",
         "source_hash": "s",
         "code_version": "0.1.0",
+        "torch_version": "2.13.0",
         "device": "cpu",
         "threads": 1,
         "seconds": 1.5,

@@ -37,6 +37,7 @@ def test_the_summary_counts_what_the_arrays_hold(tmp_path: Path):
     assert summary.n_pairs == len(confident) == 320
     assert summary.outcomes == {"ok": 8, "unfitted": 0, "nonfinite": 0}
     assert summary.worker_seconds == 6.0
+    assert summary.torch_versions == ("2.13.0",)
     assert (summary.code_versions, summary.devices) == (("0.1.0",), ("cpu",))
     assert (summary.encoding, summary.content_hash) == ("float16", dataset.content_hash)
 

@@ -33,8 +33,8 @@ def receipt_of(part: int, seed: int) -> Receipt:
     return Receipt(
         schema="", part=part, group="", encoding="float16", picture=(3, 8, 8), run_first=2 * part,
         n_runs=2, n_targets=8, n_pairs=8, fingerprint="", plan_hash="", source_hash="",
-        code_version="", device="cpu", threads=1, seconds=0.0, array_hashes={}, files={},
-        outcomes={}, images=pack_images(table),
+        code_version="", torch_version="", device="cpu", threads=1, seconds=0.0,
+        array_hashes={}, files={}, outcomes={}, images=pack_images(table),
     )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def in_process() -> Iterator[Client]:
         yield client
 
 
-def ignore(_done: float, _total: int) -> None:
+def ignore(_done: float, _total: int, _note: str) -> None:
     """Progress that nobody watches."""
 
 
@@ -172,17 +172,39 @@ def test_failed_parts_are_named_after_the_others_were_made(
 def test_progress_ends_at_the_number_of_runs(
     images: ImageSet, tmp_path: Path, in_process: Client
 ) -> None:
-    reports: list[tuple[float, int]] = []
+    reports: list[tuple[float, int, str]] = []
     dataset = open_store(tmp_path / "s", CAMPAIGN, images)
     run_campaign(
         Plan(CAMPAIGN, images),
         dataset,
         in_process,
         device="cpu",
-        on_progress=lambda done, total: reports.append((done, total)),
+        on_progress=lambda *report: reports.append(report),
     )
-    assert reports[-1] == (8, 8)
-    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
+    n_covered = int((dataset.image_counts()[1] > 0).sum())
+    assert 0 < n_covered < len(images.labels)
+    assert reports[0] == (0, 8, f"0 of {len(images.labels)} images covered")
+    assert reports[-1] == (8, 8, f"{n_covered} of {len(images.labels)} images covered")
+    assert [done for done, _, _ in reports] == sorted(done for done, _, _ in reports)
+
+
+def test_what_was_there_before_is_told_first(
+    in_process: Client, images: ImageSet, tmp_path: Path
+) -> None:
+    dataset = generate(tmp_path / "s", images, 1)
+    (tmp_path / "s" / "receipts" / "part-000003.json").unlink()
+    dataset.refresh()
+    n_before = int((dataset.image_counts()[1] > 0).sum())
+    reports: list[tuple[float, int, str]] = []
+    run_campaign(
+        Plan(CAMPAIGN, images),
+        dataset,
+        in_process,
+        device="cpu",
+        on_progress=lambda *report: reports.append(report),
+    )
+    assert reports[0] == (6, 8, f"{n_before} of {len(images.labels)} images covered")
+    assert reports[-1][0] == 8
 
 
 def test_columns_refer_to_rows_of_the_part(images: ImageSet) -> None:
@@ -278,7 +300,7 @@ def test_a_paused_campaign_starts_nothing_and_goes_on_when_it_is_resumed(
     dataset = open_store(tmp_path / "s", campaign, small_images())
     stored_while_paused = set()
 
-    def progress(done: float, _total: int) -> None:
+    def progress(done: float, _total: int, _note: str) -> None:
         if done >= 4 and not notices:
             write_control(dataset.place, "paused")
 
@@ -308,7 +330,7 @@ def test_a_paused_campaign_finishes_what_runs_and_then_waits(
     dataset = open_store(tmp_path / "s", campaign, small_images())
     seen: list[float] = []
 
-    def progress(done: float, _total: int) -> None:
+    def progress(done: float, _total: int, _note: str) -> None:
         seen.append(done)
         if len(seen) == 1:
             write_control(dataset.place, "paused")
@@ -326,7 +348,7 @@ def test_a_cancelled_campaign_says_how_to_go_on_and_loses_nothing(
     images, campaign = small_images(), no_op(UNIFORM)
     dataset = open_store(tmp_path / "s", campaign, images)
 
-    def progress(done: float, _total: int) -> None:
+    def progress(done: float, _total: int, _note: str) -> None:
         if done >= 4:
             write_control(dataset.place, "cancelled")
 

@@ -47,6 +47,13 @@ def test_a_line_of_progress_has_count_rate_and_remaining_time() -> None:
     assert progress_line("Generate", "run", 0, 40, 3).endswith("? left")
 
 
+def test_what_was_there_before_counts_for_no_rate() -> None:
+    assert progress_line("Generate", "run", 24, 40, 20, before=20) == (
+        "Generate  24 / 40 runs  5.0 s/run  1:20 left"
+    )
+    assert progress_line("Generate", "run", 20, 40, 3, before=20).endswith("? left")
+
+
 def test_the_contact_sheet_has_a_row_per_method_of_the_grid(tmp_path: Path) -> None:
     def evaluation(shown: int) -> Path:
         methods = ["plain", "bf_dncnn", "edm_x2", "plain_all"]
