@@ -25,6 +25,7 @@ from flows.fresh import start_over
 from flows.regenerate_cli import regenerate_app
 from flows.screen import fact_text, show_facts
 from storage.errors import SourceError, StorageError, StoreMismatchError
+from tasks.guard import start_guard
 from tasks.workspace import Workspace
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
@@ -196,6 +197,7 @@ def report(
 def main() -> NoReturn:
     """The entry point: one line for what went wrong, how to resume, and the exit code."""
     signal.signal(signal.SIGTERM, _as_interrupt)
+    start_guard()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     try:
