@@ -68,6 +68,10 @@ ClusterOption = Annotated[
     str,
     typer.Option("--cluster", help="local | cuda | slurm:YAML | kubernetes:YAML | tcp://HOST:PORT"),
 ]
+BatchOption = Annotated[
+    str | None,
+    typer.Option("--batch", help="Runs per part: a number, or auto: what the GPU has room for."),
+]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete the store's products first.")]
 SplitOption = Annotated[Literal["train", "heldout"], typer.Option("--split")]
 
@@ -120,13 +124,17 @@ def generate(
     device: DeviceOption = "auto",
     n_workers: WorkersOption = 0,
     cluster: ClusterOption = "local",
+    batch: BatchOption = None,
 ) -> None:
     """Train victims, attack them, store the pairs; resumes what is there."""
+    from flows.batch import with_batch
     from flows.generate import generate as flow
     from tasks.workers import Workers
 
     recipe = _recipe(store, preset, data, settings)
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+    if batch is not None:
+        recipe = with_batch(recipe, store, split, batch, workers)
     show_facts(out, f"Pairs ({split})", flow(recipe, store, split, workers=workers))
 
 

@@ -11,8 +11,9 @@ and one member here; what follows a run (storage, restoration, evaluation) is wr
 from __future__ import annotations
 
 from recon_core.attacks.kkt import KKT
+from recon_core.attacks.kkt_memory import bytes_per_run
 
-__all__ = ["FAMILIES", "KKT", "Experiment"]
+__all__ = ["FAMILIES", "KKT", "Experiment", "bytes_per_run"]
 
 Experiment = KKT
 """Any experiment; a union once there are several families."""

@@ -31,7 +31,7 @@ from tasks.campaign_state import write_quarantine as give_up
 from tasks.campaign_watch import CampaignError, OnNotice, Pace, Watch, log_notice
 from tasks.coordinator import MAX_KILLS, Coordinator, KnownCounts
 from tasks.part import PROGRESS_TOPIC, PartJob, batch_of, log_tail, run_part
-from tasks.part_errors import outcome_of, verdict
+from tasks.part_errors import outcome_of, reason_of, verdict
 
 __all__ = ["CampaignError", "Pace", "run_campaign"]
 
@@ -255,7 +255,7 @@ class _Run:
         self.known.add(self.parts.n_known_rounds())
 
     def _judge(self, part: int, error: BaseException) -> None:
-        reason = f"{type(error).__name__}: {error}"
+        reason = reason_of(error)
         now = time.monotonic()
         match verdict(error):
             case "end":

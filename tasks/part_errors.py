@@ -14,6 +14,7 @@ import errno
 from concurrent.futures import CancelledError
 from typing import Literal
 
+import torch
 from distributed import Future, KilledWorker
 
 from storage.errors import CorruptPartError, StorageError, StoreFullError, UnsettledError
@@ -39,6 +40,17 @@ def verdict(error: BaseException) -> Verdict:
 
 _OF_A_PART = (StorageError, RuntimeError, ValueError, MemoryError, ArithmeticError)
 """Errors that one part may have and another not; others are mistakes in the program."""
+
+
+def reason_of(error: BaseException) -> str:
+    """The error in one line; with what to do, where a part is too large for its GPU."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            f"{text.splitlines()[0]} The runs of a part do not fit into the GPU's memory at once: "
+            "free it, or start a new store with a smaller --batch"
+        )
+    return text
 
 
 def outcome_of(future: Future[Receipt]) -> Receipt | BaseException | None:

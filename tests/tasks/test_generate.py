@@ -33,7 +33,7 @@ from tasks.campaign import Campaign, Plan, open_store
 from tasks.campaign_state import clear_quarantine, read_quarantine, write_control, write_quarantine
 from tasks.generate import CampaignError, Pace, run_campaign
 from tasks.part import PartJob, batch_of, columns_of, log_tail, run_part
-from tasks.part_errors import verdict
+from tasks.part_errors import reason_of, verdict
 from tasks.workers import Workers, dask_client
 from tests.tasks.troubled_runs import MIXED, UNIFORM, begun, no_op, small_images, troubled
 
@@ -463,3 +463,13 @@ def test_a_full_device_that_only_the_system_names_ends_the_campaign_with_the_fix
     dataset = open_store(tmp_path / "s", no_op(UNIFORM), small_images())
     with pytest.raises(StoreFullError, match=r"part \d.*make room.*same command"):
         run(dataset, no_op(UNIFORM), in_process)
+
+
+def test_a_part_that_does_not_fit_the_gpu_says_what_to_do() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore text.")
+    assert verdict(error) == "failed"
+    reason = reason_of(error)
+    assert "Tried to allocate 9 GiB" in reason
+    assert "start a new store with a smaller --batch" in reason
+    assert "\n" not in reason
+    assert reason_of(ValueError("x is 3")) == "ValueError: x is 3"

@@ -1,0 +1,33 @@
+"""How much memory a run of the family `kkt` takes, to tell how many a GPU holds at once.
+
+An upper estimate from counting live tensors: with P parameters, x = the numbers of all candidates
+and u = the activations of all images and candidates, the training and the attack hold up to
+6 P + 18 x + 6 u numbers, and what is saved of the candidates, s times, up to 5.5 s x while it is
+matched. The test counts them anew. Library workspaces are not in it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from recon_core.attacks.kkt import DTYPES, KKT, ROWS_AT_ONCE
+from recon_core.victims.network import Shape
+
+PER_PARAMETER, PER_CANDIDATE, PER_ACTIVATION, PER_SAVED = 6.0, 18.0, 6.0, 5.5
+
+
+def bytes_per_run(experiment: KKT, n_images: int, shape: Shape) -> int:
+    """Bytes of device memory that each run of a stack takes at most; `shape` is (c, h, w)."""
+    architecture = experiment.victim.on(shape, experiment.n_outputs)
+    attack = experiment.attack
+    n_candidates = attack.n_candidates
+    at_once = min(experiment.n_attacks, max(1, ROWS_AT_ONCE // n_candidates))
+    candidates = n_candidates * math.prod(shape)
+    units = sum(fan_out for _, fan_out in architecture.layer_sizes) * architecture.n_positions
+    working = (
+        PER_PARAMETER * architecture.n_parameters
+        + PER_CANDIDATE * candidates
+        + PER_ACTIVATION * units * (n_candidates + n_images)
+    )
+    saved = PER_SAVED * len(attack.save_at) * candidates * experiment.n_attacks
+    return int(DTYPES[experiment.dtype].itemsize * (at_once * working + saved))

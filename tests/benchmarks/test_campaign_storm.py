@@ -1,0 +1,82 @@
+"""The storm over a campaign, at its smallest: does it kill, and would it notice another dataset?"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import campaign_storm
+from benchmarks.campaign_storm import MARK, Campaign, Report, Size, main, measure, of_storm
+
+TINY = Size(n_runs=16, runs_per_part=2, n_kills=3, workers=(2,), samplers=("adaptive",))
+
+
+def test_the_full_size_is_208_runs_30_kills_every_sampler_and_three_numbers_of_workers() -> None:
+    size = Size()
+    assert (size.n_runs, size.n_parts, size.n_kills) == (208, 52, 30)
+    assert (size.workers, len(size.samplers)) == ((1, 2, 4), 3)
+    for sampler in size.samplers:
+        sampling = size.recipe(sampler).sampling
+        assert sampling.n_runs == 208
+        assert sampling.phases[-1].sampler == sampler
+        assert sampling.needs_counts(sampling.n_rounds - 1) == (sampler != "uniform")
+
+
+@pytest.mark.slow
+def test_a_killed_campaign_ends_as_one_that_nobody_disturbed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = list(measure(TINY, tmp_path, seed=3))
+    (survived,) = [line for line in lines if "SIGKILLs survived" in line.case]
+    assert survived.value == 3
+    assert (tmp_path / "adaptive-2" / "pairs" / "receipts" / "part-000007.json").exists()
+
+
+def test_another_dataset_ends_the_storm_with_both_hashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Report(content_hash="a" * 64, n_covered=3, seconds=1.0)
+    monkeypatch.setattr(campaign_storm, "undisturbed", lambda *_: there)
+    monkeypatch.setattr(campaign_storm, "stormy", lambda *_: replace(there, content_hash="b" * 64))
+    with pytest.raises(SystemExit, match=r"adaptive-2: dataset b{12}, but a{12} without kills"):
+        list(measure(TINY, tmp_path, seed=0))
+
+
+def test_everything_with_the_campaigns_mark_is_found_and_killed(tmp_path: Path) -> None:
+    campaign = Campaign(tmp_path / "c", TINY.recipe("uniform"), 1)
+    program = [sys.executable, "-c", "import time; time.sleep(600)"]
+    ours, other = (
+        subprocess.Popen(program, env={MARK: mark}) for mark in (campaign.mark, "another")
+    )
+    try:
+        assert [p.pid for p in campaign.processes()] == [ours.pid]
+        rng = random.Random(0)
+        assert not campaign.kill("worker", psutil.Process(ours.pid), rng)  # it has no workers
+        assert campaign.kill("machine", psutil.Process(ours.pid), rng)
+        assert ours.wait(timeout=30) == -9
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+        campaign.log.close()
+    assert campaign.report.kills == Counter(machine=1)
+
+
+def test_lines_count_kills_by_kind() -> None:
+    report = Report(kills=Counter(worker=2, machine=1), n_starts=2, seconds=9.0)
+    cases = {line.case: line.value for line in of_storm("c", report)}
+    assert cases["c: SIGKILLs survived with the same dataset (1 of machine, 2 of worker)"] == 3
+    assert cases["c: starts of the command"] == 2
+
+
+def test_unknown_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--kill"])
+    assert "usage" in capsys.readouterr().err
