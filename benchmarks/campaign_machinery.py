@@ -1,13 +1,15 @@
 """What a campaign costs beside its runs: 150,000 runs that do nothing, planned, handed out, stored.
 
-Everything is real but the runs: `run_campaign` with its coordinator, local Dask processes, parts
-written and published by `write_part`, receipts returned and, for the least-seen phase, read back
-into the plan. A run trains on 300 of 50,000 images as in paper 001, but comes back at once with two
-targets and one pair of 8 x 8 pixels. Two thirds of the runs are uniform, one third least-seen, 50 a
-part.
+Everything is real but the runs: a Prefect flow on Prefect's temporary server, with the task, the
+progress and the tables of `generate`; the coordinator and local Dask processes; parts that are
+written and published by `write_part`, their receipts returned and, for the least-seen phase, read
+back into the plan. A run trains on 300 of 50,000 images as in paper 001, but comes back at once
+with two targets and one pair of 8 x 8 pixels. Two thirds of the runs are uniform, one third
+least-seen, 50 a part.
 
 A campaign runs in a process of its own, whose peak memory is the kernel's. The local cluster's
-scheduler lives in it, so its memory is included; the images of the source are, too. `--runs` sets
+scheduler lives in it, so its memory is included; the images of the source are, too. Prefect's
+server is another process. `--runs` sets
 the sizes, `--picture` the pixels of the source's images, which travel with each part: at 32 a part
 carries 46 MB, as real ones do.
 """
@@ -23,6 +25,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,9 +34,11 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from prefect import flow
 from torch import Tensor
 
 from benchmarks.record import Measurement, hardware, versions
+from flows.generate import leave_store, make_pairs
 from recon_core.experiments import Experiment
 from recon_core.sampling import Phase, Sampling
 from recon_core.types import (
@@ -46,10 +51,10 @@ from recon_core.types import (
     RunSpec,
     no_progress,
 )
+from storage.dataset import Dataset
 from storage.sources import ImageSet
 from tasks.campaign import Campaign, Plan, open_store
-from tasks.generate import run_campaign
-from tasks.workers import Workers, dask_client
+from tasks.workers import Workers
 
 SIZES = (10_000, 50_000, 150_000)
 QUICK_SIZES = (40, 80)
@@ -144,37 +149,76 @@ def run_here(
     campaign = no_op_campaign(n_runs, images_per_run=min(IMAGES_PER_RUN, n_images // 4))
     before_gib = _peak_gib()
     profile = cProfile.Profile()
-    with dask_client(Workers(n_workers=n_workers, device="cpu"), threads=1) as client:
-        client.wait_for_workers(n_workers)
-        start = time.perf_counter()
-        plan = Plan(campaign, images)
-        dataset = open_store(folder / "pairs", campaign, images)
-        halfway: dict[str, float] = {}
-
-        def on_progress(done: float, total: int, _note: str) -> None:
-            if done >= total / 2 and not halfway:
-                halfway.update(s=time.perf_counter() - start, gib=_peak_gib())
-
-        if profiled:
-            profile.enable()
-        dataset = run_campaign(plan, dataset, client, device="cpu", on_progress=on_progress)
-        profile.disable()
-        seconds = time.perf_counter() - start
+    peaks = _Peaks()
+    if profiled:
+        profile.enable()
+    with peaks:
+        dataset = as_flow(campaign, images, folder, n_workers)
+    profile.disable()
     if profiled:
         pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
+    written = sorted((folder / "pairs" / "receipts").glob("part-*.json"), key=_modified)
+    halfway_s = _modified(written[len(written) // 2]) - peaks.started
     if dataset.n_runs != campaign.sampling.n_runs:
         raise ValueError(f"{dataset.n_runs} runs are stored, {campaign.sampling.n_runs} planned")
     return {
         "n_runs": dataset.n_runs,
         "n_parts": len(dataset.receipts),
-        "seconds": seconds,
-        "first_half_s": halfway["s"],
+        "seconds": peaks.ended - peaks.started,
+        "to_first_part_s": _modified(written[0]) - peaks.started,
+        "first_half_s": halfway_s,
         "before_gib": before_gib,
-        "halfway_gib": halfway["gib"],
+        "halfway_gib": peaks.at(peaks.started + halfway_s),
         "peak_gib": _peak_gib(),
         "cpu_s": resource.getrusage(resource.RUSAGE_SELF).ru_utime,
         "content_hash": dataset.content_hash,
     }
+
+
+@flow(name="campaign of nothing", validate_parameters=False)
+def as_flow(campaign: Campaign, images: ImageSet, folder: Path, n_workers: int) -> Dataset:
+    """What `flows.generate` does after it has read its images."""
+    plan = Plan(campaign, images)
+    dataset = open_store(folder / "pairs", campaign, images)
+    dataset = make_pairs(
+        plan, dataset, Workers(n_workers=n_workers, device="cpu"), "cpu", "Generate nothing"
+    )
+    leave_store(dataset, plan, "train", folder)
+    return dataset
+
+
+class _Peaks:
+    """The process's peak memory every so often, while it is entered."""
+
+    def __init__(self, every_s: float = 0.1) -> None:
+        self.samples: list[tuple[float, float]] = []
+        self.started = self.ended = 0.0
+        self._every_s, self._over = every_s, threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> _Peaks:
+        self.started = time.time()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended = time.time()
+        self._over.set()
+        self._thread.join()
+
+    def at(self, when: float) -> float:
+        """The peak at that time, in GiB."""
+        return max(gib for at, gib in self.samples if at <= when)
+
+    def _sample(self) -> None:
+        while True:
+            self.samples.append((time.time(), _peak_gib()))
+            if self._over.wait(self._every_s):
+                return
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def _peak_gib() -> float:
@@ -220,9 +264,17 @@ def measure(
         yield measured(
             f"of which after half of the parts, {what}", facts["halfway_gib"], "GiB", None
         )
+        first = facts["first_half_s"] - facts["to_first_part_s"]
+        second = facts["seconds"] - facts["first_half_s"]
+        yield measured(
+            f"of the time before the first part (flow, server, workers), {what}",
+            facts["to_first_part_s"],
+            "s",
+            None,
+        )
         yield measured(
             f"second half's time over the first's, {what}",
-            (facts["seconds"] - facts["first_half_s"]) / facts["first_half_s"],
+            second / first,
             "ratio",
             None,
         )
