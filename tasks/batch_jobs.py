@@ -38,39 +38,43 @@ class KeepJobs(Adaptive):
         self.n_without_worker = 0
         self._next_look = 0.0
         self._submitted: dict[str, str] = {}
+        self._with_worker: set[str] = set()
 
     async def adapt(self) -> None:
         """Forgets dead jobs; Dask then submits what is missing."""
+        here = self.observed
+        self._with_worker.update(job.job_id for name, job in self.jobs.items() if name in here)
         now = time.monotonic()
         if now >= self._next_look and not self._adapting:
             self._next_look = now + QUEUE_S
             dead = await self._dead_jobs()
-            if dead:
+            barren = [job for job in dead.values() if job.job_id not in self._with_worker]
+            if barren:
                 self._next_look = now + min(MAX_DELAY_S, QUEUE_S * 2**self.n_without_worker)
                 self.n_without_worker += 1
-                await self._forget(dead)
-            elif self.observed:
+                self._say_none_came(barren)
+            elif here:
                 self.n_without_worker = 0
+            for name, job in dead.items():
+                self.jobs.pop(name, None)
+                await job.close()
         await super().adapt()
         self._say_what_is_new()
 
     async def _dead_jobs(self) -> dict[str, Any]:
-        """The jobs that will not bring a worker: not in the queue any more, or never submitted."""
+        """The jobs that have no worker and will not bring one: they are not in the queue."""
         expected = {name: job for name, job in self.jobs.items() if name not in self.observed}
         queued = await jobs_in_queue() if expected else set()
         if queued is None:
             return {}
         return {name: job for name, job in expected.items() if job.job_id not in queued}
 
-    async def _forget(self, dead: dict[str, Any]) -> None:
-        ids = [job.job_id or "none" for job in dead.values()]
+    def _say_none_came(self, dead: list[Any]) -> None:
+        ids = sorted(job.job_id or "not submitted" for job in dead)
         log.warning(
-            "%d jobs ended before their worker came (%s), %d times in a row%s",
-            len(ids), ", ".join(ids), self.n_without_worker, self.hint,
+            "jobs ended before their worker came, %d times in a row (now %s)%s",
+            self.n_without_worker, ", ".join(ids), self.hint,
         )  # fmt: skip
-        for name, job in dead.items():
-            self.jobs.pop(name, None)
-            await job.close()
 
     def _say_what_is_new(self) -> None:
         for name, job in self.jobs.items():

@@ -157,7 +157,9 @@ def slurm_arguments(
 ) -> dict[str, Any]:
     """For `SLURMCluster`: one job per worker, one process per job, one part at a time."""
     exports = [f"export {name}={value}" for name, value in environment.items()]
-    exports.append(f"export {last_part.VARIABLE}=$(( $(date +%s) + {site.work_s} ))")
+    # Up to a tenth earlier: jobs that start together are not to end together.
+    at = f"$(date +%s) + {site.work_s} - RANDOM % {site.work_s // 10 + 1}"
+    exports.append(f"export {last_part.VARIABLE}=$(( {at} ))")
     scheduler = {"dashboard_address": "127.0.0.1:0"}
     if site.interface is None:
         scheduler["host"] = "127.0.0.1"

@@ -131,9 +131,9 @@ def test_jobs_are_replaced_that_die_before_or_after_their_worker_came(
         wait_for(lambda: (queue / "4").exists() and workers(cluster) == 1)
     said = [record.getMessage() for record in caplog.records if record.name == "palimpsest"]
     assert said == [
-        "1 jobs ended before their worker came (1), 1 times in a row; see FILE",
+        "jobs ended before their worker came, 1 times in a row (now 1); see FILE",
         "job 1 is gone; job 2 is in its place",
-        "1 jobs ended before their worker came (2), 2 times in a row; see FILE",
+        "jobs ended before their worker came, 2 times in a row (now 2); see FILE",
         "job 2 is gone; job 3 is in its place",
         "job 3 is gone; job 4 is in its place",
     ]

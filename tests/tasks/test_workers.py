@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -202,8 +203,12 @@ def test_a_worker_ends_a_tenth_before_the_walltime_unless_the_site_says_otherwis
         told = slurm_arguments(SlurmSite(**settings), threads=1, environment={})
         return str(told["job_script_prologue"][0])
 
-    assert line(walltime="10:00:00") == f"export {VARIABLE}=$(( $(date +%s) + {9 * 3600} ))"
-    assert line(walltime="10:00:00", margin="02:00:00").endswith(f"+ {8 * 3600} ))")
+    assert line(walltime="10:00:00").startswith(f"export {VARIABLE}=$(( $(date +%s) + {9 * 3600} -")
+    assert f"+ {8 * 3600} -" in line(walltime="10:00:00", margin="02:00:00")
+    script = f"{line(walltime='01:00:00')}; echo $(( {VARIABLE} - $(date +%s) ))"
+    left = [int(subprocess.check_output(["bash", "-c", script])) for _ in range(4)]
+    assert all(0.9 * 3240 - 2 <= seconds <= 3240 for seconds in left)
+    assert len(set(left)) > 1, "jobs that start together would end together"
 
 
 def test_a_site_without_an_interface_stays_on_loopback() -> None:
