@@ -72,6 +72,11 @@ class Workers:
                 f"cluster={self.cluster!r} has no site settings; leave {self.site_file} out, or "
                 "use slurm or kubernetes"
             )
+        if ":" in self.cluster and self.cluster_file not in (None, self.site_file):
+            raise ValueError(
+                f"cluster={self.cluster!r} and cluster_file={self.cluster_file!r} name two files "
+                "of site settings; leave one out"
+            )
         if self.n_workers < 0:
             raise ValueError(f"n_workers={self.n_workers} must be 0 (one per core) or more")
         if self.n_workers == 0 and self.kind in ("slurm", "kubernetes"):

@@ -109,6 +109,7 @@ def test_durations_are_read_as_slurm_does(text: str, seconds: int) -> None:
         ({"n_workers": -1}, "n_workers=-1"),
         ({"cluster": "local:site.yaml"}, "leave site.yaml out"),
         ({"cluster": "tcp://h:1", "cluster_file": "site.yaml"}, "leave site.yaml out"),
+        ({"cluster": "slurm:a.yaml", "cluster_file": "b.yaml"}, "name two files"),
         ({"cluster": "slurm"}, "n_workers=0.*--workers"),
         ({"cluster": "kubernetes:k.yaml"}, "n_workers=0.*--workers"),
     ],
