@@ -19,7 +19,9 @@ import dask.config
 import torch
 from distributed import Client, LocalCluster
 
+from tasks.batch_jobs import KeepJobs, check_script
 from tasks.sites import (
+    ALLOWED_FAILURES,
     KubernetesSite,
     SlurmSite,
     cuda_arguments,
@@ -32,8 +34,6 @@ from tasks.sites import (
 Device = Literal["auto", "cpu", "cuda"]
 
 KINDS = ("local", "cuda", "slurm", "kubernetes")
-ALLOWED_FAILURES = 2
-"""Deaths of workers after which Dask tries a part again; the third gives it up."""
 
 KEEP_FREED_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": 1 << 30,
@@ -71,6 +71,11 @@ class Workers:
             raise ValueError(
                 f"cluster={self.cluster!r} has no site settings; leave {self.site_file} out, or "
                 "use slurm or kubernetes"
+            )
+        if ":" in self.cluster and self.cluster_file not in (None, self.site_file):
+            raise ValueError(
+                f"cluster={self.cluster!r} and cluster_file={self.cluster_file!r} name two files "
+                "of site settings; leave one out"
             )
         if self.n_workers < 0:
             raise ValueError(f"n_workers={self.n_workers} must be 0 (one per core) or more")
@@ -162,11 +167,7 @@ def start_cluster(workers: Workers, threads: int, environment: dict[str, int]) -
     if workers.kind == "cuda":
         return imported("dask_cuda").LocalCUDACluster(**cuda_arguments(workers.n_workers))
     if workers.kind == "slurm":
-        site = read_site(SlurmSite, workers.site_file)
-        arguments = slurm_arguments(site, threads=threads, environment=environment)
-        cluster = imported("dask_jobqueue").SLURMCluster(**arguments)
-        cluster.scale(jobs=workers.n_workers)
-        return cluster
+        return _slurm_cluster(workers, threads, environment)
     if workers.kind == "kubernetes":
         arguments = kubernetes_arguments(
             read_site(KubernetesSite, workers.site_file),
@@ -183,6 +184,30 @@ def start_cluster(workers: Workers, threads: int, environment: dict[str, int]) -
         dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
     )
+
+
+def _slurm_cluster(workers: Workers, threads: int, environment: dict[str, int]) -> Any:
+    """Jobs in Slurm's queue, submitted again when they end."""
+    site = read_site(SlurmSite, workers.site_file)
+    arguments = slurm_arguments(site, threads=threads, environment=environment)
+    cluster = imported("dask_jobqueue").SLURMCluster(**arguments)
+    try:
+        check_script(cluster.job_script())
+    except ValueError:
+        cluster.close()
+        raise
+    n_jobs = workers.n_workers
+    cluster.adapt(Adaptive=KeepJobs, minimum_jobs=n_jobs, maximum_jobs=n_jobs, hint=_hint(site))
+    return cluster
+
+
+def _hint(site: SlurmSite) -> str:
+    """What to look at when jobs end without a worker."""
+    logs = "slurm-JOB.out here" if site.log_directory is None else f"{site.log_directory}/*JOB.err"
+    hint = f"; see {logs}"
+    if site.interface in (None, "lo"):
+        hint += "; the scheduler listens on loopback: other machines need the site's `interface`"
+    return hint
 
 
 def usable_cores() -> int:

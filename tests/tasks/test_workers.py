@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from tasks import workers as workers_module
+from tasks.batch_jobs import KeepJobs
+from tasks.last_part import VARIABLE
 from tasks.sites import (
     KubernetesSite,
     SlurmSite,
@@ -18,6 +21,7 @@ from tasks.sites import (
     kubernetes_arguments,
     read_site,
     slurm_arguments,
+    slurm_seconds,
 )
 from tasks.workers import (
     Workers,
@@ -41,6 +45,16 @@ interface: lo
 
 
 @pytest.fixture
+def slurm_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An `sbatch` that takes every job."""
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\nexit 0\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return sbatch
+
+
+@pytest.fixture
 def site_file(tmp_path: Path) -> str:
     path = tmp_path / "site.yaml"
     path.write_text(SITE)
@@ -51,10 +65,18 @@ class Recorded:
     """A cluster that only keeps what it was told."""
 
     def __init__(self, **arguments: object) -> None:
-        self.arguments, self.jobs = arguments, 0
+        self.arguments = arguments
+        self.adapted: dict[str, object] = {}
+        self.closed = False
 
-    def scale(self, *, jobs: int) -> None:
-        self.jobs = jobs
+    def job_script(self) -> str:
+        return "#!/bin/sh\n"
+
+    def adapt(self, **how: object) -> None:
+        self.adapted = how
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +88,28 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("04:00:00", 14_400),
+        ("1-12", 129_600),
+        ("1-12:30", 131_400),
+        ("2-00:00:05", 172_805),
+    ],
+)
+def test_durations_are_read_as_slurm_does(text: str, seconds: int) -> None:
+    assert slurm_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"cluster": "slurn"}, "cluster='slurn' is none of local, cuda, slurm, kubernetes"),
         ({"n_workers": -1}, "n_workers=-1"),
         ({"cluster": "local:site.yaml"}, "leave site.yaml out"),
         ({"cluster": "tcp://h:1", "cluster_file": "site.yaml"}, "leave site.yaml out"),
+        ({"cluster": "slurm:a.yaml", "cluster_file": "b.yaml"}, "name two files"),
         ({"cluster": "slurm"}, "n_workers=0.*--workers"),
         ({"cluster": "kubernetes:k.yaml"}, "n_workers=0.*--workers"),
     ],
@@ -106,6 +144,9 @@ def test_the_site_file_is_given_behind_the_kind_or_alone(site_file: str) -> None
         ("cores: many", "site.yaml: cores: "),
         ("- gpu", "site.yaml: the file: "),
         ("a: [", "site.yaml is not YAML"),
+        ("walltime: 12:00:00", "walltime: .*put it in quotes"),
+        ('walltime: "noon"', "'noon' is no duration"),
+        ('{walltime: "01:00:00", margin: "60"}', "margin='60' leaves nothing"),
     ],
 )
 def test_a_wrong_site_file_is_refused_with_the_key(text: str, message: str, tmp_path: Path) -> None:
@@ -130,6 +171,7 @@ def test_a_package_that_is_not_installed_is_named_as_pip_knows_it(
         imported("dask_cuda")
 
 
+@pytest.mark.usefixtures("slurm_accepts")
 def test_slurm_is_told_of_one_process_a_job_with_its_gpu_and_environment(
     site_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,29 +180,104 @@ def test_slurm_is_told_of_one_process_a_job_with_its_gpu_and_environment(
     )
     workers = Workers(cluster=f"slurm:{site_file}", n_workers=3)
     cluster = start_cluster(workers, 2, worker_environment(2))
-    assert cluster.jobs == 3
+    assert cluster.adapted.pop("Adaptive") is KeepJobs
+    hint = "; see slurm-JOB.out here; the scheduler listens on loopback: other machines need the "
+    hint += "site's `interface`"
+    assert cluster.adapted == {"minimum_jobs": 3, "maximum_jobs": 3, "hint": hint}
     told = cluster.arguments
     assert (told["cores"], told["processes"], told["job_cpu"]) == (1, 1, 2)
     assert told["job_extra_directives"] == ["--gres=gpu:1", "--exclude=node7"]
     assert told["job_script_prologue"][0] == "export OMP_NUM_THREADS=2"
     assert told["job_script_prologue"][-1] == "module load cuda"
-    assert told["worker_extra_args"] == ["--resources", "GPU=1"]
+    assert told["worker_extra_args"] == [
+        *("--preload", "tasks.last_part"),
+        *("--dashboard-address", "127.0.0.1:0"),
+        *("--resources", "GPU=1"),
+    ]
+    assert told["security"] is True
+    assert "host" not in told["scheduler_options"]
     assert "python" not in told
 
 
-def test_kubernetes_and_cuda_are_told_of_one_process_a_gpu(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_worker_ends_a_tenth_before_the_walltime_unless_the_site_says_otherwise() -> None:
+    def line(**settings: str) -> str:
+        told = slurm_arguments(SlurmSite(**settings), threads=1, environment={})
+        return str(told["job_script_prologue"][0])
+
+    assert line(walltime="10:00:00").startswith(f"export {VARIABLE}=$(( $(date +%s) + {9 * 3600} -")
+    assert f"+ {8 * 3600} -" in line(walltime="10:00:00", margin="02:00:00")
+    script = f"{line(walltime='01:00:00')}; echo $(( {VARIABLE} - $(date +%s) ))"
+    left = [int(subprocess.check_output(["bash", "-c", script])) for _ in range(4)]
+    assert all(0.9 * 3240 - 2 <= seconds <= 3240 for seconds in left)
+    assert len(set(left)) > 1, "jobs that start together would end together"
+
+
+def test_a_site_without_an_interface_stays_on_loopback() -> None:
+    told = slurm_arguments(SlurmSite(tls=False), threads=1, environment={})
+    assert told["scheduler_options"] == {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    assert "security" not in told
+
+
+def test_a_job_that_slurm_refuses_is_an_error_and_leaves_no_cluster(
+    slurm_accepts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = KubernetesSite(image="registry/palimpsest:1", gpu=True, env={"AWS_REGION": "r"})
+    slurm_accepts.write_text("#!/bin/sh\necho invalid account >&2\nexit 1\n")
+    clusters: list[Recorded] = []
+
+    def started(**arguments: object) -> Recorded:
+        clusters.append(Recorded(**arguments))
+        return clusters[-1]
+
+    module = SimpleNamespace(SLURMCluster=started)
+    monkeypatch.setattr(workers_module, "imported", lambda _name: module)
+    with pytest.raises(ValueError, match=r"refuses the job \(invalid account\)"):
+        start_cluster(Workers(cluster="slurm", n_workers=1), 1, {})
+    assert clusters[0].closed
+
+
+def test_a_pod_of_kubernetes_has_one_process_and_one_gpu_the_scheduler_none() -> None:
+    site = KubernetesSite(
+        image="registry/palimpsest:1",
+        gpu=True,
+        env={"AWS_REGION": "r"},
+        secret="bucket",
+        pod={"nodeSelector": {"gpu": "yes"}},
+    )
     told = kubernetes_arguments(site, n_workers=4, threads=2, environment=worker_environment(2))
-    assert told["n_workers"] == 4
+    spec = told["custom_cluster_spec"]["spec"]
+    assert spec["worker"]["replicas"] == 4
+    assert spec["worker"]["spec"]["nodeSelector"] == {"gpu": "yes"}
+    (worker,) = spec["worker"]["spec"]["containers"]
     limits = {"cpu": "2", "memory": "8Gi", "nvidia.com/gpu": "1"}
-    assert told["resources"] == {"requests": limits, "limits": limits}
-    assert told["worker_command"] == [
-        "dask", "worker", "--nthreads", "1", "--resources", "GPU=1",
-    ]  # fmt: skip
-    assert told["env"]["OMP_NUM_THREADS"] == "2"
-    assert told["env"]["AWS_REGION"] == "r"
+    assert worker["resources"] == {"requests": limits, "limits": limits}
+    assert worker["args"][:2] == ["dask", "worker"]
+    assert worker["args"][-2:] == ["--resources", "GPU=1"]
+    (scheduler,) = spec["scheduler"]["spec"]["containers"]
+    assert scheduler["args"][:2] == ["dask", "scheduler"]
+    assert "nvidia.com/gpu" not in scheduler["resources"]["limits"]
+    failures = {"name": "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "value": "2"}
+    assert failures in scheduler["env"]
+    for container in (worker, scheduler):
+        assert {"name": "AWS_REGION", "value": "r"} in container["env"]
+        assert container["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+    assert {"name": "OMP_NUM_THREADS", "value": "2"} in worker["env"]
+
+
+def test_two_campaigns_on_kubernetes_have_clusters_of_their_own() -> None:
+    site = KubernetesSite(image="i", name="pairs")
+    clusters = [
+        kubernetes_arguments(site, n_workers=1, threads=1, environment={})["custom_cluster_spec"]
+        for _ in range(2)
+    ]
+    names = [cluster["metadata"]["name"] for cluster in clusters]
+    assert names[0] != names[1]
+    for cluster, name in zip(clusters, names, strict=True):
+        assert name.startswith("pairs-")
+        selector = cluster["spec"]["scheduler"]["service"]["selector"]
+        assert selector["dask.org/cluster-name"] == name
+
+
+def test_cuda_is_told_of_one_process_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         workers_module, "imported", lambda _name: SimpleNamespace(LocalCUDACluster=Recorded)
     )
@@ -174,6 +291,7 @@ def test_the_job_script_that_dask_jobqueue_writes(site_file: str) -> None:
     jobqueue = pytest.importorskip("dask_jobqueue")
     site = read_site(SlurmSite, site_file)
     arguments = slurm_arguments(site, threads=2, environment=worker_environment(2))
+    arguments["shared_temp_directory"] = str(Path(site_file).parent)
     with jobqueue.SLURMCluster(**arguments) as cluster:
         script = cluster.job_script()
     for line in (
@@ -189,6 +307,8 @@ def test_the_job_script_that_dask_jobqueue_writes(site_file: str) -> None:
     ):
         assert line in script.splitlines()
     assert "--nthreads 1 " in script
+    assert "--preload tasks.last_part" in script
+    assert "--tls-key " in script
     assert "--resources GPU=1" in script
 
 

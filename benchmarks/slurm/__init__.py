@@ -1,0 +1,1 @@
+"""A real Slurm on one machine, and a campaign through it."""

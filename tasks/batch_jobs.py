@@ -1,0 +1,125 @@
+"""Batch jobs that are replaced when they end, for whatever reason, as long as a campaign runs.
+
+dask-jobqueue submits jobs and forgets them: a job that dies is not submitted again, unless the
+cluster is asked to adapt, and even then not if it died before its worker had come (a dead node, an
+error in the prologue, a scheduler that the nodes cannot reach, a cancelled job in the queue). This
+looks at the queue, too. Jobs that end without a worker are submitted again after a growing delay,
+so a mistake in the settings does not flood the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import logging
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from distributed.deploy.adaptive import Adaptive
+
+LOOK_S = 5.0
+QUEUE_S = 30.0
+"""Between looks at Slurm's queue, which has other users, too."""
+MAX_DELAY_S = 600.0
+
+log = logging.getLogger("palimpsest")
+
+
+class KeepJobs(Adaptive):
+    """For `SLURMCluster.adapt(Adaptive=KeepJobs, ...)`: as many jobs as were asked for, always."""
+
+    def __init__(self, cluster: Any, *, hint: str = "", **arguments: Any) -> None:
+        super().__init__(cluster, interval=LOOK_S, **arguments)
+        self.jobs: dict[str, Any] = cluster.workers
+        self.hint = hint
+        self.n_without_worker = 0
+        self._next_look = 0.0
+        self._submitted: dict[str, str] = {}
+        self._with_worker: set[str] = set()
+
+    async def adapt(self) -> None:
+        """Forgets dead jobs; Dask then submits what is missing."""
+        here = self.observed
+        self._with_worker.update(job.job_id for name, job in self.jobs.items() if name in here)
+        now = time.monotonic()
+        if now >= self._next_look and not self._adapting:
+            self._next_look = now + QUEUE_S
+            dead = await self._dead_jobs()
+            barren = [job for job in dead.values() if job.job_id not in self._with_worker]
+            if barren:
+                self._next_look = now + min(MAX_DELAY_S, QUEUE_S * 2**self.n_without_worker)
+                self.n_without_worker += 1
+                self._say_none_came(barren)
+            elif here:
+                self.n_without_worker = 0
+            for name, job in dead.items():
+                self.jobs.pop(name, None)
+                await job.close()
+        await super().adapt()
+        self._say_what_is_new()
+
+    async def _dead_jobs(self) -> dict[str, Any]:
+        """The jobs that have no worker and will not bring one: they are not in the queue."""
+        expected = {name: job for name, job in self.jobs.items() if name not in self.observed}
+        queued = await jobs_in_queue() if expected else set()
+        if queued is None:
+            return {}
+        return {name: job for name, job in expected.items() if job.job_id not in queued}
+
+    def _say_none_came(self, dead: list[Any]) -> None:
+        ids = sorted(job.job_id or "not submitted" for job in dead)
+        log.warning(
+            "jobs ended before their worker came, %d times in a row (now %s)%s",
+            self.n_without_worker, ", ".join(ids), self.hint,
+        )  # fmt: skip
+
+    def _say_what_is_new(self) -> None:
+        for name, job in self.jobs.items():
+            before = self._submitted.get(name)
+            if job.job_id is not None and job.job_id != before:
+                if before is not None:
+                    log.warning("job %s is gone; job %s is in its place", before, job.job_id)
+                self._submitted[name] = job.job_id
+
+
+async def jobs_in_queue() -> set[str] | None:
+    """The ids of this user's jobs that wait or run; None if Slurm does not answer now."""
+    process = await asyncio.create_subprocess_exec(
+        "squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%A %t",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    printed, _ = await process.communicate()
+    if process.returncode:
+        return None
+    rows = (line.split() for line in printed.decode().splitlines())
+    return {job for job, state in rows if state != "CG"}
+
+
+def check_script(script: str) -> None:
+    """Asks Slurm whether it would take a job, without submitting it.
+
+    Raises:
+        ValueError: it would not, or there is no Slurm here; the message has Slurm's own words.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+        file.write(script)
+        file.flush()
+        try:
+            subprocess.run(
+                ["sbatch", "--test-only", Path(file.name)],
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise ValueError(
+                "there is no sbatch on this machine; run the command where jobs are submitted, "
+                "or use --cluster local"
+            ) from error
+        except subprocess.CalledProcessError as error:
+            said = " ".join(error.stderr.split())
+            raise ValueError(
+                f"Slurm refuses the job ({said}); change the site's settings: queue, account, "
+                "cores, memory, walltime, directives"
+            ) from error

@@ -1,0 +1,80 @@
+"""What needs no Slurm of the Slurm benchmark: whom a node takes along, what a log shows."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.slurm.campaign import Log
+from benchmarks.slurm.cluster import SlurmCluster, hostname
+
+
+@contextmanager
+def process_of(cluster: SlurmCluster, node: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the environment that slurmd gives to a job."""
+    process = subprocess.Popen(
+        ["sleep", "60"], env={**cluster.environment, "SLURMD_NODENAME": node}
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_processes_of_a_node_are_those_of_its_jobs_in_this_cluster(tmp_path: Path) -> None:
+    cluster, other = SlurmCluster(tmp_path / "a"), SlurmCluster(tmp_path / "b")
+    with (
+        process_of(cluster, "node1") as mine,
+        process_of(cluster, "node2"),
+        process_of(other, "node1"),
+    ):
+        assert [process.pid for process in cluster._job_processes("node1")] == [mine.pid]
+
+
+def test_every_node_has_a_port_of_its_own_and_all_are_on_loopback(tmp_path: Path) -> None:
+    cluster = SlurmCluster(tmp_path)
+    cluster._configure(3, 1000)
+    assert cluster.nodes == ["node1", "node2", "node3"]
+    text = cluster.conf.read_text()
+    ports = [word for word in text.split() if word.startswith(("Port=", "SlurmctldPort="))]
+    assert len(ports) == 4
+    assert len({port.partition("=")[2] for port in ports}) == 4
+    assert text.count("NodeAddr=127.0.0.1") == 3
+    assert (tmp_path / "munge" / "key").stat().st_mode & 0o077 == 0
+
+
+def test_what_cannot_be_done_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SlurmCluster(tmp_path)
+    cluster._configure(2, 1000)
+    with pytest.raises(ValueError, match="no node 'node9' is running; there are node1, node2"):
+        cluster.kill_node("node9")
+    with pytest.raises(ValueError, match="no node 'node1' is running"):
+        cluster.kill_node("node1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"munged, .*cluster install"):
+        cluster.start()
+
+
+def test_a_pid_file_that_another_process_has_inherited_is_no_daemon(tmp_path: Path) -> None:
+    pid = tmp_path / "slurmd.pid"
+    pid.write_text(f"{os.getpid()}\n")
+    assert SlurmCluster._pid_of(pid) is None
+    assert SlurmCluster._pid_of(tmp_path / "none.pid") is None
+
+
+def test_the_log_has_no_name_of_the_machine(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log(f"{sys.executable} {tmp_path}/site.yaml on {hostname()} by {getpass.getuser()}", indent=" ")
+    log(f"{hostname()}s is another word")
+    assert log.lines == [
+        " python FOLDER/site.yaml on HOST by USER",
+        f"{hostname()}s is another word",
+    ]
