@@ -23,9 +23,9 @@ from flows.campaign_cli import campaign_app
 from flows.dataset_cli import dataset_app
 from flows.fresh import start_over
 from flows.regenerate_cli import regenerate_app
-from flows.screen import fact_text, show_facts
+from flows.screen import fact_text, show_facts, show_notices
 from storage.errors import SourceError, StorageError, StoreMismatchError
-from tasks.guard import start_guard
+from tasks.guard import start_guard, take_ctrl_c_alone
 from tasks.workspace import Workspace
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
@@ -206,8 +206,10 @@ def main() -> NoReturn:
     """The entry point: one line for what went wrong, how to resume, and the exit code."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     start_guard()
+    take_ctrl_c_alone()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    show_notices()
     try:
         code = app(standalone_mode=False)
     except (ValueError, SourceError, StoreMismatchError) as error:

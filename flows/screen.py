@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +24,23 @@ LOG_EVERY_SECONDS = 10.0
 
 Counted = Callable[[int, int], None]
 """Called with what is done and the total."""
+
+
+class _Notices(logging.Handler):
+    """Lines on the standard error of the moment, so that a bar there makes room for them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(self.format(record) + "\n")
+
+
+def show_notices() -> None:
+    """From now on what a campaign waits for, repeats or gives up stands on the screen."""
+    logger = logging.getLogger("palimpsest")
+    if any(isinstance(handler, _Notices) for handler in logger.handlers):
+        return
+    handler = _Notices()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger.addHandler(handler)
 
 
 def show_facts(console: Console, title: str, facts: Mapping[str, Any]) -> None:

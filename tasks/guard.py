@@ -1,4 +1,4 @@
-"""Ends what a command leaves behind when it is killed.
+"""What becomes of the processes that a command starts when it is interrupted or killed.
 
 A command starts others: Prefect's temporary server, Dask's workers. Ctrl-C and SIGTERM end them
 with it; after SIGKILL, as the kernel sends it when memory runs out, the server would stay for ever.
@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 GRACE_S = 10.0
@@ -38,6 +39,22 @@ def start_guard(*, grace_s: float = GRACE_S) -> None:
     ).returncode = 0  # never waited for, which is no reason for a warning
     os.close(reading)
     os.environ[MARK] = mark
+
+
+def take_ctrl_c_alone() -> None:
+    """Ctrl-C then ends this process as SIGTERM does, and does not reach those that it starts.
+
+    A terminal sends SIGINT to a command and to its children. Prefect's server would be gone before
+    the command could tell it that the run is over, and the command would wait for it for ever.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
+    threading.Thread(target=_pass_on, name="ctrl-c", daemon=True).start()
+
+
+def _pass_on() -> None:
+    while True:
+        signal.sigwait({signal.SIGINT})
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -71,7 +72,7 @@ def run_part(job: PartJob) -> Receipt:
         if stored is not None:
             log.stage("in the store already")
             return stored
-        device = _own_device(job.device, worker)
+        device = own_device(job.device, worker)
         started = time.perf_counter()
         log.stage("attack")
         with _cpu_threads(job.threads):
@@ -253,12 +254,14 @@ def _published(job: PartJob) -> Receipt | None:
     return receipt if receipt.plan_hash == job.planned.plan_hash else None
 
 
-def _own_device(device: str, worker: Worker | None) -> str:
+def own_device(device: str, worker: Worker | None) -> str:
     """The GPU of this worker: one process per GPU, told apart by the local cluster's numbers.
 
-    Where each process sees one GPU alone (dask-cuda, Slurm, Kubernetes) that is the only one.
+    Where each process sees one GPU alone (Slurm, Kubernetes) that is the only one. dask-cuda shows
+    each process all of them, its own first.
     """
-    if device != "cuda" or torch.cuda.device_count() < 2 or worker is None:
+    is_told_apart = torch.cuda.device_count() > 1 and "dask_cuda" not in sys.modules
+    if device != "cuda" or not is_told_apart or worker is None:
         return device
     number = re.search(r"\d+$", str(worker.name))
     index = int(number[0]) % torch.cuda.device_count() if number else 0

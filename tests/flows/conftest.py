@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 
 import flows  # noqa: F401  (sets Prefect's defaults before Prefect is imported)
+from flows import cli
 from flows.presets import Recipe, preset
+
+
+@pytest.fixture(autouse=True)
+def no_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in this process here, which has to keep its signals and its environment."""
+    monkeypatch.setattr(cli, "start_guard", lambda: None)
+    monkeypatch.setattr(cli, "take_ctrl_c_alone", lambda: None)
 
 
 @pytest.fixture(scope="session")

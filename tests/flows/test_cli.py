@@ -15,6 +15,8 @@ from PIL import Image
 from flows import cli
 from flows.fresh import start_over
 from storage.dataset import Dataset
+from storage.places import open_place
+from tasks.campaign_state import write_control
 
 COMMANDS = ["demo", "generate", "curate", "train", "evaluate", "report", "dataset info",
             "dataset verify"]  # fmt: skip
@@ -138,7 +140,10 @@ def test_fresh_deletes_only_what_it_knows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["SIGTERM", "Ctrl-C"])
+def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(
+    how: str, tmp_path: Path
+) -> None:
     store = tmp_path / "s"
     words = [
         "generate",
@@ -154,15 +159,30 @@ def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(tmp_path: P
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     deadline = time.monotonic() + 120
     while not (store / "recipe.json").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert (store / "recipe.json").exists()
     time.sleep(8)  # the workers are starting or at work
-    process.send_signal(signal.SIGTERM)  # handled as Ctrl-C is
+    if how == "SIGTERM":
+        process.send_signal(signal.SIGTERM)
+    else:  # as a terminal does: to the command and all that it has started
+        os.killpg(process.pid, signal.SIGINT)
     _out, shown = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "Resume with: palimpsest generate --preset smoke" in shown
     assert "Traceback" not in shown
     assert Dataset(store / "pairs").verify().ok
+
+
+def test_what_a_campaign_is_asked_to_do_stands_on_the_screen(
+    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, prefect_server
+) -> None:
+    words = ["generate", *TINY, "--data", f"folder:{flat_noise}", "--store", str(tmp_path / "s")]
+    assert run(monkeypatch, *words) == 0
+    write_control(open_place(tmp_path / "s" / "pairs"), "cancelled")
+    capsys.readouterr()
+    assert run(monkeypatch, *words) == 0
+    assert re.search(r"^\d\d:\d\d:\d\d .*cancelled", capsys.readouterr().err, re.MULTILINE)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -13,6 +15,7 @@ import torch
 from tasks import workers as workers_module
 from tasks.batch_jobs import KeepJobs
 from tasks.last_part import VARIABLE
+from tasks.part import own_device
 from tasks.sites import (
     KubernetesSite,
     SlurmSite,
@@ -330,3 +333,18 @@ def test_a_local_cluster_listens_on_loopback_only_beside_another_one() -> None:
         assert second.submit(sum, [1, 2]).result() == 3
         opened = listening() - before
     assert {ip for ip, _port in opened} == {"127.0.0.1"}
+
+
+def test_local_workers_take_a_gpu_each_by_number_and_dask_cudas_the_first_they_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    third: Any = SimpleNamespace(name="localcluster-3")
+    assert own_device("cuda", third) == "cuda:3"
+    assert own_device("cpu", third) == "cpu"
+    assert own_device("cuda", None) == "cuda"
+    monkeypatch.setitem(sys.modules, "dask_cuda", SimpleNamespace())
+    assert own_device("cuda", third) == "cuda"
+    assert chosen == [3]
