@@ -76,7 +76,7 @@ def leave_store(dataset: Dataset, plan: Plan, split: Split, store: Path) -> dict
     quarantined = read_quarantine(dataset.place)
     if quarantined:
         facts["parts in quarantine"] = len(quarantined)
-    leave_facts(f"pairs-{split}", facts, f"What the {split} store at {dataset.root} holds")
+    leave_facts(f"pairs-{split}", facts, f"What {store}, {split}, holds")
     leave_campaign(
         dataset,
         split,
