@@ -76,7 +76,8 @@ def leave_store(dataset: Dataset, plan: Plan, split: Split, store: Path) -> dict
     quarantined = read_quarantine(dataset.place)
     if quarantined:
         facts["parts in quarantine"] = len(quarantined)
-    leave_facts(f"pairs-{split}", facts, f"What {store}, {split}, holds")
+    holds = f"{dataset.n_runs:,} runs, {facts['confident pairs']:,} confident pairs"
+    leave_facts(f"pairs-{split}", facts, f"{holds} ({store}, {split})")
     leave_campaign(
         dataset,
         split,

@@ -99,12 +99,20 @@ def top_up(
         "runs at most": goal.n_runs_at_most,
         "parts in quarantine": len(now.quarantined),
     }
-    leave_facts(f"top-up-{split}", facts, f"What the top-up of {job.title} came to")
+    leave_facts(f"top-up-{split}", shown(facts), f"{why} ({job.title})")
     if is_store(job.place):
         last = job.sampling.phases[-1]
         dataset = Dataset(job.place)
         leave_campaign(dataset, split, title=job.title, n_runs_last_phase=last.n_runs)
     return facts
+
+
+def shown(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts as people read them; why it ended stands above them."""
+    rows = {name: value for name, value in facts.items() if name not in ("why", "images covered")}
+    for name in ("coverage before", "coverage"):
+        rows[name] = f"{facts[name]:.3f}"
+    return rows
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def leave_campaign(
     status = campaign_status(dataset, n_runs_last_phase=n_runs_last_phase)
     if not status.phases:
         return
-    leave_table(f"phases-{split}", phase_rows(status), f"What each phase brought: {title}")
+    leave_table(f"phases-{split}", phase_rows(status), f"What each phase brought ({title})")
     if not dataset.receipts:
         return
     try:
@@ -76,7 +76,7 @@ def leave_campaign(
     except (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, ValueError) as error:
         log_notice(f"the coverage of {title} was not drawn: {type(error).__name__}: {error}")
         return
-    leave_picture(f"coverage-{split}", png, f"Images covered against runs: {title}")
+    leave_picture(f"coverage-{split}", png, f"{status.n_covered:,} images covered ({title})")
 
 
 def phase_rows(status: CampaignStatus) -> list[dict[str, Any]]:

@@ -14,9 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
+from pydantic import TypeAdapter
 
+from flows.attack import attack_plan
 from flows.regenerate import describe
 from storage.dataset import Dataset
+from tasks.attack import AttackJob
 from tasks.campaign_status import find_recipe
 
 REPOSITORY = Path(__file__).parents[2]
@@ -171,6 +174,10 @@ def test_a_fresh_server_runs_nothing_by_itself(deployments: dict[str, dict[str, 
         else:
             assert limit is None
     assert deployments["top-up/nightly"]["parameters"]["n_runs_at_most"] > 0
+    weights = deployments["attack-kkt/weights"]["parameters"]["job"]
+    attack = TypeAdapter(AttackJob).validate_python(weights)
+    plan = attack_plan(n_outputs=1)  # what the command does by itself
+    assert (attack.attack, attack.n_attacks) == (plan.attack, plan.n_attacks)
 
 
 @pytest.mark.slow

@@ -27,6 +27,8 @@ from recon_core.sampling import Phase, Sampling
 from storage.dataset import Dataset
 from storage.errors import StorageError, StoreMismatchError
 from storage.sources import load_images
+from tasks.artifacts import leave_campaign
+from tasks.campaign import open_store
 from tasks.campaign_state import read_control, write_control, write_quarantine
 from tasks.campaign_watch import Pace
 from tasks.workers import Workers
@@ -379,6 +381,19 @@ def test_a_picture_that_cannot_be_drawn_is_said_and_ends_nothing(
     monkeypatch.setattr("tasks.artifacts.coverage_plot", broken)
     assert top(recipe, root, n_runs_at_most=80)["ending"] == "reached"
     assert "was not drawn: RuntimeError: no font" in caplog.text
+
+
+def test_a_store_without_parts_has_phases_and_no_picture(
+    finished, recipe: Recipe, tmp_path: Path
+) -> None:
+    empty = open_store(tmp_path / "pairs", recipe.campaign("train"), recipe.images("train"))
+    leave_campaign(empty, "train", title="nothing yet", n_runs_last_phase=2)
+    assert "nothing yet" in artifact("phases-train").description
+    assert [row["runs"] for row in json.loads(artifact("phases-train").data)] == [
+        "0 of 4",
+        "0 of 2",
+    ]
+    assert "nothing yet" not in artifact("coverage-train").description
 
 
 def test_pairs_in_a_bucket_are_topped_up(
