@@ -189,7 +189,9 @@ def generate_planned(job: Job, workers: Workers) -> None:
     the way; CampaignError if it fails otherwise."""
     name = f"{job.title}, {job.sampling.n_runs:,} runs"
     try:
-        generate.with_options(flow_run_name=name)(job.recipe, job.store, job.split, workers=workers)
+        generate.with_options(flow_run_name=name)(
+            job.recipe, job.store, job.split, workers=workers, resume_stopped=False
+        )
     except CampaignError:
         if read_control(job.place).state != "cancelled" and not waits_for_quarantined(job):
             raise

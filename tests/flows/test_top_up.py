@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,12 +18,13 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from prefect import flow
 
 from flows.coverage_goal import Goal, Standing, ending_of, standing, with_n_runs
 from flows.generate import generate
 from flows.presets import Recipe, preset
 from flows.settings import to_json
-from flows.top_up import Job, top_up, waits_for_quarantined
+from flows.top_up import Job, generate_planned, top_up, waits_for_quarantined
 from recon_core.sampling import Phase, Sampling
 from storage.dataset import Dataset
 from storage.errors import StorageError, StoreMismatchError
@@ -178,6 +180,19 @@ def test_cancelled_on_the_way_it_goes_on_to_the_same_dataset(
     assert kept.items() <= after.items()
 
 
+def test_a_wish_that_comes_while_a_round_is_begun_is_not_overruled(
+    finished, recipe: Recipe, tmp_path: Path
+) -> None:
+    root, facts = finished
+    shutil.copytree(root, tmp_path / "job")
+    place = Dataset(tmp_path / "job" / "pairs").place
+    longer = with_n_runs(SAMPLING, facts["runs"] + ROUND)
+    write_control(place, "cancelled")
+    generate_planned(Job(recipe, tmp_path / "job", "train").planned(longer), ONE_WORKER)
+    assert read_control(place).state == "cancelled"
+    assert Dataset(place).n_runs == facts["runs"]
+
+
 @pytest.mark.slow
 def test_killed_on_the_way_it_goes_on_to_the_same_dataset(
     finished, recipe: Recipe, images: str, tmp_path: Path
@@ -237,8 +252,6 @@ def test_an_attack_that_brings_nothing_new_ends_it(
 def test_quarantined_parts_end_it_and_other_failures_fail(
     finished, recipe: Recipe, tmp_path: Path
 ) -> None:
-    import shutil
-
     root, facts = finished
     store = tmp_path / "job"
     shutil.copytree(root, store)
@@ -308,8 +321,6 @@ def test_other_settings_are_refused(finished, recipe: Recipe) -> None:
 def test_the_larger_size_counts_that_of_the_recipe_or_that_of_the_store(
     finished, recipe: Recipe, tmp_path: Path
 ) -> None:
-    import shutil
-
     root, facts = finished
     assert Job(recipe, root, "train").as_far_as_stored().sampling.n_runs == facts["runs"]
     more = replace(recipe, sampling=with_n_runs(SAMPLING, 60))
@@ -384,16 +395,22 @@ def test_a_picture_that_cannot_be_drawn_is_said_and_ends_nothing(
 
 
 def test_a_store_without_parts_has_phases_and_no_picture(
-    finished, recipe: Recipe, tmp_path: Path
+    finished, recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     empty = open_store(tmp_path / "pairs", recipe.campaign("train"), recipe.images("train"))
-    leave_campaign(empty, "train", title="nothing yet", n_runs_last_phase=2)
+
+    @flow
+    def leaves() -> None:
+        leave_campaign(empty, "train", title="nothing yet", n_runs_last_phase=2)
+
+    leaves()
     assert "nothing yet" in artifact("phases-train").description
     assert [row["runs"] for row in json.loads(artifact("phases-train").data)] == [
         "0 of 4",
         "0 of 2",
     ]
     assert "nothing yet" not in artifact("coverage-train").description
+    assert "was not drawn" not in caplog.text
 
 
 def test_pairs_in_a_bucket_are_topped_up(
