@@ -166,6 +166,9 @@ def test_cancelled_on_the_way_it_goes_on_to_the_same_dataset(
     assert cut["ending"] == "cancelled"
     assert cut["runs"] < planned_in(store) <= facts["runs"]
     assert "palimpsest campaign resume" in cut["why"]
+    # The page of the campaign that was cancelled says how far it came.
+    rows = {row["what"]: row["value"] for row in json.loads(artifact("pairs-train").data)}
+    assert rows["runs"] == str(cut["runs"])
     # Whoever cancelled it is not overruled by the next night.
     held = top(recipe, store, n_runs_at_most=80)
     assert (held["ending"], held["runs added"]) == ("cancelled", 0)
