@@ -24,6 +24,7 @@ from flows.dataset_cli import dataset_app
 from flows.fresh import start_over
 from flows.regenerate_cli import regenerate_app
 from flows.screen import fact_text, show_facts, show_notices
+from flows.top_up_cli import top_up_app
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from tasks.guard import start_guard, take_ctrl_c_alone
 from tasks.workspace import Workspace
@@ -47,6 +48,7 @@ app.add_typer(dataset_app, name="dataset")
 dataset_app.add_typer(regenerate_app)
 app.add_typer(campaign_app, name="campaign")
 app.add_typer(attack_app, name="attack")
+app.add_typer(top_up_app)
 out = Console()
 err = Console(stderr=True)
 

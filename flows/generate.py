@@ -14,10 +14,10 @@ from storage.dataset import Dataset
 from storage.errors import StoreMismatchError
 from storage.files import write_json
 from storage.sources import Split
-from tasks.artifacts import leave_facts
+from tasks.artifacts import leave_campaign, leave_facts
 from tasks.campaign import Plan, open_store
 from tasks.campaign_state import read_quarantine, resume_if_stopped
-from tasks.campaign_watch import log_notice
+from tasks.campaign_watch import CampaignError, log_notice
 from tasks.generate import run_campaign
 from tasks.progress import stage_progress
 from tasks.workers import Workers, dask_client, device_of
@@ -29,18 +29,22 @@ TITLES = {
 }
 
 
-@flow(name="generate")
+@flow(name="generate", flow_run_name="{store}, {split}")
 def generate(
     recipe: Recipe | str = "demo",
     store: Path = Path("palimpsest-runs/demo"),
     split: Split = "train",
     settings: dict[str, Any] | None = None,
     workers: Workers | None = None,
+    *,
+    resume_stopped: bool = True,
 ) -> dict[str, Any]:
     """Bring the store of one split to its planned number of runs; what is there is not repeated.
 
     1. Read the images. 2. Plan: which run trains on which. 3. Open the store, or refuse one that
-    other settings wrote. 4. Run the missing parts on the workers. 5. Say what the store now holds.
+    other settings wrote. 4. Run the missing parts on the workers. 5. Say what the store now holds,
+    also if the campaign was cancelled or parts failed. A campaign that was paused or cancelled
+    runs again, unless `resume_stopped` is false.
     """
     recipe = resolve(recipe, settings)
     workers = workers or Workers()
@@ -52,16 +56,34 @@ def generate(
     dataset = open_store(workspace.pairs(split), plan.campaign, images)
     store.mkdir(parents=True, exist_ok=True)
     write_json(workspace.recipe, to_json(recipe))
-    if notice := resume_if_stopped(dataset.place):
+    if resume_stopped and (notice := resume_if_stopped(dataset.place)):
         log_notice(notice)
-    if len(dataset.receipts) < plan.sampling.n_parts:
-        with workspace.timed(f"generate {split}"):
-            dataset = make_pairs(plan, dataset, workers, device, TITLES[split])
+    try:
+        if len(dataset.receipts) < plan.sampling.n_parts:
+            with workspace.timed(f"generate {split}"):
+                dataset = make_pairs(plan, dataset, workers, device, TITLES[split])
+    except CampaignError:
+        dataset.refresh()
+        leave_store(dataset, plan, split, store)
+        raise
+    return leave_store(dataset, plan, split, store)
+
+
+def leave_store(dataset: Dataset, plan: Plan, split: Split, store: Path) -> dict[str, Any]:
+    """The facts of a store, which are also left on the run's page: a table of them, one of the
+    phases, and a picture of the coverage."""
     facts = dataset_facts(dataset, plan.task)
     quarantined = read_quarantine(dataset.place)
     if quarantined:
         facts["parts in quarantine"] = len(quarantined)
-    leave_facts(f"pairs-{split}", facts, f"The {split} store at {dataset.root}")
+    holds = f"{dataset.n_runs:,} runs, {facts['confident pairs']:,} confident pairs"
+    leave_facts(f"pairs-{split}", facts, f"{holds} ({store}, {split})")
+    leave_campaign(
+        dataset,
+        split,
+        title=f"{store}, {split}",
+        n_runs_last_phase=plan.sampling.phases[-1].n_runs,
+    )
     return facts
 
 

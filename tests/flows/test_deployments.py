@@ -1,4 +1,4 @@
-"""A server, a process worker, `prefect deploy --all`, and one run of `generate` through them."""
+"""A server, `prefect deploy --all`, and a process worker, to which a schedule gives work."""
 
 import json
 import os
@@ -8,17 +8,29 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from pydantic import TypeAdapter
 
+from flows.attack import attack_plan
+from flows.regenerate import describe
 from storage.dataset import Dataset
+from tasks.attack import AttackJob
+from tasks.campaign_status import find_recipe
 
 REPOSITORY = Path(__file__).parents[2]
-FLOWS = {"generate", "curate", "train", "evaluate", "chain"}
+NIGHTLY = {"generate", "top-up", "curate", "train", "evaluate", "chain"}
+ON_DEMAND = {("generate", "batch"), ("regenerate", "from-manifest"), ("attack-kkt", "weights")}
 STAGES_SECONDS = 240
+PROMPT = {
+    "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+    "PREFECT_WORKER_QUERY_SECONDS": "2",
+}
+"""A server and a worker look every minute and every ten seconds; here they look at once."""
 
 
 class Server:
@@ -35,6 +47,7 @@ class Server:
             "PREFECT_API_URL": self.url,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
+            **PROMPT,
         }
         words = ["server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
         self.process = subprocess.Popen(
@@ -68,53 +81,162 @@ class Server:
         assert finished.returncode == 0, finished.stdout + finished.stderr
         return finished.stdout
 
-    def ask(self, path: str) -> list[dict[str, Any]]:
-        """The objects that the server's filter endpoint `path` lists."""
+    def ask(self, path: str, body: Any = None) -> Any:
+        """The answer to a POST of `body` to `path`; without it, all that a filter lists."""
         request = urllib.request.Request(
-            f"{self.url}/{path}/filter", data=b"{}", headers={"Content-Type": "application/json"}
+            f"{self.url}/{path if body is not None else path + '/filter'}",
+            data=json.dumps({} if body is None else body).encode(),
+            headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
-            return list(json.load(answer))
+            return json.load(answer)
+
+    def finished_run(self, deployment: str) -> dict[str, Any]:
+        """The only run of a deployment that has begun, once it has ended."""
+        deadline = time.monotonic() + STAGES_SECONDS
+        while time.monotonic() < deadline:
+            runs = [
+                run
+                for run in self.ask("flow_runs")
+                if run["deployment_id"] == deployment and run["state"]["type"] in ENDED
+            ]
+            if runs:
+                assert len(runs) == 1
+                return dict(runs[0])
+            time.sleep(0.5)
+        pytest.fail(f"no run has ended: {[run['state'] for run in self.ask('flow_runs')]}")
+
+
+ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a work pool, to which everything is deployed."""
     server = Server(tmp_path_factory.mktemp("prefect"))
+    server.prefect("work-pool", "create", "palimpsest", "--type", "process")
+    server.prefect("deploy", "--all")
     yield server
     server.process.terminate()
     server.process.wait(timeout=30)
 
 
-@pytest.mark.slow
-def test_deployed_generate_runs_on_a_process_worker(server: Server, tmp_path: Path) -> None:
-    server.prefect("work-pool", "create", "palimpsest", "--type", "process")
-    server.prefect("deploy", "--all")
-    deployments = server.ask("deployments")
+@pytest.fixture(scope="module")
+def deployments(server: Server) -> dict[str, dict[str, Any]]:
+    """Every deployment, by `flow/name`."""
     flow_names = {flow["id"]: flow["name"] for flow in server.ask("flows")}
-    assert {flow_names[d["flow_id"]] for d in deployments} == FLOWS
-    for deployment in deployments:
-        assert [s["active"] for s in deployment["schedules"]] == [False]
-        assert deployment["parameters"]["recipe"] == "demo"
+    return {f"{flow_names[d['flow_id']]}/{d['name']}": d for d in server.ask("deployments")}
 
-    store = tmp_path / "store"
-    parameters = {
-        "recipe": "smoke",
-        "store": str(store),
-        "settings": {"sampling.phases.0.n_runs": 2},
-        "workers": {"n_workers": 1, "device": "cpu"},
-    }
-    server.prefect("deployment", "run", "generate/nightly", "--params", json.dumps(parameters))
-    server.prefect("worker", "start", "--pool", "palimpsest", "--run-once", "--type", "process")
-    (run,) = server.ask("flow_runs")
-    assert run["state"]["type"] == "COMPLETED", run["state"]
-    assert Dataset(store / "pairs").n_runs == 2
-    assert {a["key"] for a in server.ask("artifacts")} >= {"pairs-train"}
 
-    listening = {
+@pytest.fixture
+def worker(server: Server) -> Iterator[psutil.Process]:
+    """A process worker that runs in the background, as it does every night."""
+    words = ["worker", "start", "--pool", "palimpsest", "--type", "process"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prefect", *words],
+        env=server.environment,
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    yield psutil.Process(process.pid)
+    process.terminate()
+    process.wait(timeout=60)
+
+
+def listening(process: psutil.Process) -> set[str]:
+    """The addresses on which a process or one of its children waits for connections."""
+    return {
         connection.laddr.ip
-        for process in [psutil.Process(server.process.pid)]
         for p in [process, *process.children(recursive=True)]
         for connection in p.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     }
-    assert listening == {"127.0.0.1"}
+
+
+def rows_of(artifact: dict[str, Any]) -> dict[str, Any]:
+    return {row["what"]: row["value"] for row in json.loads(artifact["data"])}
+
+
+@pytest.mark.slow
+def test_a_fresh_server_runs_nothing_by_itself(deployments: dict[str, dict[str, Any]]) -> None:
+    assert set(deployments) == {f"{flow}/nightly" for flow in NIGHTLY} | {
+        f"{flow}/{name}" for flow, name in ON_DEMAND
+    }
+    for name, deployment in deployments.items():
+        nightly = name.endswith("/nightly")
+        assert [s["active"] for s in deployment["schedules"]] == [False] * nightly
+        limit = deployment["global_concurrency_limit"]
+        if nightly:
+            assert deployment["parameters"]["recipe"] == "demo"
+            assert limit["limit"] == 1
+            assert deployment["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+        else:
+            assert limit is None
+    assert deployments["top-up/nightly"]["parameters"]["n_runs_at_most"] > 0
+    weights = deployments["attack-kkt/weights"]["parameters"]["job"]
+    attack = TypeAdapter(AttackJob).validate_python(weights)
+    plan = attack_plan(n_outputs=1)  # what the command does by itself
+    assert (attack.attack, attack.n_attacks) == (plan.attack, plan.n_attacks)
+
+
+@pytest.mark.slow
+def test_a_schedule_fires_and_the_store_is_topped_up_then_made_again(
+    server: Server,
+    deployments: dict[str, dict[str, Any]],
+    worker: psutil.Process,
+    tmp_path: Path,
+) -> None:
+    store = tmp_path / "store"
+    nightly = deployments["top-up/nightly"]["id"]
+    parameters = {
+        "recipe": "smoke",
+        "store": str(store),
+        "coverage": 0.02,
+        "n_runs_at_most": 40,
+        "settings": {"sampling.parts_per_round": 1},
+        "workers": {"n_workers": 1, "device": "cpu"},
+    }
+    soon = datetime.now(UTC) + timedelta(seconds=8)
+    schedule = {"interval": 86_400, "anchor_date": soon.isoformat()}
+    server.ask(
+        f"deployments/{nightly}/schedules",
+        [{"schedule": schedule, "active": True, "parameters": parameters}],
+    )
+    run = server.finished_run(nightly)
+    assert run["state"]["type"] == "COMPLETED", run["state"]
+    assert run["auto_scheduled"]
+    assert run["created_by"]["type"] == "SCHEDULE"
+    assert datetime.fromisoformat(run["start_time"]) >= soon
+    assert run["name"] == f"{store}, train, to 0.02"
+
+    dataset = Dataset(store / "pairs")
+    assert dataset.n_runs > 4  # what smoke plans
+    assert (dataset.image_counts()[1] > 0).sum() >= 0.02 * 869
+    mine = [a for a in server.ask("artifacts") if a["flow_run_id"] == run["id"]]
+    assert {(a["type"], a["key"]) for a in mine} == {
+        ("progress", "top-up-progress-train"),
+        ("table", "top-up-train"),
+        ("table", "phases-train"),
+        ("image", "coverage-train"),
+    }
+    facts = rows_of(next(a for a in mine if a["key"] == "top-up-train"))
+    assert (facts["ending"], facts["runs"]) == ("reached", str(dataset.n_runs))
+    bars = [a for a in server.ask("artifacts") if a["type"] == "progress"]
+    assert len(bars) > 1  # one of the top-up, one of each campaign in it
+    assert {a["data"] for a in bars} == {100.0}
+
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps(describe(dataset, find_recipe(str(store)), None)))
+    again = {"manifest": str(manifest), "store": str(tmp_path / "again")}
+    again["workers"] = parameters["workers"]
+    server.prefect(
+        *("deployment", "run", "regenerate/from-manifest", "--params", json.dumps(again))
+    )
+    run = server.finished_run(deployments["regenerate/from-manifest"]["id"])
+    assert run["state"]["type"] == "COMPLETED", run["state"]
+    (compared,) = (a for a in server.ask("artifacts") if a["key"] == "regenerate-train")
+    assert rows_of(compared)["differences"] == "none"
+    assert Dataset(tmp_path / "again" / "pairs").content_hash == dataset.content_hash
+    assert listening(psutil.Process(server.process.pid)) == {"127.0.0.1"}
+    assert listening(worker) <= {"127.0.0.1"}

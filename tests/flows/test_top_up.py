@@ -1,0 +1,461 @@
+"""Topping up: one dataset however it came to its size, and a clear end for every reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from prefect import flow
+
+from flows.coverage_goal import Goal, Standing, ending_of, standing, with_n_runs
+from flows.generate import generate
+from flows.presets import Recipe, preset
+from flows.settings import to_json
+from flows.top_up import Job, generate_planned, top_up, waits_for_quarantined
+from recon_core.sampling import Phase, Sampling
+from storage.dataset import Dataset
+from storage.errors import StorageError, StoreMismatchError
+from storage.sources import load_images
+from tasks.artifacts import leave_campaign
+from tasks.campaign import open_store
+from tasks.campaign_state import read_control, write_control, write_quarantine
+from tasks.campaign_watch import Pace
+from tasks.workers import Workers
+from tests.flows.test_cli import run
+from tests.storage.s3_server import S3Server
+
+ONE_WORKER = Workers(n_workers=1, device="cpu")
+SAMPLING = Sampling(
+    images_per_run=4,
+    phases=(Phase(n_runs=4), Phase(sampler="adaptive", n_runs=2)),
+    runs_per_part=2,
+    parts_per_round=2,
+    lag=1,
+)
+"""Three parts, so that the second round is half full: it is completed before anything is added."""
+ROUND = 4
+WANTED = 0.9
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of 24 tiles of photographs, few enough to be covered within seconds."""
+    root = tmp_path_factory.mktemp("tiles")
+    tiles = load_images("photos", split="train")
+    for split in ("train", "test"):
+        for k, tile in enumerate(tiles.images[:: len(tiles) // 24][:24]):
+            folder = root / split / ("a" if k % 2 else "b")
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(tile.transpose(1, 2, 0)).save(folder / f"{k}.png")
+    return f"folder:{root}"
+
+
+@pytest.fixture(scope="module")
+def recipe(images: str) -> Recipe:
+    return replace(preset("smoke"), data=images, sampling=SAMPLING)
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, recipe: Recipe
+) -> tuple[Path, dict[str, Any]]:
+    """A store that was topped up in one go, and what was said of it."""
+    root = tmp_path_factory.mktemp("topped") / "job"
+    return root, top(recipe, root, n_runs_at_most=80)
+
+
+def top(recipe: Recipe | str, store: Path, **changes: Any) -> dict[str, Any]:
+    options: dict[str, Any] = {"coverage": WANTED, "workers": ONE_WORKER, **changes}
+    return top_up(recipe, store, **options)
+
+
+def content(store: Path) -> str:
+    return Dataset(store / "pairs").content_hash
+
+
+def planned_in(store: Path) -> int:
+    """The runs that the recipe beside the store plans."""
+    phases = json.loads((store / "recipe.json").read_bytes())["sampling"]["phases"]
+    return sum(int(phase["n_runs"]) for phase in phases)
+
+
+def test_the_store_grows_by_whole_rounds_until_enough_images_are_covered(finished) -> None:
+    root, facts = finished
+    dataset = Dataset(root / "pairs")
+    covered = int((dataset.image_counts()[1] > 0).sum())
+    assert facts["ending"] == "reached"
+    assert (facts["coverage before"], facts["runs added"]) == (0, facts["runs"])
+    assert facts["coverage"] == pytest.approx(covered / 24, abs=1e-6)
+    assert facts["coverage"] >= WANTED
+    assert facts["runs"] == dataset.n_runs == planned_in(root) > SAMPLING.n_runs
+    assert facts["runs"] % ROUND == 0
+    # One round less would not have been enough: nothing is made in vain.
+    less = partial(_covered_until, dataset)
+    assert less(len(dataset.receipts) - 2) < WANTED * 24 <= less(len(dataset.receipts))
+    assert dataset.verify().ok
+
+
+def _covered_until(dataset: Dataset, n_parts: int) -> int:
+    covered = set()
+    for receipt in dataset.receipts[:n_parts]:
+        table = receipt.image_table()
+        covered |= set(table.image_ids[table.n_pairs > 0].tolist())
+    return len(covered)
+
+
+def test_the_dataset_is_that_of_a_campaign_planned_at_its_final_size(
+    finished, recipe: Recipe, tmp_path: Path
+) -> None:
+    root, facts = finished
+    at_once = replace(recipe, sampling=with_n_runs(SAMPLING, facts["runs"]))
+    made = generate(at_once, tmp_path / "job", workers=Workers(n_workers=2, device="cpu"))
+    assert made["dataset hash"] == content(root)
+
+
+def test_again_it_repeats_nothing_and_never_shrinks(finished, recipe: Recipe) -> None:
+    root, facts = finished
+    before = {path: path.stat().st_mtime_ns for path in (root / "pairs").rglob("*.json")}
+    again = top(recipe, root, n_runs_at_most=80)
+    assert (again["ending"], again["runs added"], again["runs"]) == ("reached", 0, facts["runs"])
+    assert planned_in(root) == facts["runs"]
+    assert {path: path.stat().st_mtime_ns for path in (root / "pairs").rglob("*.json")} == before
+
+
+@pytest.fixture
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Campaigns of this process look at their control file all the time."""
+    monkeypatch.setattr("tasks.generate.Pace", partial(Pace, look_s=0.02, poll_s=0.02))
+
+
+@pytest.fixture
+def cancelled_when_grown(tmp_path: Path) -> Iterator[Path]:
+    """A job's folder whose campaign somebody cancels as soon as its last phase has grown."""
+    store, done = tmp_path / "job", threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            if (store / "recipe.json").is_file() and planned_in(store) > SAMPLING.n_runs + ROUND:
+                write_control(Dataset(store / "pairs").place, "cancelled")
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    yield store
+    done.set()
+    thread.join()
+
+
+def test_cancelled_on_the_way_it_goes_on_to_the_same_dataset(
+    finished, recipe: Recipe, attentive: None, cancelled_when_grown: Path
+) -> None:
+    store, (root, facts) = cancelled_when_grown, finished
+    cut = top(recipe, store, n_runs_at_most=80)
+    assert cut["ending"] == "cancelled"
+    assert cut["runs"] < planned_in(store) <= facts["runs"]
+    assert "palimpsest campaign resume" in cut["why"]
+    # The page of the campaign that was cancelled says how far it came.
+    rows = {row["what"]: row["value"] for row in json.loads(artifact("pairs-train").data)}
+    assert rows["runs"] == str(cut["runs"])
+    # Whoever cancelled it is not overruled by the next night.
+    held = top(recipe, store, n_runs_at_most=80)
+    assert (held["ending"], held["runs added"]) == ("cancelled", 0)
+    assert read_control(Dataset(store / "pairs").place).state == "cancelled"
+    kept = {receipt.part: receipt.group for receipt in Dataset(store / "pairs").receipts}
+    write_control(Dataset(store / "pairs").place, "running")
+    on = top(recipe, store, n_runs_at_most=80)
+    assert (on["ending"], on["runs"]) == ("reached", facts["runs"])
+    assert on["runs added"] == facts["runs"] - cut["runs"]
+    assert content(store) == content(root)
+    after = {receipt.part: receipt.group for receipt in Dataset(store / "pairs").receipts}
+    assert kept.items() <= after.items()
+
+
+def test_a_wish_that_comes_while_a_round_is_begun_is_not_overruled(
+    finished, recipe: Recipe, tmp_path: Path
+) -> None:
+    root, facts = finished
+    shutil.copytree(root, tmp_path / "job")
+    place = Dataset(tmp_path / "job" / "pairs").place
+    longer = with_n_runs(SAMPLING, facts["runs"] + ROUND)
+    write_control(place, "cancelled")
+    generate_planned(Job(recipe, tmp_path / "job", "train").planned(longer), ONE_WORKER)
+    assert read_control(place).state == "cancelled"
+    assert Dataset(place).n_runs == facts["runs"]
+
+
+@pytest.mark.slow
+def test_killed_on_the_way_it_goes_on_to_the_same_dataset(
+    finished, recipe: Recipe, images: str, tmp_path: Path
+) -> None:
+    """SIGKILL of the whole process group while an extension is being made."""
+    store, (root, facts) = tmp_path / "job", finished
+    phases = json.dumps(to_json(recipe)["sampling"]["phases"])
+    words = [
+        *("top-up", "--preset", "smoke", "--data", images, "--store", str(store)),
+        *("--coverage", str(WANTED), "--n-runs-at-most", "80", "--workers", "1"),
+        *("--device", "cpu", "--set", f"sampling.phases={phases}"),
+        *("--set", "sampling.parts_per_round=2", "--set", "sampling.lag=1"),
+    ]
+    killed = subprocess.Popen(
+        [sys.executable, "-c", "from flows.cli import main; main()", *words],
+        env={k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        | {"PREFECT_HOME": str(tmp_path / "prefect")},
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 200
+    while not (store / "recipe.json").is_file() or planned_in(store) <= SAMPLING.n_runs + ROUND:
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    there = Dataset(store / "pairs").n_runs
+    assert there < planned_in(store) <= facts["runs"]
+    on = top(recipe, store, n_runs_at_most=80)
+    assert (on["ending"], on["runs added"]) == ("reached", facts["runs"] - there)
+    assert content(store) == content(root)
+
+
+def test_the_bound_ends_it_at_the_last_whole_round(
+    prefect_server: None, recipe: Recipe, tmp_path: Path
+) -> None:
+    facts = top(recipe, tmp_path / "job", coverage=1.0, n_runs_at_most=11)
+    assert (facts["ending"], facts["runs"]) == ("bound", 8)
+    assert "n_runs_at_most=11" in facts["why"]
+    twice = top(recipe, tmp_path / "twice", coverage=1.0)
+    assert (twice["ending"], twice["runs"], twice["runs at most"]) == ("bound", 12, 12)
+
+
+def test_an_attack_that_brings_nothing_new_ends_it(
+    prefect_server: None, recipe: Recipe, tmp_path: Path
+) -> None:
+    hopeless = replace(recipe, experiment=replace(recipe.experiment, confident_ssim=1.0))
+    facts = top(hopeless, tmp_path / "job", n_runs_at_most=80, stall_rounds=3)
+    assert (facts["ending"], facts["coverage"], facts["runs"]) == ("stalled", 0, 3 * ROUND)
+    assert "the last 3 rounds brought no new image" in facts["why"]
+    # Patience is counted in the store, not in the process.
+    more = top(hopeless, tmp_path / "job", n_runs_at_most=80, stall_rounds=4)
+    assert (more["ending"], more["runs added"]) == ("stalled", ROUND)
+
+
+def test_quarantined_parts_end_it_and_other_failures_fail(
+    finished, recipe: Recipe, tmp_path: Path
+) -> None:
+    root, facts = finished
+    store = tmp_path / "job"
+    shutil.copytree(root, store)
+    place = Dataset(store / "pairs").place
+    for part in range(2, facts["runs"] // 2):
+        (store / "pairs" / "receipts" / f"part-{part:06d}.json").unlink()
+    write_quarantine(place, 2, reason="killed", attempts=3)
+    ended = top(recipe, store, n_runs_at_most=80)
+    assert ended["ending"] == "quarantined"
+    assert "parts (2)" in ended["why"]
+    assert "palimpsest campaign retry" in ended["why"]
+    # Part 3 is of the same round: it was made; the rounds after that have to know part 2.
+    assert ended["runs added"] == 2
+    job = Job(recipe, store, "train").as_far_as_stored()
+    assert waits_for_quarantined(job)
+    (store / "pairs" / "receipts" / "part-000001.json").unlink()
+    assert not waits_for_quarantined(job)
+
+
+def test_a_paused_campaign_is_left_alone(finished, recipe: Recipe) -> None:
+    root, facts = finished
+    place = Dataset(root / "pairs").place
+    write_control(place, "paused")
+    try:
+        held = top(recipe, root, coverage=1.0, n_runs_at_most=80)
+        assert (held["ending"], held["runs added"]) == ("paused", 0)
+        assert planned_in(root) == facts["runs"]
+    finally:
+        write_control(place, "running")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"coverage": 0.0}, r"coverage=0\.0 is no fraction.*0\.85"),
+        ({"coverage": 85}, r"coverage=85\.0 is no fraction"),
+        ({"coverage": float("nan")}, "coverage=nan is no fraction"),
+        ({"step": -4}, "step=-4 must be 0"),
+        ({"step": 6}, "step=6 is not a multiple of the 4 runs of a round; use 8"),
+        ({"stall_rounds": 0}, "stall_rounds=0 must be at least 1"),
+        ({"n_runs_at_most": 4}, "n_runs_at_most=4 is below the 6 runs .* use 6 or more"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_before_anything_is_written(
+    prefect_server: None, recipe: Recipe, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        top(recipe, tmp_path / "job", **options)
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_bound_below_what_the_store_has_grown_to_is_refused(finished, recipe: Recipe) -> None:
+    root, facts = finished
+    with pytest.raises(ValueError, match=rf"below the {facts['runs']} runs that are planned"):
+        top(recipe, root, n_runs_at_most=SAMPLING.n_runs)
+
+
+def test_other_settings_are_refused(finished, recipe: Recipe) -> None:
+    root, _ = finished
+    with pytest.raises(StoreMismatchError, match="root_seed is 0 there, 9 here"):
+        top(replace(recipe, seed=9), root, coverage=1.0, n_runs_at_most=80)
+    coarse = replace(recipe, sampling=replace(SAMPLING, runs_per_part=1))
+    with pytest.raises(StoreMismatchError, match="runs_per_part is 2 there, 1 here"):
+        top(coarse, root, coverage=1.0, n_runs_at_most=80)
+
+
+def test_the_larger_size_counts_that_of_the_recipe_or_that_of_the_store(
+    finished, recipe: Recipe, tmp_path: Path
+) -> None:
+    root, facts = finished
+    assert Job(recipe, root, "train").as_far_as_stored().sampling.n_runs == facts["runs"]
+    more = replace(recipe, sampling=with_n_runs(SAMPLING, 60))
+    assert Job(more, root, "train").as_far_as_stored().sampling.n_runs == 60
+    shutil.copytree(root, tmp_path / "job")
+    (tmp_path / "job" / "recipe.json").unlink()  # the receipts still tell
+    assert (
+        Job(recipe, tmp_path / "job", "train").as_far_as_stored().sampling.n_runs == facts["runs"]
+    )
+    (tmp_path / "job" / "recipe.json").write_text(json.dumps(to_json(more)))
+    assert Job(recipe, tmp_path / "job", "train").as_far_as_stored().sampling.n_runs == 60
+
+
+def test_steps_are_whole_rounds_and_the_bound_shortens_the_last() -> None:
+    goal = Goal(coverage=1.0, n_runs_at_most=30, step=8, stall_rounds=1)
+    sizes, sampling = [], SAMPLING
+    while (longer := goal.grown(sampling)) is not None:
+        sampling = longer
+        sizes.append(sampling.n_runs)
+    assert sizes == [12, 20, 28]
+    assert sampling.phases[0] == SAMPLING.phases[0]
+    assert sampling.phases[1] == replace(SAMPLING.phases[1], n_runs=24)
+
+
+def test_what_is_wanted_is_not_missed_by_rounding() -> None:
+    goal = Goal(coverage=0.55, n_runs_at_most=1, step=0, stall_rounds=1)
+    assert 0.55 * 100 > 55  # which is why
+    enough = Standing(n_images=100, n_covered=55)
+    assert ending_of(enough, goal, may_grow=True) == "reached"
+    assert ending_of(replace(enough, n_covered=54), goal, may_grow=True) is None
+    assert ending_of(replace(enough, n_covered=54), goal, may_grow=False) == "bound"
+
+
+# the page of a run
+
+
+def artifact(key: str) -> Any:
+    """The newest artifact of that key."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactCollectionFilter, ArtifactCollectionFilterKey
+
+    wanted = ArtifactCollectionFilter(key=ArtifactCollectionFilterKey(any_=[key]))
+    with get_client(sync_client=True) as client:
+        (found,) = client.read_latest_artifacts(artifact_filter=wanted)
+    return found
+
+
+def test_the_page_has_facts_phases_and_the_coverage(finished, recipe: Recipe) -> None:
+    root, facts = finished
+    top(recipe, root, n_runs_at_most=80)
+    rows = {row["what"]: row["value"] for row in json.loads(artifact("top-up-train").data)}
+    assert (rows["ending"], rows["runs"]) == ("reached", str(facts["runs"]))
+    uniform, adaptive = json.loads(artifact("phases-train").data)
+    assert (uniform["sampler"], uniform["runs"]) == ("uniform", "4 of 4")
+    assert adaptive["runs"] == f"{facts['runs'] - 4} of {facts['runs'] - 4}"
+    new = int(uniform["of them new"]) + int(adaptive["of them new"])
+    assert new == facts["images covered"]
+    assert artifact("coverage-train").data.startswith("data:image/png;base64,iVBOR")
+    assert artifact("top-up-progress-train").data == 100.0
+
+
+def test_a_picture_that_cannot_be_drawn_is_said_and_ends_nothing(
+    finished, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_args: Any, **_options: Any) -> bytes:
+        raise RuntimeError("no font")
+
+    root, _ = finished
+    monkeypatch.setattr("tasks.artifacts.coverage_plot", broken)
+    assert top(recipe, root, n_runs_at_most=80)["ending"] == "reached"
+    assert "was not drawn: RuntimeError: no font" in caplog.text
+
+
+def test_a_store_without_parts_has_phases_and_no_picture(
+    finished, recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = open_store(tmp_path / "pairs", recipe.campaign("train"), recipe.images("train"))
+
+    @flow
+    def leaves() -> None:
+        leave_campaign(empty, "train", title="nothing yet", n_runs_last_phase=2)
+
+    leaves()
+    assert "nothing yet" in artifact("phases-train").description
+    assert [row["runs"] for row in json.loads(artifact("phases-train").data)] == [
+        "0 of 4",
+        "0 of 2",
+    ]
+    assert "nothing yet" not in artifact("coverage-train").description
+    assert "was not drawn" not in caplog.text
+
+
+def test_pairs_in_a_bucket_are_topped_up(
+    finished, recipe: Recipe, s3: S3Server, tmp_path: Path
+) -> None:
+    root, facts = finished
+    there = replace(recipe, pairs_at=s3.location("job"))
+    made = top(there, tmp_path / "job", n_runs_at_most=80)
+    assert (made["ending"], made["runs"]) == ("reached", facts["runs"])
+    assert Dataset(s3.location("job/pairs")).content_hash == content(root)
+    with pytest.raises(StoreMismatchError, match="at s3://"):
+        top(recipe, tmp_path / "job", n_runs_at_most=80)
+
+
+def test_no_store_stands_at_nothing(tmp_path: Path) -> None:
+    from storage.places import open_place
+
+    goal = Goal(coverage=1.0, n_runs_at_most=1, step=0, stall_rounds=1)
+    assert standing(open_place(tmp_path / "nowhere"), goal) == Standing()
+    (tmp_path / "control.json").write_text("{}")
+    with pytest.raises(StorageError):
+        read_control(open_place(tmp_path))
+
+
+# the command
+
+
+def test_the_command_says_how_it_ended_and_its_exit_code_whether_to_look(
+    finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, _ = finished
+    words = ["top-up", "--store", str(root), "--workers", "1", "--device", "cpu"]
+    assert run(monkeypatch, "top-up", "--help") == 0
+    assert "palimpsest top-up --store" in capsys.readouterr().out
+    assert run(monkeypatch, *words, "--coverage", str(WANTED)) == 0
+    assert "is what was wanted, 0.9" in capsys.readouterr().out
+    assert run(monkeypatch, *words, "--coverage", "1.5") == 2
+    assert capsys.readouterr().err.startswith("error: coverage=1.5 is no fraction")
+    place = Dataset(root / "pairs").place
+    write_control(place, "paused")
+    try:
+        assert run(monkeypatch, *words, "--coverage", "1") == 1
+        assert "the campaign is paused" in capsys.readouterr().err
+    finally:
+        write_control(place, "running")
