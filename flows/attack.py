@@ -171,7 +171,7 @@ def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:
     return AttackPlan(attack=changed.attack, n_attacks=changed.n_attacks)
 
 
-@flow(name="attack-kkt")
+@flow(name="attack-kkt", flow_run_name="{job.weights}")
 def attack_kkt(
     job: AttackJob, device: Device = "auto", force: bool = False, command: str = ""
 ) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from flows.train import train
 from tasks.workers import Workers
 
 
-@flow(name="chain")
+@flow(name="chain", flow_run_name="{store}")
 def chain(
     recipe: Recipe | str = "demo",
     store: Path = Path("palimpsest-runs/demo"),

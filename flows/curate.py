@@ -21,7 +21,7 @@ class NothingToLearnError(Exception):
     """The store has no confident pair, so there is nothing to train a restorer on."""
 
 
-@flow(name="curate")
+@flow(name="curate", flow_run_name="{store}")
 def curate(
     recipe: Recipe | str = "demo",
     store: Path = Path("palimpsest-runs/demo"),

@@ -23,7 +23,7 @@ from tasks.workers import Device, resolve_device
 from tasks.workspace import Workspace
 
 
-@flow(name="evaluate")
+@flow(name="evaluate", flow_run_name="{store}")
 def evaluate(
     recipe: Recipe | str = "demo",
     store: Path = Path("palimpsest-runs/demo"),

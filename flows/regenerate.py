@@ -23,7 +23,7 @@ from flows.settings import from_json, to_json
 from storage.dataset import Dataset, is_store, manifest_differences
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from storage.receipts import Receipt
-from tasks.artifacts import leave_facts
+from tasks.artifacts import leave_campaign, leave_facts
 from tasks.campaign import code_version
 from tasks.workers import Workers
 from tasks.workspace import Workspace
@@ -39,7 +39,7 @@ _HASH_CHARS = 16
 _SHOWN = 5
 
 
-@flow(name="regenerate")
+@flow(name="regenerate", flow_run_name="{store} from {manifest}")
 def regenerate(
     manifest: Path,
     store: Path,
@@ -78,6 +78,7 @@ def regenerate(
     }
     shown = {**facts, "differences": "; ".join(differences) or "none"}
     leave_facts(f"regenerate-{split}", shown, f"{dataset.root} against {manifest}")
+    leave_campaign(dataset, split, title=f"{store}, {split}")
     return facts
 
 

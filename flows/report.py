@@ -24,7 +24,7 @@ from tasks.workspace import Workspace
 SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "zarr", "dask", "prefect", "scikit-image", "piq")
 
 
-@flow(name="report")
+@flow(name="report", flow_run_name="{store}")
 def report(
     recipe: Recipe | str = "demo",
     store: Path = Path("palimpsest-runs/demo"),

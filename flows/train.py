@@ -23,7 +23,7 @@ from tasks.workers import Device, resolve_device
 from tasks.workspace import Workspace
 
 
-@flow(name="train")
+@flow(name="train", flow_run_name="{store}")
 def train(
     recipe: Recipe | str = "demo",
     store: Path = Path("palimpsest-runs/demo"),

@@ -6,6 +6,7 @@ Also the source of Prefect's progress artifacts, so that a run can be watched fr
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,7 +78,8 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
         speed_estimate_period=SPEED_SECONDS,
         disable=not console.is_terminal,
     )
-    artifact = cast(UUID, create_progress_artifact(0.0, key=None, description=title))
+    key = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    artifact = cast(UUID, create_progress_artifact(0.0, key=key, description=title))
     task = bar.add_task(title, total=None, start=False, before=0.0, note="")
     started = last_log = last_artifact = time.monotonic()
     before: float | None = None
