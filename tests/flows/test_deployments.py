@@ -117,8 +117,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.prefect("work-pool", "create", "palimpsest", "--type", "process")
     server.prefect("deploy", "--all")
     yield server
-    server.process.terminate()
-    server.process.wait(timeout=30)
+    end(server.process)
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +139,19 @@ def worker(server: Server) -> Iterator[psutil.Process]:
         stderr=subprocess.DEVNULL,
     )
     yield psutil.Process(process.pid)
+    end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Asks a process to end; a worker waits for its runs to end, and a schedule may have fired
+    again, so that both are killed after a while."""
     process.terminate()
-    process.wait(timeout=60)
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            one.kill()
+        process.wait(timeout=20)
 
 
 def listening(process: psutil.Process) -> set[str]:
