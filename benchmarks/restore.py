@@ -285,7 +285,10 @@ def _work(side: str, what: str, case: Case) -> None:
         for _ in range(2):
             fit.update(batch)
         return
-    plain = fits(case)[1]
+    weights = case.restorer.build(seed=0).state_dict()
+    nets = [reference_net(case.restorer, weights) for _ in range(2)]
+    del weights
+    plain = ReferenceFit(case.restorer, PAPER_TRAININGS[case.restorer.kind], nets[0], nets[1])
     for step in range(2):
         plain.update(batch, step)
 

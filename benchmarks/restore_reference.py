@@ -249,7 +249,7 @@ def reference_restore(
         derivative: Tensor = (x - D_x.double()) / sigma
         return derivative
 
-    x = sigmas[0] * noise.double()
+    x: Tensor = sigmas[0] * noise.double()
     for now, after in zip(sigmas, [*sigmas[1:], 0.0], strict=True):
         first = slope(x, now)
         there = x + (after - now) * first
