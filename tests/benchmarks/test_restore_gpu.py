@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks import restore_gpu
 from benchmarks.record import Measurement, parse_lines
@@ -46,10 +47,14 @@ def timed(action: Callable[[], object], _repeats: int) -> float:
 def test_parity_comes_first_and_is_tight(lines: list[Measurement]) -> None:
     parity = [line for line in lines if line.unit == "relative difference"]
     assert lines[: len(parity)] == parity
-    assert [line.case.split()[5] for line in parity] == ["float32", "TF32", "bfloat16"] * 2
-    for exact, _same_here, rounded in (parity[:3], parity[3:]):
-        assert 1e-9 < exact.value < 1e-4
-        assert 1e-4 < rounded.value < 0.5
+    for kind in ("edm", "bf_dncnn"):
+        for what in ("output", "gradients"):
+            exact, _same_here, rounded = (
+                next(x.value for x in parity if x.case.startswith(f"{kind}: {what} in {precision}"))
+                for precision in ("float32", "TF32", "bfloat16")
+            )
+            assert 1e-9 < exact < 1e-4
+            assert 1e-4 < rounded < 0.5
 
 
 def test_rates_and_hours_follow_from_the_seconds(lines: list[Measurement]) -> None:
@@ -86,15 +91,20 @@ def test_what_fails_is_left_out_with_its_reason(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == "this is left out: no compiler\n"
 
 
-def test_a_device_that_computes_wrongly_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = restore_gpu.loss_and_gradients
+@pytest.mark.parametrize("what", ["output", "gradients"])
+def test_a_device_that_computes_wrongly_is_not_timed(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = restore_gpu.output_and_gradients
 
-    def wrong(restorer: Restorer, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+    def wrong(restorer: Restorer, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         found = honest(restorer, device, dtype)
-        return found if dtype == torch.float64 else [t * 1.01 for t in found]
+        if dtype == torch.float32:
+            found[what] = 1.01 * found[what]
+        return found
 
-    monkeypatch.setattr(restore_gpu, "loss_and_gradients", wrong)
-    with pytest.raises(SystemExit, match="float32 differs by"):
+    monkeypatch.setattr(restore_gpu, "output_and_gradients", wrong)
+    with pytest.raises(SystemExit, match=f"{what} in float32 differ by"):
         list(restore_gpu.parity(restore_gpu.QUICK["bf_dncnn"]))
 
 
