@@ -183,7 +183,8 @@ def training(restorer: Restorer, kind: Kind, mode: Mode, sizes: Sizes) -> Iterat
             fit = Fit(restorer, PAPER_TRAININGS[restorer.kind], device=DEVICE)
             steps = _calls(lambda: fit.update(batch))
         else:
-            step = training_step(restorer, batch, compiled=mode == "torch.compile")
+            net = restorer.build(seed=0).to(DEVICE).train()
+            step = training_step(restorer, net, batch, compiled=mode == "torch.compile")
             steps = repeated(step, DEVICE, graphs=mode == "CUDA graph")
         per_step = seconds(lambda: steps(sizes.n_steps), sizes.repeats) / sizes.n_steps
     case = f"training, batches of {n}, {name}"
@@ -203,12 +204,13 @@ def _calls(step: Callable[[], object]) -> Callable[[int], None]:
     return steps
 
 
-def training_step(restorer: Restorer, batch: Examples, *, compiled: bool) -> Callable[[], None]:
+def training_step(
+    restorer: Restorer, net: nn.Module, batch: Examples, *, compiled: bool = False
+) -> Callable[[], None]:
     """A training step that a CUDA graph can hold: loss, backward, fused Adam, the average.
 
     Noise comes from the device's own generator, which graphs know.
     """
-    net = restorer.build(seed=0).to(DEVICE).train()
     ema = [p.detach().clone() for p in net.parameters()]
     draw = (
         torch.cuda.default_generators[torch.cuda.current_device()]
