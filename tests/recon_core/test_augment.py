@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -84,6 +85,42 @@ def test_resampling_by_the_identity_reproduces_any_image() -> None:
     noise = torch.rand(2, 3, 12, 16, generator=generator(), dtype=torch.float64)
     identity = torch.eye(2, 3, dtype=torch.float64).expand(2, 2, 3)
     assert torch.allclose(resample(noise, identity), noise, atol=1e-9)
+
+
+def test_zero_parameters_are_the_identity_bit_for_bit() -> None:
+    images = torch.randint(0, 256, (4, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator())
+    unchanged = apply_augmentation(images, parameters(4))
+    assert torch.equal(unchanged, images)
+    assert torch.equal(parameters(4).labels(), torch.zeros(4, 9))
+
+
+@pytest.mark.parametrize("axis", ["xflip", "yflip"])
+def test_a_flip_undoes_itself(axis: str) -> None:
+    images = torch.randint(0, 256, (2, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator())
+    flip = parameters(2, **{axis: torch.ones(2, dtype=torch.bool)})
+    once = apply_augmentation(images, flip)
+    assert not torch.equal(once, images)
+    assert torch.equal(apply_augmentation(once, flip), images)
+
+
+@pytest.mark.parametrize("angle", [math.pi / 2, -math.pi / 2, math.pi])
+def test_a_quarter_turn_back_undoes_a_quarter_turn(angle: float) -> None:
+    image = picture(seed=3)
+    there = apply_augmentation(image, parameters(angle=torch.tensor([angle])))
+    back = apply_augmentation(there, parameters(angle=torch.tensor([-angle])))
+    assert (there.int() - image.int()).abs().float().mean() > 20
+    # The filter is not quite symmetric, so this holds up to a few grey levels only.
+    assert (back.int() - image.int()).abs().float().mean() < 1.5
+
+
+def test_a_shift_back_by_whole_pixels_undoes_a_shift() -> None:
+    image, shift = picture(), torch.tensor([[0.5, -0.75]])  # 2 to the right, 3 upwards
+    there = apply_augmentation(image, parameters(shift=shift))
+    back = apply_augmentation(there, parameters(shift=-shift))
+    assert (there.int() - image.int()).abs().max() > 5
+    # Three rows below and two columns on the right left the image and came back mirrored.
+    kept = (slice(None), slice(None), slice(3, None), slice(0, SIDE - 2))
+    assert (back[kept].int() - image[kept].int()).abs().max() <= 1
 
 
 def test_flips_are_exact() -> None:
@@ -170,6 +207,54 @@ def test_labels_in_edm_order() -> None:
     ).labels()
     expected = [1, 0, 0.7, -0.5, math.sqrt(3) / 2, math.sqrt(3), 1.0, 0.3, -0.4]
     assert torch.allclose(labels, torch.tensor([expected]), atol=1e-6)
+
+
+CHANGES: dict[str, dict[str, Tensor]] = {
+    "xflip": {"xflip": torch.tensor([True])},
+    "yflip": {"yflip": torch.tensor([True])},
+    "scale": {"scale": torch.tensor([0.7])},
+    "rotate_cos_minus_1": {"angle": torch.tensor([math.pi])},
+    "rotate_sin": {"angle": torch.tensor([0.3])},
+    "aniso_cos": {"aniso": torch.tensor([1.1])},
+    "aniso_sin": {"aniso": torch.tensor([1.1]), "aniso_angle": torch.tensor([math.pi / 2])},
+    "translate_x": {"shift": torch.tensor([[0.6, 0.0]])},
+    "translate_y": {"shift": torch.tensor([[0.0, 0.6]])},
+}
+"""One parameter changed for each label, so that this label changes."""
+
+
+@pytest.mark.parametrize("label", augment.AUGMENT_LABELS)
+def test_each_label_carries_its_own_parameter(label: str) -> None:
+    changed = parameters(**CHANGES[label])
+    moved = {
+        name: value
+        for name, value in zip(augment.AUGMENT_LABELS, changed.labels()[0].tolist(), strict=True)
+        if abs(value) > 1e-6
+    }
+    cosine = {"rotate_cos_minus_1"} if label == "rotate_sin" else set()
+    assert moved.keys() == {label} | cosine
+    image = picture(seed=1)
+    assert not torch.equal(apply_augmentation(image, changed), image)
+
+
+def test_nine_labels_say_all_that_was_done_to_an_image() -> None:
+    """For a stretch, of which the sign of `aniso` is 1: (-a, phi + pi) would have its labels."""
+    drawn = augment.draw_parameters(64, p=1.0, generator=generator(8))
+    drawn = dataclasses.replace(drawn, aniso=drawn.aniso.abs())
+    x, y, scale, cos, sin, a_cos, a_sin, right, down = drawn.labels().unbind(1)
+    told = AugmentParameters(
+        xflip=x > 0,
+        yflip=y > 0,
+        scale=scale,
+        angle=torch.atan2(sin, cos + 1),
+        aniso=torch.hypot(a_cos, a_sin),
+        aniso_angle=torch.atan2(a_sin, a_cos),
+        shift=torch.stack([right, down], dim=1),
+    )
+    images = picture(64)
+    again, first = apply_augmentation(images, told), apply_augmentation(images, drawn)
+    assert (again.int() - first.int()).abs().max() <= 1
+    assert (first != images).flatten(1).any(dim=1).all()
 
 
 def test_each_label_is_drawn_as_often_as_stated() -> None:

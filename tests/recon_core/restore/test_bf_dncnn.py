@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import safetensors.torch
 import torch
 
 from recon_core.restore.bf_dncnn import BFDnCNN, BFDnCNNNet, BiasFreeBatchNorm
@@ -31,6 +32,8 @@ def test_the_paper_size_counts_convolutions_and_gammas() -> None:
     gammas = sum(p.numel() for p in net.parameters() if p.ndim == 1)
     assert convolutions == 2 * 9 * 3 * 64 + 18 * 9 * 64 * 64 == 667_008
     assert gammas == 18 * 64
+    # Those that the published network computes with. Its normalisation layers derive from torch's,
+    # whose shifts they register, 18 * 64 more, and never add.
     assert convolutions + gammas == 668_160
 
 
@@ -49,6 +52,31 @@ def test_the_network_is_homogeneous_in_eval_mode(patch: int, scale: float) -> No
         plain, scaled = net(x), net(scale * x)
     assert torch.allclose(scaled, scale * plain, rtol=1e-4, atol=1e-6 * scale)
     assert (plain - x).std() > 0.1  # it does something
+
+
+@pytest.mark.parametrize("patch", [1, 2])
+def test_the_network_is_its_jacobian_times_its_input(patch: int) -> None:
+    """Euler's theorem for degree one: whatever constant was added anywhere would be left over."""
+    net = with_some_statistics(BFDnCNN(depth=5, n_channels=8, patch=patch)).double()
+    x = torch.randn(1, 3, 6, 6, generator=generator(9), dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(net, x).view(108, 108)
+    assert isinstance(jacobian, torch.Tensor)
+    expected = net(x).detach().flatten()
+    assert torch.allclose(jacobian @ x.flatten(), expected, rtol=1e-9, atol=1e-12)
+    assert (jacobian - torch.eye(108)).norm() > 1  # it is not x itself
+
+
+def test_a_saved_and_loaded_network_is_still_homogeneous() -> None:
+    restorer = BFDnCNN(depth=4, n_channels=8)
+    net = with_some_statistics(restorer)
+    saved = safetensors.torch.save({k: v.contiguous() for k, v in net.state_dict().items()})
+    loaded = restorer.build(seed=1).eval()
+    loaded.load_state_dict(safetensors.torch.load(saved))
+    x = torch.randn(2, 3, 16, 16, generator=generator(9))
+    with torch.no_grad():
+        assert torch.equal(loaded(x), net(x))
+        assert torch.allclose(loaded(7 * x), 7 * loaded(x), rtol=1e-4, atol=1e-5)
+        assert torch.equal(loaded(torch.zeros_like(x)), torch.zeros_like(x))
 
 
 def test_normalisation_divides_by_the_unbiased_deviation_and_keeps_the_mean() -> None:

@@ -8,7 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recon_core.restore.unet import UNET_SIZES, UNet, UNetSize, position_embedding
+from recon_core.restore.unet import (
+    UNET_SIZES,
+    SelfAttention,
+    UNet,
+    UNetSize,
+    position_embedding,
+)
 
 SMALLEST = UNetSize(
     n_channels=8, channel_mult=(1, 2), n_blocks=1, attention_at=(8,), dropout=0.0, patch=1
@@ -55,6 +61,18 @@ def test_attention_of_the_paper_size_is_where_edm_has_it() -> None:
     assert [b.attention is not None for b in net.middle] == [True, False]
     assert sum(b.attention is not None for b in net.decoder) == 1
     assert (len(net.encoder), len(net.decoder)) == (14, 17)
+
+
+def test_attention_is_the_softmax_of_scaled_products() -> None:
+    attention = SelfAttention(8)
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
+    x = torch.randn(2, 8, 3, 5, generator=torch.Generator().manual_seed(0))
+    qkv = attention.qkv(attention.norm(x)).flatten(2)
+    q, k, v = qkv[:, :8], qkv[:, 8:16], qkv[:, 16:]
+    weights = torch.softmax(torch.einsum("ncq,nck->nqk", q, k) / math.sqrt(8), dim=2)
+    expected = attention.proj(torch.einsum("nqk,nck->ncq", weights, v).view_as(x))
+    assert torch.allclose(attention(x), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("patch", [1, 2])
