@@ -13,6 +13,7 @@ are baselines, not remedies.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable
@@ -70,10 +71,9 @@ class NonLocalMeans:
     ) -> Float32[Tensor, "1 n 3 h w"]:
         """The one denoised version of each picture, in [0, 1]; needs only `condition`."""
         del net, n_samples, seeds, batch_size
-        from skimage.restoration import denoise_nl_means
 
         def denoise(picture: Picture, sigma: float) -> Any:
-            return denoise_nl_means(
+            return _scikit_image().denoise_nl_means(
                 picture,
                 patch_size=self.patch_size,
                 patch_distance=self.patch_distance,
@@ -117,10 +117,9 @@ class TotalVariation:
     ) -> Float32[Tensor, "1 n 3 h w"]:
         """The one denoised version of each picture, in [0, 1]; needs only `condition`."""
         del net, n_samples, seeds, batch_size
-        from skimage.restoration import denoise_tv_chambolle
 
         def denoise(picture: Picture, sigma: float) -> Any:
-            return denoise_tv_chambolle(
+            return _scikit_image().denoise_tv_chambolle(
                 picture,
                 weight=self.strength * sigma,
                 max_num_iter=self.n_iterations,
@@ -163,10 +162,9 @@ class Wavelet:
         """
         del net, n_samples, seeds, batch_size
         need_wavelets()
-        from skimage.restoration import denoise_wavelet
 
         def denoise(picture: Picture, sigma: float) -> Any:
-            return denoise_wavelet(
+            return _scikit_image().denoise_wavelet(
                 picture,
                 sigma=self.strength * sigma,
                 wavelet=self.wavelet,
@@ -196,12 +194,10 @@ def estimate_noise(picture: Picture) -> float:
     Raises ImportError if PyWavelets is missing.
     """
     need_wavelets()
-    from skimage.restoration import estimate_sigma
-
     with warnings.catch_warnings():
         # Of a channel without any detail scikit-image takes the median of nothing, which is NaN.
         warnings.simplefilter("ignore", RuntimeWarning)
-        estimates = estimate_sigma(picture, channel_axis=-1)
+        estimates = _scikit_image().estimate_sigma(picture, channel_axis=-1)
     return float(np.mean(np.nan_to_num(estimates)))
 
 
@@ -222,6 +218,11 @@ def _each(
         restored[row] = torch.from_numpy(channels_first).clamp_(0, 1).to(condition.device)
         progress((row + 1) / len(pictures))
     return restored.unsqueeze(0)
+
+
+def _scikit_image() -> Any:
+    """`skimage.restoration`, loaded when it is needed."""
+    return importlib.import_module("skimage.restoration")
 
 
 def _check(sigma: float | None, strength: float) -> None:
