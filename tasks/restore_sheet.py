@@ -16,7 +16,7 @@ N_ROWS = 24
 N_SAMPLES_SHOWN = 4
 TILE, GAP, MARGIN, HEAD, TITLE = 96, 8, 20, 26, 66
 NAME_WIDTH = 190
-INK, FAINT, PAPER = (24, 24, 28), (104, 104, 112), (255, 255, 255)
+INK, FAINT, EDGE, PAPER = (24, 24, 28), (104, 104, 112), (208, 208, 214), (255, 255, 255)
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -60,7 +60,7 @@ def restoration_sheet(rows: Sequence[SheetRow], *, title: str, note: str) -> byt
         if n_samples:
             grey = np.repeat(row.disagreement[None], 3, axis=0)
             tiles += [*row.samples, grey]
-            said = f"mean {row.mean_disagreement:.4f}"
+            said = f"disagreement {row.mean_disagreement:.4f}"
             draw.text((MARGIN, y + TILE // 2 + 17), said, FAINT, _font(12), anchor="lm")
         for c, pixels in enumerate(tiles):
             sheet.paste(_tile(pixels), (left + c * (TILE + GAP), y))
@@ -78,6 +78,7 @@ def _tile(pixels: Pixels) -> Image.Image:
     tile = Image.new("RGB", (TILE, TILE), PAPER)
     corner = ((TILE - shown[0]) // 2, (TILE - shown[1]) // 2)
     tile.paste(picture.resize(shown, resample), corner)
+    ImageDraw.Draw(tile).rectangle((0, 0, TILE - 1, TILE - 1), outline=EDGE)
     return tile
 
 
