@@ -54,8 +54,8 @@ class OnnxRestorer:
                 "a model with one of each, pictures in and pictures out"
             )
         self._input, self._output = inputs[0].name, outputs[0].name
-        for value, what in ((inputs[0], "input"), (outputs[0], "output")):
-            _check_pictures(path, what, value)
+        _check_pictures(path, "input", inputs[0], inputs[0].shape)
+        _check_pictures(path, "output", outputs[0], outputs[0].shape or inputs[0].shape)
         n, _channels, height, width = inputs[0].shape
         self._n_fixed = _fixed(n)
         self.resolution = (_fixed(height), _fixed(width))
@@ -154,9 +154,8 @@ def _session(path: Path, device: Device) -> tuple[Any, str]:
     return session, "cuda" if on_cuda else "cpu"
 
 
-def _check_pictures(path: Path, what: str, value: Any) -> None:
-    """Dimensions that the file leaves open are None or a name."""
-    shape = value.shape
+def _check_pictures(path: Path, what: str, value: Any, shape: Sequence[Any]) -> None:
+    """Dimensions that the file leaves open are None or a name; an output may have no shape."""
     pictures = len(shape) == 4 and (shape[1] == 3 or not isinstance(shape[1], int))
     if value.type != "tensor(float)" or not pictures:
         raise ValueError(

@@ -28,7 +28,7 @@ def trained(folder: Path, restorer: Restorer = TINY_EDM, *, seed: int = 0) -> Pa
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in net.parameters():  # a fresh EDM's last layer is 0: it ignores its input
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
     arrays = {name: value.detach().numpy() for name, value in net.state_dict().items()}
     card = {"schema": SCHEMA, "version": VERSION, "restorer": asdict(restorer)}
     folder.mkdir(parents=True)

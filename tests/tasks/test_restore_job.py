@@ -77,7 +77,7 @@ def test_every_sample_their_mean_and_their_spread_are_written(
     assert record == json.loads((out / "restored.json").read_text())
     assert record["settings"]["model"]["fingerprint"] == edm.fingerprint
     assert record["settings"]["seed"] == 4
-    assert sorted(os.listdir(out)) == [
+    assert sorted(path.name for path in out.iterdir()) == [
         *("contact-sheet.png", "disagreement", "mean", "restored.json", "samples")
     ]
 
@@ -264,13 +264,13 @@ def test_a_file_that_is_no_picture_is_named_before_anything_is_done(
 
 def test_nothing_to_restore_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="no picture .* and is no store"):
+    with pytest.raises(SourceError, match=r"no picture .* and is no store"):
         open_inputs(tmp_path / "empty")
     with pytest.raises(SourceError, match="neither a folder of pictures nor a store"):
         open_inputs(tmp_path / "nowhere")
     folder = picture_folder(tmp_path / "in", pixels(1))
     (folder / "p00.jpg").write_bytes((folder / "p00.png").read_bytes())
-    with pytest.raises(SourceError, match="p00.jpg and .*p00.png would be .*; rename one"):
+    with pytest.raises(SourceError, match=r"p00.jpg and .*p00.png would be .*; rename one"):
         open_inputs(folder)
     for bad in ({"limit": 0}, {"size": 0}):
         with pytest.raises(ValueError, match="at least 1"):
