@@ -17,6 +17,7 @@ of the picture rounded to 8 bits, so it survives PNG and the last bits of somebo
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -37,6 +38,8 @@ from tasks.workers import Device, resolve_device
 
 N_SAMPLES = 20
 BATCH_SIZE = 256
+PIXELS_AT_ONCE = 2**20
+"""Of large pictures a batch has fewer: as many as have so many pixels, and at least one."""
 ROUNDING = 1e-6
 """How far outside [0, 1] a value may be by somebody's float arithmetic; it is clipped."""
 
@@ -104,8 +107,8 @@ class OpenRestorer:
         answers are of the same sort, float32, where the pictures are: `mean` (n, 3, h, w) in
         [0, 1] over `n_samples` samples; `disagreement` (n, h, w) in [0, 0.5], their standard
         deviation in each pixel, averaged over the channels. `seed` gives other samples. At most
-        `batch_size` (sample, picture) pairs are on the device at once, and about as many in
-        memory beyond the answers.
+        `batch_size` (sample, picture) pairs are on the device at once, fewer if they are large,
+        and about as many in memory beyond the answers.
 
         Raises:
             ValueError: pictures of another type, shape or range, or of a size that this restorer
@@ -115,7 +118,7 @@ class OpenRestorer:
         check_counts(n_samples, batch_size, seed)
         mean = torch.empty_like(given)
         disagreement = torch.empty(len(given), *given.shape[2:])
-        size = self.chunk_size(n_samples, batch_size)
+        size = self.chunk_size(n_samples, batch_size, given.shape)
         for start in range(0, len(given), size):
             rows = slice(start, start + size)
             seeds = picture_seeds(given[rows], seed)
@@ -145,13 +148,13 @@ class OpenRestorer:
             n_samples=n_samples if self.generative else 1,
             seeds=seeds,
             progress=progress,
-            batch_size=batch_size,
+            batch_size=_fitting(batch_size, pictures.shape),
         )
         return drawn.cpu()
 
-    def chunk_size(self, n_samples: int, batch_size: int) -> int:
-        """How many pictures' samples fill one batch; at least one picture's."""
-        return max(1, batch_size // (n_samples if self.generative else 1))
+    def chunk_size(self, n_samples: int, batch_size: int, shape: Sequence[int]) -> int:
+        """How many pictures' samples fill one batch, for pictures of `shape` (.., h, w)."""
+        return max(1, _fitting(batch_size, shape) // (n_samples if self.generative else 1))
 
     def why_not(self, height: int, width: int) -> str | None:
         """What is wrong with pictures of this size, in words; None if they can be restored."""
@@ -269,6 +272,11 @@ def check_counts(n_samples: int, batch_size: int, seed: int) -> None:
             f"n_samples={n_samples} and batch_size={batch_size} must be at least 1, seed={seed} "
             "0 or more"
         )
+
+
+def _fitting(batch_size: int, shape: Sequence[int]) -> int:
+    """`batch_size`, or fewer for large pictures of `shape` (.., h, w); at least 1."""
+    return max(1, min(batch_size, PIXELS_AT_ONCE // max(1, shape[-2] * shape[-1])))
 
 
 def _baseline(name: str) -> OpenRestorer:

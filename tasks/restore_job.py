@@ -187,8 +187,9 @@ class _Job:
 
     def _batches(self, pictures: Iterator[InputPicture]) -> Iterator[list[InputPicture]]:
         """Neighbours of one size, as many as fill a batch."""
-        full = self.restorer.chunk_size(self.config.n_samples, self.config.batch_size)
-        for _shape, alike in itertools.groupby(pictures, key=lambda picture: picture.pixels.shape):
+        config = self.config
+        for shape, alike in itertools.groupby(pictures, key=lambda picture: picture.pixels.shape):
+            full = self.restorer.chunk_size(config.n_samples, config.batch_size, shape)
             while batch := list(itertools.islice(alike, full)):
                 yield batch
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from recon_core.restore.generic import GENERIC_RESTORERS
+from recon_core.restore.generic import GENERIC_RESTORERS, TotalVariation
 from storage.errors import StorageError
+from tasks.evaluate import Evaluation, evaluate
 from tasks.restore import open_restorer, picture_seeds
+from tests.tasks.evaluations import image_set, planted_store, weights
 from tests.tasks.restorers import (
     SIZE,
     TINY_BF_DNCNN,
@@ -72,6 +74,9 @@ def test_memory_is_for_a_batch_and_not_for_all() -> None:
     opened = identity()
     opened(floats(10), n_samples=50, batch_size=4)
     assert opened.restorer.given == [4, 4, 2]  # one answer each: samples do not count
+    opened.restorer.given.clear()
+    opened(np.zeros((3, 3, 512, 1024), np.float32))
+    assert opened.restorer.given == [2, 1]  # a million pixels at once
 
 
 def test_the_mean_is_that_of_the_samples_and_the_disagreement_their_spread(tmp_path: Path) -> None:
@@ -112,8 +117,8 @@ def test_copies_of_a_picture_are_restored_alike_and_another_seed_differs(tmp_pat
 def test_one_answer_has_no_disagreement(tmp_path: Path, name: str) -> None:
     if name != "bf_dncnn" and importlib.util.find_spec("pywt") is None:
         pytest.skip("PyWavelets is not installed; pip install PyWavelets")
-    weights = trained(tmp_path / "bf", TINY_BF_DNCNN) if name == "bf_dncnn" else name
-    opened = open_restorer(weights, device="cpu")
+    what = trained(tmp_path / "bf", TINY_BF_DNCNN) if name == "bf_dncnn" else name
+    opened = open_restorer(what, device="cpu")
     mean, disagreement = opened(floats(2), n_samples=6)
     assert not disagreement.any()
     assert np.abs(mean - floats(2)).max() > 0.01
@@ -194,6 +199,22 @@ def test_a_baseline_without_its_package_says_how_to_get_it(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StorageError, match="pip install PyWavelets"):
         open_restorer("nlm")
+
+
+def test_a_baseline_can_be_scored_as_a_method_of_an_evaluation(tmp_path: Path) -> None:
+    heldout = image_set()
+    record = evaluate(
+        Evaluation(n_samples=2),
+        dataset=planted_store(tmp_path / "pairs", heldout, n_parts=1),
+        heldout=heldout,
+        restorers={"tv": weights(tmp_path, "tv")},
+        out=tmp_path / "evaluation",
+        device="cpu",
+        load=lambda _path, _device: (TotalVariation(sigma=0.05), torch.nn.Identity()),
+    )
+    assert set(record["methods"]) == {"plain", "plain_all", "tv"}
+    plain, tv = (record["methods"][name]["targets"]["summary"] for name in ("plain", "tv"))
+    assert 0.4 < tv["mean_ssim"] < plain["mean_ssim"]
 
 
 @needs_wavelets

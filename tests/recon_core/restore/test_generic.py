@@ -86,7 +86,7 @@ def test_the_estimate_is_the_noise_that_was_added(sigma: float) -> None:
 def test_a_picture_without_noise_is_given_back_as_it_is(kind: str) -> None:
     flat = torch.tensor([0.2, 0.5, 0.9])[:, None, None].expand(3, 16, 16)
     stripes = (torch.arange(16) % 4 / 4).expand(3, 16, 16)
-    given = torch.stack([flat, stripes])
+    given = torch.stack([flat, stripes, torch.zeros(3, 16, 16)])
     assert torch.equal(restored(GENERIC_RESTORERS[kind](), given), given)
 
 
