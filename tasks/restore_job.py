@@ -94,11 +94,12 @@ def restore_pictures(
         StorageError: another process is restoring into it, or it cannot be made.
         StoreFullError: the device is full; the same call continues later.
     """
-    _check_free(out)
+    _check_free(out, inputs)
     settings = _settings(restorer, inputs, config)
     with _locked(out):
         finished = _found(out / FINISHED, settings, out)
         if finished is not None:
+            (out / UNFINISHED).unlink(missing_ok=True)
             return finished
         begun = _found(out / UNFINISHED, settings, out) or {"pictures": []}
         for leftover in out.rglob(f"{TEMPORARY_PREFIX}*"):
@@ -263,7 +264,12 @@ def _settings(restorer: OpenRestorer, inputs: Inputs, config: Restoration) -> di
     return as_json
 
 
-def _check_free(out: Path) -> None:
+def _check_free(out: Path, inputs: Inputs) -> None:
+    if Path(inputs.location) in out.absolute().parents:
+        raise ValueError(
+            f"--out {out} lies in --input {inputs.location}, so that its pictures would be "
+            "restored next time; choose a folder outside"
+        )
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; name a folder")
     if not out.is_dir() or any((out / name).is_file() for name in (FINISHED, UNFINISHED)):

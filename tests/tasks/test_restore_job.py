@@ -149,8 +149,10 @@ def test_a_finished_restoration_is_not_repeated(tmp_path: Path) -> None:
     first = restore(opened, folder, tmp_path / "out")
     n_calls = len(opened.restorer.given)
     moved = folder.rename(tmp_path / "moved")
+    (tmp_path / "out/restoring.json").write_bytes((tmp_path / "out/restored.json").read_bytes())
     again = restore(opened, moved, tmp_path / "out", config=Restoration(n_samples=3, batch_size=1))
     assert again == first
+    assert not (tmp_path / "out/restoring.json").exists()
     assert len(opened.restorer.given) == n_calls
 
 
@@ -192,8 +194,11 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     folder = picture_folder(tmp_path / "in", pixels(1))
     with pytest.raises(ValueError, match="not empty and holds no restoration"):
         restore(identity(), folder, folder)
+    (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="is a file"):
-        restore(identity(), folder, folder / "p00.png")
+        restore(identity(), folder, tmp_path / "file")
+    with pytest.raises(ValueError, match="lies in --input"):
+        restore(identity(), folder, folder / "out")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "restored.json").write_text("[]")
     with pytest.raises(StoreMismatchError, match="not a restoration's"):
