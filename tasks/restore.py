@@ -112,7 +112,8 @@ class OpenRestorer:
 
         Raises:
             ValueError: pictures of another type, shape or range, or of a size that this restorer
-                cannot take; `n_samples` or `batch_size` below 1, or a negative `seed`.
+                cannot take; `n_samples` or `batch_size` below 1, or a negative `seed`; a restorer
+                that gives values that are not finite.
         """
         given = self._checked(pictures)
         check_counts(n_samples, batch_size, seed)
@@ -139,7 +140,8 @@ class OpenRestorer:
     ) -> Tensor:
         """All samples (s, n, 3, h, w) of float32 `pictures`, on the CPU; s is 1 unless generative.
 
-        Sample k of a picture depends on the picture, its seed and k alone.
+        Sample k of a picture depends on the picture, its seed and k alone. Raises ValueError if the
+        restorer gives something that is not finite.
         """
         elsewhere = isinstance(self.restorer, OnnxRestorer)  # onnxruntime moves them itself
         drawn = self.restorer.restore(
@@ -150,6 +152,11 @@ class OpenRestorer:
             progress=progress,
             batch_size=_fitting(batch_size, pictures.shape),
         )
+        if not drawn.isfinite().all():
+            raise ValueError(
+                f"the restorer {self.name} gave values that are not finite: its weights are "
+                "damaged or its training diverged; train it again, or use another one"
+            )
         return drawn.cpu()
 
     def chunk_size(self, n_samples: int, batch_size: int, shape: Sequence[int]) -> int:

@@ -89,7 +89,8 @@ def restore_pictures(
 
     Raises:
         SourceError: an input cannot be read, or has a size that the restorer cannot take.
-        ValueError: `out` is taken by something else.
+        ValueError: `out` is taken by something else, or lies among the inputs; or the restorer
+            gives values that are not finite.
         StoreMismatchError: it holds a restoration of other settings; says which.
         StorageError: another process is restoring into it, or it cannot be made.
         StoreFullError: the device is full; the same call continues later.

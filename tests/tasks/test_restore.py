@@ -180,6 +180,13 @@ def test_rounding_beyond_the_range_is_clipped() -> None:
     assert identity()(pictures)[0].max() == 1
 
 
+def test_a_network_that_diverged_is_said(tmp_path: Path) -> None:
+    opened = open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")
+    next(opened.net.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match="bf_dncnn gave values that are not finite"):
+        opened(floats(1))
+
+
 @pytest.mark.parametrize("bad", [{"n_samples": 0}, {"batch_size": 0}, {"seed": -1}])
 def test_counts_out_of_range_are_refused(bad: dict[str, int]) -> None:
     name, value = next(iter(bad.items()))
