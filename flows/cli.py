@@ -23,6 +23,7 @@ from flows.campaign_cli import campaign_app
 from flows.dataset_cli import dataset_app
 from flows.fresh import start_over
 from flows.regenerate_cli import regenerate_app
+from flows.restore_cli import restore_app
 from flows.screen import fact_text, show_facts, show_notices
 from flows.top_up_cli import top_up_app
 from storage.errors import SourceError, StorageError, StoreMismatchError
@@ -49,6 +50,7 @@ dataset_app.add_typer(regenerate_app)
 app.add_typer(campaign_app, name="campaign")
 app.add_typer(attack_app, name="attack")
 app.add_typer(top_up_app)
+app.add_typer(restore_app)
 out = Console()
 err = Console(stderr=True)
 

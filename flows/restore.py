@@ -1,0 +1,66 @@
+"""Restore: a trained restorer, a baseline or the user's own, on pictures or on a store's pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from storage.places import Location
+from tasks.artifacts import leave_facts, leave_picture
+from tasks.onnx_restorer import OnnxRange
+from tasks.progress import stage_progress
+from tasks.restore import OpenRestorer, open_restorer
+from tasks.restore_inputs import Inputs, open_inputs
+from tasks.restore_job import SHEET, Restoration, restore_pictures
+from tasks.workers import Device
+
+
+@flow(name="restore", flow_run_name="{out}")
+def restore(
+    weights: str,
+    source: Location,
+    out: Path,
+    config: Restoration | None = None,
+    *,
+    limit: int | None = None,
+    size: int | None = None,
+    onnx_range: OnnxRange = "0..1",
+    device: Device = "auto",
+) -> dict[str, Any]:
+    """Restore the pictures at `source`; finished ones are not repeated.
+
+    1. Open the restorer. 2. Find the pictures. 3. Restore them, by the mean of their samples, with
+    maps of how far these disagree. 4. Say it. Raises what `tasks.restore` and its neighbours raise.
+    """
+    restorer = open_restorer(weights, device=device, onnx_range=onnx_range)
+    inputs = open_inputs(source, limit=limit, size=size)
+    record = restore_all(restorer, inputs, out, config or Restoration())
+    leave_facts("restoration", summary(record), f"Restored into {out}")
+    leave_picture("contact-sheet", (out / SHEET).read_bytes(), f"The first pictures of {out}")
+    return record
+
+
+@task(name="restore pictures", cache_policy=NO_CACHE)
+def restore_all(
+    restorer: OpenRestorer, inputs: Inputs, out: Path, config: Restoration
+) -> dict[str, Any]:
+    """All pictures, from where they were left."""
+    with stage_progress("Restore", "picture") as advance:
+        return restore_pictures(restorer, inputs, out, config, on_picture=advance)
+
+
+def summary(record: dict[str, Any]) -> dict[str, Any]:
+    """What people want to know first about a finished restoration."""
+    model = record["settings"]["model"]
+    samples = {picture["n_samples"] for picture in record["pictures"]}
+    return {
+        "restorer": model["name"],
+        "fingerprint": model["fingerprint"],
+        "pictures": record["n_pictures"],
+        "samples": max(samples),
+        "mean_disagreement": round(record["mean_disagreement"], 4),
+        "device": record["device"],
+    }

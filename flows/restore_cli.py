@@ -1,0 +1,93 @@
+"""`palimpsest restore`: restore pictures, or a store's reconstructions, from a terminal.
+
+Exit codes as everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from flows.screen import show_facts
+
+restore_app = typer.Typer()
+out = Console()
+
+
+@restore_app.command(
+    "restore",
+    epilog="Examples: `palimpsest restore --weights runs/cifar/restorers/edm --input my-pictures "
+    "--out restored` · `palimpsest restore --weights nlm --input runs/cifar --split heldout "
+    "--out denoised --limit 100`",
+)
+def restore(
+    *,
+    weights: Annotated[
+        str,
+        typer.Option(
+            "--weights", help="A trained restorer's folder | nlm | tv | wavelet | FILE.onnx"
+        ),
+    ],
+    source: Annotated[
+        str,
+        typer.Option(
+            "--input", help="Folder of pictures; or a job's folder, a store's, s3://bucket/prefix."
+        ),
+    ],
+    target: Annotated[Path, typer.Option("--out", help="Folder of what comes out.")],
+    split: Annotated[
+        Literal["train", "heldout"], typer.Option("--split", help="Which store of a job's folder.")
+    ] = "train",
+    n_samples: Annotated[
+        int, typer.Option("--samples", help="Per picture, of a generative restorer (EDM).")
+    ] = 20,
+    keep_samples: Annotated[
+        bool, typer.Option("--keep-samples", help="Write every sample, too.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", help="Only so many pictures, the first ones.")
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option("--size", help="Crop pictures to their central square of so many pixels."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Another one, other samples.")] = 0,
+    batch_size: Annotated[
+        int, typer.Option("--batch", help="(Sample, picture) pairs at once; changes no result.")
+    ] = 256,
+    onnx_range: Annotated[
+        Literal["0..1", "-1..1"], typer.Option("--onnx-range", help="Of an ONNX file's pictures.")
+    ] = "0..1",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete an earlier restoration in --out first.")
+    ] = False,
+) -> None:
+    """Restore pictures, with a map of how sure each pixel is; resumes what was interrupted."""
+    from flows import restore as flow
+    from flows.dataset_cli import store_location
+    from flows.fresh import start_over
+    from tasks.restore_job import ENTRIES, SHEET, Restoration
+
+    config = Restoration(
+        n_samples=n_samples, seed=seed, keep_samples=keep_samples, batch_size=batch_size
+    )
+    if "://" in str(target) or str(target).startswith("s3:"):
+        raise ValueError(f"--out {target}: give a folder of this machine, and upload it afterwards")
+    if fresh:
+        start_over(target, ENTRIES, option="--out")
+    record = flow.restore(
+        weights,
+        store_location(source, split),
+        target,
+        config,
+        limit=limit,
+        size=size,
+        onnx_range=onnx_range,
+        device=device,
+    )
+    show_facts(out, str(target.absolute()), flow.summary(record))
+    out.print(str((target / SHEET).absolute()), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,244 @@
+"""Restorers that learn nothing: three classical denoisers, by scikit-image.
+
+They are the baselines that a trained restorer has to beat: non-local means (Buades et al. 2005),
+total variation (Rudin et al. 1992, by Chambolle 2004) and shrinkage of wavelet coefficients
+(BayesShrink, Chang et al. 2000). Each is a frozen dataclass of settings with the `restore` method
+of the learned restorers, without `build` and `loss`.
+
+All three assume white Gaussian noise of strength `sigma`. Where it is not given it is estimated for
+each picture, as the median absolute deviation of its finest wavelet coefficients (Donoho and
+Johnstone 1994), averaged over the channels. The errors of a reconstruction are no such noise: these
+are baselines, not remedies.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from recon_core.types import Progress, no_progress
+
+Picture = NDArray[np.float64]
+"""(h, w, 3) in [0, 1]."""
+
+NO_NOISE = 1e-6
+"""Estimates below this are roundings of 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonLocalMeans:
+    """Each pixel becomes a mean of pixels whose surroundings are alike.
+
+    Patches of `patch_size` pixels, at most `patch_distance` apart, weigh less the more they differ;
+    `strength` times sigma is the cut-off. `sigma` is in units of [0, 1]; None estimates it.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["nlm"] = "nlm"
+    sigma: float | None = None
+    strength: float = 0.8
+    patch_size: int = 5
+    patch_distance: int = 6
+
+    def __post_init__(self) -> None:
+        _check(self.sigma, self.strength)
+        if self.patch_size < 1 or self.patch_distance < 1:
+            raise ValueError(
+                f"patch_size={self.patch_size} and patch_distance={self.patch_distance} must be "
+                "at least 1"
+            )
+
+    def restore(
+        self,
+        net: nn.Module,
+        condition: Float32[Tensor, "n 3 h w"],
+        *,
+        n_samples: int,
+        seeds: Int64[Tensor, " n"],
+        progress: Progress = no_progress,
+        batch_size: int = 256,
+    ) -> Float32[Tensor, "1 n 3 h w"]:
+        """The one denoised version of each picture, in [0, 1]; needs only `condition`."""
+        del net, n_samples, seeds, batch_size
+
+        def denoise(picture: Picture, sigma: float) -> Any:
+            return _scikit_image().denoise_nl_means(
+                picture,
+                patch_size=self.patch_size,
+                patch_distance=self.patch_distance,
+                h=self.strength * sigma,
+                sigma=sigma,
+                fast_mode=True,
+                channel_axis=-1,
+            )
+
+        return _each(condition, self.sigma, denoise, progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalVariation:
+    """The picture u with the least |grad u| + (u - x)^2 / (2 weight), in each channel.
+
+    weight = `strength` times sigma. `sigma` is in units of [0, 1]; None estimates it.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["tv"] = "tv"
+    sigma: float | None = None
+    strength: float = 1.0
+    n_iterations: int = 200
+
+    def __post_init__(self) -> None:
+        _check(self.sigma, self.strength)
+        if self.n_iterations < 1:
+            raise ValueError(f"n_iterations={self.n_iterations} must be at least 1")
+
+    def restore(
+        self,
+        net: nn.Module,
+        condition: Float32[Tensor, "n 3 h w"],
+        *,
+        n_samples: int,
+        seeds: Int64[Tensor, " n"],
+        progress: Progress = no_progress,
+        batch_size: int = 256,
+    ) -> Float32[Tensor, "1 n 3 h w"]:
+        """The one denoised version of each picture, in [0, 1]; needs only `condition`."""
+        del net, n_samples, seeds, batch_size
+
+        def denoise(picture: Picture, sigma: float) -> Any:
+            return _scikit_image().denoise_tv_chambolle(
+                picture,
+                weight=self.strength * sigma,
+                max_num_iter=self.n_iterations,
+                channel_axis=-1,
+            )
+
+        return _each(condition, self.sigma, denoise, progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wavelet:
+    """Wavelet coefficients shrunk by BayesShrink's threshold, in each channel.
+
+    `wavelet` is a name of PyWavelets. `sigma` is in units of [0, 1]; None estimates it.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["wavelet"] = "wavelet"
+    sigma: float | None = None
+    strength: float = 1.0
+    wavelet: str = "db2"
+
+    def __post_init__(self) -> None:
+        _check(self.sigma, self.strength)
+
+    def restore(
+        self,
+        net: nn.Module,
+        condition: Float32[Tensor, "n 3 h w"],
+        *,
+        n_samples: int,
+        seeds: Int64[Tensor, " n"],
+        progress: Progress = no_progress,
+        batch_size: int = 256,
+    ) -> Float32[Tensor, "1 n 3 h w"]:
+        """The one denoised version of each picture, in [0, 1]; needs only `condition`.
+
+        Raises ImportError if PyWavelets is missing, ValueError if it has no such wavelet.
+        """
+        del net, n_samples, seeds, batch_size
+        need_wavelets()
+
+        def denoise(picture: Picture, sigma: float) -> Any:
+            return _scikit_image().denoise_wavelet(
+                picture,
+                sigma=self.strength * sigma,
+                wavelet=self.wavelet,
+                method="BayesShrink",
+                mode="soft",
+                rescale_sigma=False,
+                channel_axis=-1,
+            )
+
+        return _each(condition, self.sigma, denoise, progress)
+
+
+GenericRestorer = NonLocalMeans | TotalVariation | Wavelet
+"""Any restorer that learns nothing; `kind` is the tag that tells them apart."""
+
+GENERIC_RESTORERS: dict[str, type[NonLocalMeans] | type[TotalVariation] | type[Wavelet]] = {
+    "nlm": NonLocalMeans,
+    "tv": TotalVariation,
+    "wavelet": Wavelet,
+}
+"""Each one's class by its `kind`."""
+
+
+def estimate_noise(picture: Picture) -> float:
+    """The strength of white noise in a picture; 0 for a channel whose finest coefficients are 0.
+
+    Raises ImportError if PyWavelets is missing.
+    """
+    need_wavelets()
+    with warnings.catch_warnings():
+        # Of a channel without any detail scikit-image takes the median of nothing, which is NaN.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        estimates = _scikit_image().estimate_sigma(picture, channel_axis=-1)
+    return float(np.mean(np.nan_to_num(estimates)))
+
+
+def _each(
+    condition: Tensor,
+    sigma: float | None,
+    denoise: Callable[[Picture, float], Any],
+    progress: Progress,
+) -> Tensor:
+    """`denoise` of every picture, each alone on the CPU; one without noise stays as it is."""
+    restored = torch.empty_like(condition)
+    pictures = condition.detach().cpu().double().numpy().transpose(0, 2, 3, 1)
+    for row, given in enumerate(pictures):
+        picture = np.ascontiguousarray(given)
+        strength = estimate_noise(picture) if sigma is None else sigma
+        result = denoise(picture, strength) if strength > NO_NOISE else picture
+        channels_first = np.ascontiguousarray(result.transpose(2, 0, 1), dtype=np.float32)
+        restored[row] = torch.from_numpy(channels_first).clamp_(0, 1).to(condition.device)
+        progress((row + 1) / len(pictures))
+    return restored.unsqueeze(0)
+
+
+def _scikit_image() -> Any:
+    """`skimage.restoration`, loaded when it is needed."""
+    return importlib.import_module("skimage.restoration")
+
+
+def _check(sigma: float | None, strength: float) -> None:
+    if sigma is not None and not 0 < sigma <= 1:
+        raise ValueError(
+            f"sigma={sigma}; the noise of pictures in [0, 1] lies above 0 and up to 1 "
+            "(None estimates it)"
+        )
+    if not strength > 0:
+        raise ValueError(f"strength={strength} must be above 0")
+
+
+def need_wavelets() -> None:
+    """Raises ImportError, with the fix, if PyWavelets is missing."""
+    if importlib.util.find_spec("pywt") is None:
+        raise ImportError(
+            "scikit-image needs PyWavelets to estimate the noise of a picture and to shrink its "
+            "wavelet coefficients; install it with: pip install PyWavelets"
+        )

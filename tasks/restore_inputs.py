@@ -1,0 +1,243 @@
+"""What is restored: a folder of pictures, or the confident reconstructions of a store of pairs.
+
+Both give 8-bit pictures with a name each, as often as they are asked, and hold one at a time (a
+store a few hundred). Reconstructions are drawn as everywhere: scaled as far as they stay in [0, 1]
+around the mean image of their run. Of each candidate of an attack its last saved iteration counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from storage.dataset import Dataset, is_store
+from storage.errors import SourceError
+from storage.pictures import CorruptPictureError, is_picture, read_picture
+from storage.places import Location
+from tasks.export_pairs import rendered
+
+ROWS_AT_ONCE = 256
+"""Reconstructions of a store that are read together."""
+
+
+@dataclass(frozen=True)
+class InputPicture:
+    """A picture to restore: uint8 `pixels` (3, h, w), and in `facts` where it is from.
+
+    `name` is unique among the inputs and a relative path without an ending.
+    """
+
+    name: str
+    pixels: npt.NDArray[np.uint8]
+    facts: dict[str, Any]
+
+
+class Inputs(Protocol):
+    """Pictures that can be gone through more than once, always in the same order."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[InputPicture]: ...
+
+    @property
+    def location(self) -> str:
+        """Where they are."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What they are, wherever they are, but for their pixels."""
+
+
+def open_inputs(source: Location, *, limit: int | None = None, size: int | None = None) -> Inputs:
+    """The pictures in the folder, or in the store of pairs, at `source`; the first `limit`.
+
+    With `size` every picture of a folder is cropped to its central square and resized to `size` by
+    `size` pixels; a store's are never resized.
+
+    Raises:
+        ValueError: `limit` or `size` below 1, or a `size` for a store.
+        SourceError: there is no picture, or two have the same name but for the ending.
+        StorageError: a store that cannot be read.
+    """
+    if (limit is not None and limit < 1) or (size is not None and size < 1):
+        raise ValueError(f"limit={limit} and size={size} must be at least 1, or left out")
+    if is_store(source):
+        if size is not None:
+            raise ValueError(
+                f"--size {size} is for folders of pictures; those of the store {source} are "
+                "restored at the size that they were attacked at"
+            )
+        return StorePictures.found(Dataset(source), limit)
+    folder = Path(source)
+    if not folder.is_dir():
+        raise SourceError(
+            f"--input {source} is neither a folder of pictures nor a store of pairs; give one"
+        )
+    return FolderPictures.found(folder, limit, size)
+
+
+@dataclass(frozen=True)
+class FolderPictures:
+    """Picture files, those in folders inside included, in the order of their names."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    size: int | None = None
+
+    @classmethod
+    def found(cls, folder: Path, limit: int | None, size: int | None) -> FolderPictures:
+        files = sorted(path for path in folder.rglob("*") if is_picture(path, below=folder))
+        if not files:
+            raise SourceError(
+                f"{folder} has no picture (.png, .jpg, ...) and is no store of pairs; give a "
+                "folder that has some"
+            )
+        chosen = files[:limit]
+        names: dict[str, Path] = {}
+        for path in chosen:
+            other = names.setdefault(_name(path, folder), path)
+            if other != path:
+                raise SourceError(
+                    f"{other} and {path} would be restored to the same name; rename one"
+                )
+        return cls(folder, tuple(chosen), size)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __iter__(self) -> Iterator[InputPicture]:
+        """Raises SourceError naming a file that cannot be read or is no square picture."""
+        for path in self.files:
+            try:
+                side = self.size or _side(path)
+                pixels, _resized = read_picture(path, side)
+            except CorruptPictureError as error:
+                raise SourceError(
+                    f"{path} cannot be read as a picture ({error}); remove it, or replace it"
+                ) from error
+            channels_first = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+            file = path.relative_to(self.folder).as_posix()
+            yield InputPicture(_name(path, self.folder), channels_first, {"file": file})
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {"kind": "folder", "size": self.size}
+
+    @property
+    def location(self) -> str:
+        return str(self.folder.absolute())
+
+
+@dataclass(frozen=True)
+class StorePictures:
+    """Rows of a store's pairs, in its order: the last saved one of each confident candidate."""
+
+    dataset: Dataset
+    rows: npt.NDArray[np.int64] = field(repr=False)
+    parts: npt.NDArray[np.int64] = field(repr=False)
+
+    @classmethod
+    def found(cls, dataset: Dataset, limit: int | None) -> StorePictures:
+        rows: list[npt.NDArray[np.int64]] = []
+        parts: list[npt.NDArray[np.int64]] = []
+        first = n_found = 0
+        for receipt in dataset.receipts:
+            mine = _last_of_confident(dataset, receipt.part)
+            rows.append(first + mine)
+            parts.append(np.full(len(mine), receipt.part, np.int64))
+            first += receipt.n_pairs
+            n_found += len(mine)
+            if limit is not None and n_found >= limit:
+                break
+        if n_found == 0:
+            raise SourceError(
+                f"{dataset.root} has no confident reconstruction ({dataset.n_pairs} pairs); "
+                "generate more, or look at its outcomes with: palimpsest dataset info"
+            )
+        return cls(dataset, np.concatenate(rows)[:limit], np.concatenate(parts)[:limit])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[InputPicture]:
+        """Raises CorruptPartError where the stored bytes are not what was written."""
+        numbers = ("pairs/candidate", "pairs/iteration", "runs/run", "targets/image_id")
+        for start in range(0, len(self.rows), ROWS_AT_ONCE):
+            chosen = slice(start, start + ROWS_AT_ONCE)
+            taken = self.dataset.take(
+                ["pairs/reconstruction", "runs/mean_image", *numbers], self.rows[chosen]
+            )
+            pictures = rendered(taken["pairs/reconstruction"], taken["runs/mean_image"])
+            for k, (part, pixels) in enumerate(zip(self.parts[chosen], pictures, strict=True)):
+                facts = {"part": int(part)}
+                facts |= {name.partition("/")[2]: int(taken[name][k]) for name in numbers}
+                name = "part-{part:06d}-run-{run:08d}-candidate-{candidate:05d}".format_map(facts)
+                yield InputPicture(name, pixels, facts)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {"kind": "store", "content_hash": self.dataset.content_hash}
+
+    @property
+    def location(self) -> str:
+        return self.dataset.root
+
+
+def content_of(inputs: Inputs, check: Callable[[InputPicture], None]) -> str:
+    """SHA-256 over the names, facts and pixels of all inputs, each of which is read and checked.
+
+    Raises what reading and `check` raise: nothing is begun on inputs that cannot be finished.
+    """
+    digest = hashlib.sha256()
+    for picture in inputs:
+        check(picture)
+        head = [picture.name, picture.facts, picture.pixels.shape]
+        digest.update(json.dumps(head, sort_keys=True).encode())
+        digest.update(picture.pixels.data)
+    return digest.hexdigest()
+
+
+def _last_of_confident(dataset: Dataset, part: int) -> npt.NDArray[np.int64]:
+    """The row of each confident candidate's last iteration in a part, ascending."""
+    names = ("confident", "run_row", "candidate", "iteration")
+    pairs = dataset.read(part, [f"pairs/{name}" for name in names])
+    confident = np.flatnonzero(pairs["pairs/confident"])
+    run = pairs["pairs/run_row"][confident].astype(np.int64)
+    candidate = pairs["pairs/candidate"][confident].astype(np.int64)
+    order = np.lexsort((pairs["pairs/iteration"][confident], candidate, run))
+    another = (np.diff(run[order]) != 0) | (np.diff(candidate[order]) != 0)
+    is_last = np.append(another, True)[: len(order)]
+    return np.sort(confident[order[is_last]]).astype(np.int64)
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).with_suffix("").as_posix()
+
+
+def _side(path: Path) -> int:
+    """The side of a square picture, from the file's head.
+
+    Raises:
+        CorruptPictureError: the head cannot be read.
+        SourceError: it is not square.
+    """
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        read_picture(path, 1)  # says in its words what is wrong
+        raise
+    if width != height:
+        raise SourceError(
+            f"{path} is {height} x {width} and not square; add --size, for example --size "
+            f"{min(height, width)}, to crop every picture to its central square"
+        )
+    return int(width)

@@ -1,0 +1,324 @@
+"""A folder of restored pictures: what is in it, going on after an end, and what is refused."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from storage.dataset import Dataset, create_or_open
+from storage.errors import SourceError, StorageError, StoreMismatchError
+from storage.parts import write_part
+from tasks.export_pairs import rendered
+from tasks.restore import OpenRestorer, open_restorer
+from tasks.restore_inputs import open_inputs
+from tasks.restore_job import WHITE, Restoration, grey_of, restore_pictures
+from tasks.restore_sheet import N_ROWS
+from tests.storage import stores
+from tests.tasks.restorers import (
+    SIZE,
+    TINY_BF_DNCNN,
+    contents,
+    floats,
+    identity,
+    picture_folder,
+    pixels,
+    read,
+    trained,
+)
+
+
+@pytest.fixture(scope="module")
+def edm(tmp_path_factory: pytest.TempPathFactory) -> OpenRestorer:
+    return open_restorer(trained(tmp_path_factory.mktemp("models") / "edm"), device="cpu")
+
+
+def restore(
+    restorer: OpenRestorer, source: Path, out: Path, *, config: Any = None, **inputs: int
+) -> dict[str, Any]:
+    config = config or Restoration(n_samples=3)
+    return restore_pictures(restorer, open_inputs(source, **inputs), out, config, save_seconds=0)
+
+
+def test_a_picture_comes_back_from_png_to_png_unchanged(tmp_path: Path) -> None:
+    given = pixels(3)
+    record = restore(identity(), picture_folder(tmp_path / "in", given), tmp_path / "out")
+    for k in range(3):
+        np.testing.assert_array_equal(read(tmp_path / f"out/mean/p{k:02d}.png"), given[k])
+        assert not read(tmp_path / f"out/disagreement/p{k:02d}.png").any()
+    assert record["mean_disagreement"] == 0
+    assert not (tmp_path / "out" / "samples").exists()
+
+
+def test_every_sample_their_mean_and_their_spread_are_written(
+    tmp_path: Path, edm: OpenRestorer
+) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(2)), tmp_path / "out"
+    config = Restoration(n_samples=3, keep_samples=True, seed=4)
+    record = restore(edm, folder, out, config=config)
+    mean, disagreement = edm(floats(2), n_samples=3, seed=4)
+    for k, name in enumerate(("p00", "p01")):
+        expected = np.round(mean[k] * 255)
+        assert np.abs(read(out / f"mean/{name}.png") - expected).max() <= 1
+        grey = np.round(np.minimum(disagreement[k] / WHITE, 1) * 255)
+        assert np.abs(read(out / f"disagreement/{name}.png") - grey).max() <= 1
+        samples = np.stack([read(out / f"samples/{name}-{n}.png") for n in range(3)])
+        assert np.abs(samples.mean(axis=0) - mean[k] * 255).max() < 1
+        said = record["pictures"][k]
+        assert (said["name"], said["file"], said["n_samples"]) == (name, f"{name}.png", 3)
+        assert said["mean_disagreement"] == pytest.approx(disagreement[k].mean(), abs=1e-4)
+    assert record == json.loads((out / "restored.json").read_text())
+    assert record["settings"]["model"]["fingerprint"] == edm.fingerprint
+    assert record["settings"]["seed"] == 4
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("contact-sheet.png", "disagreement", "mean", "restored.json", "samples")
+    ]
+
+
+def test_the_scale_of_disagreement_is_fixed() -> None:
+    levels = torch.tensor([[0.0, 0.1, 0.25, 0.5]])
+    np.testing.assert_array_equal(grey_of(levels), [[0, 102, 255, 255]])
+
+
+def test_pictures_in_folders_and_of_several_sizes_keep_their_names(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "in" / "cats", pixels(2))
+    picture_folder(tmp_path / "in" / "dogs", pixels(2, size=12, seed=1))
+    restorer = open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")
+    record = restore(restorer, folder.parent, tmp_path / "out")
+    names = ["cats/p00", "cats/p01", "dogs/p00", "dogs/p01"]
+    assert [picture["name"] for picture in record["pictures"]] == names
+    mean, _ = restorer(floats(2, size=12, seed=1))
+    written = read(tmp_path / "out/mean/dogs/p01.png")
+    assert np.abs(written - np.round(mean[1] * 255)).max() <= 1
+
+
+def test_batches_change_no_picture(tmp_path: Path, edm: OpenRestorer) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(4))
+    for batch_size in (1, 5, 256):
+        config = Restoration(n_samples=2, batch_size=batch_size)
+        restore(edm, folder, tmp_path / f"out{batch_size}", config=config)
+    for k in range(4):
+        names = [f"out{size}/mean/p{k:02d}.png" for size in (1, 5, 256)]
+        first, *others = (read(tmp_path / name).astype(int) for name in names)
+        assert all(np.abs(other - first).max() <= 1 for other in others)
+
+
+class _Interrupted(Exception):
+    pass
+
+
+def _stop_after(n: int):
+    def on_picture(done: int, _n: int) -> None:
+        if done >= n:
+            raise _Interrupted
+
+    return on_picture
+
+
+def test_what_was_begun_is_continued_to_the_same_bytes(tmp_path: Path, edm: OpenRestorer) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(5))
+    config = Restoration(n_samples=2, keep_samples=True, batch_size=2)
+    with pytest.raises(_Interrupted):
+        restore_pictures(
+            edm, open_inputs(folder), tmp_path / "out", config, on_picture=_stop_after(3)
+        )
+    begun = json.loads((tmp_path / "out/restoring.json").read_text())
+    assert [picture["name"] for picture in begun["pictures"]] == ["p00", "p01", "p02"]
+    assert not (tmp_path / "out/restored.json").exists()
+    (tmp_path / "out/mean/.tmp-left").touch()
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/mean").glob("*.png")}
+    seen: list[int] = []
+    restore_pictures(
+        edm, open_inputs(folder), tmp_path / "out", config, on_picture=lambda n, _: seen.append(n)
+    )
+    assert seen == [3, 4, 5]
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+    restore(edm, folder, tmp_path / "at-once", config=config)
+    assert dict(contents(tmp_path / "out")) == dict(contents(tmp_path / "at-once"))
+
+
+def test_a_finished_restoration_is_not_repeated(tmp_path: Path) -> None:
+    folder, opened = picture_folder(tmp_path / "in", pixels(2)), identity()
+    first = restore(opened, folder, tmp_path / "out")
+    n_calls = len(opened.restorer.given)
+    moved = folder.rename(tmp_path / "moved")
+    (tmp_path / "out/restoring.json").write_bytes((tmp_path / "out/restored.json").read_bytes())
+    again = restore(opened, moved, tmp_path / "out", config=Restoration(n_samples=3, batch_size=1))
+    assert again == first
+    assert not (tmp_path / "out/restoring.json").exists()
+    assert len(opened.restorer.given) == n_calls
+
+
+@pytest.mark.parametrize(
+    ("changes", "inputs", "said"),
+    [
+        ({"seed": 1}, {}, "seed is 0 there, 1 here"),
+        ({"n_samples": 4}, {}, "n_samples is 3 there, 4 here"),
+        ({"keep_samples": True}, {}, "keep_samples is false there, true here"),
+        ({}, {"limit": 1}, "input.n_pictures is 2 there, 1 here"),
+        ({}, {"size": 4}, "input.size is null there, 4 here"),
+    ],
+)
+@pytest.mark.parametrize("name", ["restored.json", "restoring.json"])
+def test_other_settings_are_refused(
+    tmp_path: Path, changes: dict[str, Any], inputs: dict[str, int], said: str, name: str
+) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(2)), tmp_path / "out"
+    restore(identity(), folder, out)
+    (out / "restored.json").rename(out / name)
+    before = dict(contents(out))
+    config = Restoration(**({"n_samples": 3} | changes))
+    with pytest.raises(StoreMismatchError, match=said + r".*another --out, or --fresh"):
+        restore(identity(), folder, out, config=config, **inputs)
+    assert dict(contents(out)) == before
+
+
+def test_another_picture_or_model_is_another_restoration(tmp_path: Path, edm: OpenRestorer) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(2)), tmp_path / "out"
+    restore(identity(), folder, out)
+    with pytest.raises(StoreMismatchError, match=r"model.name is \"identity\" there"):
+        restore(edm, folder, out)
+    picture_folder(folder, pixels(2, seed=1))
+    with pytest.raises(StoreMismatchError, match=r"input.fingerprint is"):
+        restore(identity(), folder, out)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1))
+    with pytest.raises(ValueError, match="not empty and holds no restoration"):
+        restore(identity(), folder, folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file"):
+        restore(identity(), folder, tmp_path / "file")
+    with pytest.raises(ValueError, match="lies in --input"):
+        restore(identity(), folder, folder / "out")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "restored.json").write_text("[]")
+    with pytest.raises(StoreMismatchError, match="not a restoration's"):
+        restore(identity(), folder, tmp_path / "other")
+
+
+def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(1)), tmp_path / "out"
+    out.mkdir()
+    descriptor = os.open(out, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(StorageError, match="another process"):
+            restore(identity(), folder, out)
+    finally:
+        os.close(descriptor)
+    restore(identity(), folder, out)
+
+
+def test_the_sheet_has_a_line_for_each_of_the_first_pictures(tmp_path: Path) -> None:
+    heights = []
+    for n in (1, 2, N_ROWS + 3):
+        folder = picture_folder(tmp_path / f"in{n}", pixels(n))
+        restore(identity(), folder, tmp_path / f"out{n}")
+        with Image.open(tmp_path / f"out{n}/contact-sheet.png") as sheet:
+            heights.append(sheet.height)
+    assert heights[2] - heights[0] == (N_ROWS - 1) * (heights[1] - heights[0])
+
+
+# inputs
+
+
+def test_a_picture_of_another_size_is_named_with_both_sizes_and_the_fix(
+    tmp_path: Path, edm: OpenRestorer
+) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1, size=12))
+    with pytest.raises(SourceError, match=r"p00.png is 12 x 12, but edm works at 8 x 8; add --s"):
+        restore(edm, folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    restore(edm, folder, tmp_path / "out", size=SIZE)
+    assert read(tmp_path / "out/mean/p00.png").shape == (3, SIZE, SIZE)
+    restorer = open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")
+    odd = picture_folder(tmp_path / "odd", pixels(1, size=11))
+    with pytest.raises(SourceError, match=r"11 x 11, .*multiples of 2; add --size 12"):
+        restore(restorer, odd, tmp_path / "other")
+
+
+def test_a_picture_that_is_not_square_says_how_to_crop_it(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1)[:, :, :6])
+    with pytest.raises(SourceError, match=r"p00.png is 6 x 8 and not square; add --size.*6"):
+        restore(identity(), folder, tmp_path / "out")
+    record = restore(identity(), folder, tmp_path / "out", size=6)
+    np.testing.assert_array_equal(read(tmp_path / "out/mean/p00.png"), pixels(1)[0, :, :6, 1:7])
+    assert record["settings"]["input"]["size"] == 6
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n", None])
+def test_a_file_that_is_no_picture_is_named_before_anything_is_done(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(3))
+    whole = (folder / "p01.png").read_bytes()
+    (folder / "p01.png").write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises(SourceError, match=r"p01.png cannot be read as a picture \(.+\); remove"):
+        restore(identity(), folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_to_restore_is_said(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"no picture .* and is no store"):
+        open_inputs(tmp_path / "empty")
+    with pytest.raises(SourceError, match="neither a folder of pictures nor a store"):
+        open_inputs(tmp_path / "nowhere")
+    folder = picture_folder(tmp_path / "in", pixels(1))
+    (folder / "p00.jpg").write_bytes((folder / "p00.png").read_bytes())
+    with pytest.raises(SourceError, match=r"p00.jpg and .*p00.png would be .*; rename one"):
+        open_inputs(folder)
+    for bad in ({"limit": 0}, {"size": 0}):
+        with pytest.raises(ValueError, match="at least 1"):
+            open_inputs(folder, **bad)
+
+
+def test_the_last_confident_reconstructions_of_a_store_are_restored(tmp_path: Path) -> None:
+    create_or_open(tmp_path / "pairs", stores.MANIFEST)
+    expected: dict[str, np.ndarray[Any, Any]] = {}
+    for part in range(2):
+        columns = stores.columns(seed=part, n_pairs=6, size=SIZE)
+        columns["pairs/candidate"] = np.tile(np.repeat([3, 7], 3), 2).astype(np.int32)
+        columns["pairs/iteration"] = np.tile([100, 2000, 500], 4)
+        columns["pairs/confident"] = np.repeat([True, True, False, True], 3)
+        write_part(tmp_path / "pairs", part, columns, provenance=stores.provenance())
+    dataset = Dataset(tmp_path / "pairs")
+    for part in range(2):
+        x = dataset.read(part, ["pairs/reconstruction"])["pairs/reconstruction"]
+        means = dataset.read(part, ["runs/mean_image"])["runs/mean_image"]
+        for row, run_row, candidate in ((1, 0, 3), (4, 0, 7), (10, 1, 7)):
+            name = f"part-{part:06d}-run-{2 * part + run_row:08d}-candidate-{candidate:05d}"
+            expected[name] = rendered(x[row : row + 1], means[run_row][None])[0]
+    record = restore(identity(), tmp_path / "pairs", tmp_path / "out")
+    assert [picture["name"] for picture in record["pictures"]] == list(expected)
+    assert {picture["iteration"] for picture in record["pictures"]} == {2000}
+    for name, picture in expected.items():
+        np.testing.assert_array_equal(read(tmp_path / f"out/mean/{name}.png"), picture)
+    assert record["settings"]["input"]["content_hash"] == dataset.content_hash
+    limited = restore(identity(), tmp_path / "pairs", tmp_path / "some", limit=4)
+    assert [picture["name"] for picture in limited["pictures"]] == list(expected)[:4]
+
+
+def test_a_store_of_another_size_or_without_confident_pairs_is_refused(
+    tmp_path: Path, edm: OpenRestorer
+) -> None:
+    stores.store(tmp_path / "pairs", 1, size=4)
+    with pytest.raises(SourceError, match=r"candidate-\d+ is 4 x 4, but edm works at 8 x 8; use a"):
+        restore(edm, tmp_path / "pairs", tmp_path / "out")
+    with pytest.raises(ValueError, match="--size 8 is for folders"):
+        open_inputs(tmp_path / "pairs", size=8)
+    create_or_open(tmp_path / "poor", stores.MANIFEST)
+    columns = stores.columns()
+    columns["pairs/confident"][:] = False
+    write_part(tmp_path / "poor", 0, columns, provenance=stores.provenance())
+    with pytest.raises(SourceError, match="no confident reconstruction"):
+        open_inputs(tmp_path / "poor")
