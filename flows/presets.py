@@ -32,6 +32,7 @@ from storage.layout import Encoding
 from storage.sources import ImageSet, Split, load_images
 from tasks.campaign import Campaign
 from tasks.evaluate import Evaluation
+from tasks.train_validation import Validation
 
 FORBID = {"extra": "forbid"}
 HELDOUT_SEED_OFFSET = 1_000_003
@@ -40,10 +41,11 @@ HELDOUT_SEED_OFFSET = 1_000_003
 
 @dataclass(frozen=True, kw_only=True)
 class RestorerPlan:
-    """One restorer and how it is trained."""
+    """One restorer, how it is trained and how it is watched."""
 
     restorer: Restorer
     training: RestorerTraining = field(default_factory=RestorerTraining)
+    validation: Validation = field(default_factory=Validation)
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
 

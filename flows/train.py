@@ -80,5 +80,6 @@ def train_one(
             images_for_noise=images.images,
             out=out,
             device=device,
+            validation=plan.validation,
             on_step=lambda step, n_steps, _loss: advance(step, n_steps),
         )

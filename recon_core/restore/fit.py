@@ -101,17 +101,22 @@ class OneRank:
 
 
 class NonfiniteLossError(ArithmeticError):
-    """The loss became NaN or infinite. `step` is the step, from 0, in which it did.
+    """The loss became NaN or infinite, or after it the weights (`what`).
 
-    `kept` says what is left of the training before.
+    `step` is the step, from 0, in which it did.
     """
 
-    def __init__(self, step: int, loss: float, lr: float, *, kept: str = "") -> None:
+    def __init__(self, step: int, loss: float, lr: float, *, what: str = "") -> None:
         super().__init__(
-            f"loss={loss} in step {step} with learning rate {lr:.3g}; use a lower lr or a longer "
-            f"warmup_images, or look for non-finite values in the examples{kept}"
+            f"{what or f'loss={loss}'} in step {step} with learning rate {lr:.3g}; use a lower lr "
+            "or a longer warmup_images, or look for non-finite values in the examples"
         )
-        self.step, self.loss, self.lr = step, loss, lr
+        self.step = step
+
+    def with_note(self, note: str) -> NonfiniteLossError:
+        """The same error, its message followed by `note`."""
+        self.args = (f"{self}{note}",)
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,7 +92,7 @@ def test_a_training_leaves_a_model_and_its_card(dataset: Dataset, tmp_path: Path
     assert card["n_parameters"] == 2 * 9 * 3 * 4 + 9 * 4 * 4 + 4
     stored = json.loads((tmp_path / "out" / "model.json").read_text())["meta"]
     assert stored == json.loads(json.dumps(card))
-    assert not list((tmp_path / "out").glob("training*"))
+    assert not list((tmp_path / "out").glob("latest*"))
 
 
 def test_the_loaded_restorer_is_the_trained_one(dataset: Dataset, tmp_path: Path) -> None:
