@@ -4,7 +4,8 @@ A training is identified by its fingerprint: the restorer's and the training's s
 curation, the pairs, which of them are held out, and the images that noise examples are made of. The
 folder `out` holds, while it runs, the checkpoint `latest` and, where validations are made, `best`;
 at the end the model: `model.json`, its card, which names the safetensors file with the averaged
-weights. Finished trainings are not repeated, and interrupted ones continue so that the model is bit
+weights, and `MODEL_CARD.md`, the same for people. The log (`train_log`) is there from the first
+step. Finished trainings are not repeated, and interrupted ones continue so that the model is bit
 for bit what it would have been (on one device, with one number of CPU threads).
 """
 
@@ -27,7 +28,9 @@ from storage.checkpoints import load_checkpoint
 from storage.dataset import Dataset
 from storage.errors import StorageError
 from tasks.pair_stream import ORDER
+from tasks.train_log import TensorBoard
 from tasks.train_loop import SCHEMA, VERSION, OnStep, Trainer, ignore_step
+from tasks.train_ranks import Group
 from tasks.train_state import LATEST, MODEL, load_latest
 from tasks.train_validation import Validation, held_out_parts
 
@@ -45,6 +48,8 @@ def train_restorer(
     out: Path,
     device: str,
     validation: Validation | None = None,
+    tensorboard: TensorBoard = "auto",
+    group: Group | None = None,
     on_step: OnStep = ignore_step,
     checkpoint_seconds: float = 20.0,
 ) -> dict[str, Any]:
@@ -52,13 +57,15 @@ def train_restorer(
 
     `images_for_noise` are the training images of the source, uint8 (n, 3, h, w). A checkpoint is
     written every `checkpoint_seconds`, less often where writing takes long. A model or checkpoint
-    of other settings in `out` is replaced.
+    of other settings in `out` is replaced. `group`: the processes that train together, each calling
+    this with its own `device`.
 
     Raises:
         StorageError: the dataset has no pair that `curation` admits, or too few parts to hold any
             out for `validation`.
         NonfiniteLossError: the training diverged; says in which step, and what is kept.
-        ValueError: the device has no arithmetic of `training.precision`.
+        ValueError: the device has no arithmetic of `training.precision`, `tensorboard` is "on" and
+            not installed, or `group` cannot share the batch evenly.
     """
     validation = validation or Validation()
     fingerprint = training_fingerprint(
@@ -77,9 +84,10 @@ def train_restorer(
         out=out,
         device=device,
         fingerprint=fingerprint,
+        group=group,
     )
     try:
-        trainer.run(on_step, checkpoint_seconds)
+        trainer.run(on_step, checkpoint_seconds, tensorboard)
     except NonfiniteLossError as error:
         raise error.with_note(_what_is_kept(out, fingerprint)) from None
     return trainer.finish()

@@ -168,8 +168,10 @@ class _Eligible:
     def __call__(self, part: int, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
         eligible = columns["confident"] & (columns["iteration"] >= self.curation.min_iteration)
         if self.unaugmented:
-            plain = ~self.dataset.stored(part, "targets/augment").any(axis=1)
-            eligible = eligible & plain[self.dataset.stored(part, "pairs/target_row")]
+            augmented = np.any(self.dataset.stored(part, "targets/augment") != 0, axis=1)
+            eligible = (
+                eligible & ~np.asarray(augmented)[self.dataset.stored(part, "pairs/target_row")]
+            )
         return eligible.astype(np.int64)
 
 

@@ -129,6 +129,9 @@ def test_the_card_has_the_curve(dataset: Dataset, tmp_path: Path) -> None:
     assert card["step"] == 12
     stored = json.loads((tmp_path / "out" / "model.json").read_text())["meta"]
     assert stored == json.loads(json.dumps(card))
+    page = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "of 6 partly augmented pairs of part" in page
+    assert f"| 10 | {facts['ssim_curve'][1][1]:.4f} |" in page
 
 
 @pytest.mark.parametrize("keep", ["last", "best"])
@@ -255,7 +258,7 @@ def test_a_diverged_training_keeps_what_was_before(dataset: Dataset, tmp_path: P
         patch.setattr(train_loop.Trainer, "_resume", remembered)
         with pytest.raises(
             NonfiniteLossError,
-            match=r"not finite in step 7 .*latest\.json is kept as it was before, after step [1-7];",
+            match=r"not finite in step 7 .*latest\.json is kept as it was .* after step [1-7];",
         ):
             validated(dataset, out, on_step=poison, checkpoint_seconds=0.0)
     found = load_checkpoint(out, "latest")
