@@ -11,7 +11,7 @@ from torch import Tensor
 from recon_core.restore.bf_dncnn import BFDnCNN
 from recon_core.restore.edm import EDM
 from recon_core.restore.examples import Examples
-from recon_core.restore.fit import Fit, Training
+from recon_core.restore.fit import Fit, OneRank, Training
 from recon_core.restore.precision import InBF16, float32_arithmetic
 
 EDM_TINY = EDM(size="tiny", resolution=16)
@@ -45,6 +45,28 @@ def test_micro_batches_have_the_gradient_of_the_whole_batch(accumulate: int) -> 
     whole = gradient(Fit(EDM_TINY, TRAINING, device="cpu"), examples(0))
     parts = Fit(EDM_TINY, replace(TRAINING, accumulate=accumulate), device="cpu")
     torch.testing.assert_close(gradient(parts, examples(0)), whole, rtol=1e-4, atol=1e-5)
+
+
+class OneOfTwo(OneRank):
+    """A rank of two with a third of the batch, or the rest of it."""
+
+    size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def place(self, n: int) -> tuple[int, int]:
+        return 2 * self.rank, 6
+
+
+def test_the_mean_of_the_ranks_gradients_is_that_of_the_whole_batch() -> None:
+    batch = examples(0)
+    whole = gradient(Fit(EDM_TINY, TRAINING, device="cpu"), batch)
+    shares = [
+        gradient(Fit(EDM_TINY, TRAINING, device="cpu", ranks=OneOfTwo(rank)), batch.rows(*rows))
+        for rank, rows in enumerate(((0, 2), (2, 6)))
+    ]
+    torch.testing.assert_close((shares[0] + shares[1]) / 2, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_micro_batches_train_the_same_weights() -> None:
