@@ -32,6 +32,7 @@ from storage.layout import Encoding
 from storage.sources import ImageSet, Split, load_images
 from tasks.campaign import Campaign
 from tasks.evaluate import Evaluation
+from tasks.train_log import TensorBoard
 from tasks.train_validation import Validation
 
 FORBID = {"extra": "forbid"}
@@ -46,6 +47,7 @@ class RestorerPlan:
     restorer: Restorer
     training: RestorerTraining = field(default_factory=RestorerTraining)
     validation: Validation = field(default_factory=Validation)
+    tensorboard: TensorBoard = "auto"
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
 

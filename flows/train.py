@@ -81,5 +81,6 @@ def train_one(
             out=out,
             device=device,
             validation=plan.validation,
+            tensorboard=plan.tensorboard,
             on_step=lambda step, n_steps, _loss: advance(step, n_steps),
         )

@@ -210,7 +210,7 @@ class Trainer:
             "n_parameters": sum(p.numel() for p in self.fit.net.parameters()),
             "n_images": n_images,
             "seconds": round(time.monotonic() - self.started, 3),
-            "device": self.device,
+            "device": torch.device(self.device).type,
             "device_name": device_name(self.device),
             "threads": torch.get_num_threads(),
             "ranks": self.group.size,

@@ -143,10 +143,14 @@ def read_held_out(dataset: Dataset, validation: Validation, curation: Curation) 
 
 
 def score(restorer: Restorer, net: nn.Module, held_out: HeldOut, *, device: str) -> Score:
-    """One restoration of each held-out pair, always from the same noise, and its mean SSIM."""
+    """One restoration of each held-out pair, always from the same noise, and its mean SSIM.
+
+    Pixels that are not numbers count as black.
+    """
     seeds = torch.arange(len(held_out.inputs))
     inputs = held_out.inputs.to(device)
     restored = restorer.restore(net, inputs, n_samples=1, seeds=seeds)[0].cpu()
+    restored = restored.nan_to_num(nan=0.0)
     return Score(float(ssim_pairs(restored, held_out.targets).mean()), restored)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,12 @@ def test_a_job_is_trained_from_its_own_recipe(job: Path) -> None:
     lines = read_log(job / "restorers" / "a")
     assert [line["step"] for line in lines if "validation_ssim" in line] == [2, 3]
     assert not (job / "restorers" / "b").exists()
+
+
+def test_tensorboard_is_a_setting(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match="tensorboard='on' but it cannot be imported"):
+        train_on_ranks(job, only="a", settings=["restorers.a.tensorboard=on"], device="cpu")
 
 
 def test_what_does_not_exist_is_named(job: Path, tmp_path: Path) -> None:

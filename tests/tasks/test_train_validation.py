@@ -27,6 +27,7 @@ from tasks.train_validation import (
     held_out_parts,
     only,
     read_held_out,
+    score,
 )
 from tests.storage import stores
 from tests.tasks.test_train import (
@@ -226,6 +227,16 @@ def test_fewer_sampler_steps_for_validation_only() -> None:
     assert fast.n_steps == 4
     assert for_validation(EDM(size="tiny"), EVERY_4) == EDM(size="tiny")
     assert for_validation(RESTORER, replace(EVERY_4, n_sampler_steps=4)) == RESTORER
+
+
+def test_restorations_that_are_not_numbers_have_a_score(dataset: Dataset) -> None:
+    held_out = read_held_out(dataset, EVERY_4, CURATION)
+    net = RESTORER.build(seed=0)
+    with torch.no_grad():
+        net.first.weight.fill_(torch.nan)
+    found = score(RESTORER, net, held_out, device="cpu")
+    black = ssim_pairs(torch.zeros_like(held_out.targets), held_out.targets)
+    assert found.ssim == pytest.approx(float(black.mean()))
 
 
 def test_a_diffusion_restorer_is_validated(dataset: Dataset, tmp_path: Path) -> None:
