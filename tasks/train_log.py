@@ -126,7 +126,7 @@ def _summary_writer(tensorboard: TensorBoard) -> Any:
         return None
     try:
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
+    except (ImportError, AttributeError, TypeError) as error:  # the latter two: of its protobuf
         if tensorboard == "auto":
             return None
         raise ValueError(
