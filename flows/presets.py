@@ -32,6 +32,8 @@ from storage.layout import Encoding
 from storage.sources import ImageSet, Split, load_images
 from tasks.campaign import Campaign
 from tasks.evaluate import Evaluation
+from tasks.train_log import TensorBoard
+from tasks.train_validation import Validation
 
 FORBID = {"extra": "forbid"}
 HELDOUT_SEED_OFFSET = 1_000_003
@@ -40,10 +42,12 @@ HELDOUT_SEED_OFFSET = 1_000_003
 
 @dataclass(frozen=True, kw_only=True)
 class RestorerPlan:
-    """One restorer and how it is trained."""
+    """One restorer, how it is trained and how it is watched."""
 
     restorer: Restorer
     training: RestorerTraining = field(default_factory=RestorerTraining)
+    validation: Validation = field(default_factory=Validation)
+    tensorboard: TensorBoard = "auto"
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
 

@@ -80,5 +80,7 @@ def train_one(
             images_for_noise=images.images,
             out=out,
             device=device,
+            validation=plan.validation,
+            tensorboard=plan.tensorboard,
             on_step=lambda step, n_steps, _loss: advance(step, n_steps),
         )

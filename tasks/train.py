@@ -1,47 +1,41 @@
 """Train a restorer on a store of pairs: stream, examples, fit, and a folder with the result.
 
 A training is identified by its fingerprint: the restorer's and the training's settings, the
-curation, the pairs and the images that noise examples are made of. The folder `out` holds, while
-it runs, a checkpoint `training`, and at the end the model: `model.json`, its card, which names the
-safetensors file with the averaged weights. Finished trainings are not repeated, and interrupted
-ones continue so that the model is bit for bit what it would have been (on one device, with one
-number of CPU threads).
+curation, the pairs, which of them are held out, and the images that noise examples are made of. The
+folder `out` holds, while it runs, the checkpoint `latest` and, where validations are made, `best`;
+at the end the model: `model.json`, its card, which names the safetensors file with the averaged
+weights, and `MODEL_CARD.md`, the same for people. The log (`train_log`) is there from the first
+step. Finished trainings are not repeated, and interrupted ones continue so that the model is bit
+for bit what it would have been (on one device, with one number of CPU threads).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recon_core.balance import Curation
-from recon_core.restore import RESTORERS, Fit, Restorer, Training
-from recon_core.restore.examples import Examples
-from storage.checkpoints import load_checkpoint, save_checkpoint
+from recon_core.restore import RESTORERS, NonfiniteLossError, Restorer, Training
+from storage.checkpoints import load_checkpoint
 from storage.dataset import Dataset
 from storage.errors import StorageError
-from tasks.pair_stream import ORDER, PairExamples
+from tasks.pair_stream import ORDER
+from tasks.train_log import TensorBoard
+from tasks.train_loop import SCHEMA, VERSION, OnStep, Trainer, ignore_step
+from tasks.train_ranks import Group
+from tasks.train_state import LATEST, MODEL, load_latest
+from tasks.train_validation import Validation, held_out_parts
 
-SCHEMA = "palimpsest-restorer"
-VERSION = 1
-CURVE_POINTS = 200
-CHECKPOINT_SHARE = 0.05  # at most this part of the time is spent on writing checkpoints
-
-OnStep = Callable[[int, int, float], None]
-"""Called after each step with (steps done, steps in all, loss)."""
-
-
-def ignore_step(_done: int, _n_steps: int, _loss: float) -> None:
-    """An `OnStep` that nobody listens to."""
+LATER_SETTINGS = {"precision": "float32", "accumulate": 1}
+"""Settings that came later, as what was trained before had them: its fingerprint stays."""
 
 
 def train_restorer(
@@ -53,6 +47,9 @@ def train_restorer(
     images_for_noise: npt.NDArray[np.uint8],
     out: Path,
     device: str,
+    validation: Validation | None = None,
+    tensorboard: TensorBoard = "auto",
+    group: Group | None = None,
     on_step: OnStep = ignore_step,
     checkpoint_seconds: float = 20.0,
 ) -> dict[str, Any]:
@@ -60,66 +57,50 @@ def train_restorer(
 
     `images_for_noise` are the training images of the source, uint8 (n, 3, h, w). A checkpoint is
     written every `checkpoint_seconds`, less often where writing takes long. A model or checkpoint
-    of other settings in `out` is replaced.
+    of other settings in `out` is replaced. `group`: the processes that train together, each calling
+    this with its own `device`.
 
     Raises:
-        StorageError: the dataset has no pair that `curation` admits.
-        NonfiniteLossError: the training diverged; says in which step.
+        StorageError: the dataset has no pair that `curation` admits, or too few parts to hold any
+            out for `validation`.
+        NonfiniteLossError: the training diverged; says in which step, and what is kept.
+        ValueError: the device has no arithmetic of `training.precision`, `tensorboard` is "on" and
+            not installed, or `group` cannot share the batch evenly.
     """
-    fingerprint = training_fingerprint(restorer, training, dataset, curation, images_for_noise)
-    finished = load_checkpoint(out, "model")
+    validation = validation or Validation()
+    fingerprint = training_fingerprint(
+        restorer, training, dataset, curation, images_for_noise, validation=validation
+    )
+    finished = load_checkpoint(out, MODEL)
     if finished is not None and finished[1].get("fingerprint") == fingerprint:
         return finished[1]
-    fit = Fit(restorer, training, device=device)
-    feed = PairExamples(
-        dataset,
-        batch_size=training.batch_size,
-        seed=training.seed,
+    trainer = Trainer(
+        restorer=restorer,
+        training=training,
+        validation=validation,
+        dataset=dataset,
         curation=curation,
         images_for_noise=images_for_noise,
-        endless=True,
+        out=out,
+        device=device,
+        fingerprint=fingerprint,
+        group=group,
     )
-    curve = _Curve(max(1, training.n_steps // CURVE_POINTS))
-    seconds_before = _resume(out, fingerprint, fit, feed, curve)
+    try:
+        trainer.run(on_step, checkpoint_seconds, tensorboard)
+    except NonfiniteLossError as error:
+        raise error.with_note(_what_is_kept(out, fingerprint)) from None
+    return trainer.finish()
 
-    started = last_saved = time.monotonic()
-    saving = 0.0
-    for batch in feed:
-        loss = fit.update(Examples(**batch))
-        curve.add(fit.step, loss)
-        on_step(fit.step, training.n_steps, loss)
-        if fit.done:
-            break
-        now = time.monotonic()
-        if now - last_saved >= max(checkpoint_seconds, saving / CHECKPOINT_SHARE):
-            meta = {
-                "fingerprint": fingerprint,
-                "feed": feed.state_dict(),
-                "curve": asdict(curve),
-                "seconds": seconds_before + now - started,
-            }
-            save_checkpoint(out, "training", _arrays(fit.state_dict()), meta)
-            last_saved = time.monotonic()
-            saving = last_saved - now
-    card = {
-        "schema": SCHEMA,
-        "version": VERSION,
-        "fingerprint": fingerprint,
-        "restorer": asdict(restorer),
-        "training": asdict(training),
-        "curation": asdict(curation),
-        "dataset": {"content_hash": dataset.content_hash, "n_pairs": dataset.n_pairs},
-        "n_parameters": sum(p.numel() for p in fit.net.parameters()),
-        "n_images": feed.n_given,
-        "seconds": round(seconds_before + time.monotonic() - started, 3),
-        "device": device,
-        "torch": torch.__version__,
-        "loss_curve": curve.points,
-    }
-    save_checkpoint(out, "model", _arrays(fit.ema.state_dict()), card)
-    for leftover in out.glob("training*"):
-        leftover.unlink()
-    return card
+
+def _what_is_kept(out: Path, fingerprint: str) -> str:
+    found = load_latest(out, fingerprint)
+    if found is None:
+        return f"; no checkpoint had been written to {out} before"
+    return (
+        f"; {out / LATEST}.json is kept as it was before, after step {found[1]['step']}; with the "
+        "same settings the training would come to the same step again"
+    )
 
 
 def load_restorer(path: Path, *, device: str) -> tuple[Restorer, nn.Module]:
@@ -131,7 +112,7 @@ def load_restorer(path: Path, *, device: str) -> tuple[Restorer, nn.Module]:
         StorageError: there is no finished model, or one of a newer version.
     """
     folder = path.parent if path.suffix == ".json" else path
-    found = load_checkpoint(folder, "model")
+    found = load_checkpoint(folder, MODEL)
     if found is None:
         raise StorageError(f"{folder} has no finished restorer (model.json); train one into it")
     tensors, card = found
@@ -157,52 +138,30 @@ def training_fingerprint(
     dataset: Dataset,
     curation: Curation,
     images_for_noise: npt.NDArray[np.uint8],
+    *,
+    validation: Validation,
 ) -> str:
-    """SHA-256 over everything the model's weights depend on, but for device and versions."""
+    """SHA-256 over everything the model's weights depend on, but for device and versions.
+
+    Raises StorageError if `validation` would hold all of the dataset out.
+    """
     images = hashlib.sha256(repr(images_for_noise.shape).encode())
     images.update(np.ascontiguousarray(images_for_noise).data)
-    body = {
+    settings = asdict(training)
+    for name, before in LATER_SETTINGS.items():
+        if settings[name] == before:
+            del settings[name]
+    body: dict[str, Any] = {
         "version": VERSION,
         "restorer": asdict(restorer),
-        "training": asdict(training),
+        "training": settings,
         "curation": asdict(curation),
         "dataset": dataset.content_hash,
         "images_for_noise": images.hexdigest(),
         "order": ORDER,
     }
+    if validation.every:
+        body["held_out"] = held_out_parts(dataset, validation.n_parts)
+    if validation.keep == "best":
+        body["validation"] = asdict(validation)
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-@dataclass
-class _Curve:
-    """The loss, averaged over every `window` steps, as [steps done, mean loss]."""
-
-    window: int
-    points: list[tuple[int, float]] = field(default_factory=list)
-    waiting: list[float] = field(default_factory=list)
-
-    def add(self, step: int, loss: float) -> None:
-        self.waiting.append(loss)
-        if len(self.waiting) == self.window:
-            self.points.append((step, sum(self.waiting) / self.window))
-            self.waiting = []
-
-
-def _resume(out: Path, fingerprint: str, fit: Fit, feed: PairExamples, curve: _Curve) -> float:
-    """Puts all three where the checkpoint in `out` was, if it is of this training.
-
-    Returns the seconds that were spent until then.
-    """
-    found = load_checkpoint(out, "training")
-    if found is None or found[1].get("fingerprint") != fingerprint:
-        return 0.0
-    tensors, meta = found
-    fit.load_state_dict({name: torch.from_numpy(array) for name, array in tensors.items()})
-    feed.load_state_dict(meta["feed"])
-    curve.points = [(int(step), float(loss)) for step, loss in meta["curve"]["points"]]
-    curve.waiting = [float(loss) for loss in meta["curve"]["waiting"]]
-    return float(meta["seconds"])
-
-
-def _arrays(state: dict[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-    return {name: value.detach().cpu().numpy() for name, value in state.items()}

@@ -64,18 +64,28 @@ class BFDnCNN:
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return net
 
-    def loss(self, net: nn.Module, batch: Examples, *, generator: torch.Generator) -> Tensor:
+    def loss(
+        self,
+        net: nn.Module,
+        batch: Examples,
+        *,
+        generator: torch.Generator,
+        first: int = 0,
+        total: int | None = None,
+    ) -> Tensor:
         """Mean squared error in [-1, 1] units, plus the SSIM term if asked for (scalar).
 
-        Nothing is drawn from `generator`; it is there because every restorer's loss may.
+        Nothing is drawn from `generator`; it is there because every restorer's loss may. With
+        `total`, `batch` is a part of a batch of that many examples and the result its share of the
+        whole batch's loss, but the statistics of the normalisation are those of the part.
         """
-        del generator
+        del generator, first
         output = net(batch.condition.contiguous(memory_format=torch.channels_last))
         loss = functional.mse_loss(output, batch.target)
         if self.loss_terms == "mse+ssim":
             pictures, targets = (output + 1) / 2, (batch.target + 1) / 2
             loss = loss + self.ssim_weight * (1 - ssim_pairs(pictures, targets).mean())
-        return loss
+        return loss if total is None else loss * (len(batch) / total)
 
     @torch.inference_mode()
     def restore(
@@ -158,7 +168,7 @@ class BiasFreeBatchNorm(nn.Module):
 
     def forward(self, y: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
         if self.training:
-            var = y.var(dim=(0, 2, 3))
+            var = y.float().var(dim=(0, 2, 3))  # of bf16 activations too
             with torch.no_grad():
                 self.running_var.lerp_(var, BATCH_NORM_MOMENTUM)
         else:

@@ -74,21 +74,34 @@ class EDM:
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return net
 
-    def loss(self, net: nn.Module, batch: Examples, *, generator: torch.Generator) -> Tensor:
+    def loss(
+        self,
+        net: nn.Module,
+        batch: Examples,
+        *,
+        generator: torch.Generator,
+        first: int = 0,
+        total: int | None = None,
+    ) -> Tensor:
         """E_sigma,noise[ weight(sigma) ||D(y + n; sigma) - y||^2 ], summed over pixels (scalar).
 
         weight(sigma) = (sigma^2 + sigma_data^2) / (sigma sigma_data)^2 makes the effective weight
         on F's error 1 at every noise level.
+
+        With `total`, `batch` is examples `first` and on of a batch of that many: noise is drawn for
+        all of them and the result is their share of the whole batch's loss.
         """
         y = batch.target
-        source = generator.device
-        normal = torch.randn(len(y), 1, 1, 1, generator=generator, device=source).to(y.device)
-        sigma = (self.P_std * normal + self.P_mean).exp()
+        total = len(y) if total is None else total
+        rows, source = slice(first, first + len(y)), generator.device
+        normal = torch.randn(total, 1, 1, 1, generator=generator, device=source)[rows]
+        sigma = (self.P_std * normal.to(y.device) + self.P_mean).exp()
         weight = (sigma**2 + self.sigma_data**2) / (sigma * self.sigma_data) ** 2
-        noise = sigma * torch.randn(y.shape, generator=generator, device=source).to(y.device)
+        white = torch.randn(total, *y.shape[1:], generator=generator, device=source)[rows]
+        noise = sigma * white.to(y.device)
         D_x = self.denoise(net, y + noise, sigma, batch.condition, batch.augment)
         error: Tensor = weight * (D_x - y) ** 2
-        return error.sum() / len(y)
+        return error.sum() / total
 
     def denoise(
         self,

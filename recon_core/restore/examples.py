@@ -35,6 +35,14 @@ class Examples:
     def __len__(self) -> int:
         return len(self.target)
 
+    def rows(self, start: int, end: int) -> Examples:
+        """Examples `start` to `end`, not copied."""
+        return Examples(
+            condition=self.condition[start:end],
+            target=self.target[start:end],
+            augment=self.augment[start:end],
+        )
+
     def to(self, device: torch.device | str) -> Examples:
         """The same examples on another device."""
         return Examples(

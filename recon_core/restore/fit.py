@@ -5,15 +5,21 @@ random in step k (noise levels, noise, dropout) is drawn from (seed, k) alone, s
 weights, averages, moments and the step: a fit that is stopped and loaded again continues bit for
 bit. Which examples come in which step is the caller's part.
 
+A step may go through its batch in `accumulate` micro-batches, and through a process per device
+(`Ranks`): noise is drawn for the whole batch and every part's loss is its share of the whole's, so
+the gradient is that of one large batch up to rounding. Two things do differ: dropout masks, and the
+batch statistics of BF-DnCNN, whose running variance also moves once per micro-batch.
+
 Departure from EDM's code: a loss that is not finite stops the training with an error, where EDM
 replaces non-finite gradients by zero and goes on.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -21,27 +27,96 @@ import torch
 from torch import Tensor, nn
 
 from recon_core.restore.examples import Examples
+from recon_core.restore.precision import (
+    InBF16,
+    NetworkPrecision,
+    float32_arithmetic,
+    require_precision,
+)
 from recon_core.types import seeded_generator
 
 
 @runtime_checkable
 class LossAndNetwork(Protocol):
-    """What the training needs of a restorer."""
+    """What the training needs of a restorer.
+
+    With `total`, `batch` is examples `first` and on of a batch of that many, and the loss is their
+    share of the whole batch's.
+    """
 
     def build(self, *, seed: int) -> nn.Module: ...
 
-    def loss(self, net: nn.Module, batch: Examples, *, generator: torch.Generator) -> Tensor: ...
+    def loss(
+        self,
+        net: nn.Module,
+        batch: Examples,
+        *,
+        generator: torch.Generator,
+        first: int = 0,
+        total: int | None = None,
+    ) -> Tensor: ...
+
+
+@runtime_checkable
+class Ranks(Protocol):
+    """The processes that train one network together, each on its share of every batch."""
+
+    rank: int
+    size: int
+
+    def wrap(self, net: nn.Module) -> nn.Module:
+        """`net` so that a backward pass through it leaves the mean of all ranks' gradients."""
+        ...
+
+    def place(self, n: int) -> tuple[int, int]:
+        """Where this rank's `n` examples begin in the whole batch, and how many that one has."""
+        ...
+
+    def sum(self, value: float) -> float:
+        """The sum of all ranks' values."""
+        ...
+
+    def unsynchronised(self, wrapped: nn.Module) -> AbstractContextManager[None]:
+        """Inside, backward passes only add up this rank's gradients."""
+        ...
+
+
+class OneRank:
+    """A training in one process."""
+
+    rank, size = 0, 1
+
+    def wrap(self, net: nn.Module) -> nn.Module:
+        return net
+
+    def place(self, n: int) -> tuple[int, int]:
+        return 0, n
+
+    def sum(self, value: float) -> float:
+        return value
+
+    def unsynchronised(self, wrapped: nn.Module) -> AbstractContextManager[None]:
+        del wrapped
+        return nullcontext()
 
 
 class NonfiniteLossError(ArithmeticError):
-    """The loss became NaN or infinite. `step` is the step, from 0, in which it did."""
+    """The loss became NaN or infinite, or after it the weights (`what`).
 
-    def __init__(self, step: int, loss: float, lr: float) -> None:
+    `step` is the step, from 0, in which it did.
+    """
+
+    def __init__(self, step: int, loss: float, lr: float, *, what: str = "") -> None:
         super().__init__(
-            f"loss={loss} in step {step} with learning rate {lr:.3g}; use a lower lr or a longer "
-            "warmup_images, or look for non-finite values in the examples"
+            f"{what or f'loss={loss}'} in step {step} with learning rate {lr:.3g}; use a lower lr "
+            "or a longer warmup_images, or look for non-finite values in the examples"
         )
         self.step = step
+
+    def with_note(self, note: str) -> NonfiniteLossError:
+        """The same error, its message followed by `note`."""
+        self.args = (f"{self}{note}",)
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +127,8 @@ class Training:
     "halving" halves it after `halve_first_step` steps and every `halve_every_steps` from there on
     (paper 001, section 4), "cosine" lets it fall to zero at `n_steps` (ours, for short runs).
     The EMA forgets half in `ema_halflife_images` images, less in the beginning: at most
-    `ema_ramp` times the images seen so far.
+    `ema_ramp` times the images seen so far. A step goes through its `batch_size` examples in
+    `accumulate` micro-batches, for GPUs that hold less. `precision`: see `restore.precision`.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -67,11 +143,20 @@ class Training:
     ema_halflife_images: int = 500_000
     ema_ramp: float = 0.05
     seed: int = 0
+    precision: NetworkPrecision = "float32"
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("n_steps", "batch_size", "halve_first_step", "halve_every_steps"):
+        for name in (
+            "n_steps", "batch_size", "halve_first_step", "halve_every_steps", "accumulate"
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.accumulate > self.batch_size:
+            raise ValueError(
+                f"accumulate={self.accumulate} is more than batch_size={self.batch_size}; a "
+                "micro-batch has at least one example"
+            )
         if not self.lr > 0:
             raise ValueError(f"lr={self.lr} must be above 0, e.g. 0.001")
         for name in ("warmup_images", "ema_halflife_images", "ema_ramp"):
@@ -101,14 +186,24 @@ class Fit:
     """A training in progress: `net` is being trained, `ema` is its average, `step` comes next."""
 
     def __init__(
-        self, restorer: LossAndNetwork, training: Training, *, device: torch.device | str
+        self,
+        restorer: LossAndNetwork,
+        training: Training,
+        *,
+        device: torch.device | str,
+        ranks: Ranks | None = None,
     ) -> None:
+        """Raises ValueError if `device` has no arithmetic of `training.precision`."""
         self.restorer = restorer
         self.training = training
         self.device = torch.device(device)
+        self.ranks = ranks or OneRank()
+        require_precision(training.precision, self.device)
         self.step = 0
         self.net = restorer.build(seed=training.seed).to(self.device)
         self.ema = restorer.build(seed=training.seed).to(self.device).requires_grad_(False)
+        self._wrapped = self.ranks.wrap(self.net)
+        self._called = InBF16(self._wrapped) if training.precision == "bf16" else self._wrapped
         self.optimiser = torch.optim.Adam(
             self.net.parameters(), lr=training.lr, betas=(0.9, 0.999), eps=1e-8, fused=True
         )
@@ -117,26 +212,52 @@ class Fit:
     def done(self) -> bool:
         return self.step >= self.training.n_steps
 
-    def update(self, batch: Examples) -> float:
-        """Takes one step on the batch and returns its loss.
+    @property
+    def finite(self) -> bool:
+        """Whether every weight is a number."""
+        return all(bool(weights.isfinite().all()) for weights in self.net.parameters())
 
-        Raises NonfiniteLossError before anything is changed if the loss is not finite.
+    def update(self, batch: Examples) -> float:
+        """Takes one step on the batch (with `ranks`: on those of all) and returns its loss.
+
+        Raises NonfiniteLossError before any weight is changed if the loss is not finite.
         """
         lr = self.training.learning_rate(self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = lr
-        self.net.train()
-        generator = torch.Generator(self.device).manual_seed(self._seed("noise"))
-        with _global_seed(self._seed("dropout"), self.device):
-            loss = self.restorer.loss(self.net, batch.to(self.device), generator=generator)
-            value = loss.item()
-            if not math.isfinite(value):
-                raise NonfiniteLossError(self.step, value, lr)
+        self._called.train()
+        dropout = self._seed(f"dropout {self.ranks.rank}" if self.ranks.rank else "dropout")
+        with (
+            float32_arithmetic(self.training.precision, self.device),
+            _global_seed(dropout, self.device),
+        ):
             self.optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            value = self._gradient(batch.to(self.device), lr)
         self.optimiser.step()
         self._average(self.training.ema_beta(self.step))
         self.step += 1
+        return value
+
+    def _gradient(self, batch: Examples, lr: float) -> float:
+        """Leaves the gradient of the whole batch's loss in the weights; returns that loss."""
+        before, total = self.ranks.place(len(batch))
+        n_parts = min(self.training.accumulate, len(batch))
+        ends = [len(batch) * part // n_parts for part in range(n_parts + 1)]
+        shares = {} if total == len(batch) and n_parts == 1 else {"total": total}
+        value = 0.0
+        for start, end in itertools.pairwise(ends):
+            generator = torch.Generator(self.device).manual_seed(self._seed("noise"))
+            shares |= {"first": before + start} if shares else {}
+            last = end == len(batch)
+            with nullcontext() if last else self.ranks.unsynchronised(self._wrapped):
+                rows = batch.rows(start, end)
+                loss = self.restorer.loss(self._called, rows, generator=generator, **shares)
+                value += loss.item()
+                if last:  # all ranks stop, or none
+                    value = self.ranks.sum(value)
+                if last and not math.isfinite(value):
+                    raise NonfiniteLossError(self.step, value, lr)
+                (loss * self.ranks.size if self.ranks.size > 1 else loss).backward()
         return value
 
     def state_dict(self) -> dict[str, Tensor]:

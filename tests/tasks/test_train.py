@@ -87,12 +87,34 @@ def test_a_training_leaves_a_model_and_its_card(dataset: Dataset, tmp_path: Path
         "loss_terms": "mse",
         "ssim_weight": 0.1,
     }
-    assert card["dataset"] == {"content_hash": dataset.content_hash, "n_pairs": dataset.n_pairs}
+    assert card["dataset"] == {
+        "content_hash": dataset.content_hash,
+        "n_pairs": dataset.n_pairs,
+        "n_pairs_used": dataset.n_pairs,
+    }
     assert card["loss_curve"] == [(step, pytest.approx(loss)) for step, _, loss in steps]
     assert card["n_parameters"] == 2 * 9 * 3 * 4 + 9 * 4 * 4 + 4
     stored = json.loads((tmp_path / "out" / "model.json").read_text())["meta"]
     assert stored == json.loads(json.dumps(card))
-    assert not list((tmp_path / "out").glob("training*"))
+    assert not list((tmp_path / "out").glob("latest*"))
+
+
+def test_a_page_for_people_stands_beside_the_model(dataset: Dataset, tmp_path: Path) -> None:
+    card = train(dataset, tmp_path)
+    page = (tmp_path / "MODEL_CARD.md").read_text()
+    assert page.startswith("# BF-DnCNN\n")
+    for fact in (
+        card["fingerprint"],
+        dataset.content_hash,
+        f"torch {torch.__version__}",
+        "after step 12 of 12",
+        f"{dataset.n_pairs:,} of the {dataset.n_pairs:,} pairs",
+        "| `noise_fraction` | 0.2 |",
+        "no pairs were held out",
+    ):
+        assert str(fact) in page
+    assert card["versions"].keys() == {"palimpsest", "python", "torch", "numpy"}
+    assert (card["threads"], card["ranks"]) == (1, 1)
 
 
 def test_the_loaded_restorer_is_the_trained_one(dataset: Dataset, tmp_path: Path) -> None:

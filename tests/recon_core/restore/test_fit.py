@@ -181,7 +181,13 @@ def test_a_foreign_state_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"n_steps": 0}, "n_steps=0"), ({"lr": 0.0}, r"lr=0\.0"), ({"ema_ramp": -1.0}, "ema_ramp")],
+    [
+        ({"accumulate": 0}, "accumulate=0"),
+        ({"accumulate": 5}, "accumulate=5 is more than batch_size=4"),
+        ({"n_steps": 0}, "n_steps=0"),
+        ({"lr": 0.0}, r"lr=0\.0"),
+        ({"ema_ramp": -1.0}, "ema_ramp"),
+    ],
 )
 def test_impossible_trainings_are_refused(changed: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,106 @@
+"""Train on several GPUs: `torchrun --nproc-per-node 4 -m flows.train_ranks --store runs/cifar`.
+
+What `palimpsest train` does with the pairs of a job that exists, by as many processes as torchrun
+starts and without Prefect: each of them runs this, rank 0 writes. `palimpsest train` takes what
+they have finished as finished.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flows.naming import unknown_name
+from flows.presets import Recipe
+from flows.settings import from_json, parse_assignments, resolve, to_json
+from storage.dataset import Dataset
+from storage.errors import StorageError
+from storage.files import write_json
+from tasks.progress import LOG_EVERY_SECONDS, progress_line
+from tasks.train import train_restorer
+from tasks.train_loop import OnStep
+from tasks.train_ranks import Accelerated, Group, OneProcess, started_by_torchrun
+from tasks.workers import Device, resolve_device
+from tasks.workspace import Workspace
+
+
+def train_on_ranks(
+    store: Annotated[Path, typer.Option(help="The job's folder.")],
+    only: Annotated[str | None, typer.Option(help="One restorer of the recipe.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="name=value")] = None,
+    device: Device = "auto",
+) -> None:
+    """Train the restorers of the job at `store`; resumes what as many processes have begun.
+
+    Raises:
+        StorageError: there is no job at `store`, or as `train_restorer`.
+        StoreMismatchError: another number of processes has begun it.
+        ValueError: an unknown restorer or setting, or as `train_restorer`.
+    """
+    workspace = Workspace.found(store)
+    recipe = _recipe(workspace, settings or [])
+    if only is not None and only not in recipe.restorers:
+        raise ValueError(unknown_name("restorer", only, recipe.restorers))
+    group, own_device = _group(device)
+    for name, plan in recipe.restorers.items():
+        if only in (None, name):
+            train_restorer(
+                plan.restorer,
+                plan.training,
+                dataset=Dataset(workspace.pairs("train")),
+                curation=recipe.curation,
+                images_for_noise=recipe.images("train").images,
+                out=workspace.restorer(name),
+                device=own_device,
+                validation=plan.validation,
+                tensorboard=plan.tensorboard,
+                group=group,
+                on_step=_lines(name, shown=group.rank == 0),
+            )
+    if group.rank == 0:
+        write_json(workspace.recipe, to_json(recipe))
+
+
+def _recipe(workspace: Workspace, settings: list[str]) -> Recipe:
+    if not workspace.recipe.is_file():
+        raise StorageError(
+            f"{workspace.root} has no recipe.json; start with `palimpsest generate --store "
+            f"{workspace.root}`"
+        )
+    tree = json.loads(workspace.recipe.read_bytes())
+    return resolve(from_json(tree), parse_assignments(settings))
+
+
+def _group(device: Device) -> tuple[Group, str]:
+    kind = resolve_device(device)
+    if not started_by_torchrun():
+        return OneProcess(), kind
+    group = Accelerated(cpu=kind == "cpu")
+    return group, group.device
+
+
+def _lines(name: str, *, shown: bool) -> OnStep:
+    """A line on stderr every ten seconds."""
+    console = Console(stderr=True)
+    started = last = time.monotonic()
+    before: int | None = None
+
+    def on_step(done: int, n_steps: int, loss: float) -> None:
+        nonlocal before, last
+        before = done if before is None else before
+        now = time.monotonic()
+        if shown and now - last >= LOG_EVERY_SECONDS:
+            last = now
+            line = progress_line(name, "step", done, n_steps, now - started, before=before)
+            console.print(f"{line}  loss {loss:.4g}", soft_wrap=True, highlight=False)
+
+    return on_step
+
+
+if __name__ == "__main__":
+    typer.run(train_on_ranks)

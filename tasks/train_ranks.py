@@ -1,0 +1,93 @@
+"""Several processes, one per device, that train one restorer together.
+
+`torchrun` starts them, `accelerate` (an optional package) joins them: gradients are averaged by
+torch's DistributedDataParallel. Each rank reads its own share of the stream of pairs and takes
+`batch_size / ranks` of them a step; rank 0 validates and writes.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from recon_core.restore.fit import OneRank, Ranks
+
+
+class Group(Ranks, Protocol):
+    """Ranks that also agree on when to save, and on where all of them are."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in order; of all ranks together, so also a place to wait."""
+        ...
+
+    def agree(self, flag: bool) -> bool:
+        """Rank 0's flag."""
+        ...
+
+
+class OneProcess(OneRank):
+    """A training in one process."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def agree(self, flag: bool) -> bool:
+        return flag
+
+
+class Accelerated:
+    """The processes that torchrun has started, `device` being each one's own.
+
+    Raises ValueError if `accelerate` is not installed.
+    """
+
+    def __init__(self, *, cpu: bool = False) -> None:
+        try:
+            from accelerate import Accelerator  # type: ignore[import-not-found, unused-ignore]
+        except ImportError as error:
+            raise ValueError(
+                f"several processes need accelerate, which cannot be imported ({error}); "
+                "pip install 'palimpsest[multigpu]', or start one process"
+            ) from error
+        self._accelerator: Any = Accelerator(cpu=cpu, mixed_precision="no")
+        self.rank: int = self._accelerator.process_index
+        self.size: int = self._accelerator.num_processes
+
+    @property
+    def device(self) -> str:
+        return str(self._accelerator.device)
+
+    def wrap(self, net: nn.Module) -> nn.Module:
+        wrapped: nn.Module = self._accelerator.prepare_model(net)
+        return wrapped
+
+    def place(self, n: int) -> tuple[int, int]:
+        counts = self.gather(n)
+        return sum(counts[: self.rank]), sum(counts)
+
+    def sum(self, value: float) -> float:
+        held = torch.tensor(value, dtype=torch.float64, device=self._accelerator.device)
+        return float(self._accelerator.reduce(held, reduction="sum"))
+
+    def unsynchronised(self, wrapped: nn.Module) -> AbstractContextManager[None]:
+        context: AbstractContextManager[None] = self._accelerator.no_sync(wrapped)
+        return context
+
+    def gather(self, value: Any) -> list[Any]:
+        from accelerate.utils import (  # type: ignore[import-not-found, unused-ignore]
+            gather_object,
+        )
+
+        return list(gather_object([value]))
+
+    def agree(self, flag: bool) -> bool:
+        return self.sum(float(flag and self.rank == 0)) > 0
+
+
+def started_by_torchrun() -> bool:
+    """Whether this is one of several processes that torchrun has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1

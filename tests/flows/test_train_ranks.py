@@ -1,0 +1,56 @@
+"""Training without Prefect, as each process that torchrun starts does it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.presets import Recipe, RestorerPlan
+from flows.settings import to_json
+from flows.train_ranks import train_on_ranks
+from recon_core.balance import Curation
+from recon_core.restore import BFDnCNN, Training
+from storage.errors import StorageError
+from storage.files import write_json
+from tasks.train import load_restorer
+from tasks.train_log import read_log
+from tasks.train_validation import Validation
+from tests.storage import stores
+
+PLAN = RestorerPlan(
+    restorer=BFDnCNN(depth=2, n_channels=2),
+    training=Training(n_steps=3, batch_size=4, warmup_images=0),
+    validation=Validation(every=3, n_pairs=2),
+)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    stores.store(tmp_path / "pairs", n_parts=3, size=32)
+    recipe = Recipe(curation=Curation(n_subsets=2), restorers={"a": PLAN, "b": PLAN})
+    write_json(tmp_path / "recipe.json", to_json(recipe))
+    return tmp_path
+
+
+def test_a_job_is_trained_from_its_own_recipe(job: Path) -> None:
+    train_on_ranks(job, only="a", settings=["restorers.a.validation.every=2"], device="cpu")
+    restorer, _net = load_restorer(job / "restorers" / "a", device="cpu")
+    assert restorer == PLAN.restorer
+    lines = read_log(job / "restorers" / "a")
+    assert [line["step"] for line in lines if "validation_ssim" in line] == [2, 3]
+    assert not (job / "restorers" / "b").exists()
+
+
+def test_tensorboard_is_a_setting(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match="tensorboard='on' but it cannot be imported"):
+        train_on_ranks(job, only="a", settings=["restorers.a.tensorboard=on"], device="cpu")
+
+
+def test_what_does_not_exist_is_named(job: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'c'"):
+        train_on_ranks(job, only="c", device="cpu")
+    with pytest.raises(StorageError, match=r"has no recipe\.json"):
+        train_on_ranks(tmp_path / "nowhere", device="cpu")
