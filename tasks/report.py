@@ -33,7 +33,7 @@ EMPTY_CONTEXT: dict[str, Any] = {
     "created": "",
 }
 
-NOT_SHOWN = {"loss_curve", "schema", "version", "fingerprint"}  # of a restorer's card
+NOT_SHOWN = {"loss_curve", "ssim_curve", "schema", "version", "fingerprint"}  # of a restorer's card
 
 KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -28,6 +28,7 @@ BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
 GAMMA_STD = math.sqrt(2 / 9 / 64)
 GAMMA_CLAMP = 0.025
+HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +151,31 @@ class BFDnCNNNet(nn.Module):
         return x - functional.pixel_shuffle(self.last(hidden), self.patch)
 
 
+class _Variance(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        mean = y.mean(dim=(0, 2, 3), keepdim=True)
+        ctx.n = y.numel() // y.shape[1]
+        ctx.save_for_backward(y, mean)
+        total: Tensor = (y - mean).square_().sum(dim=(0, 2, 3))
+        var: Tensor = total / (ctx.n - 1)
+        return var
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        y, mean = ctx.saved_tensors
+        slope: Tensor = (2 * gradient / (ctx.n - 1))[:, None, None]
+        deviation: Tensor = y - mean
+        return deviation.mul_(slope)
+
+
+def variance(y: Float[Tensor, "n c h w"]) -> Float[Tensor, " c"]:
+    """Unbiased, over batch and positions; in two passes, where torch's own takes ten times as long
+    in channels-last order."""
+    result: Tensor = _Variance.apply(y)  # type: ignore[no-untyped-call]
+    return result
+
+
 class BiasFreeBatchNorm(nn.Module):
     """gamma y / (sqrt(var) + eps), with the unbiased variance over batch and positions."""
 
@@ -168,7 +194,7 @@ class BiasFreeBatchNorm(nn.Module):
 
     def forward(self, y: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
         if self.training:
-            var = y.float().var(dim=(0, 2, 3))  # of bf16 activations too
+            var = variance(y.float() if y.dtype in HALVES else y)
             with torch.no_grad():
                 self.running_var.lerp_(var, BATCH_NORM_MOMENTUM)
         else:

@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from recon_core.restore.bf_dncnn import BFDnCNN, BFDnCNNNet, BiasFreeBatchNorm
+from recon_core.restore.bf_dncnn import BFDnCNN, BFDnCNNNet, BiasFreeBatchNorm, variance
 from recon_core.restore.examples import Examples
 
 
@@ -35,6 +35,24 @@ def test_the_paper_size_counts_convolutions_and_gammas() -> None:
     # Those that the published network computes with. Its normalisation layers derive from torch's,
     # whose shifts they register, 18 * 64 more, and never add.
     assert convolutions + gammas == 668_160
+
+
+def test_the_variance_is_torchs_with_its_gradient() -> None:
+    y = torch.randn(3, 2, 4, 5, generator=generator(), dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(variance(y), y.var(dim=(0, 2, 3)))
+    assert torch.autograd.gradcheck(variance, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_it_trains_in_any_precision_and_keeps_statistics_in_its_own(dtype: torch.dtype) -> None:
+    norm = BiasFreeBatchNorm(2)
+    norm.initialise(generator())
+    if dtype is torch.float64:
+        norm.double()
+    y = (3 * torch.randn(8, 2, 6, 6, generator=generator(1))).to(dtype)
+    norm.train()(y)
+    expected = 0.9 + 0.1 * y.double().var(dim=(0, 2, 3))
+    torch.testing.assert_close(norm.running_var.double(), expected, rtol=1e-5, atol=0)
 
 
 def test_no_constant_is_added_anywhere() -> None:
