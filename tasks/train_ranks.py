@@ -47,7 +47,7 @@ class Accelerated:
 
     def __init__(self, *, cpu: bool = False) -> None:
         try:
-            from accelerate import Accelerator  # type: ignore[import-not-found, unused-ignore]
+            from accelerate import Accelerator
         except ImportError as error:
             raise ValueError(
                 f"several processes need accelerate, which cannot be imported ({error}); "
@@ -78,7 +78,7 @@ class Accelerated:
         return context
 
     def gather(self, value: Any) -> list[Any]:
-        from accelerate.utils import (  # type: ignore[import-not-found, unused-ignore]
+        from accelerate.utils import (
             gather_object,
         )
 
