@@ -64,6 +64,7 @@ def train_on_ranks(
             )
     if group.rank == 0:
         write_json(workspace.recipe, to_json(recipe))
+    group.close()
 
 
 def _recipe(workspace: Workspace, settings: list[str]) -> Recipe:

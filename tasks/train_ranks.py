@@ -28,6 +28,10 @@ class Group(Ranks, Protocol):
         """Rank 0's flag."""
         ...
 
+    def close(self) -> None:
+        """Called at the end, by all ranks."""
+        ...
+
 
 class OneProcess(OneRank):
     """A training in one process."""
@@ -37,6 +41,9 @@ class OneProcess(OneRank):
 
     def agree(self, flag: bool) -> bool:
         return flag
+
+    def close(self) -> None:
+        return
 
 
 class Accelerated:
@@ -86,6 +93,11 @@ class Accelerated:
 
     def agree(self, flag: bool) -> bool:
         return self.sum(float(flag and self.rank == 0)) > 0
+
+    def close(self) -> None:
+        """Ends the connections; a process that ends with them open may end with an error."""
+        self.gather(None)  # nobody leaves while another waits for it
+        self._accelerator.end_training()
 
 
 def started_by_torchrun() -> bool:

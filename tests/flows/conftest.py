@@ -10,11 +10,13 @@ from flows import cli
 from flows.presets import Recipe, preset
 
 
-@pytest.fixture(autouse=True)
-def no_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def no_process_of_its_own() -> Iterator[None]:
     """Commands run in this process here, which has to keep its signals and its environment."""
-    monkeypatch.setattr(cli, "start_guard", lambda: None)
-    monkeypatch.setattr(cli, "take_ctrl_c_alone", lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "start_guard", lambda: None)
+        patch.setattr(cli, "take_ctrl_c_alone", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="session")

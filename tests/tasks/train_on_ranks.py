@@ -67,6 +67,7 @@ def main(store: Path, out: Path) -> None:
         raise AssertionError("the training was not interrupted")
     card = train(store, out, group, interrupt=False)
     assert card["ranks"] == 2
+    group.close()
 
 
 if __name__ == "__main__":
