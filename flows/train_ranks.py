@@ -24,7 +24,7 @@ from storage.files import write_json
 from tasks.progress import LOG_EVERY_SECONDS, progress_line
 from tasks.train import train_restorer
 from tasks.train_loop import OnStep
-from tasks.train_ranks import Accelerated, Group, OneProcess, started_by_torchrun
+from tasks.train_ranks import Accelerated, Group, OneProcess, leave, started_by_torchrun
 from tasks.workers import Device, resolve_device
 from tasks.workspace import Workspace
 
@@ -65,6 +65,8 @@ def train_on_ranks(
     if group.rank == 0:
         write_json(workspace.recipe, to_json(recipe))
     group.close()
+    if started_by_torchrun():
+        leave()
 
 
 def _recipe(workspace: Workspace, settings: list[str]) -> Recipe:

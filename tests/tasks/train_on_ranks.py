@@ -12,7 +12,7 @@ from recon_core.balance import Curation
 from recon_core.restore import EDM, Training
 from storage.dataset import Dataset
 from tasks.train import train_restorer
-from tasks.train_ranks import Accelerated, Group
+from tasks.train_ranks import Accelerated, Group, leave
 from tasks.train_validation import Validation
 
 SIDE = 16
@@ -72,3 +72,4 @@ def main(store: Path, out: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
+    leave()
