@@ -47,7 +47,8 @@ Sampler = Literal["uniform", "least_seen", "adaptive"]
 Kind = Literal["worker", "coordinator", "machine"]
 SAMPLERS: tuple[Sampler, ...] = ("uniform", "least_seen", "adaptive")
 KINDS: tuple[Kind, ...] = ("worker", "worker", "coordinator", "machine")
-"""What is killed: each equally likely, so half of the kills are of workers."""
+"""What is drawn, each equally likely. A worker that is not there yet when its turn comes is drawn
+again, so fewer than half of the kills are of workers."""
 MARK = "PALIMPSEST_STORM"
 """A variable in the environment of every process of a campaign, to find them by."""
 LONGEST_DELAY_S = 4.0

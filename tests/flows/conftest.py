@@ -1,5 +1,7 @@
 """One Prefect server for the whole session, on a database of its own."""
 
+import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,6 +19,25 @@ def no_process_of_its_own() -> Iterator[None]:
         patch.setattr(cli, "start_guard", lambda: None)
         patch.setattr(cli, "take_ctrl_c_alone", lambda: None)
         yield
+
+
+@pytest.fixture
+def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs `palimpsest words...`: exit code, what it printed, what it complained."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["palimpsest", *map(str, words)])
+        before = signal.getsignal(signal.SIGTERM)
+        capsys.readouterr()
+        try:
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from flows import cli
 from flows.campaign_screen import sparkline
 from flows.generate import generate
 from flows.presets import Recipe
@@ -32,25 +29,6 @@ from tests.tasks.test_campaign_state import campaign_store, set_times
 
 ONE_WORKER = Workers(n_workers=1, device="cpu")
 COMMANDS = ["status", "pause", "resume", "cancel", "retry"]
-
-
-@pytest.fixture
-def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs `palimpsest words...`: exit code, what it printed, what it complained."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["palimpsest", *map(str, words)])
-        before = signal.getsignal(signal.SIGTERM)
-        capsys.readouterr()
-        try:
-            with pytest.raises(SystemExit) as end:
-                cli.main()
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return run
 
 
 @pytest.fixture(scope="module")

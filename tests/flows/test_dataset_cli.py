@@ -6,15 +6,14 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from flows import cli
 from flows.dataset_cli import store_location
 from flows.screen import size_text
 from storage.dataset import Dataset, create_or_open
@@ -26,22 +25,9 @@ COMMANDS = ["info", "verify", "vacuum", "merge", "export", "show"]
 
 
 @pytest.fixture
-def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs `palimpsest dataset words...`: exit code, what it printed, what it complained."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["palimpsest", "dataset", *map(str, words)])
-        before = signal.getsignal(signal.SIGTERM)
-        capsys.readouterr()
-        try:
-            with pytest.raises(SystemExit) as end:
-                cli.main()
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return run
+def palimpsest(palimpsest):
+    """Runs `palimpsest dataset words...`."""
+    return partial(palimpsest, "dataset")
 
 
 def flip(path: Path) -> None:

@@ -5,35 +5,20 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import signal
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from flows import cli
 from storage.dataset import Dataset
 from tests.storage import stores
 from tests.tasks.restorers import SIZE, TINY_BF_DNCNN, contents, picture_folder, pixels, trained
 
 
 @pytest.fixture
-def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs `palimpsest restore words...`: exit code, what it printed, what it complained."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["palimpsest", "restore", *map(str, words)])
-        before = signal.getsignal(signal.SIGTERM)
-        capsys.readouterr()
-        try:
-            with pytest.raises(SystemExit) as end:
-                cli.main()
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return run
+def palimpsest(palimpsest):
+    """Runs `palimpsest restore words...`."""
+    return partial(palimpsest, "restore")
 
 
 @pytest.fixture
