@@ -8,13 +8,15 @@ which the victim never saw.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
+from scipy import stats
 from torch import Tensor
 
 from recon_core.matching import best_per_target
@@ -43,18 +45,34 @@ class Summary(TypedDict):
     n: int
     n_good: int
     good_fraction: float | None
+    good_interval: tuple[float, float] | None
     mean_ssim: float | None
     mean_ssim_interval: tuple[float, float] | None
     mean_haarpsi: float | None
+    mean_haarpsi_interval: tuple[float, float] | None
     best_ssim: float | None
 
 
 class Comparison(TypedDict):
-    """How many images score better or worse after than before, by more than `NOTICEABLE`."""
+    """How many images score better or worse after than before, by more than `NOTICEABLE`; and the
+    mean of the differences, image by image, with its interval."""
 
     n_better: int
     n_worse: int
     mean_difference: float | None
+    mean_difference_interval: tuple[float, float] | None
+
+
+class Detection(TypedDict):
+    """How well a score tells targets from decoys (its receiver operating characteristic).
+
+    `auc`: the chance that a random target scores above a random decoy, ties counting half.
+    `found_at`: by the false positive rate that is allowed, the share of targets above the lowest
+    threshold that keeps to it. None without targets or decoys.
+    """
+
+    auc: float | None
+    found_at: dict[str, float] | None
 
 
 def best_matches(
@@ -78,26 +96,52 @@ def summarise(
         n=n,
         n_good=n_good,
         good_fraction=n_good / n if n else None,
+        good_interval=proportion_interval(n_good, n) if n else None,
         mean_ssim=float(ssim.mean()) if n else None,
         mean_ssim_interval=bootstrap_interval(ssim) if n else None,
         mean_haarpsi=float(haarpsi.mean()) if n else None,
+        mean_haarpsi_interval=bootstrap_interval(haarpsi) if n else None,
         best_ssim=float(ssim.max()) if n else None,
     )
 
 
 def bootstrap_interval(
-    values: npt.NDArray[np.float64], *, level: float = 0.95, seed: int = 0
+    values: npt.NDArray[np.float64],
+    *,
+    groups: npt.NDArray[np.integer[Any]] | None = None,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean, resampling images (Efron 1979).
+    """Percentile bootstrap interval of the mean (Efron 1979).
 
-    Images of one run share a victim, so it speaks of these victims and not of the next one.
+    It resamples values; or, with `groups`, one number per value, whole groups. Images of one run
+    share a victim: resampling images speaks of these victims, resampling runs of the next one.
     Raises ValueError for no values.
     """
     if len(values) == 0:
         raise ValueError("values is empty; an interval needs at least one")
     rng = np.random.default_rng(seed)
-    means = [rng.choice(values, len(values)).mean() for _ in range(N_BOOTSTRAP)]
+    if groups is None:
+        means = [rng.choice(values, len(values)).mean() for _ in range(N_BOOTSTRAP)]
+    else:
+        _names, group_of = np.unique(groups, return_inverse=True)
+        sums, sizes = np.bincount(group_of, values), np.bincount(group_of)
+        drawn = rng.integers(len(sums), size=(N_BOOTSTRAP, len(sums)))
+        means = list(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def proportion_interval(n_hits: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
+    """The exact interval of a probability from `n_hits` of `n` (Clopper and Pearson 1934).
+
+    Unlike a bootstrap it does not end at 0 when nothing was hit. Raises ValueError if n < 1.
+    """
+    if not 0 <= n_hits <= n or n < 1:
+        raise ValueError(f"n_hits={n_hits} of n={n}; expected at least one trial and no more hits")
+    tail = (1 - level) / 2
+    low = stats.beta.ppf(tail, n_hits, n - n_hits + 1) if n_hits else 0.0
+    high = stats.beta.ppf(1 - tail, n_hits + 1, n - n_hits) if n_hits < n else 1.0
     return float(low), float(high)
 
 
@@ -108,7 +152,38 @@ def compare(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]) -> 
         n_better=int((difference > NOTICEABLE).sum()),
         n_worse=int((difference < -NOTICEABLE).sum()),
         mean_difference=float(difference.mean()) if len(difference) else None,
+        mean_difference_interval=bootstrap_interval(difference) if len(difference) else None,
     )
+
+
+def detect(
+    scores: npt.NDArray[np.float64],
+    decoy_scores: npt.NDArray[np.float64],
+    *,
+    rates: Sequence[float] = (0.0, 0.01, 0.05),
+) -> Detection:
+    """How well the scores of targets stand out from those of decoys."""
+    if not len(scores) or not len(decoy_scores):
+        return Detection(auc=None, found_at=None)
+    below = np.searchsorted(np.sort(decoy_scores), scores, side="left")
+    not_above = np.searchsorted(np.sort(decoy_scores), scores, side="right")
+    auc = float((below + not_above).mean() / (2 * len(decoy_scores)))
+    found = {}
+    for rate in rates:
+        threshold = threshold_for(decoy_scores, rate)
+        found[f"{rate:g}"] = float((scores > threshold).mean())
+    return Detection(auc=auc, found_at=found)
+
+
+def threshold_for(decoy_scores: npt.NDArray[np.float64], rate: float) -> float:
+    """The lowest threshold that at most the share `rate` of the decoys exceeds (strictly).
+
+    Raises ValueError for no decoys or a rate outside [0, 1).
+    """
+    if not len(decoy_scores) or not 0 <= rate < 1:
+        raise ValueError(f"rate={rate} of {len(decoy_scores)} decoys; expected a rate below 1")
+    n_allowed = int(np.floor(rate * len(decoy_scores) + 1e-9))
+    return float(np.sort(decoy_scores)[::-1][n_allowed])
 
 
 def n_above_every(ssim: npt.NDArray[np.float64], decoy_ssim: npt.NDArray[np.float64]) -> int:

@@ -5,8 +5,9 @@ as many *decoys*: images of the same source that no run of the store was trained
 the same pictures. And a run that diverged counts: its images score 0.
 
 Methods: `plain` (the attack's pictures at the iterations that the restorers see), `plain_all` (at
-all saved iterations), and per restorer either `<name>` (one deterministic answer) or `<name>_x1`
-and `<name>_x<n>` (one sample; the mean of n, which is 001's guard against hallucinations).
+all saved iterations), the classical denoisers of `baselines`, and per restorer either `<name>` (one
+deterministic answer) or `<name>_x1` and `<name>_x<n>` (one sample; the mean of n, which is 001's
+guard against hallucinations, with how far the n samples disagree).
 
 `out/` gets evaluation.json (docs/evaluation.md), pictures.npz, and cache/ with one checkpoint per
 run and method, so that a killed evaluation goes on where it was, and one with another restorer
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from recon_core.matching import fit_to_range
-from recon_core.restore import Restorer
+from recon_core.restore.generic import GENERIC_RESTORERS
 from recon_core.summary import best_matches
 from recon_core.types import seeded_generator
 from storage.dataset import Dataset
@@ -46,12 +47,16 @@ from tasks.evaluation_record import (
     weights_digest,
     write_record,
 )
+from tasks.restore import Restores
 from tasks.train import load_restorer
 
 RESTORE_ROWS = 512  # pictures handed to a restorer at once; bounds the memory of its samples
 
 Progress = Callable[[int, int, str], None]
-LoadRestorer = Callable[[Path, str], tuple[Restorer, nn.Module]]
+LoadRestorer = Callable[[Path, str], tuple[Restores, nn.Module]]
+Baseline = Literal["nlm", "tv", "wavelet"]
+BASELINES: tuple[Baseline, ...] = ("nlm", "tv", "wavelet")
+"""Restorers that learned nothing (`recon_core.restore.generic`), at their default settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +65,14 @@ class Evaluation:
 
     `good_threshold`: an SSIM above it is a good reconstruction (Buzaglo et al. 2023).
     `restore_iterations`: which saved iterations restorers see. 001 restores all of them; the last
-    one alone costs a fraction. `n_samples`: of a diffusion model, averaged. `grid_rows`: images
-    kept as pictures for the report, of targets and of decoys.
+    one alone costs a fraction. `baselines`: the classical denoisers that are scored too.
+    `n_samples`: of a diffusion model, averaged. `grid_rows`: images kept as pictures for the
+    report, of targets and of decoys.
     """
 
     good_threshold: float = 0.4
     restore_iterations: Literal["last", "all"] = "last"
+    baselines: tuple[Baseline, ...] = BASELINES
     n_samples: int = 20
     decoy_seed: int = 0
     grid_rows: int = 24
@@ -77,6 +84,12 @@ class Evaluation:
         if self.restore_iterations not in ("last", "all"):
             raise ValueError(
                 f"restore_iterations={self.restore_iterations!r}; expected 'last' or 'all'"
+            )
+        unknown = [name for name in self.baselines if name not in GENERIC_RESTORERS]
+        if unknown or len(set(self.baselines)) < len(self.baselines):
+            raise ValueError(
+                f"baselines={self.baselines!r}; expected some of {list(GENERIC_RESTORERS)}, each "
+                "at most once"
             )
         if self.n_samples < 1 or self.grid_rows < 0:
             raise ValueError(
@@ -108,15 +121,18 @@ def evaluate(
             images are left over for decoys; or a restorer's name cannot be a method's.
     """
     _check_names(restorers)
-    digests = {name: weights_digest(path) for name, path in restorers.items()}
+    generic: dict[str, Restores] = {name: GENERIC_RESTORERS[name]() for name in config.baselines}
+    digests = {name: fingerprint_of("generic", repr(generic[name])) for name in generic}
+    digests |= {name: weights_digest(path) for name, path in restorers.items()}
     inputs = [dataset.content_hash, heldout.content_hash]
     fingerprint = fingerprint_of(VERSION, asdict(config), inputs, digests)
     finished = read_finished(out, fingerprint)
     if finished is not None:
         return finished
     runs = _runs(config, dataset, heldout)
-    steps = ["plain", *(["plain_all"] if config.restore_iterations == "last" else []), *restorers]
+    steps = ["plain", *(["plain_all"] if config.restore_iterations == "last" else []), *digests]
     bench = _Bench(config, dataset, heldout, restorers, device, load or _load_restorer)
+    bench.loaded.update({name: (baseline, nn.Identity()) for name, baseline in generic.items()})
     total = len(runs) * len(steps) * 100
     parts: dict[str, list[Arrays]] = {}
     seconds = dict.fromkeys(steps, 0.0)
@@ -209,7 +225,7 @@ class _Bench:
     restorers: Mapping[str, Path]
     device: str
     load: LoadRestorer
-    loaded: dict[str, tuple[Restorer, nn.Module]] = field(default_factory=dict)
+    loaded: dict[str, tuple[Restores, nn.Module]] = field(default_factory=dict)
 
     def settings_of(self, step: str, digests: Mapping[str, str]) -> tuple[Any, ...]:
         """What, beside the data, the results of `step` depend on."""
@@ -224,10 +240,10 @@ class _Bench:
         """Per method of `step`: best scores and pictures of the run's targets, then its decoys."""
         which = "all" if step == "plain_all" else self.config.restore_iterations
         pictures, seeds = _pictures(self.dataset, run, which, self.device)
-        methods = {step: pictures}
-        if step in self.restorers:
-            if step not in self.loaded:
-                self.loaded[step] = self.load(self.restorers[step], self.device)
+        methods = {step: _Pictures(pictures)}
+        if step in self.restorers and step not in self.loaded:
+            self.loaded[step] = self.load(self.restorers[step], self.device)
+        if step in self.loaded:
             samples = _restored(
                 *self.loaded[step],
                 pictures,
@@ -241,17 +257,31 @@ class _Bench:
         return {name: _best(candidates, wanted) for name, candidates in methods.items()}
 
 
-def _best(candidates: Tensor, wanted: Tensor) -> Arrays:
+@dataclass(frozen=True)
+class _Pictures:
+    """What a method makes of the n pictures of a run, in [0, 1]; and of the mean of several samples
+    how far these disagree: their standard deviation, averaged over pixels and channels, (n,)."""
+
+    images: Tensor
+    disagreement: Tensor | None = None
+
+
+def _best(candidates: _Pictures, wanted: Tensor) -> Arrays:
     """Scores and pictures (black where there is none) of the best match of each wanted image."""
-    best = best_matches(candidates, wanted)
+    best = best_matches(candidates.images, wanted)
     found = best.row >= 0
     shown = torch.zeros_like(wanted)
-    shown[found] = candidates[best.row[found]]
-    return {
+    shown[found] = candidates.images[best.row[found]]
+    arrays = {
         "ssim": best.ssim.double().cpu().numpy(),
         "haarpsi": best.haarpsi.double().cpu().numpy(),
         "picture": (shown * 255).round().to(torch.uint8).cpu().numpy(),
     }
+    if candidates.disagreement is not None:
+        spread = torch.full(found.shape, torch.nan, dtype=torch.float64)
+        spread[found.cpu()] = candidates.disagreement[best.row[found]].double().cpu()
+        arrays["disagreement"] = spread.numpy()
+    return arrays
 
 
 def _pictures(
@@ -280,16 +310,16 @@ def _pictures(
 
 
 def _restored(
-    restorer: Restorer,
+    restorer: Restores,
     net: nn.Module,
     pictures: Tensor,
     *,
     seeds: Tensor,
     n_samples: int,
     advance: Callable[[float], None],
-) -> dict[str, Tensor]:
+) -> dict[str, _Pictures]:
     """By the suffix of the method: the one answer, or the first sample and the mean of all."""
-    first, mean = [], []
+    first, mean, spread = [], [], []
     n_given, n_pictures = 1, max(1, len(pictures))
     for start in range(0, n_pictures, RESTORE_ROWS):
         part = slice(start, start + RESTORE_ROWS)
@@ -303,19 +333,24 @@ def _restored(
         n_given = len(samples)
         first.append(samples[0])
         mean.append(samples.mean(dim=0))
+        spread.append((samples - mean[-1]).square().mean(dim=0).sqrt().mean(dim=(1, 2, 3)))
     if n_given == 1:
-        return {"": torch.cat(first)}
-    return {"_x1": torch.cat(first), f"_x{n_given}": torch.cat(mean)}
+        return {"": _Pictures(torch.cat(first))}
+    return {
+        "_x1": _Pictures(torch.cat(first)),
+        f"_x{n_given}": _Pictures(torch.cat(mean), torch.cat(spread)),
+    }
 
 
 def _check_names(restorers: Mapping[str, Path]) -> None:
     for name in restorers:
-        if not re.fullmatch("[a-z0-9_]+", name) or name.startswith("plain"):
+        reserved = name.startswith("plain") or name in GENERIC_RESTORERS
+        if not re.fullmatch("[a-z0-9_]+", name) or reserved:
             raise ValueError(
                 f"restorer name {name!r} cannot name a method; use lower-case letters, digits and "
-                "'_', and not a name that starts with 'plain'"
+                f"'_', not a name that starts with 'plain' and none of {list(GENERIC_RESTORERS)}"
             )
 
 
-def _load_restorer(path: Path, device: str) -> tuple[Restorer, nn.Module]:
+def _load_restorer(path: Path, device: str) -> tuple[Restores, nn.Module]:
     return load_restorer(path, device=device)

@@ -39,10 +39,19 @@ KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
     "plain_all": ("Attack alone, every saved step", "Attack, all", "the best over all saved steps"),
 }
-RESTORER_TITLES = {"bf_dncnn": "BF-DnCNN", "edm": "EDM"}
+RESTORER_TITLES = {
+    "bf_dncnn": "BF-DnCNN",
+    "edm": "EDM",
+    "nlm": "Non-local means",
+    "tv": "Total variation",
+    "wavelet": "Wavelet shrinkage",
+}
 RESTORER_NOTES = {
     "bf_dncnn": "a convolutional denoiser, run once",
     "edm": "a conditional diffusion model",
+    "nlm": "a classical denoiser that learned nothing: averages like surroundings",
+    "tv": "a classical denoiser that learned nothing: flattens what varies",
+    "wavelet": "a classical denoiser that learned nothing: shrinks wavelet coefficients",
 }
 ATTACKER_KNOWS = {
     "kkt": "The attack is given a network (its architecture and weights) and the average of its "
@@ -99,6 +108,8 @@ def _render(
     environment.filters |= {"percent": percent, "score": score, "duration": duration}
     methods = {name: method_title(name) for name in record["methods"]}
     in_grid = {name: methods[name] for name in record["grid"]["methods"]}
+    classical = record["settings"]["baselines"]
+    in_chart = {name: title for name, title in methods.items() if name not in classical}
     machine = {"machine": context["machine"]} if context["machine"] else {}
     facts = {
         "The images attacked": record["source"],
@@ -118,7 +129,8 @@ def _render(
         attacker=ATTACKER_KNOWS.get(_experiment(record).get("family", ""), ATTACKER_UNKNOWN),
         victims=victims(record),
         plates={side: list(_plates(record, pictures, side)) for side in SIDES},
-        chart=Markup(_chart(record, methods)),
+        chart_methods=in_chart,
+        chart=Markup(_chart(record, in_chart)),
         facts={title: list(_leaves(values)) for title, values in facts.items() if values},
         threshold=f"{record['settings']['good_threshold']:g}",
     )
@@ -145,13 +157,15 @@ def method_title(name: str) -> tuple[str, str, str]:
 
 
 def headline(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of the first paragraph: the attack alone, and the restorer with most good images.
+    """The numbers of the first paragraph: the attack alone, and the trained restorer with most good
+    images.
 
-    `restored` is None without restorers. The choice is made by the targets' good count and then
-    by the mean SSIM; its decoys are shown with it.
+    `restored` is None without trained restorers. The choice is made by the targets' good count and
+    then by the mean SSIM; its decoys are shown with it.
     """
     facts, methods = record["dataset"], record["methods"]
-    restored = [name for name in methods if not name.startswith("plain")]
+    classical = record["settings"]["baselines"]
+    restored = [name for name in methods if not name.startswith("plain") and name not in classical]
 
     def merit(name: str) -> tuple[int, float]:
         summary = methods[name]["targets"]["summary"]

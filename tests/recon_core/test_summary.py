@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from recon_core.summary import best_matches, bootstrap_interval, compare, n_above_every, summarise
+from recon_core.summary import (
+    best_matches,
+    bootstrap_interval,
+    compare,
+    detect,
+    n_above_every,
+    proportion_interval,
+    summarise,
+    threshold_for,
+)
 
 
 def test_counts_and_means() -> None:
@@ -28,11 +37,59 @@ def test_the_bootstrap_interval_is_that_of_the_normal_limit() -> None:
         bootstrap_interval(np.array([]))
 
 
+def test_resampling_groups_sees_what_the_values_of_a_group_share() -> None:
+    rng = np.random.default_rng(2)
+    groups = np.repeat(np.arange(40), 25)
+    values = rng.normal(0, 0.1, 40)[groups] + rng.normal(0, 0.02, 1000)
+    low, high = bootstrap_interval(values, groups=groups)
+    of_group_means = values.reshape(40, 25).mean(axis=1).std() / np.sqrt(40)
+    assert (high - low) / 2 == pytest.approx(1.96 * of_group_means, rel=0.1)
+    alone = bootstrap_interval(values)
+    assert high - low > 3 * (alone[1] - alone[0])
+    shuffled = rng.permutation(1000)
+    again = bootstrap_interval(values[shuffled], groups=7 * groups[shuffled])
+    assert again == pytest.approx((low, high))
+
+
+def test_the_exact_interval_of_a_share_covers_as_it_says() -> None:
+    assert proportion_interval(0, 400) == pytest.approx((0.0, 0.00918), abs=1e-5)
+    assert proportion_interval(400, 400)[1] == 1.0
+    low, high = proportion_interval(7, 80)
+    # The definition: at either end, so few or so many hits have a chance of 2.5 %.
+    hits = np.random.default_rng(0).binomial(80, [[low], [high]], size=(2, 200_000))
+    assert (hits[0] >= 7).mean() == pytest.approx(0.025, abs=0.002)
+    assert (hits[1] <= 7).mean() == pytest.approx(0.025, abs=0.002)
+    for bad in ((0, 0), (3, 2), (-1, 2)):
+        with pytest.raises(ValueError, match="n_hits"):
+            proportion_interval(*bad)
+
+
+def test_detection_is_what_counting_pairs_and_thresholds_gives() -> None:
+    rng = np.random.default_rng(3)
+    scores, decoys = rng.normal(0.4, 0.1, 60).round(2), rng.normal(0.3, 0.1, 200).round(2)
+    found = detect(scores, decoys, rates=(0.0, 0.05))
+    pairs = scores[:, None] - decoys[None]
+    assert found["auc"] == pytest.approx(((pairs > 0) + 0.5 * (pairs == 0)).mean())
+    assert found["found_at"] == {
+        "0": n_above_every(scores, decoys) / 60,
+        "0.05": float((scores > threshold_for(decoys, 0.05)).mean()),
+    }
+    assert detect(scores, decoys[:0]) == {"auc": None, "found_at": None}
+    for rate in (0.0, 0.013, 0.05, 0.5):
+        threshold = threshold_for(decoys, rate)
+        assert (decoys > threshold).mean() <= rate
+        below = np.nextafter(threshold, -1)
+        assert (decoys > below).mean() > rate  # no lower one would do
+    with pytest.raises(ValueError, match=r"rate=1\.0"):
+        threshold_for(decoys, 1.0)
+
+
 def test_better_and_worse_need_a_noticeable_difference() -> None:
     before, after = np.array([0.5, 0.5, 0.5]), np.array([0.505, 0.6, 0.4])
     result = compare(before, after)
     assert (result["n_better"], result["n_worse"]) == (1, 1)
     assert result["mean_difference"] == pytest.approx(0.005 / 3)
+    assert result["mean_difference_interval"] == bootstrap_interval(after - before)
 
 
 def test_above_every_decoy_is_strict() -> None:

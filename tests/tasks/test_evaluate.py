@@ -21,7 +21,7 @@ from tasks import train
 from tasks.evaluate import Evaluation, evaluate
 from tests.tasks.evaluations import N_IMAGES, SIZE, Blender, image_set, planted_store, weights
 
-CONFIG = Evaluation(n_samples=3, grid_rows=5)
+CONFIG = Evaluation(n_samples=3, grid_rows=5, baselines=())
 
 
 def _without_seconds(record: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def test_decoys_were_never_trained_on_and_do_not_repeat_within_a_run(
         mine = [i for r, i in zip(decoys["run"], decoys["image_id"], strict=True) if r == run]
         assert len(set(mine)) == N_IMAGES
     other = evaluate(
-        Evaluation(grid_rows=5, decoy_seed=1),
+        replace(CONFIG, decoy_seed=1),
         dataset=store,
         heldout=images,
         restorers={},
@@ -130,6 +130,44 @@ def test_restorers_give_one_method_or_two(tmp_path: Path, images: ImageSet, stor
     steps = [done for done, _total, _message in seen]
     assert steps == sorted(steps)
     assert seen[-1][0] == seen[-1][1]
+
+
+def test_classical_denoisers_are_methods_that_need_no_file(
+    tmp_path: Path, images: ImageSet, store: Dataset
+) -> None:
+    how: dict[str, Any] = {"dataset": store, "heldout": images, "restorers": {}, "device": "cpu"}
+    config = replace(CONFIG, baselines=("wavelet", "tv"))
+    record = evaluate(config, out=tmp_path / "out", **how)
+    assert list(record["methods"]) == ["plain", "plain_all", "wavelet", "tv"]
+    for name in ("wavelet", "tv"):
+        scores = record["methods"][name]["targets"]["ssim"]
+        assert scores != record["methods"]["plain"]["targets"]["ssim"]
+        assert min(scores) > 0.5
+    assert record["grid"]["methods"] == ["plain"]
+    fewer = evaluate(replace(config, baselines=("tv",)), out=tmp_path / "out", **how)
+    assert fewer["fingerprint"] != record["fingerprint"]
+    assert fewer["methods"]["tv"] == record["methods"]["tv"]
+    assert fewer["seconds"]["tv"] == record["seconds"]["tv"]  # from the cache
+
+
+def test_the_disagreement_is_that_of_the_samples_behind_the_best_match(
+    tmp_path: Path, images: ImageSet
+) -> None:
+    store = planted_store(tmp_path / "store", images, n_parts=1, outcomes=(0, 2))
+    record = evaluate(
+        replace(CONFIG, n_samples=200),
+        dataset=store,
+        heldout=images,
+        restorers={"edm": weights(tmp_path, "edm")},
+        out=tmp_path / "out",
+        device="cpu",
+        load=_loader(("edm", Blender())),
+    )
+    assert "disagreement" not in record["methods"]["edm_x1"]["targets"]
+    for side in ("targets", "decoys"):
+        spread = record["methods"]["edm_x200"][side]["disagreement"]
+        assert spread[:N_IMAGES] == pytest.approx([0.1] * N_IMAGES, rel=0.1)  # the Blender's noise
+        assert spread[N_IMAGES:] == [None] * N_IMAGES  # its run left no picture
 
 
 class _KilledError(Exception):
@@ -212,7 +250,7 @@ def test_runs_that_diverged_count_as_nothing(tmp_path: Path, images: ImageSet) -
 def test_all_iterations_reach_the_restorers(tmp_path: Path, images: ImageSet) -> None:
     store = planted_store(tmp_path / "store", images, n_parts=1)
     record = evaluate(
-        Evaluation(restore_iterations="all", grid_rows=2),
+        replace(CONFIG, restore_iterations="all"),
         dataset=store,
         heldout=images,
         restorers={},
@@ -240,6 +278,11 @@ def test_what_cannot_be_evaluated_is_said(tmp_path: Path, images: ImageSet, stor
         Evaluation(restore_iterations="first")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="n_samples=0"):
         Evaluation(n_samples=0)
+    for baselines in (("tv", "tv"), ("median",)):
+        with pytest.raises(ValueError, match=r"baselines=.*expected some of \['nlm', 'tv'"):
+            Evaluation(baselines=baselines)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'tv' cannot name a method"):
+        evaluate(CONFIG, **how, heldout=images, restorers={"tv": tmp_path})
 
 
 def test_trained_restorers_are_read_and_applied(
@@ -257,7 +300,7 @@ def test_trained_restorers_are_read_and_applied(
         card = {"schema": train.SCHEMA, "version": train.VERSION, "restorer": asdict(restorer)}
         paths[name] = save_checkpoint(tmp_path / name, "model", tensors, card)
     record = evaluate(
-        Evaluation(n_samples=2, grid_rows=2),
+        Evaluation(n_samples=2, grid_rows=2, baselines=()),
         dataset=store,
         heldout=images,
         restorers=paths,

@@ -133,12 +133,15 @@ def test_the_table_is_the_record(full: tuple[_Page, dict[str, Any], Path]) -> No
         summaries = [method[side]["summary"] for side in ("targets", "decoys")]
         for s in summaries:
             assert s["good_fraction"] == s["n_good"] / s["n"]
-            expected.append(f"{s['n_good']} of {s['n']}{percent(s['good_fraction'])}")
-        for s in summaries:
-            low, high = s["mean_ssim_interval"]
-            assert low <= s["mean_ssim"] <= high
-            expected.append(f"{score(s['mean_ssim'])}[{score(low)}, {score(high)}]")
-        expected += [score(s["mean_haarpsi"]) for s in summaries]
+            low, high = s["good_interval"]
+            assert low <= s["good_fraction"] <= high
+            share = f"{percent(s['good_fraction'])} [{percent(low)}, {percent(high)}]"
+            expected.append(f"{s['n_good']} of {s['n']}{share}")
+        for metric in ("mean_ssim", "mean_haarpsi"):
+            for s in summaries:
+                low, high = s[f"{metric}_interval"]
+                assert low <= s[metric] <= high
+                expected.append(f"{score(s[metric])}[{score(low)}, {score(high)}]")
         expected.append(str(method["n_targets_above_every_decoy"]))
         assert [cell.strip() for cell in page.rows[name]] == expected
 
@@ -179,7 +182,7 @@ def test_the_page_says_what_was_attacked_and_with_what(
 
 def test_without_restorers(tmp_path: Path) -> None:
     page, record, _path = _report(tmp_path, restorers=False)
-    assert list(page.rows) == ["plain", "plain_all"]
+    assert list(page.rows) == ["plain", "plain_all", "nlm", "tv", "wavelet"]
     assert "After restoration" not in page.prose
     assert "Restorers are networks" not in page.prose
     assert len(page.images) == 2 * 2 * len(record["grid"]["targets"])
