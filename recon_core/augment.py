@@ -95,6 +95,19 @@ class AugmentParameters:
         return torch.stack(columns, dim=1)
 
 
+def mirrored_labels(labels: Float32[Tensor, "n 9"]) -> Float32[Tensor, "n 9"]:
+    """The labels of augmented images that are then flipped left to right.
+
+    The flip along x comes first in the pipe, so another flip at its end is the same as a flip at
+    its beginning and the mirror image of all that follows.
+    """
+    mirrored = labels.clone()
+    mirrored[:, AUGMENT_LABELS.index("xflip")] = 1 - labels[:, AUGMENT_LABELS.index("xflip")]
+    for name in ("rotate_sin", "aniso_sin", "translate_x"):
+        mirrored[:, AUGMENT_LABELS.index(name)].neg_()
+    return mirrored
+
+
 def augment_images(
     images: UInt8[Tensor, "n c h w"], *, p: float, generator: torch.Generator
 ) -> tuple[UInt8[Tensor, "n c h w"], Float32[Tensor, "n 9"]]:

@@ -34,7 +34,7 @@ from tasks.train_ranks import Group
 from tasks.train_state import LATEST, MODEL, load_latest
 from tasks.train_validation import Validation, held_out_parts
 
-LATER_SETTINGS = {"precision": "float32", "accumulate": 1}
+LATER_SETTINGS = {"precision": "float32", "accumulate": 1, "mirror": False}
 """Settings that came later, as what was trained before had them: its fingerprint stays."""
 
 

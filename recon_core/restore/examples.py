@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, UInt8
+from jaxtyping import Bool, Float, Float32, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recon_core.augment import mirrored_labels
 from recon_core.matching import fit_to_range
 from recon_core.types import N_AUGMENT
 
@@ -41,6 +42,16 @@ class Examples:
             condition=self.condition[start:end],
             target=self.target[start:end],
             augment=self.augment[start:end],
+        )
+
+    def mirrored(self, flip: Bool[Tensor, " n"]) -> Examples:
+        """Where `flip` is True, condition and target are flipped left to right, and the labels are
+        those of the flipped target."""
+        where = flip[:, None, None, None]
+        return Examples(
+            condition=torch.where(where, self.condition.flip(-1), self.condition),
+            target=torch.where(where, self.target.flip(-1), self.target),
+            augment=torch.where(flip[:, None], mirrored_labels(self.augment), self.augment),
         )
 
     def to(self, device: torch.device | str) -> Examples:

@@ -129,6 +129,9 @@ class Training:
     The EMA forgets half in `ema_halflife_images` images, less in the beginning: at most
     `ema_ramp` times the images seen so far. A step goes through its `batch_size` examples in
     `accumulate` micro-batches, for GPUs that hold less. `precision`: see `restore.precision`.
+    With `mirror`, every example is flipped left to right with probability 1/2, reconstruction and
+    original alike. This is ours, for few pairs: the first layer of a fully connected victim does
+    not know left from right, so the mirror image of a pair is one that could have come as well.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -145,6 +148,7 @@ class Training:
     seed: int = 0
     precision: NetworkPrecision = "float32"
     accumulate: int = 1
+    mirror: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -250,7 +254,7 @@ class Fit:
             shares |= {"first": before + start} if shares else {}
             last = end == len(batch)
             with nullcontext() if last else self.ranks.unsynchronised(self._wrapped):
-                rows = batch.rows(start, end)
+                rows = self._mirrored(batch.rows(start, end), before + start, total)
                 loss = self.restorer.loss(self._called, rows, generator=generator, **shares)
                 value += loss.item()
                 if last:  # all ranks stop, or none
@@ -259,6 +263,14 @@ class Fit:
                     raise NonfiniteLossError(self.step, value, lr)
                 (loss * self.ranks.size if self.ranks.size > 1 else loss).backward()
         return value
+
+    def _mirrored(self, rows: Examples, first: int, total: int) -> Examples:
+        """Examples `first` and on of a batch of `total`, some of them flipped left to right."""
+        if not self.training.mirror:
+            return rows
+        draw = torch.Generator().manual_seed(self._seed("mirror"))
+        flip = torch.rand(total, generator=draw)[first : first + len(rows)] < 0.5
+        return rows.mirrored(flip.to(self.device))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that `load_state_dict` needs to continue bit for bit, as flat tensors."""

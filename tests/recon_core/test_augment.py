@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from recon_core import augment
-from recon_core.augment import AugmentParameters, apply_augmentation, augment_images, resample
+from recon_core.augment import (
+    AugmentParameters,
+    apply_augmentation,
+    augment_images,
+    draw_parameters,
+    mirrored_labels,
+    resample,
+)
 
 SIDE = 32
 
@@ -286,3 +293,22 @@ def test_the_stream_of_draws_does_not_depend_on_p() -> None:
 def test_a_probability_above_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"p=1\.5 is not a probability"):
         augment_images(picture(), p=1.5, generator=generator())
+
+
+def test_a_flip_at_the_end_is_one_at_the_beginning_and_the_mirror_image_of_the_rest() -> None:
+    images = picture(24)
+    drawn = draw_parameters(24, p=0.7, generator=torch.Generator().manual_seed(3))
+    mirrored = dataclasses.replace(
+        drawn,
+        xflip=~drawn.xflip,
+        angle=-drawn.angle,
+        aniso_angle=-drawn.aniso_angle,
+        shift=drawn.shift * torch.tensor([-1.0, 1.0]),
+    )
+    flipped = apply_augmentation(images, drawn).flip(3).float()
+    other_way = apply_augmentation(images, mirrored).float()
+    # The samples of the wavelet filter lie elsewhere in a mirrored picture, hence not exactly.
+    assert (flipped - other_way).square().mean().sqrt() < 2
+    assert (flipped - apply_augmentation(images, drawn).float()).square().mean().sqrt() > 30
+    torch.testing.assert_close(mirrored_labels(drawn.labels()), mirrored.labels())
+    torch.testing.assert_close(mirrored_labels(mirrored_labels(drawn.labels())), drawn.labels())

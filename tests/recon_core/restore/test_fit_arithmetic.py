@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from recon_core.augment import mirrored_labels
 from recon_core.restore.bf_dncnn import BFDnCNN
 from recon_core.restore.edm import EDM
 from recon_core.restore.examples import Examples
@@ -66,6 +68,52 @@ def test_the_mean_of_the_ranks_gradients_is_that_of_the_whole_batch() -> None:
     whole = gradient(Fit(EDM_TINY, TRAINING, device="cpu"), batch)
     shares = [
         gradient(Fit(EDM_TINY, TRAINING, device="cpu", ranks=OneOfTwo(rank)), batch.rows(*rows))
+        for rank, rows in enumerate(((0, 2), (2, 6)))
+    ]
+    torch.testing.assert_close((shares[0] + shares[1]) / 2, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_mirrored_training_flips_half_of_the_pairs_and_their_labels() -> None:
+    batch = examples(0, n=400)
+    labels = torch.randn(400, 9, generator=torch.Generator().manual_seed(1))
+    batch = replace(batch, augment=labels)
+    plain, mirror = TRAINING, replace(TRAINING, mirror=True, batch_size=400)
+    seen: list[Examples] = []
+
+    class Looking(EDM):
+        def loss(self, net: nn.Module, batch: Examples, **how: Any) -> Tensor:
+            seen.append(batch)
+            return next(net.parameters()).square().sum()
+
+    looking = Looking(size="tiny", resolution=16)
+    fit = Fit(looking, mirror, device="cpu")
+    for _step in range(2):
+        fit.update(batch)
+    Fit(looking, plain, device="cpu").update(batch)
+    one_step, next_step, untouched = seen
+    torch.testing.assert_close(untouched.target, batch.target)
+    flipped = (one_step.target != batch.target).flatten(1).any(dim=1)
+    assert 150 < int(flipped.sum()) < 250
+    assert not torch.equal(flipped, (next_step.target != batch.target).flatten(1).any(dim=1))
+    for name in ("condition", "target"):
+        ours, given = getattr(one_step, name), getattr(batch, name)
+        torch.testing.assert_close(ours[flipped], given[flipped].flip(-1))
+        torch.testing.assert_close(ours[~flipped], given[~flipped])
+    torch.testing.assert_close(one_step.augment[flipped], mirrored_labels(labels[flipped]))
+    torch.testing.assert_close(one_step.augment[~flipped], labels[~flipped])
+
+
+def test_mirrored_micro_batches_and_ranks_flip_the_same_pairs() -> None:
+    mirror = replace(TRAINING, mirror=True, seed=1)
+    batch = examples(0)
+    whole = gradient(Fit(EDM_TINY, mirror, device="cpu"), batch)
+    assert (
+        whole - gradient(Fit(EDM_TINY, replace(mirror, mirror=False), device="cpu"), batch)
+    ).norm() > 1e-3
+    parts = Fit(EDM_TINY, replace(mirror, accumulate=4), device="cpu")
+    torch.testing.assert_close(gradient(parts, batch), whole, rtol=1e-4, atol=1e-5)
+    shares = [
+        gradient(Fit(EDM_TINY, mirror, device="cpu", ranks=OneOfTwo(rank)), batch.rows(*rows))
         for rank, rows in enumerate(((0, 2), (2, 6)))
     ]
     torch.testing.assert_close((shares[0] + shares[1]) / 2, whole, rtol=1e-4, atol=1e-5)
