@@ -38,7 +38,6 @@ from tasks.train_validation import (
     HeldOut,
     Validation,
     for_validation,
-    only,
     read_held_out,
     score,
 )
@@ -84,7 +83,7 @@ class Trainer:
         self.held_out: HeldOut | None = None
         if validation.every:
             self.held_out = read_held_out(dataset, validation, curation)
-        self.seen = only(dataset, but=self.held_out.parts) if self.held_out else dataset
+        self.seen = dataset.without(self.held_out.parts) if self.held_out else dataset
         self.fit = Fit(restorer, training, device=device, ranks=self.group)
         self.feed = PairExamples(
             self.seen,

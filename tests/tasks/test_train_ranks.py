@@ -18,7 +18,7 @@ from storage.dataset import Dataset
 from tasks.pair_stream import PairExamples
 from tasks.train_log import read_log
 from tasks.train_ranks import Accelerated, OneProcess
-from tasks.train_validation import held_out_parts, only
+from tasks.train_validation import held_out_parts
 from tests.storage import stores
 from tests.tasks import train_on_ranks as ranks
 
@@ -29,7 +29,7 @@ needs_accelerate = pytest.mark.skipif(
 
 def in_one_process(dataset: Dataset) -> tuple[Fit, list[float], int]:
     """Trained on the batches of both ranks, one after the other; losses; number of examples."""
-    seen = only(dataset, but=held_out_parts(dataset, 1))
+    seen = dataset.without(held_out_parts(dataset, 1))
     readers = [
         PairExamples(
             seen,
