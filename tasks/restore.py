@@ -33,7 +33,7 @@ from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
 from tasks.evaluation_record import fingerprint_of, weights_digest
 from tasks.onnx_restorer import OnnxRange, OnnxRestorer
-from tasks.train import load_restorer
+from tasks.train import load_restorer, model_folder
 from tasks.workers import Device, resolve_device
 
 N_SAMPLES = 20
@@ -243,7 +243,7 @@ def open_restorer(
         net=net,
         device=where,
         name=restorer.kind,
-        fingerprint=weights_digest(path.parent if path.suffix == ".json" else path),
+        fingerprint=weights_digest(model_folder(path)),
         settings=asdict(restorer),
         generative=isinstance(restorer, EDM),
         resolution=(side, side),
