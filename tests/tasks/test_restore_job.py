@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ from PIL import Image
 from storage.dataset import Dataset, create_or_open
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from storage.parts import write_part
+from storage.pictures import square
+from tasks import restore_job
 from tasks.export_pairs import rendered
 from tasks.restore import OpenRestorer, open_restorer
-from tasks.restore_inputs import open_inputs
+from tasks.restore_inputs import open_inputs, parse_size, resized, size_text
 from tasks.restore_job import WHITE, Restoration, grey_of, restore_pictures
-from tasks.restore_sheet import N_ROWS
+from tasks.restore_sheet import N_ROWS, SheetRow, restoration_sheet
 from tests.storage import stores
 from tests.tasks.restorers import (
     SIZE,
@@ -41,7 +45,7 @@ def edm(tmp_path_factory: pytest.TempPathFactory) -> OpenRestorer:
 
 
 def restore(
-    restorer: OpenRestorer, source: Path, out: Path, *, config: Any = None, **inputs: int
+    restorer: OpenRestorer, source: Path, out: Path, *, config: Any = None, **inputs: Any
 ) -> dict[str, Any]:
     config = config or Restoration(n_samples=3)
     return restore_pictures(restorer, open_inputs(source, **inputs), out, config, save_seconds=0)
@@ -157,6 +161,24 @@ def test_a_finished_restoration_is_not_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "lost", ["mean/p01.png", "disagreement/p01.png", "samples/p01-2.png", "contact-sheet.png"]
+)
+def test_what_was_removed_is_made_again(tmp_path: Path, edm: OpenRestorer, lost: str) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(3)), tmp_path / "out"
+    config = Restoration(n_samples=3, keep_samples=True)
+    restore(edm, folder, out, config=config)
+    before = dict(contents(out))
+    (out / lost).unlink()
+    record = restore(edm, folder, out, config=config)
+    after = dict(contents(out))
+    assert after.keys() == before.keys()
+    assert [picture["name"] for picture in record["pictures"]] == ["p00", "p01", "p02"]
+    remade = {lost, "contact-sheet.png", "restored.json"}  # up to the rounding of another batch
+    others = {name for name in before if "p01" not in name} - remade
+    assert all(after[name] == before[name] for name in others)
+
+
+@pytest.mark.parametrize(
     ("changes", "inputs", "said"),
     [
         ({"seed": 1}, {}, "seed is 0 there, 1 here"),
@@ -205,6 +227,58 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
         restore(identity(), folder, tmp_path / "other")
 
 
+@pytest.mark.parametrize("content", ['{"settings": 3}', '{"settings": {}, "schema": "other"}', "{"])
+def test_a_record_of_something_else_is_named(tmp_path: Path, content: str) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "restoring.json").write_text(content)
+    with pytest.raises(StoreMismatchError, match=r"restoring.json is not a restoration's"):
+        restore(identity(), folder, tmp_path / "out")
+
+
+def test_an_input_is_found_below_whatever_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1))
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    for out in (tmp_path / "link" / "out", Path("link/../in/out"), Path("in/x/../out")):
+        with pytest.raises(ValueError, match="lies in --input"):
+            restore(identity(), folder, out)
+
+
+def test_fresh_replaces_a_restoration_when_all_else_is_right(tmp_path: Path) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(2)), tmp_path / "out"
+    restore(identity(), folder, out)
+    (out / ".tmp-left").touch()
+    before = dict(contents(out))
+
+    def again(source: Path, **inputs: Any) -> dict[str, Any]:
+        return restore_pictures(
+            identity(), open_inputs(source, **inputs), out, Restoration(), fresh=True
+        )
+
+    broken = picture_folder(tmp_path / "broken", pixels(1))
+    (broken / "p00.png").write_bytes(b"no picture")
+    with pytest.raises(SourceError, match="cannot be read"):
+        again(broken)
+    for inside in (out, out / "mean"):
+        with pytest.raises(ValueError, match="--fresh would delete --input, which is in --out"):
+            again(inside)
+    (out / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"which also holds notes.txt; remove the folder"):
+        again(folder)
+    (out / "notes.txt").unlink()
+    descriptor = os.open(out, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(StorageError, match="another process"):
+        again(folder)
+    os.close(descriptor)
+    assert dict(contents(out)) == before
+    assert again(folder, limit=1)["n_pictures"] == 1
+    assert [path.name for path in (out / "mean").iterdir()] == ["p00.png"]
+
+
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
     folder, out = picture_folder(tmp_path / "in", pixels(1)), tmp_path / "out"
     out.mkdir()
@@ -218,14 +292,48 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
     restore(identity(), folder, out)
 
 
-def test_the_sheet_has_a_line_for_each_of_the_first_pictures(tmp_path: Path) -> None:
+def test_the_sheet_has_pictures_in_even_distances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[list[str], str]] = []
+
+    def sheet(rows: Iterable[SheetRow], **how: Any) -> bytes:
+        rows = list(rows)
+        told.append(([row.name for row in rows], how["note"]))
+        return restoration_sheet(rows, **how)
+
+    monkeypatch.setattr(restore_job, "restoration_sheet", sheet)
     heights = []
-    for n in (1, 2, N_ROWS + 3):
+    for n in (1, 2, N_ROWS, 3 * N_ROWS - 2):
         folder = picture_folder(tmp_path / f"in{n}", pixels(n))
         restore(identity(), folder, tmp_path / f"out{n}")
-        with Image.open(tmp_path / f"out{n}/contact-sheet.png") as sheet:
-            heights.append(sheet.height)
+        with Image.open(tmp_path / f"out{n}/contact-sheet.png") as picture:
+            heights.append(picture.height)
+    names, notes = zip(*told, strict=True)
+    assert names[1] == ["p00", "p01"]
+    assert names[2] == [f"p{k:02d}" for k in range(N_ROWS)]
+    assert names[3][:3] == ["p00", "p03", "p06"]
+    assert names[3][-1] == f"p{3 * N_ROWS - 3}"
+    assert len(set(names[3])) == N_ROWS
+    assert notes[2:] == (f"all {N_ROWS} pictures", "24 of 70 pictures, chosen evenly")
+    assert heights[3] == heights[2]
     assert heights[2] - heights[0] == (N_ROWS - 1) * (heights[1] - heights[0])
+
+
+def test_the_sheet_keeps_no_pictures_that_it_does_not_show(
+    tmp_path: Path, edm: OpenRestorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[restore_job._Job] = []
+    run = restore_job._Job.run
+    monkeypatch.setattr(
+        restore_job._Job, "run", lambda self, *how: (jobs.append(self), run(self, *how))
+    )
+    monkeypatch.setattr(restore_job, "N_ROWS", 2)
+    folder = picture_folder(tmp_path / "in", pixels(5))
+    restore(edm, folder, tmp_path / "edm")
+    restore(identity(), folder, tmp_path / "identity")
+    assert [sorted(job.shown) for job in jobs] == [["p00", "p04"], []]
+    assert len(jobs[0].shown["p00"]) == 3
 
 
 # inputs
@@ -240,19 +348,88 @@ def test_a_picture_of_another_size_is_named_with_both_sizes_and_the_fix(
     assert not (tmp_path / "out").exists()
     restore(edm, folder, tmp_path / "out", size=SIZE)
     assert read(tmp_path / "out/mean/p00.png").shape == (3, SIZE, SIZE)
-    restorer = open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")
-    odd = picture_folder(tmp_path / "odd", pixels(1, size=11))
-    with pytest.raises(SourceError, match=r"11 x 11, .*multiples of 2; add --size 12"):
-        restore(restorer, odd, tmp_path / "other")
 
 
-def test_a_picture_that_is_not_square_says_how_to_crop_it(tmp_path: Path) -> None:
-    folder = picture_folder(tmp_path / "in", pixels(1)[:, :, :6])
-    with pytest.raises(SourceError, match=r"p00.png is 6 x 8 and not square; add --size.*6"):
-        restore(identity(), folder, tmp_path / "out")
-    record = restore(identity(), folder, tmp_path / "out", size=6)
-    np.testing.assert_array_equal(read(tmp_path / "out/mean/p00.png"), pixels(1)[0, :, :6, 1:7])
+def test_a_picture_keeps_its_size_and_shape(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1, size=60)[:, :, :35, :51])
+    turned = Image.fromarray(pixels(1, seed=1)[0].transpose(1, 2, 0)[:5])
+    exif = turned.getexif()
+    exif[0x0112] = 6  # it lies on its side
+    turned.save(folder / "turned.png", exif=exif)
+    record = restore(identity(), folder, tmp_path / "out")
+    np.testing.assert_array_equal(
+        read(tmp_path / "out/mean/p00.png"), pixels(1, size=60)[0, :, :35, :51]
+    )
+    upright = np.rot90(pixels(1, seed=1)[0, :, :5], -1, axes=(1, 2))
+    np.testing.assert_array_equal(read(tmp_path / "out/mean/turned.png"), upright)
+    assert read(tmp_path / "out/disagreement/p00.png").shape == (35, 51)
+    assert record["settings"]["input"]["size"] is None
+    bf_dncnn = open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")
+    restore(bf_dncnn, folder, tmp_path / "odd")
+    assert read(tmp_path / "odd/mean/p00.png").shape == (3, 35, 51)
+
+
+def test_a_picture_of_another_shape_says_how_to_get_the_one_that_is_needed(
+    tmp_path: Path, edm: OpenRestorer
+) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1, size=12)[:, :, :6])
+    with pytest.raises(
+        SourceError, match=r"p00.png is 6 x 12, but edm works at 8 x 8; add --size 8,"
+    ):
+        restore(edm, folder, tmp_path / "out")
+    wide = replace(identity(), resolution=(4, 10))
+    with pytest.raises(
+        SourceError, match=r"6 x 12, but identity works at 4 x 10; add --size 4x10,"
+    ):
+        restore(wide, folder, tmp_path / "out")
+    tall = replace(identity(), resolution=(8, None))
+    with pytest.raises(SourceError, match=r"but identity works at 8 x any; add --size 8x12,"):
+        restore(tall, folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    record = restore(wide, folder, tmp_path / "out", size=(4, 10))
+    assert record["settings"]["input"]["size"] == [4, 10]
+    assert read(tmp_path / "out/mean/p00.png").shape == (3, 4, 10)
+    record = restore(identity(), folder, tmp_path / "square", size=6)
+    np.testing.assert_array_equal(
+        read(tmp_path / "square/mean/p00.png"), pixels(1, size=12)[0, :, :6, 3:9]
+    )
     assert record["settings"]["input"]["size"] == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "rows", "columns"),
+    [
+        ((8, 12), (8, 8), slice(0, 8), slice(2, 10)),
+        ((8, 12), (4, 3), slice(0, 8), slice(3, 9)),
+        ((12, 8), (2, 4), slice(4, 8), slice(0, 8)),
+        ((8, 12), (16, 24), slice(0, 8), slice(0, 12)),
+    ],
+)
+def test_resizing_keeps_the_centre_and_the_proportions(
+    given: tuple[int, int], size: tuple[int, int], rows: slice, columns: slice
+) -> None:
+    picture = pixels(1, size=12)[0].transpose(1, 2, 0)[: given[0], : given[1]]
+    way = Image.Resampling.BOX if size[0] <= given[0] else Image.Resampling.BICUBIC
+    centre = Image.fromarray(np.ascontiguousarray(picture[rows, columns]))
+    expected = np.asarray(centre.resize(size[::-1], way)).astype(int)
+    assert np.abs(resized(picture, *size) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("given", [(7, 12), (33, 20), (5, 5), (100, 31)])
+@pytest.mark.parametrize("side", [1, 5, 7, 13])
+def test_a_square_is_the_one_that_sources_make(given: tuple[int, int], side: int) -> None:
+    picture = pixels(1, size=100)[0].transpose(1, 2, 0)[: given[0], : given[1]]
+    np.testing.assert_array_equal(resized(picture, side, side), square(picture, side))
+
+
+def test_a_size_is_read_from_words() -> None:
+    assert parse_size("32") == (32, 32)
+    assert parse_size("24x32") == (24, 32)
+    assert parse_size(size_text(24, 32)) == (24, 32)
+    assert parse_size(size_text(8, 8)) == (8, 8)
+    for words in ("", "x", "3x", "big", "3x4x5", "1.5"):
+        with pytest.raises(ValueError, match=f"--size '{words}' is no size; give"):
+            parse_size(words)
 
 
 @pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n", None])
