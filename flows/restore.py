@@ -58,7 +58,7 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
     """What people want to know first about a finished restoration."""
     model = record["settings"]["model"]
     samples = {picture["n_samples"] for picture in record["pictures"]}
-    return {
+    facts = {
         "restorer": model["name"],
         "fingerprint": model["fingerprint"],
         "pictures": record["n_pictures"],
@@ -66,3 +66,6 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
         "mean_disagreement": round(record["mean_disagreement"], 4),
         "device": record["device"],
     }
+    if facts["samples"] == 1:  # nothing that could disagree: 0 would read as certainty
+        del facts["mean_disagreement"]
+    return facts

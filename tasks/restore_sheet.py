@@ -58,17 +58,26 @@ def restoration_sheet(
         y = top + r * (TILE + GAP)
         draw.text((MARGIN, y + TILE // 2), _fitting(row.name, NAME_WIDTH - GAP, 12), INK,
                   _font(12), anchor="lm")  # fmt: skip
+        facts = row_facts(row, disagreement=n_samples > 0)
+        for k, said in enumerate(facts, 1):
+            draw.text((MARGIN, y + TILE // 2 + 17 * k), said, FAINT, _font(12), anchor="lm")
         tiles = [row.given, row.mean]
         if n_samples:
             grey = np.repeat(row.disagreement[None], 3, axis=0)
             tiles += [*row.samples, grey]
-            said = f"disagreement {row.mean_disagreement:.4f}"
-            draw.text((MARGIN, y + TILE // 2 + 17), said, FAINT, _font(12), anchor="lm")
         for c, pixels in enumerate(tiles):
             sheet.paste(_tile(pixels), (left + c * (TILE + GAP), y))
     content = io.BytesIO()
     sheet.save(content, "png")
     return content.getvalue()
+
+
+def row_facts(row: SheetRow, *, disagreement: bool) -> list[str]:
+    """What stands below a picture's name: its size, with a word if it is more than a tile shows."""
+    height, width = row.given.shape[1:]
+    reduced = ", shown smaller" if max(height, width) > TILE else ""
+    facts = [f"{height} x {width}{reduced}"]
+    return [*facts, f"disagreement {row.mean_disagreement:.4f}"] if disagreement else facts
 
 
 def _tile(pixels: Pixels) -> Image.Image:

@@ -91,6 +91,7 @@ def test_a_baseline_needs_no_weights(
     assert code == 0
     assert re.search(r"restorer +tv\n", said)
     assert re.search(r"samples +1\n", said)
+    assert "disagreement" not in said
 
 
 @pytest.mark.parametrize(("size", "shape"), [("8x12", (3, 8, 12)), ("6", (3, 6, 6))])

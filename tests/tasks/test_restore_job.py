@@ -24,7 +24,7 @@ from tasks.export_pairs import rendered
 from tasks.restore import OpenRestorer, open_restorer
 from tasks.restore_inputs import open_inputs, parse_size, resized, size_text
 from tasks.restore_job import WHITE, Restoration, grey_of, restore_pictures
-from tasks.restore_sheet import N_ROWS, SheetRow, restoration_sheet
+from tasks.restore_sheet import N_ROWS, SheetRow, restoration_sheet, row_facts
 from tests.storage import stores
 from tests.tasks.restorers import (
     SIZE,
@@ -318,6 +318,16 @@ def test_the_sheet_has_pictures_in_even_distances(
     assert notes[2:] == (f"all {N_ROWS} pictures", "24 of 70 pictures, chosen evenly")
     assert heights[3] == heights[2]
     assert heights[2] - heights[0] == (N_ROWS - 1) * (heights[1] - heights[0])
+
+
+def test_a_line_of_the_sheet_tells_the_size_and_whether_all_of_it_is_seen() -> None:
+    def facts(height: int, width: int, *, disagreement: bool) -> list[str]:
+        picture = np.zeros((3, height, width), np.uint8)
+        row = SheetRow("p", picture, picture, (), picture[0], 0.12345)
+        return row_facts(row, disagreement=disagreement)
+
+    assert facts(48, 96, disagreement=False) == ["48 x 96"]
+    assert facts(97, 20, disagreement=True) == ["97 x 20, shown smaller", "disagreement 0.1235"]
 
 
 def test_the_sheet_keeps_no_pictures_that_it_does_not_show(
