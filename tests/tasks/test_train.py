@@ -118,6 +118,13 @@ def test_a_page_for_people_stands_beside_the_model(dataset: Dataset, tmp_path: P
     assert (card["threads"], card["ranks"]) == (1, 1)
 
 
+def test_the_page_says_whether_the_weights_are_averaged(dataset: Dataset, tmp_path: Path) -> None:
+    for halflife, said in ((50, "averaged (EMA)"), (0, "not averaged")):
+        training = replace(TRAINING, n_steps=1, ema_halflife_images=halflife)
+        train(dataset, tmp_path, training=training)
+        assert f"**Weights:** {said}, after step 1 of 1" in (tmp_path / "MODEL_CARD.md").read_text()
+
+
 def test_the_loaded_restorer_is_the_trained_one(dataset: Dataset, tmp_path: Path) -> None:
     train(dataset, tmp_path / "out")
     restorer, net = load_restorer(tmp_path / "out", device="cpu")
