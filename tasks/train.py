@@ -64,8 +64,9 @@ def train_restorer(
 
     Raises:
         StorageError: the dataset has no pair that `curation` admits, or too few parts to hold any
-            out for `validation`.
+            out for `validation`, or the processes of `group` see different ones.
         NonfiniteLossError: the training diverged; says in which step, and what is kept.
+        StoreMismatchError: another number of processes has begun this training.
         ValueError: the device has no arithmetic of `training.precision`, `tensorboard` is "on" and
             not installed, or `group` cannot share the batch evenly.
     """

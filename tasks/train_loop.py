@@ -17,6 +17,7 @@ from recon_core.restore import Fit, NonfiniteLossError, Restorer, Training
 from recon_core.restore.examples import Examples
 from storage.checkpoints import save_checkpoint
 from storage.dataset import Dataset
+from storage.errors import StorageError
 from storage.files import write_file
 from tasks.pair_stream import Batch, PairExamples
 from tasks.train_card import PAGE, device_name, model_page, versions
@@ -102,6 +103,12 @@ class Trainer:
     def _resume(self) -> None:
         """Puts everything where the checkpoint in `out` was, if it is of this training."""
         found = load_latest(self.out, self.fingerprint)
+        fingerprints = self.group.gather(self.fingerprint)  # nobody reads after it what is removed
+        if len(set(fingerprints)) > 1:
+            raise StorageError(
+                f"the {self.group.size} processes found different pairs in {self.dataset.root}; "
+                "start them again when nothing is written to it any more"
+            )
         if found is None:
             if self.writes:
                 remove(self.out, LATEST, BEST)
