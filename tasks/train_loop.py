@@ -147,22 +147,25 @@ class Trainer:
                 step, mean = self.record.log.points.pop()
                 log.scalars(step, loss=mean, lr=lr, **pace.take())
             on_step(self.fit.step, self.training.n_steps, loss)
+            improved = False
             if self.validation.due(self.fit.step, self.training.n_steps):
                 self._require_finite(loss)
                 if log is not None:
-                    self.validate(log)
+                    improved = self.validate(log)
             if self.fit.done:
                 self._require_finite(loss)
                 return
             now = time.monotonic()
             due = now - last_saved >= max(checkpoint_seconds, saving / CHECKPOINT_SHARE)
-            if self.group.agree(due):
+            # Steps that are repeated may round otherwise, and the best not be the best again.
+            needed = improved and self.validation.keep == "best"
+            if self.group.agree(due or needed):
                 self._require_finite(loss)
                 self.save()
                 last_saved = time.monotonic()
                 saving = last_saved - now
 
-    def validate(self, log: TrainingLog) -> None:
+    def validate(self, log: TrainingLog) -> bool:
         """Scores the averaged weights on the held-out pairs, and keeps them if they are best."""
         assert self.held_out is not None
         restorer = for_validation(self.restorer, self.validation)
@@ -174,8 +177,10 @@ class Trainer:
             validation_ssim_inputs=self.held_out.ssim_inputs,
         )
         log.pictures(self.fit.step, self.held_out.inputs, found.restored, self.held_out.targets)
-        if self.record.best == (self.fit.step, found.ssim):
+        improved = self.record.best == (self.fit.step, found.ssim)
+        if improved:
             save_best(self.out, self.fingerprint, self.fit, found.ssim)
+        return improved
 
     def save(self) -> None:
         """Replaces `latest` by where all processes are."""

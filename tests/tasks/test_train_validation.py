@@ -185,6 +185,24 @@ def test_an_interrupted_training_ends_with_the_same_best(
     assert same(tmp_path / "through", tmp_path / "out")
 
 
+def test_a_training_never_goes_back_before_its_best(dataset: Dataset, tmp_path: Path) -> None:
+    def interrupt(done: int, _n_steps: int, _loss: float) -> None:
+        if done == 7:
+            raise _Interrupted
+
+    for keep, step in (("best", 4), ("last", None)):
+        with pytest.raises(_Interrupted):
+            validated(
+                dataset,
+                tmp_path / keep,
+                validation=replace(EVERY_4, keep=keep),
+                on_step=interrupt,
+                checkpoint_seconds=1e9,
+            )
+        latest = load_checkpoint(tmp_path / keep, "latest")
+        assert (latest[1]["step"] if latest else None) == step
+
+
 def test_the_best_of_other_settings_is_forgotten(dataset: Dataset, tmp_path: Path) -> None:
     validated(dataset, tmp_path / "out")
     assert (tmp_path / "out" / "best.json").exists()
