@@ -186,7 +186,9 @@ class _Job:
     def sheet(self) -> bytes:
         """Pictures in even distances, from the first to the last."""
         n, n_rows = len(self.names), len(self._on_sheet)
-        note = f"{n_rows} of {n:,} pictures, chosen evenly" if n_rows < n else f"all {n} pictures"
+        note = f"all {n} pictures" if n > 1 else "1 picture"
+        if n_rows < n:
+            note = f"{n_rows} of {n:,} pictures, chosen evenly"
         if self.restorer.generative:
             note += f", {self.config.n_samples} samples each; disagreement: white is {WHITE}"
         return restoration_sheet(

@@ -315,6 +315,7 @@ def test_the_sheet_has_pictures_in_even_distances(
     assert names[3][:3] == ["p00", "p03", "p06"]
     assert names[3][-1] == f"p{3 * N_ROWS - 3}"
     assert len(set(names[3])) == N_ROWS
+    assert notes[0] == "1 picture"
     assert notes[2:] == (f"all {N_ROWS} pictures", "24 of 70 pictures, chosen evenly")
     assert heights[3] == heights[2]
     assert heights[2] - heights[0] == (N_ROWS - 1) * (heights[1] - heights[0])
@@ -412,6 +413,7 @@ def test_a_picture_of_another_shape_says_how_to_get_the_one_that_is_needed(
         ((8, 12), (8, 8), slice(0, 8), slice(2, 10)),
         ((8, 12), (4, 3), slice(0, 8), slice(3, 9)),
         ((12, 8), (2, 4), slice(4, 8), slice(0, 8)),
+        ((8, 12), (2, 6), slice(2, 6), slice(0, 12)),
         ((8, 12), (16, 24), slice(0, 8), slice(0, 12)),
     ],
 )
