@@ -13,8 +13,9 @@ from tasks.artifacts import leave_facts, leave_picture
 from tasks.onnx_restorer import OnnxRange
 from tasks.progress import stage_progress
 from tasks.restore import OpenRestorer, open_restorer
-from tasks.restore_inputs import Inputs, open_inputs
-from tasks.restore_job import SHEET, Restoration, restore_pictures
+from tasks.restore_folder import SHEET
+from tasks.restore_inputs import Inputs, Size, open_inputs
+from tasks.restore_job import Restoration, restore_pictures
 from tasks.workers import Device
 
 
@@ -26,37 +27,38 @@ def restore(
     config: Restoration | None = None,
     *,
     limit: int | None = None,
-    size: int | None = None,
+    size: Size | None = None,
+    fresh: bool = False,
     onnx_range: OnnxRange = "0..1",
     device: Device = "auto",
 ) -> dict[str, Any]:
-    """Restore the pictures at `source`; finished ones are not repeated.
+    """Restore the pictures at `source`; finished ones are not repeated, unless `fresh`.
 
     1. Open the restorer. 2. Find the pictures. 3. Restore them, by the mean of their samples, with
     maps of how far these disagree. 4. Say it. Raises what `tasks.restore` and its neighbours raise.
     """
     restorer = open_restorer(weights, device=device, onnx_range=onnx_range)
     inputs = open_inputs(source, limit=limit, size=size)
-    record = restore_all(restorer, inputs, out, config or Restoration())
+    record = restore_all(restorer, inputs, out, config or Restoration(), fresh=fresh)
     leave_facts("restoration", summary(record), f"Restored into {out}")
-    leave_picture("contact-sheet", (out / SHEET).read_bytes(), f"The first pictures of {out}")
+    leave_picture("contact-sheet", (out / SHEET).read_bytes(), f"Pictures of {out}, chosen evenly")
     return record
 
 
 @task(name="restore pictures", cache_policy=NO_CACHE)
 def restore_all(
-    restorer: OpenRestorer, inputs: Inputs, out: Path, config: Restoration
+    restorer: OpenRestorer, inputs: Inputs, out: Path, config: Restoration, *, fresh: bool
 ) -> dict[str, Any]:
     """All pictures, from where they were left."""
     with stage_progress("Restore", "picture") as advance:
-        return restore_pictures(restorer, inputs, out, config, on_picture=advance)
+        return restore_pictures(restorer, inputs, out, config, fresh=fresh, on_picture=advance)
 
 
 def summary(record: dict[str, Any]) -> dict[str, Any]:
     """What people want to know first about a finished restoration."""
     model = record["settings"]["model"]
     samples = {picture["n_samples"] for picture in record["pictures"]}
-    return {
+    facts = {
         "restorer": model["name"],
         "fingerprint": model["fingerprint"],
         "pictures": record["n_pictures"],
@@ -64,3 +66,6 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
         "mean_disagreement": round(record["mean_disagreement"], 4),
         "device": record["device"],
     }
+    if facts["samples"] == 1:  # nothing that could disagree: 0 would read as certainty
+        del facts["mean_disagreement"]
+    return facts

@@ -51,8 +51,12 @@ def restore(
         int | None, typer.Option("--limit", help="Only so many pictures, the first ones.")
     ] = None,
     size: Annotated[
-        int | None,
-        typer.Option("--size", help="Crop pictures to their central square of so many pixels."),
+        str | None,
+        typer.Option(
+            "--size",
+            help="Resize the centre of each picture to 32 x 32 pixels (32), or to height x width "
+            "(24x32); default: as they are.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Another one, other samples.")] = 0,
     batch_size: Annotated[
@@ -63,29 +67,29 @@ def restore(
     ] = "0..1",
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete an earlier restoration in --out first.")
+        bool, typer.Option("--fresh", help="Replace an earlier restoration in --out.")
     ] = False,
 ) -> None:
     """Restore pictures, with a map of how sure each pixel is; resumes what was interrupted."""
     from flows import restore as flow
     from flows.dataset_cli import store_location
-    from flows.fresh import start_over
-    from tasks.restore_job import ENTRIES, SHEET, Restoration
+    from tasks.restore_folder import SHEET
+    from tasks.restore_inputs import parse_size
+    from tasks.restore_job import Restoration
 
     config = Restoration(
         n_samples=n_samples, seed=seed, keep_samples=keep_samples, batch_size=batch_size
     )
     if "://" in str(target) or str(target).startswith("s3:"):
         raise ValueError(f"--out {target}: give a folder of this machine, and upload it afterwards")
-    if fresh:
-        start_over(target, ENTRIES, option="--out")
     record = flow.restore(
         weights,
         store_location(source, split),
         target,
         config,
         limit=limit,
-        size=size,
+        size=None if size is None else parse_size(size),
+        fresh=fresh,
         onnx_range=onnx_range,
         device=device,
     )

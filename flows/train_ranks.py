@@ -8,9 +8,11 @@ they have finished as finished.
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,8 +20,9 @@ from rich.console import Console
 from flows.naming import unknown_name
 from flows.presets import Recipe
 from flows.settings import from_json, parse_assignments, resolve, to_json
+from recon_core.restore import NonfiniteLossError
 from storage.dataset import Dataset
-from storage.errors import StorageError
+from storage.errors import SourceError, StorageError, StoreMismatchError
 from storage.files import write_json
 from tasks.progress import LOG_EVERY_SECONDS, progress_line
 from tasks.train import train_restorer
@@ -105,5 +108,25 @@ def _lines(name: str, *, shown: bool) -> OnStep:
     return on_step
 
 
+def main() -> None:
+    """The command: one line for what went wrong, and the exit codes of `palimpsest`."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(train_on_ranks)
+    try:
+        app()
+    except (ValueError, SourceError, StoreMismatchError) as error:
+        _fail(error, 2)
+    except (StorageError, NonfiniteLossError) as error:
+        _fail(error, 1)
+
+
+def _fail(error: Exception, code: int) -> NoReturn:
+    who = f"process {os.environ['RANK']}: " if started_by_torchrun() else ""
+    Console(stderr=True).print(
+        f"{who}error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+    )
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    typer.run(train_on_ranks)
+    main()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -61,6 +62,7 @@ class Dataset:
         store = read_store_file(self.place)
         self.manifest, self.encoding = store["manifest"], store["encoding"]
         self._files: dict[tuple[str, str], Receipt] = {}
+        self._only: frozenset[int] | None = None
         self.refresh()
 
     @property
@@ -71,14 +73,37 @@ class Dataset:
     def refresh(self) -> None:
         """Looks for parts that were published since. Reads only receipts that are new files."""
         infos = {info.name: info.version for info in self.place.files(RECEIPTS_FOLDER)}
-        found = [f"{RECEIPTS_FOLDER}/{receipt_name(part)}" for part in receipt_parts(infos)]
+        found = [
+            f"{RECEIPTS_FOLDER}/{receipt_name(part)}"
+            for part in receipt_parts(infos)
+            if self._only is None or part in self._only
+        ]
         keys = [(name, infos[name]) for name in found]
         new = [key for key in keys if key not in self._files]
         loaded = load_receipts(self.place, [name for name, _version in new])
-        self._files |= zip(new, loaded, strict=True)
-        self._files = {key: self._files[key] for key in keys}
-        self.receipts = tuple(self._files.values())
+        known = self._files | dict(zip(new, loaded, strict=True))
+        self._list({key: known[key] for key in keys})
+
+    def _list(self, files: dict[tuple[str, str], Receipt]) -> None:
+        self._files = files
+        self.receipts = tuple(files.values())
         self._by_part = {receipt.part: receipt for receipt in self.receipts}
+
+    def subset(self, parts: Iterable[int]) -> Dataset:
+        """The same store as if it had `parts` alone, in its order; a `refresh` brings no other.
+
+        Only `verify` is of the whole store. Raises ValueError for a part without a receipt.
+        """
+        chosen = frozenset(self.receipt(part).part for part in parts)
+        restricted = copy.copy(self)
+        restricted._only = chosen
+        restricted._list({key: r for key, r in self._files.items() if r.part in chosen})
+        return restricted
+
+    def without(self, parts: Iterable[int]) -> Dataset:
+        """The `subset` of all present parts but `parts`."""
+        left_out = frozenset(parts)
+        return self.subset(r.part for r in self.receipts if r.part not in left_out)
 
     @property
     def n_runs(self) -> int:

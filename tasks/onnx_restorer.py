@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,6 +27,8 @@ from tasks.workers import Device
 
 OnnxRange = Literal["0..1", "-1..1"]
 ONNX_RANGES: tuple[OnnxRange, ...] = get_args(OnnxRange)
+_LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?[\x00-\x7f])", re.DOTALL)
+"""Protobuf's fields 1, the text "location", and 2, a text of the length that is the group."""
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
@@ -62,8 +66,13 @@ class OnnxRestorer:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the file."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+        """SHA-256 of the file, and of those beside it in which it keeps its weights."""
+        content = self.path.read_bytes()
+        digest = hashlib.sha256(content)
+        for file in weight_files(self.path.parent, content):
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()
 
     def restore(
         self,
@@ -103,7 +112,8 @@ class OnnxRestorer:
             (answer,) = self.session.run([self._output], {self._input: part})
         except _errors() as error:
             raise ValueError(
-                f"{self.path} fails on pictures of shape {tuple(part.shape)}: {_first_line(error)}"
+                f"{self.path} fails on pictures of shape {tuple(part.shape)}: "
+                f"{_first_line(error)}; if it takes certain sizes only, --size makes them"
             ) from error
         if answer.shape != part.shape:
             raise ValueError(
@@ -117,6 +127,19 @@ class OnnxRestorer:
             )
         result: npt.NDArray[np.float32] = answer
         return result
+
+
+def weight_files(folder: Path, content: bytes) -> list[Path]:
+    """The files in `folder` that the ONNX model `content` names for its weights, sorted.
+
+    Protobuf writes each name as the value of the key "location"; other values of such a key, in a
+    model's remarks, name no file that is there.
+    """
+    names = set()
+    for found in _LOCATION.finditer(content):
+        length = sum((byte & 0x7F) << 7 * k for k, byte in enumerate(found[1]))
+        names.add(os.fsdecode(content[found.end() : found.end() + length]))
+    return [folder / name for name in sorted(names) if (folder / name).is_file()]
 
 
 def _session(path: Path, device: Device) -> tuple[Any, str]:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from recon_core.restore import EDM, BFDnCNN
 from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets
@@ -33,7 +34,7 @@ from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
 from tasks.evaluation_record import fingerprint_of, weights_digest
 from tasks.onnx_restorer import OnnxRange, OnnxRestorer
-from tasks.train import load_restorer
+from tasks.train import load_restorer, model_folder
 from tasks.workers import Device, resolve_device
 
 N_SAMPLES = 20
@@ -63,9 +64,11 @@ class Restores(Protocol):
 class OpenRestorer:
     """A restorer with everything it needs, ready to be called.
 
-    `name` and `settings` say what it is, `fingerprint` is the SHA-256 of its weights (of its
+    `name` and `settings` say what it is, `fingerprint` is the SHA-256 of its files (of its
     settings if it has none). `resolution` is the (height, width) it works at, None where any will
-    do; sides are multiples of `patch`. One that is not `generative` has one answer per picture.
+    do. Its network takes sides that are multiples of `patch`; others are made so by repeating the
+    last row and column, which are cut off again. One that is not `generative` has one answer per
+    picture.
     """
 
     restorer: Restores
@@ -143,6 +146,10 @@ class OpenRestorer:
         Sample k of a picture depends on the picture, its seed and k alone. Raises ValueError if the
         restorer gives something that is not finite.
         """
+        height, width = pictures.shape[2:]
+        beyond = (0, -width % self.patch, 0, -height % self.patch)
+        if any(beyond):
+            pictures = functional.pad(pictures, beyond, mode="replicate")
         elsewhere = isinstance(self.restorer, OnnxRestorer)  # onnxruntime moves them itself
         drawn = self.restorer.restore(
             self.net,
@@ -157,7 +164,7 @@ class OpenRestorer:
                 f"the restorer {self.name} gave values that are not finite: its weights are "
                 "damaged or its training diverged; train it again, or use another one"
             )
-        return drawn.cpu()
+        return drawn[..., :height, :width].cpu()
 
     def chunk_size(self, n_samples: int, batch_size: int, shape: Sequence[int]) -> int:
         """How many pictures' samples fill one batch, for pictures of `shape` (.., h, w)."""
@@ -169,17 +176,11 @@ class OpenRestorer:
         if any(w is not None and w != s for w, s in zip(wanted, (height, width), strict=True)):
             sides = " x ".join("any" if side is None else str(side) for side in wanted)
             return f"is {height} x {width}, but {self.name} works at {sides}"
-        if height % self.patch or width % self.patch:
-            return (
-                f"is {height} x {width}, but {self.name} needs sides that are multiples of "
-                f"{self.patch}"
-            )
         return None
 
-    def size_for(self, height: int, width: int) -> int:
-        """A side that square pictures can have instead: the nearest to the shorter one."""
-        side = self.resolution[0] or self.resolution[1]
-        return side or max(1, round(min(height, width) / self.patch)) * self.patch
+    def size_for(self, height: int, width: int) -> tuple[int, int]:
+        """The (height, width) that such a picture can have instead."""
+        return self.resolution[0] or height, self.resolution[1] or width
 
     def _checked(self, pictures: Any) -> Tensor:
         """`pictures` as float32 on the CPU."""
@@ -205,8 +206,8 @@ class OpenRestorer:
             )
         wrong = self.why_not(*tensor.shape[2:]) if len(tensor) else None
         if wrong is not None:
-            side = self.size_for(*tensor.shape[2:])
-            raise ValueError(f"every picture {wrong}; resize them, for example to {side} x {side}")
+            height, width = self.size_for(*tensor.shape[2:])
+            raise ValueError(f"every picture {wrong}; resize them to {height} x {width}")
         return tensor.clamp(0, 1)
 
 
@@ -243,7 +244,7 @@ def open_restorer(
         net=net,
         device=where,
         name=restorer.kind,
-        fingerprint=weights_digest(path.parent if path.suffix == ".json" else path),
+        fingerprint=weights_digest(model_folder(path)),
         settings=asdict(restorer),
         generative=isinstance(restorer, EDM),
         resolution=(side, side),

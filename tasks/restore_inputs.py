@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, ImageOps
 
 from storage.dataset import Dataset, is_store
 from storage.errors import SourceError
-from storage.pictures import CorruptPictureError, is_picture, read_picture
+from storage.pictures import CorruptPictureError, _rgb, is_picture, read_picture
 from storage.places import Location
 from tasks.export_pairs import rendered
+
+Size = int | tuple[int, int]
+"""The side of a square, or (height, width)."""
 
 ROWS_AT_ONCE = 256
 """Reconstructions of a store that are read together."""
@@ -47,6 +50,9 @@ class Inputs(Protocol):
 
     def __iter__(self) -> Iterator[InputPicture]: ...
 
+    def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
+        """Those that iterating gives at `places`, counted from 0 and ascending."""
+
     @property
     def location(self) -> str:
         """Where they are."""
@@ -56,24 +62,25 @@ class Inputs(Protocol):
         """What they are, wherever they are, but for their pixels."""
 
 
-def open_inputs(source: Location, *, limit: int | None = None, size: int | None = None) -> Inputs:
+def open_inputs(source: Location, *, limit: int | None = None, size: Size | None = None) -> Inputs:
     """The pictures in the folder, or in the store of pairs, at `source`; the first `limit`.
 
-    With `size` every picture of a folder is cropped to its central square and resized to `size` by
-    `size` pixels; a store's are never resized.
+    Pictures have the size that they have. With `size` every one of a folder is cropped to its
+    centre of that shape and resized to that size (`resized`); a store's never are.
 
     Raises:
-        ValueError: `limit` or `size` below 1, or a `size` for a store.
+        ValueError: `limit` or a side of `size` below 1, or a `size` for a store.
         SourceError: there is no picture, or two have the same name but for the ending.
         StorageError: a store that cannot be read.
     """
-    if (limit is not None and limit < 1) or (size is not None and size < 1):
+    sides = (size, size) if isinstance(size, int) else size
+    if (limit is not None and limit < 1) or (sides is not None and min(sides) < 1):
         raise ValueError(f"limit={limit} and size={size} must be at least 1, or left out")
     if is_store(source):
-        if size is not None:
+        if sides is not None:
             raise ValueError(
-                f"--size {size} is for folders of pictures; those of the store {source} are "
-                "restored at the size that they were attacked at"
+                f"--size {size_text(*sides)} is for folders of pictures; those of the store "
+                f"{source} are restored at the size that they were attacked at"
             )
         return StorePictures.found(Dataset(source), limit)
     folder = Path(source)
@@ -81,7 +88,24 @@ def open_inputs(source: Location, *, limit: int | None = None, size: int | None 
         raise SourceError(
             f"--input {source} is neither a folder of pictures nor a store of pairs; give one"
         )
-    return FolderPictures.found(folder, limit, size)
+    return FolderPictures.found(folder, limit, sides)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """(height, width) of "32" or "24x32"; ValueError for anything else."""
+    height, x, width = text.lower().partition("x")
+    try:
+        return int(height), int(width if x else height)
+    except ValueError as error:
+        raise ValueError(
+            f"--size {text!r} is no size; give the side of a square, as in 32, or height x width, "
+            "as in 24x32"
+        ) from error
+
+
+def size_text(height: int, width: int) -> str:
+    """What `parse_size` reads."""
+    return str(height) if height == width else f"{height}x{width}"
 
 
 @dataclass(frozen=True)
@@ -90,10 +114,10 @@ class FolderPictures:
 
     folder: Path
     files: tuple[Path, ...]
-    size: int | None = None
+    size: tuple[int, int] | None = None
 
     @classmethod
-    def found(cls, folder: Path, limit: int | None, size: int | None) -> FolderPictures:
+    def found(cls, folder: Path, limit: int | None, size: tuple[int, int] | None) -> FolderPictures:
         files = sorted(path for path in folder.rglob("*") if is_picture(path, below=folder))
         if not files:
             raise SourceError(
@@ -114,22 +138,28 @@ class FolderPictures:
         return len(self.files)
 
     def __iter__(self) -> Iterator[InputPicture]:
-        """Raises SourceError naming a file that cannot be read or is no square picture."""
-        for path in self.files:
+        return self.at(range(len(self)))
+
+    def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
+        """Raises SourceError naming a file that cannot be read."""
+        for place in places:
+            path = self.files[place]
             try:
-                side = self.size or _side(path)
-                pixels, _resized = read_picture(path, side)
+                pixels = _pixels(path)
             except CorruptPictureError as error:
                 raise SourceError(
                     f"{path} cannot be read as a picture ({error}); remove it, or replace it"
                 ) from error
+            if self.size is not None:
+                pixels = resized(pixels, *self.size)
             channels_first = np.ascontiguousarray(pixels.transpose(2, 0, 1))
             file = path.relative_to(self.folder).as_posix()
             yield InputPicture(_name(path, self.folder), channels_first, {"file": file})
 
     @property
     def description(self) -> dict[str, Any]:
-        return {"kind": "folder", "size": self.size}
+        square = self.size is not None and self.size[0] == self.size[1]
+        return {"kind": "folder", "size": self.size[0] if self.size and square else self.size}
 
     @property
     def location(self) -> str:
@@ -168,10 +198,13 @@ class StorePictures:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[InputPicture]:
+        return self.at(range(len(self)))
+
+    def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
         """Raises CorruptPartError where the stored bytes are not what was written."""
         numbers = ("pairs/candidate", "pairs/iteration", "runs/run", "targets/image_id")
-        for start in range(0, len(self.rows), ROWS_AT_ONCE):
-            chosen = slice(start, start + ROWS_AT_ONCE)
+        for start in range(0, len(places), ROWS_AT_ONCE):
+            chosen = np.asarray(places[start : start + ROWS_AT_ONCE], np.int64)
             taken = self.dataset.take(
                 ["pairs/reconstruction", "runs/mean_image", *numbers], self.rows[chosen]
             )
@@ -222,22 +255,33 @@ def _name(path: Path, folder: Path) -> str:
     return path.relative_to(folder).with_suffix("").as_posix()
 
 
-def _side(path: Path) -> int:
-    """The side of a square picture, from the file's head.
+def resized(pixels: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
+    """The largest centre of (h, w, 3) with the shape of height x width, in that size.
 
-    Raises:
-        CorruptPictureError: the head cannot be read.
-        SourceError: it is not square.
+    Shrinking averages over areas; enlarging is bicubic.
+    """
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    tall, wide = float(pixels.shape[0]), float(pixels.shape[1])
+    if tall * width <= wide * height:
+        wide = tall * width / height
+    else:
+        tall = wide * height / width
+    top, left = (pixels.shape[0] - tall) // 2, (pixels.shape[1] - wide) // 2
+    resample = Image.Resampling.BOX if tall >= height else Image.Resampling.BICUBIC
+    box = (left, top, left + wide, top + tall)
+    return np.asarray(Image.fromarray(pixels).resize((width, height), resample, box=box))
+
+
+def _pixels(path: Path) -> npt.NDArray[np.uint8]:
+    """The picture, upright, in colour and in its own size, (h, w, 3).
+
+    Raises CorruptPictureError if it cannot be read.
     """
     try:
         with Image.open(path) as image:
-            width, height = image.size
+            image.load()
+            return _rgb(ImageOps.exif_transpose(image) if image.getexif() else image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         read_picture(path, 1)  # says in its words what is wrong
         raise
-    if width != height:
-        raise SourceError(
-            f"{path} is {height} x {width} and not square; add --size, for example --size "
-            f"{min(height, width)}, to crop every picture to its central square"
-        )
-    return int(width)

@@ -4,25 +4,24 @@ OUT/mean/NAME.png          the mean of a picture's samples, or the one answer th
 OUT/disagreement/NAME.png  grey: level g stands for a standard deviation of WHITE g / 255, white for
                            WHITE = 0.25 or more; the scale never changes, so maps can be compared
 OUT/samples/NAME-K.png     each sample, K from 0, if they are kept
-OUT/contact-sheet.png      the first 24 pictures
+OUT/contact-sheet.png      24 of the pictures, chosen evenly, or all if they are fewer
 OUT/restored.json          the settings, and per picture its numbers; written last
 OUT/restoring.json         the same while it is not finished
 
 Every file is whole or absent, and a picture is in restoring.json only after its files are on the
 device. Settings are everything that the pictures depend on: a folder of other settings is refused.
+Pictures whose files were removed are restored again.
 """
 
 from __future__ import annotations
 
-import fcntl
 import io
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from storage.dataset import manifest_differences
-from storage.errors import SourceError, StorageError, StoreMismatchError
+from storage.errors import SourceError
 from storage.files import TEMPORARY_PREFIX, full_device_explained, write_file, write_json
 from tasks.restore import (
     BATCH_SIZE,
@@ -43,17 +41,23 @@ from tasks.restore import (
     picture_seeds,
     summarised,
 )
-from tasks.restore_inputs import InputPicture, Inputs, content_of
+from tasks.restore_folder import (
+    FINISHED,
+    SCHEMA,
+    SHEET,
+    UNFINISHED,
+    VERSION,
+    check_free,
+    clear,
+    locked,
+    read_record,
+)
+from tasks.restore_inputs import InputPicture, Inputs, content_of, size_text
 from tasks.restore_sheet import N_ROWS, N_SAMPLES_SHOWN, Pixels, SheetRow, restoration_sheet
 
-SCHEMA, VERSION = "palimpsest-restored", 1
-FINISHED, UNFINISHED, SHEET = "restored.json", "restoring.json", "contact-sheet.png"
-ENTRIES = frozenset({"mean", "disagreement", "samples", SHEET, FINISHED, UNFINISHED})
-"""All that a restoration puts into its folder."""
 WHITE = 0.25
 """The disagreement that is drawn white."""
 SAVE_SECONDS = 5.0
-N_DIFFERENCES_SHOWN = 3
 
 OnPicture = Callable[[int, int], None]
 
@@ -80,33 +84,37 @@ def restore_pictures(
     out: Path,
     config: Restoration,
     *,
+    fresh: bool = False,
     on_picture: OnPicture = lambda _done, _n: None,
     save_seconds: float = SAVE_SECONDS,
 ) -> dict[str, Any]:
     """Restores every input into the folder `out` and returns what restored.json then holds.
 
-    What is finished there with the same settings is returned, what was begun is continued.
+    What is finished there with the same settings is returned, what was begun is continued. If
+    `fresh`, an earlier restoration there is deleted first, once all inputs have been read.
 
     Raises:
         SourceError: an input cannot be read, or has a size that the restorer cannot take.
-        ValueError: `out` is taken by something else, or lies among the inputs; or the restorer
-            gives values that are not finite.
+        ValueError: `out` is taken by something else, lies among the inputs or, if `fresh`, has
+            them in it; or the restorer gives values that are not finite.
         StoreMismatchError: it holds a restoration of other settings; says which.
         StorageError: another process is restoring into it, or it cannot be made.
         StoreFullError: the device is full; the same call continues later.
     """
-    _check_free(out, inputs)
-    settings = _settings(restorer, inputs, config)
-    with _locked(out):
-        finished = _found(out / FINISHED, settings, out)
-        if finished is not None:
+    check_free(out, inputs.location, fresh=fresh)
+    settings, names = _settings(restorer, inputs, config)
+    with locked(out):
+        if fresh:
+            clear(out)
+        job = _Job(restorer, inputs, out, config, settings, names)
+        finished = read_record(out / FINISHED, settings)
+        begun = finished or read_record(out / UNFINISHED, settings) or {"pictures": []}
+        job.take_up(begun["pictures"])
+        if finished is not None and len(job.done) == len(names) and (out / SHEET).is_file():
             (out / UNFINISHED).unlink(missing_ok=True)
             return finished
-        begun = _found(out / UNFINISHED, settings, out) or {"pictures": []}
         for leftover in out.rglob(f"{TEMPORARY_PREFIX}*"):
             leftover.unlink()
-        job = _Job(restorer, inputs, out, config, settings)
-        job.done = {picture["name"]: picture for picture in begun["pictures"]}
         job.run(on_picture, save_seconds)
         write_file(out / SHEET, job.sheet())
         record = job.record(finished=True)
@@ -119,8 +127,9 @@ def restore_pictures(
 class _Job:
     """A restoration on its way.
 
-    `done` has the facts of each finished picture by its name, `shown` the first samples of the
-    pictures that the sheet shows, as far as they were drawn by this process.
+    `names` are those of the inputs, in their order. `done` has the facts of each finished picture
+    by its name, `shown` the first samples of the pictures that the sheet shows, as far as they were
+    drawn by this process.
     """
 
     restorer: OpenRestorer
@@ -128,12 +137,24 @@ class _Job:
     out: Path
     config: Restoration
     settings: dict[str, Any]
+    names: list[str]
     done: dict[str, dict[str, Any]] = field(default_factory=dict)
     shown: dict[str, tuple[Pixels, ...]] = field(default_factory=dict)
+
+    def take_up(self, pictures: Sequence[dict[str, Any]]) -> None:
+        """Counts as done those pictures of a record whose files are there."""
+        for picture in pictures:
+            name = picture["name"]
+            files = [self._path("mean", name), self._path("disagreement", name)]
+            if self.config.keep_samples:
+                files += [self._path("samples", f"{name}-{k}") for k in range(picture["n_samples"])]
+            if all(file.is_file() for file in files):
+                self.done[name] = picture
 
     def run(self, on_picture: OnPicture, save_seconds: float) -> None:
         """Restores what is not done, saving every `save_seconds` and whatever ends it."""
         write_json(self.out / UNFINISHED, self.record())
+        (self.out / FINISHED).unlink(missing_ok=True)
         on_picture(len(self.done), len(self.inputs))
         left = (picture for picture in self.inputs if picture.name not in self.done)
         last_saved = time.monotonic()
@@ -148,7 +169,7 @@ class _Job:
             write_json(self.out / UNFINISHED, self.record())
 
     def record(self, *, finished: bool = False) -> dict[str, Any]:
-        pictures = list(self.done.values())
+        pictures = [self.done[name] for name in self.names if name in self.done]
         body = {
             "schema": SCHEMA,
             "version": VERSION,
@@ -163,29 +184,48 @@ class _Job:
         return body | {"pictures": pictures}
 
     def sheet(self) -> bytes:
-        """The first pictures; samples that an earlier process drew are drawn once more."""
-        rows = []
-        for picture in itertools.islice(self.inputs, N_ROWS):
-            if picture.name not in self.shown:
-                drawn = self._samples([picture], min(self.config.n_samples, N_SAMPLES_SHOWN))
-                self.shown[picture.name] = tuple(_bytes(sample) for sample in drawn[:, 0])
-            samples = self.shown[picture.name] if self.restorer.generative else ()
-            rows.append(
-                SheetRow(
-                    name=picture.name,
-                    given=picture.pixels,
-                    mean=_read(self._path("mean", picture.name)).transpose(2, 0, 1),
-                    samples=samples,
-                    disagreement=_read(self._path("disagreement", picture.name)),
-                    mean_disagreement=self.done[picture.name]["mean_disagreement"],
-                )
-            )
-        n = len(self.inputs)
-        shown = f"the first {len(rows)} of {n:,} pictures" if len(rows) < n else f"{n} pictures"
-        note = shown
+        """Pictures in even distances, from the first to the last."""
+        n, n_rows = len(self.names), len(self._on_sheet)
+        note = f"all {n} pictures" if n > 1 else "1 picture"
+        if n_rows < n:
+            note = f"{n_rows} of {n:,} pictures, chosen evenly"
         if self.restorer.generative:
             note += f", {self.config.n_samples} samples each; disagreement: white is {WHITE}"
-        return restoration_sheet(rows, title=f"Restored by {self.restorer.name}", note=note)
+        return restoration_sheet(
+            (self._row(picture) for picture in self.inputs.at(self._on_sheet)),
+            n_rows=n_rows,
+            n_samples=self._n_samples_shown,
+            title=f"Restored by {self.restorer.name}",
+            note=note,
+        )
+
+    @cached_property
+    def _on_sheet(self) -> list[int]:
+        n = len(self.names)
+        return [round(place) for place in np.linspace(0, n - 1, min(n, N_ROWS)).tolist()]
+
+    @cached_property
+    def _names_on_sheet(self) -> frozenset[str]:
+        return frozenset(self.names[place] for place in self._on_sheet)
+
+    @property
+    def _n_samples_shown(self) -> int:
+        return min(self.config.n_samples, N_SAMPLES_SHOWN) if self.restorer.generative else 0
+
+    def _row(self, picture: InputPicture) -> SheetRow:
+        """A line of the sheet; samples that an earlier process drew are drawn once more."""
+        name = picture.name
+        if self._n_samples_shown and name not in self.shown:
+            drawn = self._samples([picture], self._n_samples_shown)
+            self.shown[name] = tuple(_bytes(sample) for sample in drawn[:, 0])
+        return SheetRow(
+            name=name,
+            given=picture.pixels,
+            mean=_read(self._path("mean", name)).transpose(2, 0, 1),
+            samples=self.shown.get(name, ()),
+            disagreement=_read(self._path("disagreement", name)),
+            mean_disagreement=self.done[name]["mean_disagreement"],
+        )
 
     def _batches(self, pictures: Iterator[InputPicture]) -> Iterator[list[InputPicture]]:
         """Neighbours of one size, as many as fill a batch."""
@@ -211,8 +251,8 @@ class _Job:
         for k, picture in enumerate(pictures):
             _write(self._path("mean", picture.name), _bytes(mean[k]))
             _write(self._path("disagreement", picture.name), grey_of(disagreement[k]))
-            if len(self.done) < N_ROWS:
-                first = samples[:N_SAMPLES_SHOWN, k]
+            if self._n_samples_shown and picture.name in self._names_on_sheet:
+                first = samples[: self._n_samples_shown, k]
                 self.shown[picture.name] = tuple(_bytes(sample) for sample in first)
             if self.config.keep_samples:
                 for number, sample in enumerate(samples[:, k]):
@@ -234,14 +274,19 @@ def grey_of(disagreement: Tensor) -> Pixels:
     return _bytes((disagreement / WHITE).clamp(0, 1))
 
 
-def _settings(restorer: OpenRestorer, inputs: Inputs, config: Restoration) -> dict[str, Any]:
-    """Everything that the restored pictures depend on, as JSON has it."""
+def _settings(
+    restorer: OpenRestorer, inputs: Inputs, config: Restoration
+) -> tuple[dict[str, Any], list[str]]:
+    """Everything that the restored pictures depend on, as JSON has it; and the inputs' names."""
+    names: list[str] = []
 
     def check(picture: InputPicture) -> None:
+        names.append(picture.name)
         height, width = picture.pixels.shape[1:]
         wrong = restorer.why_not(height, width)
         if wrong is not None:
-            fix = f"add --size {restorer.size_for(height, width)}, which crops and resizes them"
+            size = size_text(*restorer.size_for(height, width))
+            fix = f"add --size {size}, which crops every picture to that shape and resizes it"
             if "file" not in picture.facts:
                 fix = "use a restorer that was trained on pictures of this size"
             raise SourceError(f"{picture.facts.get('file', picture.name)} {wrong}; {fix}")
@@ -261,67 +306,7 @@ def _settings(restorer: OpenRestorer, inputs: Inputs, config: Restoration) -> di
         "seed": config.seed,
         "keep_samples": config.keep_samples,
     }
-    as_json: dict[str, Any] = json.loads(json.dumps(settings))
-    return as_json
-
-
-def _check_free(out: Path, inputs: Inputs) -> None:
-    if Path(inputs.location) in out.absolute().parents:
-        raise ValueError(
-            f"--out {out} lies in --input {inputs.location}, so that its pictures would be "
-            "restored next time; choose a folder outside"
-        )
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; name a folder")
-    if not out.is_dir() or any((out / name).is_file() for name in (FINISHED, UNFINISHED)):
-        return
-    if any(not entry.name.startswith(TEMPORARY_PREFIX) for entry in out.iterdir()):
-        raise ValueError(
-            f"--out {out} is not empty and holds no restoration; choose another folder"
-        )
-
-
-def _found(path: Path, settings: dict[str, Any], out: Path) -> dict[str, Any] | None:
-    """The record in `path`, if there is one; it has to be of the same settings."""
-    if not path.is_file():
-        return None
-    fix = "use those settings again, another --out, or --fresh to replace it"
-    try:
-        record: dict[str, Any] = json.loads(path.read_bytes())
-        there = record["settings"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreMismatchError(f"{path} is not a restoration's ({error}); {fix}") from error
-    versions = [{"version": record.get("version")} | there, {"version": VERSION} | settings]
-    differences = manifest_differences(*versions)
-    if differences:
-        shown = "; ".join(differences[:N_DIFFERENCES_SHOWN])
-        more = len(differences) - N_DIFFERENCES_SHOWN
-        raise StoreMismatchError(
-            f"{out} was restored with other settings: {shown}"
-            + (f" and {more} more" if more > 0 else "")
-            + f"; {fix}"
-        )
-    return record
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """`out`, made if needed, for this process alone."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise StorageError(f"cannot write to {out} ({error.strerror}); choose another") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StorageError(
-                f"another process is restoring into {out}; wait for it, or choose another --out"
-            ) from error
-        yield
-    finally:
-        os.close(descriptor)
+    return json.loads(json.dumps(settings)), names
 
 
 def _floats(pictures: Sequence[InputPicture]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,18 +33,20 @@ class SheetRow:
     mean_disagreement: float
 
 
-def restoration_sheet(rows: Sequence[SheetRow], *, title: str, note: str) -> bytes:
-    """PNG with one line per row: input, mean, samples, disagreement.
+def restoration_sheet(
+    rows: Iterable[SheetRow], *, n_rows: int, n_samples: int, title: str, note: str
+) -> bytes:
+    """PNG with one line for each of `n_rows` rows: input, mean, `n_samples` samples, disagreement.
 
-    A line without samples, of a restorer with one answer, has input and answer alone.
+    Without samples, of a restorer with one answer, a line has input and answer alone. Rows are
+    taken one after the other, and their pictures are not kept.
     """
-    n_samples = max(len(row.samples) for row in rows)
     heads = ["input", "restored"]
     if n_samples:
         heads = ["input", "mean", *(f"sample {k}" for k in range(n_samples)), "disagreement"]
     width = 2 * MARGIN + NAME_WIDTH + len(heads) * (TILE + GAP) - GAP
     top = MARGIN + TITLE + HEAD
-    sheet = Image.new("RGB", (width, top + len(rows) * (TILE + GAP) - GAP + MARGIN), PAPER)
+    sheet = Image.new("RGB", (width, top + n_rows * (TILE + GAP) - GAP + MARGIN), PAPER)
     draw = ImageDraw.Draw(sheet)
     draw.text((MARGIN, MARGIN), _fitting(title, width - 2 * MARGIN, 20), INK, _font(20))
     draw.text((MARGIN, MARGIN + 32), _fitting(note, width - 2 * MARGIN, 13), FAINT, _font(13))
@@ -56,17 +58,26 @@ def restoration_sheet(rows: Sequence[SheetRow], *, title: str, note: str) -> byt
         y = top + r * (TILE + GAP)
         draw.text((MARGIN, y + TILE // 2), _fitting(row.name, NAME_WIDTH - GAP, 12), INK,
                   _font(12), anchor="lm")  # fmt: skip
+        facts = row_facts(row, disagreement=n_samples > 0)
+        for k, said in enumerate(facts, 1):
+            draw.text((MARGIN, y + TILE // 2 + 17 * k), said, FAINT, _font(12), anchor="lm")
         tiles = [row.given, row.mean]
         if n_samples:
             grey = np.repeat(row.disagreement[None], 3, axis=0)
             tiles += [*row.samples, grey]
-            said = f"disagreement {row.mean_disagreement:.4f}"
-            draw.text((MARGIN, y + TILE // 2 + 17), said, FAINT, _font(12), anchor="lm")
         for c, pixels in enumerate(tiles):
             sheet.paste(_tile(pixels), (left + c * (TILE + GAP), y))
     content = io.BytesIO()
     sheet.save(content, "png")
     return content.getvalue()
+
+
+def row_facts(row: SheetRow, *, disagreement: bool) -> list[str]:
+    """What stands below a picture's name: its size, with a word if it is more than a tile shows."""
+    height, width = row.given.shape[1:]
+    reduced = ", shown smaller" if max(height, width) > TILE else ""
+    facts = [f"{height} x {width}{reduced}"]
+    return [*facts, f"disagreement {row.mean_disagreement:.4f}"] if disagreement else facts
 
 
 def _tile(pixels: Pixels) -> Image.Image:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from recon_core.balance import Curation
@@ -36,6 +37,7 @@ from tasks.train_validation import Validation, held_out_parts
 
 LATER_SETTINGS = {"precision": "float32", "accumulate": 1, "mirror": False}
 """Settings that came later, as what was trained before had them: its fingerprint stays."""
+WHOLE_MODEL = "use the model as it was written, update the program, or train again"
 
 
 def train_restorer(
@@ -62,8 +64,9 @@ def train_restorer(
 
     Raises:
         StorageError: the dataset has no pair that `curation` admits, or too few parts to hold any
-            out for `validation`.
+            out for `validation`, or the processes of `group` see different ones.
         NonfiniteLossError: the training diverged; says in which step, and what is kept.
+        StoreMismatchError: another number of processes has begun this training.
         ValueError: the device has no arithmetic of `training.precision`, `tensorboard` is "on" and
             not installed, or `group` cannot share the batch evenly.
     """
@@ -109,9 +112,10 @@ def load_restorer(path: Path, *, device: str) -> tuple[Restorer, nn.Module]:
     `path` may also be the `model.json` in it.
 
     Raises:
-        StorageError: there is no finished model, or one of a newer version.
+        StorageError: there is no finished model, one of a newer version, or one whose settings are
+            not a restorer's or do not fit its weights.
     """
-    folder = path.parent if path.suffix == ".json" else path
+    folder = model_folder(path)
     found = load_checkpoint(folder, MODEL)
     if found is None:
         raise StorageError(f"{folder} has no finished restorer (model.json); train one into it")
@@ -121,15 +125,67 @@ def load_restorer(path: Path, *, device: str) -> tuple[Restorer, nn.Module]:
             f"{folder}/model.json is {card.get('schema')} version {card.get('version')}, this "
             f"program reads {SCHEMA} version {VERSION}; train again or update the program"
         )
-    settings = dict(card["restorer"])
-    if settings.get("kind") not in RESTORERS:
-        raise StorageError(
-            f"{folder}/model.json has kind={settings.get('kind')!r}; known are {list(RESTORERS)}"
-        )
-    restorer = RESTORERS[settings["kind"]](**settings)
-    net = restorer.build(seed=0)
+    where = f"{folder}/{MODEL}.json"
+    restorer = _described(card.get("restorer"), where)
+    net = _built(restorer, where)
+    wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+    given = {name: array.shape for name, array in tensors.items()}
+    for name in sorted(wanted | given):
+        if given.get(name) != wanted.get(name):
+            raise StorageError(
+                f"the weights that {where} names do not fit its restorer: {name} is "
+                f"{given.get(name, 'absent')} there and {wanted.get(name, 'absent')} by the "
+                f"settings {asdict(restorer)}; {WHOLE_MODEL}"
+            )
     net.load_state_dict({name: torch.from_numpy(array) for name, array in tensors.items()})
     return restorer, net.to(device).eval().requires_grad_(False)
+
+
+def model_folder(path: Path) -> Path:
+    """The folder of the restorer that `path` names: itself, or where it is the `model.json` in.
+
+    Raises StorageError for any other file.
+    """
+    if not path.is_file():
+        return path
+    if path.name != f"{MODEL}.json":
+        raise StorageError(
+            f"{path} is not the {MODEL}.json of a finished restorer; give the folder that "
+            "`palimpsest train` wrote, or that file in it"
+        )
+    return path.parent
+
+
+def _described(settings: Any, where: str) -> Restorer:
+    """The restorer of a card's settings. StorageError names what is wrong with them."""
+    kind = settings.get("kind") if isinstance(settings, dict) else None
+    if not isinstance(kind, str) or kind not in RESTORERS:
+        raise StorageError(
+            f"{where} describes no restorer: {settings!r} with kind={kind!r}; known are "
+            f"{', '.join(RESTORERS)}; {WHOLE_MODEL}"
+        )
+    known = [one.name for one in fields(RESTORERS[kind])]
+    odd = [f"{name}={settings[name]!r} is unknown" for name in settings if name not in known]
+    odd += [f"{name} is missing" for name in known if name not in settings]
+    if odd:
+        raise StorageError(f"{where} is of no {kind} of this program: {odd[0]}; {WHOLE_MODEL}")
+    try:
+        restorer: Restorer = TypeAdapter(RESTORERS[kind]).validate_python(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        value = f"{name}={first['input']!r}: " if name else ""
+        raise StorageError(
+            f"{where} is of no {kind} of this program: {value}{first['msg']}; {WHOLE_MODEL}"
+        ) from error
+    return restorer
+
+
+def _built(restorer: Restorer, where: str) -> nn.Module:
+    try:
+        return restorer.build(seed=0)
+    except ValueError as error:
+        raise StorageError(f"{where} describes no network: {error}; {WHOLE_MODEL}") from error
 
 
 def training_fingerprint(

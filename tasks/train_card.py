@@ -37,13 +37,15 @@ def model_page(card: Mapping[str, Any]) -> str:
     kind = {"edm": "EDM diffusion restorer", "bf_dncnn": "BF-DnCNN"}.get(
         card["restorer"]["kind"], card["restorer"]["kind"]
     )
+    is_averaged = training["ema_halflife_images"] > 0 and training["ema_ramp"] > 0
+    averaged = "averaged (EMA)" if is_averaged else "not averaged"
     lines = [
         f"# {kind}",
         "",
         "Turns the reconstruction of a training image, got from the weights of a network that was "
         "trained on it, into an estimate of that image. What it adds may be invented.",
         "",
-        f"- **Weights:** averaged (EMA), after step {card['step']:,} of {training['n_steps']:,}; "
+        f"- **Weights:** {averaged}, after step {card['step']:,} of {training['n_steps']:,}; "
         f"{card['n_parameters']:,} parameters",
         f"- **Examples:** {card['n_images']:,}, from {dataset['n_pairs_used']:,} of the "
         f"{dataset['n_pairs']:,} pairs of the dataset `{dataset['content_hash']}`",

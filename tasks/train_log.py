@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,11 +109,25 @@ def read_log(out: Path) -> list[dict[str, Any]]:
 
 
 def _lines_until(path: Path, step: int) -> list[bytes]:
-    """The lines up to `step`. What follows an unfinished line was written after a kill: nothing."""
+    """The whole lines up to `step`.
+
+    The log is not synced: a kill leaves half a line at its end, a power failure maybe zeros in it.
+    """
     if not path.is_file():
         return []
-    lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-    return [line for line in lines if json.loads(line)["step"] <= step]
+    return [
+        line
+        for line in path.read_bytes().splitlines(keepends=True)
+        if line.endswith(b"\n") and _step_of(line) <= step
+    ]
+
+
+def _step_of(line: bytes) -> float:
+    """The step of a line; infinite for what is no line of the log."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def _tag(name: str) -> str:

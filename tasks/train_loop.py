@@ -17,6 +17,7 @@ from recon_core.restore import Fit, NonfiniteLossError, Restorer, Training
 from recon_core.restore.examples import Examples
 from storage.checkpoints import save_checkpoint
 from storage.dataset import Dataset
+from storage.errors import StorageError
 from storage.files import write_file
 from tasks.pair_stream import Batch, PairExamples
 from tasks.train_card import PAGE, device_name, model_page, versions
@@ -38,7 +39,6 @@ from tasks.train_validation import (
     HeldOut,
     Validation,
     for_validation,
-    only,
     read_held_out,
     score,
 )
@@ -84,7 +84,7 @@ class Trainer:
         self.held_out: HeldOut | None = None
         if validation.every:
             self.held_out = read_held_out(dataset, validation, curation)
-        self.seen = only(dataset, but=self.held_out.parts) if self.held_out else dataset
+        self.seen = dataset.without(self.held_out.parts) if self.held_out else dataset
         self.fit = Fit(restorer, training, device=device, ranks=self.group)
         self.feed = PairExamples(
             self.seen,
@@ -103,6 +103,12 @@ class Trainer:
     def _resume(self) -> None:
         """Puts everything where the checkpoint in `out` was, if it is of this training."""
         found = load_latest(self.out, self.fingerprint)
+        fingerprints = self.group.gather(self.fingerprint)  # nobody reads after it what is removed
+        if len(set(fingerprints)) > 1:
+            raise StorageError(
+                f"the {self.group.size} processes found different pairs in {self.dataset.root}; "
+                "start them again when nothing is written to it any more"
+            )
         if found is None:
             if self.writes:
                 remove(self.out, LATEST, BEST)
@@ -141,22 +147,25 @@ class Trainer:
                 step, mean = self.record.log.points.pop()
                 log.scalars(step, loss=mean, lr=lr, **pace.take())
             on_step(self.fit.step, self.training.n_steps, loss)
+            improved = False
             if self.validation.due(self.fit.step, self.training.n_steps):
                 self._require_finite(loss)
                 if log is not None:
-                    self.validate(log)
+                    improved = self.validate(log)
             if self.fit.done:
                 self._require_finite(loss)
                 return
             now = time.monotonic()
             due = now - last_saved >= max(checkpoint_seconds, saving / CHECKPOINT_SHARE)
-            if self.group.agree(due):
+            # Steps that are repeated may round otherwise, and the best not be the best again.
+            needed = improved and self.validation.keep == "best"
+            if self.group.agree(due or needed):
                 self._require_finite(loss)
                 self.save()
                 last_saved = time.monotonic()
                 saving = last_saved - now
 
-    def validate(self, log: TrainingLog) -> None:
+    def validate(self, log: TrainingLog) -> bool:
         """Scores the averaged weights on the held-out pairs, and keeps them if they are best."""
         assert self.held_out is not None
         restorer = for_validation(self.restorer, self.validation)
@@ -168,8 +177,10 @@ class Trainer:
             validation_ssim_inputs=self.held_out.ssim_inputs,
         )
         log.pictures(self.fit.step, self.held_out.inputs, found.restored, self.held_out.targets)
-        if self.record.best == (self.fit.step, found.ssim):
+        improved = self.record.best == (self.fit.step, found.ssim)
+        if improved:
             save_best(self.out, self.fingerprint, self.fit, found.ssim)
+        return improved
 
     def save(self) -> None:
         """Replaces `latest` by where all processes are."""

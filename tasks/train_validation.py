@@ -12,7 +12,6 @@ on images it has not seen: that is the evaluation's part, on victims of the held
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -108,21 +107,10 @@ def held_out_parts(dataset: Dataset, n_parts: int) -> tuple[int, ...]:
     return tuple(sorted(sorted(parts, key=_rank)[:n_parts]))
 
 
-def only(dataset: Dataset, *, parts: tuple[int, ...] = (), but: tuple[int, ...] = ()) -> Dataset:
-    """The same store as if it had `parts` only, or all `but` some."""
-    restricted = copy.copy(dataset)
-    restricted.receipts = tuple(
-        receipt
-        for receipt in dataset.receipts
-        if (receipt.part in parts if parts else receipt.part not in but)
-    )
-    return restricted
-
-
 def read_held_out(dataset: Dataset, validation: Validation, curation: Curation) -> HeldOut:
     """The pairs that are scored. Raises StorageError if the held-out parts have none."""
     parts = held_out_parts(dataset, validation.n_parts)
-    held_out = only(dataset, parts=parts)
+    held_out = dataset.subset(parts)
     for unaugmented in (True, False):
         stream = PairStream(
             held_out,

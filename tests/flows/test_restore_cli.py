@@ -12,7 +12,15 @@ import pytest
 
 from storage.dataset import Dataset
 from tests.storage import stores
-from tests.tasks.restorers import SIZE, TINY_BF_DNCNN, contents, picture_folder, pixels, trained
+from tests.tasks.restorers import (
+    SIZE,
+    TINY_BF_DNCNN,
+    contents,
+    picture_folder,
+    pixels,
+    read,
+    trained,
+)
 
 
 @pytest.fixture
@@ -53,6 +61,9 @@ def test_pictures_are_restored_once_and_again_when_asked(
     assert dict(contents(tmp_path / "out")) == before
     assert palimpsest(*words, "--limit", 2, "--fresh")[0] == 0
     assert not (tmp_path / "out" / "mean" / "p02.png").exists()
+    words[1] = tmp_path / "nowhere"
+    assert palimpsest(*words, "--fresh")[0] == 2
+    assert (tmp_path / "out" / "restored.json").exists()
 
 
 def test_a_jobs_reconstructions_are_restored_of_either_split(
@@ -80,6 +91,18 @@ def test_a_baseline_needs_no_weights(
     assert code == 0
     assert re.search(r"restorer +tv\n", said)
     assert re.search(r"samples +1\n", said)
+    assert "disagreement" not in said
+
+
+@pytest.mark.parametrize(("size", "shape"), [("8x12", (3, 8, 12)), ("6", (3, 6, 6))])
+def test_pictures_are_resized_when_asked(
+    palimpsest, prefect_server: None, tmp_path: Path, folder: Path, size: str, shape: object
+) -> None:
+    weights = trained(tmp_path / "bf", TINY_BF_DNCNN)
+    words = ["--weights", weights, "--input", folder, "--out", tmp_path / "out"]
+    code, _, complaint = palimpsest(*words, "--size", size, "--device", "cpu")
+    assert code == 0, complaint
+    assert read(tmp_path / "out" / "mean" / "p00.png").shape == shape
 
 
 @pytest.mark.parametrize(
@@ -94,6 +117,8 @@ def test_a_baseline_needs_no_weights(
         ({"--out": "s3://bucket/x"}, 2, "give a folder of this machine"),
         ({"--samples": 0}, 2, "n_samples=0"),
         ({"--limit": 0}, 2, "limit=0"),
+        ({"--size": "8by8"}, 2, "--size '8by8' is no size; give the side of a square"),
+        ({"--size": "0x8"}, 2, r"size=\(0, 8\) must be at least 1"),
     ],
 )
 def test_errors_are_one_line_with_a_fix(

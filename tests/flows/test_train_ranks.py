@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,3 +56,32 @@ def test_what_does_not_exist_is_named(job: Path, tmp_path: Path) -> None:
         train_on_ranks(job, only="c", device="cpu")
     with pytest.raises(StorageError, match=r"has no recipe\.json"):
         train_on_ranks(tmp_path / "nowhere", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "code", "said"),
+    [
+        (["--store", "nowhere"], {}, 1, "error: nowhere has no recipe.json; start with"),
+        (["--store", ".", "--only", "c"], {}, 2, "error: "),
+        (
+            ["--store", ".", "--only", "c"],
+            {"WORLD_SIZE": "2", "RANK": "1"},
+            2,
+            "process 1: error: ",
+        ),
+    ],
+)
+def test_errors_are_one_line(
+    job: Path, words: list[str], environment: dict[str, str], code: int, said: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "flows.train_ranks", *words, "--device", "cpu"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+        cwd=job,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.startswith(said)
+    assert ended.stderr.count("\n") == 1

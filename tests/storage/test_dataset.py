@@ -76,6 +76,48 @@ def test_refresh_sees_later_parts(tmp_path: Path):
     assert dataset.read(1, ["runs/run"])["runs/run"].tolist() == [2, 3]
 
 
+def test_a_subset_is_a_store_of_its_parts_alone(tmp_path: Path):
+    whole = store(tmp_path / "s", 4)
+    for part in (1, 3):
+        write(tmp_path / "alone", part)
+    alone = create_or_open(tmp_path / "alone", MANIFEST)
+    for subset in (whole.subset([3, 1]), whole.without([0, 2])):
+        assert [receipt.part for receipt in subset.receipts] == [1, 3]
+        assert subset.root == whole.root
+        for name in ("n_runs", "n_targets", "n_pairs", "content_hash"):
+            assert getattr(subset, name) == getattr(alone, name) != getattr(whole, name)
+        for name in ("pairs/reconstruction", "targets/image_id"):
+            np.testing.assert_array_equal(subset.column(name), alone.column(name))
+        rows = [0, 20, alone.n_pairs - 1]
+        taken, expected = (d.take(["runs/run", "pairs/iteration"], rows) for d in (subset, alone))
+        for name, values in expected.items():
+            np.testing.assert_array_equal(taken[name], values)
+        for ours, theirs in zip(subset.image_counts(500), alone.image_counts(500), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        with pytest.raises(ValueError, match="rows have shape"):
+            subset.take(["pairs/iteration"], [alone.n_pairs])
+        with pytest.raises(ValueError, match=r"part=0 has no receipt .* there are 2 parts"):
+            subset.read(0, ["pairs/iteration"])
+        with pytest.raises(ValueError, match="part=2 has no receipt"):
+            subset.subset([2])
+    assert len(whole.receipts) == 4
+    assert whole.subset([]).n_pairs == 0
+
+
+def test_a_subset_stays_one_when_the_store_grows(tmp_path: Path):
+    whole = store(tmp_path / "s", 2)
+    subset = whole.subset([1])
+    write(tmp_path / "s", 2)
+    subset.refresh()
+    assert [receipt.part for receipt in subset.receipts] == [1]
+    assert [receipt.part for receipt in whole.receipts] == [0, 1]
+    whole.refresh()
+    assert [receipt.part for receipt in whole.receipts] == [0, 1, 2]
+    (tmp_path / "s/receipts/part-000001.json").unlink()
+    subset.refresh()
+    assert subset.n_pairs == 0
+
+
 def test_empty_stores(tmp_path: Path):
     dataset = create_or_open(tmp_path / "s", MANIFEST)
     assert dataset.n_pairs == 0

@@ -192,6 +192,29 @@ def test_the_range_and_the_file_identify_it(tmp_path: Path) -> None:
     assert first.fingerprint != open_restorer(path, device="cpu").fingerprint
 
 
+@needs_onnx
+@pytest.mark.parametrize("location", ["m.onnx.data", "w" * 200])
+def test_weights_in_a_file_of_their_own_identify_it_too(tmp_path: Path, location: str) -> None:
+    import onnx
+
+    prints = set()
+    for number, weight in enumerate((0.5, 0.25)):
+        path = model(tmp_path / "m.onnx", weight=weight)
+        graph = onnx.load(path)
+        graph.graph.initializer[0].raw_data = np.float32(weight).tobytes()
+        graph.graph.initializer[0].ClearField("float_data")
+        (tmp_path / location).unlink(missing_ok=True)
+        onnx.save(graph, path, save_as_external_data=True, location=location, size_threshold=0)
+        opened = open_restorer(path, device="cpu")
+        np.testing.assert_allclose(opened(floats(1))[0], floats(1) * weight, atol=1e-6)
+        prints.add((path.read_bytes(), opened.fingerprint))
+        assert len(prints) == number + 1
+    assert len({content for content, _ in prints}) == 1
+    (tmp_path / location).unlink()
+    with pytest.raises(StorageError, match="export it again, with its weights in the file"):
+        open_restorer(path, device="cpu")
+
+
 def test_a_missing_onnxruntime_is_named_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,7 +158,7 @@ def test_no_pictures_are_no_error(tmp_path: Path) -> None:
         (floats(1) * np.float32("nan"), "go from nan to nan"),
         (floats(1)[0], r"shape \(3, 8, 8\).*expected \(n, 3, h, w\)"),
         (floats(1).transpose(0, 2, 3, 1), r"shape \(1, 8, 8, 3\)"),
-        (floats(1, size=10), "10 x 10, but edm works at 8 x 8; resize them.*8 x 8"),
+        (floats(1, size=10), "10 x 10, but edm works at 8 x 8; resize them to 8 x 8"),
         ([[0.5]], "pictures are list"),
     ],
 )
@@ -168,11 +168,25 @@ def test_pictures_that_cannot_be_restored_are_refused(tmp_path: Path, pictures, 
         opened(pictures)
 
 
-def test_a_convolutional_restorer_takes_any_size_that_its_patch_divides(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("height", "width"), [(10, 6), (9, 11), (9, 4), (1, 1)])
+def test_a_convolutional_restorer_takes_any_size(tmp_path: Path, height: int, width: int) -> None:
     opened = open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")
-    assert opened(floats(1, size=10)[..., :6])[0].shape == (1, 3, 10, 6)
-    with pytest.raises(ValueError, match=r"9 x 9, .* multiples of 2; .*example to 8 x 8"):
-        opened(floats(1, size=9))
+    pictures = floats(2, size=12)[..., :height, :width]
+    mean, disagreement = opened(pictures)
+    assert mean.shape == (2, 3, height, width)
+    assert disagreement.shape == (2, height, width)
+    beyond = [(0, 0), (0, 0), (0, height % 2), (0, width % 2)]
+    expected = opened(np.pad(pictures, beyond, mode="edge"))[0]
+    np.testing.assert_allclose(mean, expected[..., :height, :width], **CLOSE)
+
+
+@needs_wavelets
+@pytest.mark.parametrize("name", list(GENERIC_RESTORERS))
+def test_a_baseline_takes_any_size(name: str) -> None:
+    pictures = floats(2, size=48)[..., :33, :]
+    mean, _ = open_restorer(name)(pictures)
+    assert mean.shape == (2, 3, 33, 48)
+    assert np.abs(mean - pictures).max() > 0.01
 
 
 def test_rounding_beyond_the_range_is_clipped() -> None:

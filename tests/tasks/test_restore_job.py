@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from storage.dataset import Dataset, create_or_open
 from storage.errors import SourceError, StorageError, StoreMismatchError
-from storage.parts import write_part
-from tasks.export_pairs import rendered
+from tasks import restore_job
 from tasks.restore import OpenRestorer, open_restorer
 from tasks.restore_inputs import open_inputs
 from tasks.restore_job import WHITE, Restoration, grey_of, restore_pictures
-from tasks.restore_sheet import N_ROWS
-from tests.storage import stores
+from tasks.restore_sheet import N_ROWS, SheetRow, restoration_sheet, row_facts
 from tests.tasks.restorers import (
-    SIZE,
     TINY_BF_DNCNN,
     contents,
     floats,
@@ -41,7 +38,7 @@ def edm(tmp_path_factory: pytest.TempPathFactory) -> OpenRestorer:
 
 
 def restore(
-    restorer: OpenRestorer, source: Path, out: Path, *, config: Any = None, **inputs: int
+    restorer: OpenRestorer, source: Path, out: Path, *, config: Any = None, **inputs: Any
 ) -> dict[str, Any]:
     config = config or Restoration(n_samples=3)
     return restore_pictures(restorer, open_inputs(source, **inputs), out, config, save_seconds=0)
@@ -157,6 +154,24 @@ def test_a_finished_restoration_is_not_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "lost", ["mean/p01.png", "disagreement/p01.png", "samples/p01-2.png", "contact-sheet.png"]
+)
+def test_what_was_removed_is_made_again(tmp_path: Path, edm: OpenRestorer, lost: str) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(3)), tmp_path / "out"
+    config = Restoration(n_samples=3, keep_samples=True)
+    restore(edm, folder, out, config=config)
+    before = dict(contents(out))
+    (out / lost).unlink()
+    record = restore(edm, folder, out, config=config)
+    after = dict(contents(out))
+    assert after.keys() == before.keys()
+    assert [picture["name"] for picture in record["pictures"]] == ["p00", "p01", "p02"]
+    remade = {lost, "contact-sheet.png", "restored.json"}  # up to the rounding of another batch
+    others = {name for name in before if "p01" not in name} - remade
+    assert all(after[name] == before[name] for name in others)
+
+
+@pytest.mark.parametrize(
     ("changes", "inputs", "said"),
     [
         ({"seed": 1}, {}, "seed is 0 there, 1 here"),
@@ -205,6 +220,58 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
         restore(identity(), folder, tmp_path / "other")
 
 
+@pytest.mark.parametrize("content", ['{"settings": 3}', '{"settings": {}, "schema": "other"}', "{"])
+def test_a_record_of_something_else_is_named(tmp_path: Path, content: str) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "restoring.json").write_text(content)
+    with pytest.raises(StoreMismatchError, match=r"restoring.json is not a restoration's"):
+        restore(identity(), folder, tmp_path / "out")
+
+
+def test_an_input_is_found_below_whatever_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1))
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    for out in (tmp_path / "link" / "out", Path("link/../in/out"), Path("in/x/../out")):
+        with pytest.raises(ValueError, match="lies in --input"):
+            restore(identity(), folder, out)
+
+
+def test_fresh_replaces_a_restoration_when_all_else_is_right(tmp_path: Path) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(2)), tmp_path / "out"
+    restore(identity(), folder, out)
+    (out / ".tmp-left").touch()
+    before = dict(contents(out))
+
+    def again(source: Path, **inputs: Any) -> dict[str, Any]:
+        return restore_pictures(
+            identity(), open_inputs(source, **inputs), out, Restoration(), fresh=True
+        )
+
+    broken = picture_folder(tmp_path / "broken", pixels(1))
+    (broken / "p00.png").write_bytes(b"no picture")
+    with pytest.raises(SourceError, match="cannot be read"):
+        again(broken)
+    for inside in (out, out / "mean"):
+        with pytest.raises(ValueError, match="--fresh would delete --input, which is in --out"):
+            again(inside)
+    (out / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"which also holds notes.txt; remove the folder"):
+        again(folder)
+    (out / "notes.txt").unlink()
+    descriptor = os.open(out, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(StorageError, match="another process"):
+        again(folder)
+    os.close(descriptor)
+    assert dict(contents(out)) == before
+    assert again(folder, limit=1)["n_pictures"] == 1
+    assert [path.name for path in (out / "mean").iterdir()] == ["p00.png"]
+
+
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
     folder, out = picture_folder(tmp_path / "in", pixels(1)), tmp_path / "out"
     out.mkdir()
@@ -218,107 +285,56 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
     restore(identity(), folder, out)
 
 
-def test_the_sheet_has_a_line_for_each_of_the_first_pictures(tmp_path: Path) -> None:
+def test_the_sheet_has_pictures_in_even_distances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[list[str], str]] = []
+
+    def sheet(rows: Iterable[SheetRow], **how: Any) -> bytes:
+        rows = list(rows)
+        told.append(([row.name for row in rows], how["note"]))
+        return restoration_sheet(rows, **how)
+
+    monkeypatch.setattr(restore_job, "restoration_sheet", sheet)
     heights = []
-    for n in (1, 2, N_ROWS + 3):
+    for n in (1, 2, N_ROWS, 3 * N_ROWS - 2):
         folder = picture_folder(tmp_path / f"in{n}", pixels(n))
         restore(identity(), folder, tmp_path / f"out{n}")
-        with Image.open(tmp_path / f"out{n}/contact-sheet.png") as sheet:
-            heights.append(sheet.height)
+        with Image.open(tmp_path / f"out{n}/contact-sheet.png") as picture:
+            heights.append(picture.height)
+    names, notes = zip(*told, strict=True)
+    assert names[1] == ["p00", "p01"]
+    assert names[2] == [f"p{k:02d}" for k in range(N_ROWS)]
+    assert names[3][:3] == ["p00", "p03", "p06"]
+    assert names[3][-1] == f"p{3 * N_ROWS - 3}"
+    assert len(set(names[3])) == N_ROWS
+    assert notes[0] == "1 picture"
+    assert notes[2:] == (f"all {N_ROWS} pictures", "24 of 70 pictures, chosen evenly")
+    assert heights[3] == heights[2]
     assert heights[2] - heights[0] == (N_ROWS - 1) * (heights[1] - heights[0])
 
 
-# inputs
+def test_a_line_of_the_sheet_tells_the_size_and_whether_all_of_it_is_seen() -> None:
+    def facts(height: int, width: int, *, disagreement: bool) -> list[str]:
+        picture = np.zeros((3, height, width), np.uint8)
+        row = SheetRow("p", picture, picture, (), picture[0], 0.12345)
+        return row_facts(row, disagreement=disagreement)
+
+    assert facts(48, 96, disagreement=False) == ["48 x 96"]
+    assert facts(97, 20, disagreement=True) == ["97 x 20, shown smaller", "disagreement 0.1235"]
 
 
-def test_a_picture_of_another_size_is_named_with_both_sizes_and_the_fix(
-    tmp_path: Path, edm: OpenRestorer
+def test_the_sheet_keeps_no_pictures_that_it_does_not_show(
+    tmp_path: Path, edm: OpenRestorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = picture_folder(tmp_path / "in", pixels(1, size=12))
-    with pytest.raises(SourceError, match=r"p00.png is 12 x 12, but edm works at 8 x 8; add --s"):
-        restore(edm, folder, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    restore(edm, folder, tmp_path / "out", size=SIZE)
-    assert read(tmp_path / "out/mean/p00.png").shape == (3, SIZE, SIZE)
-    restorer = open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")
-    odd = picture_folder(tmp_path / "odd", pixels(1, size=11))
-    with pytest.raises(SourceError, match=r"11 x 11, .*multiples of 2; add --size 12"):
-        restore(restorer, odd, tmp_path / "other")
-
-
-def test_a_picture_that_is_not_square_says_how_to_crop_it(tmp_path: Path) -> None:
-    folder = picture_folder(tmp_path / "in", pixels(1)[:, :, :6])
-    with pytest.raises(SourceError, match=r"p00.png is 6 x 8 and not square; add --size.*6"):
-        restore(identity(), folder, tmp_path / "out")
-    record = restore(identity(), folder, tmp_path / "out", size=6)
-    np.testing.assert_array_equal(read(tmp_path / "out/mean/p00.png"), pixels(1)[0, :, :6, 1:7])
-    assert record["settings"]["input"]["size"] == 6
-
-
-@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n", None])
-def test_a_file_that_is_no_picture_is_named_before_anything_is_done(
-    tmp_path: Path, content: bytes | None
-) -> None:
-    folder = picture_folder(tmp_path / "in", pixels(3))
-    whole = (folder / "p01.png").read_bytes()
-    (folder / "p01.png").write_bytes(whole[: len(whole) // 2] if content is None else content)
-    with pytest.raises(SourceError, match=r"p01.png cannot be read as a picture \(.+\); remove"):
-        restore(identity(), folder, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_nothing_to_restore_is_said(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match=r"no picture .* and is no store"):
-        open_inputs(tmp_path / "empty")
-    with pytest.raises(SourceError, match="neither a folder of pictures nor a store"):
-        open_inputs(tmp_path / "nowhere")
-    folder = picture_folder(tmp_path / "in", pixels(1))
-    (folder / "p00.jpg").write_bytes((folder / "p00.png").read_bytes())
-    with pytest.raises(SourceError, match=r"p00.jpg and .*p00.png would be .*; rename one"):
-        open_inputs(folder)
-    for bad in ({"limit": 0}, {"size": 0}):
-        with pytest.raises(ValueError, match="at least 1"):
-            open_inputs(folder, **bad)
-
-
-def test_the_last_confident_reconstructions_of_a_store_are_restored(tmp_path: Path) -> None:
-    create_or_open(tmp_path / "pairs", stores.MANIFEST)
-    expected: dict[str, np.ndarray[Any, Any]] = {}
-    for part in range(2):
-        columns = stores.columns(seed=part, n_pairs=6, size=SIZE)
-        columns["pairs/candidate"] = np.tile(np.repeat([3, 7], 3), 2).astype(np.int32)
-        columns["pairs/iteration"] = np.tile([100, 2000, 500], 4)
-        columns["pairs/confident"] = np.repeat([True, True, False, True], 3)
-        write_part(tmp_path / "pairs", part, columns, provenance=stores.provenance())
-    dataset = Dataset(tmp_path / "pairs")
-    for part in range(2):
-        x = dataset.read(part, ["pairs/reconstruction"])["pairs/reconstruction"]
-        means = dataset.read(part, ["runs/mean_image"])["runs/mean_image"]
-        for row, run_row, candidate in ((1, 0, 3), (4, 0, 7), (10, 1, 7)):
-            name = f"part-{part:06d}-run-{2 * part + run_row:08d}-candidate-{candidate:05d}"
-            expected[name] = rendered(x[row : row + 1], means[run_row][None])[0]
-    record = restore(identity(), tmp_path / "pairs", tmp_path / "out")
-    assert [picture["name"] for picture in record["pictures"]] == list(expected)
-    assert {picture["iteration"] for picture in record["pictures"]} == {2000}
-    for name, picture in expected.items():
-        np.testing.assert_array_equal(read(tmp_path / f"out/mean/{name}.png"), picture)
-    assert record["settings"]["input"]["content_hash"] == dataset.content_hash
-    limited = restore(identity(), tmp_path / "pairs", tmp_path / "some", limit=4)
-    assert [picture["name"] for picture in limited["pictures"]] == list(expected)[:4]
-
-
-def test_a_store_of_another_size_or_without_confident_pairs_is_refused(
-    tmp_path: Path, edm: OpenRestorer
-) -> None:
-    stores.store(tmp_path / "pairs", 1, size=4)
-    with pytest.raises(SourceError, match=r"candidate-\d+ is 4 x 4, but edm works at 8 x 8; use a"):
-        restore(edm, tmp_path / "pairs", tmp_path / "out")
-    with pytest.raises(ValueError, match="--size 8 is for folders"):
-        open_inputs(tmp_path / "pairs", size=8)
-    create_or_open(tmp_path / "poor", stores.MANIFEST)
-    columns = stores.columns()
-    columns["pairs/confident"][:] = False
-    write_part(tmp_path / "poor", 0, columns, provenance=stores.provenance())
-    with pytest.raises(SourceError, match="no confident reconstruction"):
-        open_inputs(tmp_path / "poor")
+    jobs: list[restore_job._Job] = []
+    run = restore_job._Job.run
+    monkeypatch.setattr(
+        restore_job._Job, "run", lambda self, *how: (jobs.append(self), run(self, *how))
+    )
+    monkeypatch.setattr(restore_job, "N_ROWS", 2)
+    folder = picture_folder(tmp_path / "in", pixels(5))
+    restore(edm, folder, tmp_path / "edm")
+    restore(identity(), folder, tmp_path / "identity")
+    assert [sorted(job.shown) for job in jobs] == [["p00", "p04"], []]
+    assert len(jobs[0].shown["p00"]) == 3

@@ -22,6 +22,7 @@ from storage.dataset import Dataset
 from storage.errors import StorageError
 from tasks.train import load_restorer, train_restorer
 from tests.storage import stores
+from tests.tasks import restorers
 
 SIZE = 8
 RESTORER = BFDnCNN(depth=3, n_channels=4)
@@ -115,6 +116,13 @@ def test_a_page_for_people_stands_beside_the_model(dataset: Dataset, tmp_path: P
         assert str(fact) in page
     assert card["versions"].keys() == {"palimpsest", "python", "torch", "numpy"}
     assert (card["threads"], card["ranks"]) == (1, 1)
+
+
+def test_the_page_says_whether_the_weights_are_averaged(dataset: Dataset, tmp_path: Path) -> None:
+    for halflife, said in ((50, "averaged (EMA)"), (0, "not averaged")):
+        training = replace(TRAINING, n_steps=1, ema_halflife_images=halflife)
+        train(dataset, tmp_path, training=training)
+        assert f"**Weights:** {said}, after step 1 of 1" in (tmp_path / "MODEL_CARD.md").read_text()
 
 
 def test_the_loaded_restorer_is_the_trained_one(dataset: Dataset, tmp_path: Path) -> None:
@@ -260,3 +268,57 @@ def test_a_model_of_a_newer_version_is_refused(dataset: Dataset, tmp_path: Path)
     path.write_text(json.dumps(body))
     with pytest.raises(StorageError, match="version 2, this program reads"):
         load_restorer(tmp_path, device="cpu")
+
+
+def edited(out: Path, **changes: object) -> None:
+    """Changes settings of the restorer in `model.json`; None removes one."""
+    path = out / "model.json"
+    body = json.loads(path.read_text())
+    settings = body["meta"]["restorer"] | changes
+    body["meta"]["restorer"] = {k: v for k, v in settings.items() if v is not None}
+    path.write_text(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "gan"}, r"kind='gan'; known are edm, bf_dncnn"),
+        ({"kind": None}, r"kind=None; known are"),
+        ({"width": 7}, r"of no bf_dncnn of this program: width=7 is unknown; .*train again"),
+        ({"depth": None}, r"depth is missing; "),
+        ({"depth": 1}, r"depth=1 is too small"),
+        ({"depth": "deep"}, r"depth='deep': Input should be a valid integer"),
+        (
+            {"depth": 5},
+            r"do not fit.* is absent there and \(4, 4, 3, 3\) by the settings .*'depth'",
+        ),
+        ({"n_channels": 5}, r"weight is \(4, 4, 3, 3\) there and \(5, 5, 3, 3\) by the"),
+    ],
+)
+def test_a_model_that_is_not_as_it_was_written_is_named(
+    tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    out = restorers.trained(tmp_path / "model", RESTORER)
+    edited(out, **changes)
+    with pytest.raises(StorageError, match=rf"{out}/model\.json.*{said}") as raised:
+        load_restorer(out, device="cpu")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_network_that_cannot_be_is_named(tmp_path: Path) -> None:
+    out = restorers.trained(tmp_path / "model")
+    edited(out, resolution=9)
+    with pytest.raises(
+        StorageError, match=r"model\.json describes no network: resolution=9 cannot"
+    ):
+        load_restorer(out, device="cpu")
+
+
+def test_only_the_model_itself_is_loaded(tmp_path: Path) -> None:
+    out = restorers.trained(tmp_path / "model", RESTORER)
+    (out / "best.json").write_text("{}")
+    for other in (out / "best.json", *out.glob("*.safetensors")):
+        with pytest.raises(StorageError, match=f"{other.name} is not the model.json of a finished"):
+            load_restorer(other, device="cpu")
+    named_like_a_file = out.rename(tmp_path / "model.json")
+    assert load_restorer(named_like_a_file, device="cpu")[0] == RESTORER

@@ -83,6 +83,14 @@ def test_another_training_starts_another_log(dataset: Dataset, tmp_path: Path) -
     assert not (tmp_path / "validation.png").exists()
 
 
+@pytest.mark.parametrize("damage", [b"\0" * 40 + b"\n", b"[]\n", b'{"loss": 1}\n', b"\xff\n"])
+def test_a_damaged_log_does_not_end_a_resumed_training(tmp_path: Path, damage: bytes) -> None:
+    lines = [b'{"step": %d, "loss": 1.0}\n' % step for step in (1, 2, 3)]
+    (tmp_path / "log.jsonl").write_bytes(lines[0] + damage + lines[1] + lines[2])
+    TrainingLog(tmp_path, step=2, tensorboard="off").close()
+    assert (tmp_path / "log.jsonl").read_bytes() == lines[0] + lines[1]
+
+
 def test_the_grid_has_a_row_per_kind_and_a_column_per_pair() -> None:
     pictures = torch.zeros(3, 4, 3, 5, 6)
     pictures[1, 2, 0] = 1.0  # the third pair, restored, is red

@@ -7,18 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from recon_core.restore import Fit
 from recon_core.restore.examples import Examples
-from storage.checkpoints import load_checkpoint
+from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.dataset import Dataset
+from storage.errors import StorageError
 from tasks.pair_stream import PairExamples
 from tasks.train_log import read_log
 from tasks.train_ranks import Accelerated, OneProcess
-from tasks.train_validation import held_out_parts, only
+from tasks.train_validation import held_out_parts
 from tests.storage import stores
 from tests.tasks import train_on_ranks as ranks
 
@@ -29,7 +32,7 @@ needs_accelerate = pytest.mark.skipif(
 
 def in_one_process(dataset: Dataset) -> tuple[Fit, list[float], int]:
     """Trained on the batches of both ranks, one after the other; losses; number of examples."""
-    seen = only(dataset, but=held_out_parts(dataset, 1))
+    seen = dataset.without(held_out_parts(dataset, 1))
     readers = [
         PairExamples(
             seen,
@@ -82,6 +85,32 @@ def test_two_processes_train_the_weights_of_one(tmp_path: Path) -> None:
     assert off**0.5 < 0.02 * moved**0.5
     assert n_images < 80  # an epoch's last batches are smaller, and not the same on both ranks
     assert found[1]["n_images"] == n_images
+
+
+def test_a_checkpoint_is_removed_only_after_every_process_has_looked(tmp_path: Path) -> None:
+    stores.store(tmp_path / "store", n_parts=2, size=ranks.SIDE)
+    latest = tmp_path / "out" / "latest.json"
+    there: list[bool] = []
+
+    class Watching(OneProcess):
+        def gather(self, value: Any) -> list[Any]:
+            there.append(latest.exists())
+            return super().gather(value)
+
+    save_checkpoint(latest.parent, "latest", {"x": np.zeros(1)}, {"fingerprint": "another"})
+    with pytest.raises(ranks.Interrupted):
+        ranks.train(tmp_path / "store", latest.parent, Watching(), interrupt=True)
+    assert there[0]
+
+
+def test_processes_that_see_different_pairs_are_refused(tmp_path: Path) -> None:
+    class Other(OneProcess):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, "another fingerprint"]
+
+    stores.store(tmp_path / "store", n_parts=2, size=ranks.SIDE)
+    with pytest.raises(StorageError, match=r"processes found different pairs in .*/store; start"):
+        ranks.train(tmp_path / "store", tmp_path / "out", Other(), interrupt=False)
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:

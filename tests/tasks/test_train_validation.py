@@ -25,7 +25,6 @@ from tasks.train_validation import (
     _rank,
     for_validation,
     held_out_parts,
-    only,
     read_held_out,
     score,
 )
@@ -76,7 +75,7 @@ def test_the_training_never_reads_the_held_out_parts(
     held_out = card["validation"]["held_out_parts"]
     assert held_out == list(held_out_parts(dataset, 1))
     # Without those parts in the store at all, the weights are the same.
-    without = only(dataset, but=tuple(held_out))
+    without = dataset.without(held_out)
     assert len(without.receipts) == 3
     train(without, tmp_path / "without", images_for_noise=images())
     assert same(tmp_path / "with", tmp_path / "without")
@@ -184,6 +183,24 @@ def test_an_interrupted_training_ends_with_the_same_best(
     assert resumed["validation"] == through["validation"]
     assert resumed["step"] == through["step"]
     assert same(tmp_path / "through", tmp_path / "out")
+
+
+def test_a_training_never_goes_back_before_its_best(dataset: Dataset, tmp_path: Path) -> None:
+    def interrupt(done: int, _n_steps: int, _loss: float) -> None:
+        if done == 7:
+            raise _Interrupted
+
+    for keep, step in (("best", 4), ("last", None)):
+        with pytest.raises(_Interrupted):
+            validated(
+                dataset,
+                tmp_path / keep,
+                validation=replace(EVERY_4, keep=keep),
+                on_step=interrupt,
+                checkpoint_seconds=1e9,
+            )
+        latest = load_checkpoint(tmp_path / keep, "latest")
+        assert (latest[1]["step"] if latest else None) == step
 
 
 def test_the_best_of_other_settings_is_forgotten(dataset: Dataset, tmp_path: Path) -> None:
