@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.record import Claim, Hardware, Measurement, parse_claims, parse_lines
+from benchmarks.restoration import Interval
 from benchmarks.run_summary import RunSummary, Scores, parse_run
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -62,10 +63,10 @@ def _run(run: RunSummary) -> str:
             _good(method.targets),
             _good(method.decoys),
             f"{method.n_targets_above_every_decoy}",
-            f"{method.targets.mean_ssim:.3f}",
-            f"{method.decoys.mean_ssim:.3f}",
-            f"{method.targets.mean_haarpsi:.3f}",
-            f"{method.decoys.mean_haarpsi:.3f}",
+            _mean(method.targets.mean_ssim, method.targets.mean_ssim_interval),
+            _mean(method.decoys.mean_ssim, method.decoys.mean_ssim_interval),
+            _mean(method.targets.mean_haarpsi, method.targets.mean_haarpsi_interval),
+            _mean(method.decoys.mean_haarpsi, method.decoys.mean_haarpsi_interval),
         )
         for name, method in run.methods.items()
     ]
@@ -79,13 +80,92 @@ def _run(run: RunSummary) -> str:
         f"{run.n_runs} victims of {images} images each, from `{run.source}`; good means SSIM > "
         f"{run.good_threshold:g}.\n",
         _table(header, rows),
+        *_gains(run),
+        *_learned(run),
         f"`{run.command}`\n",
         f"Seconds per stage: {stages or 'not recorded'}.\n",
         _machine(run.hardware, run.versions),
     ]
-    if run.picture is not None:
-        lines.append(f"![{run.name}](results/{run.picture})\n")
+    for picture in (run.picture, run.curves):
+        if picture is not None:
+            lines.append(f"![{run.name}](results/{picture})\n")
     return "\n".join(lines)
+
+
+def _gains(run: RunSummary) -> list[str]:
+    """What each restorer gained, image by image, and how well each method tells a leak."""
+    if all(method.auc is None for method in run.methods.values()):
+        return []
+    rows = []
+    for name, method in run.methods.items():
+        gain, spread = method.gain, method.disagreement
+        found = method.found_at or {}
+        rows.append(
+            (
+                f"`{name}`",
+                "" if gain is None else _difference(gain.ssim, gain.ssim_interval),
+                "" if gain is None else _bounds(gain.ssim_interval_of_victims, "+.3f"),
+                ""
+                if gain is None or gain.ssim_at_all is None
+                else _difference(gain.ssim_at_all, gain.ssim_at_all_interval),
+                "" if gain is None else _difference(gain.haarpsi, gain.haarpsi_interval),
+                "" if gain is None else f"{gain.n_better}, {gain.n_worse}",
+                "" if method.auc is None else f"{method.auc:.3f}",
+                ", ".join(f"{100 * share:.1f} %" for share in found.values()),
+                ""
+                if spread is None
+                else ", ".join(
+                    "-" if value is None else f"{value:.3f}"
+                    for value in (spread.good, spread.others, spread.decoys)
+                ),
+            )
+        )
+    rates = next((list(m.found_at) for m in run.methods.values() if m.found_at), [])
+    header = (
+        *("method", "SSIM gained", "interval over victims", "over all saved steps"),
+        *("HaarPSI gained", "better, worse", "AUC"),
+        f"found at {', '.join(f'{100 * float(rate):g} %' for rate in rates)} false positives",
+        "disagreement: good, others, decoys",
+    )
+    text = (
+        "Gains are means of differences to the attack alone on the same image; brackets are 95 % "
+        "bootstrap intervals over images, and in one column over whole victims.\n"
+    )
+    return [_table(header, rows), text]
+
+
+def _learned(run: RunSummary) -> list[str]:
+    if not run.restorers:
+        return []
+    rows = [
+        (
+            f"`{name}`",
+            f"{facts.n_parameters:,}",
+            f"{facts.n_pairs:,}",
+            f"{facts.n_examples:,}",
+            f"{_number(facts.seconds)} s",
+            "" if facts.validation_before is None else f"{facts.validation_before:.3f}",
+            f"{max(score for _step, score in facts.validation):.3f}" if facts.validation else "",
+        )
+        for name, facts in run.restorers.items()
+    ]
+    header = (
+        *("restorer", "parameters", "pairs", "examples seen", "training"),
+        *("validation SSIM before", "after, at best"),
+    )
+    return [_table(header, rows)]
+
+
+def _mean(value: float, interval: Interval | None) -> str:
+    return f"{value:.3f}" if interval is None else f"{value:.3f} {_bounds(interval, '.3f')}"
+
+
+def _difference(value: float, interval: Interval | None) -> str:
+    return f"{value:+.3f}" + ("" if interval is None else f" {_bounds(interval, '+.3f')}")
+
+
+def _bounds(interval: Interval, form: str) -> str:
+    return f"[{interval[0]:{form}}, {interval[1]:{form}}]"
 
 
 def _claims(paper: str, claims: Iterable[Claim]) -> str:

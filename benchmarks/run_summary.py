@@ -3,7 +3,8 @@
     python -m benchmarks.run_summary WORKSPACE --name NAME --command "..." --json FILE
 
 WORKSPACE is the folder of a job; its evaluation.json has the scores of every image, of which only
-the summaries are kept, targets and decoys side by side.
+the summaries are kept, targets and decoys side by side, with the learning curves of its restorers.
+`--curves FILE` draws these, and every method's hits against its false positives.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter
 
 from benchmarks.record import Hardware, checked_json, hardware, versions
+from benchmarks.restoration import Curve, Disagreement, Gain, Interval, disagreement, draw, gain
+from tasks.report import method_title
 
 EVALUATION_SCHEMA = "palimpsest-evaluation"
 
@@ -28,25 +31,50 @@ class Scores:
 
     n: int
     n_good: int
+    good_interval: Interval | None = None
     mean_ssim: float
+    mean_ssim_interval: Interval | None = None
     mean_haarpsi: float
+    mean_haarpsi_interval: Interval | None = None
     best_ssim: float
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A method's scores on images that victims were trained on, and on images none was."""
+    """A method's scores on images that victims were trained on, and on images none was.
+
+    `auc` and `found_at`: targets told from decoys by SSIM, at false positive rates. `gain` over the
+    attack alone; None for the attack itself. Summaries made before these were there lack them.
+    """
 
     targets: Scores
     decoys: Scores
     n_targets_above_every_decoy: int
+    auc: float | None = None
+    found_at: dict[str, float] | None = None
+    gain: Gain | None = None
+    disagreement: Disagreement | None = None
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A restorer of the job: its size, what it saw, and its score on held-out training pairs."""
+
+    n_parameters: int
+    n_pairs: int
+    n_examples: int
+    seconds: float
+    validation_before: float | None
+    validation: Curve
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """A job's evaluation. `seconds` are per stage; `picture` is a file beside this one, or None."""
+    """A job's evaluation. `seconds` are per stage; `picture` and `curves` are files beside this
+    one, or None."""
 
     name: str
     command: str
@@ -57,6 +85,8 @@ class RunSummary:
     methods: dict[str, Method]
     seconds: dict[str, float]
     picture: str | None
+    curves: str | None = None
+    restorers: dict[str, Learned] | None = None
     hardware: Hardware
     versions: dict[str, str]
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -73,6 +103,8 @@ def summarise_run(
     command: str,
     seconds: dict[str, float],
     picture: str | None = None,
+    curves: str | None = None,
+    restorers: dict[str, Learned] | None = None,
 ) -> RunSummary:
     """The summary of an evaluation.json.
 
@@ -91,6 +123,11 @@ def summarise_run(
             for side in ("targets", "decoys")
         }
         | {"n_targets_above_every_decoy": body["n_targets_above_every_decoy"]}
+        | body["detection"]
+        | {
+            "gain": None if method.startswith("plain") else asdict(gain(evaluation, method)),
+            "disagreement": _as_dict(disagreement(evaluation, method)),
+        }
         for method, body in evaluation["methods"].items()
     }
     return TypeAdapter(RunSummary).validate_python(
@@ -104,10 +141,33 @@ def summarise_run(
             "methods": methods,
             "seconds": seconds,
             "picture": picture,
+            "curves": curves,
+            "restorers": {key: asdict(learned) for key, learned in (restorers or {}).items()},
             "hardware": hardware(),
             "versions": versions(),
         }
     )
+
+
+def learned(workspace: Path) -> dict[str, Learned]:
+    """The trained restorers of a job's folder, from their cards."""
+    found = {}
+    for path in sorted(workspace.glob("restorers/*/model.json")):
+        card = json.loads(path.read_text())
+        validation = card["validation"] or {"ssim_inputs": None, "ssim_curve": []}
+        found[path.parent.name] = Learned(
+            n_parameters=card["n_parameters"],
+            n_pairs=card["dataset"]["n_pairs_used"],
+            n_examples=card["n_images"],
+            seconds=card["seconds"],
+            validation_before=validation["ssim_inputs"],
+            validation=[(step, ssim) for step, ssim in validation["ssim_curve"]],
+        )
+    return found
+
+
+def _as_dict(value: Disagreement | None) -> dict[str, Any] | None:
+    return None if value is None else asdict(value)
 
 
 def parse_run(text: str, *, name: str) -> RunSummary:
@@ -122,16 +182,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", required=True, help="heading of the results")
     parser.add_argument("--command", required=True, help="the command that made the job")
     parser.add_argument("--picture", help="file name of a picture beside the summary")
+    parser.add_argument("--curves", type=Path, help="docs/results/NAME-curves.png, to be drawn")
     parser.add_argument("--json", type=Path, required=True, help="docs/results/run-NAME.json")
     options = parser.parse_args(argv)
+    evaluation = json.loads((options.workspace / "evaluation" / "evaluation.json").read_text())
     timings = options.workspace / "timings.json"
+    restorers = learned(options.workspace)
     summary = summarise_run(
-        json.loads((options.workspace / "evaluation" / "evaluation.json").read_text()),
+        evaluation,
         name=options.name,
         command=options.command,
         seconds=json.loads(timings.read_text()) if timings.is_file() else {},
         picture=options.picture,
+        curves=None if options.curves is None else options.curves.name,
+        restorers=restorers,
     )
+    if options.curves is not None:
+        validated = {name: facts for name, facts in restorers.items() if facts.validation}
+        before = [facts.validation_before for facts in validated.values()]
+        options.curves.write_bytes(
+            draw(
+                evaluation,
+                {method_title(name)[0]: facts.validation for name, facts in validated.items()},
+                before_learning=before[0] if before else None,
+                titles={name: method_title(name)[0] for name in evaluation["methods"]},
+            )
+        )
     options.json.write_text(json.dumps(asdict(summary), indent=1) + "\n")
 
 

@@ -15,6 +15,7 @@ often is kept whole (min(1, 11/z)). 140 x 11 suits 60 million pairs; both are se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,6 +34,10 @@ class Curation:
         n_subsets: subsets that are drawn and concatenated (001: 140).
         share: pairs each image contributes to a subset on average, if it has as many (001: 11).
         noise_fraction: examples of pure noise added, as a fraction of the others (001: 0.1).
+        mixture_fraction: synthetic mixtures of images added, as a fraction of the pairs (ours;
+            001: 0). With few runs they show the images that never came back; see
+            `recon_core.restore.mixtures`.
+        mixture_strength: the median norm of the other images' weights in such a mixture.
         min_iteration: pairs saved before this iteration of the attack are left out (001: none).
         seed: of the draw.
     """
@@ -42,6 +47,8 @@ class Curation:
     n_subsets: int = 140
     share: int = 11
     noise_fraction: float = 0.1
+    mixture_fraction: float = 0.0
+    mixture_strength: float = 2.0
     min_iteration: int = 0
     seed: int = 0
 
@@ -52,6 +59,10 @@ class Curation:
             raise ValueError(f"share={self.share}; expected 1 or more pairs per image and subset")
         if not 0 <= self.noise_fraction < 1:
             raise ValueError(f"noise_fraction={self.noise_fraction}; expected 0 or more, below 1")
+        if not 0 <= self.mixture_fraction < math.inf:
+            raise ValueError(f"mixture_fraction={self.mixture_fraction}; expected 0 or more")
+        if not 0 < self.mixture_strength < math.inf:
+            raise ValueError(f"mixture_strength={self.mixture_strength}; expected above 0, like 2")
         if self.min_iteration < 0:
             raise ValueError(f"min_iteration={self.min_iteration}; expected 0 or more")
         if self.seed < 0:
@@ -70,6 +81,7 @@ class Balance:
     n_pairs: int
     expected_examples: float
     expected_noise_examples: float
+    expected_mixture_examples: float
     gini_before: float
     gini_after: float
 
@@ -157,6 +169,7 @@ def summarise(z: Int64[np.ndarray, " n_images"], curation: Curation) -> Balance:
         n_pairs=int(seen.sum()),
         expected_examples=float(examples.sum()),
         expected_noise_examples=float(examples.sum()) * curation.noise_fraction,
+        expected_mixture_examples=float(examples.sum()) * curation.mixture_fraction,
         gini_before=gini(seen.astype(np.float64)),
         gini_after=gini(examples),
     )

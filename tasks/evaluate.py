@@ -64,14 +64,14 @@ class Evaluation:
     """What is scored. Defaults are paper 001's, section 5.
 
     `good_threshold`: an SSIM above it is a good reconstruction (Buzaglo et al. 2023).
-    `restore_iterations`: which saved iterations restorers see. 001 restores all of them; the last
-    one alone costs a fraction. `baselines`: the classical denoisers that are scored too.
-    `n_samples`: of a diffusion model, averaged. `grid_rows`: images kept as pictures for the
-    report, of targets and of decoys.
+    `restore_iterations`: which saved iterations restorers see, "all" or "last" or some by number.
+    001 restores all of them; the last one alone costs a fraction. `baselines`: the classical
+    denoisers that are scored too. `n_samples`: of a diffusion model, averaged. `grid_rows`: images
+    kept as pictures for the report, of targets and of decoys.
     """
 
     good_threshold: float = 0.4
-    restore_iterations: Literal["last", "all"] = "last"
+    restore_iterations: Literal["last", "all"] | tuple[int, ...] = "last"
     baselines: tuple[Baseline, ...] = BASELINES
     n_samples: int = 20
     decoy_seed: int = 0
@@ -81,9 +81,12 @@ class Evaluation:
     def __post_init__(self) -> None:
         if not -1 <= self.good_threshold <= 1:
             raise ValueError(f"good_threshold={self.good_threshold}; SSIM lies in [-1, 1]")
-        if self.restore_iterations not in ("last", "all"):
+        if self.restore_iterations not in ("last", "all") and (
+            isinstance(self.restore_iterations, str) or not self.restore_iterations
+        ):
             raise ValueError(
-                f"restore_iterations={self.restore_iterations!r}; expected 'last' or 'all'"
+                f"restore_iterations={self.restore_iterations!r}; expected 'last', 'all' or saved "
+                "iterations like [800, 1400]"
             )
         unknown = [name for name in self.baselines if name not in GENERIC_RESTORERS]
         if unknown or len(set(self.baselines)) < len(self.baselines):
@@ -130,7 +133,7 @@ def evaluate(
     if finished is not None:
         return finished
     runs = _runs(config, dataset, heldout)
-    steps = ["plain", *(["plain_all"] if config.restore_iterations == "last" else []), *digests]
+    steps = ["plain", *(["plain_all"] if config.restore_iterations != "all" else []), *digests]
     bench = _Bench(config, dataset, heldout, restorers, device, load or _load_restorer)
     bench.loaded.update({name: (baseline, nn.Identity()) for name, baseline in generic.items()})
     total = len(runs) * len(steps) * 100
@@ -285,14 +288,21 @@ def _best(candidates: _Pictures, wanted: Tensor) -> Arrays:
 
 
 def _pictures(
-    dataset: Dataset, run: EvaluatedRun, which: str, device: str
+    dataset: Dataset, run: EvaluatedRun, which: str | tuple[int, ...], device: str
 ) -> tuple[Tensor, Tensor]:
     """(pictures in [0, 1], one seed each) of the run's candidates at the chosen iterations."""
     index = dataset.read(run.part, ["pairs/run_row", "pairs/iteration", "pairs/candidate"])
     mine = np.flatnonzero(index["pairs/run_row"] == run.row)
-    if which == "last" and len(mine):
+    if which != "all" and len(mine):
         iteration = index["pairs/iteration"][mine]
-        mine = mine[iteration == iteration.max()]
+        wanted = (iteration.max(),) if which == "last" else which
+        missing = sorted(set(wanted) - set(iteration.tolist()))
+        if missing:
+            raise ValueError(
+                f"restore_iterations={which!r}: run {run.number} has nothing of {missing}; it was "
+                f"saved at {sorted(set(iteration.tolist()))}"
+            )
+        mine = mine[np.isin(iteration, wanted)]
     mean = torch.from_numpy(dataset.read(run.part, ["runs/mean_image"])["runs/mean_image"][run.row])
     if not len(mine):
         return torch.zeros(0, *mean.shape, device=device), torch.zeros(0, dtype=torch.int64)

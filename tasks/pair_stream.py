@@ -1,10 +1,11 @@
 """Batches for training restorers: the balanced stream and noise examples, ready for the network.
 
 An epoch of one reader is a sequence of examples, of which batches are slices: after every few pairs
-comes an example of pure noise (paper 001, section 3), so that of each stretch of the sequence the
-share f / (1 + f) is noise, with f the noise fraction. The pairs are those of
-`storage.stream.PairStream`; noise example number k of a reader is a function of (seed, epoch,
-reader, k). Nothing depends on the batch size, on threads, or on where an iteration was interrupted.
+come made-up examples, of pure noise (paper 001, section 3) and, if the curation wants any, of mixed
+images, so that of each stretch of the sequence the share f / (1 + f) is made up, with f the sum of
+their fractions. The pairs are those of `storage.stream.PairStream`; made-up example number k of a
+reader is a function of (seed, epoch, reader, k). Nothing depends on the batch size, on threads, or
+on where an iteration was interrupted.
 
     loader = DataLoader(PairExamples(dataset, ...), batch_size=None)
 
@@ -29,7 +30,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from recon_core.balance import Curation, curated_repeats, occurrences
-from recon_core.restore.examples import Examples, make_examples, noise_examples
+from recon_core.restore.examples import Examples, interleaved, make_examples, noise_examples
+from recon_core.restore.mixtures import mixture_examples
 from recon_core.types import N_AUGMENT, seeded_generator
 from storage.dataset import Dataset
 from storage.errors import StorageError, StoreMismatchError
@@ -39,10 +41,10 @@ from storage.windows import Arrays
 ORDER = 2
 """Which sequence of examples this is: to be raised when the code gives another one."""
 
-NOISE_BLOCK = 64
-"""Noise examples that are drawn at a time."""
+MADE_UP_BLOCK = 64
+"""Made-up examples that are drawn at a time."""
 N_SHARING = 16
-"""Noise examples with the same average, as the reconstructions of a run have; see there."""
+"""Made-up examples of the same images, as the reconstructions of a run are; see there."""
 
 PIECE = 128
 """Pairs that are read, normalised and put into the batch at a time: they stay in the cache."""
@@ -57,7 +59,7 @@ class PairExamples(IterableDataset[Batch]):
     `condition` and `target` float32 (b, 3, h, w) in [-1, 1], `augment` float32 (b, 9). The last
     batch of an epoch is smaller. `curation` says which pairs occur how often and how much noise is
     added; None: each pair once, and no noise. `images_for_noise`, uint8 (n, 3, h, w), are needed
-    where noise is added.
+    where noise or mixtures are added.
 
     Iterating gives what is left of the epoch, and after its end nothing: call `set_epoch` for each
     epoch, as for a DistributedSampler, or be `endless`. Workers of a DataLoader get copies, so with
@@ -84,7 +86,7 @@ class PairExamples(IterableDataset[Batch]):
         prefetch: bool = True,
     ) -> None:
         super().__init__()
-        fraction = curation.noise_fraction if curation else 0.0
+        fraction = curation.noise_fraction + curation.mixture_fraction if curation else 0.0
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}; expected 1 or more")
         if not 0 <= rank < world_size:
@@ -93,8 +95,8 @@ class PairExamples(IterableDataset[Batch]):
             images_for_noise = np.empty((0, 3, 1, 1), np.uint8)
         if fraction and not len(images_for_noise):
             raise ValueError(
-                f"noise_fraction={fraction} but there are no images_for_noise; give the source's "
-                "training images, or set noise_fraction=0"
+                f"noise_fraction and mixture_fraction add up to {fraction} but there are no "
+                "images_for_noise; give the source's training images, or set both to 0"
             )
         pictures = {receipt.picture for receipt in dataset.receipts}
         if fraction and pictures - {images_for_noise.shape[1:]}:
@@ -106,7 +108,7 @@ class PairExamples(IterableDataset[Batch]):
         self._batch_size, self._endless, self._prefetch = batch_size, endless, prefetch
         self._rank, self._world_size = rank, world_size
         self._reading = {"interleave": interleave, "window_rows": window_rows}
-        self._noise_share = fraction / (1 + fraction)
+        self._made_up_share = fraction / (1 + fraction)
         self._images = torch.from_numpy(np.ascontiguousarray(images_for_noise))
         picture = next(iter(pictures), (0, 0, 0))
         self._shapes = {"condition": picture, "target": picture, "augment": (N_AUGMENT,)}
@@ -201,40 +203,44 @@ class PairExamples(IterableDataset[Batch]):
         )
         if at.stream is not None:
             stream.load_state_dict(at.stream)
-        noise = _Noise(
-            self._images, self._n_averaged, self._seed, f"noise of {at.epoch} for {share}"
+        made_up = _MadeUp(
+            curation or Curation(),
+            self._images,
+            n_images=self._n_averaged,
+            seed=self._seed,
+            purpose=f"noise of {at.epoch} for {share}",
         )
-
         first = at.n_given
         sizes = (
             piece
             for start in itertools.count(first, size)
-            for piece in _pieces(pairs_within(start, start + size, self._noise_share))
+            for piece in _pieces(pairs_within(start, start + size, self._made_up_share))
         )
         with closing(stream.batches(sizes, scaled=False)) as pieces:
-            while batch := self._next_batch(first, pieces, noise):
+            while batch := self._next_batch(first, pieces, made_up):
                 first += len(batch["target"])
                 yield replace(at, n_given=first, stream=stream.state_dict()), batch
 
-    def _next_batch(self, first: int, pieces: Iterator[Arrays], noise: _Noise) -> Batch:
+    def _next_batch(self, first: int, pieces: Iterator[Arrays], made_up: _MadeUp) -> Batch:
         """Examples `first` and on of an epoch: a batch; fewer at its end, and after it none."""
-        share, last = self._noise_share, first + self._batch_size
-        is_noise = np.diff([noise_before(k, share) for k in range(first, last + 1)]).astype(bool)
+        share, last = self._made_up_share, first + self._batch_size
+        before = [made_up_before(k, share) for k in range(first, last + 1)]
+        is_made_up = np.diff(before).astype(bool)
         batch: Columns = {
             name: np.empty((self._batch_size, *shape), np.float32)
             for name, shape in self._shapes.items()
         }
-        places, n_pairs = np.flatnonzero(~is_noise), 0
+        places, n_pairs = np.flatnonzero(~is_made_up), 0
         for size in _pieces(len(places)):
             columns = next(pieces, {"iteration": places[:0]})
             n_read = len(columns["iteration"])
             if n_read:
                 _put(batch, places[n_pairs : n_pairs + n_read], make_examples(columns))
             n_pairs += n_read
-            if n_read < size:  # the epoch's last pairs: what comes next may still be noise
+            if n_read < size:  # the epoch's last pairs: what comes next may still be made up
                 last = first + int(places[n_pairs])
                 break
-        noise.put(batch, np.flatnonzero(is_noise[: last - first]), noise_before(first, share))
+        made_up.put(batch, np.flatnonzero(is_made_up[: last - first]), before[0])
         n_given = last - first
         return {name: torch.from_numpy(a[:n_given]) for name, a in batch.items() if n_given}
 
@@ -275,44 +281,76 @@ class _Repeats:
         return curated_repeats(columns, self.z, curation=self.curation, part=part, epoch=self.epoch)
 
 
-class _Noise:
-    """The sequence of noise examples of one reader and epoch."""
+class _MadeUp:
+    """The sequence of made-up examples of one reader and epoch."""
 
-    def __init__(self, images: Tensor, n_averaged: int, seed: int, purpose: str) -> None:
-        self._images, self._n_averaged = images, n_averaged
+    def __init__(
+        self, curation: Curation, images: Tensor, *, n_images: int, seed: int, purpose: str
+    ) -> None:
+        """`n_images` of `images` are averaged for noise, and mixed."""
+        self._curation, self._images, self._n_images = curation, images, n_images
         self._seed, self._purpose = seed, purpose
+        fraction = curation.noise_fraction + curation.mixture_fraction
+        self._mixed_share = curation.mixture_fraction / fraction if fraction else 0.0
         self._number = -1
         self._block: Examples | None = None
 
     def put(self, batch: Columns, rows: npt.NDArray[np.int64], first: int) -> None:
-        """Noise examples number `first` and on into `rows` of the batch."""
+        """Made-up examples number `first` and on into `rows` of the batch."""
         while len(rows):
-            number, start = divmod(first, NOISE_BLOCK)
-            here = rows[: NOISE_BLOCK - start]
+            number, start = divmod(first, MADE_UP_BLOCK)
+            here = rows[: MADE_UP_BLOCK - start]
             _put(batch, here, self._examples(number), start)
             rows, first = rows[len(here) :], first + len(here)
 
     def _examples(self, number: int) -> Examples:
         if self._block is None or number != self._number:
-            self._block = noise_examples(
-                self._images,
-                n_examples=NOISE_BLOCK,
-                n_averaged=self._n_averaged,
-                n_sharing=N_SHARING,
-                generator=seeded_generator(self._seed, number, self._purpose),
-            )
+            self._block = self._drawn(number)
             self._number = number
         return self._block
 
+    def _drawn(self, number: int) -> Examples:
+        """Block `number`, in which mixtures are as evenly spread as they can be."""
+        first = number * MADE_UP_BLOCK
+        before = [
+            made_up_before(k, self._mixed_share) for k in range(first, first + MADE_UP_BLOCK + 1)
+        ]
+        is_mixed = torch.from_numpy(np.diff(before).astype(bool))
+        n_mixed = int(is_mixed.sum())
+        generator = seeded_generator(self._seed, number, self._purpose)
+        kinds = []
+        if n_mixed < MADE_UP_BLOCK:
+            noise = noise_examples(
+                self._images,
+                n_examples=MADE_UP_BLOCK - n_mixed,
+                n_averaged=self._n_images,
+                n_sharing=N_SHARING,
+                generator=generator,
+            )
+            kinds.append((~is_mixed, noise))
+        if n_mixed:
+            mixed = mixture_examples(
+                self._images,
+                n_examples=n_mixed,
+                n_mixed=max(2, self._n_images),
+                strength=self._curation.mixture_strength,
+                n_sharing=N_SHARING,
+                generator=generator,
+            )
+            kinds.append((is_mixed, mixed))
+        if len(kinds) == 1:
+            return kinds[0][1]
+        return interleaved(*kinds)
 
-def noise_before(example: int, share: float) -> int:
-    """How many of the first `example` examples of an epoch are noise."""
+
+def made_up_before(example: int, share: float) -> int:
+    """How many of the first `example` examples are of a kind that has this share."""
     return math.floor(example * share)
 
 
 def pairs_within(first: int, last: int, share: float) -> int:
     """How many of the examples `first` to `last` are pairs."""
-    return last - first - noise_before(last, share) + noise_before(first, share)
+    return last - first - made_up_before(last, share) + made_up_before(first, share)
 
 
 def _pieces(n_pairs: int) -> list[int]:

@@ -63,6 +63,21 @@ class Examples:
         )
 
 
+def interleaved(*kinds: tuple[Bool[Tensor, " n"], Examples]) -> Examples:
+    """One sequence of n examples: each kind's, in order, at the places where its mask is True.
+
+    Every place belongs to one kind.
+    """
+    n = len(kinds[0][0])
+    whole = {}
+    for name in ("condition", "target", "augment"):
+        parts = [(mask, getattr(examples, name)) for mask, examples in kinds]
+        whole[name] = torch.empty(n, *parts[0][1].shape[1:])
+        for mask, values in parts:
+            whole[name][mask] = values
+    return Examples(**whole)
+
+
 def make_examples(batch: Mapping[str, NDArray[np.generic]]) -> Examples:
     """The examples in a batch of the pair stream.
 

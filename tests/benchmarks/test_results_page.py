@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from benchmarks import run_summary
 from benchmarks.results_page import RESULTS, build_page, main
 from benchmarks.run_summary import RunSummary, parse_run, summarise_run
+from tasks.evaluate import Evaluation, evaluate
 from tests.benchmarks.test_record import CLAIM, MEASUREMENT
+from tests.tasks.evaluations import Blender, image_set, planted_store, weights
 
-SIDE = {"n": 40, "n_good": 12, "mean_ssim": 0.43219, "mean_haarpsi": 0.5, "best_ssim": 0.9}
-EXTRA = {"good_fraction": 0.3, "mean_ssim_interval": [0.4, 0.5]}
+
+@cache
+def _evaluated() -> str:
+    """What `tasks.evaluate` writes of a small store, with one restorer of several samples."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        record = evaluate(
+            Evaluation(n_samples=3, grid_rows=2, baselines=("tv",)),
+            dataset=planted_store(root / "store", image_set(), n_parts=1, planted=2),
+            heldout=image_set(),
+            restorers={"edm": weights(root, "edm")},
+            out=root / "out",
+            device="cpu",
+            load=lambda _path, _device: (Blender(), nn.Identity()),
+        )
+    return json.dumps(record)
 
 
 def evaluation() -> dict[str, Any]:
-    """As much of an evaluation.json as a summary needs."""
-    decoys = SIDE | {"n_good": 1, "mean_ssim": 0.2}
-    return {
-        "schema": "palimpsest-evaluation",
-        "settings": {"good_threshold": 0.4},
-        "source": {"name": "folder:pictures"},
-        "dataset": {"n_runs": 2, "images_per_run": [20]},
-        "methods": {
-            name: {
-                "targets": {"summary": SIDE | EXTRA, "ssim": [0.1]},
-                "decoys": {"summary": decoys | EXTRA, "ssim": [0.1]},
-                "n_targets_above_every_decoy": 7,
-            }
-            for name in ("plain", "edm_x1")
-        },
-    }
+    record: dict[str, Any] = json.loads(_evaluated())
+    return record
 
 
 def summary(**changes: Any) -> RunSummary:
@@ -61,10 +66,18 @@ def test_every_number_of_the_files_is_on_the_page() -> None:
     assert "| a case | 0.5 s | a loop | 2 s | 4 | 3 |" in page
     assert "### Paper 001" in page
     assert "| Images come back | figure 1 | 59 of 500 | 3 of 40 | yes |" in page
-    row = "| `plain` | 12 of 40 | 1 of 40 | 7 | 0.432 | 0.200 | 0.500 | 0.500 |"
-    assert row in page
-    assert row.replace("plain", "edm_x1") in page
-    assert "2 victims of 20 images each, from `folder:pictures`" in page
+    for name, method in evaluation()["methods"].items():
+        cells = []
+        for metric in ("mean_ssim", "mean_haarpsi"):
+            for side in ("targets", "decoys"):
+                found = method[side]["summary"]
+                low, high = found[f"{metric}_interval"]
+                cells.append(f"{found[metric]:.3f} [{low:.3f}, {high:.3f}]")
+        counts = [f"{method[side]['summary']['n_good']} of 8" for side in ("targets", "decoys")]
+        cells = [f"`{name}`", *counts, str(method["n_targets_above_every_decoy"]), *cells]
+        assert f"| {' | '.join(cells)} |" in page
+        assert f"{method['detection']['auc']:.3f}" in page
+    assert "2 victims of 4 images each, from `smooth`" in page
     assert "`palimpsest demo`" in page
     assert "generate 12.2 s" in page
     assert "![Demo](results/demo.png)" in page

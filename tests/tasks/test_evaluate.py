@@ -261,6 +261,21 @@ def test_all_iterations_reach_the_restorers(tmp_path: Path, images: ImageSet) ->
     assert record["methods"]["plain"]["targets"]["summary"]["n_good"] == 2 * N_IMAGES
 
 
+def test_chosen_iterations_reach_the_restorers(tmp_path: Path, images: ImageSet) -> None:
+    how: dict[str, Any] = {"heldout": images, "restorers": {}, "device": "cpu"}
+    how["dataset"] = planted_store(tmp_path / "store", images, n_parts=1)
+
+    def plain(which: Any) -> Any:
+        config = replace(CONFIG, restore_iterations=which)
+        return evaluate(config, out=tmp_path / str(which), **how)["methods"]["plain"]
+
+    assert plain((500,)) == plain("last")
+    assert plain((100, 500)) == plain("all")
+    assert plain((100,))["targets"]["summary"]["n_good"] < 2 * N_IMAGES  # planted in 500 alone
+    with pytest.raises(ValueError, match=r"run 0 has nothing of \[7\]; it was saved at \[100, 500"):
+        plain((7, 500))
+
+
 def test_what_cannot_be_evaluated_is_said(tmp_path: Path, images: ImageSet, store: Dataset) -> None:
     how: dict[str, Any] = {"dataset": store, "out": tmp_path / "out", "device": "cpu"}
     few = image_set(18)
@@ -276,6 +291,8 @@ def test_what_cannot_be_evaluated_is_said(tmp_path: Path, images: ImageSet, stor
         evaluate(CONFIG, **{**how, "dataset": empty}, heldout=images, restorers={})
     with pytest.raises(ValueError, match="restore_iterations='first'"):
         Evaluation(restore_iterations="first")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"restore_iterations=\(\); expected"):
+        Evaluation(restore_iterations=())
     with pytest.raises(ValueError, match="n_samples=0"):
         Evaluation(n_samples=0)
     for baselines in (("tv", "tv"), ("median",)):

@@ -30,7 +30,7 @@ from storage.dataset import Dataset
 from storage.errors import CorruptPartError, StorageError, StoreMismatchError
 from storage.windows import BLOCK_ROWS
 from tasks import pair_stream
-from tasks.pair_stream import NOISE_BLOCK, PairExamples, noise_before
+from tasks.pair_stream import MADE_UP_BLOCK, PairExamples, made_up_before
 from tests.storage.stores import store
 
 CURATION = Curation(n_subsets=9, share=40, noise_fraction=0.1, seed=5)
@@ -205,7 +205,7 @@ def targets_of(sequence: Iterable[bytes]) -> Counter[bytes]:
 def test_noise_examples_are_all_different(dataset: Dataset) -> None:
     batches = list(examples(dataset))
     noise = noise_of(rows(batches))
-    assert len(noise) > 2 * NOISE_BLOCK
+    assert len(noise) > 2 * MADE_UP_BLOCK
     assert len({row[:48] for row in noise}) == len(noise)
     other = noise_of(rows(examples(dataset, world_size=2, rank=1)))
     assert set(other).isdisjoint(noise)
@@ -213,7 +213,7 @@ def test_noise_examples_are_all_different(dataset: Dataset) -> None:
 
 def test_noise_comes_after_every_tenth_pair() -> None:
     share = 0.1 / 1.1
-    is_noise = np.diff([noise_before(k, share) for k in range(10_001)])
+    is_noise = np.diff([made_up_before(k, share) for k in range(10_001)])
     assert set(is_noise) == {0, 1}
     places = np.flatnonzero(is_noise)
     assert places[0] == 10
@@ -234,7 +234,7 @@ def test_readers_are_disjoint_and_complete(
     assert len(set().union(*conditions)) == sum(map(len, conditions))
     for batches in given:
         n = sum(len(batch["target"]) for batch in batches)
-        assert n_noise(batches) == noise_before(n, 0.1 / 1.1)
+        assert n_noise(batches) == made_up_before(n, 0.1 / 1.1)
 
 
 def test_workers_of_all_ranks_are_the_readers(dataset: Dataset, fresh: ProcessPoolExecutor) -> None:
@@ -433,8 +433,8 @@ def test_readers_without_pairs(dataset: Dataset, tmp_path: Path) -> None:
     [
         ({"batch_size": 0}, "batch_size=0"),
         ({"rank": 2, "world_size": 2}, "rank=2, world_size=2"),
-        ({"images_for_noise": None}, "noise_fraction=0.1 but there are no images"),
-        ({"images_for_noise": images()[:0]}, "noise_fraction=0.1 but there are no images"),
+        ({"images_for_noise": None}, "add up to 0.1 but there are no images"),
+        ({"images_for_noise": images()[:0]}, "add up to 0.1 but there are no images"),
         ({"images_for_noise": np.zeros((5, 3, 4, 4), np.uint8)}, r"\(3, 4, 4\).*\(3, 2, 2\)"),
     ],
 )

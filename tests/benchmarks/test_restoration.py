@@ -1,0 +1,149 @@
+"""Gains, operating points and disagreement on scores whose answers are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks import run_summary
+from benchmarks.restoration import disagreement, draw, gain, operating_points
+from benchmarks.results_page import build_page
+from benchmarks.run_summary import learned, parse_run
+from recon_core.summary import bootstrap_interval, compare, detect
+from tests.benchmarks.test_results_page import evaluation
+
+
+def scores(shift: float) -> dict[str, Any]:
+    """40 images of 4 runs: method `edm_x2` gains `shift`, and twice as much in one run of two."""
+    rng = np.random.default_rng(0)
+    run = np.repeat(np.arange(4), 10)
+    plain = rng.uniform(0.2, 0.6, 40)
+    after = plain + shift * (1 + run % 2) + rng.normal(0, 0.002, 40)
+    decoys = rng.uniform(0.1, 0.35, 40)
+
+    def side(values: Any, before: Any) -> dict[str, Any]:
+        compared = compare(np.asarray(before), np.asarray(values))
+        return {"ssim": list(values), "haarpsi": list(values / 2), "compared_with_plain": compared}
+
+    spread = {"targets": [0.01 if s > 0.4 else 0.05 for s in after], "decoys": [0.08] * 39 + [None]}
+    methods = {
+        name: {
+            "targets": side(values, plain),
+            "decoys": side(decoys, decoys),
+        }
+        for name, values in (("plain", plain), ("plain_all", plain + 0.01), ("edm_x2", after))
+    }
+    for name in ("targets", "decoys"):
+        methods["edm_x2"][name]["disagreement"] = spread[name]
+    return {
+        "settings": {"good_threshold": 0.4, "baselines": []},
+        "targets": {"run": run.tolist()},
+        "methods": methods,
+    }
+
+
+def test_gains_are_paired_and_victims_vary_more_than_images() -> None:
+    found = gain(scores(0.05), "edm_x2")
+    assert found.ssim == pytest.approx(0.075, abs=0.001)
+    assert found.haarpsi == pytest.approx(found.ssim / 2)
+    assert found.ssim_interval[0] < found.ssim < found.ssim_interval[1]
+    width = found.ssim_interval[1] - found.ssim_interval[0]
+    of_victims = found.ssim_interval_of_victims
+    assert of_victims[1] - of_victims[0] > 2 * width
+    assert found.ssim_at_all == pytest.approx(found.ssim - 0.01)
+    assert (found.n_better, found.n_worse) == (40, 0)
+    assert gain(scores(-0.05), "edm_x2").ssim_interval[1] < 0
+
+
+def test_disagreement_is_told_apart_by_what_came_back() -> None:
+    found = disagreement(scores(0.05), "edm_x2")
+    assert found is not None
+    assert (found.good, found.others) == pytest.approx((0.01, 0.05))
+    assert found.decoys == pytest.approx(0.08)  # the one without a picture is left out
+    assert found.decoys_interval == pytest.approx((0.08, 0.08))
+    assert disagreement(scores(0.05), "plain") is None
+
+
+def test_operating_points_are_those_of_every_threshold() -> None:
+    rng = np.random.default_rng(1)
+    targets, decoys = rng.normal(0.4, 0.1, 30), rng.normal(0.3, 0.1, 50)
+    false, found = operating_points(targets.tolist(), decoys.tolist())
+    assert (false[0], found[0], false[-1], found[-1]) == (0, 0, 1, 1)
+    area = float((np.diff(false) * (found[1:] + found[:-1]) / 2).sum())
+    assert area == pytest.approx(detect(targets, decoys)["auc"])
+    for threshold in (0.25, 0.4):
+        point = ((decoys > threshold).mean(), (targets > threshold).mean())
+        assert any(np.allclose(point, pair) for pair in zip(false, found, strict=True))
+
+
+@pytest.mark.parametrize("learning", [{}, {"EDM": [(10, 0.3), (20, 0.4)]}])
+def test_the_figure_is_drawn(learning: dict[str, Any]) -> None:
+    titles = {"plain": "Attack", "plain_all": "Attack, all", "edm_x2": "EDM"}
+    png = draw(scores(0.05), learning, before_learning=0.35 if learning else None, titles=titles)
+    image = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+    panels = 3 if learning else 2
+    assert image.shape[1] / image.shape[0] == pytest.approx(panels * 4.2 / 3.9, rel=0.01)
+    assert (image < 128).any(axis=2).mean() > 0.01
+
+
+def workspace(root: Path) -> Path:
+    (root / "evaluation").mkdir(parents=True)
+    (root / "evaluation" / "evaluation.json").write_text(json.dumps(evaluation()))
+    folder = root / "restorers" / "edm"
+    folder.mkdir(parents=True)
+    card = {
+        "n_parameters": 123_456,
+        "dataset": {"n_pairs_used": 7_890},
+        "n_images": 6400,
+        "seconds": 61.5,
+        "validation": {"ssim_inputs": 0.31, "ssim_curve": [[50, 0.33], [100, 0.37]]},
+    }
+    (folder / "model.json").write_text(json.dumps(card))
+    return root
+
+
+def test_a_summary_has_gains_learning_and_a_figure(tmp_path: Path) -> None:
+    job, out = workspace(tmp_path / "job"), tmp_path / "run-x.json"
+    options = ["--name", "X", "--command", "x", "--curves", str(tmp_path / "x-curves.png")]
+    run_summary.main([str(job), *options, "--json", str(out)])
+    summary = parse_run(out.read_text(), name=out.name)
+    restorer = learned(job)["edm"]
+    assert summary.restorers == {"edm": restorer}
+    assert restorer.validation == [(50, 0.33), (100, 0.37)]
+    with Image.open(tmp_path / "x-curves.png") as figure:
+        assert figure.size[0] > 1500
+    methods, method = evaluation()["methods"], summary.methods["edm_x3"]
+    after, before = (methods[name]["targets"]["ssim"] for name in ("edm_x3", "plain"))
+    difference = np.subtract(after, before)
+    assert method.gain is not None
+    assert method.gain.ssim_interval == pytest.approx(bootstrap_interval(difference))
+    assert method.auc == methods["edm_x3"]["detection"]["auc"]
+    assert method.disagreement is not None
+    assert summary.methods["plain"].gain is None
+    page = build_page({"run-x.json": out.read_text()})
+    assert "| `edm` | 123,456 | 7,890 | 6,400 | 61.5 s | 0.310 | 0.370 |" in page
+    assert f"{method.gain.ssim:+.3f}" in page
+    assert "![X](results/x-curves.png)" in page
+
+
+def test_summaries_from_before_gains_were_kept_are_read() -> None:
+    text = (Path(run_summary.__file__).parent.parent / "docs/results/run-demo.json").read_text()
+    old = json.loads(text)
+    for method in old["methods"].values():
+        for name in ("auc", "found_at", "gain", "disagreement"):
+            method.pop(name, None)
+        for side in ("targets", "decoys"):
+            for name in ("good_interval", "mean_ssim_interval", "mean_haarpsi_interval"):
+                method[side].pop(name, None)
+    for name in ("curves", "restorers"):
+        old.pop(name, None)
+    parsed = parse_run(json.dumps(old), name="run-old.json")
+    assert dataclasses.asdict(parsed)["methods"]["plain"]["auc"] is None
+    assert "AUC" not in build_page({"run-old.json": json.dumps(old)})
