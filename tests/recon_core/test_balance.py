@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -33,6 +34,9 @@ def test_keep_probability_is_the_paper_s():
         ("share", 0),
         ("noise_fraction", 1.0),
         ("noise_fraction", -0.1),
+        ("mixture_fraction", -0.5),
+        ("mixture_fraction", math.inf),
+        ("mixture_strength", 0.0),
         ("min_iteration", -1),
         ("seed", -1),
     ],
@@ -253,6 +257,7 @@ def test_summary_of_a_known_case():
     assert (balance.n_images, balance.n_pairs) == (3, 51)
     assert balance.expected_examples == pytest.approx(10 * (1 + 5 + 5))
     assert balance.expected_noise_examples == pytest.approx(11)
+    assert balance.expected_mixture_examples == 0
     assert balance.gini_before == pytest.approx(2 * 39 / (3 * 51))
     assert balance.gini_after == pytest.approx(2 * 40 / (3 * 110))
     empty = summarise(np.zeros(4, np.int64), Curation())

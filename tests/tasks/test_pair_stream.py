@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,25 @@ def test_an_epoch_has_the_curated_pairs_and_a_tenth_of_noise(dataset: Dataset) -
         assert all(values.isfinite().all() for values in batch.values())
         assert batch["condition"].abs().max() <= 1
         assert batch["target"].abs().max() <= 1
+
+
+def test_mixtures_are_added_in_their_proportion(dataset: Dataset) -> None:
+    curation = replace(CURATION, noise_fraction=0.1, mixture_fraction=0.3)
+    mixed = list(examples(dataset, curation=curation))
+    n_pairs = expected_pairs(dataset, curation).total()
+    assert targets(mixed) == expected_pairs(dataset, curation)
+    assert abs(n_noise(mixed) - 0.4 * n_pairs) <= 1
+    only = [
+        list(examples(dataset, curation=replace(CURATION, **fractions)))
+        for fractions in (
+            {"noise_fraction": 0.0, "mixture_fraction": 0.1},
+            {"noise_fraction": 0.1, "mixture_fraction": 0.0},
+        )
+    ]
+    assert abs(n_noise(only[0]) - 0.1 * n_pairs) <= 1
+    assert rows(only[1]) == rows(examples(dataset))
+    stronger = replace(CURATION, noise_fraction=0.0, mixture_fraction=0.1, mixture_strength=9.0)
+    assert rows(examples(dataset, curation=stronger)) != rows(only[0])
 
 
 def test_conditions_are_reconstructions_fitted_to_the_range(dataset: Dataset) -> None:
