@@ -153,7 +153,7 @@ def learned(workspace: Path) -> dict[str, Learned]:
     """The trained restorers of a job's folder, from their cards."""
     found = {}
     for path in sorted(workspace.glob("restorers/*/model.json")):
-        card = json.loads(path.read_text())
+        card = json.loads(path.read_text())["meta"]
         validation = card["validation"] or {"ssim_inputs": None, "ssim_curve": []}
         found[path.parent.name] = Learned(
             n_parameters=card["n_parameters"],

@@ -38,7 +38,7 @@ def read_picture(path: Path, size: int) -> tuple[npt.NDArray[np.uint8], bool]:
         with Image.open(path) as image:
             image.load()
             upright = ImageOps.exif_transpose(image) if image.getexif() else image
-            pixels = _rgb(upright)
+            pixels = rgb_pixels(upright)
     except UnidentifiedImageError as error:
         raise CorruptPictureError("not a known picture format") from error
     except FileNotFoundError as error:
@@ -63,7 +63,7 @@ def square(pixels: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
     return np.asarray(Image.fromarray(pixels).resize((size, size), resample, box=box))
 
 
-def _rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
+def rgb_pixels(image: Image.Image) -> npt.NDArray[np.uint8]:
     if image.mode == "RGB":
         return np.asarray(image)
     if image.mode.startswith("I;16") or image.mode == "I":

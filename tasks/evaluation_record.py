@@ -66,15 +66,12 @@ def fingerprint_of(*inputs: Any) -> str:
 
 
 def weights_digest(path: Path) -> str:
-    """SHA-256 over a restorer's files: `path` itself, or the files model* in the folder `path`."""
-    files = sorted(path.glob("model*")) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"{path} has no file model*; train the restorer first")
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+    """SHA-256 of a restorer's file: of `path` itself, or of model.json in the folder `path`, which
+    has the SHA-256 of its weights in it."""
+    file = path / "model.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"{file} is not there; train the restorer first")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def read_finished(out: Path, fingerprint: str) -> dict[str, Any] | None:

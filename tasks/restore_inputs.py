@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 
 from storage.dataset import Dataset, is_store
 from storage.errors import SourceError
-from storage.pictures import CorruptPictureError, _rgb, is_picture, read_picture
+from storage.pictures import CorruptPictureError, is_picture, read_picture, rgb_pixels
 from storage.places import Location
 from tasks.export_pairs import rendered
 
@@ -281,7 +281,7 @@ def _pixels(path: Path) -> npt.NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
             image.load()
-            return _rgb(ImageOps.exif_transpose(image) if image.getexif() else image)
+            return rgb_pixels(ImageOps.exif_transpose(image) if image.getexif() else image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         read_picture(path, 1)  # says in its words what is wrong
         raise

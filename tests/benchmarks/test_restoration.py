@@ -17,6 +17,7 @@ from benchmarks.restoration import disagreement, draw, gain, operating_points
 from benchmarks.results_page import build_page
 from benchmarks.run_summary import learned, parse_run
 from recon_core.summary import bootstrap_interval, compare, detect
+from storage.checkpoints import save_checkpoint
 from tests.benchmarks.test_results_page import evaluation
 
 
@@ -96,8 +97,6 @@ def test_the_figure_is_drawn(learning: dict[str, Any]) -> None:
 def workspace(root: Path) -> Path:
     (root / "evaluation").mkdir(parents=True)
     (root / "evaluation" / "evaluation.json").write_text(json.dumps(evaluation()))
-    folder = root / "restorers" / "edm"
-    folder.mkdir(parents=True)
     card = {
         "n_parameters": 123_456,
         "dataset": {"n_pairs_used": 7_890},
@@ -105,7 +104,7 @@ def workspace(root: Path) -> Path:
         "seconds": 61.5,
         "validation": {"ssim_inputs": 0.31, "ssim_curve": [[50, 0.33], [100, 0.37]]},
     }
-    (folder / "model.json").write_text(json.dumps(card))
+    save_checkpoint(root / "restorers" / "edm", "model", {"w": np.zeros(2)}, card)
     return root
 
 

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from recon_core.restore.generic import GENERIC_RESTORERS, TotalVariation
+from recon_core.restore.generic import GENERIC_RESTORERS
 from storage.errors import StorageError
-from tasks.evaluate import Evaluation, evaluate
 from tasks.restore import open_restorer, picture_seeds
-from tests.tasks.evaluations import image_set, planted_store, weights
 from tests.tasks.restorers import (
     SIZE,
     TINY_BF_DNCNN,
@@ -220,22 +218,6 @@ def test_a_baseline_without_its_package_says_how_to_get_it(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StorageError, match="pip install PyWavelets"):
         open_restorer("nlm")
-
-
-def test_a_baseline_can_be_scored_as_a_method_of_an_evaluation(tmp_path: Path) -> None:
-    heldout = image_set()
-    record = evaluate(
-        Evaluation(n_samples=2),
-        dataset=planted_store(tmp_path / "pairs", heldout, n_parts=1),
-        heldout=heldout,
-        restorers={"tv": weights(tmp_path, "tv")},
-        out=tmp_path / "evaluation",
-        device="cpu",
-        load=lambda _path, _device: (TotalVariation(sigma=0.05), torch.nn.Identity()),
-    )
-    assert set(record["methods"]) == {"plain", "plain_all", "tv"}
-    plain, tv = (record["methods"][name]["targets"]["summary"] for name in ("plain", "tv"))
-    assert 0.4 < tv["mean_ssim"] < plain["mean_ssim"]
 
 
 @needs_wavelets
