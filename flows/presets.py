@@ -235,7 +235,7 @@ def hour_restorers() -> dict[str, RestorerPlan]:
         ema_halflife_images=10_000,
         mirror=True,
     )
-    validation = Validation(every=1000, n_pairs=512, n_parts=2, n_sampler_steps=8, keep="best")
+    validation = Validation(every=1000, n_pairs=256, n_parts=2, n_samples=4, keep="best")
     restorers: dict[str, Restorer] = {
         "bf_dncnn": BFDnCNN(
             depth=10, n_channels=96, patch=2, loss_terms="mse+ssim", ssim_weight=0.3

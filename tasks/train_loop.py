@@ -169,7 +169,13 @@ class Trainer:
         """Scores the averaged weights on the held-out pairs, and keeps them if they are best."""
         assert self.held_out is not None
         restorer = for_validation(self.restorer, self.validation)
-        found = score(restorer, self.fit.ema, self.held_out, device=self.device)
+        found = score(
+            restorer,
+            self.fit.ema,
+            self.held_out,
+            device=self.device,
+            n_samples=self.validation.n_samples,
+        )
         self.record.validations.append((self.fit.step, found.ssim))
         log.scalars(
             self.fit.step,

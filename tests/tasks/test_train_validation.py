@@ -246,6 +246,17 @@ def test_fewer_sampler_steps_for_validation_only() -> None:
     assert for_validation(RESTORER, replace(EVERY_4, n_sampler_steps=4)) == RESTORER
 
 
+def test_the_mean_of_several_samples_is_scored(dataset: Dataset) -> None:
+    held_out = read_held_out(dataset, EVERY_4, CURATION)
+    edm = EDM(size="tiny", resolution=SIDE, n_steps=3)
+    net = edm.build(seed=0)
+    found = score(edm, net, held_out, device="cpu", n_samples=3)
+    samples = edm.restore(net, held_out.inputs, n_samples=3, seeds=torch.arange(6))
+    torch.testing.assert_close(found.restored, samples.mean(dim=0))
+    assert found.ssim == float(ssim_pairs(samples.mean(dim=0), held_out.targets).mean())
+    assert found.ssim != score(edm, net, held_out, device="cpu").ssim
+
+
 def test_restorations_that_are_not_numbers_have_a_score(dataset: Dataset) -> None:
     held_out = read_held_out(dataset, EVERY_4, CURATION)
     net = RESTORER.build(seed=0)
@@ -319,6 +330,7 @@ def test_held_out_parts_without_confident_pairs_are_refused(dataset: Dataset) ->
         ({"every": -1}, "every=-1"),
         ({"n_pairs": 0}, "n_pairs=0"),
         ({"n_sampler_steps": 1}, "n_sampler_steps=1"),
+        ({"n_samples": 0}, "n_samples=0"),
         ({"every": 0, "keep": "best"}, "keep='best' needs validations"),
     ],
 )
