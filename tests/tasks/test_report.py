@@ -135,7 +135,7 @@ def test_the_table_is_the_record(full: tuple[_Page, dict[str, Any], Path]) -> No
             assert s["good_fraction"] == s["n_good"] / s["n"]
             low, high = s["good_interval"]
             assert low <= s["good_fraction"] <= high
-            share = f"{percent(s['good_fraction'])} [{percent(low)}, {percent(high)}]"
+            share = f"{percent(s['good_fraction'])}[{100 * low:.1f}, {100 * high:.1f}]"
             expected.append(f"{s['n_good']} of {s['n']}{share}")
         for metric in ("mean_ssim", "mean_haarpsi"):
             for s in summaries:
