@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -37,7 +37,7 @@ import torch
 from prefect import flow
 from torch import Tensor
 
-from benchmarks.record import Measurement, hardware, versions
+from benchmarks.record import Measurement, hardware, said, versions
 from flows.generate import leave_store, make_pairs
 from recon_core.experiments import Experiment
 from recon_core.sampling import Phase, Sampling
@@ -328,14 +328,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes: tuple[int, ...] = QUICK_SIZES if options.quick else SIZES
     if options.runs:
         sizes = tuple(int(text) for text in options.runs.split(","))
-    lines = []
-    for measurement in measure(
-        sizes, n_workers=options.workers, pixels=options.picture, n_images=n_images
-    ):
-        lines.append(json.dumps(asdict(measurement)))
-        print(lines[-1], flush=True)
-        if options.json is not None:
-            options.json.write_text("\n".join(lines) + "\n")
+    found = measure(sizes, n_workers=options.workers, pixels=options.picture, n_images=n_images)
+    for _ in said(found, options.json):
+        pass
 
 
 if __name__ == "__main__":

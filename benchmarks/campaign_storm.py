@@ -18,7 +18,6 @@ sampler, verifies, and leaves no process behind.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import subprocess
@@ -28,14 +27,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
-from benchmarks.record import Measurement, hardware, versions
+from benchmarks.record import Measurement, hardware, said, versions
 from flows.presets import Recipe, kkt, one_phase
 from flows.settings import to_json
 from recon_core.sampling import Phase, Sampling
@@ -318,14 +317,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         size = replace(size, n_kills=options.kills)
     seed = time.time_ns() % 2**32 if options.seed is None else options.seed
     print(f"seed {seed}", file=sys.stderr)
-    lines = []
     temporary = partial(tempfile.TemporaryDirectory, prefix="palimpsest-storm-")
     with nullcontext(options.folder) if options.folder else temporary() as folder:
-        for measurement in measure(size, Path(folder), seed):
-            lines.append(json.dumps(asdict(measurement)))
-            print(lines[-1], flush=True)
-            if options.json is not None:
-                options.json.write_text("\n".join(lines) + "\n")
+        for _ in said(measure(size, Path(folder), seed), options.json):
+            pass
 
 
 if __name__ == "__main__":

@@ -21,17 +21,16 @@ The exit status is 1 where a limit is exceeded; the measurements are written all
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from benchmarks.kkt_duel import N_IMAGES, Case, Duel, Victims
-from benchmarks.record import Measurement, hardware, versions
+from benchmarks.record import Measurement, hardware, said, versions
 from recon_core.attacks.kkt_objective import KKTAttack
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
@@ -256,15 +255,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     n_victims = options.victims or (2 if options.quick else 20)
     parts = (options.only,) if options.only else ("float64", "float32")
-    lines: list[str] = []
-    wrong: list[str] = []
-    for found in measure(options.quick, options.data, n_victims, parts):
-        lines.append(json.dumps(asdict(found)))
-        print(lines[-1], flush=True)
-        problem = exceeded(found)
-        wrong += [problem] if problem else []
-        if options.json is not None:
-            options.json.write_text("\n".join(lines) + "\n")
+    found = said(measure(options.quick, options.data, n_victims, parts), options.json)
+    wrong = [problem for problem in map(exceeded, found) if problem]
     for problem in wrong:
         say(f"does not agree: {problem}")
     return 1 if wrong else 0

@@ -16,7 +16,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -188,12 +188,19 @@ def main(
     parser.add_argument("--quick", action="store_true", help="small cases and few repeats")
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
     options = parser.parse_args(argv)
+    for _ in said(measure(options.quick), options.json):
+        pass
+
+
+def said(measurements: Iterable[Measurement], path: Path | None) -> Iterator[Measurement]:
+    """Passes them on as they come, each printed as a line of JSON; those so far stand in `path`."""
     lines = []
-    for measurement in measure(options.quick):
+    for measurement in measurements:
         lines.append(json.dumps(asdict(measurement)))
         print(lines[-1], flush=True)
-    if options.json is not None:
-        options.json.write_text("\n".join(lines) + "\n")
+        if path is not None:
+            path.write_text("\n".join(lines) + "\n")
+        yield measurement
 
 
 def _seconds(action: Callable[[], object]) -> float:

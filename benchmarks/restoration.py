@@ -8,8 +8,12 @@ the learning curves, and each method's hits against its false positives.
 from __future__ import annotations
 
 import io
+import itertools
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +25,8 @@ Interval = tuple[float, float]
 Curve = list[tuple[int, float]]
 """(step, mean SSIM of the validation pairs)."""
 
-COLOURS = ("#57524b", "#0b6e99", "#c77800", "#a03c17", "#6b4a9a", "#3d7a3a", "#b0568c", "#8a8a8a")
+UNRESTORED = "#57524b"
+COLOURS = ("#0b6e99", "#c77800", "#a03c17", "#6b4a9a", "#3d7a3a", "#b0568c", "#8a8a8a")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,19 @@ class Gain:
     haarpsi_interval: Interval
     n_better: int
     n_worse: int
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A restorer of the job: its size, what it saw, and its score on held-out training pairs."""
+
+    n_parameters: int
+    n_pairs: int
+    n_examples: int
+    seconds: float
+    validation_before: float | None
+    validation: Curve
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
@@ -100,6 +118,23 @@ def disagreement(evaluation: Mapping[str, Any], method: str) -> Disagreement | N
     return Disagreement(**facts)
 
 
+def learned(workspace: Path) -> dict[str, Learned]:
+    """The trained restorers of a job's folder, from their cards."""
+    found = {}
+    for path in sorted(workspace.glob("restorers/*/model.json")):
+        card = json.loads(path.read_text())["meta"]
+        validation = card["validation"] or {"ssim_inputs": None, "ssim_curve": []}
+        found[path.parent.name] = Learned(
+            n_parameters=card["n_parameters"],
+            n_pairs=card["dataset"]["n_pairs_used"],
+            n_examples=card["n_images"],
+            seconds=card["seconds"],
+            validation_before=validation["ssim_inputs"],
+            validation=[(step, ssim) for step, ssim in validation["ssim_curve"]],
+        )
+    return found
+
+
 def operating_points(
     scores: Sequence[float], decoy_scores: Sequence[float]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -114,49 +149,74 @@ def operating_points(
 
 
 def draw(
-    evaluation: Mapping[str, Any],
-    learning: Mapping[str, Curve],
-    *,
-    before_learning: float | None,
-    titles: Mapping[str, str],
+    evaluation: Mapping[str, Any], restorers: Mapping[str, Learned], *, titles: Mapping[str, str]
 ) -> bytes:
-    """PNG: learning curves (where there are any), hits against false positives, scores after
-    against before.
+    """PNG: learning curves (of restorers that were validated), hits against false positives, scores
+    after against before.
 
-    `before_learning`: mean SSIM of the validation pairs unrestored. `titles` of the methods shown.
+    A restorer has one colour in all of them. `titles` of the methods and of the restorers.
     """
     from matplotlib.figure import Figure
 
-    panels = [*(["learning"] if learning else []), "roc", "pairs"]
+    validated = {name: facts for name, facts in restorers.items() if facts.validation}
+    panels = [*(["learning"] if validated else []), "roc", "pairs"]
     figure = Figure(figsize=(4.2 * len(panels), 3.9), dpi=150, layout="constrained")
     axes = dict(zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True))
-    if learning:
-        _draw_learning(axes["learning"], learning, before_learning)
-    colours = dict(zip(titles, COLOURS, strict=False))
-    for name, title in titles.items():
-        body = evaluation["methods"][name]
-        false, found = operating_points(body["targets"]["ssim"], body["decoys"]["ssim"])
-        axes["roc"].step(false, found, where="post", label=title, color=colours[name], lw=1.3)
-    n_decoys = len(evaluation["methods"]["plain"]["decoys"]["ssim"])
-    axes["roc"].set_xscale("symlog", linthresh=2 / n_decoys)
-    axes["roc"].set(xlim=(0, 1), ylim=(0, 1), xlabel="decoys above the threshold",
-                    ylabel="training images above it",
-                    title="Every threshold on SSIM")  # fmt: skip
-    axes["roc"].legend(fontsize=7, loc="upper left")
+    colours = _colours([*evaluation["methods"], *restorers])
+    if validated:
+        _draw_learning(axes["learning"], validated, titles, colours)
+    _draw_hits(axes["roc"], evaluation, titles, colours)
     _draw_pairs(axes["pairs"], evaluation, titles, colours)
     content = io.BytesIO()
     figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
     return content.getvalue()
 
 
-def _draw_learning(axes: Any, learning: Mapping[str, Curve], before: float | None) -> None:
-    for k, (name, curve) in enumerate(learning.items()):
-        steps, scores = zip(*curve, strict=True)
-        axes.plot(steps, scores, marker=".", color=COLOURS[k + 1], label=name)
-    if before is not None:
-        axes.axhline(before, color=COLOURS[0], ls="--", lw=1, label="unrestored")
+def _colours(names: Sequence[str]) -> dict[str, str]:
+    """Of every name, the colour of its restorer: `edm`, `edm_x1` and `edm_x20` have the same."""
+    restorers = dict.fromkeys(_restorer(name) for name in names if _restorer(name) != "plain")
+    colours = dict(zip(restorers, itertools.cycle(COLOURS), strict=False)) | {"plain": UNRESTORED}
+    return {name: colours[_restorer(name)] for name in names}
+
+
+def _restorer(method: str) -> str:
+    return re.sub(r"_(x\d+|all)$", "", method)
+
+
+def _draw_learning(
+    axes: Any,
+    restorers: Mapping[str, Learned],
+    titles: Mapping[str, str],
+    colours: Mapping[str, str],
+) -> None:
+    for name, facts in restorers.items():
+        steps, scores = zip(*facts.validation, strict=True)
+        axes.plot(steps, scores, marker=".", color=colours[name], label=titles[name])
+    before = [facts.validation_before for facts in restorers.values()]
+    for k, score in enumerate(sorted({score for score in before if score is not None})):
+        label = "unrestored" if k == 0 else None
+        axes.axhline(score, color=UNRESTORED, ls="--", lw=1, label=label)
     axes.set(xlabel="training steps", ylabel="mean SSIM of validation pairs", title="Learning")
     axes.legend(fontsize=7)
+
+
+def _draw_hits(
+    axes: Any,
+    evaluation: Mapping[str, Any],
+    titles: Mapping[str, str],
+    colours: Mapping[str, str],
+) -> None:
+    """Training images found over decoys found; dashed: one sample, or what restorers do not see."""
+    for name, body in evaluation["methods"].items():
+        false, found = operating_points(body["targets"]["ssim"], body["decoys"]["ssim"])
+        style = "--" if name.endswith(("_x1", "_all")) else "-"
+        axes.step(false, found, where="post", label=titles[name], color=colours[name], lw=1.2,
+                  ls=style)  # fmt: skip
+    n_decoys = len(evaluation["methods"]["plain"]["decoys"]["ssim"])
+    axes.set_xscale("symlog", linthresh=2 / n_decoys)
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="decoys above the threshold",
+             ylabel="training images above it", title="Every threshold on SSIM")  # fmt: skip
+    axes.legend(fontsize=7, loc="upper left")
 
 
 def _draw_pairs(
@@ -168,10 +228,9 @@ def _draw_pairs(
     """The restored methods' scores over the attack's, image by image, and the line of no change."""
     plain = evaluation["methods"]["plain"]
     classical = evaluation["settings"]["baselines"]
-    for name in titles:
+    for name, after in evaluation["methods"].items():
         if name.startswith("plain") or name.endswith("_x1") or name in classical:
             continue
-        after = evaluation["methods"][name]
         for side, marker, alpha in (("targets", ".", 0.45), ("decoys", "x", 0.25)):
             axes.scatter(plain[side]["ssim"], after[side]["ssim"], s=9, marker=marker, lw=0.6,
                          alpha=alpha, color=colours[name],

@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.record import Measurement, hardware, versions
+from benchmarks.record import Measurement, hardware, said, versions
 from flows.presets import Recipe, RestorerPlan
 from flows.settings import from_json
 from recon_core.balance import Curation
@@ -25,6 +25,7 @@ from recon_core.restore import EDM, BFDnCNN, Restorer
 from storage.dataset import Dataset
 from tasks.train import train_restorer
 from tasks.train_validation import held_out_parts
+from tasks.workers import resolve_device
 from tasks.workspace import Workspace
 
 
@@ -35,19 +36,22 @@ class Case:
     name: str
     n_steps: int
     n_parts: int | None = None
-    mixtures: bool = True
+    mixtures: bool
     smaller: bool = False
 
 
-def cases(names: Sequence[str], *, short: int, long: int, few: int) -> Iterator[Case]:
-    """Per restorer: fewer steps, fewer pairs with and without mixtures, a smaller network."""
+def cases(
+    names: Sequence[str], *, mixtures: bool, steps: tuple[int, int], parts: Sequence[int]
+) -> Iterator[Case]:
+    """Per restorer: few and more steps, a smaller network, and pairs of more and more parts alone;
+    what is not varied is all pairs, with the recipe's mixtures."""
+    short, long = steps
     for name in names:
-        yield Case(name=name, n_steps=short)
-        yield Case(name=name, n_steps=long)
-        yield Case(name=name, n_steps=long, mixtures=False)
-        yield Case(name=name, n_steps=long, n_parts=few)
-        yield Case(name=name, n_steps=long, n_parts=few, mixtures=False)
-        yield Case(name=name, n_steps=long, smaller=True)
+        yield Case(name=name, mixtures=mixtures, n_steps=short)
+        yield Case(name=name, mixtures=mixtures, n_steps=long)
+        yield Case(name=name, mixtures=mixtures, n_steps=long, smaller=True)
+        for n_parts in (*parts, None) if mixtures else parts:
+            yield Case(name=name, mixtures=False, n_steps=long, n_parts=n_parts)
 
 
 def measure(workspace: Path, *, only: str | None, quick: bool) -> Iterator[Measurement]:
@@ -65,8 +69,10 @@ def measure(workspace: Path, *, only: str | None, quick: bool) -> Iterator[Measu
         raise ValueError(f"--only {only}: the job has the restorers {list(recipe.restorers)}")
     dataset = Dataset(Workspace.found(workspace).pairs("train"))
     images = recipe.images("train").images
-    sizes = {"short": 4, "long": 8, "few": 1} if quick else {"short": 500, "long": 2000, "few": 4}
-    for case in cases(names, **sizes):
+    steps, parts = ((4, 8), (1, 2)) if quick else ((500, 2000), (4, 14))
+    device = resolve_device("auto")
+    mixtures = recipe.curation.mixture_fraction > 0
+    for case in cases(names, mixtures=mixtures, steps=steps, parts=parts):
         plan = planned(recipe.restorers[case.name], case)
         card = train_restorer(
             plan.restorer,
@@ -75,7 +81,7 @@ def measure(workspace: Path, *, only: str | None, quick: bool) -> Iterator[Measu
             curation=curation(recipe, case),
             images_for_noise=images,
             out=workspace / "trend" / folder(case),
-            device="cpu",
+            device=device,
             validation=plan.validation,
             tensorboard="off",
         )
@@ -119,16 +125,18 @@ def folder(case: Case) -> str:
 def measurement(case: Case, card: dict[str, object]) -> Measurement:
     """1 - SSIM at the end, beside that of the unrestored pairs."""
     facts = card["validation"]
-    dataset = card["dataset"]
+    dataset, curation = card["dataset"], card["curation"]
     assert isinstance(facts, dict)
     assert isinstance(dataset, dict)
+    assert isinstance(curation, dict)
+    mixed = curation["mixture_fraction"]
     after, before = 1 - facts["ssim_curve"][-1][1], 1 - facts["ssim_inputs"]
     described = [
         case.name,
         f"{card['n_parameters']:,} parameters",
         f"{case.n_steps:,} steps",
         f"{dataset['n_pairs_used']:,} pairs",
-        "with mixtures" if case.mixtures else "without mixtures",
+        f"{mixed:g} mixtures to a pair" if mixed else "no mixtures",
     ]
     return Measurement(
         benchmark="restoration trend",
@@ -152,12 +160,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a few steps of each")
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
     options = parser.parse_args(argv)
-    lines = []
-    for found in measure(options.workspace, only=options.only, quick=options.quick):
-        lines.append(json.dumps(asdict(found)))
-        print(lines[-1], flush=True)
-    if options.json is not None:
-        options.json.write_text("\n".join(lines) + "\n")
+    found = measure(options.workspace, only=options.only, quick=options.quick)
+    for _ in said(found, options.json):
+        pass
 
 
 if __name__ == "__main__":

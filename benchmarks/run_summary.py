@@ -19,10 +19,18 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter
 
 from benchmarks.record import Hardware, checked_json, hardware, versions
-from benchmarks.restoration import Curve, Disagreement, Gain, Interval, disagreement, draw, gain
+from benchmarks.restoration import (
+    Disagreement,
+    Gain,
+    Interval,
+    Learned,
+    disagreement,
+    draw,
+    gain,
+    learned,
+)
+from tasks.evaluation_record import SCHEMA, VERSION
 from tasks.report import method_title
-
-EVALUATION_SCHEMA = "palimpsest-evaluation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +63,6 @@ class Method:
     found_at: dict[str, float] | None = None
     gain: Gain | None = None
     disagreement: Disagreement | None = None
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Learned:
-    """A restorer of the job: its size, what it saw, and its score on held-out training pairs."""
-
-    n_parameters: int
-    n_pairs: int
-    n_examples: int
-    seconds: float
-    validation_before: float | None
-    validation: Curve
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
@@ -109,12 +104,13 @@ def summarise_run(
     """The summary of an evaluation.json.
 
     Raises:
-        ValueError: it is no evaluation, or has no image to sum up.
+        ValueError: it is no evaluation of this version, or has no image to sum up.
     """
-    if evaluation.get("schema") != EVALUATION_SCHEMA:
+    found = evaluation.get("schema"), evaluation.get("version")
+    if found != (SCHEMA, VERSION):
         raise ValueError(
-            f"schema={evaluation.get('schema')!r} is not {EVALUATION_SCHEMA!r}; give the folder of "
-            "a job whose evaluation is finished"
+            f"schema and version are {found}, expected {(SCHEMA, VERSION)}; evaluate the job again "
+            "with this version"
         )
     kept = [field.name for field in fields(Scores)]
     methods = {
@@ -149,23 +145,6 @@ def summarise_run(
     )
 
 
-def learned(workspace: Path) -> dict[str, Learned]:
-    """The trained restorers of a job's folder, from their cards."""
-    found = {}
-    for path in sorted(workspace.glob("restorers/*/model.json")):
-        card = json.loads(path.read_text())["meta"]
-        validation = card["validation"] or {"ssim_inputs": None, "ssim_curve": []}
-        found[path.parent.name] = Learned(
-            n_parameters=card["n_parameters"],
-            n_pairs=card["dataset"]["n_pairs_used"],
-            n_examples=card["n_images"],
-            seconds=card["seconds"],
-            validation_before=validation["ssim_inputs"],
-            validation=[(step, ssim) for step, ssim in validation["ssim_curve"]],
-        )
-    return found
-
-
 def _as_dict(value: Disagreement | None) -> dict[str, Any] | None:
     return None if value is None else asdict(value)
 
@@ -198,16 +177,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         restorers=restorers,
     )
     if options.curves is not None:
-        validated = {name: facts for name, facts in restorers.items() if facts.validation}
-        before = [facts.validation_before for facts in validated.values()]
-        options.curves.write_bytes(
-            draw(
-                evaluation,
-                {method_title(name)[0]: facts.validation for name, facts in validated.items()},
-                before_learning=before[0] if before else None,
-                titles={name: method_title(name)[0] for name in evaluation["methods"]},
-            )
-        )
+        titles = {name: method_title(name)[0] for name in [*evaluation["methods"], *restorers]}
+        options.curves.write_bytes(draw(evaluation, restorers, titles=titles))
     options.json.write_text(json.dumps(asdict(summary), indent=1) + "\n")
 
 

@@ -222,8 +222,9 @@ def hour_restorers() -> dict[str, RestorerPlan]:
     """Both restorers as one core trains them in about an hour each, on tens of thousands of pairs.
 
     They work on patches of 2x2 pixels, which makes them see the whole picture. BF-DnCNN is half as
-    deep as the paper's and wider, since it learns faster so; EDM sees more of the high noise
-    levels, where the reconstruction says what the noisy image does not. Mirrored pairs and the best
+    deep as the paper's and wider, since it learns faster so; EDM diffuses residuals (.33 of [-1, 1]
+    in these pairs) and sees more of the high noise levels, where the reconstruction says what the
+    noisy image does not. Mirrored pairs and the best
     of the validations keep both from learning these few pairs by heart.
     """
     training = RestorerTraining(
@@ -240,7 +241,7 @@ def hour_restorers() -> dict[str, RestorerPlan]:
         "bf_dncnn": BFDnCNN(
             depth=10, n_channels=96, patch=2, loss_terms="mse+ssim", ssim_weight=0.3
         ),
-        "edm": EDM(size="mini", P_mean=0.0),
+        "edm": EDM(size="mini", target="residual", sigma_data=0.33, P_mean=0.0),
     }
     return {
         name: RestorerPlan(restorer=restorer, training=training, validation=validation)

@@ -64,6 +64,8 @@ def square(pixels: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
 
 
 def rgb_pixels(image: Image.Image) -> npt.NDArray[np.uint8]:
+    """(h, w, 3) of a picture of any mode: grey is repeated, 16 bits are cut to 8, and transparency
+    is laid on black."""
     if image.mode == "RGB":
         return np.asarray(image)
     if image.mode.startswith("I;16") or image.mode == "I":

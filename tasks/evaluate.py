@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,6 @@ import torch
 from torch import Tensor, nn
 
 from recon_core.matching import fit_to_range
-from recon_core.restore.generic import GENERIC_RESTORERS
 from recon_core.summary import best_matches
 from recon_core.types import seeded_generator
 from storage.dataset import Dataset
@@ -47,7 +46,7 @@ from tasks.evaluation_record import (
     weights_digest,
     write_record,
 )
-from tasks.restore import Restores
+from tasks.restore import Restores, open_restorer, summarised
 from tasks.train import load_restorer
 
 RESTORE_ROWS = 512  # pictures handed to a restorer at once; bounds the memory of its samples
@@ -55,7 +54,7 @@ RESTORE_ROWS = 512  # pictures handed to a restorer at once; bounds the memory o
 Progress = Callable[[int, int, str], None]
 LoadRestorer = Callable[[Path, str], tuple[Restores, nn.Module]]
 Baseline = Literal["nlm", "tv", "wavelet"]
-BASELINES: tuple[Baseline, ...] = ("nlm", "tv", "wavelet")
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 """Restorers that learned nothing (`recon_core.restore.generic`), at their default settings."""
 
 
@@ -88,10 +87,10 @@ class Evaluation:
                 f"restore_iterations={self.restore_iterations!r}; expected 'last', 'all' or saved "
                 "iterations like [800, 1400]"
             )
-        unknown = [name for name in self.baselines if name not in GENERIC_RESTORERS]
+        unknown = [name for name in self.baselines if name not in BASELINES]
         if unknown or len(set(self.baselines)) < len(self.baselines):
             raise ValueError(
-                f"baselines={self.baselines!r}; expected some of {list(GENERIC_RESTORERS)}, each "
+                f"baselines={self.baselines!r}; expected some of {list(BASELINES)}, each "
                 "at most once"
             )
         if self.n_samples < 1 or self.grid_rows < 0:
@@ -124,8 +123,8 @@ def evaluate(
             images are left over for decoys; or a restorer's name cannot be a method's.
     """
     _check_names(restorers)
-    generic: dict[str, Restores] = {name: GENERIC_RESTORERS[name]() for name in config.baselines}
-    digests = {name: fingerprint_of("generic", repr(generic[name])) for name in generic}
+    baselines = {str(name): open_restorer(name) for name in config.baselines}
+    digests = {name: opened.fingerprint for name, opened in baselines.items()}
     digests |= {name: weights_digest(path) for name, path in restorers.items()}
     inputs = [dataset.content_hash, heldout.content_hash]
     fingerprint = fingerprint_of(VERSION, asdict(config), inputs, digests)
@@ -135,7 +134,7 @@ def evaluate(
     runs = _runs(config, dataset, heldout)
     steps = ["plain", *(["plain_all"] if config.restore_iterations != "all" else []), *digests]
     bench = _Bench(config, dataset, heldout, restorers, device, load or _load_restorer)
-    bench.loaded.update({name: (baseline, nn.Identity()) for name, baseline in generic.items()})
+    bench.loaded.update({name: (b.restorer, b.net) for name, b in baselines.items()})
     total = len(runs) * len(steps) * 100
     parts: dict[str, list[Arrays]] = {}
     seconds = dict.fromkeys(steps, 0.0)
@@ -342,8 +341,9 @@ def _restored(
         )
         n_given = len(samples)
         first.append(samples[0])
-        mean.append(samples.mean(dim=0))
-        spread.append((samples - mean[-1]).square().mean(dim=0).sqrt().mean(dim=(1, 2, 3)))
+        average, disagreement = summarised(samples)
+        mean.append(average)
+        spread.append(disagreement.mean(dim=(1, 2)))
     if n_given == 1:
         return {"": _Pictures(torch.cat(first))}
     return {
@@ -354,11 +354,11 @@ def _restored(
 
 def _check_names(restorers: Mapping[str, Path]) -> None:
     for name in restorers:
-        reserved = name.startswith("plain") or name in GENERIC_RESTORERS
+        reserved = name.startswith("plain") or name in BASELINES
         if not re.fullmatch("[a-z0-9_]+", name) or reserved:
             raise ValueError(
                 f"restorer name {name!r} cannot name a method; use lower-case letters, digits and "
-                f"'_', not a name that starts with 'plain' and none of {list(GENERIC_RESTORERS)}"
+                f"'_', not a name that starts with 'plain' and none of {list(BASELINES)}"
             )
 
 

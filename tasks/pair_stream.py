@@ -338,8 +338,6 @@ class _MadeUp:
                 generator=generator,
             )
             kinds.append((is_mixed, mixed))
-        if len(kinds) == 1:
-            return kinds[0][1]
         return interleaved(*kinds)
 
 

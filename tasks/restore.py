@@ -64,11 +64,11 @@ class Restores(Protocol):
 class OpenRestorer:
     """A restorer with everything it needs, ready to be called.
 
-    `name` and `settings` say what it is, `fingerprint` is the SHA-256 of its files (of its
-    settings if it has none). `resolution` is the (height, width) it works at, None where any will
-    do. Its network takes sides that are multiples of `patch`; others are made so by repeating the
-    last row and column, which are cut off again. One that is not `generative` has one answer per
-    picture.
+    `name` and `settings` say what it is, `fingerprint` is the SHA-256 of its file, which for a
+    trained one is the card that names the weights (of its settings if it has no file).
+    `resolution` is the (height, width) it works at, None where any will do. Its network takes
+    sides that are multiples of `patch`; others are made so by repeating the last row and column,
+    which are cut off again. One that is not `generative` has one answer per picture.
     """
 
     restorer: Restores
@@ -270,7 +270,7 @@ def summarised(samples: Tensor) -> tuple[Tensor, Tensor]:
     over the channels; 0 for one sample.
     """
     mean = samples.mean(dim=0)
-    return mean, samples.std(dim=0, correction=0).mean(dim=1)
+    return mean, (samples - mean).square().mean(dim=0).sqrt().mean(dim=1)
 
 
 def check_counts(n_samples: int, batch_size: int, seed: int) -> None:

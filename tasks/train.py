@@ -37,6 +37,8 @@ from tasks.train_validation import Validation, held_out_parts
 
 LATER_SETTINGS = {"precision": "float32", "accumulate": 1, "mirror": False}
 """Settings that came later, as what was trained before had them: its fingerprint stays."""
+LATER_RESTORER_SETTINGS: dict[str, dict[str, Any]] = {"edm": {"target": "image"}}
+"""The same of each kind of restorer; models that were written before lack them."""
 WHOLE_MODEL = "use the model as it was written, update the program, or train again"
 
 
@@ -164,6 +166,7 @@ def _described(settings: Any, where: str) -> Restorer:
             f"{where} describes no restorer: {settings!r} with kind={kind!r}; known are "
             f"{', '.join(RESTORERS)}; {WHOLE_MODEL}"
         )
+    settings = LATER_RESTORER_SETTINGS.get(kind, {}) | settings
     known = [one.name for one in fields(RESTORERS[kind])]
     odd = [f"{name}={settings[name]!r} is unknown" for name in settings if name not in known]
     odd += [f"{name} is missing" for name in known if name not in settings]
@@ -203,14 +206,10 @@ def training_fingerprint(
     """
     images = hashlib.sha256(repr(images_for_noise.shape).encode())
     images.update(np.ascontiguousarray(images_for_noise).data)
-    settings = asdict(training)
-    for name, before in LATER_SETTINGS.items():
-        if settings[name] == before:
-            del settings[name]
     body: dict[str, Any] = {
         "version": VERSION,
-        "restorer": asdict(restorer),
-        "training": settings,
+        "restorer": _without(LATER_RESTORER_SETTINGS.get(restorer.kind, {}), asdict(restorer)),
+        "training": _without(LATER_SETTINGS, asdict(training)),
         "curation": asdict(curation),
         "dataset": dataset.content_hash,
         "images_for_noise": images.hexdigest(),
@@ -221,3 +220,10 @@ def training_fingerprint(
     if validation.keep == "best":
         body["validation"] = asdict(validation)
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _without(later: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` but for those of `later` that are as before."""
+    return {
+        name: value for name, value in settings.items() if name not in later or value != later[name]
+    }

@@ -13,9 +13,19 @@ import pytest
 from PIL import Image
 
 from benchmarks import run_summary
-from benchmarks.restoration import disagreement, draw, gain, operating_points
+from benchmarks.restoration import (
+    COLOURS,
+    UNRESTORED,
+    Learned,
+    _colours,
+    disagreement,
+    draw,
+    gain,
+    learned,
+    operating_points,
+)
 from benchmarks.results_page import build_page
-from benchmarks.run_summary import learned, parse_run
+from benchmarks.run_summary import parse_run
 from recon_core.summary import bootstrap_interval, compare, detect
 from storage.checkpoints import save_checkpoint
 from tests.benchmarks.test_results_page import evaluation
@@ -84,14 +94,29 @@ def test_operating_points_are_those_of_every_threshold() -> None:
         assert any(np.allclose(point, pair) for pair in zip(false, found, strict=True))
 
 
-@pytest.mark.parametrize("learning", [{}, {"EDM": [(10, 0.3), (20, 0.4)]}])
-def test_the_figure_is_drawn(learning: dict[str, Any]) -> None:
-    titles = {"plain": "Attack", "plain_all": "Attack, all", "edm_x2": "EDM"}
-    png = draw(scores(0.05), learning, before_learning=0.35 if learning else None, titles=titles)
+@pytest.mark.parametrize("validation", [[], [(10, 0.3), (20, 0.4)]])
+def test_the_figure_is_drawn(validation: list[tuple[int, float]]) -> None:
+    titles = {"plain": "Attack", "plain_all": "Attack, all", "edm_x2": "EDM x2", "edm": "EDM"}
+    restorer = Learned(n_parameters=9, n_pairs=9, n_examples=9, seconds=1.0,
+                       validation_before=0.35 if validation else None,
+                       validation=validation)  # fmt: skip
+    png = draw(scores(0.05), {"edm": restorer}, titles=titles)
     image = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
-    panels = 3 if learning else 2
+    panels = 3 if validation else 2
     assert image.shape[1] / image.shape[0] == pytest.approx(panels * 4.2 / 3.9, rel=0.01)
     assert (image < 128).any(axis=2).mean() > 0.01
+    for k, shown in enumerate(np.array_split(image, panels, axis=1)):
+        of_edm = (shown == tuple(bytes.fromhex(COLOURS[0][1:]))).all(axis=2)
+        assert of_edm.sum() > 20, f"panel {k} has nothing in the colour of EDM"
+
+
+def test_a_restorer_has_a_colour_of_its_own_however_many_there_are() -> None:
+    names = [f"net{k}{end}" for k in range(len(COLOURS) + 1) for end in ("", "_x1", "_x20")]
+    colours = _colours(["plain", "plain_all", *names])
+    assert colours["plain"] == colours["plain_all"] == UNRESTORED
+    assert UNRESTORED not in {colours[name] for name in names}
+    assert colours["net0"] == colours["net0_x1"] == colours["net0_x20"] != colours["net1"]
+    assert len({colours[name] for name in names}) == len(COLOURS)
 
 
 def workspace(root: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.record import parse_lines
-from benchmarks.restoration_trend import main, measure
+from benchmarks.restoration_trend import cases, folder, main, measure
 from flows.presets import smoke
 from flows.settings import to_json
 from recon_core.restore import EDM, BFDnCNN
@@ -49,7 +49,7 @@ def test_every_case_is_trained_once_and_compared_with_the_same_pairs(job: Path) 
     assert len(found) == 6
     assert len({m.case for m in found}) == 6
     assert len({m.reference_value for m in found}) == 1
-    assert {m.ratio and m.ratio > 0 for m in found} == {True}
+    assert {m.case.split(", ")[-1] for m in found} == {"1 mixtures to a pair", "no mixtures"}
     cards = {path: path.read_bytes() for path in (job / "trend").glob("*/model.json")}
     assert len(cards) == 6
     held_out = {
@@ -58,6 +58,12 @@ def test_every_case_is_trained_once_and_compared_with_the_same_pairs(job: Path) 
     assert len(held_out) == 1
     main([str(job), "--only", "bf_dncnn", "--quick"])
     assert cards == {path: path.read_bytes() for path in (job / "trend").glob("*/model.json")}
+
+
+def test_a_recipe_without_mixtures_has_no_case_of_them() -> None:
+    found = list(cases(["edm"], mixtures=False, steps=(1, 2), parts=(3, 4)))
+    assert not any(case.mixtures for case in found)
+    assert len({folder(case) for case in found}) == len(found) == 5
 
 
 def test_what_is_not_there_is_said(job: Path, tmp_path: Path) -> None:

@@ -146,7 +146,9 @@ def test_a_summary_is_written_from_a_jobs_folder(tmp_path: Path) -> None:
 
 
 def test_something_else_is_not_summed_up() -> None:
-    with pytest.raises(ValueError, match="schema='other' is not 'palimpsest-evaluation'"):
+    with pytest.raises(ValueError, match=r"schema and version are \('palimpsest-evaluation', 1\)"):
+        summarise_run(evaluation() | {"version": 1}, name="x", command="x", seconds={})
+    with pytest.raises(ValueError, match=r"schema and version are \('other', 2\), expected"):
         summarise_run(
             evaluation() | {"schema": "other"}, name="x", command="x", seconds={}, picture=None
         )

@@ -10,17 +10,24 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 from recon_core.balance import Curation
-from recon_core.restore import BFDnCNN, NonfiniteLossError, Training
+from recon_core.restore import EDM, BFDnCNN, NonfiniteLossError, Restorer, Training
 from storage.checkpoints import load_checkpoint
 from storage.dataset import Dataset
 from storage.errors import StorageError
-from tasks.train import load_restorer, train_restorer
+from tasks.train import (
+    LATER_RESTORER_SETTINGS,
+    load_restorer,
+    train_restorer,
+    training_fingerprint,
+)
+from tasks.train_validation import Validation
 from tests.storage import stores
 from tests.tasks import restorers
 
@@ -303,6 +310,26 @@ def test_a_model_that_is_not_as_it_was_written_is_named(
     with pytest.raises(StorageError, match=rf"{out}/model\.json.*{said}") as raised:
         load_restorer(out, device="cpu")
     assert "\n" not in str(raised.value)
+
+
+def test_settings_that_came_later_change_nothing_before_them(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    edm = EDM(size="tiny", resolution=SIZE)
+    out = restorers.trained(tmp_path / "model", edm)
+    edited(out, target=None)
+    assert load_restorer(out, device="cpu")[0] == edm
+
+    def fingerprint(restorer: Restorer, training: Training) -> str:
+        return training_fingerprint(
+            restorer, training, dataset, CURATION, images(), validation=Validation()
+        )
+
+    before = fingerprint(edm, TRAINING)
+    with patch.dict(LATER_RESTORER_SETTINGS, clear=True):
+        assert fingerprint(edm, TRAINING) != before
+    assert fingerprint(replace(edm, target="residual"), TRAINING) != before
+    assert fingerprint(edm, replace(TRAINING, mirror=True)) != before
 
 
 def test_a_network_that_cannot_be_is_named(tmp_path: Path) -> None:

@@ -121,6 +121,32 @@ def test_the_condition_steers_the_samples() -> None:
     assert light.mean().item() == pytest.approx(0.8, abs=0.03)
 
 
+def test_a_residual_is_diffused_as_an_image_is() -> None:
+    residual, n = replace(EDM_PAPER, target="residual"), 6
+    condition = torch.randn(n, 3, 8, 8, generator=generator(2))
+    batch = Examples(
+        condition=condition,
+        target=condition + gaussian_examples(n).target,
+        augment=torch.zeros(n, 9),
+    )
+    lacking = replace(batch, target=batch.target - condition)
+    losses = [
+        edm.loss(KnowsTheGaussian(), examples, generator=generator())
+        for edm, examples in ((residual, batch), (EDM_PAPER, lacking), (EDM_PAPER, batch))
+    ]
+    assert losses[0] == losses[1] < losses[2]
+
+
+def test_restorations_from_residuals_are_the_condition_and_what_it_lacks() -> None:
+    condition = torch.cat([torch.full((32, 3, 8, 8), 0.25), torch.full((32, 3, 8, 8), 0.4)])
+    edm = EDM(n_steps=64, target="residual")
+    samples = edm.restore(KnowsTheGaussian(), condition, n_samples=4, seeds=torch.arange(64))
+    lacked = 2 * samples - 1 - (2 * condition - 1)
+    for half in lacked.split(32, dim=1):
+        assert half.mean().item() == pytest.approx(MU, abs=0.01)
+        assert half.std().item() == pytest.approx(STD, rel=0.02)
+
+
 def test_heun_is_of_second_order() -> None:
     # Zero-mean Gaussian data: x(0) = x(T) std / sqrt(std^2 + T^2) exactly; stop at sigma = .1 so
     # that the last, first-order step to zero plays no part.
