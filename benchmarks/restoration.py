@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,19 +33,25 @@ COLOURS = ("#0b6e99", "#c77800", "#a03c17", "#6b4a9a", "#3d7a3a", "#b0568c", "#8
 class Gain:
     """Mean difference to the attack alone on the same images; intervals of 95 %.
 
-    `of_victims` resamples whole runs. `ssim_at_all` is the difference to the best over all saved
-    iterations of the attack, which restorers do not see; None where that was not scored.
+    `of_victims` resamples whole runs. `of_good` is of the images that the attack alone brought
+    back (None: there is none); they are chosen by their score before, so that chance in it counts
+    against the restorer. `ssim_at_all` is the difference to the best over all saved iterations of
+    the attack, which restorers do not see; None where that was not scored. `ssim_over`: the
+    difference to each classical denoiser instead of the attack, with its interval.
     """
 
     ssim: float
     ssim_interval: Interval
     ssim_interval_of_victims: Interval
+    ssim_of_good: float | None = None
+    ssim_of_good_interval: Interval | None = None
     ssim_at_all: float | None
     ssim_at_all_interval: Interval | None
     haarpsi: float
     haarpsi_interval: Interval
     n_better: int
     n_worse: int
+    ssim_over: dict[str, tuple[float, Interval]] = field(default_factory=dict)
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
@@ -86,16 +92,25 @@ def gain(evaluation: Mapping[str, Any], method: str) -> Gain:
     ssim, haarpsi = (np.subtract(after[name], before[name]) for name in ("ssim", "haarpsi"))
     at_all = evaluation["methods"].get("plain_all")
     over_all = None if at_all is None else np.subtract(after["ssim"], at_all["targets"]["ssim"])
+    of_good = ssim[np.array(before["ssim"]) > evaluation["settings"]["good_threshold"]]
+    over = {
+        name: np.subtract(after["ssim"], evaluation["methods"][name]["targets"]["ssim"])
+        for name in evaluation["settings"]["baselines"]
+        if name != method
+    }
     return Gain(
         ssim=float(ssim.mean()),
         ssim_interval=bootstrap_interval(ssim),
         ssim_interval_of_victims=bootstrap_interval(ssim, groups=runs),
+        ssim_of_good=float(of_good.mean()) if len(of_good) else None,
+        ssim_of_good_interval=bootstrap_interval(of_good) if len(of_good) else None,
         ssim_at_all=None if over_all is None else float(over_all.mean()),
         ssim_at_all_interval=None if over_all is None else bootstrap_interval(over_all),
         haarpsi=float(haarpsi.mean()),
         haarpsi_interval=bootstrap_interval(haarpsi),
         n_better=after["compared_with_plain"]["n_better"],
         n_worse=after["compared_with_plain"]["n_worse"],
+        ssim_over={name: (float(d.mean()), bootstrap_interval(d)) for name, d in over.items()},
     )
 
 

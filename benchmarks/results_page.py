@@ -106,6 +106,9 @@ def _gains(run: RunSummary) -> list[str]:
                 "" if gain is None else _difference(gain.ssim, gain.ssim_interval),
                 "" if gain is None else _bounds(gain.ssim_interval_of_victims, "+.3f"),
                 ""
+                if gain is None or gain.ssim_of_good is None
+                else _difference(gain.ssim_of_good, gain.ssim_of_good_interval),
+                ""
                 if gain is None or gain.ssim_at_all is None
                 else _difference(gain.ssim_at_all, gain.ssim_at_all_interval),
                 "" if gain is None else _difference(gain.haarpsi, gain.haarpsi_interval),
@@ -122,7 +125,8 @@ def _gains(run: RunSummary) -> list[str]:
         )
     rates = next((list(m.found_at) for m in run.methods.values() if m.found_at), [])
     header = (
-        *("method", "SSIM gained", "interval over victims", "over all saved steps"),
+        *("method", "SSIM gained", "interval over victims", "of images that were good"),
+        "over all saved steps",
         *("HaarPSI gained", "better, worse", "AUC"),
         f"found at {', '.join(f'{100 * float(rate):g} %' for rate in rates)} false positives",
         "disagreement: good, others, decoys",
@@ -131,7 +135,24 @@ def _gains(run: RunSummary) -> list[str]:
         "Gains are means of differences to the attack alone on the same image; brackets are 95 % "
         "bootstrap intervals over images, and in one column over whole victims.\n"
     )
-    return [_table(header, rows), text]
+    return [_table(header, rows), text, *_over_baselines(run)]
+
+
+def _over_baselines(run: RunSummary) -> list[str]:
+    """What the trained restorers gained over the classical denoisers."""
+    baselines = {name for m in run.methods.values() if m.gain for name in m.gain.ssim_over}
+    trained = {
+        name: m.gain.ssim_over
+        for name, m in run.methods.items()
+        if m.gain and name not in baselines
+    }
+    if not baselines or not trained:
+        return []
+    rows = [
+        (f"`{name}`", *(_difference(*over[baseline]) for baseline in sorted(baselines)))
+        for name, over in trained.items()
+    ]
+    return [_table(("SSIM gained over", *(f"`{name}`" for name in sorted(baselines))), rows)]
 
 
 def _learned(run: RunSummary) -> list[str]:

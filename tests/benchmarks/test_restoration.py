@@ -49,12 +49,17 @@ def scores(shift: float) -> dict[str, Any]:
             "targets": side(values, plain),
             "decoys": side(decoys, decoys),
         }
-        for name, values in (("plain", plain), ("plain_all", plain + 0.01), ("edm_x2", after))
+        for name, values in (
+            ("plain", plain),
+            ("plain_all", plain + 0.01),
+            ("tv", plain + 0.02),
+            ("edm_x2", after),
+        )
     }
     for name in ("targets", "decoys"):
         methods["edm_x2"][name]["disagreement"] = spread[name]
     return {
-        "settings": {"good_threshold": 0.4, "baselines": []},
+        "settings": {"good_threshold": 0.4, "baselines": ["tv"]},
         "targets": {"run": run.tolist()},
         "methods": methods,
     }
@@ -70,7 +75,22 @@ def test_gains_are_paired_and_victims_vary_more_than_images() -> None:
     assert of_victims[1] - of_victims[0] > 2 * width
     assert found.ssim_at_all == pytest.approx(found.ssim - 0.01)
     assert (found.n_better, found.n_worse) == (40, 0)
+    over, interval = found.ssim_over["tv"]
+    assert over == pytest.approx(found.ssim - 0.02)
+    assert interval == pytest.approx([end - 0.02 for end in found.ssim_interval])
     assert gain(scores(-0.05), "edm_x2").ssim_interval[1] < 0
+
+
+def test_the_gain_of_good_images_is_of_those_that_were_good_before() -> None:
+    record = scores(0.0)
+    before = np.array(record["methods"]["plain"]["targets"]["ssim"])
+    after = np.where(before > 0.4, before + 0.03, before - 0.1)
+    record["methods"]["edm_x2"]["targets"]["ssim"] = list(after)
+    found = gain(record, "edm_x2")
+    assert found.ssim < 0
+    assert (found.ssim_of_good, *(found.ssim_of_good_interval or ())) == pytest.approx([0.03] * 3)
+    record["settings"]["good_threshold"] = 0.9
+    assert gain(record, "edm_x2").ssim_of_good_interval is None
 
 
 def test_disagreement_is_told_apart_by_what_came_back() -> None:
@@ -96,7 +116,7 @@ def test_operating_points_are_those_of_every_threshold() -> None:
 
 @pytest.mark.parametrize("validation", [[], [(10, 0.3), (20, 0.4)]])
 def test_the_figure_is_drawn(validation: list[tuple[int, float]]) -> None:
-    titles = {"plain": "Attack", "plain_all": "Attack, all", "edm_x2": "EDM x2", "edm": "EDM"}
+    titles = {name: name.upper() for name in ("plain", "plain_all", "tv", "edm_x2", "edm")}
     restorer = Learned(n_parameters=9, n_pairs=9, n_examples=9, seconds=1.0,
                        validation_before=0.35 if validation else None,
                        validation=validation)  # fmt: skip
@@ -105,9 +125,10 @@ def test_the_figure_is_drawn(validation: list[tuple[int, float]]) -> None:
     panels = 3 if validation else 2
     assert image.shape[1] / image.shape[0] == pytest.approx(panels * 4.2 / 3.9, rel=0.01)
     assert (image < 128).any(axis=2).mean() > 0.01
-    for k, shown in enumerate(np.array_split(image, panels, axis=1)):
-        of_edm = (shown == tuple(bytes.fromhex(COLOURS[0][1:]))).all(axis=2)
-        assert of_edm.sum() > 20, f"panel {k} has nothing in the colour of EDM"
+    red, _green, blue = np.moveaxis(image.astype(int), 2, 0)
+    orange = red - blue > 40
+    for k, shown in enumerate(np.array_split(orange, panels, axis=1)):
+        assert shown.sum() > 20, f"panel {k} has nothing in the orange of the second method"
 
 
 def test_a_restorer_has_a_colour_of_its_own_however_many_there_are() -> None:
@@ -152,6 +173,9 @@ def test_a_summary_has_gains_learning_and_a_figure(tmp_path: Path) -> None:
     assert method.disagreement is not None
     assert summary.methods["plain"].gain is None
     page = build_page({"run-x.json": out.read_text()})
+    over, (low, high) = method.gain.ssim_over["tv"]
+    assert "| SSIM gained over | `tv` |" in page
+    assert f"| `edm_x3` | {over:+.3f} [{low:+.3f}, {high:+.3f}] |" in page
     assert "| `edm` | 123,456 | 7,890 | 6,400 | 61.5 s | 0.310 | 0.370 |" in page
     assert f"{method.gain.ssim:+.3f}" in page
     assert "![X](results/x-curves.png)" in page
