@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.record import Measurement, hardware, said, versions
 from flows.presets import Recipe, RestorerPlan
@@ -27,6 +28,9 @@ from tasks.train import train_restorer
 from tasks.train_validation import held_out_parts
 from tasks.workers import resolve_device
 from tasks.workspace import Workspace
+
+N_SAMPLES, N_SAMPLER_STEPS = 16, 9
+"""Of a diffusion restorer, in the validations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +73,7 @@ def measure(workspace: Path, *, only: str | None, quick: bool) -> Iterator[Measu
         raise ValueError(f"--only {only}: the job has the restorers {list(recipe.restorers)}")
     dataset = Dataset(Workspace.found(workspace).pairs("train"))
     images = recipe.images("train").images
-    steps, parts = ((4, 8), (1, 2)) if quick else ((500, 2000), (4, 14))
+    steps, parts = ((4, 8), (1, 2)) if quick else ((200, 800), (4, 14))
     device = resolve_device("auto")
     mixtures = recipe.curation.mixture_fraction > 0
     for case in cases(names, mixtures=mixtures, steps=steps, parts=parts):
@@ -89,7 +93,10 @@ def measure(workspace: Path, *, only: str | None, quick: bool) -> Iterator[Measu
 
 
 def planned(plan: RestorerPlan, case: Case) -> RestorerPlan:
-    """The recipe's plan with the case's steps and size, validated at the end and half-way."""
+    """The recipe's plan with the case's steps and size, validated at the end.
+
+    Scored is the mean of `N_SAMPLES` samples, of fewer sampler steps than the recipe's.
+    """
     restorer: Restorer = plan.restorer
     if case.smaller and isinstance(restorer, EDM):
         restorer = replace(restorer, size="tiny")
@@ -99,7 +106,12 @@ def planned(plan: RestorerPlan, case: Case) -> RestorerPlan:
         plan,
         restorer=restorer,
         training=replace(plan.training, n_steps=case.n_steps),
-        validation=replace(plan.validation, every=max(1, case.n_steps // 2)),
+        validation=replace(
+            plan.validation,
+            every=case.n_steps,
+            n_samples=N_SAMPLES,
+            n_sampler_steps=N_SAMPLER_STEPS,
+        ),
     )
 
 
@@ -122,21 +134,17 @@ def folder(case: Case) -> str:
     return f"{case.name}-{case.n_steps}-of-{parts}{kinds}"
 
 
-def measurement(case: Case, card: dict[str, object]) -> Measurement:
+def measurement(case: Case, card: dict[str, Any]) -> Measurement:
     """1 - SSIM at the end, beside that of the unrestored pairs."""
-    facts = card["validation"]
-    dataset, curation = card["dataset"], card["curation"]
-    assert isinstance(facts, dict)
-    assert isinstance(dataset, dict)
-    assert isinstance(curation, dict)
-    mixed = curation["mixture_fraction"]
+    facts, mixed = card["validation"], card["curation"]["mixture_fraction"]
     after, before = 1 - facts["ssim_curve"][-1][1], 1 - facts["ssim_inputs"]
     described = [
         case.name,
         f"{card['n_parameters']:,} parameters",
         f"{case.n_steps:,} steps",
-        f"{dataset['n_pairs_used']:,} pairs",
+        f"{card['dataset']['n_pairs_used']:,} pairs",
         f"{mixed:g} mixtures to a pair" if mixed else "no mixtures",
+        *([f"mean of {N_SAMPLES} samples"] if card["restorer"]["kind"] == "edm" else []),
     ]
     return Measurement(
         benchmark="restoration trend",
