@@ -106,3 +106,9 @@ def test_an_image_without_pictures_scores_nothing() -> None:
     none = best_matches(image[:0], image)
     assert none.row.tolist() == [-1, -1]
     assert none.ssim.tolist() == none.haarpsi.tolist() == [0.0, 0.0]
+
+
+def test_whole_runs_are_drawn_with_all_their_images() -> None:
+    # Two runs, of one image with 0 and of nine with 1: half of the draws have both, mean .9.
+    values, runs = np.array([0.0, *[1.0] * 9]), np.array([0, *[1] * 9])
+    assert bootstrap_interval(values, groups=runs, level=0.2) == pytest.approx((0.9, 0.9))

@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from torch.utils.data import DataLoader
 
 from recon_core.balance import Curation, curated_repeats, occurrences
 from recon_core.matching import fit_to_range
+from recon_core.restore.mixtures import mixture_examples
 from storage.dataset import Dataset
 from storage.errors import CorruptPartError, StorageError, StoreMismatchError
 from storage.windows import BLOCK_ROWS
@@ -176,6 +178,15 @@ def test_mixtures_are_added_in_their_proportion(dataset: Dataset) -> None:
     assert rows(only[1]) == rows(examples(dataset))
     stronger = replace(CURATION, noise_fraction=0.0, mixture_fraction=0.1, mixture_strength=9.0)
     assert rows(examples(dataset, curation=stronger)) != rows(only[0])
+
+
+def test_a_mixture_is_of_as_many_images_as_a_run_has(dataset: Dataset) -> None:
+    curation = replace(CURATION, mixture_fraction=1.0)
+    with patch.object(pair_stream, "mixture_examples", wraps=mixture_examples) as made:
+        next(iter(examples(dataset, curation=curation, prefetch=False)))
+    n_images = dataset.n_targets // dataset.n_runs
+    assert n_images > 2
+    assert {call.kwargs["n_mixed"] for call in made.call_args_list} == {n_images}
 
 
 def test_conditions_are_reconstructions_fitted_to_the_range(dataset: Dataset) -> None:

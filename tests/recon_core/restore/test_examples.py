@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recon_core.matching import fit_to_range
-from recon_core.restore.examples import make_examples, noise_examples, to_pictures
+from recon_core.restore.examples import Examples, make_examples, noise_examples, to_pictures
 
 
 def stream_batch(n: int) -> dict[str, np.ndarray]:
@@ -131,3 +131,14 @@ def test_no_noise_examples_of_no_images() -> None:
     assert len(noise_examples(images, n_examples=0, n_averaged=3, generator=generator)) == 0
     with pytest.raises(ValueError, match="images is empty"):
         noise_examples(images[:0], n_examples=1, n_averaged=3, generator=generator)
+
+
+def test_a_mirrored_example_is_flipped_on_both_sides_and_others_are_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    condition, target = torch.rand(2, 2, 3, 4, 5, generator=generator)
+    examples = Examples(condition=condition, target=target, augment=torch.zeros(2, 9))
+    mirrored = examples.mirrored(torch.tensor([True, False]))
+    for before, after in ((condition, mirrored.condition), (target, mirrored.target)):
+        assert torch.equal(after[0], before[0].flip(-1))
+        assert torch.equal(after[1], before[1])
+    assert mirrored.augment[:, 0].tolist() == [1.0, 0.0]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recon_core.restore.examples import Examples, interleaved, to_pictures
-from recon_core.restore.mixtures import WHITE, mixture_examples
+from recon_core.restore.mixtures import STRENGTH_SPREAD, WHITE, _weights, mixture_examples
 from tests.recon_core.small_runs import ALL, N, images, run, specs
 
 
@@ -91,3 +91,18 @@ def test_what_an_attack_gives_is_a_mixture_of_the_runs_images() -> None:
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).double()
         by_chance = torch.linalg.lstsq(centred.T, noise.T).solution.T @ centred
         assert by_chance.square().sum() < 2 * (N - 1) / x.shape[1] * noise.square().sum()
+
+
+def test_the_other_images_weights_have_heavy_tails_and_a_norm_that_varies() -> None:
+    n, n_mixed, strength = 4000, 40, 1.3
+    own = torch.randint(n_mixed, (n,), generator=torch.Generator().manual_seed(1))
+    weights = _weights(n, n_mixed, own, strength, torch.Generator().manual_seed(0))
+    rows = torch.arange(n)
+    assert torch.equal(weights[rows, own], torch.ones(n))
+    weights[rows, own] = 0
+    norm = weights.norm(dim=1)
+    assert norm.median().item() == pytest.approx(strength, rel=0.03)
+    assert norm.log().std().item() == pytest.approx(STRENGTH_SPREAD, rel=0.05)
+    # The largest of 39 normal numbers has on average 12 % of their energy, of Student's t more.
+    share = (weights.abs().amax(dim=1) / norm).square().mean().item()
+    assert share > 0.2
