@@ -117,9 +117,21 @@ def test_an_image_of_nothing_is_like_nothing_but_its_exact_copy() -> None:
 
 
 def test_detail_that_is_only_rounding_is_none() -> None:
-    edged = torch.full((1, 3, 64, 64), 90, dtype=torch.uint8)
-    edged[..., :2, :2] = 0  # too far from the inside to be blurred into it
-    assert duplicates.most_alike(edged, edged + 1).correlation.item() == 0
+    ramp = (torch.arange(64) * 3).expand(1, 3, 64, 64).to(torch.uint8)
+    noise = torch.where(torch.rand(64, 64, generator=torch.Generator().manual_seed(0)) > 0.5, 1, 0)
+    same = ramp.float() / 255
+    nearly = same * (1 + noise * torch.finfo(torch.float32).eps)
+    assert not torch.equal(same, nearly)
+    assert duplicates.most_alike(same, nearly).correlation.item() == 0
+
+
+def test_the_same_detail_on_another_picture_is_no_copy() -> None:
+    detail = 12 * torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0))
+    down = torch.linspace(60, 190, 32)[:, None].expand(3, 32, 32)
+    one, other = ((ramp + detail).round().to(torch.uint8)[None] for ramp in (down, down.flip(1)))
+    unit = [duplicates._directions(image)[1] for image in (one, other)]
+    assert (unit[0] @ unit[1].T).item() > 0.95
+    assert len(near_duplicates(one, other).rows) == 0
 
 
 def test_without_others_there_is_no_copy() -> None:
