@@ -73,6 +73,7 @@ class Claim:
     """A claim of a paper, and what our check of it gave.
 
     `holds` is None where the claim cannot be tested at the size that was run; `ours` says why.
+    `rule`: what decides, in words.
     """
 
     claim: str
@@ -80,6 +81,7 @@ class Claim:
     theirs: str
     ours: str
     holds: bool | None
+    rule: str | None = None
     command: str
     seconds: float
     hardware: Hardware

@@ -197,11 +197,12 @@ def _claims(paper: str, claims: Iterable[Claim]) -> str:
             claim.theirs,
             claim.ours,
             HOLDS[claim.holds],
+            claim.rule or "",
             f"`{claim.command}`, {_number(claim.seconds)} s, {_hardware(claim.hardware)}",
         )
         for claim in claims
     ]
-    header = ("claim", "where", "theirs", "ours", "holds", "how")
+    header = ("claim", "where", "theirs", "ours", "holds", "rule", "how")
     return f"### Paper {paper}\n\n{_table(header, rows)}"
 
 

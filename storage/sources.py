@@ -13,8 +13,8 @@ from __future__ import annotations
 import hashlib
 import re
 import tarfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -63,6 +63,32 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def without(self, rows: Sequence[int], *, because: str) -> ImageSet:
+        """The set without the pictures in `rows`, with a note that says how many and `because`.
+
+        Its ids are its own rows, and its hash is its own. Without rows it is this set.
+
+        Raises:
+            ValueError: a row is not there, or no picture would be left.
+        """
+        if not len(rows):
+            return self
+        if min(rows) < 0 or max(rows) >= len(self):
+            wrong = next(row for row in rows if not 0 <= row < len(self))
+            raise ValueError(f"row {wrong} is not in {self.name!r}; it has 0 to {len(self) - 1}")
+        kept = np.ones(len(self), np.bool_)
+        kept[np.asarray(rows, np.int64)] = False
+        if not kept.any():
+            raise ValueError(
+                f"all {len(self)} pictures of {self.name!r} ({self.split}) would be left out "
+                f"({because}); use other pictures"
+            )
+        n_left_out = int((~kept).sum())
+        note = f"{n_left_out} of {len(self)} pictures were left out: {because}."
+        return replace(
+            self, images=self.images[kept], labels=self.labels[kept], notes=(*self.notes, note)
+        )
 
 
 def load_images(

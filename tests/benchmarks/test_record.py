@@ -40,6 +40,7 @@ CLAIM = Claim(
     theirs="59 of 500",
     ours="3 of 40",
     holds=True,
+    rule="any",
     command="make claims",
     seconds=12.5,
     hardware=hardware(),

@@ -15,7 +15,7 @@ from PIL import Image
 from storage import photographs
 from storage.errors import SourceError
 from storage.pictures import read_picture, square
-from storage.sources import CIFAR_CLASSES, load_images
+from storage.sources import CIFAR_CLASSES, ImageSet, load_images
 
 
 def picture(path: Path, *, seed: int = 0, width: int = 32, height: int = 32) -> None:
@@ -28,6 +28,56 @@ def class_tree(root: Path, *, per_class: int = 3, classes: tuple[str, ...] = ("b
     for number, name in enumerate(classes):
         for index in range(per_class):
             picture(root / name / f"{index}.png", seed=100 * number + index)
+
+
+def numbered(n: int = 6) -> ImageSet:
+    """Pictures that show their row."""
+    images = np.arange(n, dtype=np.uint8)[:, None, None, None].repeat(3, axis=1)
+    labels = np.arange(n, dtype=np.int64) % 2
+    return ImageSet(
+        name="numbered",
+        split="heldout",
+        images=images,
+        labels=labels,
+        class_names=("even", "odd"),
+        notes=("First.",),
+    )
+
+
+# subsets
+
+
+def test_without_some_rows_images_and_labels_stay_together():
+    whole = numbered()
+    left = whole.without([4, 1, 4], because="they are copies")
+    assert left.images[:, 0, 0, 0].tolist() == [0, 2, 3, 5]
+    assert left.labels.tolist() == [0, 0, 1, 1]
+    assert left.notes == ("First.", "2 of 6 pictures were left out: they are copies.")
+    assert (left.name, left.split, left.class_names) == ("numbered", "heldout", ("even", "odd"))
+    again = ImageSet(
+        name="other",
+        split="heldout",
+        images=left.images,
+        labels=left.labels,
+        class_names=left.class_names,
+    )
+    assert left.content_hash == again.content_hash != whole.content_hash
+    assert len(whole) == 6
+
+
+def test_without_no_rows_nothing_changes():
+    whole = numbered()
+    assert whole.without([], because="nothing") is whole
+    assert whole.without(np.array([], np.int64).tolist(), because="nothing") is whole
+
+
+def test_rows_that_are_not_there_and_empty_sets_are_refused():
+    with pytest.raises(ValueError, match="row 6 is not in 'numbered'; it has 0 to 5"):
+        numbered().without([2, 6], because="x")
+    with pytest.raises(ValueError, match="row -1 is not in"):
+        numbered().without([-1], because="x")
+    with pytest.raises(ValueError, match=r"all 6 pictures of 'numbered' .* left out \(copies\)"):
+        numbered().without(range(6), because="copies")
 
 
 # photographs

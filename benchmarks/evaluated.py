@@ -1,0 +1,199 @@
+"""An evaluation.json as arrays: scores by method, paired differences and their intervals.
+
+Rows are (victim, image). A difference is taken row by row and its interval is the wider of two
+percentile bootstraps of 95 %: over whole victims, whose images stand or fall together, and over
+rows, which is what is left where there are one or two victims.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from recon_core.summary import bootstrap_interval
+
+SCHEMA, VERSION = "palimpsest-evaluation", 3
+PLAIN = "plain"
+
+Values = npt.NDArray[np.float64]
+Side = Literal["targets", "decoys"]
+Metric = Literal["ssim", "haarpsi"]
+
+
+class NotTestableError(Exception):
+    """The evaluation lacks what a claim is about; the message says what."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean with its interval of 95 %."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def is_above_0(self) -> bool:
+        return self.low > 0
+
+    @property
+    def is_below_0(self) -> bool:
+        return self.high < 0
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The record of an evaluation, version 3 (docs/evaluation.md)."""
+
+    record: Mapping[str, Any]
+
+    @property
+    def methods(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.record["methods"]
+        return found
+
+    @property
+    def threshold(self) -> float:
+        return float(self.record["settings"]["good_threshold"])
+
+    @property
+    def n_victims(self) -> int:
+        return len(set(self.record["targets"]["victim"]))
+
+    def of_kind(self, *kinds: str) -> list[str]:
+        return [name for name, body in self.methods.items() if body["kind"] in kinds]
+
+    def generic(self) -> list[str]:
+        """The restorers that did not learn from reconstructions.
+
+        Raises NotTestableError if none was scored.
+        """
+        names = self.of_kind("classical", "external")
+        if not names:
+            raise NotTestableError("no generic restorer was scored")
+        return names
+
+    def samples(self) -> tuple[str, str]:
+        """(one sample, the mean of most samples) of the first generative restorer.
+
+        Raises NotTestableError without one.
+        """
+        counts = {name: int(found[2]) for name in self.of_kind("trained")
+                  if (found := re.fullmatch(r"(.+)_x(\d+)", name))}  # fmt: skip
+        for name in counts:
+            stem = name.rpartition("_x")[0]
+            most = max((other for other in counts if other.rpartition("_x")[0] == stem),
+                       key=counts.__getitem__)  # fmt: skip
+            if counts[most] > 1 and f"{stem}_x1" in counts:
+                return f"{stem}_x1", most
+        raise NotTestableError("no mean of samples was scored")
+
+    def restored(self) -> str:
+        """The paper's method, the mean of samples; else the first trained restorer.
+
+        Raises NotTestableError without one.
+        """
+        try:
+            return self.samples()[1]
+        except NotTestableError:
+            for name in self.of_kind("trained"):
+                return name
+        raise NotTestableError("no trained restorer was scored")
+
+    def trained(self) -> list[str]:
+        """All trained restorers, generative ones by their means alone.
+
+        Raises NotTestableError if there is none.
+        """
+        names = [name for name in self.of_kind("trained") if not name.endswith("_x1")]
+        if not names:
+            raise NotTestableError("no trained restorer was scored")
+        return names
+
+    def scores(self, method: str, side: Side = "targets", metric: Metric = "ssim") -> Values:
+        return np.array(self.methods[method][side][metric], np.float64)
+
+    def good(self, method: str, side: Side = "targets") -> Values:
+        """1 where the SSIM is above the threshold, else 0."""
+        return (self.scores(method, side) > self.threshold).astype(np.float64)
+
+    def gain(self, after: str, before: str = PLAIN, metric: Metric = "ssim") -> Values:
+        """Per target, the score with `after` less the score with `before`."""
+        return self.scores(after, metric=metric) - self.scores(before, metric=metric)
+
+    def mean(self, values: Values) -> Difference:
+        """The mean of one value per target."""
+        victims = np.array(self.record["targets"]["victim"])
+        intervals = [bootstrap_interval(values), bootstrap_interval(values, groups=victims)]
+        low, high = max(intervals, key=lambda ends: ends[1] - ends[0])
+        return Difference(float(values.mean()), low, high)
+
+    def with_decoys(self, targets: Values, decoys: Values) -> Values:
+        """Per target, its value plus that of a decoy of the same victim.
+
+        Raises ValueError if the victims do not have as many decoys as targets.
+        """
+        mine, theirs = (np.array(self.record[side]["victim"]) for side in ("targets", "decoys"))
+        order, beside = (np.argsort(victims, kind="stable") for victims in (mine, theirs))
+        if not np.array_equal(mine[order], theirs[beside]):
+            raise ValueError("victims do not have as many decoys as targets; evaluate again")
+        total = targets.copy()
+        total[order] += decoys[beside]
+        return total
+
+    def detection(self, method: str) -> Values:
+        """One value per target whose mean is the area under the ROC curve.
+
+        With V(target) the share of decoys below it and V(decoy) the share of targets above it, ties
+        counting half, the values are V(target) + V(decoy) - area (DeLong et al. 1988): resampling
+        them varies targets and decoys.
+        """
+        scores, decoys = self.scores(method), self.scores(method, "decoys")
+        of_targets, of_decoys = _share_below(decoys, scores), 1 - _share_below(scores, decoys)
+        return self.with_decoys(of_targets - of_targets.mean(), of_decoys)
+
+
+def read_evaluation(path: Path) -> Evaluated:
+    """The evaluation in a file, or in a folder that has it.
+
+    Raises ValueError if it is something else or has no target.
+    """
+    file = path / "evaluation.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"{file} is not there; give an evaluation.json, or the folder it is in")
+    try:
+        record = json.loads(file.read_bytes())
+        found = record.get("schema"), record.get("version")
+    except (AttributeError, ValueError) as error:
+        raise ValueError(f"{file} is no evaluation ({error}); evaluate the job again") from error
+    if found != (SCHEMA, VERSION):
+        raise ValueError(
+            f"{file}: schema and version are {found}, expected {(SCHEMA, VERSION)}; evaluate the "
+            "job again with this version"
+        )
+    if not record["targets"]["victim"]:
+        raise ValueError(f"{file} has no target; evaluate a store with runs")
+    return Evaluated(record)
+
+
+def quoted(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _share_below(values: Values, thresholds: Values) -> Values:
+    """Of each threshold, the share of `values` below it; ties count half."""
+    ordered = np.sort(values)
+    below = np.searchsorted(ordered, thresholds, side="left")
+    not_above = np.searchsorted(ordered, thresholds, side="right")
+    share: Values = (below + not_above) / (2 * len(values))
+    return share

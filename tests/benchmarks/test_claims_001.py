@@ -1,0 +1,319 @@
+"""Every claim of paper 001 is made to hold, to fail and to be out of reach, on made-up scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import claims_001
+from benchmarks.claims_001 import STATEMENTS, Statement, check, named
+from benchmarks.evaluated import Evaluated, NotTestableError, read_evaluation
+from benchmarks.record import parse_claims
+from benchmarks.results_page import build_page
+from recon_core.summary import bootstrap_interval, detect
+
+N_VICTIMS, N_IMAGES = 12, 30
+VICTIM = np.repeat(np.arange(N_VICTIMS), N_IMAGES)
+N = len(VICTIM)
+Record = dict[str, Any]
+
+
+def record() -> Record:
+    """An evaluation in which every claim holds."""
+    rng = np.random.default_rng(0)
+    plain, decoys = rng.uniform(0.2, 0.55, N), rng.uniform(0.1, 0.36, N)
+
+    def side(values: Any) -> Record:
+        noise = rng.normal(0, 0.003, N)
+        return {"ssim": list(values), "haarpsi": list(0.8 * np.asarray(values) + noise)}
+
+    def method(kind: str, gain: float, of_decoys: float = 0.0) -> Record:
+        after = plain + gain + rng.normal(0, min(0.002, 0.1 * gain), N)
+        return {
+            "kind": kind,
+            "targets": side(after),
+            "decoys": side(decoys + of_decoys + 0.001 * rng.normal(size=N)),
+            "halves": {
+                "targets": {"ssim": [list(after - 0.005), list(rng.permutation(after) - 0.01)]}
+            },
+            "fast": {"n_good": 100, "n_missed_good": 2},
+        }
+
+    return {
+        "schema": "palimpsest-evaluation",
+        "version": 3,
+        "settings": {"good_threshold": 0.4},
+        "targets": {"victim": VICTIM.tolist()},
+        "decoys": {"victim": VICTIM[::-1].tolist()},
+        "seconds": {"plain": 1.5, "edm": 2.5},
+        "dataset": {
+            "attacks_per_victim": 5,
+            "n_runs": 60,
+            "outcomes": {"ok": 48, "stopped": 12},
+        },
+        "methods": {
+            "plain": method("attack", 0.0),
+            "plain_all": method("attack", 0.002),
+            "vote": method("vote", 0.01),
+            "tv": method("classical", 0.02),
+            "restormer": method("external", 0.03),
+            "edm_x1": method("trained", 0.07, 0.01),
+            "edm_x20": method("trained", 0.1, 0.01),
+            "bf": method("trained", 0.08, 0.01),
+        },
+        "hallucination": {
+            "edm_x20": {
+                "spearman": 0.6,
+                "interval": [0.5, 0.7],
+                "bins": [{"mean_rmse": 0.05}, {"mean_rmse": None}, {"mean_rmse": 0.2}],
+            }
+        },
+    }
+
+
+def shift(method: str, by: float, *, side: str = "targets", metric: str = "ssim") -> Any:
+    def change(made: Record) -> None:
+        scores = made["methods"][method][side]
+        scores[metric] = [value + by for value in scores[metric]]
+
+    return change
+
+
+def without(*kinds: str) -> Any:
+    def change(made: Record) -> None:
+        made["methods"] = {
+            name: body for name, body in made["methods"].items() if body["kind"] not in kinds
+        }
+
+    return change
+
+
+def several(*changes: Any) -> Any:
+    def change(made: Record) -> None:
+        for each in changes:
+            each(made)
+
+    return change
+
+
+def put(*path: Any, value: Any) -> Any:
+    def change(made: Record) -> None:
+        place = made
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+
+    return change
+
+
+def worse(n: int, *, where: Callable[[float], bool]) -> Any:
+    """The first n images that `where` picks by their plain score lose .05 by restoration."""
+
+    def change(made: Record) -> None:
+        plain = made["methods"]["plain"]["targets"]["ssim"]
+        for row in [row for row, score in enumerate(plain) if where(score)][:n]:
+            made["methods"]["edm_x20"]["targets"]["ssim"][row] = plain[row] - 0.05
+
+    return change
+
+
+def one_victim_gains(made: Record) -> None:
+    """The mean of samples gains .5 in one victim, and loses .02 in all others."""
+    gains = np.where(VICTIM == 3, 0.5, -0.02)
+    one = np.array(made["methods"]["edm_x1"]["targets"]["ssim"])
+    made["methods"]["edm_x20"]["targets"]["ssim"] = list(one + gains)
+
+
+def reversed_haarpsi(made: Record) -> None:
+    for body in made["methods"].values():
+        body["targets"]["haarpsi"] = [1 - value for value in body["targets"]["haarpsi"]]
+
+
+def nothing_good(made: Record) -> None:
+    for body in made["methods"].values():
+        for side in ("targets", "decoys"):
+            body[side]["ssim"] = [0.5 * value for value in body[side]["ssim"]]
+
+
+def every_half(value: Any) -> Any:
+    return several(*(put("methods", m, "halves", value=value) for m in ("plain", "edm_x20")))
+
+
+def every_fast(value: Any) -> Any:
+    return several(*(put("methods", m, "fast", value=value) for m in record()["methods"]))
+
+
+APART = {"targets": {"ssim": [[0.5] * N, [0.45] * N]}}
+FALSE = {
+    claims_001.good_count_rises: [shift("edm_x20", -0.2), shift("edm_x20", -0.1)],
+    claims_001.good_count_rises_beyond_decoys: [shift("edm_x20", 0.4, side="decoys")],
+    claims_001.mean_beats_one_sample: [shift("edm_x1", 0.05), one_victim_gains],
+    claims_001.trained_beat_generic: [shift("bf", -0.07), shift("restormer", 0.06)],
+    claims_001.generic_gain_little: [
+        shift("restormer", 0.04),
+        several(shift("edm_x20", -0.11), shift("tv", -0.2), shift("restormer", -0.2)),
+    ],
+    claims_001.almost_none_is_worse: [worse(5, where=lambda _score: True)],
+    claims_001.almost_none_of_the_good_is_worse: [worse(3, where=lambda score: score > 0.4)],
+    claims_001.halves_agree: [
+        put("methods", name, "halves", value=APART) for name in ("plain", "edm_x20")
+    ],
+    claims_001.disagreement_grows_with_error: [
+        put("hallucination", "edm_x20", "interval", value=[-0.01, 0.3])
+    ],
+    claims_001.some_runs_are_given_up: [
+        put("dataset", "outcomes", "stopped", value=n) for n in (0, 30)
+    ],
+    claims_001.vote_beats_best: [shift("vote", -0.012)],
+    claims_001.scores_are_about_training_images: [
+        shift("edm_x20", 0.3, side="decoys"),
+        shift("edm_x20", 0.14, side="decoys"),
+    ],
+    claims_001.measures_agree: [reversed_haarpsi, shift("tv", 0.2, metric="haarpsi")],
+    claims_001.fast_search_misses_little: [
+        put("methods", "bf", "fast", value={"n_good": 3, "n_missed_good": 4})
+    ],
+}
+NULL = {
+    claims_001.good_count_rises: [nothing_good, without("trained")],
+    claims_001.good_count_rises_beyond_decoys: [nothing_good, without("trained")],
+    claims_001.mean_beats_one_sample: [lambda made: made["methods"].pop("edm_x20")],
+    claims_001.trained_beat_generic: [without("classical", "external"), without("trained")],
+    claims_001.generic_gain_little: [without("classical", "external")],
+    claims_001.almost_none_is_worse: [without("trained")],
+    claims_001.almost_none_of_the_good_is_worse: [nothing_good],
+    claims_001.halves_agree: [every_half(None)],
+    claims_001.disagreement_grows_with_error: [
+        put("hallucination", value={}),
+        put("hallucination", "edm_x20", "spearman", value=None),
+    ],
+    claims_001.some_runs_are_given_up: [put("dataset", "attacks_per_victim", value=1)],
+    claims_001.vote_beats_best: [without("vote")],
+    claims_001.scores_are_about_training_images: [without("trained")],
+    claims_001.measures_agree: [without("trained", "classical", "external", "vote", "attack")],
+    claims_001.fast_search_misses_little: [every_fast(None)],
+}
+
+
+def cases(table: Any) -> Any:
+    found = [(s, change) for s in STATEMENTS for change in table[s.check]]
+    names = [f"{s.check.__name__}-{k}" for k, (s, _change) in enumerate(found)]
+    return pytest.mark.parametrize(("statement", "change"), found, ids=names)
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=lambda s: s.check.__name__)
+def test_claims_hold(statement: Statement) -> None:
+    ours, holds = statement.check(Evaluated(record()))
+    assert holds, ours
+
+
+@cases(FALSE)
+def test_claims_fail(statement: Statement, change: Any) -> None:
+    made = record()
+    change(made)
+    ours, holds = statement.check(Evaluated(made))
+    assert not holds, ours
+
+
+@cases(NULL)
+def test_claims_are_out_of_reach(statement: Statement, change: Any) -> None:
+    made = record()
+    change(made)
+    with pytest.raises(NotTestableError):
+        statement.check(Evaluated(made))
+
+
+def test_the_numbers_are_those_of_the_scores() -> None:
+    e = Evaluated(record())
+    before, after = (np.array(e.methods[m]["targets"]["ssim"]) for m in ("plain", "edm_x20"))
+    ours, _holds = claims_001.good_count_rises(e)
+    assert f"-> {(after > 0.4).sum()} good of {N} with edm_x20" in ours
+    assert ours.startswith(f"{(before > 0.4).sum()} (")
+    gain = e.mean(e.gain("edm_x20"))
+    assert gain.mean == pytest.approx((after - before).mean())
+    over_rows = bootstrap_interval(after - before)
+    over_victims = bootstrap_interval(after - before, groups=VICTIM)
+    assert (gain.low, gain.high) in (over_rows, over_victims)
+    assert gain.high - gain.low == max(np.ptp(over_rows), np.ptp(over_victims))
+    decoys = np.array(e.methods["edm_x20"]["decoys"]["ssim"])
+    assert e.detection("edm_x20").mean() == pytest.approx(detect(after, decoys)["auc"])
+
+
+def test_one_victim_still_has_an_interval() -> None:
+    made = record()
+    for side in ("targets", "decoys"):
+        made[side]["victim"] = [0] * N
+    difference = Evaluated(made).mean(np.random.default_rng(0).normal(0, 1, N))
+    assert difference.low < difference.mean < difference.high
+
+
+def test_decoys_are_those_of_the_same_victim() -> None:
+    e = Evaluated(record())  # its decoys stand in the opposite order
+    total = e.with_decoys(100.0 * VICTIM, 1.0 * VICTIM[::-1])
+    assert total.tolist() == (101.0 * VICTIM).tolist()
+    made = record()
+    made["decoys"]["victim"][0] = 0
+    with pytest.raises(ValueError, match="as many decoys as targets"):
+        Evaluated(made).with_decoys(np.zeros(N), np.zeros(N))
+
+
+def test_the_file_has_every_claim_of_every_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, made in (("small", record()), ("large", record())):
+        if name == "large":
+            nothing_good(made)
+        (tmp_path / name / "evaluation").mkdir(parents=True)
+        (tmp_path / name / "evaluation" / "evaluation.json").write_text(json.dumps(made))
+    out = tmp_path / "claims-001.json"
+    paths = [tmp_path / "small/evaluation", tmp_path / "large/evaluation/evaluation.json"]
+    claims_001.main([*map(str, paths), "--json", str(out), "--command", "palimpsest x"])
+    claims = parse_claims(out.read_text(), name=out.name)
+    assert len(claims) == 2 * len(STATEMENTS)
+    assert [claim.ours.split(":")[0] for claim in claims[:2]] == ["small", "large"]
+    assert [claim.holds for claim in claims[:2]] == [True, None]
+    assert all(4 <= claim.seconds < 60 for claim in claims)
+    assert {claim.command for claim in claims} == {"palimpsest x"}
+    printed = capsys.readouterr().out
+    assert "HOLDS: Restoration raises the number of good reconstructions" in printed
+    assert "NOT TESTABLE HERE: " in printed
+    page = build_page({"claims-001.json": out.read_text()})
+    for claim in claims:
+        assert claim.rule is not None
+        assert f"| {claim.claim} | {claim.where} | {claim.theirs} |" in page
+        assert f"| {claim.rule} |" in page
+
+
+def test_claims_without_a_rule_are_read() -> None:
+    claim = dataclasses.asdict(next(check(Evaluated(record()), name="x", command="x")))
+    del claim["rule"]
+    assert parse_claims(json.dumps([claim]), name="claims-004.json")[0].rule is None
+
+
+def test_an_evaluation_is_named_after_its_job(tmp_path: Path) -> None:
+    assert named(tmp_path / "job" / "evaluation" / "evaluation.json") == "job"
+    assert named(tmp_path / "other" / "evaluation.json") == "other"
+
+
+def test_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "evaluation.json"
+    with pytest.raises(ValueError, match="is not there; give an evaluation"):
+        read_evaluation(path)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="is no evaluation"):
+        read_evaluation(path)
+    path.write_text(json.dumps(record() | {"version": 2}))
+    with pytest.raises(ValueError, match=r"\('palimpsest-evaluation', 2\), expected"):
+        read_evaluation(tmp_path)
+    path.write_text(json.dumps(record() | {"targets": {"victim": []}}))
+    with pytest.raises(ValueError, match="has no target"):
+        read_evaluation(path)
+    with pytest.raises(SystemExit):
+        claims_001.main([str(path)])
+    assert "has no target" in capsys.readouterr().err
