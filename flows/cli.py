@@ -35,7 +35,10 @@ INTERRUPTED = 130
 """What typer makes of a KeyboardInterrupt."""
 DEFAULT_STORE = Path("palimpsest-runs/demo")
 WORKSPACE_ENTRIES = frozenset(
-    {"recipe.json", "pairs", "heldout", "curation.json", "restorers", "evaluation", "timings.json"}
+    {
+        *("recipe.json", "timings.json", "pairs", "heldout", "heldout-excluded.json"),
+        *("curation.json", "restorers", "evaluation"),
+    }
 )
 
 app = typer.Typer(

@@ -8,6 +8,7 @@ from typing import Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
+from flows.heldout import images_of
 from flows.presets import Recipe
 from flows.settings import resolve, to_json
 from storage.dataset import Dataset
@@ -50,7 +51,7 @@ def generate(
     workers = workers or Workers()
     workspace = Workspace(store, recipe.pairs_at)
     device = device_of(workers)
-    images = recipe.images(split)
+    images = images_of(recipe, split, store)
     plan = Plan(recipe.campaign(split), images)
     _check_place(store, recipe.pairs_at)
     dataset = open_store(workspace.pairs(split), plan.campaign, images)

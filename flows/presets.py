@@ -15,6 +15,7 @@ from flows.naming import unknown_name
 from flows.papers import ATTACKS_PER_VICTIM, EXPERIMENTS, IMAGES_PER_RUN
 from recon_core.attacks.kkt_objective import KKTAttack
 from recon_core.balance import Curation
+from recon_core.duplicates import THRESHOLD as NEAR_DUPLICATE
 from recon_core.experiments import KKT, Experiment
 from recon_core.restore import (
     CPU_RESTORERS,
@@ -36,7 +37,6 @@ from tasks.train_log import TensorBoard
 from tasks.train_validation import Validation
 
 FORBID = {"extra": "forbid"}
-NEAR_DUPLICATE = 0.9
 HELDOUT_SEED_OFFSET = 1_000_003
 """Victims that are evaluated start from other weights than those the restorers learned from."""
 
@@ -83,7 +83,10 @@ class Recipe:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def images(self, split: Split) -> ImageSet:
-        """The images of one split; storage.errors.SourceError if they cannot be read."""
+        """The images of one split, near copies included (`flows.heldout` leaves them out).
+
+        Raises storage.errors.SourceError if they cannot be read.
+        """
         return load_images(self.data, split=split, skip_corrupt=self.skip_corrupt)
 
     def campaign(self, split: Split) -> Campaign:

@@ -18,6 +18,7 @@ import torch
 from prefect import flow
 
 from flows.generate import generate
+from flows.heldout import images_of
 from flows.presets import HELDOUT_SEED_OFFSET, Recipe
 from flows.settings import from_json, to_json
 from storage.dataset import Dataset, is_store, manifest_differences
@@ -62,7 +63,7 @@ def regenerate(
     split = expected["manifest"]["source"]["split"]
     changes = {} if data is None else {"data": data}
     recipe = replace(from_json({**expected["recipe"], **changes}), pairs_at=pairs_at)
-    _check_images(expected, recipe, manifest)
+    _check_images(expected, recipe, store, manifest)
     place = Workspace(store, pairs_at).pairs(split)
     _check_new(expected, place)
     generate(recipe, store, split, workers=workers)
@@ -236,10 +237,10 @@ def _circumstances_differ(expected: Mapping[str, Any], dataset: Dataset) -> list
     ]
 
 
-def _check_images(expected: Mapping[str, Any], recipe: Recipe, file: Path) -> None:
+def _check_images(expected: Mapping[str, Any], recipe: Recipe, store: Path, file: Path) -> None:
     """SourceError if the recipe's images are not those of the manifest."""
     source = expected["manifest"]["source"]
-    images = recipe.images(source["split"])
+    images = images_of(recipe, source["split"], store)
     if images.content_hash != source["hash"]:
         raise SourceError(
             f"the {source['split']} images of {recipe.data} are not those of {file}: hash "

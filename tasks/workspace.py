@@ -3,6 +3,7 @@
 ROOT/recipe.json      the settings everything below was made with
 ROOT/pairs/           store of pairs that restorers learn from (or elsewhere, see `pairs_at`)
 ROOT/heldout/         store of pairs of the victims that are evaluated (likewise)
+ROOT/heldout-excluded.json  images that are no victim's, being near copies of training images
 ROOT/curation.json    how often each image's pairs are shown to a restorer
 ROOT/restorers/NAME/  checkpoints and the finished weights
 ROOT/evaluation/      evaluation.json, pictures.npz, and report.html, the page made from them
@@ -49,6 +50,10 @@ class Workspace:
         if self.pairs_at is None:
             return self.root / name
         return f"{self.pairs_at.rstrip('/')}/{name}"
+
+    @property
+    def excluded(self) -> Path:
+        return self.root / "heldout-excluded.json"
 
     @property
     def curation(self) -> Path:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from flows.chain import chain
 from flows.curate import NothingToLearnError, curate
@@ -15,6 +16,7 @@ from flows.report import report
 from flows.train import train
 from storage.dataset import Dataset
 from storage.errors import StorageError, StoreMismatchError
+from storage.sources import load_images
 from tasks.workers import Workers
 from tasks.workspace import Workspace
 from tests.storage.s3_server import S3Server
@@ -127,3 +129,26 @@ def test_pairs_on_s3_are_the_pairs_on_disk(
     assert curate(elsewhere, store)["dataset_hash"] == facts["dataset hash"]
     with pytest.raises(StoreMismatchError, match=r"at s3://.*, not in the folder itself"):
         generate(tiny, store, "train", workers=TWO_WORKERS)
+
+
+def test_heldout_images_are_not_near_copies_of_training_images(
+    prefect_server: None, tiny: Recipe, tmp_path: Path
+) -> None:
+    tiles = load_images("photos", split="train").images
+    for split, rows in (("train", range(24)), ("test", range(12, 36))):
+        for k in rows:
+            folder = tmp_path / "tiles" / split / ("a" if k % 2 else "b")
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(tiles[k].transpose(1, 2, 0)).save(folder / f"{k:02d}.png")
+    recipe = replace(tiny, data=f"folder:{tmp_path / 'tiles'}", near_duplicates=0.99, restorers={})
+    store = tmp_path / "job"
+    generate(recipe, store, "heldout", workers=Workers(n_workers=1, device="cpu"))
+    told = json.loads((store / "heldout-excluded.json").read_bytes())
+    assert told["n"] >= 12
+    assert all(row["correlation"] > 0.99 for row in told["rows"])
+    dataset = Dataset(Workspace(store).pairs("heldout"))
+    learned = {tile.tobytes() for tile in tiles[:24]}
+    attacked = {image.tobytes() for image in dataset.column("targets/image")}
+    assert attacked
+    assert not attacked & learned
+    assert dataset.manifest["source"]["n"] == 24 - told["n"]
