@@ -139,7 +139,7 @@ def evaluate(
         "nothing": _names_of(nothing),
         "excluded": None if excluded is None else dict(excluded),
         "restorers": digests,
-        "seconds": work.seconds,
+        "seconds": {step: round(spent, 3) for step, spent in work.seconds.items()},
     }
     kept = KeptPictures(work.folder, victims, _steps_of(record["methods"], steps))
     shown = {f"nothing/{name}": pictures for name, pictures in nothing.items()}

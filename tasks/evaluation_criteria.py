@@ -26,6 +26,8 @@ from tasks.evaluation_victims import CRITERIA, SETTINGS
 Values = npt.NDArray[np.float64]
 
 N_BINS = 5
+MIN_VICTIMS = 5
+"""From so many on, resamples draw victims; resamples of fewer have hardly any variety."""
 GOOD_IF_HIGH = {
     **dict.fromkeys(CRITERIA, False),
     "agreement": True,
@@ -105,7 +107,7 @@ def describe_hallucination(
 def _hallucination(method: Mapping[str, Any], victims: npt.NDArray[np.int64]) -> dict[str, Any]:
     known = _with_picture(method["targets"])
     disagreement, rmse, ssim = _columns(method["targets"])
-    several = len(np.unique(victims[known])) > 1
+    several = len(np.unique(victims[known])) >= MIN_VICTIMS
     ranks = rank_correlation(disagreement, rmse, units=victims[known] if several else None)
     body = {"n": ranks["n"], "spearman": ranks["spearman"], "interval": ranks["interval"]}
     if not len(disagreement):

@@ -43,7 +43,7 @@ CONVENTIONS = {
     "victim as it has targets, matched in the same way with the pictures of that victim",
     "interval": "95 %: of a mean the percentile bootstrap over images, 2000 resamples; of a share "
     "the exact one of Clopper and Pearson; of a rank correlation the percentile bootstrap over "
-    "runs (ranking) or over victims, with a single victim over images (hallucination)",
+    "runs (ranking) or over victims, of fewer than five over images (hallucination)",
     "disagreement": "of the samples behind a mean: their standard deviation in [0, 0.5], averaged "
     "over the pixels and channels of the match",
 }
