@@ -243,7 +243,7 @@ def test_runs_that_diverged_count_as_nothing(tmp_path: Path, images: ImageSet) -
         device="cpu",
         load=_loader(("edm", Blender())),
     )
-    assert record["dataset"]["outcomes"] == {"ok": 1, "unfitted": 0, "nonfinite": 1}
+    assert record["dataset"]["outcomes"] == {"ok": 1, "unfitted": 0, "nonfinite": 1, "stopped": 0}
     assert record["dataset"]["n_runs_without_pictures"] == 1
     for method in record["methods"].values():
         assert method["targets"]["ssim"][N_IMAGES:] == [0.0] * N_IMAGES
