@@ -145,6 +145,10 @@ def test_labels_are_shown_and_change_no_score(tmp_path: Path, images: ImageSet) 
         write_part(root, 0, columns, provenance=made)
         records.append(_score(Dataset(root), images, tmp_path / f"out-{swapped}"))
     assert records[0]["fingerprint"] != records[1]["fingerprint"]
+    for side in ("targets", "decoys"):
+        shown = records[1][side]
+        assert shown["label"] == images.labels[shown["image_id"]].tolist()
+        assert set(shown["label"]) == {0, 1}
     for key in ("methods", "targets", "decoys", "runs", "grid"):
         assert records[0][key] == records[1][key]
 
