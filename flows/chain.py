@@ -36,7 +36,7 @@ def chain(
     balance = curate(recipe, store)
     restorers = train(recipe, store, device=workers.device)
     heldout = generate(recipe, store, "heldout", workers=workers)
-    evaluation = evaluate(recipe, store, device=workers.device)
+    evaluation = evaluate(recipe, store, device=workers.device, workers=workers)
     page = report(recipe, store)
     return {
         "pairs": pairs,

@@ -181,7 +181,8 @@ def train(
 
 
 @app.command(
-    epilog="Example: `palimpsest evaluate --store runs/cifar --set evaluation.n_samples=20`"
+    epilog="Examples: `palimpsest evaluate --store runs/cifar --set evaluation.n_samples=20` · "
+    "`palimpsest evaluate --preset restoration-cpu --data folder:cifar10 --store runs/sweep`"
 )
 def evaluate(
     store: StoreOption = DEFAULT_STORE,
@@ -189,11 +190,17 @@ def evaluate(
     data: DataOption = None,
     settings: SetOption = None,
     device: DeviceOption = "auto",
+    n_workers: WorkersOption = 0,
+    cluster: ClusterOption = "local",
 ) -> None:
-    """Score every method on the held-out victims' images, and on decoys."""
+    """Attack the held-out victims, if that is not done, and score every method on their images and
+    on decoys; resumes what was interrupted."""
     from flows.evaluate import evaluate as flow
+    from tasks.workers import Workers
 
-    _show_scores(flow(_recipe(store, preset, data, settings), store, device=device))
+    recipe = _recipe(store, preset, data, settings)
+    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+    _show_scores(flow(recipe, store, device=device, workers=workers))
 
 
 @app.command(epilog="Example: `palimpsest report --store runs/cifar`")

@@ -8,9 +8,11 @@ from typing import Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
+from flows.generate import generate
+from flows.heldout import images_of
 from flows.presets import Recipe
 from flows.settings import resolve, to_json
-from storage.dataset import Dataset
+from storage.dataset import Dataset, is_store
 from storage.errors import StorageError
 from storage.files import write_file, write_json
 from storage.sources import ImageSet
@@ -19,7 +21,7 @@ from tasks.contact_sheet import contact_sheet
 from tasks.evaluate import Evaluation, read_excluded
 from tasks.evaluate import evaluate as score
 from tasks.progress import stage_progress
-from tasks.workers import Device, resolve_device
+from tasks.workers import Device, Workers, resolve_device
 from tasks.workspace import Workspace
 
 
@@ -29,22 +31,18 @@ def evaluate(
     store: Path = Path("palimpsest-runs/demo"),
     settings: dict[str, Any] | None = None,
     device: Device = "auto",
+    workers: Workers | None = None,
 ) -> dict[str, Any]:
     """Score every method on targets and on decoys (paper 001, section 5).
 
-    1. Open the held-out victims' store. 2. Find the trained restorers. 3. Score. 4. Say it.
-    Raises StorageError if the held-out victims have not been attacked yet, and ValueError for what
-    `tasks.evaluate.evaluate` refuses.
+    1. Train and attack the held-out victims that are missing, on the workers. 2. Find the trained
+    restorers. 3. Score, on `device`. 4. Say it. Raises what `generate` does, StorageError if parts
+    of the store are quarantined, and ValueError for what `tasks.evaluate.evaluate` refuses.
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)
-    heldout = recipe.images("heldout")
-    dataset = Dataset(workspace.pairs("heldout"))
-    if dataset.n_runs < recipe.heldout.n_runs:
-        raise StorageError(
-            f"{dataset.root} has {dataset.n_runs} of {recipe.heldout.n_runs} runs; "
-            f"finish it with: palimpsest generate --split heldout --store {store}"
-        )
+    heldout = images_of(recipe, "heldout", store)
+    dataset = _attacked(recipe, store, workers or Workers(device=device))
     restorers = {
         name: workspace.restorer(name) / "model.json"
         for name in recipe.restorers
@@ -72,6 +70,20 @@ def evaluate(
         title = "The error of a mean of samples by how far the samples disagree"
         leave_table("hallucination", hallucination_rows(record), title)
     return record
+
+
+def _attacked(recipe: Recipe, store: Path, workers: Workers) -> Dataset:
+    """The store of the held-out victims with all its runs."""
+    place = Workspace(store, recipe.pairs_at).pairs("heldout")
+    if not is_store(place) or Dataset(place).n_runs < recipe.heldout.n_runs:
+        generate(recipe, store, "heldout", workers=workers)
+    dataset = Dataset(place)
+    if dataset.n_runs < recipe.heldout.n_runs:
+        raise StorageError(
+            f"{dataset.root} has {dataset.n_runs} of {recipe.heldout.n_runs} runs, the others are "
+            f"quarantined; see: palimpsest campaign status --split heldout --store {store}"
+        )
+    return dataset
 
 
 @task(name="score methods", cache_policy=NO_CACHE)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -14,6 +15,7 @@ from flows.generate import generate
 from flows.presets import Recipe
 from flows.report import report
 from flows.train import train
+from recon_core.attacks.kkt_objective import Search
 from storage.dataset import Dataset
 from storage.errors import StorageError, StoreMismatchError
 from storage.sources import load_images
@@ -97,8 +99,6 @@ def test_more_runs_continue_the_same_store(finished, tiny: Recipe, tmp_path: Pat
 def test_stages_out_of_order_say_which_comes_first(prefect_server, tiny: Recipe, tmp_path) -> None:
     with pytest.raises(StorageError, match="is not a store"):
         curate(tiny, tmp_path)
-    with pytest.raises(StorageError, match="is not a store"):
-        evaluate(tiny, tmp_path)
     with pytest.raises(StorageError, match="palimpsest evaluate --store"):
         report(tiny, tmp_path)
     with pytest.raises(ValueError, match="unknown restorer 'edn'; did you mean 'edm'"):
@@ -152,3 +152,34 @@ def test_heldout_images_are_not_near_copies_of_training_images(
     assert attacked
     assert not attacked & learned
     assert dataset.manifest["source"]["n"] == 24 - told["n"]
+
+
+def test_evaluate_attacks_the_victims_of_a_sweep_and_scores_them_as_one(
+    prefect_server: None, tiny: Recipe, tmp_path: Path
+) -> None:
+    """Without restorers: the attack alone, its votes and the classical denoisers."""
+    heldout = replace(
+        tiny.heldout, phases=(replace(tiny.heldout.phases[0], n_runs=6),), attacks_per_victim=3
+    )
+    attack = replace(tiny.experiment.attack, search=Search(lr=(0.1, 1.0)))
+    recipe = replace(
+        tiny,
+        heldout=heldout,
+        heldout_experiment=replace(tiny.experiment, attack=attack),
+        restorers={},
+    )
+    store = tmp_path / "job"
+    record = evaluate(recipe, store, workers=TWO_WORKERS)
+    assert (record["dataset"]["n_runs"], record["dataset"]["n_victims"]) == (6, 2)
+    assert len(record["targets"]["image_id"]) == 2 * 4
+    assert len({run["lr"] for run in _rows(record["runs"])}) == 6
+    assert record["methods"]["plain"]["halves"] is not None
+    assert set(record["ranking"]) >= {"kkt_residual", "residual_relu", "agreement"}
+    again = evaluate(recipe, store, workers=TWO_WORKERS)
+    assert again == record
+    page = report(recipe, store)
+    assert "<svg" in page.read_text()
+
+
+def _rows(table: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
