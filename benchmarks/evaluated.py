@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from recon_core.summary import bootstrap_interval
+from tasks.evaluation_record import SCHEMA, VERSION
 
-SCHEMA, VERSION = "palimpsest-evaluation", 3
 PLAIN = "plain"
 
 Values = npt.NDArray[np.float64]

@@ -88,7 +88,7 @@ def gain(evaluation: Mapping[str, Any], method: str) -> Gain:
     """What `method` gained on the targets over `plain`."""
     after = evaluation["methods"][method]["targets"]
     before = evaluation["methods"]["plain"]["targets"]
-    runs = np.array(evaluation["targets"]["run"])
+    victims = np.array(evaluation["targets"]["victim"])
     ssim, haarpsi = (np.subtract(after[name], before[name]) for name in ("ssim", "haarpsi"))
     at_all = evaluation["methods"].get("plain_all")
     over_all = None if at_all is None else np.subtract(after["ssim"], at_all["targets"]["ssim"])
@@ -101,7 +101,7 @@ def gain(evaluation: Mapping[str, Any], method: str) -> Gain:
     return Gain(
         ssim=float(ssim.mean()),
         ssim_interval=bootstrap_interval(ssim),
-        ssim_interval_of_victims=bootstrap_interval(ssim, groups=runs),
+        ssim_interval_of_victims=bootstrap_interval(ssim, groups=victims),
         ssim_of_good=float(of_good.mean()) if len(of_good) else None,
         ssim_of_good_interval=bootstrap_interval(of_good) if len(of_good) else None,
         ssim_at_all=None if over_all is None else float(over_all.mean()),

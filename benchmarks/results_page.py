@@ -77,7 +77,7 @@ def _run(run: RunSummary) -> str:
     stages = ", ".join(f"{stage} {_number(s)} s" for stage, s in run.seconds.items())
     lines = [
         f"### {run.name}\n",
-        f"{run.n_runs} victims of {images} images each, from `{run.source}`; good means SSIM > "
+        f"{_attacked(run)} of {images} images each, from `{run.source}`; good means SSIM > "
         f"{run.good_threshold:g}.\n",
         _table(header, rows),
         *_gains(run),
@@ -90,6 +90,12 @@ def _run(run: RunSummary) -> str:
         if picture is not None:
             lines.append(f"![{run.name}](results/{picture})\n")
     return "\n".join(lines)
+
+
+def _attacked(run: RunSummary) -> str:
+    if run.n_victims is None or run.n_victims == run.n_runs:
+        return f"{run.n_runs} victims"
+    return f"{run.n_runs} attacks on {run.n_victims} victims"
 
 
 def _gains(run: RunSummary) -> list[str]:

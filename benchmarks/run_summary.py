@@ -69,12 +69,13 @@ class Method:
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """A job's evaluation. `seconds` are per stage; `picture` and `curves` are files beside this
-    one, or None."""
+    one, or None. `n_runs` attacked `n_victims` victims, or as many if that is None."""
 
     name: str
     command: str
     source: str
     n_runs: int
+    n_victims: int | None = None
     images_per_run: tuple[int, ...]
     good_threshold: float
     methods: dict[str, Method]
@@ -119,7 +120,7 @@ def summarise_run(
             for side in ("targets", "decoys")
         }
         | {"n_targets_above_every_decoy": body["n_targets_above_every_decoy"]}
-        | body["detection"]
+        | {key: body["detection"][key] for key in ("auc", "found_at")}
         | {
             "gain": None if method.startswith("plain") else asdict(gain(evaluation, method)),
             "disagreement": _as_dict(disagreement(evaluation, method)),
@@ -132,7 +133,8 @@ def summarise_run(
             "command": command,
             "source": evaluation["source"]["name"],
             "n_runs": evaluation["dataset"]["n_runs"],
-            "images_per_run": tuple(evaluation["dataset"]["images_per_run"]),
+            "n_victims": evaluation["dataset"]["n_victims"],
+            "images_per_run": tuple(evaluation["dataset"]["images_per_victim"]),
             "good_threshold": evaluation["settings"]["good_threshold"],
             "methods": methods,
             "seconds": seconds,

@@ -17,6 +17,7 @@ from benchmarks.evaluated import Evaluated, NotTestableError, read_evaluation
 from benchmarks.record import parse_claims
 from benchmarks.results_page import build_page
 from recon_core.summary import bootstrap_interval, detect
+from tests.tasks.evaluations import evaluated_sweep
 
 N_VICTIMS, N_IMAGES = 12, 30
 VICTIM = np.repeat(np.arange(N_VICTIMS), N_IMAGES)
@@ -288,6 +289,17 @@ def test_the_file_has_every_claim_of_every_evaluation(
         assert claim.rule is not None
         assert f"| {claim.claim} | {claim.where} | {claim.theirs} |" in page
         assert f"| {claim.rule} |" in page
+
+
+def test_what_evaluate_writes_can_be_checked(tmp_path: Path) -> None:
+    evaluated_sweep(tmp_path / "job", outcomes=(0, 0, 3))
+    e = read_evaluation(tmp_path / "job" / "out")
+    claims = {claim.claim: claim for claim in check(e, name="job", command="x")}
+    assert len(claims) == len(STATEMENTS)
+    given_up = claims["Some attacks go wrong early and are given up"]
+    assert (given_up.ours, given_up.holds) == ("job: 2 of 6 runs (4 to 78 %)", True)
+    untestable = [claim.ours for claim in claims.values() if claim.holds is None]
+    assert not untestable, untestable
 
 
 def test_claims_without_a_rule_are_read() -> None:

@@ -60,7 +60,7 @@ def scores(shift: float) -> dict[str, Any]:
         methods["edm_x2"][name]["disagreement"] = spread[name]
     return {
         "settings": {"good_threshold": 0.4, "baselines": ["tv"]},
-        "targets": {"run": run.tolist()},
+        "targets": {"victim": run.tolist()},
         "methods": methods,
     }
 

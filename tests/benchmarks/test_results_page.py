@@ -83,6 +83,14 @@ def test_every_number_of_the_files_is_on_the_page() -> None:
     assert "![Demo](results/demo.png)" in page
 
 
+def test_attacks_on_the_same_victims_are_not_more_victims() -> None:
+    assert summary().n_victims == summary().n_runs == 2
+    swept = summary(n_runs=6, n_victims=2)
+    assert "6 attacks on 2 victims of 4 images each" in build_page({"run-x.json": as_json(swept)})
+    older = summary(n_victims=None)
+    assert "2 victims of 4 images each" in build_page({"run-x.json": as_json(older)})
+
+
 def test_good_counts_never_stand_without_their_decoys() -> None:
     raw = json.loads(files()["run-demo.json"])
     del raw["methods"]["plain"]["decoys"]
@@ -148,7 +156,7 @@ def test_a_summary_is_written_from_a_jobs_folder(tmp_path: Path) -> None:
 def test_something_else_is_not_summed_up() -> None:
     with pytest.raises(ValueError, match=r"schema and version are \('palimpsest-evaluation', 1\)"):
         summarise_run(evaluation() | {"version": 1}, name="x", command="x", seconds={})
-    with pytest.raises(ValueError, match=r"schema and version are \('other', 2\), expected"):
+    with pytest.raises(ValueError, match=r"schema and version are \('other', 3\), expected"):
         summarise_run(
             evaluation() | {"schema": "other"}, name="x", command="x", seconds={}, picture=None
         )

@@ -1,0 +1,128 @@
+"""The benchmark of scoring: does it find what it should, and is the loop multiplied up?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import evaluate
+from benchmarks.evaluate import (
+    QUICK,
+    Size,
+    check_agreement,
+    exhaustive,
+    fast,
+    looped,
+    made_up,
+    sampled_pairs,
+)
+from benchmarks.record import Measurement
+from benchmarks.results_page import build_page
+
+TINY = Size(n_candidates=12, n_iterations=2, n_methods=2, n_images=5, n_sampled=20, repeats=1)
+
+
+def test_the_size_is_the_paper_s() -> None:
+    assert evaluate.FULL.n_pairs == 20_000 * 500
+
+
+def test_the_best_match_is_that_of_the_loop() -> None:
+    given = made_up(TINY)
+    for method, found in enumerate(exhaustive(given)):
+        every = [(method, p, i) for i in range(5) for p in range(24)]
+        scores = torch.tensor(looped(given, every)).reshape(5, 24)
+        assert found.row.tolist() == scores.argmax(dim=1).tolist()
+        assert torch.allclose(found.ssim, scores.amax(dim=1), atol=1e-5)
+
+
+def test_the_fast_search_finds_pictures_that_resemble_an_image() -> None:
+    given = made_up(replace(TINY, n_candidates=40))
+    n_same = 0
+    for whole, found in zip(exhaustive(given), fast(given), strict=True):
+        same = found.row == whole.row
+        n_same += int(same.sum())
+        assert torch.allclose(found.ssim[same], whole.ssim[same], atol=1e-5)
+        assert torch.allclose(found.haarpsi[same], whole.haarpsi[same], atol=1e-5)
+        assert (found.ssim <= whole.ssim + 1e-5).all()
+    assert n_same >= 8
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"), [("looped", "scikit-image's"), ("ssim_of_nearest", "the fast search's")]
+)
+def test_nothing_is_timed_where_scores_differ(
+    name: str, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, pairs = made_up(TINY), sampled_pairs(TINY)
+    check_agreement(given, pairs)
+    honest = getattr(evaluate, name)
+
+    def wrong(*given: Any, **how: Any) -> Any:
+        scores = honest(*given, **how)
+        return [s + 0.01 for s in scores] if isinstance(scores, list) else scores + 0.01
+
+    monkeypatch.setattr(evaluate, name, wrong)
+    with pytest.raises(ValueError, match=rf"{whose} differ by 0\.01, more than 1e-05"):
+        check_agreement(given, pairs)
+
+
+def test_the_sample_is_random_and_of_all_pairs() -> None:
+    pairs = sampled_pairs(QUICK)
+    assert len(pairs) == QUICK.n_sampled
+    assert len(set(pairs)) > 0.9 * len(pairs)
+    limits = (QUICK.n_methods, QUICK.n_pictures, QUICK.n_images)
+    for column, limit in zip(zip(*pairs, strict=True), limits, strict=True):
+        assert min(column) < 0.1 * limit
+        assert max(column) >= 0.9 * limit - 1
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
+    """Of a run in which one of our scores takes 2 us, and one of the loop 1 ms."""
+
+    def compared(
+        benchmark: str, case: str, *, ours: Callable[[], object], theirs: Callable[[], object],
+        reference: str, repeats: int, per_call: int, reference_per_call: int,
+    ) -> Measurement:  # fmt: skip
+        assert len(theirs()) == reference_per_call  # type: ignore[arg-type]
+        assert len(ours()) == TINY.n_methods  # type: ignore[arg-type]
+        return Measurement(
+            benchmark=benchmark,
+            case=case,
+            value=2e-6,
+            unit="s",
+            reference=reference,
+            reference_value=1e-3,
+            ratio=500.0,
+            repeats=repeats,
+            hardware={},
+            versions={},
+        )
+
+    monkeypatch.setattr(evaluate, "compared", compared)
+    monkeypatch.setattr(evaluate, "QUICK", TINY)
+    return list(evaluate.measure(quick=True))
+
+
+def test_seconds_are_those_of_all_scores(lines: list[Measurement]) -> None:
+    every_pair, one_each, beside = lines
+    assert (every_pair.value, every_pair.reference_value) == pytest.approx((480e-6, 0.24))
+    assert (one_each.value, one_each.reference_value) == pytest.approx((96e-6, 0.048))
+    assert (beside.value, beside.reference_value) == (one_each.value, every_pair.value)
+    assert beside.ratio == pytest.approx(5)
+    assert every_pair.reference is not None
+    assert "240 pairs" in every_pair.reference
+    assert "measured on 20 random pairs and multiplied up" in every_pair.reference
+    page = build_page({"evaluate.json": "\n".join(json.dumps(asdict(line)) for line in lines)})
+    assert "12 candidates x 2 iterations x 2 methods with 5 images" in page
+
+
+def test_the_benchmark_runs() -> None:
+    measured = list(evaluate.measure(quick=True))
+    assert len(measured) == 3
+    assert all(line.ratio is not None and line.ratio > 0 for line in measured)
