@@ -7,11 +7,12 @@ in the dark. The numbers behind each figure lie beside it, in report-data/ (docs
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.files import write_file
+from storage.files import write_file, write_json
 from tasks import report_plates as plates
 from tasks.report_chart import marker
 from tasks.report_data import (
@@ -60,10 +61,19 @@ from tasks.report_words import (
     victims,
 )
 
-__all__ = ["TEMPLATES", "data_uri", "duration", "method_title", "score", "write_report"]
+__all__ = [
+    "TEMPLATES",
+    "data_uri",
+    "duration",
+    "method_title",
+    "saved_context",
+    "score",
+    "write_report",
+]
 
 TEMPLATES = Path(__file__).parent / "templates"
 DATA_FOLDER = "report-data"
+CONTEXT = "context.json"
 
 EMPTY_CONTEXT: dict[str, Any] = {
     "stages": [],
@@ -77,9 +87,10 @@ EMPTY_CONTEXT: dict[str, Any] = {
 def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = None) -> Path:
     """Makes `report.html` (or `page`) from what `tasks.evaluate` left in `out`; returns its path.
 
-    Beside the page, the folder report-data gets the numbers of each figure as CSV. `context` is
-    what only the caller knows, all of it optional: `stages` (a list of {name, seconds}), `recipe`
-    (the job's settings), `seeds`, `versions`, `pairs` (facts about the pairs that restorers learned
+    Beside the page, the folder report-data gets the numbers of each figure as CSV, and `context`,
+    so that the page can be made again from its folder alone (`saved_context`). `context` is what
+    only the caller knows, all of it optional: `stages` (a list of {name, seconds}), `recipe` (the
+    job's settings), `seeds`, `versions`, `pairs` (facts about the pairs that restorers learned
     from) and `restorers` (their cards, by name), each a possibly nested mapping that is shown as a
     list; `machine`, `command` and `created` are texts.
 
@@ -98,9 +109,28 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     (page.parent / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
     for table in tables:
         write_file(page.parent / DATA_FOLDER / f"{table.name}.csv", table.csv().encode())
+    if context:
+        write_json(page.parent / DATA_FOLDER / CONTEXT, dict(context))
     html = _render(record, pictures, EMPTY_CONTEXT | dict(context), figures, tables)
     write_file(page, html.encode())
     return page
+
+
+def saved_context(run: Path) -> dict[str, Any]:
+    """The `context` of the report that was last made in `run`'s evaluation; empty if none was.
+
+    Raises ValueError if there is no finished evaluation, or the file is not a context.
+    """
+    path = evaluation_folder(run) / DATA_FOLDER / CONTEXT
+    if not path.is_file():
+        return {}
+    try:
+        context = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); remove it") from error
+    if not isinstance(context, dict) or set(context) - set(EMPTY_CONTEXT):
+        raise ValueError(f"{path} is not a report's context; remove it")
+    return context
 
 
 def environment() -> Any:
@@ -176,30 +206,35 @@ def _render(
         "Software and hardware": {**context["versions"], **machine},
     }
     blocks, exact = plates.appendix_blocks(record, pictures)
-    page: str = environment().get_template("report.html").render(
-        record=record,
-        context=context,
-        methods=methods,
-        headline=headline(record),
-        attacker=attacker(record),
-        victims=victims(record),
-        bands={side: plates.bands(record, pictures, side) for side in SIDES},
-        nothing=plates.nothing_rows(pictures),
-        pair_bins=plates.pair_bins(record, pictures),
-        blocks=blocks,
-        blocks_exact=exact,
-        per_block=plates.PER_BLOCK,
-        picture_width=record["source"]["size"][-1],
-        figures=figures,
-        tables={table.name: table for table in tables},
-        styles=styles(record),
-        best=best,
-        trained=trained(record),
-        sampled=sampled_means(record),
-        others={
-            name: before_after_figure(record, name, ("ssim",)) if best else None for name in others
-        },
-        facts={title: list(leaves(values)) for title, values in facts.items() if values},
-        threshold=f"{record['settings']['good_threshold']:g}",
+    page: str = (
+        environment()
+        .get_template("report.html")
+        .render(
+            record=record,
+            context=context,
+            methods=methods,
+            headline=headline(record),
+            attacker=attacker(record),
+            victims=victims(record),
+            bands={side: plates.bands(record, pictures, side) for side in SIDES},
+            nothing=plates.nothing_rows(pictures),
+            pair_bins=plates.pair_bins(record, pictures),
+            blocks=blocks,
+            blocks_exact=exact,
+            per_block=plates.PER_BLOCK,
+            picture_width=record["source"]["size"][-1],
+            figures=figures,
+            tables={table.name: table for table in tables},
+            styles=styles(record),
+            best=best,
+            trained=trained(record),
+            sampled=sampled_means(record),
+            others={
+                name: before_after_figure(record, name, ("ssim",)) if best else None
+                for name in others
+            },
+            facts={title: list(leaves(values)) for title, values in facts.items() if values},
+            threshold=f"{record['settings']['good_threshold']:g}",
+        )
     )
     return page

@@ -109,13 +109,11 @@ class Panel:
         )
         return parts
 
-    def horizontal(self, value: float, text: str) -> str:
-        """A dotted line at y = `value`, with `text` above its right end."""
+    def horizontal(self, value: float) -> str:
+        """A dotted line at y = `value`."""
         y = self.at((self.x.low, value))[1]
         return (
             f'<line class="threshold" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="axis halo" x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">'
-            f"{escape(text)}</text>"
         )
 
     def vertical(self, value: float, text: str) -> str:
@@ -201,7 +199,9 @@ def lines(panel: Panel, curves: Sequence[Line]) -> list[str]:
     return parts
 
 
-def bands(panel: Panel, areas: Sequence[tuple[Style, str, Sequence[Point], Sequence[Point]]]) -> str:
+def bands(
+    panel: Panel, areas: Sequence[tuple[Style, str, Sequence[Point], Sequence[Point]]]
+) -> str:
     """The area between two curves for each of (style, targets or decoys, one curve, the other)."""
     parts = []
     for style, kind, one, other in areas:

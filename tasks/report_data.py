@@ -70,6 +70,12 @@ class Table:
         ]
 
 
+def table_of(name: str, rows: Sequence[dict[str, Cell]], columns: Sequence[str] = ()) -> Table:
+    """A table of all keys that any row has, in order of appearance; `columns` come in any case."""
+    names = dict.fromkeys([*columns, *(key for row in rows for key in row)])
+    return Table(name, {key: [row.get(key) for row in rows] for key in names})
+
+
 def methods_table(record: Record) -> Table:
     """One row per method: every number of the table of methods."""
     rows: list[dict[str, Cell]] = []
@@ -87,7 +93,7 @@ def methods_table(record: Record) -> Table:
         for key, value in (method.get("fast") or {}).items():
             row[f"fast {key}"] = value
         rows.append(row)
-    return _from_rows("methods", rows)
+    return table_of("methods", rows)
 
 
 def _spread(name: str, value: Any) -> dict[str, Cell]:
@@ -124,12 +130,13 @@ def ranked_table(record: Record) -> Table:
 
     def columns(side: str) -> dict[str, list[Cell]]:
         methods = record["methods"].items()
-        scores: dict[str, list[Cell]] = {
+        columns: dict[str, list[Cell]] = {"rank": _ranks(record, side)}
+        columns |= {
             f"{name} {metric}": sorted(method[side][metric], reverse=True)
             for name, method in methods
             for metric in METRICS
         }
-        return {"rank": list(range(1, len(record[side]["image_id"]) + 1))} | scores
+        return columns
 
     return Table("ranked-curves", _both(columns))
 
@@ -138,7 +145,7 @@ def halves_table(record: Record) -> Table:
     """The ranked scores of the two halves of the attacks, per method that has them."""
 
     def columns(side: str) -> dict[str, list[Cell]]:
-        scores: dict[str, list[Cell]] = {"rank": list(range(1, len(record[side]["image_id"]) + 1))}
+        scores: dict[str, list[Cell]] = {"rank": _ranks(record, side)}
         for name in halved(record):
             for metric in METRICS:
                 for k, half in enumerate(record["methods"][name]["halves"][side][metric]):
@@ -183,7 +190,7 @@ def roc_table(record: Record) -> Table:
             strict=True,
         )
     ]
-    return _from_rows("roc", rows, ("method", "false_positives", "found"))
+    return table_of("roc", rows, ("method", "false_positives", "found"))
 
 
 def runs_table(record: Record) -> Table:
@@ -199,7 +206,7 @@ def ranking_table(record: Record) -> Table:
         for key, value in found.items():
             row |= _spread(key, value)
         rows.append(row)
-    return _from_rows("ranking", rows, ("criterion",))
+    return table_of("ranking", rows, ("criterion",))
 
 
 def hallucination_table(record: Record) -> Table:
@@ -215,7 +222,7 @@ def hallucination_table(record: Record) -> Table:
                 )
                 if spread is not None
             ]
-    return _from_rows("hallucination", rows, ("method", "side", "disagreement", "rmse", "ssim"))
+    return table_of("hallucination", rows, ("method", "side", "disagreement", "rmse", "ssim"))
 
 
 def bins_table(record: Record) -> Table:
@@ -229,13 +236,17 @@ def bins_table(record: Record) -> Table:
             decoys = part.get("decoys") or {}
             row |= {f"decoys {k}": decoys.get(k) for k in ("n", "mean_rmse", "mean_ssim")}
             rows.append(row)
-    return _from_rows("hallucination-bins", rows, ("method",))
+    return table_of("hallucination-bins", rows, ("method",))
 
 
 def excluded_table(record: Record) -> Table:
     """Held-out images that were left out as near copies of training images."""
     rows = (record["excluded"] or {}).get("rows", [])
-    return _from_rows("excluded", rows, ("image_id", "nearest", "correlation"))
+    return table_of("excluded", rows, ("image_id", "nearest", "correlation"))
+
+
+def _ranks(record: Record, side: str) -> list[Cell]:
+    return list(range(1, len(record[side]["image_id"]) + 1))
 
 
 def _placed(rows: Sequence[int]) -> dict[str, list[Cell]]:
@@ -264,11 +275,3 @@ def _both(columns: Any) -> dict[str, list[Cell]]:
     ]
     names = parts["targets"]
     return {"side": sides} | {n: [*parts["targets"][n], *parts["decoys"][n]] for n in names}
-
-
-def _from_rows(
-    name: str, rows: Sequence[dict[str, Cell]], columns: Sequence[str] = ()
-) -> Table:
-    """A table of all keys that any row has, in order of appearance; `columns` come in any case."""
-    names = dict.fromkeys([*columns, *(key for row in rows for key in row)])
-    return Table(name, {key: [row.get(key) for row in rows] for key in names})

@@ -87,17 +87,18 @@ def ranked_figure(record: Record) -> Figure:
         ]
         values = [y for line in curves for _x, y in (*line.targets, *line.decoys)]
         title = METRIC_TITLES[metric]
-        panel = Panel(title, rank_axis("images, best first", n_images), unit_axis("", values))
+        shown = f"{title} ({good_title(record)})" if metric == "ssim" else title
+        panel = Panel(shown, rank_axis("images, best first", n_images), unit_axis("", values))
         parts = lines(panel, curves)
         if metric == "ssim":
-            parts.append(_good_line(panel, record))
+            parts.append(panel.horizontal(record["settings"]["good_threshold"]))
         panels.append(panel.svg(parts, f"{title} of the i-th best image. {_means(record, metric)}"))
     return Figure("ranked-curves", panels, [table], legend(record, names))
 
 
-def _good_line(panel: Panel, record: Record) -> str:
-    threshold = record["settings"]["good_threshold"]
-    return panel.horizontal(threshold, f"good: above {threshold:g}")
+def good_title(record: Record) -> str:
+    """What the dotted line of a panel of SSIM is."""
+    return f"dotted: good, above {record['settings']['good_threshold']:g}"
 
 
 def _means(record: Record, metric: str) -> str:
@@ -120,15 +121,11 @@ def halves_figure(record: Record) -> Figure | None:
     sides = {side: table.where("side", side) for side in SIDES}
     panels = []
     for metric in METRICS:
-        areas = [
-            (
-                looks[m],
-                side,
-                *(sides[side].points("rank", f"{m} {metric} {k}") for k in (1, 2)),
-            )
-            for m in names
-            for side in reversed(SIDES)
-        ]
+        areas = []
+        for name in names:
+            for side in reversed(SIDES):
+                one, other = (sides[side].points("rank", f"{name} {metric} {k}") for k in (1, 2))
+                areas.append((looks[name], side, one, other))
         values = [y for area in areas for _x, y in (*area[2], *area[3])]
         n_images = max(side.n_rows for side in sides.values())
         title = METRIC_TITLES[metric]
@@ -154,7 +151,7 @@ def thresholds_figure(record: Record) -> Figure:
 
 
 def roc_figure(record: Record) -> Figure | None:
-    """Targets found against decoys taken for targets, plain and logarithmic; None without decoys."""
+    """Targets found against decoys taken for targets, linear and logarithmic; None if unknown."""
     table, looks = roc_table(record), styles(record)
     names = [name for name in record["methods"] if name in table.columns["method"]]
     if not names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,7 @@ def data_uri(picture: npt.NDArray[np.uint8]) -> str:
     return _url(_encoded(picture.transpose(1, 2, 0), "png"), "png")
 
 
-def strips(
-    rows: Sequence[npt.NDArray[np.uint8]], *, most_bytes: int
-) -> tuple[list[str], bool]:
+def strips(rows: Sequence[npt.NDArray[np.uint8]], *, most_bytes: int) -> tuple[list[str], bool]:
     """(URLs, whether they are exact): each (k, 3, h, w) of `rows` as one picture, side by side.
 
     PNG if all of them fit into `most_bytes` of text; else WebP of quality 90, which loses a little.
@@ -46,8 +45,8 @@ def _encoded(image: npt.NDArray[np.uint8], kind: str) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    options = {"png": {"optimize": True}, "webp": {"quality": 90, "method": 4}}[kind]
-    Image.fromarray(np.ascontiguousarray(image)).save(file, kind, **options)
+    how: dict[str, Any] = {"quality": 90, "method": 4} if kind == "webp" else {"optimize": True}
+    Image.fromarray(np.ascontiguousarray(image)).save(file, kind, **how)
     return file.getvalue()
 
 

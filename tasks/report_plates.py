@@ -7,6 +7,7 @@ nothing (001, figure 4), and pairs by their SSIM, to see what a threshold means 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from tasks.report_pictures import data_uri, strips
@@ -50,15 +51,18 @@ def _originals(record: Record, pictures: Pictures, side: str, first: int) -> dic
     return {
         "title": "Original" if side == "targets" else "Decoy",
         "tiles": [
-            {"uri": data_uri(picture), "alt": f"{KINDS[side]} {image_id}", "score": "", "good": False}
+            {
+                "uri": data_uri(picture),
+                "alt": f"{KINDS[side]} {image_id}",
+                "score": "",
+                "good": False,
+            }
             for picture, image_id in zip(shown, ids, strict=False)
         ],
     }
 
 
-def _tiles(
-    record: Record, pictures: Pictures, side: str, name: str, first: int
-) -> dict[str, Any]:
+def _tiles(record: Record, pictures: Pictures, side: str, name: str, first: int) -> dict[str, Any]:
     rows = record["grid"][side][first : first + PER_BAND]
     title, short, _note = method_title(name)
     tiles = []
@@ -140,7 +144,7 @@ def pair_bins(record: Record, pictures: Pictures) -> list[dict[str, Any]]:
     edges = (-1.0, *BIN_EDGES, 1.0)
     groups = {"targets": ("appendix", PAIRS_PER_BIN), "decoys": ("decoys", DECOY_PAIRS_PER_BIN)}
     bins = []
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         body: dict[str, Any] = {"title": _range(low, high)}
         for side, (group, limit) in groups.items():
             scores = record["methods"]["plain"][side]["ssim"]

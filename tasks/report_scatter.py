@@ -18,7 +18,7 @@ from tasks.report_data import (
     ranking_table,
     runs_table,
 )
-from tasks.report_figures import METRIC_TITLES, Figure, n_not_drawn, styles
+from tasks.report_figures import METRIC_TITLES, Figure, good_title, n_not_drawn, styles
 from tasks.report_record import SIDES, Record, best_trained
 from tasks.report_words import criterion_title, method_title, score
 
@@ -56,12 +56,14 @@ def margin_figure(record: Record) -> Figure | None:
     panels, n_hidden = [], 0
     for name in ("plain", *([best] if best else [])):
         points, title = table.points("margin", f"{name} ssim"), method_title(name)[0]
-        distances = round_axis("distance from the decision boundary, y φ(x)", [x for x, _y in points])
-        panel = Panel(f"SSIM: {title}", distances, unit_axis("", [y for _x, y in points]))
-        threshold = record["settings"]["good_threshold"]
+        distances = round_axis(
+            "distance from the decision boundary, y φ(x)", [x for x, _y in points]
+        )
+        shown = f"SSIM: {title} ({good_title(record)})"
+        panel = Panel(shown, distances, unit_axis("", [y for _x, y in points]))
         parts = [
             dots(panel, points, [], colour=styles(record)[name].colour),
-            panel.horizontal(threshold, f"good: above {threshold:g}"),
+            panel.horizontal(record["settings"]["good_threshold"]),
         ]
         panels.append(panel.svg(parts, f"SSIM of {title} against distance from the boundary."))
         n_hidden = n_not_drawn(points)

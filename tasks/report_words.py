@@ -71,7 +71,11 @@ def method_title(name: str, kind: str = "trained") -> tuple[str, str, str]:
     if not count:
         return title, title, note
     if count == "1":
-        return f"{title}, one sample", title, f"{note}, sampled once: sharp, and it may invent"
+        return (
+            f"{title}, one sample",
+            f"{title} ×1",
+            f"{note}, sampled once: sharp, and it may invent",
+        )
     return (
         f"{title}, mean of {count}",
         f"{title} ×{count}",
@@ -143,7 +147,7 @@ def victims(record: Record) -> str:
     if not widths:
         return ""
     layers = " and ".join(str(width) for width in widths)
-    hidden = "hidden layers" if len(widths) > 1 else "hidden layer"
+    hidden = "hidden layers" if len(widths) > 1 else "a hidden layer"
     return f"The networks are fully connected classifiers with {hidden} of {layers} units. "
 
 

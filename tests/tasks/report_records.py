@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def made_up(
             | {outcome: n_victims * attacks},
             "n_runs_without_pictures": 0 if pictured else n_victims * attacks,
         },
-        "targets": {"victim": victim, "image_id": list(range(n)), "label": [i % 2 for i in range(n)],
+        "targets": {"victim": victim, "image_id": list(range(n)),
+                    "label": (np.arange(n) % 2).tolist(),
                     "margin": rng.gamma(2, 1, n).round(6).tolist() if margins else [None] * n},
         "decoys": {"victim": victim, "image_id": list(range(n, 2 * n)), "label": [0] * n},
         "methods": bodies,
@@ -194,7 +196,7 @@ def _hallucination(body: dict[str, Any]) -> dict[str, Any]:
     bins = [
         {"disagreement": [low, high], "n": 4, "mean_rmse": 0.2, "mean_ssim": 0.5,
          "decoys": {"n": 0, "mean_rmse": None, "mean_ssim": None}}
-        for low, high in zip(edges, edges[1:], strict=False)
+        for low, high in pairwise(edges)
     ]  # fmt: skip
     return {"n": len(known), "spearman": 0.9 if known else None,
             "interval": [0.8, 0.95] if known else None, "bins": bins}  # fmt: skip
