@@ -49,6 +49,7 @@ from recon_core.types import (
     Progress,
     RunResult,
     RunSpec,
+    Victims,
     no_progress,
 )
 from storage.dataset import Dataset
@@ -74,6 +75,9 @@ class NoOp:
     n_classes: int = 2
     n_outputs: int = 1
 
+    def check_sweep(self, attacks_per_victim: int) -> None:
+        """Anything goes with nothing."""
+
     def run_batch(
         self,
         specs: Sequence[RunSpec],
@@ -81,9 +85,10 @@ class NoOp:
         *,
         device: torch.device,
         progress: Progress = no_progress,
+        victims: Victims | None = None,
     ) -> list[RunResult]:
         """The results that stand for the runs, at once; the same for the same specs."""
-        del images, device  # nothing is computed
+        del images, device, victims  # nothing is computed
         results = [_result(spec) for spec in specs]
         progress(1.0)
         return results
@@ -107,6 +112,7 @@ def _result(spec: RunSpec) -> RunResult:
             ssim_second=torch.full((1,), 0.1),
             confident=torch.ones(1, dtype=torch.bool),
         ),
+        margins=torch.zeros(2),
         stats=dict.fromkeys(STATS, 0.0),
     )
 

@@ -16,7 +16,7 @@ from storage.files import write_file, write_json
 from storage.sources import ImageSet
 from tasks.artifacts import leave_picture, leave_table
 from tasks.contact_sheet import contact_sheet
-from tasks.evaluate import Evaluation
+from tasks.evaluate import Evaluation, read_excluded
 from tasks.evaluate import evaluate as score
 from tasks.progress import stage_progress
 from tasks.workers import Device, resolve_device
@@ -33,7 +33,8 @@ def evaluate(
     """Score every method on targets and on decoys (paper 001, section 5).
 
     1. Open the held-out victims' store. 2. Find the trained restorers. 3. Score. 4. Say it.
-    Raises StorageError if the held-out victims have not been attacked yet.
+    Raises StorageError if the held-out victims have not been attacked yet, and ValueError for what
+    `tasks.evaluate.evaluate` refuses.
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)
@@ -57,12 +58,19 @@ def evaluate(
             restorers=restorers,
             out=workspace.evaluation,
             device=resolve_device(device),
+            excluded=read_excluded(workspace.evaluation),
         )
     write_json(workspace.recipe, to_json(recipe))
     sheet = contact_sheet(workspace.evaluation)
     write_file(workspace.evaluation / "contact-sheet.png", sheet)
     leave_picture("best-images", sheet, "Best-scored images: originals over every method's")
     leave_table("scores", summary_rows(record), "Every method on targets and on decoys")
+    if record["ranking"] is not None:
+        title = "How well criteria without training images rank the attacks on a victim"
+        leave_table("ranking", ranking_rows(record), title)
+    if record["hallucination"]:
+        title = "The error of a mean of samples by how far the samples disagree"
+        leave_table("hallucination", hallucination_rows(record), title)
     return record
 
 
@@ -75,6 +83,7 @@ def score_methods(
     restorers: dict[str, Path],
     out: Path,
     device: str,
+    excluded: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run by run and method by method; an interrupted evaluation goes on where it was."""
     with stage_progress("Evaluate", "step") as advance:
@@ -85,6 +94,7 @@ def score_methods(
             restorers=restorers,
             out=out,
             device=device,
+            excluded=excluded,
             on_progress=lambda done, total, _message: advance(done / 100, total / 100),
         )
 
@@ -101,6 +111,45 @@ def summary_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
             row[f"HaarPSI{suffix}"] = rounded(summary["mean_haarpsi"])
         rows.append(row)
     return rows
+
+
+def ranking_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per criterion of a run that the store has: Spearman's correlation with the truth."""
+    return [
+        {
+            "criterion": name,
+            "runs": found["n_runs"],
+            "rank correlation": rounded(found["spearman"]),
+            "95 %": interval_text(found["interval"]),
+            "best run in the top quarter": f"{found['n_best_in_top_quarter']}/{found['n_victims']}",
+        }
+        for name, found in record["ranking"].items()
+        if found["n_runs"]
+    ]
+
+
+def hallucination_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per method and bin of disagreement."""
+    return [
+        {
+            "method": name,
+            "rank correlation": rounded(found["spearman"]),
+            "95 %": interval_text(found["interval"]),
+            "disagreement": interval_text(part["disagreement"]),
+            "images": part["n"],
+            "error": rounded(part["mean_rmse"]),
+            "SSIM": rounded(part["mean_ssim"]),
+            "decoys": part["decoys"]["n"],
+            "error decoys": rounded(part["decoys"]["mean_rmse"]),
+        }
+        for name, found in record["hallucination"].items()
+        for part in found["bins"]
+    ]
+
+
+def interval_text(interval: list[float] | None) -> str:
+    """`0.12 to 0.34`; empty for None."""
+    return "" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
 
 
 def rounded(value: float | None) -> float | None:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from recon_core.ncc import ROWS, correlation_matrix
+from recon_core.metrics import ssim_pairs
+from recon_core.ncc import ROWS, correlation_matrix, ncc_matrix
 
 WORST_SCORE = -1.0
 """The score of "nothing": the lower end of SSIM's range."""
@@ -157,34 +158,103 @@ def vote(
 
     Raises ValueError for a ratio below 1, or for distances below 0.
     """
+    distance, nearest = nearest_candidates(x, distances, exclusive=exclusive)
+    total, n_voters = sum_of_votes(x, distances, distance, ratio=ratio, exclusive=exclusive)
+    return Voted(x=mean_of_votes(total, n_voters).to(x.dtype), n_voters=n_voters, nearest=nearest)
+
+
+def nearest_candidates(
+    x: Float[Tensor, "p c h w"], distances: Float[Tensor, "p t"], *, exclusive: bool = False
+) -> tuple[Float[Tensor, " t"], Int[Tensor, " t"]]:
+    """(distance, row) of each training image's nearest candidate; infinity and -1 without one.
+
+    The first half of `vote`, for candidates that come in pieces: the smallest distance over the
+    pieces goes into `sum_of_votes` of every piece, and the sums over the pieces into
+    `mean_of_votes`. That gives what `vote` gives of all of them, up to rounding.
+
+    Raises ValueError for distances below 0.
+    """
+    usable = _voting_distances(x, distances, exclusive)
+    if len(usable) == 0:
+        none = torch.full((distances.shape[1],), -1, dtype=torch.int64, device=distances.device)
+        return torch.full_like(none, torch.inf, dtype=distances.dtype), none
+    distance, nearest = usable.min(dim=0)
+    return distance, nearest.where(distance.isfinite(), -1)
+
+
+def sum_of_votes(
+    x: Float[Tensor, "p c h w"],
+    distances: Float[Tensor, "p t"],
+    nearest_distance: Float[Tensor, " t"],
+    *,
+    ratio: float,
+    exclusive: bool = False,
+) -> tuple[Float64[Tensor, "t c h w"], Int[Tensor, " t"]]:
+    """(sum, number) of the candidates at most `ratio` times as far as the nearest of all pieces.
+
+    Raises ValueError for a ratio below 1, or for distances below 0.
+    """
     if not (math.isfinite(ratio) and ratio >= 1):
         raise ValueError(
             f"ratio={ratio} must be 1 (the nearest alone) or more; paper 002 takes 1.1 and 1.5"
         )
-    n_candidates, n_targets = distances.shape
-    if n_candidates == 0 or n_targets == 0:
-        nothing = torch.zeros(n_targets, dtype=torch.int64, device=x.device)
-        empty = x.new_full((n_targets, *x.shape[1:]), torch.nan)
-        return Voted(x=empty, n_voters=nothing, nearest=nothing - 1)
+    usable = _voting_distances(x, distances, exclusive)
+    votes = (usable <= ratio * nearest_distance.clamp_min(EXACT_DISTANCE)) & usable.isfinite()
+    size = math.prod(x.shape[1:])
+    total = torch.zeros(distances.shape[1], size, dtype=torch.float64, device=x.device)
+    for rows, voices in zip(x.split(ROWS), votes.split(ROWS), strict=True):
+        finite = rows.where(rows.isfinite(), 0.0)  # no vote times NaN would be NaN
+        total += voices.T.double() @ finite.flatten(1).double()
+    return total.unflatten(1, x.shape[1:]), votes.sum(dim=0)
+
+
+def mean_of_votes(
+    total: Float64[Tensor, "t c h w"], n_voters: Int[Tensor, " t"]
+) -> Float64[Tensor, "t c h w"]:
+    """The sums divided by their numbers; NaN where nothing voted."""
+    return total / n_voters[:, None, None, None]
+
+
+def _voting_distances(
+    x: Float[Tensor, "p c h w"], distances: Float[Tensor, "p t"], exclusive: bool
+) -> Float[Tensor, "p t"]:
+    """`distances`, infinite for what cannot vote."""
     whole = x.isfinite().flatten(1).all(dim=1)
     usable = distances.where(distances.isfinite() & whole[:, None], torch.inf)
-    if usable.min() < -EXACT_DISTANCE:
+    if usable.numel() and usable.min() < -EXACT_DISTANCE:
         raise ValueError(
             f"distances has {usable.min():.3g} but a distance is 0 or more; "
             "scores (higher is better) do not vote: use ncc.ncc_matrix"
         )
-    if exclusive:
+    if exclusive and usable.numel():
         own = usable.argmin(dim=1, keepdim=True)
         usable = torch.full_like(usable, torch.inf).scatter(1, own, usable.gather(1, own))
-    distance, nearest = usable.min(dim=0)
-    votes = (usable <= ratio * distance.clamp_min(EXACT_DISTANCE)) & usable.isfinite()
-    n_voters = votes.sum(dim=0)
-    total = torch.zeros(n_targets, x[0].numel(), dtype=torch.float64, device=x.device)
-    for rows, voices in zip(x.split(ROWS), votes.split(ROWS), strict=True):
-        finite = rows.where(rows.isfinite(), 0.0)  # no vote times NaN would be NaN
-        total += voices.T.double() @ finite.flatten(1).double()
-    mean = (total / n_voters[:, None]).unflatten(1, x.shape[1:]).to(x.dtype)  # 0/0: NaN
-    return Voted(x=mean, n_voters=n_voters, nearest=nearest.where(distance.isfinite(), -1))
+    return usable
+
+
+def ssim_of_nearest(
+    pictures: Float[Tensor, "p c h w"],
+    images: Float[Tensor, "t c h w"],
+    *,
+    mean: Float[Tensor, "c h w"],
+) -> Float32[Tensor, "p t"]:
+    """SSIM of every picture with its nearest image alone, NaN with all others.
+
+    001's footnote 3, after Haim et al. 2022: a search that computes p scores instead of p times t.
+    The nearest is found by `ncc.ncc_matrix` of half-size images, of what remains when `mean`, the
+    victim's mean image, is taken off: all pictures share that, whatever they show. An image that no
+    picture is nearest to stays without a match, though some picture may resemble it well enough.
+    """
+    scores = torch.full((len(pictures), len(images)), torch.nan, device=pictures.device)
+    if scores.numel() == 0:
+        return scores
+    distances = ncc_matrix(pictures - mean, images - mean, half_size=True)
+    nearest = distances.where(distances.isfinite(), torch.inf).argmin(dim=1)
+    blocks = [
+        ssim_pairs(block, images[rows])
+        for block, rows in zip(pictures.split(ROWS), nearest.split(ROWS), strict=True)
+    ]
+    return scores.scatter(1, nearest[:, None], torch.cat(blocks)[:, None])
 
 
 def assign_one_to_one(

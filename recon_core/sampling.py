@@ -70,7 +70,8 @@ class Sampling:
     """How many images a run trains on, and how runs are grouped into parts and rounds.
 
     `lag`: a round may be planned once all rounds up to `lag` before it are finished, so up to
-    `lag` rounds are in flight at a time.
+    `lag` rounds are in flight at a time. `attacks_per_victim`: so many runs in a row attack the
+    same victim, each from its own start and with its own hyperparameters (001, section 5.1: 303).
     """
 
     images_per_run: int = 300
@@ -81,6 +82,7 @@ class Sampling:
     runs_per_part: int = 50
     parts_per_round: int = 8
     lag: int = 2
+    attacks_per_victim: int = 1
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -89,7 +91,7 @@ class Sampling:
                 f"images_per_run={self.images_per_run} is too small; a run needs an image of each "
                 "label, so at least 2"
             )
-        for name in ("runs_per_part", "parts_per_round", "lag"):
+        for name in ("runs_per_part", "parts_per_round", "lag", "attacks_per_victim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not self.phases:
@@ -101,6 +103,21 @@ class Sampling:
                     f"n_runs={phase.n_runs} is not a multiple of "
                     f"runs_per_part={self.runs_per_part}; use {rounded}, or other parts"
                 )
+            self._check_sweep(phase)
+
+    def _check_sweep(self, phase: Phase) -> None:
+        """Every victim is attacked as often, and its images do not depend on when a run is."""
+        n = self.attacks_per_victim
+        if phase.n_runs % n:
+            raise ValueError(
+                f"n_runs={phase.n_runs} is not a multiple of attacks_per_victim={n}; "
+                f"use {-(-phase.n_runs // n) * n}"
+            )
+        if n > 1 and phase.sampler != "uniform":
+            raise ValueError(
+                f"attacks_per_victim={n} with sampler={phase.sampler!r}, whose choice changes from "
+                "round to round; all attacks on a victim need the same images: use 'uniform'"
+            )
 
     @property
     def n_runs(self) -> int:
@@ -229,12 +246,19 @@ def plan_part(
         pools.append(_pool(phase, members, history.of(members), size, entropy))
     first = part * sampling.runs_per_part
     runs = range(first, first + sampling.runs_per_part)
-    return tuple(_plan_run(run, pools, n_each, root_seed) for run in runs)
+    victims = (run // sampling.attacks_per_victim for run in runs)
+    return tuple(
+        _plan_run(run, victim, pools, n_each, root_seed)
+        for run, victim in zip(runs, victims, strict=True)
+    )
 
 
 def plan_hash(specs: Sequence[RunSpec]) -> str:
-    """sha256 over the runs' images, labels and seeds."""
-    content = [[s.run, s.root_seed, s.image_ids, s.labels] for s in specs]
+    """sha256 over the runs' images, labels and seeds, and over the victims that runs share."""
+    content = [
+        [s.run, s.root_seed, s.image_ids, s.labels, *[s.victim] * (s.victim != s.run)]
+        for s in specs
+    ]
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -276,10 +300,13 @@ def _pool(
             return _Pool(members, weights)
 
 
-def _plan_run(run: int, pools: Sequence[_Pool], n_each: int, root_seed: int) -> RunSpec:
-    rng = np.random.default_rng(np.random.SeedSequence((root_seed, 0, run)))
+def _plan_run(
+    run: int, victim: int, pools: Sequence[_Pool], n_each: int, root_seed: int
+) -> RunSpec:
+    rng = np.random.default_rng(np.random.SeedSequence((root_seed, 0, victim)))
     return RunSpec(
         run=run,
+        victim=victim,
         root_seed=root_seed,
         image_ids=tuple(i for pool in pools for i in pool.draw(n_each, rng)),
         labels=tuple(label for label in range(len(pools)) for _ in range(n_each)),

@@ -20,7 +20,7 @@ from scipy import stats
 from torch import Tensor
 
 from recon_core.matching import best_per_target
-from recon_core.metrics import haarpsi_pairs, ssim_matrix
+from recon_core.metrics import haarpsi_pairs, ssim_matrix, ssim_pairs
 
 N_BOOTSTRAP = 2000
 NOTICEABLE = 0.01
@@ -31,12 +31,15 @@ NOTICEABLE = 0.01
 class BestMatches:
     """Per image: the row of its best picture (-1: there is none), and the scores of that picture.
 
-    An image without any picture scores 0 in both: nothing came back.
+    `ssim3` is SSIM by the convention of 002 (`gaussian3`), `rmse` the root of the mean square
+    difference. An image without any picture scores 0: nothing came back; its `rmse` is NaN.
     """
 
     row: Int[Tensor, " t"]
     ssim: Float[Tensor, " t"]
     haarpsi: Float[Tensor, " t"]
+    ssim3: Float[Tensor, " t"]
+    rmse: Float[Tensor, " t"]
 
 
 class Summary(TypedDict):
@@ -51,6 +54,8 @@ class Summary(TypedDict):
     mean_haarpsi: float | None
     mean_haarpsi_interval: tuple[float, float] | None
     best_ssim: float | None
+    n_good_ssim3: int
+    mean_ssim3: float | None
 
 
 class Comparison(TypedDict):
@@ -75,21 +80,60 @@ class Detection(TypedDict):
     found_at: dict[str, float] | None
 
 
+class Roc(TypedDict):
+    """The curve of true over false positives: for each threshold the share of decoys and of targets
+    that score at least that much, from (0, 0) to (1, 1)."""
+
+    false_positives: list[float]
+    found: list[float]
+
+
 def best_matches(
-    pictures: Float[Tensor, "p c h w"], images: Float[Tensor, "t c h w"]
+    pictures: Float[Tensor, "p c h w"],
+    images: Float[Tensor, "t c h w"],
+    *,
+    scores: Float[Tensor, "p t"] | None = None,
 ) -> BestMatches:
-    """Each image's best picture by SSIM; pictures and images in [0, 1] on one device."""
-    row, ssim = best_per_target(ssim_matrix(pictures, images))
+    """Each image's best picture by SSIM; pictures and images in [0, 1] on one device.
+
+    `scores` are the SSIMs to choose by, NaN where a pair does not count; computed if not given.
+    """
+    row, ssim = best_per_target(ssim_matrix(pictures, images) if scores is None else scores)
+    return score_matches(pictures, images, row, ssim)
+
+
+def score_matches(
+    pictures: Float[Tensor, "p c h w"],
+    images: Float[Tensor, "t c h w"],
+    row: Int[Tensor, " t"],
+    ssim: Float[Tensor, " t"] | None = None,
+) -> BestMatches:
+    """The scores of each image with the picture in its `row` (-1: none); `ssim` if it is known."""
     found = row >= 0
-    haarpsi = torch.zeros_like(ssim)
-    haarpsi[found] = haarpsi_pairs(pictures[row[found]], images[found]).to(ssim.dtype)
-    return BestMatches(row=row, ssim=ssim.where(found, 0.0), haarpsi=haarpsi)
+    matched, wanted = pictures[row[found]], images[found]
+
+    def everywhere(values: Tensor, missing: float = 0.0) -> Tensor:
+        filled = torch.full_like(row, missing, dtype=torch.float32)
+        filled[found] = values.float()
+        return filled
+
+    return BestMatches(
+        row=row,
+        ssim=everywhere(ssim_pairs(matched, wanted) if ssim is None else ssim[found]),
+        haarpsi=everywhere(haarpsi_pairs(matched, wanted)),
+        ssim3=everywhere(ssim_pairs(matched, wanted, convention="gaussian3")),
+        rmse=everywhere((matched - wanted).double().square().mean(dim=(1, 2, 3)).sqrt(), torch.nan),
+    )
 
 
 def summarise(
-    ssim: npt.NDArray[np.float64], haarpsi: npt.NDArray[np.float64], *, good_threshold: float
+    ssim: npt.NDArray[np.float64],
+    haarpsi: npt.NDArray[np.float64],
+    ssim3: npt.NDArray[np.float64],
+    *,
+    good_threshold: float,
 ) -> Summary:
-    """Counts and means of one score per image; good means SSIM strictly above the threshold."""
+    """Counts and means of the scores of each image; good means strictly above the threshold."""
     n = len(ssim)
     n_good = int((ssim > good_threshold).sum())
     return Summary(
@@ -102,6 +146,8 @@ def summarise(
         mean_haarpsi=float(haarpsi.mean()) if n else None,
         mean_haarpsi_interval=bootstrap_interval(haarpsi) if n else None,
         best_ssim=float(ssim.max()) if n else None,
+        n_good_ssim3=int((ssim3 > good_threshold).sum()),
+        mean_ssim3=float(ssim3.mean()) if n else None,
     )
 
 
@@ -173,6 +219,32 @@ def detect(
         threshold = threshold_for(decoy_scores, rate)
         found[f"{rate:g}"] = float((scores > threshold).mean())
     return Detection(auc=auc, found_at=found)
+
+
+def roc(
+    scores: npt.NDArray[np.float64], decoy_scores: npt.NDArray[np.float64], *, n_points: int = 200
+) -> Roc:
+    """The receiver operating characteristic of targets against decoys, at most `n_points` of it.
+
+    Its corners are kept where there are few enough; else every so many of them, both ends included.
+    Empty without targets or decoys.
+    """
+    if not len(scores) or not len(decoy_scores):
+        return Roc(false_positives=[], found=[])
+    thresholds = np.unique(np.concatenate([scores, decoy_scores]))[::-1]
+    curve = np.stack(
+        [
+            1 - np.searchsorted(np.sort(values), thresholds, side="left") / len(values)
+            for values in (decoy_scores, scores)
+        ]
+    )
+    curve = np.concatenate([np.zeros((2, 1)), curve], axis=1)
+    step = np.diff(curve, axis=1) > 0
+    bends = (step[:, 1:] != step[:, :-1]).any(axis=0) | step[:, 1:].all(axis=0)
+    curve = curve[:, np.concatenate([[True], bends, [True]])]
+    n = curve.shape[1]
+    chosen = np.unique(np.linspace(0, n - 1, min(n, n_points)).round().astype(np.int64))
+    return Roc(false_positives=curve[0, chosen].tolist(), found=curve[1, chosen].tolist())
 
 
 def threshold_for(decoy_scores: npt.NDArray[np.float64], rate: float) -> float:

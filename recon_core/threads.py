@@ -1,12 +1,15 @@
-"""Independent jobs side by side on the threads that torch was given."""
+"""Independent jobs side by side on the threads that torch was given, and how far they are."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+
+from recon_core.types import Progress
 
 Result = TypeVar("Result")
 
@@ -28,3 +31,29 @@ def side_by_side(jobs: Sequence[Callable[[], Result]], device: torch.device) -> 
             return list(pool.map(lambda job: job(), jobs))
     finally:
         torch.set_num_threads(n_threads)  # the setting of torch's BLAS is the whole process's
+
+
+class Shares:
+    """Progress of jobs that go side by side, each with its share of the whole."""
+
+    def __init__(self, progress: Progress, shares: Sequence[float]) -> None:
+        self.progress, self.shares = progress, shares
+        self.done = [0.0] * len(shares)
+        self.lock = threading.Lock()
+
+    def of(self, job: int) -> Progress:
+        """The callback of one job."""
+
+        def report(fraction: float) -> None:
+            with self.lock:
+                self.done[job] = fraction
+                whole = all(done == 1.0 for done in self.done)
+                total = sum(d * share for d, share in zip(self.done, self.shares, strict=True))
+                self.progress(1.0 if whole else total)
+
+        return report
+
+
+def share_of(progress: Progress, low: float, high: float) -> Progress:
+    """A progress callback for the part of the work between two fractions."""
+    return lambda fraction: progress(low + (high - low) * fraction)

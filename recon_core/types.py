@@ -1,19 +1,21 @@
 """The vocabulary of the core: what a run is told, and what it gives back.
 
-A *run* trains one victim on one set of images and attacks it once. `RunSpec` is everything that
-distinguishes one run from the next; `RunResult` is everything that leaves the core. All randomness
-of a run comes from `RunSpec.generator`, so what a run is batched with does not matter: on a CPU,
-where runs go one after another, its result is the same bit for bit. On a GPU, where runs are
-stacked, that holds at the same place in a stack of the same size; elsewhere it is equal up to
-rounding, because kernels treat the ends of an array, and a stack of one, differently.
+A *run* trains one victim on one set of images and attacks it once; in a *sweep* several runs attack
+the same victim. `RunSpec` is everything that distinguishes one run from the next; `RunResult` is
+everything that leaves the core. All randomness of a run comes from `RunSpec.generator`, so what a
+run is batched with does not matter: on a CPU, where runs go one after another, its result is the
+same bit for bit. On a GPU, where runs are stacked, that holds at the same place in a stack of the
+same size; elsewhere it is equal up to rounding, because kernels treat the ends of an array, and a
+stack of one, differently.
 """
 
 from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,6 +39,7 @@ class Outcome(enum.StrEnum):
     OK = "ok"
     UNFITTED = "unfitted"  # the victim did not classify its own training images
     NONFINITE = "nonfinite"  # the training or the attack diverged to NaN or infinity
+    STOPPED = "stopped"  # a rule gave the attack up before its last iteration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +47,15 @@ class RunSpec:
     """One planned run: which images, which labels, which random stream.
 
     `image_ids` and `labels` have one entry per training image; labels are class indices of the
-    task that the victim learns (0 and 1 for a binary one).
+    task that the victim learns (0 and 1 for a binary one). Runs with the same `victim` attack the
+    same network, so their images and labels are the same; by default every run has its own.
     """
 
     run: int
     root_seed: int
     image_ids: tuple[int, ...]
     labels: tuple[int, ...]
+    victim: int = -1
 
     def __post_init__(self) -> None:
         if len(self.image_ids) != len(self.labels):
@@ -58,6 +63,8 @@ class RunSpec:
                 f"run {self.run} has {len(self.image_ids)} image_ids but {len(self.labels)} "
                 "labels; give one label per image"
             )
+        if self.victim < 0:
+            object.__setattr__(self, "victim", self.run)
 
     def generator(self, purpose: str) -> torch.Generator:
         """A CPU generator that depends on (root_seed, run, purpose) and on nothing else.
@@ -65,6 +72,26 @@ class RunSpec:
         Draws are made on the CPU and moved, so that a GPU run starts where a CPU run does.
         """
         return seeded_generator(self.root_seed, self.run, purpose)
+
+    def victim_generator(self, purpose: str) -> torch.Generator:
+        """The same for what makes the victim: all runs that attack it draw the same numbers."""
+        return seeded_generator(self.root_seed, self.victim, purpose)
+
+
+@runtime_checkable
+class Victims(Protocol):
+    """Where trained victims are kept, so that the runs of a sweep need not train theirs again.
+
+    What is kept is exactly what training it again would give; a keeper may forget at any time.
+    """
+
+    def get(self, victim: int) -> Mapping[str, Tensor] | None:
+        """The tensors of a victim that was put there; None if there is none."""
+        ...
+
+    def put(self, victim: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keeps a victim."""
+        ...
 
 
 def seeded_generator(root_seed: int, index: int, purpose: str) -> torch.Generator:
@@ -101,8 +128,9 @@ class RunResult:
     """What one run leaves behind.
 
     `targets` are the images the victim was trained on, augmentation included, exactly as uint8;
-    `mean_image` in [0, 1] is what was subtracted from them. `stats` holds one float per name in
-    `STATS` (NaN where a quantity does not apply).
+    `mean_image` in [0, 1] is what was subtracted from them, `margins` how far the victim puts each
+    from its decision boundary (NaN where it has none). `stats` holds one float per name in `STATS`
+    (NaN where a quantity does not apply).
     """
 
     spec: RunSpec
@@ -110,6 +138,7 @@ class RunResult:
     targets: UInt8[Tensor, "n c h w"]
     augment: Float32[Tensor, "n 9"]
     mean_image: Float32[Tensor, "c h w"]
+    margins: Float32[Tensor, " n"]
     pairs: Pairs
     stats: dict[str, float] = field(default_factory=dict)
 
@@ -120,5 +149,8 @@ STATS = (
     "margin_min",  # smallest y_i phi(x_i) over the training images
     "attack_loss",  # KKT objective at the last iteration, penalties included
     "kkt_residual",  # ||theta - sum lam_i y_i grad phi||^2 / ||theta||^2 at the last iteration
+    "residual_relu",  # the same with ReLU's own derivative, which all settings of a sweep share
+    "n_iterations",  # how far the attack got
+    *("lr", "lam_lr", "sigma", "lam_min", "alpha"),  # its hyperparameters
 )
 """Names of the per-run statistics that every family reports, in storage order."""

@@ -24,7 +24,6 @@ from storage.files import Content
 from storage.layout import (
     CHUNK_ROWS,
     COLUMNS,
-    GIVEN_COLUMNS,
     OFFSETS,
     OUTCOMES,
     TABLES,
@@ -39,11 +38,7 @@ from storage.receipts import array_hash, hash_of_pieces, schema_name
 from storage.shards import LEVEL, crc32c, encode_chunk, shard_names, shard_pieces, shard_rows
 
 _MAX_THREADS = 8
-_LARGEST_FIRST = (
-    "pairs/reconstruction",
-    "targets/image",
-    *(name for name in GIVEN_COLUMNS if name not in ("pairs/reconstruction", "targets/image")),
-)
+_LARGEST = ("pairs/reconstruction", "targets/image")
 
 
 class GroupEncoder:
@@ -58,9 +53,10 @@ class GroupEncoder:
         self._columns, self._encoding = columns, encoding
         self._pool = ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))))
         self._hasher = ThreadPoolExecutor(1)
-        self._chunks = {name: self._encoded(name) for name in _LARGEST_FIRST}
+        self._names = (*_LARGEST, *(name for name in columns if name not in _LARGEST))
+        self._chunks = {name: self._encoded(name) for name in self._names}
         # The reconstructions last, so that their hash follows their encoding.
-        self._hashes = {name: self._hash(name) for name in reversed(_LARGEST_FIRST)}
+        self._hashes = {name: self._hash(name) for name in reversed(self._names)}
 
     def __enter__(self) -> GroupEncoder:
         return self
@@ -71,13 +67,14 @@ class GroupEncoder:
 
     def files(self) -> Iterator[tuple[str, Content]]:
         """Every file of the group by its name in it; ValueError if a pair is not finite."""
-        for name in _LARGEST_FIRST:
+        for name in self._names:
             encoded = (future.result().encoded for future in self._chunks[name])
             yield from self._shards(name, self._shape(name), encoded)
         scale = self._scale()
         pieces = [scale[at : at + CHUNK_ROWS] for at in range(0, len(scale), CHUNK_ROWS)]
         yield from self._shards("pairs/scale", scale.shape, map(encode_chunk, pieces))
-        shapes = {name: self._shape(name) for name in COLUMNS}
+        there = {*self._names, "pairs/scale"}
+        shapes = {name: self._shape(name) for name in COLUMNS if name in there}
         for name, content in metadata_files(shapes, self._encoding).items():
             yield self._noted(name, [content])
 
@@ -85,7 +82,7 @@ class GroupEncoder:
         """`receipts.array_hash` of every column; ValueError if a pair is not finite."""
         hashes = {name: future.result() for name, future in self._hashes.items()}
         hashes["pairs/scale"] = array_hash(self._scale())
-        return {name: hashes[name] for name in COLUMNS}
+        return {name: hashes[name] for name in COLUMNS if name in hashes}
 
     def _encoded(self, name: str) -> list[Future[_Chunk]]:
         rows = self._columns[name]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 SCHEMA = "palimpsest-pairs"
 VERSION = 1
 
-OUTCOMES = ("ok", "unfitted", "nonfinite")
+OUTCOMES = ("ok", "unfitted", "nonfinite", "stopped")
 """What `runs/outcome` indexes."""
 
 TABLES = ("runs", "targets", "pairs")
@@ -59,11 +59,19 @@ COLUMNS: dict[str, Column] = {
     "runs/margin_min": Column("<f4"),
     "runs/attack_loss": Column("<f4"),
     "runs/kkt_residual": Column("<f4"),
+    "runs/residual_relu": Column("<f4"),
+    "runs/n_iterations": Column("<f4"),
+    "runs/lr": Column("<f4"),
+    "runs/lam_lr": Column("<f4"),
+    "runs/sigma": Column("<f4"),
+    "runs/lam_min": Column("<f4"),
+    "runs/alpha": Column("<f4"),
     "targets/image": Column("|u1", PICTURE),
     "targets/image_id": Column("<i4"),
     "targets/label": Column("<i2"),
     "targets/run_row": Column("<i4"),
     "targets/augment": Column("<f4", (9,)),
+    "targets/margin": Column("<f4"),
     "pairs/reconstruction": Column("<f2", PICTURE),
     "pairs/scale": Column("<f4"),
     "pairs/target_row": Column("<i4"),
@@ -79,8 +87,17 @@ DIMENSIONS = {"runs": "run", "targets": "target", "pairs": "pair"}
 """Name of each table's rows."""
 _TRAILING_DIMENSIONS = {3: ("channel", "y", "x"), 1: ("parameter",), 0: ()}
 
-GIVEN_COLUMNS = tuple(name for name in COLUMNS if name != "pairs/scale")
-"""What a writer hands over: `pairs/reconstruction` as float32, from which the scale follows."""
+LATER_COLUMNS = (
+    "runs/residual_relu",
+    "runs/n_iterations",
+    *("runs/lr", "runs/lam_lr", "runs/sigma", "runs/lam_min", "runs/alpha"),
+    "targets/margin",
+)
+"""Columns that parts may lack, since the first of them were written without; they read as NaN."""
+
+GIVEN_COLUMNS = tuple(name for name in COLUMNS if name not in ("pairs/scale", *LATER_COLUMNS))
+"""What a writer hands over at least: `pairs/reconstruction` as float32, from which the scale
+follows."""
 
 _REFERENCES = {
     "targets/run_row": "runs",
@@ -185,22 +202,24 @@ def checked_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
         ValueError: a column is missing, unknown, of a wrong type, shape or length, or refers to a
             row that does not exist.
     """
-    unknown, missing = set(columns) - set(GIVEN_COLUMNS), set(GIVEN_COLUMNS) - set(columns)
+    missing = set(GIVEN_COLUMNS) - set(columns)
+    unknown = set(columns) - {*GIVEN_COLUMNS, *LATER_COLUMNS}
     if unknown or missing:
         raise ValueError(
-            f"columns of a part: missing {sorted(missing)}, unknown {sorted(unknown)}; give "
-            "exactly layout.GIVEN_COLUMNS"
+            f"columns of a part: missing {sorted(missing)}, unknown {sorted(unknown)}; give all of "
+            "layout.GIVEN_COLUMNS, and of LATER_COLUMNS what there is"
         )
+    names = [name for name in COLUMNS if name in columns]
     sizes: dict[str, int] = {}
-    for name in GIVEN_COLUMNS:
+    for name in names:
         _check_shape(name, columns[name], sizes)
     reconstruction = np.asarray(columns["pairs/reconstruction"], np.float32)
     cast = {
         name: reconstruction if name == "pairs/reconstruction" else _cast(name, columns[name])
-        for name in GIVEN_COLUMNS
+        for name in names
     }
     _check_values(cast, sizes)
-    return {name: np.ascontiguousarray(cast[name]) for name in GIVEN_COLUMNS}
+    return {name: np.ascontiguousarray(cast[name]) for name in names}
 
 
 def stored_columns(columns: Columns, encoding: Encoding = "float16") -> dict[str, npt.NDArray[Any]]:
@@ -212,7 +231,8 @@ def stored_columns(columns: Columns, encoding: Encoding = "float16") -> dict[str
     checked = checked_columns(columns)
     compressed, scale = compress_reconstruction(checked["pairs/reconstruction"], encoding)
     added = {"pairs/reconstruction": compressed, "pairs/scale": scale}
-    return {name: {**checked, **added}[name] for name in COLUMNS}
+    whole = {**checked, **added}
+    return {name: whole[name] for name in COLUMNS if name in whole}
 
 
 def _check_shape(name: str, array: npt.NDArray[Any], sizes: dict[str, int]) -> None:

@@ -23,6 +23,7 @@ from storage.errors import CorruptPartError, StorageError, StoreMismatchError, U
 from storage.layout import (
     COLUMNS,
     ENCODINGS,
+    LATER_COLUMNS,
     SCHEMA,
     VERSION,
     Columns,
@@ -62,7 +63,8 @@ def write_part(
 ) -> Receipt:
     """Writes part number `part` of the store at `root` and returns the receipt that stands for it.
 
-    `columns` has every name of `layout.GIVEN_COLUMNS`; "pairs/reconstruction" is the raw float32.
+    `columns` has every name of `layout.GIVEN_COLUMNS` and may have those of `LATER_COLUMNS`;
+    "pairs/reconstruction" is the raw float32.
     Writing a part that exists with the same values changes nothing and returns its receipt.
 
     Raises:
@@ -148,6 +150,7 @@ def read_column(
     place: Place, receipt: Receipt, name: str, rows: slice | None = None
 ) -> npt.NDArray[Any]:
     """Column `name` of a part as stored, all rows or the contiguous `rows`. Threads may share it.
+    A later column that the part lacks is all NaN.
 
     Raises:
         ValueError: unknown column, or `rows` with a step.
@@ -159,6 +162,9 @@ def read_column(
         raise ValueError(f"rows={rows} has step {step}; read contiguous rows and thin them out")
     shape = shape_of(name, n_rows, receipt.picture)
     out = np.empty((max(0, stop - start), *shape[1:]), dtype_of(name, receipt.encoding))
+    if name in LATER_COLUMNS and name not in receipt.array_hashes:
+        out.fill(np.nan)
+        return out
     per_shard = shard_rows(n_rows)
     for shard, file in enumerate(shard_names(shape, start, stop), start // per_shard):
         first = shard * per_shard
@@ -180,6 +186,11 @@ def read_column(
                 "receipt and generate it again"
             ) from error
     return out
+
+
+def columns_of(receipt: Receipt) -> list[str]:
+    """The columns that a part has."""
+    return [name for name in COLUMNS if name in receipt.array_hashes or name not in LATER_COLUMNS]
 
 
 def files_of(receipt: Receipt, name: str) -> list[str]:

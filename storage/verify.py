@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from storage.errors import CorruptPartError
 from storage.files import TEMPORARY_PREFIX
-from storage.layout import COLUMNS, GROUP_PATTERN, OUTCOMES, RECEIPT_PATTERN, receipt_name
-from storage.parts import STORE_FILE, decode_column, files_of, read_store_file
+from storage.layout import GROUP_PATTERN, OUTCOMES, RECEIPT_PATTERN, receipt_name
+from storage.parts import STORE_FILE, columns_of, decode_column, files_of, read_store_file
 from storage.places import FileInfo, Location, Place, open_place
 from storage.receipts import (
     PARTS_FOLDER,
@@ -169,20 +169,20 @@ def _part_problems(place: Place, receipt: Receipt) -> Iterator[str]:
     for path in sorted(present - {f"{group}/{name}" for name in receipt.files}):
         yield f"part {receipt.part}: {place}/{path} does not belong there; remove it"
     columns: dict[str, npt.NDArray[Any]] = {}
-    for name in COLUMNS:
+    names = columns_of(receipt)
+    for name in names:
         problems, column = _check_column(place, receipt, name)
         yield from problems
         if column is not None:
             columns[name] = column
-    of_columns = {file for name in COLUMNS for file in files_of(receipt, name)}
+    of_columns = {file for name in names for file in files_of(receipt, name)}
     for file in sorted(set(receipt.files) - of_columns):
         yield from _check_file(place, receipt, file)[0]
-    if len(columns) < len(COLUMNS):
+    if len(columns) < len(names):
         return
-    outcomes = np.bincount(columns["runs/outcome"], minlength=len(OUTCOMES)).tolist()
-    if pack_images(image_table(columns)) != receipt.images or outcomes != list(
-        receipt.outcomes.values()
-    ):
+    counts = np.bincount(columns["runs/outcome"], minlength=len(OUTCOMES)).tolist()
+    outcomes = {name: receipt.outcomes.get(name, 0) for name in OUTCOMES}
+    if pack_images(image_table(columns)) != receipt.images or counts != list(outcomes.values()):
         yield f"part {receipt.part}: the counts in its receipt are not those of its arrays; {_FIX}"
 
 

@@ -58,11 +58,14 @@ class Campaign:
                 f"root_seed={self.root_seed} must be 0 or more, threads={self.threads} 1 or more"
             )
         check_balance(self.sampling.images_per_run, self.experiment.n_classes)
+        self.experiment.check_sweep(self.sampling.attacks_per_victim)
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
         """What the store is made from. The last phase may grow: its number of runs is left out, and
-        so is what only another sampler reads, so that stores from before it stay what they are."""
+        so is what only another sampler reads, and what later releases added where it is as it was
+        before, so that older stores stay what they are."""
         settings = asdict(self)
+        without_later_settings(settings)
         for phase in settings["sampling"]["phases"]:
             if phase["sampler"] != "adaptive":
                 for name in ("enough", "prior_back", "prior_runs"):
@@ -75,6 +78,24 @@ class Campaign:
         """sha256 of the manifest."""
         text = json.dumps(self.manifest(images), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+LATER_SETTINGS: dict[str, Any] = {
+    "experiment.attack.halving": None,
+    "sampling.attacks_per_victim": 1,
+}
+"""Settings that came later, with the value that stands for what was before them."""
+
+
+def without_later_settings(settings: dict[str, Any]) -> None:
+    """Removes those that are as they were before they existed."""
+    for name, before in LATER_SETTINGS.items():
+        *path, last = name.split(".")
+        inside: Any = settings
+        for key in path:
+            inside = inside.get(key, {})
+        if inside.get(last, before) == before:
+            inside.pop(last, None)
 
 
 @dataclass(frozen=True)

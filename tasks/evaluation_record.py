@@ -1,63 +1,60 @@
-"""The files of an evaluation: evaluation.json, pictures.npz and the cache of its steps.
+"""The record of an evaluation: evaluation.json, and the cache of its steps.
 
-docs/evaluation.md specifies the first two. Everything is written atomically, the JSON last, and
-carries a fingerprint of what it was computed from.
+docs/evaluation.md specifies the record. Everything is written atomically and carries a fingerprint
+of what it was computed from.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from recon_core.summary import compare, detect, n_above_every, summarise
+from recon_core.summary import compare, detect, n_above_every, roc, summarise
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.dataset import Dataset
-from storage.files import write_file, write_json
 from storage.layout import OUTCOMES
 from storage.sources import ImageSet
 
+if TYPE_CHECKING:
+    from tasks.evaluation_victims import Victim
+
 SCHEMA = "palimpsest-evaluation"
-VERSION = 2
+VERSION = 3
 CONVENTIONS = {
     "ssim": "Wang et al. 2004: Gaussian window 11x11, sigma 1.5, K1 .01, K2 .03, data range 1, "
     "population covariance, mean over the valid region and the channels",
+    "ssim3": "of the same match with a Gaussian window 3x3, borders reflected, as papers 002 and "
+    "Haim et al. 2022 report; never to be mixed with ssim",
     "haarpsi": "Reisenhofer et al. 2018: C 30, alpha 4.2, YIQ; of the match with the best SSIM",
-    "match": "per image, the picture of its run with the best SSIM; 0 where a run left no picture",
-    "decoys": "images of the same source that no run of the store was trained on, as many per run "
-    "as it has targets, matched in the same way with the pictures of that run",
+    "rmse": "root of the mean square difference of the match with the best SSIM, in [0, 1]",
+    "match": "per image, the picture with the best SSIM of all attacks on its victim; 0 where none "
+    "of them left a picture",
+    "vote": "002, appendix A.1: per image, the mean of all candidates at most vote_ratio times as "
+    "far as the nearest, by normalised distance of half-size images",
+    "decoys": "images of the same source that no run of the store was trained on, as many per "
+    "victim as it has targets, matched in the same way with the pictures of that victim",
     "interval": "95 %: of a mean the percentile bootstrap over images, 2000 resamples; of a share "
-    "the exact one of Clopper and Pearson",
+    "the exact one of Clopper and Pearson; of a rank correlation the percentile bootstrap over "
+    "runs (ranking) or over victims, of fewer than five over images (hallucination)",
     "disagreement": "of the samples behind a mean: their standard deviation in [0, 0.5], averaged "
     "over the pixels and channels of the match",
 }
 DECIMALS = 6
+DIGITS = 6
+"""Of what the store says of runs: settings like sigma may be far below one."""
 SIDES = ("targets", "decoys")
+SCORES = ("ssim", "haarpsi", "ssim3", "rmse")
+ORIGIN = ("run", "candidate", "iteration")
 
 Arrays = dict[str, npt.NDArray[Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluatedRun:
-    """One run of the store: where it is, and which images its pictures are scored against."""
-
-    number: int
-    part: int
-    row: int
-    outcome: str
-    n_pairs: int
-    image_ids: npt.NDArray[np.int64]
-    targets: npt.NDArray[np.uint8]
-    decoy_ids: npt.NDArray[np.int64]
 
 
 def fingerprint_of(*inputs: Any) -> str:
@@ -102,143 +99,138 @@ def cached(
     return results, seconds
 
 
-def joined(
-    parts: Mapping[str, Sequence[Arrays]], runs: Sequence[EvaluatedRun]
-) -> dict[str, Arrays]:
-    """Per method, `<side>/<column>` over all runs; a run has its targets first, then its decoys."""
+def joined(parts: Mapping[str, Sequence[Arrays]], victims: Sequence[Victim]) -> dict[str, Arrays]:
+    """Per method, `<side>/<column>` over all victims, of which each has its targets first."""
     methods: dict[str, Arrays] = {}
     for method, pieces in parts.items():
         methods[method] = {}
         for column in pieces[0]:
+            if column == "picture":
+                continue
             halves = [
-                np.split(piece[column], [len(run.targets)])
-                for piece, run in zip(pieces, runs, strict=True)
+                np.split(piece[column], [len(victim)])
+                for piece, victim in zip(pieces, victims, strict=True)
             ]
             for k, side in enumerate(SIDES):
                 methods[method][f"{side}/{column}"] = np.concatenate([half[k] for half in halves])
     return methods
 
 
-def make_record(
-    settings: Mapping[str, Any],
-    *,
-    dataset: Dataset,
-    heldout: ImageSet,
-    runs: Sequence[EvaluatedRun],
-    methods: Mapping[str, Arrays],
-) -> dict[str, Any]:
-    """The record, except for what the caller knows: fingerprint, restorers, seconds."""
-    threshold = float(settings["good_threshold"])
+def describe_source(heldout: ImageSet) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
-        "version": VERSION,
-        "settings": dict(settings),
-        "conventions": CONVENTIONS,
-        "source": {
-            "name": heldout.name,
-            "split": heldout.split,
-            "n_images": len(heldout.images),
-            "size": list(heldout.images.shape[2:]),
-            "class_names": list(heldout.class_names),
-            "content_hash": heldout.content_hash,
-            "notes": list(heldout.notes),
-        },
-        "dataset": {
-            "content_hash": dataset.content_hash,
-            "manifest": dataset.manifest,
-            "n_runs": len(runs),
-            "n_targets": sum(len(run.targets) for run in runs),
-            "n_pairs": dataset.n_pairs,
-            "outcomes": {name: sum(run.outcome == name for run in runs) for name in OUTCOMES},
-            "n_runs_without_pictures": sum(run.n_pairs == 0 for run in runs),
-            "images_per_run": sorted({len(run.targets) for run in runs}),
-        },
-        "targets": _identities(runs, [run.image_ids for run in runs], heldout),
-        "decoys": _identities(runs, [run.decoy_ids for run in runs], heldout),
-        "methods": {
-            name: _method(arrays, methods["plain"], threshold) for name, arrays in methods.items()
-        },
-        "grid": _grid(methods, int(settings["grid_rows"]), hidden=settings["baselines"]),
+        "name": heldout.name,
+        "split": heldout.split,
+        "n_images": len(heldout.images),
+        "size": list(heldout.images.shape[2:]),
+        "class_names": list(heldout.class_names),
+        "content_hash": heldout.content_hash,
+        "notes": list(heldout.notes),
     }
 
 
-def write_record(
-    out: Path,
-    record: Mapping[str, Any],
-    *,
-    runs: Sequence[EvaluatedRun],
-    heldout: ImageSet,
-    methods: Mapping[str, Arrays],
+def describe_dataset(
+    dataset: Dataset, victims: Sequence[Victim], attacks_per_victim: int
 ) -> dict[str, Any]:
-    """Writes pictures.npz, then evaluation.json; returns the record as it reads back."""
-    originals = {
-        "targets": np.concatenate([run.targets for run in runs]),
-        "decoys": heldout.images[np.concatenate([run.decoy_ids for run in runs])],
-    }
-    pictures: Arrays = {}
-    for side in SIDES:
-        rows = np.array(record["grid"][side], np.int64)
-        pictures[f"{side}/original"] = originals[side][rows]
-        for method in record["grid"]["methods"]:
-            pictures[f"{side}/{method}"] = methods[method][f"{side}/picture"][rows]
-    content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **pictures)
-    write_file(out / "pictures.npz", content.getvalue())
-    write_json(out / "evaluation.json", record)
-    written: dict[str, Any] = json.loads((out / "evaluation.json").read_bytes())
-    return written
-
-
-def _identities(
-    runs: Sequence[EvaluatedRun], ids: Sequence[npt.NDArray[np.int64]], heldout: ImageSet
-) -> dict[str, list[int]]:
-    image_ids = np.concatenate(ids)
+    runs = [run for victim in victims for run in victim.runs]
     return {
-        "run": [run.number for run, mine in zip(runs, ids, strict=True) for _image in mine],
-        "image_id": image_ids.tolist(),
-        "label": heldout.labels[image_ids].tolist(),
+        "content_hash": dataset.content_hash,
+        "manifest": dataset.manifest,
+        "n_runs": len(runs),
+        "n_victims": len(victims),
+        "attacks_per_victim": attacks_per_victim,
+        "n_targets": sum(len(victim) for victim in victims),
+        "n_pairs": dataset.n_pairs,
+        "outcomes": {name: sum(run.outcome == name for run in runs) for name in OUTCOMES},
+        "n_runs_without_pictures": sum(run.n_pairs == 0 for run in runs),
+        "images_per_victim": sorted({len(victim) for victim in victims}),
     }
 
 
-def _method(arrays: Arrays, plain: Arrays, threshold: float) -> dict[str, Any]:
-    """Scores of one method and what they sum up to; rounded last."""
-    scores: dict[str, dict[str, npt.NDArray[np.float64]]] = {
-        side: {metric: _rounded(arrays[f"{side}/{metric}"]) for metric in ("ssim", "haarpsi")}
+def describe_rows(victims: Sequence[Victim], heldout: ImageSet) -> dict[str, Any]:
+    """`targets` and `decoys`: which image each row is. Labels are those of the source."""
+
+    def identities(ids: Sequence[npt.NDArray[np.int64]]) -> dict[str, list[Any]]:
+        image_ids = np.concatenate(ids)
+        return {
+            "victim": [v.number for v, mine in zip(victims, ids, strict=True) for _image in mine],
+            "image_id": image_ids.tolist(),
+            "label": heldout.labels[image_ids].tolist(),
+        }
+
+    margins = np.concatenate([victim.margins for victim in victims])
+    targets = identities([victim.image_ids for victim in victims])
+    targets["margin"] = [rounded(margin, DECIMALS) for margin in margins.tolist()]
+    return {"targets": targets, "decoys": identities([victim.decoy_ids for victim in victims])}
+
+
+def describe_method(
+    arrays: Arrays, plain: Arrays, *, kind: str, threshold: float, is_sweep: bool
+) -> dict[str, Any]:
+    """Scores of one method and what they sum up to, computed from the rounded scores."""
+    scores = {
+        side: {metric: arrays[f"{side}/{metric}"].astype(np.float64).round(DECIMALS)
+               for metric in SCORES}
         for side in SIDES
-    }
-    n_above = n_above_every(scores["targets"]["ssim"], scores["decoys"]["ssim"])
-    body: dict[str, Any] = {
-        side: {
-            "summary": summarise(
-                scores[side]["ssim"], scores[side]["haarpsi"], good_threshold=threshold
-            ),
-            "compared_with_plain": compare(_rounded(plain[f"{side}/ssim"]), scores[side]["ssim"]),
+    }  # fmt: skip
+    body: dict[str, Any] = {"kind": kind}
+    for side in SIDES:
+        ssim, haarpsi, ssim3 = (scores[side][name] for name in ("ssim", "haarpsi", "ssim3"))
+        before = plain[f"{side}/ssim"].astype(np.float64).round(DECIMALS)
+        body[side] = {
+            "summary": summarise(ssim, haarpsi, ssim3, good_threshold=threshold),
+            "compared_with_plain": compare(before, ssim),
             **{metric: values.tolist() for metric, values in scores[side].items()},
+            **{name: arrays[f"{side}/{name}"].tolist() for name in ORIGIN},
+        }
+        if f"{side}/disagreement" in arrays:
+            body[side]["disagreement"] = arrays[f"{side}/disagreement"].tolist()
+    ssims = [scores[side]["ssim"] for side in SIDES]
+    body["detection"] = {**detect(*ssims), "roc": roc(*ssims)}
+    body["n_targets_above_every_decoy"] = n_above_every(*ssims)
+    body["halves"] = _halves(arrays) if is_sweep and "targets/half0_ssim" in arrays else None
+    body["fast"] = _fast(arrays, threshold) if "targets/fast_ssim" in arrays else None
+    rounded_body: dict[str, Any] = rounded(body, DECIMALS)
+    return rounded_body
+
+
+def rounded(value: Any, decimals: int) -> Any:
+    """`value` with all floats in it rounded, and None for NaN."""
+    if isinstance(value, Mapping):
+        return {key: rounded(item, decimals) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item, decimals) for item in value]
+    if isinstance(value, float):
+        return round(value, decimals) if math.isfinite(value) else None
+    return value
+
+
+def significant(value: float | None) -> float | None:
+    """`value` with `DIGITS` digits; None for NaN."""
+    usable = value is not None and math.isfinite(value)
+    return float(f"{value:.{DIGITS}g}") if usable else None
+
+
+def _halves(arrays: Arrays) -> dict[str, Any]:
+    return {
+        side: {
+            metric: [arrays[f"{side}/half{k}_{metric}"].tolist() for k in range(2)]
+            for metric in ("ssim", "haarpsi")
         }
         for side in SIDES
     }
-    if "targets/disagreement" in arrays:
-        for side in SIDES:
-            spread = _rounded(arrays[f"{side}/disagreement"]).tolist()
-            body[side]["disagreement"] = [None if math.isnan(value) else value for value in spread]
-    body["detection"] = detect(scores["targets"]["ssim"], scores["decoys"]["ssim"])
-    return body | {"n_targets_above_every_decoy": n_above}
 
 
-def _grid(
-    methods: Mapping[str, Arrays], n_rows: int, *, hidden: Sequence[str]
-) -> dict[str, list[Any]]:
-    """What to show: the images that a shown method scores highest, targets and decoys by one rule.
-
-    Not shown are `plain_all`, whose pictures hardly differ from those of `plain`, and `hidden`.
-    """
-    shown = [name for name in methods if name != "plain_all" and name not in hidden]
-    grid: dict[str, list[Any]] = {"methods": shown}
-    for side in SIDES:
-        best = np.max([methods[name][f"{side}/ssim"] for name in shown], axis=0)
-        grid[side] = np.argsort(-best, kind="stable")[:n_rows].tolist()
-    return grid
-
-
-def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    return values.astype(np.float64).round(DECIMALS)
+def _fast(arrays: Arrays, threshold: float) -> dict[str, Any]:
+    """The fast search beside the exhaustive one, on targets (001, footnote 3)."""
+    fast = arrays["targets/fast_ssim"].round(DECIMALS)
+    exhaustive = arrays["targets/ssim"].round(DECIMALS)
+    same = arrays["targets/run"] >= 0
+    for name in ORIGIN:
+        same = same & (arrays[f"targets/fast_{name}"] == arrays[f"targets/{name}"])
+    good = fast > threshold
+    return {
+        "n_same_match": int(same.sum()),
+        "n_good": int(good.sum()),
+        "mean_ssim": float(fast.mean()) if len(fast) else None,
+        "n_missed_good": int(((exhaustive > threshold) & ~good).sum()),
+    }

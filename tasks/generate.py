@@ -92,6 +92,8 @@ def run_campaign(
     return dataset
 
 
+VICTIMS = "victims"
+"""Beside the store's parts: the victims of a sweep, which may be removed at any time."""
 _GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
 
 
@@ -128,6 +130,8 @@ class _Run:
         for receipt in dataset.receipts:
             self._take_in(receipt)
         self.fingerprint = plan.campaign.fingerprint(plan.images)
+        is_sweep = plan.sampling.attacks_per_victim > 1 and isinstance(dataset.place, LocalPlace)
+        self.victims = str(Path(dataset.root) / VICTIMS) if is_sweep else None
         self.planned: dict[int, PlannedPart] = {}
         self.futures: dict[int, Future[Receipt]] = {}
         self.fractions: dict[int, float] = {}
@@ -186,6 +190,7 @@ class _Run:
             device=self.device,
             threads=campaign.threads,
             logs=None if self.logs is None else str(self.logs),
+            victims=self.victims,
         )
         future = self.client.submit(
             run_part,

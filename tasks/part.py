@@ -33,6 +33,7 @@ from storage.parts import write_part
 from storage.places import open_place
 from storage.receipts import Provenance, Receipt, load_receipt, receipt_path
 from tasks.campaign import PlannedPart, code_version
+from tasks.victim_files import kept_victims
 
 PROGRESS_TOPIC = "palimpsest-part"
 HEARTBEAT_SECONDS = 30.0
@@ -44,7 +45,7 @@ class PartJob:
     """All that a worker needs for one part; images (r, n, 3, h, w) travel with it.
 
     `logs` is a folder for the part's log, or None for no log; a folder that the worker's machine
-    cannot write means no log, too.
+    cannot write means no log, too. `victims`: a folder for victims that several parts attack.
     """
 
     root: str
@@ -56,6 +57,7 @@ class PartJob:
     device: str
     threads: int
     logs: str | None = None
+    victims: str | None = None
 
 
 def run_part(job: PartJob) -> Receipt:
@@ -81,6 +83,7 @@ def run_part(job: PartJob) -> Receipt:
                 torch.from_numpy(job.images),
                 device=torch.device(device),
                 progress=_progress(worker, part, log),
+                victims=kept_victims(job.victims, job.fingerprint, device_name(device)),
             )
         provenance = Provenance(
             run_first=job.planned.specs[0].run,
@@ -130,6 +133,7 @@ def columns_of(results: Sequence[RunResult]) -> dict[str, npt.NDArray[Any]]:
         "pairs/ssim_second": joined([p.ssim_second for p in pairs]),
         "pairs/confident": joined([p.confident for p in pairs]),
     }
+    columns["targets/margin"] = joined([r.margins for r in results])
     for name in STATS:
         columns[f"runs/{name}"] = np.array([r.stats[name] for r in results], np.float32)
     return columns

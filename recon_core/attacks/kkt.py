@@ -6,31 +6,39 @@ that can be matched (001, section 2; 002; Haim et al. 2022). The objective is in
 
 How runs share a machine: on a GPU they are one stack, every product a batched one. On a CPU a run
 is alone with its caches: as many go at once as torch has threads, each on one of them, which is
-twice as fast on two cores as giving every product both.
+twice as fast on two cores as giving every product both. Runs of a sweep train their victim once.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from itertools import groupby
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
-from recon_core.attacks.kkt_objective import KKTAttack, settings_of, starting_points
+from recon_core.attacks.halving import Race
+from recon_core.attacks.kkt_objective import (
+    KKTAttack,
+    Settings,
+    settings_of,
+    starting_points,
+)
+from recon_core.attacks.kkt_results import Learned, result_of
 from recon_core.attacks.kkt_solver import Attacked, Judge, reconstruct
-from recon_core.attacks.pairing import no_pairs, pairs_of
 from recon_core.augment import augment_images
 from recon_core.ncc import ncc_matrix
 from recon_core.precision import Precision, matmul_precision
-from recon_core.threads import side_by_side
-from recon_core.types import Outcome, Pairs, Progress, RunResult, RunSpec, no_progress
+from recon_core.threads import Shares, share_of, side_by_side
+from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
 from recon_core.victims.network import Architecture, Network, Parameters
 from recon_core.victims.training import Trained, Training, train
+
+Result = TypeVar("Result")
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 N_BEST = 10
@@ -85,6 +93,19 @@ class KKT:
                 "not have it"
             )
 
+    def check_sweep(self, attacks_per_victim: int) -> None:
+        """Raises ValueError if so many runs cannot attack the same victim with these settings."""
+        if attacks_per_victim > 1 and self.n_attacks > 1:
+            raise ValueError(
+                f"attacks_per_victim={attacks_per_victim} with n_attacks={self.n_attacks}; in a "
+                "sweep every run is one attack: set n_attacks to 1"
+            )
+        if attacks_per_victim == 1 and self.attack.halving is not None:
+            raise ValueError(
+                "attack.halving compares attacks on one victim, but attacks_per_victim=1; raise "
+                "it, or set attack.halving to null"
+            )
+
     @property
     def n_outputs(self) -> int:
         return self.n_classes if self.training.loss.kind == "ce" else 1
@@ -96,32 +117,56 @@ class KKT:
         *,
         device: torch.device,
         progress: Progress = no_progress,
+        victims: Victims | None = None,
     ) -> list[RunResult]:
         """Train and attack R victims; one result per spec, in order.
 
         `images[i]` are the images of `specs[i]`, before augmentation; labels are classes from 0. On
         a GPU the runs are one stack, equal to rounding whatever it holds. On a CPU a run is bit for
         bit the same whatever it is batched with, given that torch has one thread; with more, runs
-        of a batch go side by side on one thread each. Raises ValueError if a spec has other labels
-        or another number of images than the batch.
+        of a batch go side by side on one thread each. Specs with the same victim, which follow each
+        other, are attacks on one network; it is taken from `victims`, if it is there, and put there
+        once it is trained. Raises ValueError if a spec has other labels or another number of images
+        than the batch.
         """
         _check_batch(specs, images, self.n_classes)
+        sweeps = [list(group) for _, group in groupby(specs, key=lambda spec: spec.victim)]
+        with matmul_precision("ieee", device):  # whatever was set, and for the scores in any case
+            if len(sweeps) == len(specs) and victims is None:
+                return self._run_alone(specs, images, device, progress)
+            results: list[RunResult] = []
+            for sweep in sweeps:
+                done, first = len(results) / len(specs), images[len(results)]
+                part = share_of(progress, done, done + len(sweep) / len(specs))
+                results += self._run_sweep(sweep, first, device, part, victims)
+        return results
+
+    def _run_alone(
+        self,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
+        """Runs with a victim of their own."""
         n_stacked = stack_size(device, len(specs))
         stacks = [
             slice(first, min(first + n_stacked, len(specs)))
             for first in range(0, len(specs), n_stacked)
         ]
-        shares = _Shares(progress, [(s.stop - s.start) / len(specs) for s in stacks])
+        shares = Shares(progress, [(s.stop - s.start) / len(specs) for s in stacks])
         jobs = [
             partial(self._run_stack, specs[s], images[s], device, shares.of(i))
             for i, s in enumerate(stacks)
         ]
-        with matmul_precision("ieee", device):  # whatever was set, and for the scores in any case
-            if self.precision == "ieee":
-                stacked = side_by_side(jobs, device)
-            else:  # a setting of the whole process: no run may end it under another
-                stacked = [job() for job in jobs]
-        return [result for results in stacked for result in results]
+        return [result for results in self._at_once(jobs, device) for result in results]
+
+    def _at_once(
+        self, jobs: Sequence[Callable[[], Result]], device: torch.device
+    ) -> Sequence[Result]:
+        if self.precision == "ieee":
+            return side_by_side(jobs, device)
+        return [job() for job in jobs]  # a setting of the whole process: none may end it early
 
     def _run_stack(
         self,
@@ -130,52 +175,111 @@ class KKT:
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
+        data = self._data(specs, images, device)
+        architecture = self.victim.on(data.shape, self.n_outputs)
+        with matmul_precision(self.precision, device):  # not of the scores below
+            trained = self._train(architecture, specs, data.inputs, share_of(progress, 0.0, 0.5))
+            attacked, settings = self._attack(
+                architecture, specs, trained.parameters, data.inputs, share_of(progress, 0.5, 1.0)
+            )
+        return [
+            result_of(
+                self,
+                spec,
+                data=data,
+                trained=trained,
+                victim=i,
+                attacked=attacked,
+                settings=settings,
+                rows=slice(i * self.n_attacks, (i + 1) * self.n_attacks),
+            )
+            for i, spec in enumerate(specs)
+        ]
+
+    def _run_sweep(
+        self,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "n c h w"],
+        device: torch.device,
+        progress: Progress,
+        victims: Victims | None,
+    ) -> list[RunResult]:
+        """Runs that attack one victim: it is trained once, and all of them share its weights."""
+        self.check_sweep(attacks_per_victim=2)
+        data = self._data(specs[:1], images[None], device)
+        architecture = self.victim.on(data.shape, self.n_outputs)
+        with matmul_precision(self.precision, device):
+            trained = self._trained(
+                architecture, specs[0], data.inputs, share_of(progress, 0.0, 0.5), victims
+            )
+            stacks = self._stacks_of_sweep(len(specs), device)
+            shares = Shares(share_of(progress, 0.5, 1.0), [len(s) / len(specs) for s in stacks])
+            jobs = [
+                partial(
+                    self._attack_stack,
+                    architecture,
+                    trained.parameters,
+                    [specs[k].generator("attack") for k in stack],
+                    data.inputs,
+                    shares.of(i),
+                )
+                for i, stack in enumerate(stacks)
+            ]
+            pieces = self._at_once(jobs, device)
+        return [
+            result_of(
+                self,
+                specs[k],
+                data=data,
+                trained=trained,
+                victim=0,
+                attacked=attacked,
+                settings=settings,
+                rows=slice(row, row + 1),
+            )
+            for stack, (attacked, settings) in zip(stacks, pieces, strict=True)
+            for row, k in enumerate(stack)
+        ]
+
+    def _stacks_of_sweep(self, n_runs: int, device: torch.device) -> list[range]:
+        """Which attacks go in one stack: on a CPU each alone, unless they compete."""
+        size = max(1, ROWS_AT_ONCE // self.attack.n_candidates)
+        if device.type == "cpu" and self.attack.halving is None:
+            size = 1
+        return [range(first, min(first + size, n_runs)) for first in range(0, n_runs, size)]
+
+    def _trained(
+        self,
+        architecture: Architecture,
+        spec: RunSpec,
+        inputs: Float[Tensor, "1 n d"],
+        progress: Progress,
+        victims: Victims | None,
+    ) -> Trained:
+        """The victim of a sweep, trained or as it was kept."""
+        known = None if victims is None else victims.get(spec.victim)
+        if known is not None:
+            progress(1.0)
+            like = architecture.initial([spec.victim_generator("victim")], dtype=inputs.dtype)
+            return Trained.from_tensors(known, like, inputs.device)
+        trained = self._train(architecture, [spec], inputs, progress)
+        if victims is not None:
+            victims.put(spec.victim, trained.tensors())
+        return trained
+
+    def _data(
+        self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"], device: torch.device
+    ) -> Learned:
         targets, augment = self._augmented(specs, images)
         unit = targets.to(device=device, dtype=DTYPES[self.dtype]) / 255
         mean = unit.mean(dim=1, keepdim=True)
-        inputs = (unit - mean).flatten(2)
-        c, h, w = targets.shape[2:]
-        architecture = self.victim.on((c, h, w), self.n_outputs)
-        with matmul_precision(self.precision, device):  # not of the scores below
-            trained = self._train(architecture, specs, inputs, _share(progress, 0.0, 0.5))
-            victims = trained.parameters
-            attacked = self._attack(
-                architecture, specs, victims, inputs, _share(progress, 0.5, 1.0)
-            )
-        finite = victims.isfinite().tolist()
-        results = []
-        for i, spec in enumerate(specs):
-            rows = slice(i * self.n_attacks, (i + 1) * self.n_attacks)
-            stats = {
-                "train_loss": float(trained.loss[i]),
-                "train_accuracy": float(trained.accuracy[i]),
-                "margin_min": float(trained.margin_min[i]),
-                **_best(attacked, rows),
-            }
-            outcome = Outcome.OK if stats["train_accuracy"] == 1 else Outcome.UNFITTED
-            usable = attacked.usable(rows)
-            if not (finite[i] and bool(usable.any())):
-                outcome = Outcome.NONFINITE
-            results.append(
-                RunResult(
-                    spec=spec,
-                    outcome=outcome,
-                    targets=targets[i],
-                    augment=augment[i],
-                    mean_image=mean[i, 0].float().cpu(),
-                    pairs=no_pairs((c, h, w))
-                    if outcome is Outcome.NONFINITE
-                    else self._pairs(attacked.x[rows], usable, targets[i], mean[i, 0].float()),
-                    stats=stats,
-                )
-            )
-        return results
+        return Learned(targets, augment, mean[:, 0].float(), (unit - mean).flatten(2))
 
     def _augmented(
         self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]
     ) -> tuple[UInt8[Tensor, "r n c h w"], Float[Tensor, "r n 9"]]:
         pairs = [
-            augment_images(batch, p=self.augment_p, generator=spec.generator("augment"))
+            augment_images(batch, p=self.augment_p, generator=spec.victim_generator("augment"))
             for spec, batch in zip(specs, images, strict=True)
         ]
         return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
@@ -189,9 +293,9 @@ class KKT:
     ) -> Trained:
         labels = torch.tensor([spec.labels for spec in specs], device=x.device)
         y = labels if self.n_outputs > 1 else labels.to(x.dtype) * 2 - 1
-        generators = [spec.generator("victim") for spec in specs]
+        generators = [spec.victim_generator("victim") for spec in specs]
         parameters = architecture.initial(generators, dtype=x.dtype).map(lambda t: t.to(x.device))
-        order = [spec.generator("minibatches") for spec in specs]
+        order = [spec.victim_generator("minibatches") for spec in specs]
         return train(
             architecture,
             parameters,
@@ -209,7 +313,7 @@ class KKT:
         victims: Parameters,
         inputs: Float[Tensor, "r n d"],
         progress: Progress,
-    ) -> Attacked:
+    ) -> tuple[Attacked, Settings]:
         """Every run's attacks, run after run: all runs at once, or one run's attacks at a time."""
         if self.n_attacks == 1:
             generators = [spec.generator("attack") for spec in specs]
@@ -227,10 +331,13 @@ class KKT:
                         victims.rows(victim),
                         [spec.generator(f"attack {k}") for k in range(first, last)],
                         inputs[victim],
-                        _share(progress, *done),
+                        share_of(progress, *done),
                     )
                 )
-        return Attacked.joined(pieces)
+        return (
+            Attacked.joined([attacked for attacked, _ in pieces]),
+            Settings.joined([settings for _, settings in pieces]),
+        )
 
     def _attack_stack(
         self,
@@ -239,10 +346,11 @@ class KKT:
         generators: Sequence[torch.Generator],
         inputs: Float[Tensor, "r n d"],
         progress: Progress,
-    ) -> Attacked:
+    ) -> tuple[Attacked, Settings]:
         settings = settings_of(self.attack, generators)
         x, lam = starting_points(self.attack, settings, architecture.d, generators)
-        return reconstruct(
+        halving = self.attack.halving
+        attacked = reconstruct(
             architecture,
             victims,
             x.to(inputs),
@@ -250,8 +358,10 @@ class KKT:
             attack=self.attack,
             settings=settings,
             judge=self._judge(architecture, inputs),
+            race=None if halving is None else Race(halving, len(settings)).hopeless,
             progress=progress,
         )
+        return attacked, settings
 
     def _judge(self, architecture: Architecture, inputs: Float[Tensor, "r n d"]) -> Judge | None:
         """The authors' rule: hopeless if the best matched images are far (`ncc_stop_above`)."""
@@ -270,68 +380,10 @@ class KKT:
 
         return judge
 
-    def _pairs(
-        self,
-        x: Float[Tensor, "q s m d"],
-        usable: Bool[Tensor, " q"],
-        targets: UInt8[Tensor, "n c h w"],
-        mean: Float[Tensor, "c h w"],
-    ) -> Pairs:
-        """Pairs of the attacks that went through; a candidate's number counts from attack 0."""
-        numbers = torch.arange(x.shape[0] * x.shape[2]).view(x.shape[0], x.shape[2])
-        saved = x[usable].transpose(0, 1).flatten(1, 2).float().unflatten(-1, targets.shape[1:])
-        pairs = pairs_of(
-            saved,
-            targets,
-            mean,
-            iterations=self.attack.save_at,
-            keep=self.keep,
-            threshold=self.confident_ssim,
-            gap=self.confident_gap,
-        )
-        number = numbers[usable.cpu()].flatten()
-        return replace(pairs, candidate=number[pairs.candidate])
-
 
 def stack_size(device: torch.device, n_runs: int) -> int:
     """How many of `n_runs` runs are stacked on `device`: all, but on a CPU one."""
     return 1 if device.type == "cpu" else n_runs
-
-
-def _best(attacked: Attacked, rows: slice) -> dict[str, float]:
-    """Loss and residual of the attack with the smallest residual; NaN if all diverged."""
-    residual = attacked.residual[rows]
-    best = int(residual.nan_to_num(nan=torch.inf).argmin())
-    return {
-        "attack_loss": float(attacked.loss[rows][best]),
-        "kkt_residual": float(residual[best]),
-    }
-
-
-class _Shares:
-    """Progress of jobs that go side by side, each with its share of the whole."""
-
-    def __init__(self, progress: Progress, shares: Sequence[float]) -> None:
-        self.progress, self.shares = progress, shares
-        self.done = [0.0] * len(shares)
-        self.lock = threading.Lock()
-
-    def of(self, job: int) -> Progress:
-        """The callback of one job."""
-
-        def report(fraction: float) -> None:
-            with self.lock:
-                self.done[job] = fraction
-                whole = all(done == 1.0 for done in self.done)
-                total = sum(d * share for d, share in zip(self.done, self.shares, strict=True))
-                self.progress(1.0 if whole else total)
-
-        return report
-
-
-def _share(progress: Progress, low: float, high: float) -> Progress:
-    """A progress callback for the part of the work between two fractions."""
-    return lambda fraction: progress(low + (high - low) * fraction)
 
 
 def _check_batch(

@@ -31,6 +31,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from recon_core.attacks.halving import Halving
 from recon_core.attacks.layers import Form
 from recon_core.attacks.stationarity import Stationarity
 from recon_core.optimisers import Optimiser
@@ -87,7 +88,7 @@ class KKTAttack:
     `stop_above`: an attack stops when its loss exceeds so many times ||theta||^2 at iteration
     `stop_after` or later; one that diverges to NaN always stops. `ncc_stop_above`: the authors'
     rule, which needs the training images: the ten best normalised distances (not divided by d) have
-    a mean above this (theirs: 3300 at iteration 5000).
+    a mean above this (theirs: 3300 at iteration 5000). `halving`: attacks on one victim compete.
     """
 
     condition: Condition = "binary"
@@ -104,6 +105,7 @@ class KKTAttack:
     stop_after: int = 5000
     stop_above: float | None = None
     ncc_stop_above: float | None = None
+    halving: Halving | None = None
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
@@ -135,6 +137,11 @@ class KKTAttack:
     def n_iterations(self) -> int:
         """The attack ends with its last saved iteration."""
         return self.save_at[-1]
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Iterations at which attacks on one victim are compared."""
+        return () if self.halving is None else self.halving.rungs(self.n_iterations)
 
     @property
     def c_per_lam(self) -> float:
@@ -186,6 +193,14 @@ class Settings:
         """Those of some of the attacks."""
         return Settings(*(getattr(self, name)[index] for name in SETTINGS))
 
+    @classmethod
+    def joined(cls, pieces: Sequence[Settings]) -> Settings:
+        """Those of several stacks of attacks, one after another."""
+        return cls(*(torch.cat([getattr(piece, name) for piece in pieces]) for name in SETTINGS))
+
+
+STEEP = 1e12
+"""An alpha at which sigma(alpha z) is ReLU's derivative, one half at 0."""
 
 SETTINGS = ("lr", "lam_lr", "sigma", "lam_min", "alpha")
 
@@ -286,11 +301,14 @@ def relative_residual(
     *,
     attack: KKTAttack,
     settings: Settings,
+    alpha: float | None = None,
 ) -> Float[Tensor, " q"]:
     """||theta - sum_i c_i grad phi(x_i)||^2 / ||theta||^2 of every attack, in float64.
 
-    One attack at a time, so that no memory of the size of the stack is needed.
+    With the attacks' own surrogate of ReLU's derivative, or that of one `alpha` for all; `STEEP` is
+    ReLU's own. One attack at a time, so that no memory of the size of the stack is needed.
     """
+    alphas = settings.alpha if alpha is None else torch.full_like(settings.alpha, alpha)
     residuals = []
     for q in range(len(x)):
         victim = slice(q, q + 1) if parameters.n_runs > 1 else slice(0, 1)
@@ -299,7 +317,7 @@ def relative_residual(
             architecture,
             wide,
             n_candidates=attack.n_candidates,
-            alpha=settings.alpha[q : q + 1].to(x.device),
+            alpha=alphas[q : q + 1].to(x.device),
             classes=attack.classes(architecture.n_outputs, x.device),
             form=attack.form,
         )

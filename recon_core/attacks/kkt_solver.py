@@ -20,7 +20,13 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from recon_core.attacks.kkt_objective import KKTAttack, Objective, Settings, relative_residual
+from recon_core.attacks.kkt_objective import (
+    STEEP,
+    KKTAttack,
+    Objective,
+    Settings,
+    relative_residual,
+)
 from recon_core.cuda_graphs import repeated
 from recon_core.types import Progress, no_progress
 from recon_core.victims.network import Architecture, Parameters
@@ -31,6 +37,10 @@ CHECK_EVERY = 100
 
 Judge = Callable[[int, Float[Tensor, "k m d"], Int64[Tensor, " k"]], Bool[Tensor, " k"]]
 """judge(iteration, x, attacks): which of the running attacks are hopeless."""
+
+Race = Callable[[int, Float[Tensor, " k"], Int64[Tensor, " k"]], Bool[Tensor, " k"]]
+"""race(iteration, residual, attacks): which of the running attacks are beaten by the others, their
+residuals being those with ReLU's own derivative (`halving.Race.hopeless`)."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +94,15 @@ class Attacked:
     """Every attack's candidates at the saved iterations, in attack units, and how it ended.
 
     What a stopped attack did not reach is NaN in `x`. `lam` is the last; `loss` is L there, and
-    `residual` the stationarity term over ||theta||^2, in float64. `n_iterations` is how far it got.
+    `residual` the stationarity term over ||theta||^2, in float64; `residual_relu` is that with
+    ReLU's own derivative. `n_iterations` is how far it got.
     """
 
     x: Float[Tensor, "q s m d"]
     lam: Float[Tensor, "q m"]
     loss: Float[Tensor, " q"]
     residual: Float[Tensor, " q"]
+    residual_relu: Float[Tensor, " q"]
     n_iterations: Int64[Tensor, " q"]
 
     def usable(self, rows: slice = slice(None)) -> Bool[Tensor, " k"]:
@@ -114,6 +126,7 @@ def reconstruct(
     attack: KKTAttack,
     settings: Settings,
     judge: Judge | None = None,
+    race: Race | None = None,
     progress: Progress = no_progress,
     state: AttackState | None = None,
     on_state: Callable[[AttackState], None] | None = None,
@@ -124,17 +137,18 @@ def reconstruct(
     """Minimise L from the starting point (x, lam) of every attack; nothing is modified in place.
 
     `parameters` are of Q victims, or of one that all Q attacks share. `judge` is asked at every
-    check from iteration `attack.stop_after` on. With `state_every`, `on_state` gets the state every
-    so many iterations; passed as `state`, with the same other arguments, the attack goes on from
-    there and ends bit for bit as if it had not been interrupted. `graphs`: CUDA graphs, on a GPU.
-    `fused`: see `Optimiser.stepper`. Raises ValueError for a start or a state of other attacks.
+    check from iteration `attack.stop_after` on, `race` at every rung of `attack`. With
+    `state_every`, `on_state` gets the state every so many iterations; passed as `state`, with the
+    same other arguments, the attack goes on from there and ends bit for bit as if it had not been
+    interrupted. `graphs`: CUDA graphs, on a GPU. `fused`: see `Optimiser.stepper`. Raises
+    ValueError for a start or a state of other attacks.
     """
     solver = Solver(architecture, parameters, attack, settings, graphs=graphs, fused=fused)
     solver.start(x, lam) if state is None else solver.resume(state)
     n = attack.n_iterations
     report_every = max(1, n // REPORTS)
     while solver.iteration < n and len(solver.running):
-        events = [n, *(s for s in attack.save_at if s > solver.iteration)]
+        events = [n, *(s for s in (*attack.save_at, *attack.rungs) if s > solver.iteration)]
         for every in (CHECK_EVERY, report_every, state_every):
             if every:
                 events.append((solver.iteration // every + 1) * every)
@@ -143,6 +157,8 @@ def reconstruct(
             solver.save(attack.save_at.index(solver.iteration))
         if solver.iteration % CHECK_EVERY == 0 or solver.iteration == n:
             solver.check(judge)
+        if solver.iteration in attack.rungs and race is not None:
+            solver.compare(race)
         if solver.iteration % report_every == 0:
             progress(solver.iteration / n)
         if state_every and on_state is not None and solver.iteration % state_every == 0:
@@ -271,6 +287,15 @@ class Solver:
         if bool(hopeless.any()):
             self._drop(hopeless)
 
+    def compare(self, race: Race) -> None:
+        """Go on without those attacks that the others beat."""
+        self.check(None)
+        if len(self.running):
+            residual = self._residual(self.running, self.x, self.lam, STEEP)
+            beaten = race(self.iteration, residual, self.running)
+            if bool(beaten.any()):
+                self._drop(beaten)
+
     def _drop(self, hopeless: Bool[Tensor, " k"]) -> None:
         """Go on without some attacks; what they have not reached stays NaN, as it started."""
         keep = (~hopeless).nonzero().squeeze(1)
@@ -278,18 +303,26 @@ class Solver:
         self._run(self.running[keep], self.x[keep], self.lam[keep], moments)
 
     def finished(self) -> Attacked:
-        residual = relative_residual(
-            self.architecture,
-            self.parameters,
-            self.last_x,
-            self.last_lam,
-            attack=self.attack,
-            settings=self.settings,
-        )
+        everyone = torch.arange(len(self.settings), device=self.last_x.device)
         return Attacked(
             x=self.saved,
             lam=self.last_lam,
             loss=self.loss,
-            residual=residual,
+            residual=self._residual(everyone, self.last_x, self.last_lam, None),
+            residual_relu=self._residual(everyone, self.last_x, self.last_lam, STEEP),
             n_iterations=self.n_iterations,
+        )
+
+    def _residual(
+        self, attacks: Tensor, x: Tensor, lam: Tensor, alpha: float | None
+    ) -> Float[Tensor, " k"]:
+        victims = self.parameters.rows(attacks) if self.parameters.n_runs > 1 else self.parameters
+        return relative_residual(
+            self.architecture,
+            victims,
+            x,
+            lam,
+            attack=self.attack,
+            settings=self.settings.rows(attacks.cpu()),
+            alpha=alpha,
         )

@@ -14,7 +14,7 @@ times ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -89,6 +89,22 @@ class Trained:
     margins: Float[Tensor, "r n"]
     epochs_done: Int64[Tensor, " r"]
     diverged: Bool[Tensor, " r"]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As named tensors on the CPU, which safetensors can hold."""
+        named = {f"parameters.{i}": t for i, t in enumerate(self.parameters.tensors())}
+        named |= {name: t for name, t in vars(self).items() if isinstance(t, Tensor)}
+        return {name: tensor.cpu().clone() for name, tensor in named.items()}
+
+    @classmethod
+    def from_tensors(
+        cls, named: Mapping[str, Tensor], like: Parameters, device: torch.device
+    ) -> Trained:
+        """The inverse of `tensors`, for parameters of the structure of `like`, on a device."""
+        moved = {name: tensor.to(device) for name, tensor in named.items()}
+        n_tensors = len(like.tensors())
+        parameters = like.like([moved.pop(f"parameters.{i}") for i in range(n_tensors)])
+        return cls(parameters=parameters, **moved)
 
 
 def train(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recon_core import precision
-from recon_core.attacks import kkt
+from recon_core.attacks import kkt, kkt_results
 from recon_core.attacks.kkt_objective import KKTAttack, Search, settings_of
 from recon_core.optimisers import Optimiser
 from recon_core.types import Outcome, RunResult
@@ -243,7 +243,7 @@ def test_hopeless_attacks_stop_by_the_authors_rule(
             going = [k for k in range(n_attacks) if scores[result.spec.run, k] <= limit]
             expected = torch.tensor([2 * N * k + i for k in going for i in range(2 * N)]).long()
             assert torch.equal(result.pairs.candidate.unique(), expected)
-            assert (result.outcome is Outcome.NONFINITE) == (not going)
+            assert (result.outcome is Outcome.STOPPED) == (not going)
             kept = torch.isin(before.pairs.candidate, expected)
             ours, theirs = result.pairs.reconstruction, before.pairs.reconstruction[kept]
             torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
@@ -277,8 +277,8 @@ def test_precision_is_set_for_the_products_and_then_as_before(
     numbers = itertools.count()
     monkeypatch.setattr(precision, "_probe", lambda device: torch.tensor(next(numbers)))
     seen: list[tuple[str, ...]] = []
-    for function in ("train", "reconstruct", "pairs_of"):
-        original = getattr(kkt, function)
+    for module, function in ((kkt, "train"), (kkt, "reconstruct"), (kkt_results, "pairs_of")):
+        original = getattr(module, function)
 
         def spying(*positional: Any, original: Any = original, **named: Any) -> Any:
             seen.append(precision._read())
@@ -286,7 +286,7 @@ def test_precision_is_set_for_the_products_and_then_as_before(
             seen.append(precision._read())
             return result
 
-        monkeypatch.setattr(kkt, function, spying)
+        monkeypatch.setattr(module, function, spying)
     outside = precision._read()
     strange = ("ieee", "bf16") if len(outside) == 2 else ("medium",)
     within = ("ieee", name) if len(outside) == 2 else (precision.LEGACY[name],)

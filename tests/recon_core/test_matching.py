@@ -17,9 +17,14 @@ from recon_core.matching import (
     confident_candidates,
     decoy_rows,
     fit_to_range,
+    mean_of_votes,
     min_max,
+    nearest_candidates,
+    ssim_of_nearest,
+    sum_of_votes,
     vote,
 )
+from recon_core.metrics import ssim_matrix
 from recon_core.ncc import correlation_matrix, ncc_matrix
 from recon_core.types import seeded_generator
 from tests.recon_core.tiles import photograph_tiles
@@ -222,6 +227,53 @@ def test_voting_with_nothing_to_vote() -> None:
         vote(x, torch.zeros(2, 1), ratio=0.9)
     with pytest.raises(ValueError, match="a distance is 0 or more"):
         vote(x, torch.tensor([[0.5], [-0.5]]), ratio=1.1)
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("ratio", [1.0, 1.2])
+def test_voting_in_pieces_is_voting_in_one_go(ratio: float, exclusive: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(6, 3, 8, 8, generator=generator)
+    x = images[torch.arange(40) % 5] + 0.4 * torch.randn(40, 3, 8, 8, generator=generator)
+    x[7, 0, 0, 0] = NAN
+    distances = ncc_matrix(x, images)
+    distances[:, 5] = NAN  # nothing votes for the last image
+    whole = vote(x, distances, ratio=ratio, exclusive=exclusive)
+    pieces = [slice(0, 1), slice(1, 20), slice(20, 20), slice(20, 40)]
+    nearest = torch.stack(
+        [nearest_candidates(x[k], distances[k], exclusive=exclusive)[0] for k in pieces]
+    ).amin(dim=0)
+    sums = [
+        sum_of_votes(x[k], distances[k], nearest, ratio=ratio, exclusive=exclusive) for k in pieces
+    ]
+    n_voters = torch.stack([n for _total, n in sums]).sum(dim=0)
+    total = torch.stack([total for total, _n in sums]).sum(dim=0)
+    assert n_voters.tolist() == whole.n_voters.tolist()
+    assert n_voters[5] == 0
+    assert ratio == 1.0 or exclusive or n_voters.max() > 1
+    mean = mean_of_votes(total, n_voters).float()
+    torch.testing.assert_close(mean, whole.x, equal_nan=True, atol=1e-6, rtol=1e-5)
+
+
+def test_the_fast_search_scores_each_picture_with_its_nearest_image_alone() -> None:
+    images = photograph_tiles(16, shrink=4)[:12].float() / 255
+    mean = images.mean(dim=0)
+    generator = torch.Generator().manual_seed(0)
+    noisy = (images[:8] + 0.1 * torch.randn(8, *mean.shape, generator=generator)).clamp(0, 1)
+    faint = (0.3 * (images[8:10] - mean) + mean).clamp(0, 1)  # alike up to a scale
+    broken = torch.full((1, *mean.shape), NAN)
+    pictures = torch.cat([noisy, faint, broken])
+    scores = ssim_of_nearest(pictures, images, mean=mean)
+    exact = ssim_matrix(pictures, images)
+    assert scores.isfinite().sum(dim=1).tolist() == [1] * 10 + [0]
+    for row in range(10):
+        torch.testing.assert_close(scores[row, row], exact[row, row], atol=1e-5, rtol=0)
+    candidate, score = best_per_target(scores)
+    assert candidate.tolist() == [*range(10), -1, -1]
+    assert best_per_target(exact)[0][10] >= 0  # the exhaustive search finds something for all
+    assert ssim_of_nearest(pictures[:0], images, mean=mean).shape == (0, 12)
+    assert ssim_of_nearest(pictures, images[:0], mean=mean).shape == (11, 0)
+    assert (score[10:] == -1).all()
 
 
 def _best_assignment(scores: Tensor) -> tuple[int, float]:

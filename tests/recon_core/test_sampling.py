@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,6 +186,56 @@ def test_growing_the_last_phase_keeps_the_plans_of_the_earlier_parts() -> None:
         round_index = TWO_PHASES.round_of_part(part)
         assert longer.round_of_part(part) == round_index
         assert longer.known_rounds(round_index) == TWO_PHASES.known_rounds(round_index)
+
+
+SWEEPS = Sampling(
+    images_per_run=6, phases=(Phase(n_runs=12),), runs_per_part=2, attacks_per_victim=4
+)
+
+
+def test_attacks_on_a_victim_share_its_images_across_parts() -> None:
+    parts = [plan(SWEEPS, part) for part in range(SWEEPS.n_parts)]
+    runs = [spec for part in parts for spec in part]
+    assert [spec.run for spec in runs] == list(range(12))
+    assert [spec.victim for spec in runs] == [0] * 4 + [1] * 4 + [2] * 4
+    by_victim = {spec.victim: spec for spec in runs}
+    assert all(spec.image_ids == by_victim[spec.victim].image_ids for spec in runs)
+    assert len({spec.image_ids for spec in runs}) == 3
+    alone = dataclasses.replace(SWEEPS, attacks_per_victim=1)
+    for victim in range(3):
+        images = plan(alone, victim // 2)[victim % 2].image_ids
+        assert by_victim[victim].image_ids == images, "victim v has the images of a run v"
+
+
+def test_the_numbers_of_a_victim_are_the_same_for_all_its_runs() -> None:
+    first, second = plan(SWEEPS, 2)
+    draws = [torch.rand(4, generator=spec.victim_generator("victim")) for spec in (first, second)]
+    assert torch.equal(*draws)
+    own = [torch.rand(4, generator=spec.generator("attack")) for spec in (first, second)]
+    assert not torch.equal(*own)
+    unlike = plan(SWEEPS, 4)[0].victim_generator("victim")
+    assert not torch.equal(draws[0], torch.rand(4, generator=unlike))
+
+
+def test_the_plan_hash_covers_the_victim() -> None:
+    spec = RunSpec(run=5, root_seed=2, image_ids=(3, 4), labels=(0, 1))
+    assert plan_hash([spec]) != plan_hash([dataclasses.replace(spec, victim=4)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attacks_per_victim": 5}, "n_runs=12 is not a multiple of attacks_per_victim=5; use 15"),
+        ({"attacks_per_victim": 0}, "attacks_per_victim=0"),
+        (
+            {"phases": (Phase(n_runs=12, sampler="least_seen"),)},
+            "attacks_per_victim=4 with sampler='least_seen'",
+        ),
+    ],
+)
+def test_refuses_sweeps(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SWEEPS, **changes)
 
 
 def test_too_few_images_of_a_label() -> None:

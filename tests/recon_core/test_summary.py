@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from recon_core.metrics import ssim_pairs
 from recon_core.summary import (
     best_matches,
     bootstrap_interval,
@@ -13,16 +14,20 @@ from recon_core.summary import (
     detect,
     n_above_every,
     proportion_interval,
+    roc,
+    score_matches,
     summarise,
     threshold_for,
 )
 
 
 def test_counts_and_means() -> None:
-    summary = summarise(np.array([0.4, 0.41, 0.9]), np.array([0.1, 0.2, 0.6]), good_threshold=0.4)
+    ssim, haarpsi, ssim3 = ([0.4, 0.41, 0.9], [0.1, 0.2, 0.6], [0.3, 0.39, 0.6])
+    summary = summarise(*map(np.array, (ssim, haarpsi, ssim3)), good_threshold=0.4)
     assert (summary["n"], summary["n_good"], summary["best_ssim"]) == (3, 2, 0.9)
+    assert (summary["n_good_ssim3"], summary["mean_ssim3"]) == (1, pytest.approx(0.43))
     assert summary["mean_haarpsi"] == pytest.approx(0.3)
-    nothing = summarise(np.array([]), np.array([]), good_threshold=0.4)
+    nothing = summarise(*[np.array([])] * 3, good_threshold=0.4)
     assert (nothing["n_good"], nothing["good_fraction"], nothing["mean_ssim"]) == (0, None, None)
 
 
@@ -102,10 +107,49 @@ def test_an_image_without_pictures_scores_nothing() -> None:
     found = best_matches(torch.cat([image[1:], image[:1]]), image)
     assert found.row.tolist() == [1, 0]
     torch.testing.assert_close(found.ssim, torch.ones(2))
+    torch.testing.assert_close(found.ssim3, torch.ones(2))
+    assert found.rmse.tolist() == [0.0, 0.0]
     torch.testing.assert_close(found.haarpsi, torch.ones(2))
     none = best_matches(image[:0], image)
     assert none.row.tolist() == [-1, -1]
-    assert none.ssim.tolist() == none.haarpsi.tolist() == [0.0, 0.0]
+    assert none.ssim.tolist() == none.haarpsi.tolist() == none.ssim3.tolist() == [0.0, 0.0]
+    assert none.rmse.isnan().all()
+
+
+def test_the_matches_of_given_scores_are_scored_exactly() -> None:
+    images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    scores = torch.tensor([[0.1, np.nan, np.nan], [np.nan, 0.2, np.nan]])
+    found = best_matches(images[1:], images, scores=scores)
+    assert found.row.tolist() == [0, 1, -1]
+    torch.testing.assert_close(found.ssim, torch.tensor([0.1, 0.2, 0.0]))
+    exact = score_matches(images[1:], images, found.row)
+    torch.testing.assert_close(exact.ssim[:2], ssim_pairs(images[1:], images[:2]))
+    error = (images[1:] - images[:2]).square().mean(dim=(1, 2, 3)).sqrt()
+    torch.testing.assert_close(exact.rmse[:2], error)
+
+
+def test_the_curve_has_all_its_corners_or_as_many_as_asked_for() -> None:
+    curve = roc(np.array([0.9, 0.5, 0.3]), np.array([0.5, 0.1]))
+    # Above .9; at .9; at .5, one of each; at .3; at .1. On the way from (0, 0) up to .9's (0, 1/3)
+    # nothing bends.
+    points = list(zip(curve["false_positives"], curve["found"], strict=True))
+    assert points == [
+        (0.0, 0.0),
+        (0.0, pytest.approx(1 / 3)),
+        (0.5, pytest.approx(2 / 3)),
+        (0.5, 1.0),
+        (1.0, 1.0),
+    ]
+    rng = np.random.default_rng(0)
+    scores, decoys = rng.normal(0.5, 0.2, 900), rng.normal(0.3, 0.2, 900)
+    long = roc(scores, decoys)
+    whole = roc(scores, decoys, n_points=10_000)
+    assert len(long["found"]) == 200 < len(whole["found"])
+    assert (long["found"][0], long["found"][-1], long["false_positives"][-1]) == (0.0, 1.0, 1.0)
+    auc = detect(scores, decoys)["auc"]
+    assert np.trapezoid(whole["found"], whole["false_positives"]) == pytest.approx(auc)
+    assert np.trapezoid(long["found"], long["false_positives"]) == pytest.approx(auc, abs=0.01)
+    assert roc(scores, decoys[:0]) == {"false_positives": [], "found": []}
 
 
 def test_whole_runs_are_drawn_with_all_their_images() -> None:

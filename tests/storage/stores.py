@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from storage.dataset import Dataset, create_or_open
+from storage.layout import LATER_COLUMNS
 from storage.parts import write_part
 from storage.receipts import Provenance, Receipt
 
@@ -28,6 +29,7 @@ def columns(
     def uniform(*shape: int) -> np.ndarray[Any, Any]:
         return rng.random(shape, dtype=np.float32)
 
+    later = np.random.default_rng((seed, 1))
     return {
         "runs/run": np.arange(seed * n_runs, (seed + 1) * n_runs, dtype=np.int64),
         "runs/outcome": np.zeros(n_runs, np.uint8),
@@ -50,7 +52,16 @@ def columns(
         "pairs/ssim_best": uniform(n_all),
         "pairs/ssim_second": uniform(n_all),
         "pairs/confident": rng.random(n_all) < 0.7,
+        **{
+            name: later.random(n_runs if name.startswith("runs/") else n_targets, np.float32)
+            for name in LATER_COLUMNS
+        },
     }
+
+
+def earlier(given: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Columns as they were written before there were later ones."""
+    return {name: array for name, array in given.items() if name not in LATER_COLUMNS}
 
 
 def provenance(**changes: Any) -> Provenance:

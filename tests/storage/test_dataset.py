@@ -32,7 +32,7 @@ def test_counts_and_columns(three: Dataset):
     assert [receipt.part for receipt in dataset.receipts] == [0, 1, 2]
     expected = np.concatenate([columns(seed=part)["pairs/iteration"] for part in range(3)])
     np.testing.assert_array_equal(dataset.column("pairs/iteration"), expected)
-    assert dataset.receipts[0].outcomes == {"ok": 2, "unfitted": 0, "nonfinite": 0}
+    assert dataset.receipts[0].outcomes == {"ok": 2, "unfitted": 0, "nonfinite": 0, "stopped": 0}
 
 
 @pytest.mark.parametrize("min_iteration", [0, 100, 101, 2000, 2001])

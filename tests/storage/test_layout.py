@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 from storage.layout import (
     COLUMNS,
     GIVEN_COLUMNS,
+    LATER_COLUMNS,
     compress_reconstruction,
     expand_reconstruction,
     stored_columns,
@@ -72,7 +73,7 @@ def poked(index: Any, value: Any) -> Any:
         ("pairs/target_row", poked(0, -1), "refers to rows -1"),
         ("targets/run_row", poked(0, 2), "runs has 2 rows"),
         ("pairs/target_row", poked(0, 9), "row 0 is of run row 0 but its target is of run row 1"),
-        ("runs/outcome", poked(0, 3), "outcome has 3"),
+        ("runs/outcome", poked(0, 4), "outcome has 4"),
         ("runs/run", poked(0, 1), "a run number twice"),
         ("pairs/reconstruction", poked((3, 0, 0, 0), np.nan), "NaN or infinity in row 3"),
         ("targets/label", poked(0, 40000), "-32768 to 32767"),
@@ -91,4 +92,4 @@ def test_missing_and_unknown_columns_are_named():
     given["pairs/scale"] = np.ones(14, np.float32)
     with pytest.raises(ValueError, match=r"missing \['runs/run'\], unknown \['pairs/scale'\]"):
         stored_columns(given)
-    assert set(GIVEN_COLUMNS) == set(columns())
+    assert {*GIVEN_COLUMNS, *LATER_COLUMNS} == set(columns())

@@ -35,7 +35,7 @@ def test_the_summary_counts_what_the_arrays_hold(tmp_path: Path):
     assert (summary.n_images, summary.n_covered) == (len(images), np.count_nonzero(by_hand))
     assert (summary.n_parts, summary.n_runs, summary.n_targets) == (4, 8, 40)
     assert summary.n_pairs == len(confident) == 320
-    assert summary.outcomes == {"ok": 8, "unfitted": 0, "nonfinite": 0}
+    assert summary.outcomes == {"ok": 8, "unfitted": 0, "nonfinite": 0, "stopped": 0}
     assert summary.worker_seconds == 6.0
     assert summary.torch_versions == ("2.13.0",)
     assert (summary.code_versions, summary.devices) == (("0.1.0",), ("cpu",))
@@ -77,7 +77,8 @@ def test_an_iteration_without_confident_pairs_has_no_mean_of_them(tmp_path: Path
     assert (first.iteration, first.n_confident, first.ssim_confident) == (100, 0, None)
     assert first.ssim is not None
     assert all(row.ssim_confident is not None for row in others)
-    assert summarise(Dataset(tmp_path)).outcomes == {"ok": 1, "unfitted": 1, "nonfinite": 0}
+    outcomes = {"ok": 1, "unfitted": 1, "nonfinite": 0, "stopped": 0}
+    assert summarise(Dataset(tmp_path)).outcomes == outcomes
 
 
 def test_an_empty_store_has_zeros(tmp_path: Path):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from recon_core.attacks.halving import Halving
 from recon_core.experiments import KKT
 from recon_core.sampling import Phase, Sampling
 from storage.errors import CorruptPartError, StoreMismatchError
@@ -149,3 +150,25 @@ def test_the_last_phase_may_grow_and_nothing_else(images: ImageSet, tmp_path) ->
 def test_too_few_images_are_refused_before_anything_is_written(images: ImageSet) -> None:
     with pytest.raises(ValueError, match="use at most 40"):
         Plan(Campaign(sampling=replace(SAMPLING, images_per_run=42)), images)
+
+
+def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
+    images: ImageSet,
+) -> None:
+    plain = Campaign(sampling=SAMPLING).manifest(images)["campaign"]
+    assert "attacks_per_victim" not in plain["sampling"]
+    assert "halving" not in plain["experiment"]["attack"]
+    attack = replace(KKT().attack, halving=Halving())
+    sampling = replace(SAMPLING, phases=(Phase(n_runs=4),), attacks_per_victim=4)
+    swept = Campaign(sampling=sampling, experiment=KKT(attack=attack)).manifest(images)["campaign"]
+    assert swept["sampling"]["attacks_per_victim"] == 4
+    assert swept["experiment"]["attack"]["halving"] == {"first": 500, "factor": 3}
+
+
+def test_sweeps_that_are_none_are_refused() -> None:
+    sampling = replace(SAMPLING, phases=(Phase(n_runs=4),), attacks_per_victim=2)
+    with pytest.raises(ValueError, match=r"attacks_per_victim=2 with n_attacks=3"):
+        Campaign(sampling=sampling, experiment=KKT(n_attacks=3))
+    attack = replace(KKT().attack, halving=Halving())
+    with pytest.raises(ValueError, match=r"halving compares .* attacks_per_victim=1"):
+        Campaign(sampling=SAMPLING, experiment=KKT(attack=attack))

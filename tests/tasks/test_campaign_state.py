@@ -210,7 +210,7 @@ def test_failed_runs_are_those_that_are_not_ok(tmp_path: Path) -> None:
     write_part(tmp_path, 1, given, provenance=provenance())
     dataset.refresh()
     status = campaign_status(dataset)
-    assert status.outcomes == {"ok": 2, "unfitted": 1, "nonfinite": 1}
+    assert status.outcomes == {"ok": 2, "unfitted": 1, "nonfinite": 1, "stopped": 0}
     assert status.n_failed == 2
 
 

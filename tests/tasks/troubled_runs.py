@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.campaign_machinery import NoOp
 from recon_core.experiments import Experiment
 from recon_core.sampling import Phase, Sampling
-from recon_core.types import Progress, RunResult, RunSpec, no_progress
+from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
 from storage.errors import UnsettledError
 from storage.sources import ImageSet
 from tasks.campaign import Campaign
@@ -47,6 +47,7 @@ class Troubled(NoOp):
         *,
         device: torch.device,
         progress: Progress = no_progress,
+        victims: Victims | None = None,
     ) -> list[RunResult]:
         for spec in specs:
             with Path(self.counts, str(spec.run)).open("a") as file:
@@ -55,7 +56,7 @@ class Troubled(NoOp):
                 os._exit(9)
             if spec.run in self.flaky and begun(self.counts, spec.run) <= self.n_failures:
                 raise UnsettledError("no answer from the bucket")
-        return super().run_batch(specs, images, device=device, progress=progress)
+        return super().run_batch(specs, images, device=device, progress=progress, victims=victims)
 
 
 def begun(counts: str | Path, run: int) -> int:

@@ -1,0 +1,131 @@
+"""How far a number that is known without the truth predicts the truth.
+
+An attacker has no training images. What he has are criteria of a run (its residual, how far others
+agree with it) and of a picture (how far samples of a restorer disagree about it). Here they are
+held against what only the evaluation knows: Spearman's rank correlation with a bootstrap interval,
+whether the best is found near the top, and the error by how large the criterion was.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+N_BOOTSTRAP = 2000
+MIN_VALUES = 3
+"""Of fewer values every order is likely; no correlation is given."""
+
+Values = npt.NDArray[np.float64]
+Groups = npt.NDArray[np.integer[Any]]
+
+
+class RankCorrelation(TypedDict):
+    """Spearman's coefficient over `n` values, in [-1, 1]; None if either side is constant or there
+    are fewer than `MIN_VALUES`. `interval`: 95 %, None where resamples have no coefficient."""
+
+    n: int
+    spearman: float | None
+    interval: tuple[float, float] | None
+
+
+def rank_correlation(
+    x: Values,
+    y: Values,
+    *,
+    within: Groups | None = None,
+    units: Groups | None = None,
+    level: float = 0.95,
+    seed: int = 0,
+) -> RankCorrelation:
+    """Spearman's rank correlation of `x` and `y`; equal values share their mean rank.
+
+    With `within`, one group number per value, values are ranked in their group alone, and ranks
+    enter as (rank - mean rank) / size of the group: groups of other levels and sizes are put
+    together without comparing them. The interval is a percentile bootstrap (Efron 1979) that draws
+    values, or whole `units` of values that belong together, and ranks each draw anew.
+
+    Raises ValueError if a value is not finite or the lengths differ.
+    """
+    groups = np.zeros(len(x), np.int64) if within is None else _numbered(within)
+    if not len(x) == len(y) == len(groups) or not (np.isfinite(x) & np.isfinite(y)).all():
+        raise ValueError(
+            f"x has {len(x)} and y {len(y)} values; expected as many, all of them finite"
+        )
+    if len(x) < MIN_VALUES:
+        return RankCorrelation(n=len(x), spearman=None, interval=None)
+    sides = [_Ranks(x, groups), _Ranks(y, groups)]
+    unit_of = np.arange(len(x)) if units is None else _numbered(units)
+    n_units = int(unit_of.max()) + 1
+    rng = np.random.default_rng(seed)
+    whole = _correlation(sides, np.ones(len(x)))
+    drawn = [
+        _correlation(sides, np.bincount(draw, minlength=n_units)[unit_of].astype(np.float64))
+        for draw in rng.integers(n_units, size=(N_BOOTSTRAP if n_units > 1 else 0, n_units))
+    ]
+    usable = [value for value in drawn if value is not None]
+    interval = None
+    if whole is not None and usable:
+        low, high = np.quantile(usable, [(1 - level) / 2, (1 + level) / 2])
+        interval = (float(low), float(high))
+    return RankCorrelation(n=len(x), spearman=whole, interval=interval)
+
+
+def best_in_top_quarter(criterion: Values, truth: Values) -> bool:
+    """Whether the value with the highest `truth` is among the quarter (rounded up) with the highest
+    `criterion`. Equal criteria count as ranking before it.
+
+    Raises ValueError for no values.
+    """
+    if not len(truth):
+        raise ValueError("truth is empty; expected at least one value")
+    best = int(np.argmax(truth))
+    n_before = int((criterion >= criterion[best]).sum()) - 1
+    return n_before < -(-len(truth) // 4)
+
+
+def equal_count_edges(values: Values, n_bins: int = 5) -> Values:
+    """`n_bins` + 1 edges between which as many of `values` lie, from the lowest to the highest.
+
+    Raises ValueError for no values.
+    """
+    if not len(values):
+        raise ValueError("values is empty; expected at least one")
+    return np.quantile(values, np.linspace(0, 1, n_bins + 1))
+
+
+def bin_of(values: Values, edges: Values) -> npt.NDArray[np.int64]:
+    """The bin of each value, an edge belonging to the bin above it; the outer bins are open."""
+    return np.searchsorted(edges[1:-1], values, side="right").astype(np.int64)
+
+
+def _numbered(groups: Groups) -> npt.NDArray[np.int64]:
+    return np.unique(groups, return_inverse=True)[1].astype(np.int64)
+
+
+class _Ranks:
+    """Ranks of values within groups, for any number of copies of each value."""
+
+    def __init__(self, values: Values, groups: npt.NDArray[np.int64]) -> None:
+        level = stats.rankdata(values, method="dense").astype(np.int64)
+        keys, self.key = np.unique(groups * (level.max() + 1) + level, return_inverse=True)
+        self.group_of_key = keys // (level.max() + 1)
+
+    def centred(self, copies: Values) -> Values:
+        counts = np.bincount(self.key, copies, len(self.group_of_key))
+        in_group = np.bincount(self.group_of_key, counts)
+        before = (np.cumsum(in_group) - in_group)[self.group_of_key]
+        middle = np.cumsum(counts) - counts + counts / 2 - before
+        size = np.maximum(in_group[self.group_of_key], 1)
+        centred: Values = ((middle - size / 2) / size)[self.key]
+        return centred
+
+
+def _correlation(sides: list[_Ranks], copies: Values) -> float | None:
+    a, b = (side.centred(copies) for side in sides)
+    spread = (copies * a * a).sum() * (copies * b * b).sum()
+    if spread <= 1e-20 * len(copies):
+        return None
+    return float(np.clip((copies * a * b).sum() / np.sqrt(spread), -1.0, 1.0))

@@ -1,0 +1,92 @@
+"""The settings of an evaluation."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
+
+Baseline = Literal["nlm", "tv", "wavelet"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+"""Restorers that learned nothing (`recon_core.restore.generic`), at their default settings."""
+
+Search = Literal["exhaustive", "fast"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is scored. Defaults are paper 001's, section 5.
+
+    `good_threshold`: an SSIM above it is a good reconstruction (Buzaglo et al. 2023).
+    `restore_iterations`: which saved iterations restorers see, "all" or "last" or some by number.
+    001 restores all of them; the last one alone costs a fraction. `vote_ratio`: candidates at most
+    so many times as far as the nearest vote (002, A.1: 1.1, for convolutional victims 1.5).
+    `baselines`: the classical denoisers that are scored too. `external`: ONNX files of restorers
+    that were trained on something else, by the name that the method gets; 001 compares with
+    Restormer. `n_samples`: of a diffusion model, averaged. `search`: SSIM of every picture with
+    every image, or "fast", each picture with the image that is nearest by correlation (001,
+    footnote 3). `grid_rows`: images kept as pictures for the report, of targets and of decoys;
+    `appendix_rows`: of all targets, the best first.
+    """
+
+    good_threshold: float = 0.4
+    restore_iterations: Literal["last", "all"] | tuple[int, ...] = "last"
+    vote_ratio: float = 1.1
+    baselines: tuple[Baseline, ...] = BASELINES
+    external: dict[str, str] = field(default_factory=dict)
+    n_samples: int = 20
+    search: Search = "exhaustive"
+    decoy_seed: int = 0
+    grid_rows: int = 45
+    appendix_rows: int = 500
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.good_threshold <= 1:
+            raise ValueError(f"good_threshold={self.good_threshold}; SSIM lies in [-1, 1]")
+        if self.restore_iterations not in ("last", "all") and (
+            isinstance(self.restore_iterations, str) or not self.restore_iterations
+        ):
+            raise ValueError(
+                f"restore_iterations={self.restore_iterations!r}; expected 'last', 'all' or saved "
+                "iterations like [800, 1400]"
+            )
+        unknown = [name for name in self.baselines if name not in BASELINES]
+        if unknown or len(set(self.baselines)) < len(self.baselines):
+            raise ValueError(
+                f"baselines={self.baselines!r}; expected some of {list(BASELINES)}, each "
+                "at most once"
+            )
+        if self.n_samples < 1 or self.grid_rows < 0 or self.appendix_rows < 0:
+            raise ValueError(
+                f"n_samples={self.n_samples} must be at least 1, grid_rows={self.grid_rows} and "
+                f"appendix_rows={self.appendix_rows} at least 0"
+            )
+        if not (math.isfinite(self.vote_ratio) and self.vote_ratio >= 1):
+            raise ValueError(f"vote_ratio={self.vote_ratio} must be 1 (the nearest alone) or more")
+        if self.search not in get_args(Search):
+            raise ValueError(f"search={self.search!r}; choose one of {get_args(Search)}")
+        for name, path in self.external.items():
+            if not path.lower().endswith(".onnx"):
+                raise ValueError(
+                    f"external.{name}={path!r} is not an .onnx file; export the restorer to ONNX"
+                )
+        check_names(self.external)
+
+
+def check_names(restorers: Iterable[str], taken: Iterable[str] = ()) -> None:
+    """Raises ValueError for a restorer whose name cannot be a method's, or is one of `taken`."""
+    for name in restorers:
+        reserved = name.startswith("plain") or name in (*BASELINES, "vote", "criteria")
+        if not re.fullmatch("[a-z0-9_]+", name) or reserved:
+            raise ValueError(
+                f"restorer name {name!r} cannot name a method; use lower-case letters, digits and "
+                f"'_', not a name that starts with 'plain' and none of {list(BASELINES)}, 'vote' "
+                "and 'criteria'"
+            )
+        if name in taken:
+            raise ValueError(
+                f"{name!r} names both a trained and an external restorer; rename the external one"
+            )

@@ -1,0 +1,54 @@
+"""The victims of a sweep, kept where all parts find them: trained once instead of once per part.
+
+They are a cache. Each is what training it again would give, so it may be removed, and one that is
+damaged, of other settings, or cannot be written is trained again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from storage.checkpoints import load_checkpoint, save_checkpoint
+from storage.errors import CorruptPartError, StoreFullError
+from tasks.campaign import code_version
+
+
+@dataclass(frozen=True)
+class VictimFiles:
+    """A `recon_core.types.Victims` in a folder; `key` says what its victims were trained from."""
+
+    folder: Path
+    key: str
+
+    def get(self, victim: int) -> Mapping[str, torch.Tensor] | None:
+        """The tensors of a victim; None if it is not there, or not whole, or of another key."""
+        try:
+            found = load_checkpoint(self.folder, _name(victim))
+        except (CorruptPartError, OSError):
+            return None
+        if found is None or found[1].get("key") != self.key:
+            return None
+        return {name: torch.from_numpy(array.copy()) for name, array in found[0].items()}
+
+    def put(self, victim: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keeps a victim, if the folder can be written."""
+        arrays = {name: np.asarray(tensor.numpy()) for name, tensor in tensors.items()}
+        with contextlib.suppress(StoreFullError, OSError):
+            save_checkpoint(self.folder, _name(victim), arrays, {"key": self.key})
+
+
+def kept_victims(folder: str | None, fingerprint: str, device: str) -> VictimFiles | None:
+    """The victims of a campaign in `folder`, of this code on this kind of device; None if None."""
+    if folder is None:
+        return None
+    return VictimFiles(Path(folder), f"{fingerprint} {code_version()} {torch.__version__} {device}")
+
+
+def _name(victim: int) -> str:
+    return f"victim_{victim:08d}"
