@@ -52,7 +52,10 @@ class Table:
 
     def where(self, column: str, value: Cell) -> Table:
         """The rows with `value` in `column`."""
-        keep = [cell == value for cell in self.columns[column]]
+        return self.kept([cell == value for cell in self.columns[column]])
+
+    def kept(self, keep: Sequence[bool]) -> Table:
+        """The rows whose place in `keep` is true."""
         return Table(
             self.name,
             {

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SCHEMA, VERSION = "palimpsest-evaluation", 3
-SIDES = ("targets", "decoys")
+from tasks.evaluation_record import SCHEMA, SIDES, VERSION
+
+__all__ = ["SIDES", "Pictures", "Record", "evaluation_folder", "read_pictures", "read_record"]
 
 Pictures = Mapping[str, npt.NDArray[np.uint8]]
 Record = Mapping[str, Any]

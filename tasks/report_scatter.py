@@ -75,9 +75,11 @@ def ranking_figure(record: Record) -> Figure | None:
     if not record["ranking"]:
         return None
     table = runs_table(record)
+    pictured = [count > 0 for count in record["runs"]["n_pictures"]]
+    shown = table.kept(pictured)
     panels = []
     for name, found in record["ranking"].items():
-        points = table.points(name, "mean_ssim") if name in table.columns else []
+        points = shown.points(name, "mean_ssim") if name in shown.columns else []
         if not points:
             continue
         across = round_axis(criterion_title(name), [x for x, _y in points])

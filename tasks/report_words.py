@@ -53,6 +53,7 @@ CRITERIA = {
     "consistency": "consistency of labels",
     "agreement": "agreement with other runs",
     "n_pictures": "number of pictures",
+    "n_iterations": "iterations until the end",
     "lr": "step size of the pictures",
     "lam_lr": "step size of λ",
     "sigma": "σ of the start",

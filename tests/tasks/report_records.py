@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recon_core.summary import compare, detect, n_above_every, summarise
+from recon_core.summary import compare, detect, n_above_every, roc, summarise
 
 SIDES = ("targets", "decoys")
 KINDS = {
@@ -51,8 +51,8 @@ def made_up(
     base = {side: np.clip(rng.normal(mean, 0.15, n), 0.02, 0.97) * pictured
             for side, mean in (("targets", level), ("decoys", 0.2))}  # fmt: skip
     bodies = {name: _method(name, base, rng, attacks, pictured=pictured) for name in methods}
-    for name, body in bodies.items():
-        _summarised(body, bodies["plain"], sampled=name.endswith("_x4"))
+    for body in bodies.values():
+        _summarised(body, bodies["plain"])
     victim = np.repeat(np.arange(n_victims), per_victim).tolist()
     order = np.argsort([-v for v in bodies["plain"]["targets"]["ssim"]], kind="stable")
     decoy_order = np.argsort([-v for v in bodies["plain"]["decoys"]["ssim"]], kind="stable")
@@ -62,7 +62,7 @@ def made_up(
         "version": 3,
         "fingerprint": f"{seed:064x}",
         "settings": {"good_threshold": 0.4, "baselines": ["nlm"], "grid_rows": grid_rows,
-                     "appendix_rows": 500, "appendix_order": "edm_x4"},
+                     "appendix_rows": 500},
         "conventions": {"ssim": "made up", "match": "made up"},
         "source": {"name": "made up", "split": "heldout", "n_images": 4 * n, "size": [SIZE, SIZE],
                    "class_names": ["even", "odd"], "content_hash": "f" * 64, "notes": []},
@@ -86,7 +86,7 @@ def made_up(
         "hallucination": {m: _hallucination(bodies[m]) for m in methods if m.endswith("_x4")},
         "grid": {"methods": shown, "targets": order[:grid_rows].tolist(),
                  "decoys": decoy_order[:grid_rows].tolist()},
-        "appendix": {"methods": shown, "targets": order[:500].tolist()},
+        "appendix": {"methods": shown, "targets": order[:500].tolist(), "appendix_order": "plain"},
         "nothing": {"methods": shown, "n": 3 if pictured else 0},
         "excluded": {"threshold": 0.95, "n": excluded, "rows": [
             {"image_id": i, "nearest": 7 * i, "correlation": 0.97} for i in range(excluded)]}
@@ -143,22 +143,15 @@ def _between(values: npt.NDArray[np.float64], pictured: bool) -> list[float]:
     return (np.clip(values, 0, 1).round(6) * pictured).tolist()
 
 
-def _summarised(body: dict[str, Any], plain: dict[str, Any], *, sampled: bool) -> None:
+def _summarised(body: dict[str, Any], plain: dict[str, Any]) -> None:
     scores = {side: np.array(body[side]["ssim"]) for side in SIDES}
     for side in SIDES:
         haarpsi, ssim3 = np.array(body[side]["haarpsi"]), np.array(body[side]["ssim3"])
-        summary: dict[str, Any] = dict(summarise(scores[side], haarpsi, good_threshold=0.4))
-        summary |= {"n_good_ssim3": int((ssim3 > 0.4).sum()),
-                    "mean_ssim3": float(ssim3.mean()) if len(ssim3) else None}  # fmt: skip
-        body[side]["summary"] = summary
+        body[side]["summary"] = dict(summarise(scores[side], haarpsi, ssim3, good_threshold=0.4))
         before = np.array(plain[side]["ssim"])
         body[side]["compared_with_plain"] = dict(compare(before, scores[side]))
-    levels = np.linspace(1, 0, 41)
-    body["detection"] = dict(detect(scores["targets"], scores["decoys"])) | {
-        "roc": {"false_positives": [float((scores["decoys"] >= t).mean()) for t in levels],
-                "found": [float((scores["targets"] >= t).mean()) for t in levels]}
-        if len(scores["targets"]) else None
-    }  # fmt: skip
+    both = scores["targets"], scores["decoys"]
+    body["detection"] = dict(detect(*both)) | {"roc": dict(roc(*both))}
     body["n_targets_above_every_decoy"] = n_above_every(scores["targets"], scores["decoys"])
 
 
@@ -184,9 +177,10 @@ def _runs(
 def _ranking(n_runs: int) -> dict[str, Any]:
     return {
         "kkt_residual": {"n_runs": n_runs, "spearman": -0.61, "interval": [-0.8, -0.3],
-                         "best_of_top_quarter": True},
+                         "best_of_top_quarter": True, "n_victims": 2,
+                         "n_best_in_top_quarter": 2},
         "agreement": {"n_runs": n_runs, "spearman": 0.2, "interval": None,
-                      "best_of_top_quarter": False},
+                      "best_of_top_quarter": False, "n_victims": 2, "n_best_in_top_quarter": 1},
     }  # fmt: skip
 
 
