@@ -107,6 +107,8 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     figures = {figure.name: figure for figure in _figures(record)}
     tables = list(_tables(record, figures))
     (page.parent / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
+    for old in (page.parent / DATA_FOLDER).glob("*.csv"):
+        old.unlink()
     for table in tables:
         write_file(page.parent / DATA_FOLDER / f"{table.name}.csv", table.csv().encode())
     if context:

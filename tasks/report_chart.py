@@ -179,7 +179,12 @@ def _round_step(rough: float) -> float:
 def _number(value: float, step: float) -> str:
     """`value` as short as its step allows, with a true minus sign."""
     if value and (abs(value) >= 1e5 or step < 1e-4):
-        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e").replace("-", "−")
+        return (
+            f"{value:.1e}".replace(".0e", "e")
+            .replace("e-0", "e-")
+            .replace("e+0", "e")
+            .replace("-", "−")
+        )
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     return f"{value:.{decimals}f}".replace("-", "−")
 
