@@ -16,6 +16,7 @@ WIDTH, HEIGHT = 360, 290
 LEFT, RIGHT, TOP, BOTTOM = 38, 12, 28, 40
 MAX_POINTS = 400
 MAX_DOTS = 2500
+MANY_DOTS = 300
 N_MARKERS = 6
 MARKS_PER_LINE = 6
 
@@ -222,12 +223,15 @@ def bands(
 
 
 def dots(panel: Panel, targets: Sequence[Point], decoys: Sequence[Point], *, colour: int) -> str:
-    """Decoys as crosses, targets as dots, at most MAX_DOTS of each, evenly picked."""
+    """Targets as dots, decoys as crosses over them, at most MAX_DOTS of each, evenly picked."""
     crosses = "".join(
         f"M{x - 2:.1f} {y - 2:.1f}l4 4m-4 0l4-4" for x, y in map(panel.at, _evenly(decoys))
     )
     circles = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in map(panel.at, _evenly(targets)))
-    return f'<path class="crosses" d="{crosses}"/><path class="dots m{colour}" d="{circles}"/>'
+    many = " many" if len(targets) > MANY_DOTS else ""
+    return (
+        f'<path class="dots{many} m{colour}" d="{circles}"/><path class="crosses" d="{crosses}"/>'
+    )
 
 
 def marker(shape: int, x: float, y: float) -> str:

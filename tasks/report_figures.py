@@ -164,9 +164,14 @@ def roc_figure(record: Record) -> Figure | None:
     aucs = {name: record["methods"][name]["detection"]["auc"] for name in names}
     about = "; ".join(f"{method_title(m)[0]}: area {score(aucs[m])}" for m in names)
     panels = [straight.svg([straight.diagonal(), *lines(straight, curves)], f"ROC. {about}")]
-    seen = [y for line in curves for point in line.targets for y in point if y > 0]
-    low = max(LOWEST_RATE, min(seen, default=0.1))
-    log = Panel(f"{found} (log)", log_axis(f"{false} (log)", low), log_axis("", low))
+    across, up = (
+        max(
+            LOWEST_RATE,
+            min((p[k] for line in curves for p in line.targets if p[k] > 0), default=0.1),
+        )
+        for k in (0, 1)
+    )
+    log = Panel(f"{found} (log)", log_axis(f"{false} (log)", across), log_axis("", up))
     positive = [
         Line(line.style, [p for p in line.targets if min(p) > 0], line.decoys) for line in curves
     ]

@@ -21,13 +21,15 @@ def data_uri(picture: npt.NDArray[np.uint8]) -> str:
 def strips(rows: Sequence[npt.NDArray[np.uint8]], *, most_bytes: int) -> tuple[list[str], bool]:
     """(URLs, whether they are exact): each (k, 3, h, w) of `rows` as one picture, side by side.
 
-    PNG if all of them fit into `most_bytes` of text; else WebP of quality 90, which loses a little.
+    PNG if all of them fit into `most_bytes` of text, else exact WebP if those do, else WebP of
+    quality 90, which loses a little.
     """
     images = [_side_by_side(row) for row in rows]
-    urls = [_url(_encoded(image, "png"), "png") for image in images]
-    if sum(len(url) for url in urls) <= most_bytes:
-        return urls, True
-    return [_url(_encoded(image, "webp"), "webp") for image in images], False
+    for kind, lossless in (("png", True), ("webp", True), ("webp", False)):
+        urls = [_url(_encoded(image, kind, lossless=lossless), kind) for image in images]
+        if sum(len(url) for url in urls) <= most_bytes:
+            break
+    return urls, lossless
 
 
 def _side_by_side(row: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -41,11 +43,12 @@ def _side_by_side(row: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return strip
 
 
-def _encoded(image: npt.NDArray[np.uint8], kind: str) -> bytes:
+def _encoded(image: npt.NDArray[np.uint8], kind: str, *, lossless: bool = True) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    how: dict[str, Any] = {"quality": 90, "method": 4} if kind == "webp" else {"optimize": True}
+    webp: dict[str, Any] = {"lossless": lossless, "quality": 75 if lossless else 90, "method": 4}
+    how = webp if kind == "webp" else {"optimize": True}
     Image.fromarray(np.ascontiguousarray(image)).save(file, kind, **how)
     return file.getvalue()
 

@@ -16,7 +16,7 @@ from tasks.report_words import method_title, picture_title, score
 
 PER_BAND = 15
 PER_BLOCK = 45
-APPENDIX_BYTES = 8_000_000
+APPENDIX_BYTES = 6_000_000
 BIN_EDGES = (0.2, 0.3, 0.4, 0.5, 0.6)
 PAIRS_PER_BIN, DECOY_PAIRS_PER_BIN = 8, 4
 KINDS = {"targets": "Training picture", "decoys": "Decoy"}

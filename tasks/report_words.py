@@ -14,9 +14,9 @@ KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
     "plain_all": ("Attack alone, every saved step", "Attack, all", "the best over all saved steps"),
     "vote": (
-        "Vote over attacks",
+        "Vote of candidates",
         "Vote",
-        "the average of pictures that several attacks on one network agree on",
+        "the average of all reconstructions that are nearly as close to the image as the closest",
     ),
 }
 RESTORER_TITLES = {

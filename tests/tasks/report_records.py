@@ -79,7 +79,7 @@ def made_up(
         "targets": {"victim": victim, "image_id": list(range(n)),
                     "label": (np.arange(n) % 2).tolist(),
                     "margin": rng.gamma(2, 1, n).round(6).tolist() if margins else [None] * n},
-        "decoys": {"victim": victim, "image_id": list(range(n, 2 * n)), "label": [0] * n},
+        "decoys": {"victim": list(victim), "image_id": list(range(n, 2 * n)), "label": [0] * n},
         "methods": bodies,
         "runs": _runs(rng, n_victims, attacks, outcome),
         "ranking": _ranking(n_victims * attacks) if attacks > 1 and pictured else None,
