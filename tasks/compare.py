@@ -81,6 +81,7 @@ def differing_settings(runs: Sequence[Evaluated]) -> dict[str, list[str]]:
     settings = []
     for run in runs:
         record = run.record
+        manifest = record["dataset"]["manifest"]
         source = {key: record["source"][key] for key in ("name", "split", "content_hash")}
         counts = ("n_victims", "attacks_per_victim", "images_per_victim")
         settings.append(
@@ -89,7 +90,7 @@ def differing_settings(runs: Sequence[Evaluated]) -> dict[str, list[str]]:
                     {
                         "source": source,
                         "dataset": {key: record["dataset"][key] for key in counts},
-                        "store": record["dataset"]["manifest"],
+                        "store": manifest.get("campaign", manifest),
                         "evaluation": record["settings"],
                         "restorers": record["restorers"],
                     }

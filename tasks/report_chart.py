@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 360, 290
-LEFT, RIGHT, TOP, BOTTOM = 38, 12, 28, 40
+LEFT, RIGHT, TOP, BOTTOM = 38, 18, 28, 40
 MAX_POINTS = 400
 MAX_DOTS = 2500
 MANY_DOTS = 300
@@ -98,7 +98,7 @@ class Panel:
             )
         for value, label in self.x.ticks:
             x = self.at((value, self.y.low))[0]
-            anchor = "end" if x > right - 8 and len(label) > 2 else "middle"
+            anchor = "end" if x > right - 8 and len(label) > 4 else "middle"
             parts.append(
                 f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>'
                 f'<text x="{x:.1f}" y="{base + 16}" text-anchor="{anchor}">{escape(label)}</text>'

@@ -30,7 +30,7 @@ UNIT = Panel("A & b", unit_axis("x"), unit_axis("y"))
 
 def test_a_panel_maps_its_corners_and_escapes_its_words() -> None:
     assert UNIT.at((0, 0)) == (38, 250)
-    assert UNIT.at((1, 1)) == (348, 28)
+    assert UNIT.at((1, 1)) == (342, 28)
     svg = UNIT.svg([], 'of "x"')
     assert "A &amp; b" in svg
     assert 'aria-label="of &quot;x&quot;"' in svg
@@ -40,7 +40,7 @@ def test_lines_draw_decoys_below_targets_with_markers() -> None:
     (group,) = lines(UNIT, [Line(STYLE, [(0, 1), (1, 0)], [(0, 0.5), (1, 0.5)])])
     assert group.index("curve decoys") < group.index("curve targets") < group.index("marker")
     assert 'class="s3 m2"' in group
-    assert 'points="38.0,28.0 348.0,250.0"' in group
+    assert 'points="38.0,28.0 342.0,250.0"' in group
     (thin,) = lines(UNIT, [Line(Style(3, 2, 0, thin=True), [(0, 1), (1, 0)])])
     assert "marker" not in thin
     (empty,) = lines(UNIT, [Line(STYLE, [])])
@@ -54,17 +54,17 @@ def test_a_long_line_keeps_its_ends() -> None:
     assert found is not None
     pairs = found[1].split()
     assert len(pairs) == MAX_POINTS
-    assert (pairs[0], pairs[-1]) == ("38.0,250.0", "348.0,28.0")
+    assert (pairs[0], pairs[-1]) == ("38.0,250.0", "342.0,28.0")
 
 
 def test_a_single_point_has_a_length() -> None:
     (group,) = lines(UNIT, [Line(STYLE, [(0.5, 0.5)])])
-    assert 'points="193.0,139.0 199.0,139.0"' in group
+    assert 'points="190.0,139.0 196.0,139.0"' in group
 
 
 def test_a_band_goes_there_and_back() -> None:
     svg = bands(UNIT, [(STYLE, "decoys", [(0, 1), (1, 1)], [(0, 0.5), (1, 0.5)])])
-    assert 'points="38.0,28.0 348.0,28.0 348.0,139.0 38.0,139.0"' in svg
+    assert 'points="38.0,28.0 342.0,28.0 342.0,139.0 38.0,139.0"' in svg
     assert "band decoys" in svg
     assert bands(UNIT, [(STYLE, "decoys", [], [])]) == ""
 
