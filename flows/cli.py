@@ -23,6 +23,7 @@ from flows.campaign_cli import campaign_app
 from flows.dataset_cli import dataset_app
 from flows.fresh import start_over
 from flows.regenerate_cli import regenerate_app
+from flows.report_cli import report_app
 from flows.restore_cli import restore_app
 from flows.screen import fact_text, show_facts, show_notices
 from flows.top_up_cli import top_up_app
@@ -54,6 +55,7 @@ app.add_typer(campaign_app, name="campaign")
 app.add_typer(attack_app, name="attack")
 app.add_typer(top_up_app)
 app.add_typer(restore_app)
+app.add_typer(report_app)
 out = Console()
 err = Console(stderr=True)
 
@@ -203,17 +205,40 @@ def evaluate(
     _show_scores(flow(recipe, store, device=device, workers=workers))
 
 
-@app.command(epilog="Example: `palimpsest report --store runs/cifar`")
+@app.command(
+    epilog="Examples: `palimpsest report --store runs/cifar` · `palimpsest report runs/cifar` · "
+    "`palimpsest report copied/evaluation --out page.html`"
+)
 def report(
-    store: StoreOption = DEFAULT_STORE,
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="Rebuild from this folder alone: a job's, or its evaluation's."),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help=f"The job's folder; default: {DEFAULT_STORE}.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--out", help="With RUN: the page, by default in its folder.")
+    ] = None,
     preset: PresetOption = None,
     settings: SetOption = None,
 ) -> None:
     """Rebuild the HTML report from a finished evaluation."""
+    from flows.report import rebuild
     from flows.report import report as flow
 
-    page = flow(_recipe(store, preset, None, settings), store)
-    out.print(f"Report: [bold]{Path(page).absolute()}[/]")
+    if run is None:
+        if page is not None:
+            raise ValueError(f"--out {page} goes with a folder: palimpsest report RUN --out {page}")
+        store = store or DEFAULT_STORE
+        made = flow(_recipe(store, preset, None, settings), store)
+    elif store is not None or preset is not None or settings:
+        raise ValueError(
+            f"{run} is rebuilt from its folder alone; leave out --store, --preset and --set"
+        )
+    else:
+        made = rebuild(run, page)
+    out.print(f"Report: [bold]{Path(made).absolute()}[/]")
 
 
 def main() -> NoReturn:

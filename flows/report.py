@@ -15,9 +15,11 @@ from flows.presets import Recipe
 from flows.settings import command, resolve, to_json
 from storage.dataset import Dataset, is_store
 from storage.errors import StorageError
-from tasks.artifacts import leave_link
+from tasks.artifacts import leave_link, leave_picture
 from tasks.campaign import code_version
-from tasks.report import write_report
+from tasks.contact_sheet import contact_sheet, curves_sheet
+from tasks.report import saved_context, write_report
+from tasks.report_record import evaluation_folder
 from tasks.workers import usable_cores
 from tasks.workspace import Workspace
 
@@ -43,8 +45,34 @@ def report(
             f"--store {store}"
         )
     page = write_report(workspace.evaluation, context(recipe, workspace))
-    leave_link("report", page, "The report, one self-contained HTML file")
+    leave_report(page, workspace.evaluation)
     return page
+
+
+@flow(name="rebuild report", flow_run_name="{run}")
+def rebuild(run: Path, page: Path | None = None) -> Path:
+    """Write the report of a finished evaluation from its folder alone.
+
+    1. Read evaluation.json and pictures.npz. 2. Write the page, by default beside them.
+    `run` is a job's folder or the evaluation's own; no store is opened. What the evaluation itself
+    does not know (times, settings of the job) is taken from an earlier report there, if any.
+    Raises ValueError for a folder without a finished evaluation, or of another version.
+    """
+    folder = evaluation_folder(run)
+    page = write_report(folder, saved_context(folder), page=page)
+    leave_report(page, folder)
+    return page
+
+
+def leave_report(page: Path, folder: Path) -> None:
+    """On the flow's page: where the report is, the best pictures and the ranked curves."""
+    leave_link("report", page, "The report, one self-contained HTML file")
+    leave_picture(
+        "report-best-images", contact_sheet(folder), "Best images: originals over methods"
+    )
+    leave_picture(
+        "report-ranked-curves", curves_sheet(folder), "SSIM of the i-th best image; dashed: decoys"
+    )
 
 
 def context(recipe: Recipe, workspace: Workspace) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""A picture of an evaluation: originals over what each method made of them, with their scores."""
+"""Pictures of an evaluation, for a flow's page: the best images and the ranked scores."""
 
 from __future__ import annotations
 
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tasks.report import method_title
+from tasks.report_words import method_title
 
 TILE_INCHES = 0.62
 
@@ -17,7 +18,8 @@ def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -
     """PNG of the best-scored targets, and of the best-scored decoys beside them.
 
     Columns are images, in the order of the report; rows are the original and one per method, the
-    SSIM with the original below each. `evaluation` is the folder that `tasks.evaluate` wrote.
+    SSIM with the original below each; one line of text if no picture is kept. `evaluation` is the
+    folder that `tasks.evaluate` wrote.
     """
     from matplotlib.figure import Figure
 
@@ -26,6 +28,8 @@ def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -
     rows = {"targets": record["grid"]["targets"][:n_targets]}
     rows["decoys"] = record["grid"]["decoys"][:n_decoys]
     columns = [(side, k) for side in rows for k in range(len(rows[side]))]
+    if not columns:
+        return _text("no picture is kept: grid_rows is 0")
     size = (TILE_INCHES * (len(columns) + 2.2), TILE_INCHES * 1.3 * (len(methods) + 1) + 0.3)
     figure = Figure(figsize=size, dpi=160)
     grid = figure.subplots(
@@ -54,6 +58,38 @@ def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -
         first = next((j for j, column in enumerate(columns) if column == (side, 0)), None)
         if first is not None:
             grid[0][first].text(0, 1.12, text, transform=grid[0][first].transAxes, fontsize=7)
+    return _png(figure)
+
+
+def curves_sheet(evaluation: Path) -> bytes:
+    """PNG of the SSIM of the i-th best image per method: targets solid, decoys dashed."""
+    from matplotlib.figure import Figure
+
+    record = json.loads((evaluation / "evaluation.json").read_bytes())
+    figure = Figure(figsize=(7, 3.6), dpi=130, layout="constrained")
+    axes = figure.subplots()
+    for k, (name, method) in enumerate(record["methods"].items()):
+        for side, style in (("targets", "-"), ("decoys", "--")):
+            ranked = sorted(method[side]["ssim"], reverse=True)
+            label = method_title(name)[0] if side == "targets" else None
+            axes.plot(range(1, len(ranked) + 1), ranked, style, color=f"C{k % 10}", lw=1.2,
+                      label=label)  # fmt: skip
+    axes.axhline(record["settings"]["good_threshold"], color="black", lw=0.8, ls=":")
+    axes.set(xlabel="images, best first", ylabel="SSIM", ylim=(None, 1))
+    axes.legend(fontsize=7, frameon=False, loc="upper right")
+    axes.spines[["top", "right"]].set_visible(False)
+    return _png(figure)
+
+
+def _text(words: str) -> bytes:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 0.6), dpi=130)
+    figure.text(0.02, 0.4, words, fontsize=9)
+    return _png(figure)
+
+
+def _png(figure: Any) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
     return content.getvalue()

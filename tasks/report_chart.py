@@ -1,110 +1,277 @@
-"""One chart, as inline SVG: the score of the i-th best image, per method (001, figure 2).
+"""Panels of a figure as inline SVG: axes, lines, bands and dots; pure functions of numbers.
 
-Targets are solid, decoys dashed, in one colour per method; colours are CSS variables, so that the
-page's light and dark schemes apply. A pure function of numbers: no fonts, scripts or files.
+Colours are CSS variables, so that the page's light and dark schemes apply; every method also has a
+marker of its own, and targets differ from decoys by line and by shape: nothing hangs on colour
+alone. A panel is as wide as a phone, and two fit side by side on a desk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 720, 400
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 14, 46
+WIDTH, HEIGHT = 360, 290
+LEFT, RIGHT, TOP, BOTTOM = 38, 18, 28, 40
 MAX_POINTS = 400
+MAX_DOTS = 2500
+MANY_DOTS = 300
+N_MARKERS = 6
+MARKS_PER_LINE = 6
+
+Point = tuple[float, float]
 
 
-def ranked_curves(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    *,
-    threshold: float,
-    description: str,
-) -> str:
-    """SVG of `curves`: title -> (target scores, decoy scores), in any order; NaN-free.
+@dataclass(frozen=True)
+class Axis:
+    """One axis: its limits, its ticks (value, label), and what it measures."""
 
-    The y axis goes from 0 (or the lowest score, if that is below) to 1.
-    """
-    values = [value for pair in curves.values() for scores in pair for value in scores]
-    n_images = max((len(scores) for pair in curves.values() for scores in pair), default=0)
-    low = min(0.0, min(values, default=0.0))
-    frame = _Frame(n_images, low)
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(description)}">',
-        *_axes(frame),
-        _threshold_line(frame, threshold),
-    ]
-    for k, (targets, decoys) in enumerate(curves.values()):
-        for scores, kind in ((decoys, "decoys"), (targets, "targets")):
-            if len(scores):
-                points = _polyline(frame, sorted(scores, reverse=True))
-                parts.append(f'<polyline class="curve {kind} m{k}" points="{points}"/>')
-    return "\n".join([*parts, "</svg>"])
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+    title: str
+    log: bool = False
+
+    def share(self, value: float) -> float:
+        """Where `value` is between the limits, cut to 0 to 1."""
+        low, high, at = self.low, self.high, value
+        if self.log:
+            low, high, at = math.log10(low), math.log10(high), math.log10(max(value, self.low))
+        return min(1.0, max(0.0, (at - low) / (high - low)))
 
 
-class _Frame:
-    """Maps (rank, score) to the plane of the drawing."""
+@dataclass(frozen=True)
+class Style:
+    """How a method is drawn: its number on the page (which toggles it), colour, marker, weight."""
 
-    def __init__(self, n_images: int, low: float) -> None:
-        self.n_images = n_images
-        self.low = low
-
-    def x(self, rank: float) -> float:
-        share = (rank - 1) / max(1, self.n_images - 1)
-        return LEFT + share * (WIDTH - LEFT - RIGHT)
-
-    def y(self, score: float) -> float:
-        share = (1 - score) / (1 - self.low)
-        return TOP + share * (HEIGHT - TOP - BOTTOM)
+    number: int
+    colour: int
+    marker: int
+    thin: bool = False
 
 
-def _axes(frame: _Frame) -> list[str]:
-    parts = []
-    for tenth in range(0, 11, 2):
-        y = frame.y(tenth / 10)
-        label = "0" if tenth == 0 else "1" if tenth == 10 else f"0.{tenth}"
-        parts.append(
-            f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+@dataclass(frozen=True)
+class Line:
+    """One method's curves: targets solid with markers, decoys dashed."""
+
+    style: Style
+    targets: Sequence[Point]
+    decoys: Sequence[Point] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The frame that (x, y) values are drawn in."""
+
+    title: str
+    x: Axis
+    y: Axis
+
+    def at(self, point: Point) -> Point:
+        """Where the values lie in the plane of the drawing."""
+        return (
+            LEFT + self.x.share(point[0]) * (WIDTH - LEFT - RIGHT),
+            HEIGHT - BOTTOM - self.y.share(point[1]) * (HEIGHT - TOP - BOTTOM),
         )
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
-    base = HEIGHT - BOTTOM
-    for rank in _ticks(frame.n_images):
-        x = frame.x(rank)
-        parts.append(f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 5}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{base + 19}" text-anchor="middle">{rank}</text>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        f'<text class="axis" x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">'
-        "images, from the best scored to the worst</text>"
-    )
+
+    def svg(self, parts: Iterable[str], description: str) -> str:
+        """The panel with `parts` in it; `description` is for who cannot see it."""
+        return "\n".join(
+            [
+                f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+                f'aria-label="{escape(description)}">',
+                *self._axes(),
+                *parts,
+                "</svg>",
+            ]
+        )
+
+    def _axes(self) -> list[str]:
+        base, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+        parts = [f'<text class="axis" x="2" y="14">{escape(self.title)}</text>']
+        for value, label in self.y.ticks:
+            y = self.at((self.x.low, value))[1]
+            parts.append(
+                f'<line class="rule" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+                f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>'
+            )
+        for value, label in self.x.ticks:
+            x = self.at((value, self.y.low))[0]
+            anchor = "end" if x > right - 8 and len(label) > 4 else "middle"
+            parts.append(
+                f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>'
+                f'<text x="{x:.1f}" y="{base + 16}" text-anchor="{anchor}">{escape(label)}</text>'
+            )
+        middle = (LEFT + right) / 2
+        parts.append(
+            f'<text class="axis" x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">'
+            f"{escape(self.x.title)}</text>"
+        )
+        return parts
+
+    def horizontal(self, value: float) -> str:
+        """A dotted line at y = `value`."""
+        y = self.at((self.x.low, value))[1]
+        return (
+            f'<line class="threshold" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+
+    def vertical(self, value: float, text: str) -> str:
+        """A dotted line at x = `value`, with `text` beside its top."""
+        x = self.at((value, self.y.low))[0]
+        return (
+            f'<line class="threshold" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" '
+            f'y2="{HEIGHT - BOTTOM}"/><text class="axis halo" x="{x + 5:.1f}" y="{TOP + 11}">'
+            f"{escape(text)}</text>"
+        )
+
+    def diagonal(self) -> str:
+        """The line y = x between the limits that both axes share."""
+        low, high = max(self.x.low, self.y.low), min(self.x.high, self.y.high)
+        (x1, y1), (x2, y2) = self.at((low, low)), self.at((high, high))
+        return f'<line class="threshold" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def unit_axis(title: str, values: Iterable[float] = ()) -> Axis:
+    """From 0, or the lowest of `values` if that is below, to 1."""
+    low = min(0.0, *values, 0.0)
+    labels = [(tenth / 10, f"{tenth / 10:g}") for tenth in range(0, 11, 2)]
+    return Axis(low, 1.0, labels, title)
+
+
+def round_axis(title: str, values: Iterable[float], *, from_zero: bool = False) -> Axis:
+    """Limits at round numbers around `values`, with 3 to 6 ticks."""
+    known = [float(value) for value in values] or [0.0, 1.0]
+    low, high = (0.0 if from_zero else min(known)), max(known)
+    if high <= low:
+        spread = abs(low) / 2 or 0.5
+        low, high = (0.0, high or 1.0) if from_zero else (low - spread, high + spread)
+    step = _round_step((high - low) / 4)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    ticks = [(k * step, _number(k * step, step)) for k in range(first, last + 1)]
+    return Axis(ticks[0][0], ticks[-1][0], ticks, title)
+
+
+def log_axis(title: str, low: float, high: float = 1.0) -> Axis:
+    """Powers of ten from the one at or below `low` (positive) to the one at or above `high`."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    first = min(first, last - 1)
+    every = max(1, (last - first) // 5)
+    ticks = [(10.0**k, f"{10.0**k:g}") for k in range(first, last + 1, every)]
+    return Axis(10.0**first, 10.0**last, ticks, title, log=True)
+
+
+def rank_axis(title: str, n: int) -> Axis:
+    """1 to `n`; about five round ranks, and the last one unless it would touch its neighbour."""
+    if n <= 1:
+        return Axis(1, 2, [(1, "1")] if n else [], title)
+    step = max(1, round(_round_step(n / 5)))
+    inner = [rank for rank in range(step, n, step) if rank > 1 and n - rank > step / 2]
+    ranks = [1, *[rank for rank in inner if rank > step / 2], n]
+    return Axis(1, n, [(rank, f"{rank}") for rank in ranks], title)
+
+
+def _round_step(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    return float(min((s * power for s in (1, 2, 5, 10)), key=lambda s: abs(s - rough)))
+
+
+def _number(value: float, step: float) -> str:
+    """`value` as short as its step allows, with a true minus sign."""
+    if value and (abs(value) >= 1e5 or step < 1e-4):
+        return (
+            f"{value:.1e}".replace(".0e", "e")
+            .replace("e-0", "e-")
+            .replace("e+0", "e")
+            .replace("-", "−")
+        )
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return f"{value:.{decimals}f}".replace("-", "−")
+
+
+def lines(panel: Panel, curves: Sequence[Line]) -> list[str]:
+    """Every method's decoys, then its targets with its markers, in a group that can be hidden."""
+    parts = []
+    for line in curves:
+        weight = " thin" if line.style.thin else ""
+        drawn = [f'<g class="s{line.style.number} m{line.style.colour}">']
+        for points, kind in ((line.decoys, "decoys"), (line.targets, "targets")):
+            if len(points):
+                path = " ".join(f"{x:.1f},{y:.1f}" for x, y in _thinned(panel, points))
+                drawn.append(f'<polyline class="curve {kind}{weight}" points="{path}"/>')
+        drawn += [marker(line.style.marker, *at) for at in _marked(panel, line)]
+        parts.append("\n".join([*drawn, "</g>"]))
     return parts
 
 
-def _ticks(n_images: int) -> list[int]:
-    """1, about five round ranks, and the last one unless it would touch its neighbour."""
-    if n_images <= 1:
-        return [1] if n_images else []
-    rough = max(1, n_images // 5)
-    power = 10 ** (len(str(rough)) - 1)
-    step = min((s * power for s in (1, 2, 5, 10)), key=lambda s: abs(s - rough))
-    inner = [rank for rank in range(step, n_images, step) if rank > 1]
-    return [1, *[rank for rank in inner if n_images - rank > step / 2], n_images]
+def bands(
+    panel: Panel, areas: Sequence[tuple[Style, str, Sequence[Point], Sequence[Point]]]
+) -> str:
+    """The area between two curves for each of (style, targets or decoys, one curve, the other)."""
+    parts = []
+    for style, kind, one, other in areas:
+        if not len(one):
+            continue
+        edges = [*_thinned(panel, one), *reversed(_thinned(panel, other))]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in edges)
+        parts.append(
+            f'<g class="s{style.number} m{style.colour}">'
+            f'<polygon class="band {kind}" points="{path}"/></g>'
+        )
+    return "\n".join(parts)
 
 
-def _threshold_line(frame: _Frame, threshold: float) -> str:
-    y = frame.y(threshold)
+def dots(panel: Panel, targets: Sequence[Point], decoys: Sequence[Point], *, colour: int) -> str:
+    """Targets as dots, decoys as crosses over them, at most MAX_DOTS of each, evenly picked."""
+    crosses = "".join(
+        f"M{x - 2:.1f} {y - 2:.1f}l4 4m-4 0l4-4" for x, y in map(panel.at, _evenly(decoys))
+    )
+    circles = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in map(panel.at, _evenly(targets)))
+    many = " many" if len(targets) > MANY_DOTS else ""
     return (
-        f'<line class="threshold" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text class="axis" x="{WIDTH - RIGHT}" y="{y - 6:.1f}" text-anchor="end">'
-        f"good: above {threshold:g}</text>"
+        f'<path class="dots{many} m{colour}" d="{circles}"/><path class="crosses" d="{crosses}"/>'
     )
 
 
-def _polyline(frame: _Frame, ranked: Sequence[float]) -> str:
-    """At most MAX_POINTS points of the ranked scores, the first and the last among them."""
-    last = len(ranked) - 1
-    n_points = min(len(ranked), MAX_POINTS)
-    picked = sorted({round(k * last / max(1, n_points - 1)) for k in range(n_points)})
-    points = [f"{frame.x(i + 1):.1f},{frame.y(ranked[i]):.1f}" for i in picked]
-    if last == 0:
-        points.append(f"{frame.x(1) + 6:.1f},{frame.y(ranked[0]):.1f}")  # a dot needs a length
-    return " ".join(points)
+def marker(shape: int, x: float, y: float) -> str:
+    """A small filled figure around (x, y), one of N_MARKERS by number."""
+    corners = [
+        None,
+        ((-3, -3), (3, -3), (3, 3), (-3, 3)),
+        ((0, -4), (3.7, 3), (-3.7, 3)),
+        ((0, -4.4), (4.4, 0), (0, 4.4), (-4.4, 0)),
+        ((0, 4), (3.7, -3), (-3.7, -3)),
+        ((-1.2, -4), (1.2, -4), (1.2, -1.2), (4, -1.2), (4, 1.2), (1.2, 1.2), (1.2, 4), (-1.2, 4),
+         (-1.2, 1.2), (-4, 1.2), (-4, -1.2), (-1.2, -1.2)),
+    ][shape % N_MARKERS]  # fmt: skip
+    if corners is None:
+        return f'<circle class="marker" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'
+    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
+    return f'<polygon class="marker" points="{points}"/>'
+
+
+def _marked(panel: Panel, line: Line) -> list[Point]:
+    """Where the markers of the targets' curve go: evenly spaced, another start for every method."""
+    points = line.targets
+    if line.style.thin or not len(points):
+        return []
+    shift = (line.style.marker % N_MARKERS) / N_MARKERS
+    places = [(k + shift) / MARKS_PER_LINE for k in range(MARKS_PER_LINE)]
+    chosen = sorted({round(place * (len(points) - 1)) for place in places})
+    return [panel.at(points[k]) for k in chosen]
+
+
+def _evenly(points: Sequence[Point], limit: int = MAX_DOTS) -> list[Point]:
+    """At most `limit` of the points, the first and the last among them."""
+    if len(points) <= limit:
+        return list(points)
+    last = len(points) - 1
+    return [points[round(k * last / (limit - 1))] for k in range(limit)]
+
+
+def _thinned(panel: Panel, points: Sequence[Point]) -> list[Point]:
+    drawn = [panel.at(point) for point in _evenly(points, MAX_POINTS)]
+    if len(drawn) == 1:
+        drawn.append((drawn[0][0] + 6, drawn[0][1]))  # a dot needs a length
+    return drawn

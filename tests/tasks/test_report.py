@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
-from collections.abc import Mapping
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,226 +13,304 @@ import numpy as np
 import pytest
 from torch import nn
 
-from storage.sources import ImageSet
 from tasks.evaluate import Evaluation, evaluate
-from tasks.report import (
-    data_uri,
-    duration,
-    method_title,
-    percent,
-    score,
-    victims,
-    write_report,
-)
-from tasks.report_chart import ranked_curves
+from tasks.report import data_uri, duration, method_title, saved_context, score, write_report
+from tasks.report_data import images_table, ranked_table, thresholds_table
+from tasks.report_pictures import strips
+from tasks.report_words import interval, percent, victims
 from tests.tasks.evaluations import Blender, image_set, planted_store, weights
+from tests.tasks.pages import Page
+from tests.tasks.report_records import KINDS, Arrays, made_up, write
 
-VOID = {"meta", "img", "br", "link", "input", "hr"}
-DRAWN = {"line", "polyline"}
-
-
-class _Page(HTMLParser):
-    """Checks that tags nest, and collects the text, the images, the links and the table rows."""
-
-    def __init__(self, page: Path) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text: list[str] = []
-        self.images: list[dict[str, str | None]] = []
-        self.addresses: list[str] = []
-        self.captions = 0
-        self.rows: dict[str, list[str]] = {}
-        self.method: str | None = None
-        self.feed(page.read_text())
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        found = dict(attributes)
-        self.addresses += [v for k, v in attributes if k in ("src", "href", "srcset") and v]
-        if tag == "img":
-            self.images.append(found)
-        if tag == "tr":
-            self.method = found.get("data-method")
-        if tag in ("td", "th") and self.method:
-            self.rows.setdefault(self.method, []).append("")
-        self.captions += tag == "caption"
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        assert tag in DRAWN
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, f"</{tag}> closes something else"
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
-            self.text.append(data)
-        if self.method and self.rows.get(self.method) and "tr" in self.open:
-            self.rows[self.method][-1] += data
-
-    @property
-    def prose(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.text))
+CONTEXT = {
+    "created": "1 May",
+    "command": "palimpsest demo --set <x>&co",
+    "stages": [{"name": "generate", "seconds": 61.0}, {"name": "evaluate", "seconds": 2.5}],
+    "recipe": {"family": "kkt", "widths": [20, 30], "phases": [{"n_runs": 4711}]},
+    "machine": "a toaster",
+    "seeds": {"root_seed": 17},
+    "versions": {"torch": "9.9"},
+    "pairs": {"n_pairs": 12345},
+    "restorers": {"edm": {"n_steps": 678, "loss_curve": [[1, 0.98765]]}},
+}
+Made = tuple[Page, dict[str, Any], Path]
 
 
-def _report(
-    tmp_path: Path,
-    *,
-    restorers: bool = True,
-    context: Mapping[str, Any] | None = None,
-    config: Evaluation | None = None,
-    **store: Any,
-) -> tuple[_Page, dict[str, Any], Path]:
-    images: ImageSet = image_set()
-    blenders = {"bf_dncnn": Blender(1), "edm": Blender()}
-    out = tmp_path / "out"
-    record = evaluate(
-        config or Evaluation(n_samples=2, grid_rows=3),
-        dataset=planted_store(tmp_path / "store", images, n_parts=1, **store),
-        heldout=images,
-        restorers={name: weights(tmp_path, name) for name in blenders} if restorers else {},
-        out=out,
-        device="cpu",
-        load=lambda path, _device: (blenders[path.stem], nn.Identity()),
-    )
-    page = write_report(out, context or {})
-    return _Page(page), record, page
+def _page(folder: Path, record: dict[str, Any], pictures: Arrays, **context: Any) -> Made:
+    path = write_report(write(folder, record, pictures), context)
+    page = Page(path)
+    page.check()
+    return page, record, path
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[_Page, dict[str, Any], Path]:
-    context = {
-        "created": "1 May",
-        "command": "palimpsest demo --set <x>&co",
-        "stages": [{"name": "generate", "seconds": 61.0}, {"name": "evaluate", "seconds": 2.5}],
-        "recipe": {"family": "kkt", "widths": [20, 30], "phases": [{"n_runs": 4711}]},
-        "machine": "a toaster",
-        "seeds": {"root_seed": 17},
-        "versions": {"torch": "9.9"},
-        "pairs": {"n_pairs": 12345},
-        "restorers": {"edm": {"n_steps": 678, "loss_curve": [[1, 0.98765]]}},
-    }
-    return _report(tmp_path_factory.mktemp("full"), context=context, planted=2)
+def full(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return _page(tmp_path_factory.mktemp("full"), *made_up(), **CONTEXT)
 
 
-def test_the_page_asks_nothing_of_the_network(full: tuple[_Page, dict[str, Any], Path]) -> None:
-    page, _record, path = full
-    assert page.addresses
-    assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
-    source = path.read_text()
-    for forbidden in ("http:", "https:", "url(", "@import", "<script", "<link", "<iframe"):
+def test_the_page_asks_nothing_of_the_network(full: Made) -> None:
+    source = full[2].read_text()
+    for forbidden in ("http:", "https:", "url(", "@import", "<script", "<iframe"):
         assert forbidden not in source
 
 
-def test_the_table_is_the_record(full: tuple[_Page, dict[str, Any], Path]) -> None:
+def test_the_table_is_the_record(full: Made) -> None:
     page, record, _path = full
     assert list(page.rows) == list(record["methods"])
     for name, method in record["methods"].items():
         expected = [method_title(name)[0]]
         summaries = [method[side]["summary"] for side in ("targets", "decoys")]
         for s in summaries:
-            assert s["good_fraction"] == s["n_good"] / s["n"]
             low, high = s["good_interval"]
-            assert low <= s["good_fraction"] <= high
             share = f"{percent(s['good_fraction'])}[{100 * low:.1f}, {100 * high:.1f}]"
             expected.append(f"{s['n_good']} of {s['n']}{share}")
+        expected += [f"{s['n_good_ssim3']}mean {score(s['mean_ssim3'])}" for s in summaries]
         for metric in ("mean_ssim", "mean_haarpsi"):
-            for s in summaries:
-                low, high = s[f"{metric}_interval"]
-                assert low <= s[metric] <= high
-                expected.append(f"{score(s[metric])}[{score(low)}, {score(high)}]")
+            expected += [score(s[metric]) + interval(s[f"{metric}_interval"]) for s in summaries]
+        expected += [
+            percent(method["detection"]["found_at"][rate]) for rate in ("0", "0.01", "0.05")
+        ]
         expected.append(str(method["n_targets_above_every_decoy"]))
         assert [cell.strip() for cell in page.rows[name]] == expected
 
 
-def test_the_scores_under_the_pictures_are_the_records(
-    full: tuple[_Page, dict[str, Any], Path],
-) -> None:
+def test_the_scores_under_the_pictures_are_the_records(full: Made) -> None:
     page, record, _path = full
     expected = []
     for side, kind in (("targets", "Training picture"), ("decoys", "Decoy")):
-        for row in record["grid"][side]:
-            expected.append(f"{kind} {record[side]['image_id'][row]}")
+        rows = record["grid"][side]
+        for first in range(0, len(rows), 15):
+            band = rows[first : first + 15]
+            expected += [f"{kind} {record[side]['image_id'][row]}" for row in band]
             expected += [
                 f"{method_title(m)[0]}, SSIM {record['methods'][m][side]['ssim'][row]:.2f}"
                 for m in record["grid"]["methods"]
+                for row in band
             ]
-    assert [image["alt"] for image in page.images] == expected
+    assert [image["alt"] for image in page.images][: len(expected)] == expected
 
 
-def test_the_page_says_what_was_attacked_and_with_what(
-    full: tuple[_Page, dict[str, Any], Path],
-) -> None:
+def test_the_page_says_what_was_attacked_and_with_what(full: Made) -> None:
     page, record, _path = full
-    good = record["methods"]["plain"]["targets"]["summary"]["n_good"]
-    decoys = record["methods"]["plain"]["decoys"]["summary"]["n_good"]
-    assert good >= 4
-    assert "2 networks were trained on 4 pictures each, 8 in all, and then attacked." in page.prose
-    assert re.search(rf"the attack alone, {good} of 8 training pictures", page.prose)
-    assert re.search(rf"in the same way, {decoys} of 8 decoys", page.prose)
+    plain = {side: record["methods"]["plain"][side]["summary"] for side in ("targets", "decoys")}
+    best = {side: record["methods"]["edm_x4"][side]["summary"] for side in ("targets", "decoys")}
+    assert (
+        "2 networks were trained on 12 pictures each, 24 in all, and then attacked, each 3 times"
+        in (page.prose)
+    )
+    assert f"the attack alone, {plain['targets']['n_good']} of 24 training pictures" in page.prose
+    assert f"in the same way, {plain['decoys']['n_good']} of 24 decoys" in page.prose
+    assert re.search(
+        rf"EDM, mean of 4 it was {best['targets']['n_good']} training pictures and "
+        rf"{best['decoys']['n_good']} decoys", page.prose
+    )  # fmt: skip
+    worse = record["methods"]["edm_x4"]["targets"]["compared_with_plain"]["n_worse"]
+    assert f"training pictures better and {worse} worse, by more than 0.01" in page.prose
     assert "0.98765" not in page.prose
-    for text in ("4711", "a toaster"):
+    for text in ("4711", "a toaster", "palimpsest demo --set <x>&co", "1 min 1 s", "2.5 s"):
         assert text in page.prose
-    for text in ("1 min 1 s", "2.5 s", "1 min 4 s", "20, 30", "17", "9.9", "12345", "678", "1 May"):
+    for text in ("1 min 4 s", "20, 30", "17", "9.9", "12345", "678", "1 May"):
         assert text in page.prose
-    assert "palimpsest demo --set <x>&co" in page.prose
-    assert page.captions == 1
+
+
+def test_every_figure_has_its_numbers_in_the_page_and_beside_it(full: Made) -> None:
+    page, record, path = full
+    beside = {file.name: file.read_bytes().decode() for file in _data(path).glob("*.csv")}
+    assert page.downloads == beside
+    assert set(beside) == {
+        f"{name}.csv" for name in (
+            "best-images", "methods", "ranked-curves", "before-after", "roc", "thresholds",
+            "margin", "hallucination", "hallucination-bins", "split-halves", "runs", "ranking",
+            "excluded", "all-images",
+        )
+    }  # fmt: skip
+    rows = list(csv.DictReader(io.StringIO(beside["before-after.csv"])))
+    assert [float(row["edm_x4 ssim"]) for row in rows] == [
+        value
+        for side in ("targets", "decoys")
+        for value in record["methods"]["edm_x4"][side]["ssim"]
+    ]
+    ranking = list(csv.DictReader(io.StringIO(beside["ranking.csv"])))
+    assert ranking[0]["spearman"] == "-0.61"
+    assert (ranking[1]["interval low"], ranking[1]["interval high"]) == ("", "")
+    best = list(csv.DictReader(io.StringIO(beside["best-images.csv"])))
+    assert [int(row["row"]) for row in best] == [
+        *record["grid"]["targets"],
+        *record["grid"]["decoys"],
+    ]
+
+
+def test_the_figures_draw_the_numbers_of_the_csv(full: Made) -> None:
+    _, record, path = full
+    number = list(record["methods"]).index("edm_x4")
+    source = path.read_text()
+    group = re.search(rf'<g class="s{number} m\d+">(.*?)</g>', source, re.DOTALL)
+    assert group is not None
+    solid = re.search(r'class="curve targets" points="([^"]*)"', group[1])
+    assert solid is not None
+    heights = [float(point.split(",")[1]) for point in solid[1].split()]
+    ranked = ranked_table(record).where("side", "targets").columns["edm_x4 ssim"]
+    assert heights == [pytest.approx(250 - 222 * value, abs=0.06) for value in ranked]
+    counts = thresholds_table(record).columns["plain decoys"]
+    scores = record["methods"]["plain"]["decoys"]["ssim"]
+    assert counts[40] == sum(value > 0.4 for value in scores)
+    n_dots = re.findall(r'class="dots m\d+" d="([^"]*)"', source)[0].count("M")
+    assert n_dots == images_table(record).where("side", "targets").n_rows
+
+
+def test_a_report_is_made_again_from_its_folder_alone(full: Made, tmp_path: Path) -> None:
+    path = full[2]
+    assert saved_context(path.parent) == json.loads(json.dumps(CONTEXT))
+    again = write_report(path.parent, saved_context(path.parent), page=tmp_path / "again.html")
+    assert again.read_text() == path.read_text()
+    assert saved_context(write(tmp_path / "fresh", *made_up())) == {}
+    (tmp_path / "fresh" / "report-data").mkdir()
+    (tmp_path / "fresh" / "report-data" / "context.json").write_text('{"colour": 1}')
+    with pytest.raises(ValueError, match=r"context.json is not a report's context; remove it"):
+        saved_context(tmp_path / "fresh")
+
+
+def test_a_jobs_folder_will_do(tmp_path: Path) -> None:
+    write(tmp_path / "evaluation", *made_up())
+    assert write_report(tmp_path, {}) == tmp_path / "evaluation" / "report.html"
 
 
 def test_without_restorers(tmp_path: Path) -> None:
-    page, record, _path = _report(tmp_path, restorers=False)
-    assert list(page.rows) == ["plain", "plain_all", "nlm", "tv", "wavelet"]
+    page, _record, _path = _page(tmp_path, *made_up(methods=("plain", "plain_all", "nlm")))
+    assert list(page.rows) == ["plain", "plain_all", "nlm"]
     assert "After restoration" not in page.prose
     assert "Restorers are networks" not in page.prose
-    assert len(page.images) == 2 * 2 * len(record["grid"]["targets"])
+    assert "No trained restorer was evaluated" in page.prose
+    assert "No method averages samples" in page.prose
 
 
 def test_when_nothing_is_good(tmp_path: Path) -> None:
-    page, record, _path = _report(tmp_path, planted=0, config=Evaluation(good_threshold=0.99))
-    assert record["methods"]["plain"]["targets"]["summary"]["n_good"] == 0
-    assert "0 of 8 training pictures" in page.prose
-    assert "None is good, that is, above 0.99" in page.prose
+    page, record, _path = _page(tmp_path, *made_up(level=0.05, methods=("plain", "bf_dncnn")))
+    found = [record["methods"][name]["targets"]["summary"]["n_good"] for name in record["methods"]]
+    assert found == [0, 0]
+    assert "0 of 24 training pictures" in page.prose
+    assert "None is good, that is, above 0.4" in page.prose
 
 
-def test_one_run_and_runs_that_diverged(tmp_path: Path) -> None:
-    page, record, path = _report(tmp_path / "one", outcomes=(0,))
+def test_one_attack_per_victim_has_no_halves_and_no_ranking(tmp_path: Path) -> None:
+    made = made_up(n_victims=1, attacks=1, margins=False, excluded=0)
+    page, _record, path = _page(tmp_path, *made)
     assert "What 1 trained network gave back" in page.prose
-    assert "1 network was trained on 4 pictures, 4 in all" in page.prose
-    page, record, path = _report(tmp_path / "nan", outcomes=(2, 2))
-    assert record["dataset"]["outcomes"]["nonfinite"] == 2
-    assert "In 2 runs of 2 the numbers diverged" in page.prose
-    assert "0 of 8 training pictures" in page.prose
+    assert "1 network was trained on 12 pictures, 12 in all, and then attacked." in page.prose
+    assert "cannot be split into halves" in page.prose
+    assert "there are no runs to rank" in page.prose
+    assert "no distances from the decision boundary" in page.prose
+    assert "were not compared with the restorers’ training images" in page.prose
+    assert not {"split-halves.csv", "runs.csv", "margin.csv"} & set(page.downloads)
+    assert not (_data(path) / "margin.csv").exists()
+
+
+def test_one_image_of_one_victim(tmp_path: Path) -> None:
+    page, _record, _path = _page(tmp_path, *made_up(n_victims=1, per_victim=1, attacks=1))
+    assert "1 network was trained on 1 picture, 1 in all" in page.prose
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("nonfinite", "In 6 runs of 6 the numbers diverged"),
+        ("stopped", "6 runs of 6 were given up"),
+    ],
+)
+def test_runs_that_left_nothing(tmp_path: Path, outcome: str, said: str) -> None:
+    page, _record, path = _page(tmp_path, *made_up(outcome=outcome))
+    assert said in page.prose
+    assert "0 of 24 training pictures" in page.prose
     assert 'aria-label="no picture"' in path.read_text()
-    assert "nan" not in path.read_text(encoding="utf-8").partition("<body>")[2].lower().replace(
-        "resonan", ""
-    )
+    assert "No picture that resembles nothing was kept" in page.prose
+    assert "The runs left too little to rank them by" in page.prose
+    assert re.search(r"\bnan\b", path.read_text().partition("<body>")[2], re.IGNORECASE) is None
 
 
 def test_without_pictures_there_is_no_grid(tmp_path: Path) -> None:
-    page, _record, _path = _report(tmp_path, config=Evaluation(grid_rows=0), restorers=False)
+    record, pictures = made_up(grid_rows=0)
+    record["appendix"]["targets"], record["nothing"]["n"] = [], 0
+    page, _record, _path = _page(tmp_path, record, {k: v[:0] for k, v in pictures.items()})
     assert page.images == []
     assert "What came back" not in page.prose
+    assert "All pictures" not in page.prose
 
 
-def test_an_unfinished_or_foreign_evaluation_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no finished evaluation"):
-        write_report(tmp_path, {})
-    (tmp_path / "pictures.npz").write_bytes(b"")
-    (tmp_path / "evaluation.json").write_text(
-        json.dumps({"schema": "palimpsest-evaluation", "version": 99})
+def test_an_earlier_figure_does_not_stay_beside_the_page(tmp_path: Path) -> None:
+    _page(tmp_path, *made_up())
+    _page(tmp_path, *made_up(attacks=1, margins=False))
+    assert not (_data(tmp_path / "report.html") / "margin.csv").exists()
+
+
+def test_what_the_evaluation_really_writes(tmp_path: Path) -> None:
+    images = image_set()
+    blenders = {"bf_dncnn": Blender(1), "edm": Blender()}
+    record = evaluate(
+        Evaluation(n_samples=2, grid_rows=3),
+        dataset=planted_store(tmp_path / "store", images, n_parts=1, planted=2),
+        heldout=images,
+        restorers={name: weights(tmp_path, name) for name in blenders},
+        out=tmp_path / "out",
+        device="cpu",
+        load=lambda path, _device: (blenders[path.stem], nn.Identity()),
     )
-    with pytest.raises(ValueError, match="version 99, expected"):
+    page = Page(write_report(tmp_path / "out", {}))
+    page.check()
+    assert list(page.rows) == list(record["methods"])
+    assert record["methods"]["plain"]["targets"]["summary"]["n_good"] >= 4
+    assert "Where samples of EDM disagree" in page.prose
+    assert "Closest training picture" in page.prose
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "has no finished evaluation"),
+        ({"evaluation.json": "{}"}, "evaluation.json but no pictures.npz"),
+        ({"evaluation.json": "{", "pictures.npz": ""}, "is not JSON"),
+        ({"evaluation.json": "[]", "pictures.npz": ""}, "is None version None, expected"),
+        (
+            {"evaluation.json": '{"schema": "palimpsest-evaluation", "version": 2}',
+             "pictures.npz": ""},
+            "version 2, expected 'palimpsest-evaluation' version 3; evaluate again",
+        ),
+        ({"evaluation.json": json.dumps(made_up()[0]), "pictures.npz": "PK"}, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_is_no_evaluation_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=said):
         write_report(tmp_path, {})
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_wrong_folder_or_context_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not a folder"):
+        write_report(tmp_path / "nowhere", {})
     with pytest.raises(ValueError, match=r"context has \['seed'\]; expected"):
         write_report(tmp_path, {"seed": 1})
 
 
-def test_the_page_can_go_elsewhere(tmp_path: Path) -> None:
-    _page, _record, path = _report(tmp_path, restorers=False)
-    elsewhere = write_report(path.parent, {}, page=tmp_path / "page.html")
-    assert elsewhere == tmp_path / "page.html"
-    assert elsewhere.read_text() == path.read_text()
+def _data(page: Path) -> Path:
+    return page.parent / "report-data"
+
+
+def test_a_strip_holds_its_pictures_and_stays_light() -> None:
+    import base64
+
+    from PIL import Image
+
+    rows = [np.random.default_rng(0).integers(0, 256, (5, 3, 8, 8), dtype=np.uint8)]
+    (url,), exact = strips(rows, most_bytes=10**6)
+    assert exact
+    content = base64.b64decode(url.partition(",")[2])
+    image = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+    assert image.shape == (8, 5 * 9 - 1, 3)
+    np.testing.assert_array_equal(image[:, 18:26].transpose(2, 0, 1), rows[0][2])
+    (lossy,), exact = strips(rows, most_bytes=100)
+    assert not exact
+    assert lossy.startswith("data:image/webp;base64,")
 
 
 def test_pictures_survive_the_encoding() -> None:
@@ -247,30 +325,6 @@ def test_pictures_survive_the_encoding() -> None:
     np.testing.assert_array_equal(back, picture)
 
 
-def test_the_chart_draws_ranked_scores() -> None:
-    svg = ranked_curves(
-        {"A & b": ([0.2, 1.0, 0.6], [0.1]), "C": ([], [])}, threshold=0.4, description='of "x"'
-    )
-    assert svg.count("<polyline") == 2
-    solid = re.search(r'class="curve targets m0" points="([^"]*)"', svg)
-    assert solid is not None
-    heights = [float(point.split(",")[1]) for point in solid[1].split()]
-    assert heights == sorted(heights)
-    assert heights[0] == 14.0  # a score of 1 is at the top
-    assert "of &quot;x&quot;" in svg
-    assert ranked_curves({}, threshold=0.4, description="").count("<polyline") == 0
-
-
-def test_a_long_curve_keeps_its_ends() -> None:
-    scores = np.linspace(0, 1, 5001).tolist()
-    svg = ranked_curves({"A": (scores, [])}, threshold=0.4, description="")
-    points = re.search(r'points="([^"]*)"', svg)
-    assert points is not None
-    pairs = points[1].split()
-    assert len(pairs) == 400
-    assert (pairs[0], pairs[-1]) == ("46.0,14.0", "706.0,354.0")
-
-
 def test_numbers_for_people() -> None:
     assert [percent(v) for v in (None, 0.0, 0.0125, 1.0)] == ["–", "0.0 %", "1.2 %", "100.0 %"]
     assert [score(v) for v in (None, -0.0625, 0.4)] == ["–", "−0.062", "0.400"]
@@ -282,6 +336,7 @@ def test_numbers_for_people() -> None:
     ]
     assert method_title("edm_x20")[:2] == ("EDM, mean of 20", "EDM ×20")
     assert method_title("my_x_net")[0] == "my_x_net"
+    assert method_title("deblur", KINDS["deblur"])[2] == "a model brought by the user"
 
 
 def test_the_victims_in_words() -> None:
@@ -290,6 +345,6 @@ def test_the_victims_in_words() -> None:
 
     two = "The networks are fully connected classifiers with hidden layers of 30 and 20 units. "
     assert victims(record({"widths": [30, 20]})) == two
-    assert "hidden layer of 9 units" in victims(record({"widths": [9]}))
+    assert "classifiers with a hidden layer of 9 units" in victims(record({"widths": [9]}))
     assert victims(record({})) == ""
     assert victims({"dataset": {"manifest": {}}}) == ""

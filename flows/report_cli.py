@@ -1,0 +1,57 @@
+"""`palimpsest compare`: several evaluations on one page, from a terminal.
+
+Exit codes as everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+report_app = typer.Typer()
+out = Console()
+
+
+@report_app.command(
+    "compare",
+    epilog="Examples: `palimpsest compare runs/a runs/b` · "
+    "`palimpsest compare runs/plain runs/defended runs/larger --out pages/defence.html`",
+)
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Jobs' folders or evaluations' own; the first is compared with."),
+    ],
+    page: Annotated[
+        Path,
+        typer.Option("--out", help="The page; .json and -data/ with the CSVs come beside it."),
+    ] = Path("compare.html"),
+) -> None:
+    """Put evaluations side by side: settings that differ, scores, differences with intervals."""
+    from flows import compare as flow
+
+    written = flow.compare(runs, page)
+    _show(written["numbers"])
+    for path in written.values():
+        out.print(str(path.absolute()), markup=False, highlight=False, soft_wrap=True)
+
+
+def _show(numbers: Path) -> None:
+    import json
+
+    from flows.compare import difference_rows
+
+    rows = difference_rows(json.loads(numbers.read_bytes()))
+    if not rows:
+        out.print("The runs have no method in common.")
+        return
+    table = Table(title="Difference from the first run, targets", title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        table.add_row(*(value for value in row.values()))
+    out.print(table)

@@ -1,0 +1,141 @@
+"""The page of a comparison: one self-contained HTML file, its numbers as CSV and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from storage.files import write_file, write_json
+from tasks.compare import METRICS, Evaluated
+from tasks.report import environment
+from tasks.report_chart import N_MARKERS, Line, Panel, Style, lines, rank_axis, unit_axis
+from tasks.report_data import Cell, Table, table_of
+from tasks.report_figures import METRIC_TITLES, Figure
+from tasks.report_record import SIDES
+from tasks.report_words import method_title
+
+COLOURS = (2, 4, 3, 5, 6, 10, 0, 8, 7, 9, 11, 1)
+
+
+def write_comparison(
+    comparison: Mapping[str, Any], runs: Sequence[Evaluated], page: Path
+) -> dict[str, Path]:
+    """Writes `page`, and beside it PAGE.json and the CSVs in PAGE-data/; returns where they are."""
+    data = page.with_name(f"{page.stem}-data")
+    data.mkdir(parents=True, exist_ok=True)
+    tables = {
+        table.name: table
+        for table in (
+            methods_table(comparison),
+            differences_table(comparison),
+            settings_table(comparison),
+            ranked_table(runs),
+        )
+    }
+    for table in tables.values():
+        write_file(data / f"{table.name}.csv", table.csv().encode())
+    write_json(page.with_suffix(".json"), comparison)
+    looks = [Style(k, COLOURS[k % len(COLOURS)], k % N_MARKERS) for k in range(len(runs))]
+    names = [run.name for run in runs]
+    html = (
+        environment()
+        .get_template("compare.html")
+        .render(
+            comparison=comparison,
+            names=names,
+            titles={name: method_title(name)[0] for name in comparison["methods"]},
+            figure=Figure(
+                "ranked-curves",
+                _panels(tables["ranked-curves"], comparison, names, looks),
+                [],
+                list(zip(looks, names, strict=True)),
+            ),
+            tables=tables,
+            styles=dict(zip(names, looks, strict=True)),
+            folder=data.name,
+        )
+    )
+    write_file(page, html.encode())
+    return {"page": page, "numbers": page.with_suffix(".json"), "data": data}
+
+
+def methods_table(comparison: Mapping[str, Any]) -> Table:
+    """One row per method and run that has it."""
+    rows: list[dict[str, Cell]] = []
+    for method, found in comparison["methods"].items():
+        for run, numbers in zip(comparison["runs"], found, strict=True):
+            if numbers is None:
+                continue
+            row: dict[str, Cell] = {"method": method, "run": run["name"]}
+            for side in SIDES:
+                for key, value in numbers[side].items():
+                    row |= _cells(f"{side} {key}", value)
+            row["auc"] = numbers["auc"]
+            row |= {f"found at {rate}": v for rate, v in (numbers["found_at"] or {}).items()}
+            rows.append(row)
+    return table_of("methods", rows, ("method", "run"))
+
+
+def differences_table(comparison: Mapping[str, Any]) -> Table:
+    """One row per method, run and side: how far it is from the first run."""
+    rows: list[dict[str, Cell]] = []
+    for found in comparison["differences"]:
+        for side in SIDES:
+            row: dict[str, Cell] = {key: found[key] for key in ("method", "run", "against")}
+            row["side"] = side
+            for key, value in found[side].items():
+                row |= _cells(key, value)
+            rows.append(row)
+    return table_of("differences", rows, ("method", "run", "against", "side"))
+
+
+def settings_table(comparison: Mapping[str, Any]) -> Table:
+    """The settings that differ, a column per run."""
+    columns: dict[str, list[Cell]] = {"setting": list(comparison["settings"])}
+    for k, run in enumerate(comparison["runs"]):
+        columns[run["name"]] = [values[k] for values in comparison["settings"].values()]
+    return Table("settings", columns)
+
+
+def ranked_table(runs: Sequence[Evaluated]) -> Table:
+    """The i-th best score of every method in every run."""
+    rows: list[dict[str, Cell]] = []
+    for run in runs:
+        for method, body in run.record["methods"].items():
+            for side in SIDES:
+                ranked = [sorted(body[side][metric], reverse=True) for metric in METRICS]
+                rows += [
+                    {"method": method, "run": run.name, "side": side, "rank": i + 1}
+                    | dict(zip(METRICS, scores, strict=True))
+                    for i, scores in enumerate(zip(*ranked, strict=True))
+                ]
+    return table_of("ranked-curves", rows, ("method", "run", "side", "rank", *METRICS))
+
+
+def _panels(
+    table: Table, comparison: Mapping[str, Any], names: Sequence[str], looks: Sequence[Style]
+) -> list[str]:
+    """SSIM ranked, one panel per method; one line per run, each over its own number of images."""
+    panels = []
+    for method in comparison["methods"]:
+        of_method = table.where("method", method)
+        curves = []
+        for name, look in zip(names, looks, strict=True):
+            rows = of_method.where("run", name)
+            sides = [rows.where("side", side).points("rank", "ssim") for side in SIDES]
+            curves.append(Line(look, *sides))
+        n_images = max(len(line.targets) for line in curves)
+        values = [y for line in curves for _x, y in (*line.targets, *line.decoys)]
+        title = f"{METRIC_TITLES['ssim']}: {method_title(method)[0]}"
+        panel = Panel(title, rank_axis("images, best first", n_images), unit_axis("", values))
+        panels.append(panel.svg(lines(panel, curves), f"{title}, the i-th best image of each run"))
+    return panels
+
+
+def _cells(name: str, value: Any) -> dict[str, Cell]:
+    """One cell, or two of an interval."""
+    if not name.endswith("interval"):
+        return {name: value}
+    low, high = value or (None, None)
+    return {f"{name} low": low, f"{name} high": high}

@@ -1,0 +1,184 @@
+"""The report's pictures: which picture goes where, with its words; nothing but rows of the record.
+
+Figure 1 (001) in bands of 15 images, the appendix in blocks of 45, reconstructions that resemble
+nothing (001, figure 4), and pairs by their SSIM, to see what a threshold means (002, figure 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from tasks.report_pictures import data_uri, strips
+from tasks.report_record import Pictures, Record
+from tasks.report_words import method_title, picture_title, score
+
+PER_BAND = 15
+PER_BLOCK = 45
+APPENDIX_BYTES = 6_000_000
+BIN_EDGES = (0.2, 0.3, 0.4, 0.5, 0.6)
+PAIRS_PER_BIN, DECOY_PAIRS_PER_BIN = 8, 4
+KINDS = {"targets": "Training picture", "decoys": "Decoy"}
+
+
+def bands(record: Record, pictures: Pictures, side: str) -> list[dict[str, Any]]:
+    """The images of figure 1, PER_BAND at a time: columns are images, rows the original and what
+    each method made of it."""
+    rows = record["grid"][side]
+    return [
+        {
+            "columns": [
+                f"{KINDS[side]} {record[side]['image_id'][row]}"
+                for row in rows[first : first + PER_BAND]
+            ],
+            "first": first + 1,
+            "rows": [
+                _originals(record, pictures, side, first),
+                *(
+                    _tiles(record, pictures, side, name, first)
+                    for name in record["grid"]["methods"]
+                ),
+            ],
+        }
+        for first in range(0, len(rows), PER_BAND)
+    ]
+
+
+def _originals(record: Record, pictures: Pictures, side: str, first: int) -> dict[str, Any]:
+    shown = pictures[f"{side}/original"][first : first + PER_BAND]
+    ids = [record[side]["image_id"][row] for row in record["grid"][side]][first:]
+    return {
+        "title": "Original" if side == "targets" else "Decoy",
+        "tiles": [
+            {
+                "uri": data_uri(picture),
+                "alt": f"{KINDS[side]} {image_id}",
+                "score": "",
+                "good": False,
+            }
+            for picture, image_id in zip(shown, ids, strict=False)
+        ],
+    }
+
+
+def _tiles(record: Record, pictures: Pictures, side: str, name: str, first: int) -> dict[str, Any]:
+    rows = record["grid"][side][first : first + PER_BAND]
+    title, short, _note = method_title(name)
+    tiles = []
+    for position, row in enumerate(rows, first):
+        value = record["methods"][name][side]["ssim"][row]
+        picture = pictures[f"{side}/{name}"][position]
+        there = value != 0 or picture.any()
+        tiles.append(
+            {
+                "uri": data_uri(picture) if there else None,
+                "alt": f"{title}, SSIM {value:.2f}",
+                "score": f"{value:.2f}".replace("-", "−"),
+                "good": value > record["settings"]["good_threshold"],
+            }
+        )
+    return {"title": short, "tiles": tiles}
+
+
+def nothing_rows(pictures: Pictures) -> list[dict[str, Any]]:
+    """Rows of pictures made from reconstructions that resemble no training picture."""
+    names = [name.partition("/")[2] for name in pictures if name.startswith("nothing/")]
+    last = [name for name in names if name.startswith("disagreement")] + ["closest"]
+    ordered = ["plain", *(n for n in names if n != "plain" and n not in last), *last]
+    return [
+        {
+            "title": picture_title(name),
+            "tiles": [
+                {"uri": data_uri(picture), "alt": f"{picture_title(name)}, reconstruction {k + 1}"}
+                for k, picture in enumerate(pictures[f"nothing/{name}"])
+            ],
+        }
+        for name in ordered
+        if name in names and len(pictures[f"nothing/{name}"])
+    ]
+
+
+def appendix_blocks(record: Record, pictures: Pictures) -> tuple[list[dict[str, Any]], bool]:
+    """(blocks of PER_BLOCK images, whether they are exact): one strip per block and method."""
+    rows, names = record["appendix"]["targets"], ["original", *record["appendix"]["methods"]]
+    firsts = range(0, len(rows), PER_BLOCK)
+    wanted = [(first, name) for first in firsts for name in names]
+    pieces = [pictures[f"appendix/{name}"][first : first + PER_BLOCK] for first, name in wanted]
+    urls, exact = strips(pieces, most_bytes=APPENDIX_BYTES)
+    uri = dict(zip(wanted, urls, strict=True))
+    blocks = []
+    for first in firsts:
+        chosen = rows[first : first + PER_BLOCK]
+        blocks.append(
+            {
+                "first": first + 1,
+                "last": first + len(chosen),
+                "n": len(chosen),
+                "strips": [
+                    {
+                        "title": "Original" if name == "original" else method_title(name)[1],
+                        "uri": uri[first, name],
+                        "alt": _strip_words(record, name, chosen, first),
+                    }
+                    for name in names
+                ],
+            }
+        )
+    return blocks, exact
+
+
+def _strip_words(record: Record, name: str, rows: list[int], first: int) -> str:
+    places = f"Places {first + 1} to {first + len(rows)}"
+    if name == "original":
+        ids = [str(record["targets"]["image_id"][row]) for row in rows]
+        return f"{places}: training pictures {', '.join(ids)}"
+    scores = [record["methods"][name]["targets"]["ssim"][row] for row in rows]
+    return (
+        f"{places}, {method_title(name)[0]}: SSIM from {score(max(scores))} to {score(min(scores))}"
+    )
+
+
+def pair_bins(record: Record, pictures: Pictures) -> list[dict[str, Any]]:
+    """Pairs (original, plain reconstruction) by their SSIM, in the bins between BIN_EDGES."""
+    edges = (-1.0, *BIN_EDGES, 1.0)
+    groups = {"targets": ("appendix", PAIRS_PER_BIN), "decoys": ("decoys", DECOY_PAIRS_PER_BIN)}
+    bins = []
+    for low, high in pairwise(edges):
+        body: dict[str, Any] = {"title": _range(low, high)}
+        for side, (group, limit) in groups.items():
+            scores = record["methods"]["plain"][side]["ssim"]
+            body[f"n_{side}"] = sum(low < value <= high for value in scores)
+            body[side] = list(_pairs(record, pictures, group, (low, high), limit))
+        bins.append(body)
+    return bins
+
+
+def _range(low: float, high: float) -> str:
+    if low < 0:
+        return f"up to {high:g}"
+    return f"above {low:g}" if high == 1 else f"{low:g} to {high:g}"
+
+
+def _pairs(
+    record: Record, pictures: Pictures, group: str, between: tuple[float, float], limit: int
+) -> Iterator[dict[str, Any]]:
+    """At most `limit` pairs of `group`, evenly spread over those that it has in the bin."""
+    if f"{group}/plain" not in pictures:
+        return
+    side = "decoys" if group == "decoys" else "targets"
+    rows = record["appendix"]["targets"] if group == "appendix" else record["grid"][side]
+    scores = record["methods"]["plain"][side]["ssim"]
+    found = [k for k, row in enumerate(rows) if between[0] < scores[row] <= between[1]]
+    found = [k for k in found if pictures[f"{group}/plain"][k].any()]
+    found.sort(key=lambda k: scores[rows[k]])
+    n = min(limit, len(found))
+    for i in range(n):
+        k = found[round(i * (len(found) - 1) / max(1, n - 1))]
+        image_id = record[side]["image_id"][rows[k]]
+        yield {
+            "original": data_uri(pictures[f"{group}/original"][k]),
+            "uri": data_uri(pictures[f"{group}/plain"][k]),
+            "alt": f"{KINDS[side]} {image_id}",
+            "score": f"{scores[rows[k]]:.2f}".replace("-", "−"),
+        }

@@ -1,0 +1,196 @@
+"""The report's words: names of methods, numbers as people read them, the first paragraph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tasks.report_record import Record, best_trained, experiment_of
+
+NOTHING = "–"
+NOT_SHOWN = {"loss_curve", "ssim_curve", "schema", "version", "fingerprint"}  # of a restorer's card
+
+KNOWN_METHODS = {
+    "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
+    "plain_all": ("Attack alone, every saved step", "Attack, all", "the best over all saved steps"),
+    "vote": (
+        "Vote of candidates",
+        "Vote",
+        "the average of all reconstructions that are nearly as close to the image as the closest",
+    ),
+}
+RESTORER_TITLES = {
+    "bf_dncnn": "BF-DnCNN",
+    "edm": "EDM",
+    "nlm": "Non-local means",
+    "tv": "Total variation",
+    "wavelet": "Wavelet shrinkage",
+}
+RESTORER_NOTES = {
+    "bf_dncnn": "a convolutional denoiser, run once",
+    "edm": "a conditional diffusion model",
+    "nlm": "a classical denoiser that learned nothing: averages like surroundings",
+    "tv": "a classical denoiser that learned nothing: flattens what varies",
+    "wavelet": "a classical denoiser that learned nothing: shrinks wavelet coefficients",
+}
+KIND_NOTES = {
+    "attack": "pictures of the attack",
+    "vote": "pictures that several attacks agree on",
+    "classical": "a denoiser that learned nothing",
+    "trained": "a trained restorer",
+    "external": "a model brought by the user",
+}
+ATTACKER_KNOWS = {
+    "kkt": "The attack is given a network (its architecture and weights) and the average of its "
+    "training pictures, nothing else. It searches for pictures that explain those weights as the "
+    "end of training.",
+}
+ATTACKER_UNKNOWN = "The attack never sees the training pictures."
+CRITERIA = {
+    "kkt_residual": "KKT residual",
+    "residual_relu": "KKT residual with the exact ReLU",
+    "attack_loss": "loss of the attack",
+    "consistency": "consistency of labels",
+    "agreement": "agreement with other runs",
+    "n_pictures": "number of pictures",
+    "n_iterations": "iterations until the end",
+    "lr": "step size of the pictures",
+    "lam_lr": "step size of λ",
+    "sigma": "σ of the start",
+    "lam_min": "lower bound of λ",
+    "alpha": "sharpness α of the softplus",
+}
+
+
+def method_title(name: str, kind: str = "trained") -> tuple[str, str, str]:
+    """(long title, short title, what it is) of a method by its name in the record."""
+    if name in KNOWN_METHODS:
+        return KNOWN_METHODS[name]
+    stem, count = _stem(name)
+    title = RESTORER_TITLES.get(stem, stem)
+    note = RESTORER_NOTES.get(stem, KIND_NOTES.get(kind, kind))
+    if not count:
+        return title, title, note
+    if count == "1":
+        return (
+            f"{title}, one sample",
+            f"{title} ×1",
+            f"{note}, sampled once: sharp, and it may invent",
+        )
+    return (
+        f"{title}, mean of {count}",
+        f"{title} ×{count}",
+        f"{note}, the average of {count} samples: what differs between samples blurs",
+    )
+
+
+def _stem(name: str) -> tuple[str, str]:
+    stem, _x, count = name.rpartition("_x")
+    return (stem, count) if stem and count.isdigit() else (name, "")
+
+
+def picture_title(name: str) -> str:
+    """The title of a row of pictures: of a method, or of one of the special rows."""
+    special = {
+        "original": "Original",
+        "closest": "Closest training picture",
+        "disagreement": "Where the samples disagree",
+    }
+    if name in special:
+        return special[name]
+    if name.startswith("disagreement_"):
+        stem = name.removeprefix("disagreement_")
+        return f"Where samples of {RESTORER_TITLES.get(stem, stem)} disagree"
+    return method_title(name)[0]
+
+
+def criterion_title(name: str) -> str:
+    """A criterion of the ranking, in words."""
+    return CRITERIA.get(name, name.replace("_", " "))
+
+
+def headline(record: Record) -> dict[str, Any]:
+    """The numbers of the first paragraph: the attack alone, and the trained restorer with most good
+    images.
+
+    `restored` is None without trained restorers. The choice is made by the targets' good count and
+    then by the mean SSIM; its decoys are shown with it.
+    """
+    facts, methods = record["dataset"], record["methods"]
+    best = best_trained(record)
+    per_victim, outcomes = facts["images_per_victim"], facts["outcomes"]
+    several = f"{per_victim[0]} to {per_victim[-1]}" if per_victim else "0"
+    return {
+        "n_victims": facts["n_victims"],
+        "n_runs": facts["n_runs"],
+        "n_attacks": facts["attacks_per_victim"],
+        "per_victim": str(per_victim[0]) if len(per_victim) == 1 else several,
+        "one_per_victim": per_victim == [1],
+        "n_targets": facts["n_targets"],
+        "diverged": outcomes.get("nonfinite", 0),
+        "unfitted": outcomes.get("unfitted", 0),
+        "stopped": outcomes.get("stopped", 0),
+        "without_pictures": facts["n_runs_without_pictures"],
+        "plain": methods["plain"],
+        "best_name": None if best is None else method_title(best)[0],
+        "restored": None if best is None else methods[best],
+    }
+
+
+def attacker(record: Record) -> str:
+    """What the attack of this family knows."""
+    return ATTACKER_KNOWS.get(experiment_of(record).get("family", ""), ATTACKER_UNKNOWN)
+
+
+def victims(record: Record) -> str:
+    """A sentence on the networks' size, ending in a space; empty if the manifest does not say."""
+    widths = experiment_of(record).get("victim", {}).get("widths")
+    if not widths:
+        return ""
+    layers = " and ".join(str(width) for width in widths)
+    hidden = "hidden layers" if len(widths) > 1 else "a hidden layer"
+    return f"The networks are fully connected classifiers with {hidden} of {layers} units. "
+
+
+def percent(fraction: float | None) -> str:
+    """`1.3 %`; a dash if there is nothing to divide by."""
+    return NOTHING if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def score(value: float | None) -> str:
+    """`0.412`; a dash for None."""
+    return NOTHING if value is None else f"{value:.3f}".replace("-", "−")
+
+
+def interval(limits: tuple[float, float] | None) -> str:
+    """`[0.401, 0.423]`; nothing for None."""
+    return "" if limits is None else f"[{score(limits[0])}, {score(limits[1])}]"
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """(name, text) of every value of nested mappings and lists; names are dotted, as `--set` has
+    them, and list items count from 0."""
+    for key, value in values.items():
+        name = f"{above}.{key}" if above else key
+        if key in NOT_SHOWN:
+            continue
+        if isinstance(value, Mapping):
+            yield from leaves(value, name)
+        elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
+            yield from leaves({str(k): v for k, v in enumerate(value)}, name)
+        elif isinstance(value, list | tuple):
+            yield name, ", ".join(str(item) for item in value) or "none"
+        else:
+            yield name, f"{value:.6g}" if isinstance(value, float) else str(value)
