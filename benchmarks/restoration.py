@@ -33,16 +33,16 @@ COLOURS = ("#0b6e99", "#c77800", "#a03c17", "#6b4a9a", "#3d7a3a", "#b0568c", "#8
 class Gain:
     """Mean difference to the attack alone on the same images; intervals of 95 %.
 
-    `of_victims` resamples whole runs. `of_good` is of the images that the attack alone brought
-    back (None: there is none); they are chosen by their score before, so that chance in it counts
-    against the restorer. `ssim_at_all` is the difference to the best over all saved iterations of
+    `of_victims` resamples whole victims (None: there is one only). `of_good` is of the images that
+    the attack alone brought back (None: there is none); they are chosen by their score before, so
+    that chance in it counts against the restorer. `ssim_at_all` is the difference to the best over all saved iterations of
     the attack, which restorers do not see; None where that was not scored. `ssim_over`: the
     difference to each classical denoiser instead of the attack, with its interval.
     """
 
     ssim: float
     ssim_interval: Interval
-    ssim_interval_of_victims: Interval
+    ssim_interval_of_victims: Interval | None
     ssim_of_good: float | None = None
     ssim_of_good_interval: Interval | None = None
     ssim_at_all: float | None
@@ -101,7 +101,9 @@ def gain(evaluation: Mapping[str, Any], method: str) -> Gain:
     return Gain(
         ssim=float(ssim.mean()),
         ssim_interval=bootstrap_interval(ssim),
-        ssim_interval_of_victims=bootstrap_interval(ssim, groups=victims),
+        ssim_interval_of_victims=bootstrap_interval(ssim, groups=victims)
+        if len(set(victims.tolist())) > 1
+        else None,
         ssim_of_good=float(of_good.mean()) if len(of_good) else None,
         ssim_of_good_interval=bootstrap_interval(of_good) if len(of_good) else None,
         ssim_at_all=None if over_all is None else float(over_all.mean()),

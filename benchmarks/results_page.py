@@ -95,7 +95,7 @@ def _run(run: RunSummary) -> str:
 def _attacked(run: RunSummary) -> str:
     if run.n_victims is None or run.n_victims == run.n_runs:
         return f"{run.n_runs} victims"
-    return f"{run.n_runs} attacks on {run.n_victims} victims"
+    return f"{run.n_runs} attacks on {run.n_victims} victim{'s' * (run.n_victims != 1)}"
 
 
 def _gains(run: RunSummary) -> list[str]:
@@ -110,7 +110,9 @@ def _gains(run: RunSummary) -> list[str]:
             (
                 f"`{name}`",
                 "" if gain is None else _difference(gain.ssim, gain.ssim_interval),
-                "" if gain is None else _bounds(gain.ssim_interval_of_victims, "+.3f"),
+                ""
+                if gain is None or gain.ssim_interval_of_victims is None
+                else _bounds(gain.ssim_interval_of_victims, "+.3f"),
                 ""
                 if gain is None or gain.ssim_of_good is None
                 else _difference(gain.ssim_of_good, gain.ssim_of_good_interval),

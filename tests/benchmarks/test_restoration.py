@@ -72,6 +72,7 @@ def test_gains_are_paired_and_victims_vary_more_than_images() -> None:
     assert found.ssim_interval[0] < found.ssim < found.ssim_interval[1]
     width = found.ssim_interval[1] - found.ssim_interval[0]
     of_victims = found.ssim_interval_of_victims
+    assert of_victims is not None
     assert of_victims[1] - of_victims[0] > 2 * width
     assert found.ssim_at_all == pytest.approx(found.ssim - 0.01)
     assert (found.n_better, found.n_worse) == (40, 0)
@@ -195,3 +196,9 @@ def test_summaries_from_before_gains_were_kept_are_read() -> None:
     parsed = parse_run(json.dumps(old), name="run-old.json")
     assert dataclasses.asdict(parsed)["methods"]["plain"]["auc"] is None
     assert "AUC" not in build_page({"run-old.json": json.dumps(old)})
+
+
+def test_one_victim_says_nothing_about_others() -> None:
+    alone = scores(0.05)
+    alone["targets"]["victim"] = [0] * 40
+    assert gain(alone, "edm_x2").ssim_interval_of_victims is None
