@@ -35,9 +35,9 @@ class Gain:
 
     `of_victims` resamples whole victims (None: there is one only). `of_good` is of the images that
     the attack alone brought back (None: there is none); they are chosen by their score before, so
-    that chance in it counts against the restorer. `ssim_at_all` is the difference to the best over all saved iterations of
-    the attack, which restorers do not see; None where that was not scored. `ssim_over`: the
-    difference to each classical denoiser instead of the attack, with its interval.
+    that chance in it counts against the restorer. `ssim_at_all` is the difference to the best over
+    all saved iterations of the attack, which restorers do not see; None where that was not scored.
+    `ssim_over`: the difference to each classical denoiser instead of the attack, with its interval.
     """
 
     ssim: float
