@@ -76,9 +76,21 @@ class Campaign:
 
     def fingerprint(self, images: ImageSet) -> str:
         """sha256 of the manifest."""
-        text = json.dumps(self.manifest(images), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _sha256(self.manifest(images))
 
+    def victims_fingerprint(self, images: ImageSet) -> str:
+        """sha256 of what the v-th victim of a sweep depends on, which is not how it is attacked."""
+        manifest = self.manifest(images)
+        experiment = manifest["campaign"]["experiment"]
+        for name in NOT_OF_VICTIMS:
+            experiment.pop(name, None)
+        kept = {name: manifest["campaign"][name] for name in ("experiment", "root_seed", "threads")}
+        size = self.sampling.images_per_run
+        return _sha256({**kept, "images_per_run": size, "source": manifest["source"]})
+
+
+NOT_OF_VICTIMS = ("attack", "n_attacks", "keep", "confident_ssim", "confident_gap")
+"""Settings of an experiment that come after its victims are trained."""
 
 LATER_SETTINGS: dict[str, Any] = {
     "experiment.attack.halving": None,
@@ -171,6 +183,11 @@ class Plan:
 def open_store(root: Location, campaign: Campaign, images: ImageSet) -> Dataset:
     """The campaign's store at `root`, created if there is none; StoreMismatchError if another's."""
     return create_or_open(root, campaign.manifest(images), encoding=campaign.encoding)
+
+
+def _sha256(body: Any) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @functools.cache

@@ -131,7 +131,10 @@ class _Run:
             self._take_in(receipt)
         self.fingerprint = plan.campaign.fingerprint(plan.images)
         is_sweep = plan.sampling.attacks_per_victim > 1 and isinstance(dataset.place, LocalPlace)
-        self.victims = str(Path(dataset.root) / VICTIMS) if is_sweep else None
+        self.victims: tuple[str, str] | None = None
+        if is_sweep:
+            key = plan.campaign.victims_fingerprint(plan.images)
+            self.victims = (str(Path(dataset.root) / VICTIMS), key)
         self.planned: dict[int, PlannedPart] = {}
         self.futures: dict[int, Future[Receipt]] = {}
         self.fractions: dict[int, float] = {}

@@ -45,7 +45,8 @@ class PartJob:
     """All that a worker needs for one part; images (r, n, 3, h, w) travel with it.
 
     `logs` is a folder for the part's log, or None for no log; a folder that the worker's machine
-    cannot write means no log, too. `victims`: a folder for victims that several parts attack.
+    cannot write means no log, too. `victims`: a folder for victims that several parts attack,
+    and the hash of what they depend on.
     """
 
     root: str
@@ -57,7 +58,7 @@ class PartJob:
     device: str
     threads: int
     logs: str | None = None
-    victims: str | None = None
+    victims: tuple[str, str] | None = None
 
 
 def run_part(job: PartJob) -> Receipt:
@@ -83,7 +84,7 @@ def run_part(job: PartJob) -> Receipt:
                 torch.from_numpy(job.images),
                 device=torch.device(device),
                 progress=_progress(worker, part, log),
-                victims=kept_victims(job.victims, job.fingerprint, device_name(device)),
+                victims=kept_victims(job.victims, device_name(device)),
             )
         provenance = Provenance(
             run_first=job.planned.specs[0].run,

@@ -43,10 +43,14 @@ class VictimFiles:
             save_checkpoint(self.folder, _name(victim), arrays, {"key": self.key})
 
 
-def kept_victims(folder: str | None, fingerprint: str, device: str) -> VictimFiles | None:
-    """The victims of a campaign in `folder`, of this code on this kind of device; None if None."""
-    if folder is None:
+def kept_victims(victims: tuple[str, str] | None, device: str) -> VictimFiles | None:
+    """Those of a (folder, fingerprint), of this code on this kind of device; None of None.
+
+    Copied to the folder of another sweep they are taken there if the fingerprint is the same.
+    """
+    if victims is None:
         return None
+    folder, fingerprint = victims
     return VictimFiles(Path(folder), f"{fingerprint} {code_version()} {torch.__version__} {device}")
 
 

@@ -9,6 +9,7 @@ import pytest
 from recon_core.attacks.halving import Halving
 from recon_core.experiments import KKT
 from recon_core.sampling import Phase, Sampling
+from recon_core.victims.training import Training
 from storage.errors import CorruptPartError, StoreMismatchError
 from storage.receipts import ImageTable
 from storage.sources import ImageSet
@@ -172,3 +173,24 @@ def test_sweeps_that_are_none_are_refused() -> None:
     attack = replace(KKT().attack, halving=Halving())
     with pytest.raises(ValueError, match=r"halving compares .* attacks_per_victim=1"):
         Campaign(sampling=SAMPLING, experiment=KKT(attack=attack))
+
+
+def test_victims_depend_on_their_training_and_not_on_the_attacks(images: ImageSet) -> None:
+    sampling = replace(SAMPLING, phases=(Phase(n_runs=4),), attacks_per_victim=2)
+    base = Campaign(sampling=sampling)
+    attack = replace(base.experiment.attack, alpha=7.0)
+    same = [
+        replace(base, experiment=replace(base.experiment, attack=attack, keep="all")),
+        replace(base, sampling=replace(sampling, attacks_per_victim=4, runs_per_part=1)),
+    ]
+    wider = replace(base.experiment, victim=replace(base.experiment.victim, widths=(8,)))
+    others = [
+        replace(base, root_seed=1),
+        replace(base, threads=2),
+        replace(base, experiment=wider),
+        replace(base, experiment=replace(base.experiment, training=Training(epochs=3))),
+        replace(base, sampling=replace(sampling, images_per_run=6)),
+    ]
+    key = base.victims_fingerprint(images)
+    assert [one.victims_fingerprint(images) == key for one in same] == [True, True]
+    assert len({key, *(one.victims_fingerprint(images) for one in others)}) == 6

@@ -44,14 +44,14 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
 
 
 def test_the_key_has_settings_and_device(tmp_path: Path) -> None:
-    cpu = kept_victims(os.fspath(tmp_path), "settings", "cpu")
-    gpu = kept_victims(os.fspath(tmp_path), "settings", "NVIDIA H200")
+    cpu = kept_victims((os.fspath(tmp_path), "settings"), "cpu")
+    gpu = kept_victims((os.fspath(tmp_path), "settings"), "NVIDIA H200")
     assert cpu is not None
     assert gpu is not None
     cpu.put(0, TENSORS)
     assert cpu.get(0) is not None
     assert gpu.get(0) is None
-    assert kept_victims(None, "settings", "cpu") is None
+    assert kept_victims(None, "cpu") is None
 
 
 def test_a_tensor_that_was_got_may_be_changed(tmp_path: Path) -> None:
