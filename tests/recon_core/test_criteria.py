@@ -47,6 +47,14 @@ def test_groups_of_other_levels_are_not_compared() -> None:
     assert one["spearman"] == pytest.approx(stats.spearmanr(shifted[:10], truth[:10]).statistic)
 
 
+def test_groups_of_one_size_give_their_mean_coefficient() -> None:
+    rng = np.random.default_rng(6)
+    x, y = rng.normal(size=(2, 3, 20))
+    each = [stats.spearmanr(x[k], y[k]).statistic for k in range(3)]
+    found = rank_correlation(x.ravel(), y.ravel(), within=np.repeat([5, 1, 3], 20))
+    assert found["spearman"] == pytest.approx(np.mean(each))
+
+
 def test_whole_units_are_drawn() -> None:
     rng = np.random.default_rng(4)
     units = np.repeat(np.arange(10), 30)
