@@ -12,7 +12,7 @@ from functools import partial
 from typing import ClassVar
 
 from flows.naming import unknown_name
-from flows.papers import EXPERIMENTS, IMAGES_PER_RUN
+from flows.papers import ATTACKS_PER_VICTIM, EXPERIMENTS, IMAGES_PER_RUN
 from recon_core.attacks.kkt_objective import KKTAttack
 from recon_core.balance import Curation
 from recon_core.experiments import KKT, Experiment
@@ -36,6 +36,7 @@ from tasks.train_log import TensorBoard
 from tasks.train_validation import Validation
 
 FORBID = {"extra": "forbid"}
+NEAR_DUPLICATE = 0.9
 HELDOUT_SEED_OFFSET = 1_000_003
 """Victims that are evaluated start from other weights than those the restorers learned from."""
 
@@ -60,7 +61,8 @@ class Recipe:
     `heldout`: the victims that are evaluated, trained on the held-out split.
     `threads`: CPU threads per part (part of the result, see `tasks.campaign`). `pairs_at`: a folder
     or s3://bucket/prefix for the stores of pairs, if not in the job's folder. `encoding`: how they
-    keep reconstructions.
+    keep reconstructions. `near_duplicates`: held-out images that are so much like a training image
+    (`tasks.heldout`) are left out; None keeps all.
     """
 
     name: str = "custom"
@@ -75,6 +77,7 @@ class Recipe:
     heldout_experiment: Experiment | None = None
     heldout: Sampling = field(default_factory=lambda: one_phase(1, images=500, per_part=1))
     curation: Curation = field(default_factory=Curation)
+    near_duplicates: float | None = None
     restorers: dict[str, RestorerPlan] = field(default_factory=dict)
     evaluation: Evaluation = field(default_factory=Evaluation)
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
@@ -118,6 +121,16 @@ def kkt(
         victim=Network(widths=(width, width)),
         training=VictimTraining(epochs=epochs),
         attack=KKTAttack(n_candidates=2 * n_images, save_at=save_at),
+    )
+
+
+def sweep(n_attacks: int, *, images: int, per_part: int, n_victims: int = 1) -> Sampling:
+    """Uniform victims of `images` images, each attacked `n_attacks` times."""
+    return Sampling(
+        images_per_run=images,
+        phases=(Phase(n_runs=n_victims * n_attacks),),
+        runs_per_part=per_part,
+        attacks_per_victim=n_attacks,
     )
 
 
@@ -189,22 +202,73 @@ def restoration() -> Recipe:
         experiment=EXPERIMENTS["restoration-generate"](),
         sampling=Sampling(),
         heldout_experiment=EXPERIMENTS["restoration-evaluate"](),
+        heldout=sweep(303, images=500, per_part=3),
+        near_duplicates=NEAR_DUPLICATE,
         restorers=paper_restorers(),
+        evaluation=Evaluation(restore_iterations="all"),
+    )
+
+
+def restoration_small() -> Recipe:
+    """Every step of `restoration` in a night on one GPU: 600 runs, smaller restorers, and a victim
+    of 500 images that is attacked 30 times."""
+    evaluated = EXPERIMENTS["restoration-evaluate"]()
+    return replace(
+        restoration(),
+        name="restoration-small",
+        sampling=Sampling(phases=(Phase(n_runs=400), Phase(sampler="least_seen", n_runs=200))),
+        heldout_experiment=replace(
+            evaluated, training=replace(evaluated.training, epochs=200_000, span="auto")
+        ),
+        heldout=sweep(30, images=500, per_part=3),
+        restorers=half_hour_restorers(),
+        evaluation=Evaluation(restore_iterations=(49_000,)),
+    )
+
+
+def restoration_cpu() -> Recipe:
+    """Every step of `restoration` in six hours on two cores: the pairs and restorers of
+    `cifar-hundred`, and a victim of 100 images that is attacked 32 times.
+
+    The victim is trained as in the paper, for 1e6 epochs of gradient descent, but has width 200.
+    Attacks have a tenth of the paper's iterations and compete: no training image is looked at.
+    """
+    evaluated = EXPERIMENTS["restoration-evaluate"]()
+    return replace(
+        cifar_hundred(),
+        name="restoration-cpu",
+        heldout_experiment=replace(
+            evaluated,
+            victim=Network(widths=(200, 200)),
+            training=replace(evaluated.training, span="auto"),
+            attack=replace(
+                evaluated.attack,
+                n_candidates=200,
+                save_at=(1000, 1500, 2500, 4900),
+                stop_after=500,
+                ncc_stop_above=None,
+            ),
+        ),
+        heldout=sweep(32, images=100, per_part=4),
+        near_duplicates=NEAR_DUPLICATE,
+        evaluation=Evaluation(restore_iterations=(4900,)),
     )
 
 
 def paper_experiment(name: str) -> Recipe:
-    """One run of an experiment of the papers at its own size, on the training split; no restorer.
+    """One victim of an experiment of the papers and its attacks; no restorer.
 
     Days on a CPU: it is for a GPU, and a base for `--set` at smaller sizes.
     """
-    images = IMAGES_PER_RUN[name]
+    n_attacks = ATTACKS_PER_VICTIM.get(name, 1)
+    per_part = next(n for n in (4, 3, 1) if n_attacks % n == 0)
+    runs = sweep(n_attacks, images=IMAGES_PER_RUN[name], per_part=per_part)
     return Recipe(
         name=name,
         data="cifar10:cifar-10-batches-py",
         experiment=EXPERIMENTS[name](),
-        sampling=one_phase(1, images=images, per_part=1),
-        heldout=one_phase(1, images=images, per_part=1),
+        sampling=runs,
+        heldout=runs,
     )
 
 
@@ -265,6 +329,8 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "cifar-hundred": cifar_hundred,
     "smoke": smoke,
     "restoration": restoration,
+    "restoration-small": restoration_small,
+    "restoration-cpu": restoration_cpu,
     **{name: partial(paper_experiment, name) for name in EXPERIMENTS},
 }
 

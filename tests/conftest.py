@@ -9,7 +9,7 @@ install_import_hook(["recon_core"], "beartype.beartype")  # before anything impo
 import dataclasses  # noqa: E402
 import itertools  # noqa: E402
 import tempfile  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
+from collections.abc import Generator, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
@@ -17,6 +17,21 @@ import pytest  # noqa: E402
 from tests.storage.s3_server import S3Server, s3_server  # noqa: E402
 
 _numbers = itertools.count()
+_LOG_CHARS = 1500
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what the workers of campaigns wrote last: where one hung, it is there."""
+    report = yield
+    factory = getattr(item.config, "_tmp_path_factory", None)
+    if report.failed and factory is not None:
+        for log in sorted(factory.getbasetemp().rglob("logs/part-*.log")):
+            if log.stat().st_mtime >= call.start:
+                report.sections.append((f"log {log.name}", log.read_text()[-_LOG_CHARS:]))
+    return report
 
 
 @pytest.fixture(scope="session")

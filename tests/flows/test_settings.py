@@ -76,6 +76,34 @@ def test_unknown_keys_in_a_recipe_are_errors() -> None:
         from_json(tree)
 
 
+def test_the_evaluation_of_paper_001_attacks_one_victim_303_times_in_parts() -> None:
+    heldout = preset("restoration").campaign("heldout")
+    assert (heldout.sampling.images_per_run, heldout.sampling.n_runs) == (500, 303)
+    assert heldout.sampling.attacks_per_victim == 303
+    assert heldout.sampling.n_parts == 101
+    attack = heldout.experiment.attack
+    assert (attack.save_at, attack.stop_after) == ((10_000, 15_000, 25_000, 49_000), 5000)
+    assert attack.search is not None
+    assert attack.search.lr == (0.01, 1.0)
+
+
+@pytest.mark.parametrize("name", ["restoration-small", "restoration-cpu"])
+def test_the_smaller_presets_of_paper_001_keep_every_step(name: str) -> None:
+    recipe, whole = preset(name), preset("restoration")
+    assert recipe.near_duplicates == whole.near_duplicates is not None
+    assert set(recipe.restorers) == set(whole.restorers)
+    heldout = recipe.campaign("heldout")
+    assert heldout.sampling.attacks_per_victim == heldout.sampling.n_runs > 20
+    assert (
+        heldout.experiment.training.optimiser
+        == whole.campaign("heldout").experiment.training.optimiser
+    )
+    attack = heldout.experiment.attack
+    assert attack.search is not None
+    assert len(attack.save_at) == 4
+    assert attack.halving is not None or attack.ncc_stop_above is not None
+
+
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'cifar-small'"):
         preset("cifar_small")
@@ -122,6 +150,7 @@ def test_every_experiment_of_the_papers_is_a_preset_and_an_attack() -> None:
     for name, make in EXPERIMENTS.items():
         assert resolve(name).experiment == make()
         plan = attack_preset(name)
-        assert (plan.attack, plan.n_attacks) == (make().attack, make().n_attacks)
+        n_attacks = resolve(name).sampling.attacks_per_victim
+        assert (plan.attack, plan.n_attacks) == (make().attack, n_attacks)
     with pytest.raises(ValueError, match="haim2022"):
         attack_preset("haim2020")

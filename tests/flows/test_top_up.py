@@ -37,6 +37,8 @@ from tasks.workers import Workers
 from tests.flows.test_cli import run
 from tests.storage.s3_server import S3Server
 
+pytestmark = pytest.mark.timeout(900)  # up to twenty clusters start and end, one after another
+
 ONE_WORKER = Workers(n_workers=1, device="cpu")
 SAMPLING = Sampling(
     images_per_run=4,

@@ -306,10 +306,9 @@ def test_what_cannot_be_evaluated_is_said(tmp_path: Path, images: ImageSet, stor
         evaluate(CONFIG, **how, heldout=images, restorers={"tv": tmp_path})
 
 
-def test_trained_restorers_are_read_and_applied(
-    tmp_path: Path, images: ImageSet, store: Dataset
-) -> None:
-    """The real interface, end to end: files as `tasks.train` leaves them, the union's members."""
+def test_trained_restorers_are_read_and_applied(tmp_path: Path, images: ImageSet) -> None:
+    """The real interface, end to end: files as `tasks.train` leaves them, the union's members, and
+    a run without pictures."""
     small = {
         "bf_dncnn": BFDnCNN(depth=3, n_channels=4),
         "edm": EDM(size="tiny", resolution=SIZE, n_steps=2),
@@ -320,15 +319,17 @@ def test_trained_restorers_are_read_and_applied(
         tensors = {key: value.numpy() for key, value in net.state_dict().items()}
         card = {"schema": train.SCHEMA, "version": train.VERSION, "restorer": asdict(restorer)}
         paths[name] = save_checkpoint(tmp_path / name, "model", tensors, card)
+    store = planted_store(tmp_path / "store", images, n_parts=1, outcomes=(0, 2))
     record = evaluate(
-        Evaluation(n_samples=2, grid_rows=2, baselines=()),
+        Evaluation(n_samples=2, grid_rows=2),
         dataset=store,
         heldout=images,
         restorers=paths,
         out=tmp_path / "out",
         device="cpu",
     )
-    restored = ["bf_dncnn", "edm_x1", "edm_x2"]
+    restored = ["nlm", "tv", "wavelet", "bf_dncnn", "edm_x1", "edm_x2"]
     assert list(record["methods"]) == ["plain", "plain_all", "vote", *restored]
     for method in record["methods"].values():
-        assert np.isfinite(method["targets"]["ssim"]).all()
+        assert np.all(np.array(method["targets"]["ssim"][:N_IMAGES]) != 0)
+        assert method["targets"]["ssim"][N_IMAGES:] == [0.0] * N_IMAGES
