@@ -18,7 +18,7 @@ from tasks.report import data_uri, duration, method_title, saved_context, score,
 from tasks.report_data import images_table, ranked_table, thresholds_table
 from tasks.report_pictures import strips
 from tasks.report_words import interval, percent, victims
-from tests.tasks.evaluations import Blender, image_set, planted_store, weights
+from tests.tasks.evaluations import Blender, evaluated_sweep, image_set, planted_store, weights
 from tests.tasks.pages import Page
 from tests.tasks.report_records import KINDS, Arrays, made_up, write
 
@@ -133,6 +133,12 @@ def test_every_figure_has_its_numbers_in_the_page_and_beside_it(full: Made) -> N
     ranking = list(csv.DictReader(io.StringIO(beside["ranking.csv"])))
     assert ranking[0]["spearman"] == "-0.61"
     assert (ranking[1]["interval low"], ranking[1]["interval high"]) == ("", "")
+    halves = list(csv.DictReader(io.StringIO(beside["split-halves.csv"])))
+    second = record["methods"]["vote"]["halves"]["decoys"]["haarpsi"][1]
+    assert [float(row["vote haarpsi 2"]) for row in halves[24:]] == sorted(second, reverse=True)
+    roc = list(csv.DictReader(io.StringIO(beside["roc.csv"])))
+    found = record["methods"]["plain"]["detection"]["roc"]["found"]
+    assert [float(row["found"]) for row in roc if row["method"] == "plain"] == found
     best = list(csv.DictReader(io.StringIO(beside["best-images.csv"])))
     assert [int(row["row"]) for row in best] == [
         *record["grid"]["targets"],
@@ -149,7 +155,8 @@ def test_the_figures_draw_the_numbers_of_the_csv(full: Made) -> None:
     solid = re.search(r'class="curve targets" points="([^"]*)"', group[1])
     assert solid is not None
     heights = [float(point.split(",")[1]) for point in solid[1].split()]
-    ranked = ranked_table(record).where("side", "targets").columns["edm_x4 ssim"]
+    ranked = sorted(record["methods"]["edm_x4"]["targets"]["ssim"], reverse=True)
+    assert ranked_table(record).where("side", "targets").columns["edm_x4 ssim"] == ranked
     assert heights == [pytest.approx(250 - 222 * value, abs=0.06) for value in ranked]
     counts = thresholds_table(record).columns["plain decoys"]
     scores = record["methods"]["plain"]["decoys"]["ssim"]
@@ -260,6 +267,17 @@ def test_what_the_evaluation_really_writes(tmp_path: Path) -> None:
     assert record["methods"]["plain"]["targets"]["summary"]["n_good"] >= 4
     assert "Where samples of EDM disagree" in page.prose
     assert "Closest training picture" in page.prose
+
+
+def test_what_the_evaluation_writes_of_a_sweep(tmp_path: Path) -> None:
+    record = evaluated_sweep(tmp_path)
+    page = Page(write_report(tmp_path / "out", {}))
+    page.check()
+    assert f"each {record['dataset']['attacks_per_victim']} times" in page.prose
+    assert {"split-halves.csv", "runs.csv", "ranking.csv"} <= set(page.downloads)
+    found = record["ranking"]["kkt_residual"]
+    assert f"{found['n_best_in_top_quarter']} of {found['n_victims']}" in page.prose
+    assert "KKT residual" in page.prose
 
 
 @pytest.mark.parametrize(

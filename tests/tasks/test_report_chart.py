@@ -72,7 +72,7 @@ def test_a_band_goes_there_and_back() -> None:
 def test_dots_and_crosses_are_counted() -> None:
     targets = [(0.5, 0.5)] * (MAX_DOTS + 7)
     svg = dots(UNIT, targets, [(0.1, 0.1), (0.2, 0.2)], colour=4)
-    crosses, circles = re.findall(r' d="([^"]*)"', svg)
+    circles, crosses = re.findall(r' d="([^"]*)"', svg)
     assert crosses.count("M") == 2
     assert circles.count("M") == MAX_DOTS
     assert n_not_drawn(targets, [(0.1, 0.1)]) == 7
