@@ -48,6 +48,7 @@ def evaluate(
         for name in recipe.restorers
         if (workspace.restorer(name) / "model.json").is_file()
     }
+    leaves_out = recipe.near_duplicates is not None
     with workspace.timed("evaluate"):
         record = score_methods(
             recipe.evaluation,
@@ -56,7 +57,7 @@ def evaluate(
             restorers=restorers,
             out=workspace.evaluation,
             device=resolve_device(device),
-            excluded=read_excluded(workspace.evaluation),
+            excluded=read_excluded(workspace.evaluation) if leaves_out else None,
         )
     write_json(workspace.recipe, to_json(recipe))
     sheet = contact_sheet(workspace.evaluation)

@@ -21,6 +21,10 @@ RECIPE = TypeAdapter(Recipe)
 _ABSENT = object()
 
 
+NAMED_BY_USERS = ("evaluation.external",)
+"""Mappings whose keys are names that the user gives: a new one is added."""
+
+
 def resolve(recipe: Recipe | str, settings: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe, or the preset of that name, with single settings replaced.
 
@@ -84,6 +88,8 @@ def _replace(tree: dict[str, Any], name: str, value: Any) -> None:
         node[last] = _parsed(value, node[last])
     elif isinstance(node, dict) and last in node and value in (None, "null"):
         node[last] = None
+    elif isinstance(node, dict) and ".".join(path) in NAMED_BY_USERS:
+        node[last] = value
     else:
         raise ValueError(unknown_name("setting", name, _leaves(tree)))
 

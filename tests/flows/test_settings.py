@@ -28,6 +28,7 @@ def test_every_preset_is_named_by_its_key_and_survives_json(name: str) -> None:
         ("sampling.phases.0.n_runs", "48", lambda r: r.sampling.n_runs == 48),
         ("data", "folder:1", lambda r: r.data == "folder:1"),
         ("restorers.edm.training.n_steps", "3", lambda r: r.restorers["edm"].training.n_steps == 3),
+        ("evaluation.external.mine", "m.onnx", lambda r: r.evaluation.external["mine"] == "m.onnx"),
         ("evaluation.restore_iterations", "all", lambda r: r.evaluation.n_samples == 8),
     ],
 )
