@@ -103,15 +103,17 @@ def _child(node: Any, key: str) -> Any:
 
 
 def _parsed(value: Any, current: Any) -> Any:
-    """A string from the command line as JSON where it is JSON; `200,200` where a list stands."""
+    """A string from the command line as JSON where it is JSON; `200,200` where a list of numbers
+    stands, `nlm,tv` where one of words does."""
     if value == "null":
         return None
     if not isinstance(value, str) or isinstance(current, str):
         return value
-    if isinstance(current, list) and not value.startswith("["):
-        value = f"[{value}]"
+    as_list = isinstance(current, list) and not value.startswith("[")
+    if as_list and current and all(isinstance(item, str) for item in current):
+        return value.split(",")
     try:
-        return json.loads(value)
+        return json.loads(f"[{value}]" if as_list else value)
     except json.JSONDecodeError:
         return value
 

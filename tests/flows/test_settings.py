@@ -155,3 +155,21 @@ def test_every_experiment_of_the_papers_is_a_preset_and_an_attack() -> None:
         assert (plan.attack, plan.n_attacks) == (make().attack, n_attacks)
     with pytest.raises(ValueError, match="haim2022"):
         attack_preset("haim2020")
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("restore_iterations=last", "last"),
+        ("restore_iterations=500,1400", (500, 1400)),
+        ("restore_iterations=[800]", (800,)),
+        ("baselines=nlm", ("nlm",)),
+        ("baselines=tv,wavelet", ("tv", "wavelet")),
+        ('baselines=["nlm"]', ("nlm",)),
+        ("baselines=[]", ()),
+    ],
+)
+def test_words_and_lists_stand_for_each_other(setting: str, expected: object) -> None:
+    name = setting.partition("=")[0]
+    changed = resolve("cifar-hundred", parse_assignments([f"evaluation.{setting}"]))
+    assert getattr(changed.evaluation, name) == expected
