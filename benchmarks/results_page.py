@@ -81,11 +81,14 @@ def _run(run: RunSummary) -> str:
         f"{run.good_threshold:g}.\n",
         _table(header, rows),
         *_gains(run),
+        *_ranked(run),
         *_learned(run),
         f"`{run.command}`\n",
         f"Seconds per stage: {stages or 'not recorded'}.\n",
         _machine(run.hardware, run.versions),
     ]
+    if run.report is not None:
+        lines.append(f"The whole report: [{run.report}](results/{run.report}).\n")
     for picture in (run.picture, run.curves):
         if picture is not None:
             lines.append(f"![{run.name}](results/{picture})\n")
@@ -95,7 +98,20 @@ def _run(run: RunSummary) -> str:
 def _attacked(run: RunSummary) -> str:
     if run.n_victims is None or run.n_victims == run.n_runs:
         return f"{run.n_runs} victims"
-    return f"{run.n_runs} attacks on {run.n_victims} victim{'s' * (run.n_victims != 1)}"
+    ended = ", ".join(f"{n} {name}" for name, n in (run.outcomes or {}).items() if n)
+    victims = f"{run.n_victims} victim{'s' * (run.n_victims != 1)}"
+    return f"{run.n_runs} attacks ({ended}) on {victims}"
+
+
+def _ranked(run: RunSummary) -> list[str]:
+    """How well the attacks of a sweep are ranked without the training images."""
+    rows = [
+        (f"`{name}`", f"{one.n_runs}", f"{one.spearman:+.2f}", _bounds(one.interval, "+.2f"))
+        for name, one in (run.ranking or {}).items()
+        if one.spearman is not None and one.interval is not None
+    ]
+    header = ("criterion", "attacks", "rank correlation with the mean SSIM", "95 %")
+    return [_table(header, rows)] if rows else []
 
 
 def _gains(run: RunSummary) -> list[str]:

@@ -67,9 +67,21 @@ class Method:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """How well a criterion that needs no training image ranks the attacks on a victim: Spearman's
+    correlation with their mean SSIM, 1 being perfect, and its interval."""
+
+    n_runs: int
+    spearman: float | None
+    interval: Interval | None
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """A job's evaluation. `seconds` are per stage; `picture` and `curves` are files beside this
-    one, or None. `n_runs` attacked `n_victims` victims, or as many if that is None."""
+    """A job's evaluation. `seconds` are per stage; `picture`, `curves` and `report` are files
+    beside this one, or None. `n_runs` attacked `n_victims` victims, or as many if that is None;
+    `outcomes` says how they ended, `ranking` is of sweeps."""
 
     name: str
     command: str
@@ -82,6 +94,9 @@ class RunSummary:
     seconds: dict[str, float]
     picture: str | None
     curves: str | None = None
+    report: str | None = None
+    outcomes: dict[str, int] | None = None
+    ranking: dict[str, Ranked] | None = None
     restorers: dict[str, Learned] | None = None
     hardware: Hardware
     versions: dict[str, str]
@@ -100,6 +115,7 @@ def summarise_run(
     seconds: dict[str, float],
     picture: str | None = None,
     curves: str | None = None,
+    report: str | None = None,
     restorers: dict[str, Learned] | None = None,
 ) -> RunSummary:
     """The summary of an evaluation.json.
@@ -134,17 +150,27 @@ def summarise_run(
             "source": evaluation["source"]["name"],
             "n_runs": evaluation["dataset"]["n_runs"],
             "n_victims": evaluation["dataset"]["n_victims"],
+            "outcomes": evaluation["dataset"]["outcomes"],
+            "ranking": _ranking(evaluation["ranking"]),
             "images_per_run": tuple(evaluation["dataset"]["images_per_victim"]),
             "good_threshold": evaluation["settings"]["good_threshold"],
             "methods": methods,
             "seconds": seconds,
             "picture": picture,
             "curves": curves,
+            "report": report,
             "restorers": {key: asdict(learned) for key, learned in (restorers or {}).items()},
             "hardware": hardware(),
             "versions": versions(),
         }
     )
+
+
+def _ranking(ranking: dict[str, Any] | None) -> dict[str, Any] | None:
+    if ranking is None:
+        return None
+    kept = [field.name for field in fields(Ranked)]
+    return {name: {key: body[key] for key in kept} for name, body in ranking.items()}
 
 
 def _as_dict(value: Disagreement | None) -> dict[str, Any] | None:
@@ -164,6 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--command", required=True, help="the command that made the job")
     parser.add_argument("--picture", help="file name of a picture beside the summary")
     parser.add_argument("--curves", type=Path, help="docs/results/NAME-curves.png, to be drawn")
+    parser.add_argument("--report", help="file name of the report beside the summary")
     parser.add_argument("--json", type=Path, required=True, help="docs/results/run-NAME.json")
     options = parser.parse_args(argv)
     evaluation = json.loads((options.workspace / "evaluation" / "evaluation.json").read_text())
@@ -176,6 +203,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seconds=json.loads(timings.read_text()) if timings.is_file() else {},
         picture=options.picture,
         curves=None if options.curves is None else options.curves.name,
+        report=options.report,
         restorers=restorers,
     )
     if options.curves is not None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks import run_summary
 from benchmarks.results_page import RESULTS, build_page, main
-from benchmarks.run_summary import RunSummary, parse_run, summarise_run
+from benchmarks.run_summary import Ranked, RunSummary, parse_run, summarise_run
 from tasks.evaluate import Evaluation, evaluate
 from tests.benchmarks.test_record import CLAIM, MEASUREMENT
 from tests.tasks.evaluations import Blender, image_set, planted_store, weights
@@ -85,8 +85,22 @@ def test_every_number_of_the_files_is_on_the_page() -> None:
 
 def test_attacks_on_the_same_victims_are_not_more_victims() -> None:
     assert summary().n_victims == summary().n_runs == 2
-    swept = summary(n_runs=6, n_victims=2)
-    assert "6 attacks on 2 victims of 4 images each" in build_page({"run-x.json": as_json(swept)})
+    ranking = {
+        "agreement": Ranked(n_runs=5, spearman=0.625, interval=(0.1, 0.9)),
+        "n_iterations": Ranked(n_runs=5, spearman=None, interval=None),
+    }
+    outcomes = {"ok": 5, "unfitted": 0, "nonfinite": 0, "stopped": 1}
+    swept = summary(
+        n_runs=6, n_victims=2, outcomes=outcomes, ranking=ranking, report="report-x.html"
+    )
+    page = build_page({"run-x.json": as_json(swept)})
+    assert "6 attacks (5 ok, 1 stopped) on 2 victims of 4 images each" in page
+    assert "| `agreement` | 5 | +0.62 | [+0.10, +0.90] |" in page
+    assert "| `n_iterations`" not in page
+    assert "[report-x.html](results/report-x.html)" in page
+
+
+def test_summaries_of_before_there_were_sweeps_are_read() -> None:
     older = summary(n_victims=None)
     assert "2 victims of 4 images each" in build_page({"run-x.json": as_json(older)})
 
