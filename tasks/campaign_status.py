@@ -30,7 +30,7 @@ from tasks.campaign_state import (
 )
 
 HOUR_SECONDS = 3600.0
-OK = "ok"
+WENT_WELL = ("ok", "stopped")
 _SAMPLING_OF_SPLIT = {"train": "sampling", "heldout": "heldout"}
 
 
@@ -79,8 +79,8 @@ class CoverageCurve:
 class CampaignStatus:
     """How far a campaign is. Numbers that nothing tells yet are None.
 
-    `outcomes` are the runs by outcome, `n_failed` those that are not ok. `runs_per_hour` is of the
-    hour before the newest receipt, `remaining_s` what is left at that rate.
+    `outcomes` are the runs by outcome, `n_failed` those that are neither ok nor given up by a
+    sweep. `runs_per_hour` is of the hour before the newest receipt, `remaining_s` what is left at that rate.
     """
 
     location: str
@@ -141,7 +141,7 @@ def campaign_status(
         n_runs=dataset.n_runs,
         n_planned=n_planned,
         outcomes=outcomes,
-        n_failed=sum(n for name, n in outcomes.items() if name != OK),
+        n_failed=sum(n for name, n in outcomes.items() if name not in WENT_WELL),
         n_parts=len(receipts),
         n_parts_planned=None if planned is None else max(planned.n_parts, len(receipts)),
         quarantined=tuple(given_up),

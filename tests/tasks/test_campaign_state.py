@@ -203,14 +203,14 @@ def test_status_counts_what_the_arrays_say(tmp_path: Path) -> None:
     assert not status.is_complete
 
 
-def test_failed_runs_are_those_that_are_not_ok(tmp_path: Path) -> None:
+def test_failed_runs_are_those_that_went_wrong(tmp_path: Path) -> None:
     dataset = campaign_store(tmp_path, range(1))
-    given = columns(seed=1)
-    given["runs/outcome"][:] = [1, 2]
+    given = columns(seed=1, n_runs=3)
+    given["runs/outcome"][:] = [1, 2, 3]
     write_part(tmp_path, 1, given, provenance=provenance())
     dataset.refresh()
     status = campaign_status(dataset)
-    assert status.outcomes == {"ok": 2, "unfitted": 1, "nonfinite": 1, "stopped": 0}
+    assert status.outcomes == {"ok": 2, "unfitted": 1, "nonfinite": 1, "stopped": 1}
     assert status.n_failed == 2
 
 
