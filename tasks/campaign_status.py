@@ -80,7 +80,8 @@ class CampaignStatus:
     """How far a campaign is. Numbers that nothing tells yet are None.
 
     `outcomes` are the runs by outcome, `n_failed` those that are neither ok nor given up by a
-    sweep. `runs_per_hour` is of the hour before the newest receipt, `remaining_s` what is left at that rate.
+    sweep. `runs_per_hour` is of the hour before the newest receipt, `remaining_s` what is left at
+    that rate.
     """
 
     location: str
