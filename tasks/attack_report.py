@@ -7,7 +7,6 @@ it is one file that asks nothing of the network.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -167,7 +166,7 @@ def write_page(
     )
     environment.filters |= {"score": score, "duration": duration, "lower_first": _lower_first}
     page = environment.get_template("attack.html").render(
-        style=_style(environment),
+        style=environment.get_template("report.css").render(styles={}),
         record=record,
         results=results,
         ranked=[
@@ -203,14 +202,6 @@ def _plates(given: Pictures | None, found: Matches | None, limit: int) -> Iterat
             "match": data_uri(_bytes(found.picture[row])),
             "ssim": float(found.ssim[row]),
         }
-
-
-def _style(environment: Any) -> str:
-    """The style sheet of the evaluation's report."""
-    source = (TEMPLATES / "report.html").read_text()
-    found = re.search(r"<style>(.*?)</style>", source, re.DOTALL)
-    assert found is not None
-    return str(environment.from_string(found[1]).render())
 
 
 def _lower_first(text: str) -> str:
