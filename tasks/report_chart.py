@@ -15,6 +15,7 @@ from html import escape
 WIDTH, HEIGHT = 360, 290
 LEFT, RIGHT, TOP, BOTTOM = 38, 18, 28, 40
 MAX_POINTS = 400
+MAX_TICKS = 6
 MAX_DOTS = 2500
 MANY_DOTS = 300
 N_MARKERS = 6
@@ -141,7 +142,7 @@ def unit_axis(title: str, values: Iterable[float] = ()) -> Axis:
 
 
 def round_axis(title: str, values: Iterable[float], *, from_zero: bool = False) -> Axis:
-    """Limits at round numbers around `values`, with 3 to 6 ticks."""
+    """Limits at round numbers around `values`, with 3 to `MAX_TICKS` ticks."""
     known = [float(value) for value in values] or [0.0, 1.0]
     low, high = (0.0 if from_zero else min(known)), max(known)
     if high <= low:
@@ -150,7 +151,8 @@ def round_axis(title: str, values: Iterable[float], *, from_zero: bool = False) 
     step = _round_step((high - low) / 4)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = [(k * step, _number(k * step, step)) for k in range(first, last + 1)]
-    return Axis(ticks[0][0], ticks[-1][0], ticks, title)
+    shown = ticks[:: -(-len(ticks) // MAX_TICKS)]
+    return Axis(ticks[0][0], ticks[-1][0], shown, title)
 
 
 def log_axis(title: str, low: float, high: float = 1.0) -> Axis:

@@ -80,7 +80,7 @@ def ranking_figure(record: Record) -> Figure | None:
     panels = []
     for name, found in record["ranking"].items():
         points = shown.points(name, "mean_ssim") if name in shown.columns else []
-        if not points:
+        if not points or found["spearman"] is None:
             continue
         across = round_axis(criterion_title(name), [x for x, _y in points])
         up = round_axis("", [y for _x, y in points])

@@ -50,7 +50,7 @@ CRITERIA = {
     "kkt_residual": "KKT residual",
     "residual_relu": "KKT residual with the exact ReLU",
     "attack_loss": "loss of the attack",
-    "consistency": "consistency of labels",
+    "consistency": "consistency over iterations",
     "agreement": "agreement with other runs",
     "n_pictures": "number of pictures",
     "n_iterations": "iterations until the end",

@@ -202,8 +202,8 @@ def test_when_nothing_is_good(tmp_path: Path) -> None:
 def test_one_attack_per_victim_has_no_halves_and_no_ranking(tmp_path: Path) -> None:
     made = made_up(n_victims=1, attacks=1, margins=False, excluded=0)
     page, _record, path = _page(tmp_path, *made)
-    assert "What 1 trained network gave back" in page.prose
-    assert "1 network was trained on 12 pictures, 12 in all, and then attacked." in page.prose
+    assert "What one trained network gave back" in page.prose
+    assert "One network was trained on 12 pictures and then attacked." in page.prose
     assert "cannot be split into halves" in page.prose
     assert "there are no runs to rank" in page.prose
     assert "no distances from the decision boundary" in page.prose
@@ -214,7 +214,7 @@ def test_one_attack_per_victim_has_no_halves_and_no_ranking(tmp_path: Path) -> N
 
 def test_one_image_of_one_victim(tmp_path: Path) -> None:
     page, _record, _path = _page(tmp_path, *made_up(n_victims=1, per_victim=1, attacks=1))
-    assert "1 network was trained on 1 picture, 1 in all" in page.prose
+    assert "One network was trained on 1 picture and then attacked." in page.prose
 
 
 @pytest.mark.parametrize(
