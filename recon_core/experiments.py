@@ -2,10 +2,12 @@
 
 An experiment is a frozen dataclass of settings, tagged by `family`, with one method
 
-    run_batch(specs, images, *, device, progress) -> list[RunResult]
+    run_batch(specs, images, *, device, progress, victims) -> list[RunResult]
 
-that does R independent runs as a leading batch dimension. Adding a family is one file in `attacks`
-and one member here; what follows a run (storage, restoration, evaluation) is written once.
+that does R independent runs as a leading batch dimension, and check_sweep(attacks_per_victim),
+which refuses several runs on one victim where that makes no sense (`victims` keeps those). Adding a
+family is one file in `attacks` and one member here; what follows a run (storage, restoration,
+evaluation) is written once.
 """
 
 from __future__ import annotations

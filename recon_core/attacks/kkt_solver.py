@@ -320,8 +320,8 @@ class Solver:
         return relative_residual(
             self.architecture,
             victims,
-            x,
-            lam,
+            x.contiguous(),
+            lam.contiguous(),
             attack=self.attack,
             settings=self.settings.rows(attacks.cpu()),
             alpha=alpha,

@@ -153,9 +153,9 @@ def test_sampling_survives_json() -> None:
 @families
 def test_run_batch_has_the_contracts_signature(family: str) -> None:
     parameters = inspect.signature(FAMILIES[family].run_batch).parameters
-    assert list(parameters) == ["self", "specs", "images", "device", "progress"]
-    assert parameters["device"].kind is inspect.Parameter.KEYWORD_ONLY
-    assert parameters["progress"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert list(parameters) == ["self", "specs", "images", "device", "progress", "victims"]
+    for name in ("device", "progress", "victims"):
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 @families
