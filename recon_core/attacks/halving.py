@@ -7,8 +7,8 @@ asked in the order of the attacks. About a third gets three times as far, a nint
 
 The residual is taken with ReLU's own derivative. The attacks' own objectives are not comparable:
 each has another surrogate of the derivative (`alpha`) and other penalties (`lam_min`). Paper 001
-stopped 56 of 303 attacks "with low reconstruction quality", the authors' code by looking at the
-training images (`KKTAttack.ncc_stop_above`).
+gave 56 of 303 attacks up as poor; Haim et al.'s code judges by the training images
+(`KKTAttack.ncc_stop_above`).
 """
 
 from __future__ import annotations
