@@ -31,6 +31,7 @@ from storage.sources import ImageSet
 from tasks.evaluation_criteria import describe_hallucination, describe_ranking, describe_runs
 from tasks.evaluation_pictures import (
     KeptPictures,
+    choose_examples,
     choose_rows,
     restore_unlike,
     run_file,
@@ -38,6 +39,7 @@ from tasks.evaluation_pictures import (
     write_pictures,
 )
 from tasks.evaluation_record import (
+    CACHE_VERSION,
     CONVENTIONS,
     SCHEMA,
     VERSION,
@@ -52,10 +54,11 @@ from tasks.evaluation_record import (
     read_finished,
     weights_digest,
 )
-from tasks.evaluation_scores import Advance, Bench, LoadRestorer, load_trained
+from tasks.evaluation_scores import N_UNLIKE, Advance, Bench, LoadRestorer, load_trained
 from tasks.evaluation_settings import BASELINES, Baseline, Evaluation, check_names
 from tasks.evaluation_sweep import (
     VictimScores,
+    chosen_unlike,
     criteria_of_runs,
     split_in_halves,
     vote_of_runs,
@@ -67,6 +70,7 @@ from tasks.workers import Device
 __all__ = ["BASELINES", "Baseline", "Evaluation", "evaluate", "read_excluded"]
 
 Progress = Callable[[int, int, str], None]
+UNLIKE_COLUMNS = ("victim", "run", "candidate", "iteration", "ssim", "closest")
 EXCLUDED_FILE = "heldout-excluded.json"
 """Beside the evaluation's folder: held-out images that were left out as near copies."""
 
@@ -113,7 +117,7 @@ def evaluate(
     bench.loaded.update({name: (r.restorer, r.net) for name, r in opened.items()})
     work = _Work(
         folder=out / "cache",
-        key=[VERSION, inputs, config.decoy_seed],
+        key=[CACHE_VERSION, inputs, config.decoy_seed],
         n_jobs=sum(len(v.runs) * len(steps) + 2 for v in victims) + 1,
         on_progress=on_progress,
     )
@@ -136,7 +140,7 @@ def evaluate(
         "dataset": describe_dataset(dataset, victims, n_attacks),
         **describe_rows(victims, heldout),
         **_scored(config, scores, n_attacks),
-        "nothing": _names_of(nothing),
+        "nothing": _describe_unlike(nothing, scores),
         "excluded": None if excluded is None else dict(excluded),
         "restorers": digests,
         "seconds": {step: round(spent, 3) for step, spent in work.seconds.items()},
@@ -282,6 +286,7 @@ def _scored(config: Evaluation, scores: Sequence[VictimScores], n_attacks: int) 
         "hallucination": describe_hallucination(methods, of_rows),
         "grid": grid,
         "appendix": appendix,
+        "examples": choose_examples(methods),
     }
 
 
@@ -289,10 +294,17 @@ def _last_attack(config: Evaluation) -> str:
     return "plain" if config.restore_iterations == "all" else "plain_all"
 
 
-def _names_of(nothing: Arrays) -> dict[str, Any]:
+def _describe_unlike(nothing: Arrays, scores: Sequence[VictimScores]) -> dict[str, Any]:
+    """Which pictures resemble nothing, in the order of the arrays that show them."""
     others = [name for name in nothing if name not in ("plain", "closest")]
     shown = [name for name in others if not name.startswith("disagreement_")]
-    return {"methods": ["plain", *shown], "n": len(nothing["plain"])}
+    rows: dict[str, list[Any]] = {name: [] for name in UNLIKE_COLUMNS}
+    for victim, run, which in chosen_unlike(scores, N_UNLIKE):
+        of_row = {"victim": victim.number, "run": run, **which}
+        of_row["closest"] = int(victim.image_ids[int(which["closest"])])
+        for name in UNLIKE_COLUMNS:
+            rows[name].append(of_row[name])
+    return {"methods": ["plain", *shown], "n": len(nothing["plain"]), **rows}
 
 
 def _steps_of(methods: Mapping[str, Any], steps: Sequence[str]) -> dict[str, str]:

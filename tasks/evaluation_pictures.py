@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,9 @@ SPREAD_LIMIT = 0.5
 """The largest standard deviation of values in [0, 1], which 255 stands for."""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the record says of pictures, and the pictures."""
-
-    grid: dict[str, Any]
-    appendix: dict[str, Any]
-    nothing: dict[str, Any]
+EXAMPLE_EDGES = (-1.0, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0)
+"""What a threshold of SSIM means is seen in pairs of every bin between these (002, figure 8)."""
+N_EXAMPLES = {"targets": 8, "decoys": 4}
 
 
 def choose_rows(
@@ -65,6 +61,25 @@ def choose_rows(
         "appendix_order": order,
     }
     return grid, appendix
+
+
+def choose_examples(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Rows whose `plain` SSIM is in each bin between EXAMPLE_EDGES (above the lower, at most the
+    upper edge), in ascending order: at most N_EXAMPLES of a side and bin, evenly spread over its
+    rows with a picture."""
+    plain = methods["plain"]
+    chosen: dict[str, Any] = {"edges": list(EXAMPLE_EDGES)}
+    for side in SIDES:
+        scores = np.array(plain[side]["ssim"], np.float64)
+        has_picture = np.array(plain[side]["run"], np.int64) >= 0
+        chosen[side] = []
+        for low, high in pairwise(EXAMPLE_EDGES):
+            found = np.flatnonzero((scores > low) & (scores <= high) & has_picture)
+            found = found[np.argsort(scores[found], kind="stable")]
+            n = min(N_EXAMPLES[side], len(found))
+            spread = np.linspace(0, len(found) - 1, n).round().astype(np.int64)
+            chosen[side].append(found[spread].tolist())
+    return chosen
 
 
 class KeptPictures:
@@ -130,7 +145,7 @@ def write_pictures(
     heldout: ImageSet,
     nothing: Arrays,
 ) -> None:
-    """pictures.npz: those of the record's grid and appendix, and `nothing` as it is."""
+    """pictures.npz: those of the record's grid, appendix and examples, and `nothing` as it is."""
     shape = heldout.images.shape[1:]
     wanted = {}
     pictures: Arrays = {}
@@ -142,6 +157,12 @@ def write_pictures(
         for method in shown["methods"]:
             runs = record["methods"][method][side]["run"]
             wanted[f"{place}/{method}"] = (method, side, rows, [runs[row] for row in rows])
+    for side in SIDES:
+        rows = [row for of_bin in record["examples"][side] for row in of_bin]
+        ids = np.array(record[side]["image_id"], np.int64)[np.array(rows, np.int64)]
+        pictures[f"examples_{side}/original"] = _originals(kept, heldout, side, rows, ids)
+        runs = record["methods"]["plain"][side]["run"]
+        wanted[f"examples_{side}/plain"] = ("plain", side, rows, [runs[row] for row in rows])
     pictures |= kept.read(wanted, shape) | nothing
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **pictures)

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from tasks.evaluation_victims import Victim
 
 SCHEMA = "palimpsest-evaluation"
-VERSION = 3
+VERSION = 4
+CACHE_VERSION = 3
+"""Of the checkpoints that an evaluation goes on from; what is made of them may change alone."""
 CONVENTIONS = {
     "ssim": "Wang et al. 2004: Gaussian window 11x11, sigma 1.5, K1 .01, K2 .03, data range 1, "
     "population covariance, mean over the valid region and the channels",

@@ -18,9 +18,11 @@ from tasks.report_chart import marker
 from tasks.report_data import (
     Table,
     appendix_table,
+    examples_table,
     excluded_table,
     grid_table,
     methods_table,
+    unlike_table,
 )
 from tasks.report_figures import (
     Figure,
@@ -177,6 +179,9 @@ def _tables(record: Record, figures: Mapping[str, Figure]) -> Iterator[Table]:
     yield methods_table(record)
     yield grid_table(record)
     yield appendix_table(record)
+    yield examples_table(record)
+    if record["nothing"]["n"]:
+        yield unlike_table(record)
     if record["excluded"]:
         yield excluded_table(record)
     for figure in figures.values():

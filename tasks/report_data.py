@@ -11,6 +11,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tasks.report_record import SIDES, Record, sampled_means
@@ -126,6 +127,37 @@ def appendix_table(record: Record) -> Table:
     """The images of the appendix in its order."""
     rows = record["appendix"]["targets"]
     return Table("all-images", _placed(rows) | _scores(record, "targets", ("ssim",), rows))
+
+
+def unlike_table(record: Record) -> Table:
+    """The pictures that resemble nothing, column by column of their figure."""
+    nothing = record["nothing"]
+    names = ("victim", "run", "candidate", "iteration", "ssim", "closest")
+    return Table(
+        "nothing", {"place": list(range(1, nothing["n"] + 1))} | {n: nothing[n] for n in names}
+    )
+
+
+def examples_table(record: Record) -> Table:
+    """The pairs that show what a threshold means, bin by bin."""
+    examples = record["examples"]
+    low_and_high = list(pairwise(examples["edges"]))
+
+    def columns(side: str) -> dict[str, list[Cell]]:
+        rows = [row for of_bin in examples[side] for row in of_bin]
+        bins = [
+            between
+            for between, of_bin in zip(low_and_high, examples[side], strict=True)
+            for _ in of_bin
+        ]
+        edges: dict[str, list[Cell]] = {
+            "row": list(rows),
+            "above": [low for low, _ in bins],
+            "at most": [high for _, high in bins],
+        }
+        return edges | _scores(record, side, ("ssim",), rows)
+
+    return Table("examples", _both(columns))
 
 
 def ranked_table(record: Record) -> Table:

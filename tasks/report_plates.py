@@ -11,14 +11,12 @@ from itertools import pairwise
 from typing import Any
 
 from tasks.report_pictures import data_uri, strips
-from tasks.report_record import Pictures, Record
+from tasks.report_record import SIDES, Pictures, Record
 from tasks.report_words import method_title, picture_title, score
 
 PER_BAND = 15
 PER_BLOCK = 45
 APPENDIX_BYTES = 6_000_000
-BIN_EDGES = (0.2, 0.3, 0.4, 0.5, 0.6)
-PAIRS_PER_BIN, DECOY_PAIRS_PER_BIN = 8, 4
 KINDS = {"targets": "Training picture", "decoys": "Decoy"}
 
 
@@ -140,16 +138,16 @@ def _strip_words(record: Record, name: str, rows: list[int], first: int) -> str:
 
 
 def pair_bins(record: Record, pictures: Pictures) -> list[dict[str, Any]]:
-    """Pairs (original, plain reconstruction) by their SSIM, in the bins between BIN_EDGES."""
-    edges = (-1.0, *BIN_EDGES, 1.0)
-    groups = {"targets": ("appendix", PAIRS_PER_BIN), "decoys": ("decoys", DECOY_PAIRS_PER_BIN)}
+    """The record's examples: pairs (original, plain reconstruction) by their SSIM."""
+    examples = record["examples"]
     bins = []
-    for low, high in pairwise(edges):
+    for k, (low, high) in enumerate(pairwise(examples["edges"])):
         body: dict[str, Any] = {"title": _range(low, high)}
-        for side, (group, limit) in groups.items():
+        for side in SIDES:
             scores = record["methods"]["plain"][side]["ssim"]
             body[f"n_{side}"] = sum(low < value <= high for value in scores)
-            body[side] = list(_pairs(record, pictures, group, (low, high), limit))
+            first = sum(len(rows) for rows in examples[side][:k])
+            body[side] = list(_pairs(record, pictures, side, examples[side][k], first))
         bins.append(body)
     return bins
 
@@ -161,24 +159,14 @@ def _range(low: float, high: float) -> str:
 
 
 def _pairs(
-    record: Record, pictures: Pictures, group: str, between: tuple[float, float], limit: int
+    record: Record, pictures: Pictures, side: str, rows: list[int], first: int
 ) -> Iterator[dict[str, Any]]:
-    """At most `limit` pairs of `group`, evenly spread over those that it has in the bin."""
-    if f"{group}/plain" not in pictures:
-        return
-    side = "decoys" if group == "decoys" else "targets"
-    rows = record["appendix"]["targets"] if group == "appendix" else record["grid"][side]
+    """The pairs of `rows`, whose pictures begin at place `first`."""
     scores = record["methods"]["plain"][side]["ssim"]
-    found = [k for k, row in enumerate(rows) if between[0] < scores[row] <= between[1]]
-    found = [k for k in found if pictures[f"{group}/plain"][k].any()]
-    found.sort(key=lambda k: scores[rows[k]])
-    n = min(limit, len(found))
-    for i in range(n):
-        k = found[round(i * (len(found) - 1) / max(1, n - 1))]
-        image_id = record[side]["image_id"][rows[k]]
+    for k, row in enumerate(rows, first):
         yield {
-            "original": data_uri(pictures[f"{group}/original"][k]),
-            "uri": data_uri(pictures[f"{group}/plain"][k]),
-            "alt": f"{KINDS[side]} {image_id}",
-            "score": f"{scores[rows[k]]:.2f}".replace("-", "−"),
+            "original": data_uri(pictures[f"examples_{side}/original"][k]),
+            "uri": data_uri(pictures[f"examples_{side}/plain"][k]),
+            "alt": f"{KINDS[side]} {record[side]['image_id'][row]}",
+            "score": f"{scores[row]:.2f}".replace("-", "−"),
         }

@@ -1,4 +1,4 @@
-"""Made-up evaluations (docs/evaluation.md, version 3), small, with every part filled or empty."""
+"""Made-up evaluations (docs/evaluation.md, version 4), small, with every part filled or empty."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ KINDS = {
 }
 LIFT = {"bf_dncnn": 0.05, "edm_x1": 0.02, "edm_x4": 0.12, "vote": 0.08, "deblur": -0.03}
 SIZE = 16
+EDGES = (-1.0, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0)
 Arrays = dict[str, npt.NDArray[np.uint8]]
 
 
@@ -59,7 +60,7 @@ def made_up(
     shown = [name for name in methods if KINDS[name] != "classical" and name != "plain_all"]
     record: dict[str, Any] = {
         "schema": "palimpsest-evaluation",
-        "version": 3,
+        "version": 4,
         "fingerprint": f"{seed:064x}",
         "settings": {"good_threshold": 0.4, "baselines": ["nlm"], "grid_rows": grid_rows,
                      "appendix_rows": 500},
@@ -87,7 +88,8 @@ def made_up(
         "grid": {"methods": shown, "targets": order[:grid_rows].tolist(),
                  "decoys": decoy_order[:grid_rows].tolist()},
         "appendix": {"methods": shown, "targets": order[:500].tolist(), "appendix_order": "plain"},
-        "nothing": {"methods": shown, "n": 3 if pictured else 0},
+        "examples": {"edges": list(EDGES), **{side: _examples(bodies, side) for side in SIDES}},
+        "nothing": _nothing(shown, 3 if pictured else 0),
         "excluded": {"threshold": 0.95, "n": excluded, "rows": [
             {"image_id": i, "nearest": 7 * i, "correlation": 0.97} for i in range(excluded)]}
         if excluded else None,
@@ -103,6 +105,21 @@ def write(folder: Path, record: dict[str, Any], pictures: Arrays) -> Path:
     (folder / "evaluation.json").write_text(json.dumps(record, allow_nan=False))
     np.savez_compressed(folder / "pictures.npz", allow_pickle=False, **pictures)
     return folder
+
+
+def _examples(bodies: dict[str, Any], side: str) -> list[list[int]]:
+    """The first rows of every bin, as many as a report shows."""
+    scores = bodies["plain"][side]["ssim"]
+    n = 8 if side == "targets" else 4
+    return [
+        [i for i, v in enumerate(scores) if low < v <= high and v != 0][:n]
+        for low, high in pairwise(EDGES)
+    ]
+
+
+def _nothing(methods: list[str], n: int) -> dict[str, Any]:
+    columns = ("victim", "run", "candidate", "iteration", "closest")
+    return {"methods": methods, "n": n, "ssim": [0.05] * n} | {c: list(range(n)) for c in columns}
 
 
 def _method(
@@ -209,5 +226,8 @@ def _pictures(record: dict[str, Any], rng: np.random.Generator, *, pictured: boo
         pictures[f"{group}/original"] = drawn(len(rows))
         pictures |= {f"{group}/{m}": drawn(len(rows), black=not pictured) for m in names}
     extra = ["disagreement_edm"] if "edm_x4" in names else []
+    for side in SIDES:
+        n = sum(len(rows) for rows in record["examples"][side])
+        pictures |= {f"examples_{side}/{name}": drawn(n) for name in ("original", "plain")}
     k = record["nothing"]["n"]
     return pictures | {f"nothing/{m}": drawn(k) for m in [*names, *extra, "closest"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from storage.dataset import Dataset, create_or_open
 from storage.parts import write_part
 from storage.sources import ImageSet
 from tasks.evaluate import Evaluation, evaluate, read_excluded
+from tasks.evaluation_pictures import choose_examples
 from tasks.evaluation_settings import Search
 from tests.storage.stores import MANIFEST, provenance
 from tests.tasks.evaluations import (
@@ -232,3 +234,35 @@ def test_the_scores_are_those_of_other_libraries_on_the_pictures(
                 rmse = np.sqrt(np.square(x - y).mean())
                 assert found["rmse"][row] == pytest.approx(rmse, abs=1e-3)
     assert pictures["appendix/plain"].shape == (6, 3, SIZE, SIZE)
+    shown = record["examples"]
+    for side in ("targets", "decoys"):
+        found = record["methods"]["plain"][side]
+        rows = [row for of_bin in shown[side] for row in of_bin]
+        assert len(rows) == len(set(rows))
+        for row, x, y in zip(
+            rows,
+            pictures[f"examples_{side}/original"],
+            pictures[f"examples_{side}/plain"],
+            strict=True,
+        ):
+            ours = np.sqrt(np.square(x - y).mean())
+            assert found["rmse"][row] == pytest.approx(ours, abs=1e-3)
+
+
+def test_examples_are_spread_over_every_bin_of_scores() -> None:
+    """20 rows per hundredth of SSIM up to .7, and rows without a picture, which score 0."""
+    ssim = [k / 2000 for k in range(1400)] + [0.0] * 9
+    side = {"ssim": ssim, "run": [0] * 1400 + [-1] * 9}
+    shown = choose_examples({"plain": {"targets": side, "decoys": side}})
+    assert shown["edges"] == [-1.0, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0]
+    for name, n in (("targets", 8), ("decoys", 4)):
+        assert [len(rows) for rows in shown[name]] == [n] * 6
+        for (low, high), rows in zip(pairwise(shown["edges"]), shown[name], strict=True):
+            scores = [ssim[row] for row in rows]
+            assert scores == sorted(scores)
+            assert all(low < score <= high for score in scores)
+            assert scores[0] < max(low, 0) + 0.002
+            assert scores[-1] > min(high, 0.7) - 0.002
+            assert max(rows) < 1400
+    empty = {"ssim": [0.0, 0.0], "run": [-1, -1]}
+    assert choose_examples({"plain": {"targets": empty, "decoys": empty}})["targets"] == [[]] * 6

@@ -121,7 +121,7 @@ def test_every_figure_has_its_numbers_in_the_page_and_beside_it(full: Made) -> N
         f"{name}.csv" for name in (
             "best-images", "methods", "ranked-curves", "before-after", "roc", "thresholds",
             "margin", "hallucination", "hallucination-bins", "split-halves", "runs", "ranking",
-            "excluded", "all-images",
+            "excluded", "all-images", "examples", "nothing",
         )
     }  # fmt: skip
     rows = list(csv.DictReader(io.StringIO(beside["before-after.csv"])))
@@ -139,6 +139,12 @@ def test_every_figure_has_its_numbers_in_the_page_and_beside_it(full: Made) -> N
     roc = list(csv.DictReader(io.StringIO(beside["roc.csv"])))
     found = record["methods"]["plain"]["detection"]["roc"]["found"]
     assert [float(row["found"]) for row in roc if row["method"] == "plain"] == found
+    examples = list(csv.DictReader(io.StringIO(beside["examples.csv"])))
+    assert [int(row["row"]) for row in examples if row["side"] == "decoys"] == [
+        row for of_bin in record["examples"]["decoys"] for row in of_bin
+    ]
+    assert all(float(r["above"]) < float(r["plain ssim"]) <= float(r["at most"]) for r in examples)
+    assert len(list(csv.DictReader(io.StringIO(beside["nothing.csv"])))) == 3
     best = list(csv.DictReader(io.StringIO(beside["best-images.csv"])))
     assert [int(row["row"]) for row in best] == [
         *record["grid"]["targets"],
@@ -237,6 +243,9 @@ def test_runs_that_left_nothing(tmp_path: Path, outcome: str, said: str) -> None
 def test_without_pictures_there_is_no_grid(tmp_path: Path) -> None:
     record, pictures = made_up(grid_rows=0)
     record["appendix"]["targets"], record["nothing"]["n"] = [], 0
+    record["examples"] |= {
+        side: [[] for _bin in record["examples"][side]] for side in ("targets", "decoys")
+    }
     page, _record, _path = _page(tmp_path, record, {k: v[:0] for k, v in pictures.items()})
     assert page.images == []
     assert "What came back" not in page.prose
@@ -290,7 +299,7 @@ def test_what_the_evaluation_writes_of_a_sweep(tmp_path: Path) -> None:
         (
             {"evaluation.json": '{"schema": "palimpsest-evaluation", "version": 2}',
              "pictures.npz": ""},
-            "version 2, expected 'palimpsest-evaluation' version 3; evaluate again",
+            "version 2, expected 'palimpsest-evaluation' version 4; evaluate again",
         ),
         ({"evaluation.json": json.dumps(made_up()[0]), "pictures.npz": "PK"}, "cannot be read"),
     ],
