@@ -19,7 +19,7 @@ from recon_core.ranking import agreement, consistency
 from recon_core.types import seeded_generator
 from storage.dataset import Dataset
 from storage.sources import ImageSet
-from tasks.evaluate import Evaluation, evaluate
+from tasks.evaluate import UNLIKE_COLUMNS, Evaluation, evaluate
 from tests.tasks.evaluations import (
     ITERATIONS,
     N_IMAGES,
@@ -230,7 +230,8 @@ def test_pictures_that_resemble_nothing_are_the_worst_of_each_victim(
     n_images = 6  # twelve pictures of a run, more than are kept of it
     store = planted_sweep(tmp_path / "store", images, planted=0, n_images=n_images)
     record = _score(store, images, tmp_path / "out")
-    assert record["nothing"] == {"methods": ["plain"], "n": 8}
+    assert record["nothing"]["methods"] == ["plain"]
+    assert record["nothing"]["n"] == 8
     worst: list[Tensor] = []
     closest: list[int] = []
     for victim in range(2):
@@ -247,11 +248,18 @@ def test_pictures_that_resemble_nothing_are_the_worst_of_each_victim(
         assert sorted(place) == [*range(8)]
         wanted = images.images[[closest[k] for k in place]]
         np.testing.assert_array_equal(pictures["nothing/closest"], wanted)
+    assert record["nothing"]["closest"] == [closest[k] for k in place]
+    for k, run in enumerate(record["nothing"]["run"]):
+        assert run // 3 == record["nothing"]["victim"][k]
+        picture = fit_to_range(*_raw(store, run))
+        scores = ssim_matrix(picture, torch.from_numpy(wanted[k : k + 1]).float() / 255)
+        assert (scores - record["nothing"]["ssim"][k]).abs().min() < 1e-6
 
 
 def test_restorers_show_what_they_make_of_nothing(noise: tuple[dict[str, Any], Path]) -> None:
     record, folder = noise
-    assert record["nothing"] == {"methods": ["plain", "bf_dncnn", "edm_x1", "edm_x3"], "n": 8}
+    assert record["nothing"]["methods"] == ["plain", "bf_dncnn", "edm_x1", "edm_x3"]
+    assert record["nothing"]["n"] == 8
     with np.load(folder / "out" / "pictures.npz") as pictures:
         for name in ("bf_dncnn", "edm_x1", "edm_x3", "disagreement_edm"):
             assert pictures[f"nothing/{name}"].shape == pictures["nothing/plain"].shape
@@ -326,7 +334,7 @@ def test_a_store_without_any_picture_is_evaluated(tmp_path: Path) -> None:
             assert method[side]["rmse"] == [None] * N_ROWS
             assert method[side]["run"] == method[side]["iteration"] == [-1] * N_ROWS
         assert method["targets"]["summary"]["n_good"] == 0
-    assert record["nothing"] == {"methods": ["plain"], "n": 0}
+    assert record["nothing"] == {"methods": ["plain"], "n": 0} | {c: [] for c in UNLIKE_COLUMNS}
     assert record["hallucination"]["edm_x3"] == {
         "n": 0, "spearman": None, "interval": None, "bins": [],
     }  # fmt: skip
