@@ -16,7 +16,7 @@ from storage.errors import StoreMismatchError
 from storage.files import write_json
 from storage.sources import Split
 from tasks.artifacts import leave_campaign, leave_facts
-from tasks.campaign import Plan, open_store
+from tasks.campaign import AnyPlan, Plan, open_store
 from tasks.campaign_state import read_quarantine, resume_if_stopped
 from tasks.campaign_watch import CampaignError, log_notice
 from tasks.generate import run_campaign
@@ -103,7 +103,9 @@ def _where(pairs_at: str | None) -> str:
 
 
 @task(name="make pairs", cache_policy=NO_CACHE)
-def make_pairs(plan: Plan, dataset: Dataset, workers: Workers, device: str, title: str) -> Dataset:
+def make_pairs(
+    plan: AnyPlan, dataset: Dataset, workers: Workers, device: str, title: str
+) -> Dataset:
     """Every part that has no receipt, on Dask workers that live as long as this task."""
     with (
         stage_progress(title, "run") as advance,

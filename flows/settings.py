@@ -33,7 +33,7 @@ def resolve(recipe: Recipe | str, settings: Mapping[str, Any] | None = None) -> 
     start = preset(recipe) if isinstance(recipe, str) else recipe
     tree: dict[str, Any] = RECIPE.dump_python(start, mode="json")
     for name, value in (settings or {}).items():
-        _replace(tree, name, value)
+        replace_setting(tree, name, value)
     return from_json(tree)
 
 
@@ -42,7 +42,7 @@ def from_json(tree: Mapping[str, Any]) -> Recipe:
     try:
         return RECIPE.validate_python(tree)
     except ValidationError as error:
-        raise ValueError("; ".join(_explained(dict(e)) for e in error.errors())) from error
+        raise ValueError(explained(error)) from error
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
@@ -77,7 +77,8 @@ def command(recipe: Recipe, store: Path) -> str:
     return shlex.join(words)
 
 
-def _replace(tree: dict[str, Any], name: str, value: Any) -> None:
+def replace_setting(tree: dict[str, Any], name: str, value: Any) -> None:
+    """Sets one value of a tree of settings; ValueError with the nearest name if there is none."""
     *path, last = name.split(".")
     node: Any = tree
     for key in path:
@@ -133,6 +134,11 @@ def _values(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _values(value, f"{name}.")
         else:
             yield name, value
+
+
+def explained(error: ValidationError) -> str:
+    """In one line, what pydantic found wrong."""
+    return "; ".join(_explained(dict(e)) for e in error.errors())
 
 
 def _explained(error: Mapping[str, Any]) -> str:

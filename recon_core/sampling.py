@@ -254,9 +254,14 @@ def plan_part(
 
 
 def plan_hash(specs: Sequence[RunSpec]) -> str:
-    """sha256 over the runs' images, labels and seeds, and over the victims that runs share."""
+    """sha256 over the runs' images, labels and seeds, over the victims that runs share, and over
+    random streams that are not their own."""
     content = [
-        [s.run, s.root_seed, s.image_ids, s.labels, *[s.victim] * (s.victim != s.run)]
+        [
+            *(s.run, s.root_seed, s.image_ids, s.labels),
+            *[s.victim] * (s.victim != s.run),
+            *[[s.stream, s.victim_stream]] * ((s.stream, s.victim_stream) != (None, None)),
+        ]
         for s in specs
     ]
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()

@@ -48,7 +48,10 @@ class RunSpec:
 
     `image_ids` and `labels` have one entry per training image; labels are class indices of the
     task that the victim learns (0 and 1 for a binary one). Runs with the same `victim` attack the
-    same network, so their images and labels are the same; by default every run has its own.
+    same network, so their images and labels are the same; by default every run has its own. Whose
+    random numbers are drawn is said by `stream` for the attack and `victim_stream` for the victim,
+    by default `run` and `victim`: runs of a study's cells share them, so that cells differ in
+    nothing but what they are to differ in.
     """
 
     run: int
@@ -56,6 +59,8 @@ class RunSpec:
     image_ids: tuple[int, ...]
     labels: tuple[int, ...]
     victim: int = -1
+    stream: int | None = None
+    victim_stream: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.image_ids) != len(self.labels):
@@ -67,15 +72,17 @@ class RunSpec:
             object.__setattr__(self, "victim", self.run)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A CPU generator that depends on (root_seed, run, purpose) and on nothing else.
+        """A CPU generator that depends on (root_seed, stream, purpose) and on nothing else.
 
         Draws are made on the CPU and moved, so that a GPU run starts where a CPU run does.
         """
-        return seeded_generator(self.root_seed, self.run, purpose)
+        stream = self.run if self.stream is None else self.stream
+        return seeded_generator(self.root_seed, stream, purpose)
 
     def victim_generator(self, purpose: str) -> torch.Generator:
         """The same for what makes the victim: all runs that attack it draw the same numbers."""
-        return seeded_generator(self.root_seed, self.victim, purpose)
+        stream = self.victim if self.victim_stream is None else self.victim_stream
+        return seeded_generator(self.root_seed, stream, purpose)
 
 
 @runtime_checkable

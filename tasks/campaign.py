@@ -14,7 +14,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 import recon_core
 from recon_core.adaptive import History
@@ -76,17 +79,20 @@ class Campaign:
 
     def fingerprint(self, images: ImageSet) -> str:
         """sha256 of the manifest."""
-        return _sha256(self.manifest(images))
+        return sha256_of(self.manifest(images))
 
-    def victims_fingerprint(self, images: ImageSet) -> str:
-        """sha256 of what the v-th victim of a sweep depends on, which is not how it is attacked."""
+    def victims_fingerprint(self, images: ImageSet) -> str | None:
+        """sha256 of what the v-th victim of a sweep depends on, which is not how it is attacked;
+        None if every victim is attacked once."""
+        if self.sampling.attacks_per_victim == 1:
+            return None
         manifest = self.manifest(images)
         experiment = manifest["campaign"]["experiment"]
         for name in NOT_OF_VICTIMS:
             experiment.pop(name, None)
         kept = {name: manifest["campaign"][name] for name in ("experiment", "root_seed", "threads")}
         size = self.sampling.images_per_run
-        return _sha256({**kept, "images_per_run": size, "source": manifest["source"]})
+        return sha256_of({**kept, "images_per_run": size, "source": manifest["source"]})
 
 
 NOT_OF_VICTIMS = ("attack", "n_attacks", "keep", "confident_ssim", "confident_gap")
@@ -117,6 +123,54 @@ class PlannedPart:
     part: int
     specs: tuple[RunSpec, ...]
     plan_hash: str
+    experiment: Experiment
+
+    def check(self, receipt: Receipt) -> None:
+        """Raises CorruptPartError if the receipt is not of these runs."""
+        if receipt.plan_hash != self.plan_hash:
+            raise CorruptPartError(
+                f"part {self.part} was made from another plan ({receipt.plan_hash[:12]}, "
+                f"expected {self.plan_hash[:12]}); verify the store, or start a new one"
+            )
+
+
+class Settings(Protocol):
+    """What makes a store: the settings of a campaign, or those of a study."""
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def encoding(self) -> Encoding: ...
+
+    def manifest(self, images: ImageSet) -> dict[str, Any]: ...
+
+    def fingerprint(self, images: ImageSet) -> str: ...
+
+    def victims_fingerprint(self, images: ImageSet) -> str | None:
+        """What the victims that are to be kept depend on; None if they are not."""
+        ...
+
+
+class AnyPlan(Protocol):
+    """The parts of a campaign or of a study on a set of images: what `tasks.generate` runs.
+
+    `labels` has an entry per image of the source, -1 for one that no run may use.
+    """
+
+    @property
+    def campaign(self) -> Settings: ...
+
+    @property
+    def images(self) -> ImageSet: ...
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+    def part(self, part: int, receipts: Iterable[Receipt]) -> PlannedPart: ...
 
 
 class Plan:
@@ -149,7 +203,12 @@ class Plan:
             root_seed=self.campaign.root_seed,
             n_labels=self.campaign.experiment.n_classes,
         )
-        return PlannedPart(part=part, specs=specs, plan_hash=plan_hash(specs))
+        return PlannedPart(
+            part=part,
+            specs=specs,
+            plan_hash=plan_hash(specs),
+            experiment=self.campaign.experiment,
+        )
 
     def is_ready(self, round_index: int, done: Iterable[int]) -> bool:
         """Whether the parts in `done` include every part that the round's plan depends on."""
@@ -158,14 +217,6 @@ class Plan:
         known = self.sampling.known_rounds(round_index)
         needed = {part for k in known for part in self.sampling.parts_of_round(k)}
         return needed <= set(done)
-
-    def check(self, planned: PlannedPart, receipt: Receipt) -> None:
-        """Raises CorruptPartError if a receipt is not of the planned runs."""
-        if receipt.plan_hash != planned.plan_hash:
-            raise CorruptPartError(
-                f"part {planned.part} was made from another plan ({receipt.plan_hash[:12]}, "
-                f"expected {planned.plan_hash[:12]}); verify the store, or start a new one"
-            )
 
     def _history(self, round_index: int, receipts: Iterable[Receipt]) -> History:
         history = History.empty(len(self.labels))
@@ -180,12 +231,13 @@ class Plan:
         return history
 
 
-def open_store(root: Location, campaign: Campaign, images: ImageSet) -> Dataset:
+def open_store(root: Location, campaign: Settings, images: ImageSet) -> Dataset:
     """The campaign's store at `root`, created if there is none; StoreMismatchError if another's."""
     return create_or_open(root, campaign.manifest(images), encoding=campaign.encoding)
 
 
-def _sha256(body: Any) -> str:
+def sha256_of(body: Any) -> str:
+    """Of a JSON value, whatever the order of its keys."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -25,7 +25,7 @@ from storage.dataset import Dataset
 from storage.errors import StoreFullError
 from storage.places import LocalPlace
 from storage.receipts import Receipt
-from tasks.campaign import Plan, PlannedPart
+from tasks.campaign import AnyPlan, PlannedPart
 from tasks.campaign_state import Quarantined, quarantine_path, read_quarantine
 from tasks.campaign_state import write_quarantine as give_up
 from tasks.campaign_watch import CampaignError, OnNotice, Pace, Watch, log_notice
@@ -44,7 +44,7 @@ with how many images are covered, in words. The first call tells what was there 
 
 
 def run_campaign(
-    plan: Plan,
+    plan: AnyPlan,
     dataset: Dataset,
     client: Client,
     *,
@@ -103,7 +103,7 @@ class _Run:
     def __init__(
         self,
         *,
-        plan: Plan,
+        plan: AnyPlan,
         dataset: Dataset,
         client: Client,
         device: str,
@@ -130,10 +130,9 @@ class _Run:
         for receipt in dataset.receipts:
             self._take_in(receipt)
         self.fingerprint = plan.campaign.fingerprint(plan.images)
-        is_sweep = plan.sampling.attacks_per_victim > 1 and isinstance(dataset.place, LocalPlace)
         self.victims: tuple[str, str] | None = None
-        if is_sweep:
-            key = plan.campaign.victims_fingerprint(plan.images)
+        key = plan.campaign.victims_fingerprint(plan.images)
+        if key is not None and isinstance(dataset.place, LocalPlace):
             self.victims = (str(Path(dataset.root) / VICTIMS), key)
         self.planned: dict[int, PlannedPart] = {}
         self.futures: dict[int, Future[Receipt]] = {}
@@ -175,7 +174,7 @@ class _Run:
             round_index = self.plan.sampling.round_of_part(part)
             planned = self.plan.part(part, self.known.receipts(round_index))
         if part in self.stored:
-            self.plan.check(planned, self.dataset.receipt(part))
+            planned.check(self.dataset.receipt(part))
             self._is_done(part)
             return
         self.planned[part] = planned
@@ -186,7 +185,7 @@ class _Run:
         job = PartJob(
             root=self.dataset.root,
             planned=planned,
-            experiment=campaign.experiment,
+            experiment=planned.experiment,
             images=batch_of(planned.specs, images.images),
             fingerprint=self.fingerprint,
             source_hash=images.content_hash,
@@ -246,7 +245,7 @@ class _Run:
         self.fractions.pop(part, None)
         future.release()
         if isinstance(outcome, Receipt):
-            self.plan.check(self.planned[part], outcome)
+            self.planned[part].check(outcome)
             self._take_in(outcome)
             self._is_done(part)
         else:

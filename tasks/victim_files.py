@@ -16,6 +16,7 @@ import torch
 
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import CorruptPartError, StoreFullError
+from storage.receipts import Receipt
 from tasks.campaign import code_version
 
 
@@ -43,6 +44,35 @@ class VictimFiles:
             save_checkpoint(self.folder, _name(victim), arrays, {"key": self.key})
 
 
+def version_key(fingerprint: str, code: str, torch_version: str, device: str) -> str:
+    """What a victim was trained from: settings, code, torch, kind of device."""
+    return f"{fingerprint} {code} {torch_version} {device}"
+
+
+@dataclass(frozen=True)
+class VictimsOfStore:
+    """The victims that a store's parts were made with, whatever made them; read only.
+
+    One that is not there is not put there: trained again by other code or on another device, it
+    would be another. `receipts` by victim.
+    """
+
+    folder: Path
+    fingerprint: str
+    receipts: Mapping[int, Receipt]
+
+    def get(self, victim: int) -> Mapping[str, torch.Tensor] | None:
+        """The tensors of a victim; None if it is not kept."""
+        made = self.receipts.get(victim)
+        if made is None:
+            return None
+        key = version_key(self.fingerprint, made.code_version, made.torch_version, made.device)
+        return VictimFiles(self.folder, key).get(victim)
+
+    def put(self, victim: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keeps nothing."""
+
+
 def kept_victims(victims: tuple[str, str] | None, device: str) -> VictimFiles | None:
     """Those of a (folder, fingerprint), of this code on this kind of device; None of None.
 
@@ -51,7 +81,8 @@ def kept_victims(victims: tuple[str, str] | None, device: str) -> VictimFiles | 
     if victims is None:
         return None
     folder, fingerprint = victims
-    return VictimFiles(Path(folder), f"{fingerprint} {code_version()} {torch.__version__} {device}")
+    key = version_key(fingerprint, code_version(), torch.__version__, device)
+    return VictimFiles(Path(folder), key)
 
 
 def _name(victim: int) -> str:

@@ -28,19 +28,24 @@ from recon_core.attacks.kkt_objective import (
     settings_of,
     starting_points,
 )
-from recon_core.attacks.kkt_results import Learned, result_of
+from recon_core.attacks.kkt_results import result_of
 from recon_core.attacks.kkt_solver import Attacked, Judge, reconstruct
-from recon_core.augment import augment_images
+from recon_core.attacks.kkt_victims import (
+    KnownVictim,
+    check_batch,
+    learn,
+    shared_victim,
+    train_victims,
+)
 from recon_core.ncc import ncc_matrix
 from recon_core.precision import Precision, matmul_precision
 from recon_core.threads import Shares, share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
 from recon_core.victims.network import Architecture, Network, Parameters
-from recon_core.victims.training import Trained, Training, train
+from recon_core.victims.training import Training
 
 Result = TypeVar("Result")
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 N_BEST = 10
 """Distances that the authors' stopping rule averages."""
 ROWS_AT_ONCE = 1 << 14
@@ -129,7 +134,7 @@ class KKT:
         once it is trained. Raises ValueError if a spec has other labels or another number of images
         than the batch.
         """
-        _check_batch(specs, images, self.n_classes)
+        check_batch(specs, images, self.n_classes)
         sweeps = [list(group) for _, group in groupby(specs, key=lambda spec: spec.victim)]
         with matmul_precision("ieee", device):  # whatever was set, and for the scores in any case
             if len(sweeps) == len(specs) and victims is None:
@@ -140,6 +145,26 @@ class KKT:
                 part = share_of(progress, done, done + len(sweep) / len(specs))
                 results += self._run_sweep(sweep, first, device, part, victims)
         return results
+
+    def train_victim(
+        self,
+        spec: RunSpec,
+        images: UInt8[Tensor, "n c h w"],
+        *,
+        device: torch.device,
+        victims: Victims | None = None,
+        progress: Progress = no_progress,
+    ) -> KnownVictim:
+        """The victim of a run of a sweep, as `run_batch` trains it; taken from `victims`, if it is
+        there, and put there otherwise. Raises ValueError as `run_batch` does."""
+        check_batch([spec], images[None], self.n_classes)
+        data = learn(self, [spec], images[None], device)
+        architecture = self.victim.on(data.shape, self.n_outputs)
+        with matmul_precision(self.precision, device):
+            trained = shared_victim(
+                self, architecture, spec, data.inputs, victims=victims, progress=progress
+            )
+        return KnownVictim(architecture, trained, data.mean[0])
 
     def _run_alone(
         self,
@@ -175,10 +200,12 @@ class KKT:
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
-        data = self._data(specs, images, device)
+        data = learn(self, specs, images, device)
         architecture = self.victim.on(data.shape, self.n_outputs)
         with matmul_precision(self.precision, device):  # not of the scores below
-            trained = self._train(architecture, specs, data.inputs, share_of(progress, 0.0, 0.5))
+            trained = train_victims(
+                self, architecture, specs, data.inputs, share_of(progress, 0.0, 0.5)
+            )
             attacked, settings = self._attack(
                 architecture, specs, trained.parameters, data.inputs, share_of(progress, 0.5, 1.0)
             )
@@ -206,11 +233,16 @@ class KKT:
     ) -> list[RunResult]:
         """Runs that attack one victim: it is trained once, and all of them share its weights."""
         self.check_sweep(attacks_per_victim=2)
-        data = self._data(specs[:1], images[None], device)
+        data = learn(self, specs[:1], images[None], device)
         architecture = self.victim.on(data.shape, self.n_outputs)
         with matmul_precision(self.precision, device):
-            trained = self._trained(
-                architecture, specs[0], data.inputs, share_of(progress, 0.0, 0.5), victims
+            trained = shared_victim(
+                self,
+                architecture,
+                specs[0],
+                data.inputs,
+                victims=victims,
+                progress=share_of(progress, 0.0, 0.5),
             )
             stacks = self._stacks_of_sweep(len(specs), device)
             shares = Shares(share_of(progress, 0.5, 1.0), [len(s) / len(specs) for s in stacks])
@@ -247,64 +279,6 @@ class KKT:
         if device.type == "cpu" and self.attack.halving is None:
             size = 1
         return [range(first, min(first + size, n_runs)) for first in range(0, n_runs, size)]
-
-    def _trained(
-        self,
-        architecture: Architecture,
-        spec: RunSpec,
-        inputs: Float[Tensor, "1 n d"],
-        progress: Progress,
-        victims: Victims | None,
-    ) -> Trained:
-        """The victim of a sweep, trained or as it was kept."""
-        known = None if victims is None else victims.get(spec.victim)
-        if known is not None:
-            progress(1.0)
-            like = architecture.initial([spec.victim_generator("victim")], dtype=inputs.dtype)
-            return Trained.from_tensors(known, like, inputs.device)
-        trained = self._train(architecture, [spec], inputs, progress)
-        if victims is not None:
-            victims.put(spec.victim, trained.tensors())
-        return trained
-
-    def _data(
-        self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"], device: torch.device
-    ) -> Learned:
-        targets, augment = self._augmented(specs, images)
-        unit = targets.to(device=device, dtype=DTYPES[self.dtype]) / 255
-        mean = unit.mean(dim=1, keepdim=True)
-        return Learned(targets, augment, mean[:, 0].float(), (unit - mean).flatten(2))
-
-    def _augmented(
-        self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]
-    ) -> tuple[UInt8[Tensor, "r n c h w"], Float[Tensor, "r n 9"]]:
-        pairs = [
-            augment_images(batch, p=self.augment_p, generator=spec.victim_generator("augment"))
-            for spec, batch in zip(specs, images, strict=True)
-        ]
-        return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
-
-    def _train(
-        self,
-        architecture: Architecture,
-        specs: Sequence[RunSpec],
-        x: Float[Tensor, "r n d"],
-        progress: Progress,
-    ) -> Trained:
-        labels = torch.tensor([spec.labels for spec in specs], device=x.device)
-        y = labels if self.n_outputs > 1 else labels.to(x.dtype) * 2 - 1
-        generators = [spec.victim_generator("victim") for spec in specs]
-        parameters = architecture.initial(generators, dtype=x.dtype).map(lambda t: t.to(x.device))
-        order = [spec.victim_generator("minibatches") for spec in specs]
-        return train(
-            architecture,
-            parameters,
-            x,
-            y,
-            training=self.training,
-            generators=order,
-            progress=progress,
-        )
 
     def _attack(
         self,
@@ -384,21 +358,3 @@ class KKT:
 def stack_size(device: torch.device, n_runs: int) -> int:
     """How many of `n_runs` runs are stacked on `device`: all, but on a CPU one."""
     return 1 if device.type == "cpu" else n_runs
-
-
-def _check_batch(
-    specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"], n_classes: int
-) -> None:
-    if len(specs) != len(images):
-        raise ValueError(f"{len(specs)} specs came with images of {len(images)} runs")
-    for spec in specs:
-        if len(spec.labels) != images.shape[1]:
-            raise ValueError(
-                f"run {spec.run} plans {len(spec.labels)} images, the batch has {images.shape[1]}; "
-                "runs of one batch must have equally many"
-            )
-        if not set(spec.labels) <= set(range(n_classes)):
-            raise ValueError(
-                f"run {spec.run} has labels {sorted(set(spec.labels))}; a victim of "
-                f"n_classes={n_classes} needs labels from 0 to {n_classes - 1}"
-            )

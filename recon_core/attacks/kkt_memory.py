@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 
-from recon_core.attacks.kkt import DTYPES, KKT, ROWS_AT_ONCE
+from recon_core.attacks.kkt import KKT, ROWS_AT_ONCE
+from recon_core.attacks.kkt_victims import DTYPES
 from recon_core.victims.network import Shape
 
 PER_PARAMETER, PER_CANDIDATE, PER_ACTIVATION, PER_SAVED = 6.0, 18.0, 6.0, 5.5

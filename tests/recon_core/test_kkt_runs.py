@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recon_core import precision
-from recon_core.attacks import kkt, kkt_results
+from recon_core.attacks import kkt, kkt_results, kkt_victims
 from recon_core.attacks.kkt_objective import KKTAttack, Search, settings_of
 from recon_core.optimisers import Optimiser
 from recon_core.types import Outcome, RunResult
@@ -117,7 +117,7 @@ def test_an_error_of_a_run_side_by_side_is_raised(monkeypatch: pytest.MonkeyPatc
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("broken")
 
-    monkeypatch.setattr(kkt, "train", broken)
+    monkeypatch.setattr(kkt_victims, "train", broken)
     torch.set_num_threads(2)
     with pytest.raises(KeyError, match="broken"):
         run(QUICK)
@@ -277,7 +277,11 @@ def test_precision_is_set_for_the_products_and_then_as_before(
     numbers = itertools.count()
     monkeypatch.setattr(precision, "_probe", lambda device: torch.tensor(next(numbers)))
     seen: list[tuple[str, ...]] = []
-    for module, function in ((kkt, "train"), (kkt, "reconstruct"), (kkt_results, "pairs_of")):
+    for module, function in (
+        (kkt_victims, "train"),
+        (kkt, "reconstruct"),
+        (kkt_results, "pairs_of"),
+    ):
         original = getattr(module, function)
 
         def spying(*positional: Any, original: Any = original, **named: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks import kkt
+from recon_core.attacks import kkt, kkt_victims
 from recon_core.attacks.halving import Halving, Race
 from recon_core.attacks.kkt_objective import Search, settings_of
 from recon_core.optimisers import Optimiser
@@ -99,7 +99,7 @@ def test_a_kept_victim_is_not_trained_again(monkeypatch: pytest.MonkeyPatch) -> 
     def refuses(*_arguments: object, **_options: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(kkt, "train", refuses)
+    monkeypatch.setattr(kkt_victims, "train", refuses)
     again = swept(SWEEP, attacks(2), victims)
     for one, other in zip(trained, again, strict=True):
         assert_equal_results(one, other)

@@ -119,7 +119,7 @@ def test_a_round_is_ready_when_the_rounds_it_may_know_are_done(images: ImageSet)
 def test_a_receipt_of_another_plan_is_refused(images: ImageSet) -> None:
     plan = Plan(Campaign(sampling=SAMPLING), images)
     with pytest.raises(CorruptPartError, match="part 0 was made from another plan"):
-        plan.check(plan.part(0, []), receipt(0, {}))  # type: ignore[arg-type]
+        plan.part(0, []).check(receipt(0, {}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""The studies that there are: by name, what each asks, its grid, its figures and its claims.
+
+A study is one function in `flows.study_grids`, its figures and claims one each in
+`tasks.study_views` and `tasks.study_claims`, and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from flows import study_grids as grids
+from flows.naming import unknown_name
+from flows.settings import explained, replace_setting
+from tasks.study import Study
+
+STUDY = TypeAdapter(Study)
+PRESETS = tuple(grids.SIZES)
+Preset = Literal["paper", "cpu"]
+OF_EVERY_CELL = "experiment."
+"""Settings that begin with this are set in the experiment of every cell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a study asks, where the paper does, and its grid at a size."""
+
+    title: str
+    question: str
+    paper: str
+    grid: Callable[[grids.Size], Study]
+
+
+STUDIES: dict[str, Kind] = {
+    "multiclass": Kind(
+        title="More classes, more reconstructions",
+        question="Does a classifier of more classes give back more of its training images?",
+        paper="002, section 4.2 and appendix C",
+        grid=grids.multiclass,
+    ),
+    "losses": Kind(
+        title="Losses other than cross-entropy",
+        question="Do networks trained by regression with weight decay give back their images, and "
+        "which of them?",
+        paper="002, section 5.2 and appendix D",
+        grid=grids.losses,
+    ),
+    "weight-decay": Kind(
+        title="The role of weight decay",
+        question="Does weight decay make a network with a standard start vulnerable, and for which "
+        "values?",
+        paper="002, section 6.1 and appendix E",
+        grid=grids.weight_decay,
+    ),
+    "cnn": Kind(
+        title="Convolutional networks",
+        question="Do networks that begin with a convolution give back their images, and with which "
+        "kernels?",
+        paper="002, section 6.1 and appendix F",
+        grid=grids.cnn,
+    ),
+    "width": Kind(
+        title="Width against number of images",
+        question="How many images come back by the width of the network and the number of images?",
+        paper="002, section 6.2",
+        grid=grids.width,
+    ),
+    "large": Kind(
+        title="Many images",
+        question="Does a wide network give back some of very many images that it learned in "
+        "minibatches?",
+        paper="002, appendix G",
+        grid=grids.large,
+    ),
+}
+
+
+def study(name: str, preset: str, settings: Mapping[str, Any] | None = None) -> Study:
+    """The named study at a size, with single settings replaced.
+
+    A name that begins with `experiment.` is set in every cell, others are the study's own
+    (`n_victims`, `data`, `cells.0.images_per_run`). Raises ValueError naming what is wrong and the
+    fix.
+    """
+    if name not in STUDIES:
+        raise ValueError(unknown_name("study", name, STUDIES))
+    if preset not in grids.SIZES:
+        raise ValueError(unknown_name("preset", preset, grids.SIZES))
+    made = STUDIES[name].grid(grids.SIZES[preset])
+    tree: dict[str, Any] = STUDY.dump_python(made, mode="json")
+    for setting, value in (settings or {}).items():
+        if setting.startswith(OF_EVERY_CELL):
+            for cell in tree["cells"]:
+                replace_setting(cell, setting, value)
+        else:
+            replace_setting(tree, setting, value)
+    return from_json(tree)
+
+
+def from_json(tree: Mapping[str, Any]) -> Study:
+    """The study of a JSON object; ValueError in one line for unknown keys and bad values."""
+    try:
+        return STUDY.validate_python(tree)
+    except ValidationError as error:
+        raise ValueError(explained(error)) from error
+
+
+def to_json(of: Study) -> dict[str, Any]:
+    """The study as a JSON object."""
+    return dict(STUDY.dump_python(of, mode="json"))

@@ -1,0 +1,221 @@
+"""A study: attack every victim of a grid, score them, and say what comes out cell by cell."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from tasks.study_page import write_page
+
+from flows.evaluate import score_methods
+from flows.generate import make_pairs
+from flows.studies import STUDIES, from_json, to_json
+from storage.dataset import Dataset
+from storage.errors import StorageError
+from storage.files import write_file, write_json
+from storage.places import LocalPlace
+from storage.sources import load_images
+from tasks.artifacts import leave_link, leave_table
+from tasks.campaign import open_store, sha256_of
+from tasks.campaign_state import resume_if_stopped
+from tasks.campaign_watch import log_notice
+from tasks.evaluation_pictures import KeptPictures
+from tasks.evaluation_victims import find_victims
+from tasks.generate import VICTIMS
+from tasks.progress import stage_progress
+from tasks.study import Study, StudyPlan
+from tasks.study_claims import check_claims
+from tasks.study_record import (
+    METHOD,
+    SCHEMA,
+    VERSION,
+    Examined,
+    created_now,
+    describe_study,
+    examine,
+    tests_of,
+)
+from tasks.study_views import describe_figures, kernels_of
+from tasks.victim_files import VictimsOfStore
+from tasks.workers import Workers, device_of, resolve_device, usable_cores
+from tasks.workspace import Workspace
+
+SETTINGS = "settings.json"
+RECORD = "study.json"
+PICTURES = "study-pictures.npz"
+
+
+@flow(name="study", flow_run_name="{store}")
+def run_study(settings: dict[str, Any], store: Path, workers: Workers | None = None) -> Path:
+    """Bring the study at `store` to its end; what is there is not repeated. Returns its page.
+
+    `settings` are those of a `tasks.study.Study`, as `flows.studies.to_json` gives them. 1. Read
+    the images. 2. Plan. 3. Open the store, or refuse one of other settings. 4. Train and attack
+    what is missing, on the workers. 5. Score with decoys. 6. Ask the victims. 7. Check the paper's
+    claims. 8. Write study.json, its pictures and the page.
+    """
+    study, workers = from_json(settings), workers or Workers()
+    workspace, device = Workspace(store), device_of(workers)
+    images = load_images(study.data, split=study.split, skip_corrupt=study.skip_corrupt)
+    plan = StudyPlan(study, images)
+    dataset = open_store(workspace.pairs("heldout"), study, images)
+    write_json(store / SETTINGS, to_json(study))
+    if notice := resume_if_stopped(dataset.place):
+        log_notice(notice)
+    if len(dataset.receipts) < plan.sampling.n_parts:
+        with workspace.timed("attack"):
+            dataset = make_pairs(plan, dataset, workers, device, f"Study {study.name}")
+    if len(dataset.receipts) < plan.sampling.n_parts:
+        raise StorageError(
+            f"{dataset.root} has {len(dataset.receipts)} of {plan.sampling.n_parts} parts, the "
+            f"others are quarantined; see {dataset.root}/quarantine, and run the same command again"
+        )
+    where = resolve_device(workers.device)
+    with workspace.timed("score"):
+        scored = score_methods(
+            study.evaluation,
+            dataset=dataset,
+            heldout=images,
+            restorers={},
+            out=workspace.evaluation,
+            device=where,
+        )
+        examined = ask_victims(plan, dataset, device=where)
+    record = make_record(plan, scored, examined, dataset, workspace.timings)
+    write_pictures(store, record, plan, dataset, examined)
+    write_json(store / RECORD, record)
+    page = write_page(store)
+    leave_table("cells", cell_rows(record), f"Study {study.name}: what came back, cell by cell")
+    leave_table("claims", claim_rows(record), f"Study {study.name}: the paper's claims")
+    leave_link("study", page, f"The page of study {study.name}")
+    return page
+
+
+@task(name="ask victims", cache_policy=NO_CACHE)
+def ask_victims(plan: StudyPlan, dataset: Dataset, *, device: str) -> dict[int, Examined]:
+    """What only the victims know; those that are not kept are trained again."""
+    study, tests = plan.study, tests_of(plan, dataset)
+    n_victims = len(study.cells) * study.n_victims
+    receipts = {r.part * study.runs_per_part // study.n_attacks: r for r in dataset.receipts}
+    folder = Path(dataset.root) / VICTIMS if isinstance(dataset.place, LocalPlace) else Path()
+    fingerprint = study.victims_fingerprint(plan.images)
+    kept = VictimsOfStore(folder, fingerprint, receipts)
+    found = {}
+    with stage_progress("Ask the victims", "victim") as advance:
+        for victim in range(n_victims):
+            advance(victim, n_victims)
+            found[victim] = examine(plan, victim, tests=tests, device=device, victims=kept)
+        advance(n_victims, n_victims)
+    return found
+
+
+def make_record(
+    plan: StudyPlan,
+    scored: Mapping[str, Any],
+    examined: Mapping[int, Examined],
+    dataset: Dataset,
+    timings: Mapping[str, float],
+) -> dict[str, Any]:
+    """study.json."""
+    study = plan.study
+    kind = STUDIES.get(study.name)
+    body = describe_study(plan, scored, examined, dataset)
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "name": study.name,
+        "preset": study.preset,
+        "title": study.name if kind is None else kind.title,
+        "question": "" if kind is None else kind.question,
+        "paper": "" if kind is None else kind.paper,
+        "command": command(study),
+        "created": created_now(),
+        "machine": f"{platform.processor() or platform.machine()}, {usable_cores()} cores",
+        "fingerprint": sha256_of([scored["fingerprint"], study.fingerprint(plan.images)]),
+        "settings": to_json(study),
+        **body,
+        "seconds": {name: round(timings.get(name, 0.0), 1) for name in ("attack", "score")},
+        "figures": describe_figures(study),
+    }
+    record["claims"] = check_claims(record)
+    return record
+
+
+def command(study: Study) -> str:
+    """The command that makes this study from nothing, up to settings that were set apart."""
+    words = ["palimpsest", "study", study.name, "--preset", study.preset, "--data", study.data]
+    return shlex.join(words)
+
+
+def write_pictures(
+    store: Path,
+    record: Mapping[str, Any],
+    plan: StudyPlan,
+    dataset: Dataset,
+    examined: Mapping[int, Examined],
+) -> None:
+    """The pairs that are shown of every cell, and the kernels that have a figure."""
+    evaluation = Workspace(store).evaluation
+    images = plan.images
+    victims = find_victims(dataset, images, decoy_seed=plan.study.evaluation.decoy_seed)
+    kept = KeptPictures(evaluation / "cache", victims, {METHOD: METHOD})
+    scored = _json(evaluation / "evaluation.json")
+    runs = scored["methods"][METHOD]["targets"]["run"]
+    row_of = {
+        (victim, image): row
+        for row, (victim, image) in enumerate(
+            zip(scored["targets"]["victim"], scored["targets"]["image_id"], strict=True)
+        )
+    }
+    arrays, wanted = {}, {}
+    for cell in record["cells"]:
+        key = f"cell_{cell['number']:04d}"
+        columns = record["images"]
+        rows = [row_of[columns["victim"][k], columns["image_id"][k]] for k in cell["shown"]]
+        ids = [columns["image_id"][k] for k in cell["shown"]]
+        arrays[f"{key}/original"] = images.images[np.array(ids, np.int64)]
+        wanted[f"{key}/reconstruction"] = (METHOD, "targets", rows, [runs[row] for row in rows])
+    arrays |= kept.read(wanted, images.images.shape[1:])
+    for number in kernels_of(plan.study):
+        found = examined[record["cells"][number]["victims"][0]].kernels
+        if found is not None:
+            arrays[f"kernels_{number:04d}"] = found
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    write_file(store / PICTURES, content.getvalue())
+
+
+def cell_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row per cell for a screen or a table."""
+    return [
+        {
+            "cell": cell["name"],
+            "images": cell["n_images"],
+            "good": f"{cell['targets']['n_good']}/{cell['targets']['n']}",
+            "decoys": f"{cell['decoys']['n_good']}/{cell['decoys']['n']}",
+            "SSIM": round(cell["targets"]["mean_ssim"], 3),
+            "SSIM decoys": round(cell["decoys"]["mean_ssim"], 3),
+        }
+        for cell in record["cells"]
+    ]
+
+
+def claim_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row per claim."""
+    words = {True: "holds", False: "does not hold", None: "not testable here"}
+    return [
+        {"claim": c["claim"], "here": words[c["holds"]], "ours": c["ours"]}
+        for c in record["claims"]
+    ]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_bytes()))

@@ -1,0 +1,137 @@
+"""A study's record by cell and victim, and differences between cells with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+N_BOOTSTRAP = 2000
+MIN_IMAGES = 8
+"""Fewer images of a victim have no rank correlation."""
+
+Floats = npt.NDArray[np.float64]
+Record = Mapping[str, Any]
+
+
+class NotTestableError(Exception):
+    """The study lacks what a claim is about; the message says what."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two cells: good images per victim, or of a mean; with its interval, and by victim."""
+
+    value: float
+    low: float
+    high: float
+    by_victim: tuple[float, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Above 0 beyond chance, and no victim says the opposite."""
+        return self.value > 0 and self.low > 0 and min(self.by_victim) >= 0
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{d:+.3g}" for d in self.by_victim)
+        return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}] (by victim {each})"
+
+
+class Results:
+    """A study's record by cell and victim."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.threshold = float(record["good_threshold"])
+        columns = record["images"]
+        self.cell = np.array(columns["cell"], np.int64)
+        self.victim = np.array(columns["victim"], np.int64)
+        self.values: dict[str, Floats] = {
+            name: np.array([np.nan if v is None else v for v in columns[name]], np.float64)
+            for name in ("margin", "loss", "ssim", "decoy_ssim")
+        }
+
+    def cells(self, panel: str | None = None, **at: Any) -> list[dict[str, Any]]:
+        """Cells of a panel at some values of the axes, in order.
+
+        Raises NotTestableError if there is none.
+        """
+        found = [
+            dict(cell)
+            for cell in self.record["cells"]
+            if (panel is None or cell["panel"] == panel)
+            and all(cell["at"].get(name) == value for name, value in at.items())
+        ]
+        if not found:
+            raise NotTestableError(f"no cell with {panel or ''} {at or ''}".strip())
+        return found
+
+    def of(self, cell: Mapping[str, Any], name: str) -> list[Floats]:
+        """A column of the images, victim by victim."""
+        return [self.values[name][self.victim == victim] for victim in cell["victims"]]
+
+    def good(self, cell: Mapping[str, Any], name: str = "ssim") -> list[Floats]:
+        """1 where the SSIM is above the threshold, else 0, victim by victim."""
+        return [(v > self.threshold).astype(np.float64) for v in self.of(cell, name)]
+
+    def more_good(
+        self, cell: Mapping[str, Any], than: Mapping[str, Any], *, share: bool = False
+    ) -> Difference:
+        """How many more images (or how much larger a share) are good in a cell than in another."""
+        return difference(self.good(cell), self.good(than), mean=share)
+
+    def beyond_decoys(self, cell: Mapping[str, Any]) -> Difference:
+        """How much larger the share of good images is than that of good decoys."""
+        return difference(self.good(cell), self.good(cell, "decoy_ssim"), mean=True)
+
+    def share(self, cell: Mapping[str, Any]) -> float:
+        return float(np.concatenate(self.good(cell)).mean())
+
+    def count(self, cell: Mapping[str, Any]) -> float:
+        """Good images per victim."""
+        return float(sum(g.sum() for g in self.good(cell)) / len(cell["victims"]))
+
+    def rank_correlation(
+        self, cells: Sequence[Mapping[str, Any]], one: str, other: str
+    ) -> Difference:
+        """Spearman's correlation within victims, averaged over those of all cells."""
+        rhos = []
+        for cell in cells:
+            for a, b in zip(self.of(cell, one), self.of(cell, other), strict=True):
+                usable = np.isfinite(a) & np.isfinite(b)
+                if usable.sum() >= MIN_IMAGES and np.ptp(a[usable]) and np.ptp(b[usable]):
+                    rhos.append(float(stats.spearmanr(a[usable], b[usable]).statistic))
+        if len(rhos) < 2:
+            raise NotTestableError(
+                f"too few victims of {MIN_IMAGES} images or more whose {one} and {other} vary"
+            )
+        rng = np.random.default_rng(0)
+        means = rng.choice(rhos, (N_BOOTSTRAP, len(rhos))).mean(1)
+        low, high = np.quantile(means, [0.025, 0.975])
+        return Difference(float(np.mean(rhos)), float(low), float(high), tuple(rhos))
+
+
+def difference(one: Sequence[Floats], other: Sequence[Floats], *, mean: bool = False) -> Difference:
+    """Of the sums (or means) over images, averaged over victims; the interval resamples images."""
+    if len(one) != len(other):
+        raise NotTestableError("the cells have other numbers of victims")
+
+    def total(values: Floats) -> float:
+        return float(values.mean() if mean else values.sum())
+
+    by_victim = [total(a) - total(b) for a, b in zip(one, other, strict=True)]
+    rng = np.random.default_rng(0)
+
+    def drawn(groups: Sequence[Floats]) -> Floats:
+        sums = np.zeros(N_BOOTSTRAP)
+        for values in groups:
+            picked = rng.choice(values, (N_BOOTSTRAP, len(values)))
+            sums += picked.mean(1) if mean else picked.sum(1)
+        return sums / len(groups)
+
+    low, high = np.quantile(drawn(one) - drawn(other), [0.025, 0.975])
+    return Difference(float(np.mean(by_victim)), float(low), float(high), tuple(by_victim))
