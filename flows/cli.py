@@ -26,6 +26,7 @@ from flows.regenerate_cli import regenerate_app
 from flows.report_cli import report_app
 from flows.restore_cli import restore_app
 from flows.screen import fact_text, show_facts, show_notices
+from flows.study_cli import study_app
 from flows.top_up_cli import top_up_app
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from tasks.guard import start_guard, take_ctrl_c_alone
@@ -56,6 +57,7 @@ app.add_typer(attack_app, name="attack")
 app.add_typer(top_up_app)
 app.add_typer(restore_app)
 app.add_typer(report_app)
+app.add_typer(study_app)
 out = Console()
 err = Console(stderr=True)
 

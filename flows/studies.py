@@ -89,9 +89,13 @@ def study(name: str, preset: str, settings: Mapping[str, Any] | None = None) -> 
         raise ValueError(unknown_name("study", name, STUDIES))
     if preset not in grids.SIZES:
         raise ValueError(unknown_name("preset", preset, grids.SIZES))
-    made = STUDIES[name].grid(grids.SIZES[preset])
+    return changed(STUDIES[name].grid(grids.SIZES[preset]), settings or {})
+
+
+def changed(made: Study, settings: Mapping[str, Any]) -> Study:
+    """A study with single settings replaced, as `study` does."""
     tree: dict[str, Any] = STUDY.dump_python(made, mode="json")
-    for setting, value in (settings or {}).items():
+    for setting, value in settings.items():
         if setting.startswith(OF_EVERY_CELL):
             for cell in tree["cells"]:
                 replace_setting(cell, setting, value)

@@ -1,0 +1,205 @@
+"""`palimpsest study`: the studies of paper 002, from a grid to a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+study_app = typer.Typer()
+out = Console()
+
+ENTRIES = frozenset(
+    {
+        *("settings.json", "timings.json", "heldout", "evaluation"),
+        *("study.json", "study-pictures.npz", "study.html", "study-data"),
+    }
+)
+"""What the command makes in the store's folder."""
+SETTINGS = "settings.json"
+
+
+@study_app.command(
+    epilog="Examples: `palimpsest study list` · `palimpsest study multiclass --dry-run` · "
+    "`palimpsest study width --data folder:cifar10` · "
+    "`palimpsest study losses --set n_victims=5 --set experiment.training.epochs=60000`"
+)
+def study(
+    name: Annotated[str, typer.Argument(help="Which; `list` shows all of them.")],
+    *,
+    preset: Annotated[
+        Literal["paper", "cpu"] | None,
+        typer.Option("--preset", help="The size; default: that of the store, else cpu."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH"),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="Default: palimpsest-runs/study-NAME.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="name=value; experiment.* is set in every cell. Repeatable."),
+    ] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
+    n_workers: Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")] = 0,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--cluster", help="local | cuda | slurm:YAML | kubernetes:YAML | tcp://HOST:PORT"
+        ),
+    ] = "local",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would take.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete the store's products first.")
+    ] = False,
+) -> None:
+    """Attack every victim of a grid, score what comes back, and check the paper's claims.
+
+    A study that was interrupted goes on where it was; settings are then those of its store.
+    """
+    if name == "list":
+        _show_studies()
+        return
+    from flows.fresh import start_over
+    from flows.naming import unknown_name
+    from flows.settings import parse_assignments
+    from flows.studies import STUDIES, to_json
+
+    if name not in STUDIES:
+        raise ValueError(unknown_name("study", name, [*STUDIES, "list"]))
+    store = store or Path(f"palimpsest-runs/study-{name}")
+    if fresh and not dry_run:
+        start_over(store, ENTRIES, option="--store")
+    chosen: dict[str, Any] = {} if data is None else {"data": data}
+    chosen |= parse_assignments(settings or [])
+    made = _study(name, preset, chosen, store)
+    if dry_run:
+        _show_costs(made, device, n_workers)
+        return
+    from flows.study import cell_rows, claim_rows, run_study
+    from tasks.workers import Workers
+
+    out.print(
+        f"[bold]palimpsest study {name}[/]  {made.preset}, {len(made.cells)} cells, "
+        f"{made.n_runs} attacks, on {escape(made.data)}, store {escape(str(store))}"
+    )
+    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+    page = run_study(to_json(made), store, workers=workers)
+    record = json.loads((store / "study.json").read_bytes())
+    _show_rows(cell_rows(record))
+    _show_rows(claim_rows(record))
+    out.print(f"Page: [bold]{escape(str(Path(page).absolute()))}[/]", soft_wrap=True)
+
+
+def _study(name: str, preset: str | None, chosen: dict[str, Any], store: Path) -> Any:
+    """That of the store if it has one of this name and no other size is asked for."""
+    from flows.studies import changed, from_json
+    from flows.studies import study as named
+
+    path = store / SETTINGS
+    if preset is None and path.is_file():
+        kept = from_json(json.loads(path.read_bytes()))
+        if kept.name != name:
+            raise ValueError(
+                f"{store} holds study {kept.name!r}, not {name!r}; use another --store"
+            )
+        return changed(kept, chosen)
+    return named(name, preset or "cpu", chosen)
+
+
+def _show_studies() -> None:
+    from flows.studies import PRESETS, STUDIES
+    from flows.studies import study as named
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("study", "asks", "paper", *(f"cells, attacks ({p})" for p in PRESETS)):
+        table.add_column(title)
+    for name, kind in STUDIES.items():
+        sizes = [named(name, preset) for preset in PRESETS]
+        numbers = [f"{len(s.cells)}, {s.n_runs:,}" for s in sizes]
+        table.add_row(name, kind.question, kind.paper, *numbers)
+    out.print(table)
+
+
+def _show_costs(made: Any, device: str, n_workers: int) -> None:
+    """The cells with their estimates, and the sums."""
+    from storage.sources import load_images
+    from tasks.study import StudyPlan
+    from tasks.study_cost import cost_of, measured_pace, total
+    from tasks.workers import resolve_device, usable_cores
+
+    images = load_images(made.data, split=made.split, skip_corrupt=made.skip_corrupt)
+    StudyPlan(made, images)
+    where = resolve_device(device)  # type: ignore[arg-type]
+    c, h, w = images.images.shape[1:]
+    pace = measured_pace(where)
+    stacked = where != "cpu"
+    costs = [cost_of(made, cell, (c, h, w), pace, stacked=stacked) for cell in made.cells]
+    table = Table(box=None, pad_edge=False)
+    for title in (
+        "cell",
+        "images",
+        "victims",
+        "attacks",
+        "training",
+        "attacks take",
+        "memory",
+        "disk",
+    ):
+        table.add_column(title, justify="left" if title == "cell" else "right")
+    for cell, cost in zip(made.cells, costs, strict=True):
+        table.add_row(
+            cell.name,
+            str(cell.images_per_run),
+            str(made.n_victims),
+            str(made.n_victims * made.n_attacks),
+            duration_text(cost.train_s),
+            duration_text(cost.attack_s),
+            size_text(cost.memory_bytes),
+            size_text(cost.disk_bytes),
+        )
+    out.print(table)
+    sums = total(costs)
+    n = n_workers or (1 if stacked else usable_cores())
+    out.print(
+        f"{len(made.cells)} cells, {made.n_runs:,} attacks: about {duration_text(sums['seconds'])} "
+        f"of work on {where}, {duration_text(sums['seconds'] / n)} on {n} workers; "
+        f"{size_text(sums['memory_bytes'])} of memory per worker at most, "
+        f"{size_text(sums['disk_bytes'])} of disk. Speed was measured on this machine just now."
+    )
+
+
+def _show_rows(rows: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0] if rows else ():
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(str(value)) for value in row.values()))
+    out.print(table)
+
+
+def duration_text(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.4 h`, `2.1 d`."""
+    for limit, unit, name in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            value = seconds / unit
+            return f"{value:.0f} {name}" if value >= 10 or unit == 1 else f"{value:.1f} {name}"
+    return f"{seconds / 86_400:.1f} d"
+
+
+def size_text(n_bytes: float) -> str:
+    """`12 MB`, `3.4 GB`."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if n_bytes >= unit:
+            value = n_bytes / unit
+            return f"{value:.0f} {name}" if value >= 10 else f"{value:.1f} {name}"
+    return f"{n_bytes / 1e3:.0f} kB"
