@@ -202,7 +202,11 @@ def draw_plot(curves: Curves, n_images: int, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line per measurement, and writes them to --json."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--data", default="photos", help="photos | folder:PATH | cifar10:PATH")
+    parser.add_argument(
+        "--data",
+        default="photos",
+        help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH",
+    )
     parser.add_argument("--folder", type=Path, help="where the campaigns lie; default: temporary")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="tiny campaigns")

@@ -67,7 +67,8 @@ PresetOption = Annotated[
     typer.Option("--preset", help="Named settings; default: those of the store, else demo."),
 ]
 DataOption = Annotated[
-    str | None, typer.Option("--data", help="photos | folder:PATH | cifar10:PATH")
+    str | None,
+    typer.Option("--data", help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH"),
 ]
 SetOption = Annotated[
     list[str] | None,

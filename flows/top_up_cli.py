@@ -55,7 +55,10 @@ def top_up(
         typer.Option("--preset", help="Named settings; default: those of the store, else demo."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", help="photos | folder:PATH | cifar10:PATH")
+        str | None,
+        typer.Option(
+            "--data", help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH"
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,

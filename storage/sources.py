@@ -1,6 +1,6 @@
-"""Where images come from: embedded photographs, a folder of pictures, the official CIFAR-10.
+"""Where images come from: embedded photographs, a folder of pictures, CIFAR-10, CIFAR-100, SVHN.
 
-`load_images("photos" | "folder:PATH" | "cifar10:PATH", split=...)` gives an `ImageSet`: uint8
+`load_images("photos" | "folder:PATH" | "cifar10:PATH" | ..., split=...)` gives an `ImageSet`: uint8
 pictures of one size, class indices, and a hash of both that goes into every receipt. The two splits
 of a source never share an image: victims that restorers learn from are trained on `train`,
 victims that are evaluated on `heldout`.
@@ -11,8 +11,6 @@ A further source is one function here and one line in `_LOADERS`.
 from __future__ import annotations
 
 import hashlib
-import re
-import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,18 +19,24 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from storage.cifar import CIFAR_CLASSES, CIFAR_FOLDERS, cifar10_pictures, cifar100_pictures
 from storage.errors import SourceError
 from storage.photographs import photograph_tiles
-from storage.pickles import restricted_load
 from storage.pictures import CorruptPictureError, is_picture, read_picture, square
+from storage.svhn import SVHN_CLASSES, svhn_pictures
+
+__all__ = [
+    "CIFAR_CLASSES",
+    "CIFAR_FOLDERS",
+    "HELDOUT_FOLDERS",
+    "HELDOUT_ONE_IN",
+    "ImageSet",
+    "Split",
+    "load_images",
+]
 
 Split = Literal["train", "heldout"]
 
-CIFAR_CLASSES = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
-CIFAR_FOLDERS = ("cifar-10-batches-py", "ciFAIR-10")
 HELDOUT_FOLDERS = ("test", "heldout", "val")
 HELDOUT_ONE_IN = 5
 """Of a folder without split folders, the images whose hash is 0 modulo this are held out."""
@@ -97,7 +101,8 @@ def load_images(
     """The `split` of `source` as pictures of `size` by `size` pixels.
 
     `photos` needs nothing. `folder:PATH` has PATH/<class>/*.jpg, or two such trees in PATH/train
-    and PATH/test (heldout, val). `cifar10:PATH` is the official archive or the folder in it.
+    and PATH/test (heldout, val). `cifar10:PATH` and `cifar100:PATH` are the official archive or the
+    folder in it, `svhn:PATH` the folder of the official train_32x32.mat and test_32x32.mat.
 
     Raises:
         SourceError: nothing of that kind is there, or a file is corrupt (`skip_corrupt=True` leaves
@@ -106,7 +111,8 @@ def load_images(
     kind, _colon, path = source.partition(":")
     if kind not in _LOADERS or (kind == "photos") == bool(path):
         raise SourceError(
-            f"unknown image source {source!r}; use photos, folder:PATH or cifar10:PATH"
+            f"unknown image source {source!r}; use photos, folder:PATH, cifar10:PATH, "
+            "cifar100:PATH or svhn:PATH"
         )
     if size < 1:
         raise ValueError(f"size={size}; expected a positive number of pixels")
@@ -243,79 +249,45 @@ def _hash_split(images: npt.NDArray[np.uint8], split: Split) -> npt.NDArray[np.b
 
 
 def _cifar10(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
-    names = (
-        ("test_batch",)
-        if split == "heldout"
-        else tuple(f"data_batch_{number}" for number in range(1, 6))
-    )
-    batches = [_cifar_batch(content, name) for name, content in _cifar_files(path, names).items()]
-    images = np.concatenate([images for images, _labels in batches])
-    notes = ["CIFAR-10's test images are held out."] if split == "heldout" else []
+    return _official(*cifar10_pictures(path, split), split=split, size=size)
+
+
+def _cifar100(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    return _official(*cifar100_pictures(path, split), split=split, size=size)
+
+
+def _svhn(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    return _official("SVHN", *svhn_pictures(path, split), SVHN_CLASSES, split=split, size=size)
+
+
+def _official(
+    name: str,
+    images: npt.NDArray[np.uint8],
+    labels: npt.NDArray[np.int64],
+    class_names: tuple[str, ...],
+    *,
+    split: Split,
+    size: int,
+) -> ImageSet:
+    """A data set that comes divided into training and test images."""
+    notes = [f"{name}'s test images are held out."] if split == "heldout" else []
     if size != images.shape[-1]:
         notes.append(f"all {len(images)} pictures were resized from 32 x 32 to {size} x {size}.")
         images = np.stack([square(i.transpose(1, 2, 0), size).transpose(2, 0, 1) for i in images])
     return ImageSet(
-        name="ciFAIR-10" if "cifair" in path.as_posix().lower() else "CIFAR-10",
+        name=name,
         split=split,
         images=images,
-        labels=np.concatenate([labels for _images, labels in batches]),
-        class_names=CIFAR_CLASSES,
+        labels=labels,
+        class_names=class_names,
         notes=tuple(notes),
     )
-
-
-def _cifar_files(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The contents of the batch files `names` in a folder or a .tar.gz."""
-    found: dict[str, bytes] = {}
-    if path.is_dir():
-        folder = next((path / sub for sub in CIFAR_FOLDERS if (path / sub).is_dir()), path)
-        found = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
-    elif path.is_file():
-        try:
-            with tarfile.open(path, "r:*") as archive:
-                for member in archive:
-                    name = re.split("[/\\\\]", member.name)[-1]
-                    content = archive.extractfile(member) if member.isfile() else None
-                    if content is not None and name in names:
-                        found[name] = content.read()
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise SourceError(
-                f"{path} is not a readable .tar.gz ({error}); download cifar-10-python.tar.gz again"
-            ) from error
-    else:
-        raise SourceError(f"{path} does not exist; give cifar10:PATH to cifar-10-python.tar.gz")
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise SourceError(
-            f"{path} has no {', '.join(missing)}; give cifar10:PATH to cifar-10-python.tar.gz or "
-            f"to the folder {CIFAR_FOLDERS[0]} in it"
-        )
-    return {name: found[name] for name in names}
-
-
-def _cifar_batch(content: bytes, name: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Images (n, 3, 32, 32) and labels (n,) of one pickled batch."""
-    batch = restricted_load(content, name)
-    keys = {}
-    if isinstance(batch, dict):
-        keys = {k.decode() if isinstance(k, bytes) else k: value for k, value in batch.items()}
-    rows, labels = keys.get("data"), keys.get("labels")
-    if (
-        not isinstance(rows, np.ndarray)
-        or rows.dtype != np.uint8
-        or rows.shape[1:] != (3072,)
-        or not isinstance(labels, list)
-        or len(labels) != len(rows)
-    ):
-        raise SourceError(
-            f"{name} is not a CIFAR-10 batch: expected 'data' uint8 (n, 3072) and as many 'labels'"
-        )
-    images = np.ascontiguousarray(rows).reshape(-1, 3, 32, 32)
-    return images, np.array(labels, np.int64)
 
 
 _LOADERS: dict[str, Callable[[Path, Split, int, bool], ImageSet]] = {
     "photos": _photos,
     "folder": _folder,
     "cifar10": _cifar10,
+    "cifar100": _cifar100,
+    "svhn": _svhn,
 }

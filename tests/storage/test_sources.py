@@ -228,9 +228,10 @@ def test_folders_without_pictures(tmp_path: Path):
         load_images(f"folder:{tmp_path}", split="train")
 
 
-@pytest.mark.parametrize("source", ["photos:/x", "folder:", "folder", "svhn:/x", ""])
+@pytest.mark.parametrize("source", ["photos:/x", "folder:", "folder", "mnist:/x", "svhn:", ""])
 def test_unknown_sources_are_refused(source: str):
-    with pytest.raises(SourceError, match="use photos, folder:PATH or cifar10:PATH"):
+    known = "use photos, folder:PATH, cifar10:PATH, cifar100:PATH or svhn:PATH"
+    with pytest.raises(SourceError, match=known):
         load_images(source, split="train")
 
 

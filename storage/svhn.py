@@ -1,0 +1,110 @@
+"""The cropped digits of the Street View House Numbers (SVHN; Netzer et al., 2011).
+
+`train_32x32.mat` and `test_32x32.mat` are MATLAB version 5 files. Their `X` is uint8
+(32, 32, 3, n): row, column, channel, image; their `y` has a digit per image, 10 for 0. The digits
+of `extra_32x32.mat` are not read. scipy's reader of these files runs nothing that is in them, and
+only the two variables are read.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import SourceError
+
+SVHN_CLASSES = tuple("0123456789")
+SVHN_SITE = "http://ufldl.stanford.edu/housenumbers/"
+SVHN_FILES = {"train": "train_32x32.mat", "heldout": "test_32x32.mat"}
+
+
+def svhn_pictures(path: Path, split: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Images (n, 3, 32, 32) and digits (n,) of a split's file in the folder `path`.
+
+    The other split's file need not be there.
+
+    Raises:
+        SourceError: the file is missing, no MATLAB version 5 file, or not what SVHN has.
+    """
+    file = path / SVHN_FILES[split]
+    if not path.is_dir():
+        raise SourceError(
+            f"{path} is not a folder; give svhn:PATH to the folder that {file.name} is in, from "
+            f"{SVHN_SITE}"
+        )
+    if not file.is_file():
+        raise SourceError(
+            f"{path} has no {file.name}; download it (format 2, cropped digits) from {SVHN_SITE}"
+        )
+    variables = _variables(file)
+    images = _images(variables.get("X"), file)
+    return images, _labels(variables.get("y"), len(images), file)
+
+
+def _variables(file: Path) -> dict[str, Any]:
+    """X and y of a MATLAB file, as far as they are in it."""
+    from scipy.io import loadmat
+
+    try:
+        with file.open("rb") as content, warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # scipy warns of variables it cannot read
+            if content.read(10).startswith((b"\x89HDF", b"MATLAB 7.3")):
+                raise SourceError(
+                    f"{file} is a MATLAB 7.3 file (HDF5), not version 5 as SVHN's are; download it "
+                    f"again, from {SVHN_SITE}, or save X and y with MATLAB's option -v7"
+                )
+            content.seek(0)
+            return dict(loadmat(content, variable_names=["X", "y"]))
+    except SourceError:
+        raise
+    except Exception as error:  # a broken file may fail in any way
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SourceError(
+            f"{file} cannot be read as a MATLAB file ({reason}); download it again, from "
+            f"{SVHN_SITE}"
+        ) from error
+
+
+def _images(X: Any, file: Path) -> npt.NDArray[np.uint8]:
+    """(n, 3, 32, 32) of MATLAB's (32, 32, 3, n)."""
+    if (
+        not isinstance(X, np.ndarray)
+        or X.dtype != np.uint8
+        or X.ndim != 4
+        or X.shape[:3] != (32, 32, 3)
+        or X.shape[3] == 0
+    ):
+        raise SourceError(
+            f"{file} has {_described('X', X)}; expected uint8 (32, 32, 3, n): download it again, "
+            f"from {SVHN_SITE}"
+        )
+    return np.ascontiguousarray(X.transpose(3, 2, 0, 1))
+
+
+def _labels(y: Any, n_images: int, file: Path) -> npt.NDArray[np.int64]:
+    """The digit of each image; MATLAB counts from 1, so a 0 is called 10."""
+    if not isinstance(y, np.ndarray) or y.dtype.kind not in "iuf" or y.shape != (n_images, 1):
+        raise SourceError(
+            f"{file} has {_described('y', y)}; expected numbers ({n_images}, 1), one per image: "
+            f"download it again, from {SVHN_SITE}"
+        )
+    digits = y[:, 0]
+    wrong = np.flatnonzero(~np.isin(digits, np.arange(1, 11)))
+    if len(wrong):
+        raise SourceError(
+            f"{file} has the label {digits[wrong[0]]} in row {wrong[0]}; SVHN has 1 to 10, and 10 "
+            f"is the digit 0: download it again, from {SVHN_SITE}"
+        )
+    return digits.astype(np.int64) % 10
+
+
+def _described(name: str, value: Any) -> str:
+    if value is None:
+        return f"no variable {name}"
+    if not isinstance(value, np.ndarray):
+        return f"{name} as {type(value).__name__}"
+    return f"{name} as {value.dtype} {value.shape}"
