@@ -1,9 +1,9 @@
-"""Reading the official CIFAR-10 batches without running what is in them.
+"""Reading the official CIFAR batches without running what is in them.
 
-CIFAR-10 is distributed as Python pickles. A pickle is a program: `pickle.load`, which torchvision's
-own reader uses, runs any function the file names. The batches need only dicts, lists, strings and
-one uint8 array, so `restricted_load` resolves the five names that numpy's arrays are pickled with
-and refuses every other one before it is called.
+CIFAR-10 and CIFAR-100 are distributed as Python pickles. A pickle is a program: `pickle.load`,
+which torchvision's own reader uses, runs any function the file names. The batches need only dicts,
+lists, strings and one uint8 array, so `restricted_load` resolves the five names that numpy's arrays
+are pickled with and refuses every other one before it is called.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class _RestrictedUnpickler(pickle.Unpickler):
         allowed = _ALLOWED.get((module, name))
         if allowed is None:
             raise SourceError(
-                f"{self._name} names {module}.{name}, which a CIFAR-10 batch has no use for; "
+                f"{self._name} names {module}.{name}, which a CIFAR batch has no use for; "
                 "it was not run: download the archive from its official site"
             )
         return allowed
 
     def persistent_load(self, _pid: Any) -> Any:
-        raise SourceError(f"{self._name} refers to outside objects, which CIFAR-10 does not do")
+        raise SourceError(f"{self._name} refers to outside objects, which CIFAR does not do")
 
 
 def _reconstruct(kind: Any, shape: tuple[int, ...], _typecode: Any) -> np.ndarray[Any, Any]:
