@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from recon_core.optimisers import Optimiser
+from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
+from recon_core.victims.training import Training, train
 from tests.recon_core import double_backprop
 
 STEEP = 2000.0
@@ -39,6 +42,8 @@ def planted_relu(
     q: float = 1.2,
     bias: bool = False,
     conv: bool = False,
+    kernel: int = 1,
+    side: int = 2,
     n_outputs: int = 1,
 ) -> Planted:
     """Each active image has a neuron of its own in the first layer, and they share all others.
@@ -50,25 +55,26 @@ def planted_relu(
     labels are active. With more, a neuron that is off for an image would sit at its kink, so the
     images with y = -1 are opposite to all others and have no gradient at all.
 
-    A kernel of one pixel is planted in images of one colour: the P positions have weights that are
-    1 / sqrt(P) of those of the dense case. With two outputs, the last layer has w / sqrt(2) in the
-    one and -w / sqrt(2) in the other.
+    A convolution is planted in images of one colour, `side` pixels high and wide: its P positions
+    see the same, and have weights that are 1 / sqrt(P) of those of the dense case. With two
+    outputs, the last layer has w / sqrt(2) in the one and -w / sqrt(2) in the other.
     """
     deep = n_hidden > 1 or conv
     n = n_pairs if deep else 2 * n_pairs
-    side, n_pixels, colours = (2, 4, 3) if conv else (1, 1, d)
+    side, kernel, colours = (side, kernel, 3) if conv else (1, 1, d)
+    n_places = (side - kernel + 1) ** 2
     corners = norm * _simplex(n + deep, colours)
     shown = torch.cat([corners[-1:].expand(n, -1), corners[:n]]) if deep else corners
-    x = shown[:, :, None].expand(2 * n_pairs, colours, n_pixels).flatten(1) / math.sqrt(n_pixels)
+    x = shown.repeat_interleave(side**2, 1) / (kernel * math.sqrt(n_places))
     sign = torch.ones(2 * n_pairs, dtype=torch.float64)
     sign[:n_pairs] = -1
     active = sign > 0 if deep else sign.isfinite()
     each = q / math.sqrt(n)
-    length = math.sqrt(norm**2 + (n_pixels if bias else 0.0))
-    first_bias = _constant(1, n, each / length * math.sqrt(n_pixels))
-    weights = [each / length * corners[:n]]
+    length = math.sqrt(norm**2 + (n_places if bias else 0.0))
+    first_bias = _constant(1, n, each / length * math.sqrt(n_places))
+    weights = [each / length * corners[:n].repeat_interleave(kernel**2, 1) / kernel]
     if conv:
-        weights.append(_constant(1, n * n_pixels, each / math.sqrt(n_pixels)))
+        weights.append(_constant(1, n * n_places, each / math.sqrt(n_places)))
     elif deep:
         weights.append(_constant(1, n, each))
     weights += [_constant(1, 1, q)] * (n_hidden - (1 if conv else 2))
@@ -82,7 +88,7 @@ def planted_relu(
     weights.append(last)
     network = Network(
         widths=tuple(len(w) for w in weights[1 if conv else 0 : -1]),
-        conv=Conv(kernel=1, channels=n) if conv else None,
+        conv=Conv(kernel=kernel, channels=n) if conv else None,
         bias="first" if bias else "none",
     )
     biases = (first_bias if bias else None, *(None,) * (len(weights) - 1))
@@ -94,6 +100,67 @@ def planted_relu(
         active=active,
         classes=None if n_outputs == 1 else (sign > 0).long(),
     )
+
+
+def planted_signs(signs: tuple[float, ...], *, d: int = 192) -> Planted:
+    """One hidden layer with bias, a neuron for every image, and c_i of these signs.
+
+    The bias fixes what is otherwise only known as c_i x_i: neuron i has W_i = c_i w_i x_i,
+    b_i = c_i w_i and w_i = c_i a_i, so that |c_i| = 1 / sqrt(|x_i|^2 + 1), while the size of w_i is
+    free. The images differ in norm and the neurons in size. The gradients of different images are
+    orthogonal.
+    """
+    n = len(signs)
+    sign = torch.tensor(signs, dtype=torch.float64)
+    norms = torch.linspace(2.4, 3.2, n, dtype=torch.float64)
+    sizes = torch.linspace(1.2, 0.8, n, dtype=torch.float64)
+    x = norms[:, None] * _simplex(n, d)
+    each = sizes / (1 + norms**2).sqrt()
+    return Planted(
+        architecture=Network(widths=(n,), bias="first").on((1, 1, d)),
+        parameters=Parameters(
+            ((each[:, None] * x)[None], (sizes * sign)[None, None]), (each[None], None)
+        ),
+        x=x[None],
+        c=(sign / (1 + norms**2).sqrt())[None],
+        active=torch.ones(n, dtype=torch.bool),
+        classes=None,
+    )
+
+
+def decayed(
+    architecture: Architecture,
+    x: Tensor,
+    y: Tensor,
+    *,
+    loss: Loss,
+    decay: float,
+    seed: int = 1,
+    lr: float = 0.1,
+    epochs: int = 3000,
+) -> tuple[Parameters, Tensor]:
+    """(weights, minus the gradient of the mean loss in every output over the decay, (n, outputs)).
+
+    Trained by gradient descent with weight decay until the gradient is that of rounding. For ReLU
+    this needs images that leave no neuron at its kink, where no gradient is zero: of one label
+    alike, of different labels opposite.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    training = Training(
+        epochs=epochs,
+        optimiser=Optimiser(rule="gd", lr=lr, momentum=0.9),
+        loss=loss,
+        weight_decay=decay,
+        stop_every=epochs,
+    )
+    start = architecture.initial([generator], dtype=torch.float64)
+    found = train(architecture, start, x[None], y[None], training=training).parameters
+    passed = architecture.forward(found, x[None])
+    per_output = loss.gradient(passed.output, y[None])
+    gradient = architecture.backward(found, passed, per_output)
+    for slope, weight in zip(gradient.tensors(), found.tensors(), strict=True):
+        assert float((slope + decay * weight).abs().max()) < 1e-12, "the training did not end"
+    return found, -per_output[0] / decay
 
 
 def planted_gelu(architecture: Architecture, *, n_images: int, decay: float = 0.05) -> Planted:
