@@ -38,7 +38,9 @@ def study(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH"),
+        typer.Option(
+            "--data", help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH"
+        ),
     ] = None,
     store: Annotated[
         Path | None, typer.Option("--store", help="Default: palimpsest-runs/study-NAME.")
@@ -120,14 +122,13 @@ def _show_studies() -> None:
     from flows.studies import PRESETS, STUDIES
     from flows.studies import study as named
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("study", "asks", "paper", *(f"cells, attacks ({p})" for p in PRESETS)):
-        table.add_column(title)
     for name, kind in STUDIES.items():
         sizes = [named(name, preset) for preset in PRESETS]
-        numbers = [f"{len(s.cells)}, {s.n_runs:,}" for s in sizes]
-        table.add_row(name, kind.question, kind.paper, *numbers)
-    out.print(table)
+        numbers = "; ".join(
+            f"{s.preset}: {len(s.cells)} cells, {s.n_runs:,} attacks" for s in sizes
+        )
+        out.print(f"[bold]{name}[/]  {kind.question}")
+        out.print(f"    {kind.paper}; {numbers}", style="dim")
 
 
 def _show_costs(made: Any, device: str, n_workers: int) -> None:

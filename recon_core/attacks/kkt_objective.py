@@ -199,8 +199,9 @@ class Settings:
         return cls(*(torch.cat([getattr(piece, name) for piece in pieces]) for name in SETTINGS))
 
 
-STEEP = 1e12
-"""An alpha at which sigma(alpha z) is ReLU's derivative, one half at 0."""
+STEEP = math.inf
+"""The alpha at which the surrogate is ReLU's own derivative, 0 at 0 as in training. A trained
+network has neurons at exactly 0, which sigma(alpha z) takes for half alive at any finite alpha."""
 
 SETTINGS = ("lr", "lam_lr", "sigma", "lam_min", "alpha")
 

@@ -9,10 +9,13 @@ differentiated once more. (002, appendix B, writes alpha sigma(z); the code has 
     leaky ReLU:  s = p + (1 - p) sigma(alpha z)        s' = (1 - p) alpha sigma (1 - sigma)
     GELU:        s = GELU'(z)                          s' = GELU''(z)
 
+With an infinite alpha s is ReLU's own derivative as training has it, 0 at 0, and s' is undefined.
 GELU is smooth and needs no surrogate; there `alpha` has no effect. The leaky case is ours.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from jaxtyping import Float
@@ -45,7 +48,10 @@ class Surrogate:
         if self.network.activation == "gelu":
             out.copy_(gelu_slope(z))
             return
-        torch.mul(z, self.alpha, out=out).sigmoid_()
+        if isinstance(self.alpha, float) and math.isinf(self.alpha):
+            out.copy_(z > 0)
+        else:
+            torch.mul(z, self.alpha, out=out).sigmoid_()
         if self.rise < 1:
             out.mul_(self.rise).add_(1.0 - self.rise)
 
