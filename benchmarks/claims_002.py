@@ -1,0 +1,84 @@
+"""What paper 002 says of its results, as our own studies found it.
+
+    python -m benchmarks.claims_002 [--json docs/results/claims-002.json] STUDY...
+
+STUDY is a study.json, or its folder. Every study checks its claims itself when it is made
+(`tasks.study_claims`, with the rules); they are checked again here, on its numbers, and must come
+out the same. Run it on the machine that made the studies: seconds are theirs, hardware is this
+machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import Claim, hardware
+from tasks.study_claims import check_claims
+from tasks.study_record import SCHEMA, VERSION
+
+WORDS = {True: "holds", False: "does not hold", None: "not testable here"}
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """The record at `path`, a study.json or its folder.
+
+    Raises ValueError for anything else, and for one whose claims are not those of its numbers.
+    """
+    file = path / "study.json" if path.is_dir() else path
+    try:
+        record = dict(json.loads(file.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{file} is no study ({error}); give the folder of a study") from error
+    found = (record.get("schema"), record.get("version"))
+    if found != (SCHEMA, VERSION):
+        raise ValueError(f"{file} is {found}, expected {(SCHEMA, VERSION)}; make the study again")
+    if check_claims(record) != record["claims"]:
+        raise ValueError(
+            f"the claims in {file} are not what its numbers give with this release; run the study "
+            "again, which attacks nothing anew"
+        )
+    return record
+
+
+def claims_of(record: Mapping[str, Any]) -> Iterator[Claim]:
+    """Every claim of a study, in its order; the study's name and size stand before our numbers."""
+    name = f"{record['name']} ({record['preset']})"
+    for found in record["claims"]:
+        yield Claim(
+            claim=found["claim"],
+            where=found["where"],
+            theirs=found["theirs"],
+            ours=f"{name}: {found['ours']}",
+            holds=found["holds"],
+            rule=found["rule"],
+            command=record["command"],
+            seconds=round(sum(record["seconds"].values()), 1),
+            hardware=hardware(),
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line: prints every claim, and writes them to --json."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("studies", type=Path, nargs="+", metavar="STUDY")
+    parser.add_argument("--json", type=Path, help="also write docs/results/claims-002.json")
+    options = parser.parse_args(argv)
+    try:
+        records = [read_study(path) for path in options.studies]
+    except ValueError as error:
+        parser.error(str(error))
+    claims = [claim for record in records for claim in claims_of(record)]
+    for claim in claims:
+        print(f"{WORDS[claim.holds].upper()}: {claim.claim} ({claim.where})")
+        print(f"  theirs: {claim.theirs}\n  ours:   {claim.ours}\n  rule:   {claim.rule}")
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
