@@ -2,7 +2,8 @@
 
 Colours are CSS variables, so that the page's light and dark schemes apply; every method also has a
 marker of its own, and targets differ from decoys by line and by shape: nothing hangs on colour
-alone. A panel is as wide as a phone, and two fit side by side on a desk.
+alone. A panel is as wide as a phone, and two fit side by side on a desk; small ones
+may be given another size.
 """
 
 from __future__ import annotations
@@ -68,19 +69,21 @@ class Panel:
     title: str
     x: Axis
     y: Axis
+    width: int = WIDTH
+    height: int = HEIGHT
 
     def at(self, point: Point) -> Point:
         """Where the values lie in the plane of the drawing."""
         return (
-            LEFT + self.x.share(point[0]) * (WIDTH - LEFT - RIGHT),
-            HEIGHT - BOTTOM - self.y.share(point[1]) * (HEIGHT - TOP - BOTTOM),
+            LEFT + self.x.share(point[0]) * (self.width - LEFT - RIGHT),
+            self.height - BOTTOM - self.y.share(point[1]) * (self.height - TOP - BOTTOM),
         )
 
     def svg(self, parts: Iterable[str], description: str) -> str:
         """The panel with `parts` in it; `description` is for who cannot see it."""
         return "\n".join(
             [
-                f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+                f'<svg viewBox="0 0 {self.width} {self.height}" role="img" '
                 f'aria-label="{escape(description)}">',
                 *self._axes(),
                 *parts,
@@ -89,7 +92,7 @@ class Panel:
         )
 
     def _axes(self) -> list[str]:
-        base, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+        base, right = self.height - BOTTOM, self.width - RIGHT
         parts = [f'<text class="axis" x="2" y="14">{escape(self.title)}</text>']
         for value, label in self.y.ticks:
             y = self.at((self.x.low, value))[1]
@@ -106,7 +109,7 @@ class Panel:
             )
         middle = (LEFT + right) / 2
         parts.append(
-            f'<text class="axis" x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">'
+            f'<text class="axis" x="{middle:.0f}" y="{self.height - 6}" text-anchor="middle">'
             f"{escape(self.x.title)}</text>"
         )
         return parts
@@ -115,7 +118,8 @@ class Panel:
         """A dotted line at y = `value`."""
         y = self.at((self.x.low, value))[1]
         return (
-            f'<line class="threshold" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<line class="threshold" x1="{LEFT}" x2="{self.width - RIGHT}" '
+            f'y1="{y:.1f}" y2="{y:.1f}"/>'
         )
 
     def vertical(self, value: float, text: str) -> str:
@@ -123,7 +127,7 @@ class Panel:
         x = self.at((value, self.y.low))[0]
         return (
             f'<line class="threshold" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" '
-            f'y2="{HEIGHT - BOTTOM}"/><text class="axis halo" x="{x + 5:.1f}" y="{TOP + 11}">'
+            f'y2="{self.height - BOTTOM}"/><text class="axis halo" x="{x + 5:.1f}" y="{TOP + 11}">'
             f"{escape(text)}</text>"
         )
 

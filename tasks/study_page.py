@@ -1,0 +1,162 @@
+"""The page of a study: study.json and study-pictures.npz as one self-contained HTML file.
+
+Nothing is measured here: numbers are the record's, rounded for reading, or means of them over a
+cell's networks. No request leaves the page; it works from a file, on paper and in the dark. The
+numbers behind each figure lie beside it, in study-data/ (docs/study-page.md).
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from storage.files import write_file
+from tasks.report import environment
+from tasks.report_chart import Style
+from tasks.report_data import Table
+from tasks.report_record import Pictures, Record
+from tasks.report_words import NOTHING, duration, leaves, percent
+from tasks.study_figures import StudyFigure, study_figures
+from tasks.study_plates import pairs
+from tasks.study_tables import (
+    cells_table,
+    claims_table,
+    known_mean,
+    shown_table,
+    victims_table,
+)
+from tasks.study_words import count, headline, networks, number, outcome, runs, short, spread
+
+SCHEMA, VERSION = "palimpsest-study", 1
+PAGE, DATA_FOLDER = "study.html", "study-data"
+MOST_INLINE = 3_000_000  # letters of a table that the page itself holds
+LARGE_CELLS = 6  # with more cells, their pictures are shown smaller
+
+
+def write_page(folder: Path) -> Path:
+    """Makes `folder`/study.html from the study.json and study-pictures.npz in it; returns its path.
+
+    The tables of the page are written to `folder`/study-data; CSVs of an earlier page there are
+    removed. Raises ValueError if a file is missing, cannot be read, is of another version, or if
+    they do not belong together.
+    """
+    record = _read_record(folder / "study.json")
+    pictures = _read_pictures(folder / "study-pictures.npz")
+    figures = study_figures(record, pictures)
+    tables = _tables(record, figures)
+    html = _render(record, pictures, figures, tables)
+    data = folder / DATA_FOLDER
+    data.mkdir(parents=True, exist_ok=True)
+    for old in data.glob("*.csv"):
+        old.unlink()
+    for name, table in tables.items():
+        write_file(data / f"{name}.csv", table.csv().encode())
+    write_file(folder / PAGE, html.encode())
+    return folder / PAGE
+
+
+def render(record: Record, pictures: Pictures) -> str:
+    """The page's HTML; ValueError if a figure asks for what is not in the record."""
+    figures = study_figures(record, pictures)
+    return _render(record, pictures, figures, _tables(record, figures))
+
+
+def _render(
+    record: Record,
+    pictures: Pictures,
+    figures: Sequence[StudyFigure],
+    tables: Mapping[str, Table],
+) -> str:
+    env = environment()
+    env.filters |= {
+        "number": number,
+        "count": count,
+        "outcome": outcome,
+        "runs": runs,
+        "short": short,
+    }
+    env.globals |= {
+        "known_mean": known_mean,
+        "spread": spread,
+        "percents": percent,
+        "counts": count,
+    }
+    facts = {
+        "Time": {f"to {stage}": _seconds(s) for stage, s in record["seconds"].items()},
+        "Source of the images": record["source"],
+        "Versions": record.get("versions") or {},
+        "Record": {
+            "study": record["name"],
+            "preset": record["preset"],
+            "kind of record": f"{record['schema']}, version {record['version']}",
+            "fingerprint of its settings": record["fingerprint"],
+        },
+    }
+    page: str = env.get_template("study.html").render(
+        record=record,
+        headline=headline(record),
+        networks=networks(record),
+        figures=figures,
+        tables=tables,
+        folder=DATA_FOLDER,
+        most_inline=MOST_INLINE,
+        styles=_styles(figures),
+        pairs=pairs(record, pictures),
+        large=len(record["cells"]) <= LARGE_CELLS,
+        facts={title: list(leaves(values)) for title, values in facts.items() if values},
+        settings=list(leaves(record["settings"])),
+        threshold=f"{record['good_threshold']:g}",
+        votes=any(cell["vote"] for cell in record["cells"]),
+    )
+    return page
+
+
+def _styles(figures: Sequence[StudyFigure]) -> dict[int, Style]:
+    """The styles of all legends by number, by which the style sheet hides a figure's line."""
+    return {style.number: style for figure in figures for style, _title in figure.legend}
+
+
+def _seconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else duration(seconds)
+
+
+def _tables(record: Record, figures: Sequence[StudyFigure]) -> dict[str, Table]:
+    own = [cells_table(record), victims_table(record), claims_table(record), shown_table(record)]
+    return {table.name: table for table in (*own, *(figure.table for figure in figures))}
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"{path.parent} has no {path.name}; run `palimpsest study` first")
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); run `palimpsest study` again") from error
+    found = (record.get("schema"), record.get("version")) if isinstance(record, dict) else None
+    if found != (SCHEMA, VERSION):
+        name, version = found or (None, None)
+        raise ValueError(
+            f"{path} is {name!r} version {version!r}, expected {SCHEMA!r} version {VERSION}; "
+            "run `palimpsest study` again with this release"
+        )
+    return dict(record)
+
+
+def _read_pictures(path: Path) -> Pictures:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path.parent} has no {path.name}, so its study was not finished or not copied whole; "
+            "copy it, or run `palimpsest study` again"
+        ) from None
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}); run `palimpsest study` again"
+        ) from error
