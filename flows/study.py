@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from tasks.study_page import write_page
 
 from flows.evaluate import score_methods
 from flows.generate import make_pairs
@@ -33,6 +32,7 @@ from tasks.generate import VICTIMS
 from tasks.progress import stage_progress
 from tasks.study import Study, StudyPlan
 from tasks.study_claims import check_claims
+from tasks.study_page import write_page
 from tasks.study_record import (
     METHOD,
     SCHEMA,
@@ -41,7 +41,7 @@ from tasks.study_record import (
     created_now,
     describe_study,
     examine,
-    tests_of,
+    unseen_images,
 )
 from tasks.study_views import describe_figures, kernels_of
 from tasks.victim_files import VictimsOfStore
@@ -102,7 +102,7 @@ def run_study(settings: dict[str, Any], store: Path, workers: Workers | None = N
 @task(name="ask victims", cache_policy=NO_CACHE)
 def ask_victims(plan: StudyPlan, dataset: Dataset, *, device: str) -> dict[int, Examined]:
     """What only the victims know; those that are not kept are trained again."""
-    study, tests = plan.study, tests_of(plan, dataset)
+    study, tests = plan.study, unseen_images(plan, dataset)
     n_victims = len(study.cells) * study.n_victims
     receipts = {r.part * study.runs_per_part // study.n_attacks: r for r in dataset.receipts}
     folder = Path(dataset.root) / VICTIMS if isinstance(dataset.place, LocalPlace) else Path()

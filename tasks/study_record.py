@@ -74,7 +74,7 @@ def examine(
     )
 
 
-def tests_of(plan: StudyPlan, dataset: Dataset) -> npt.NDArray[np.int64]:
+def unseen_images(plan: StudyPlan, dataset: Dataset) -> npt.NDArray[np.int64]:
     """Up to `n_tests` images that no victim was trained on, the same for all cells."""
     used = np.unique(dataset.column("targets/image_id"))
     rest = np.setdiff1d(np.arange(len(plan.images)), used)
