@@ -195,7 +195,9 @@ def lines_figure(record: Record, figure: Mapping[str, Any]) -> StudyFigure:
         if points:
             drawn.append((style, _group_title(record, series, group), points))
     levels = [(row["name"], row[value]) for row in rows if row["baseline"]]
-    seen = [(title, at) for title, at in levels if at is not None]
+    seen = sorted(
+        ((title, at) for title, at in levels if at is not None), key=lambda item: -item[1]
+    )
     panel = _lines_panel(axis, value, drawn, seen)
     svg = panel.svg(
         [
