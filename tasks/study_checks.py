@@ -61,19 +61,20 @@ def near_the_boundary(r: Results) -> Verdict:
     return f"{shown} over {len(d.by_victim)} victims", d.high < 0
 
 
-def more_on_the_margin(r: Results) -> Verdict:
+def more_images_matter(r: Results) -> Verdict:
     ten = max(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
     few = min(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
-    return _margins(ten, few)
+    return _effective(ten, few)
 
 
-def _margins(cell: Mapping[str, Any], than: Mapping[str, Any]) -> Verdict:
-    pairs = list(zip(cell["victim"]["n_margin"], than["victim"]["n_margin"], strict=True))
+def _effective(cell: Mapping[str, Any], than: Mapping[str, Any]) -> Verdict:
+    pairs = list(zip(cell["victim"]["n_effective"], than["victim"]["n_effective"], strict=True))
     if any(a is None or b is None for a, b in pairs):
-        raise NotTestableError("a victim misclassifies an image, so it has no margin")
+        raise NotTestableError("a victim has no loss left on any image")
+    one, other = (", ".join(f"{pair[k]:.3g}" for pair in pairs) for k in (0, 1))
     ours = (
-        f"{cell['name']}: {[a for a, _ in pairs]}, {than['name']}: {[b for _, b in pairs]} of "
-        f"{cell['n_images']} and {than['n_images']} images on the margin"
+        f"effective number of images of each victim, {cell['name']}: {one} of {cell['n_images']}; "
+        f"{than['name']}: {other} of {than['n_images']}"
     )
     return ours, all(a > b for a, b in pairs)
 
@@ -171,12 +172,12 @@ def none_without_decay(r: Results) -> Verdict:
     return f"good share, {_text(shares)}", all(share <= 0.05 for _name, share in shares)
 
 
-def decay_puts_more_on_the_margin(r: Results) -> Verdict:
+def decay_puts_more_images_matter(r: Results) -> Verdict:
     texts, holds = [], True
     for n_classes in (2, 10):
         cells, baselines = _decays(r, n_classes)
         best = max(cells, key=r.count)
-        text, more = _margins(best, baselines["small"])
+        text, more = _effective(best, baselines["small"])
         texts.append(text)
         holds = holds and more
     return "; ".join(texts), holds
@@ -316,10 +317,10 @@ def some_come_back(r: Results) -> Verdict:
 
 def most_near_few_good(r: Results) -> Verdict:
     (cell,) = r.cells("large")
-    on_margin = cell["victim"]["n_margin"]
-    if any(n is None for n in on_margin):
+    on_effective = cell["victim"]["n_effective"]
+    if any(n is None for n in on_effective):
         raise NotTestableError("a victim misclassifies an image, so it has no margin")
     good = [int(g.sum()) for g in r.good(cell)]
-    return f"on the margin {on_margin}, good {good}", all(
-        g < n for g, n in zip(good, on_margin, strict=True)
+    return f"on the margin {on_effective}, good {good}", all(
+        g < n for g, n in zip(good, on_effective, strict=True)
     )

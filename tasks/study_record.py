@@ -30,9 +30,6 @@ VERSION = 1
 DIGITS = 6
 N_SHOWN = 10
 """Pairs of a cell that are kept as pictures, the best first."""
-MARGIN_RATIO = 1.1
-"""An image is on the margin if it is at most so many times as far from the boundary as the nearest
-one is (002, section 3: only those shape the weights)."""
 KEPT = ("n", "n_good", "good_fraction", "good_interval", "mean_ssim", "mean_ssim_interval",
         "best_ssim", "n_good_ssim3", "mean_ssim3")  # fmt: skip
 METHOD = "plain"
@@ -45,6 +42,7 @@ class Examined:
     """What a victim says of its own images and of others; None where there is nothing to say."""
 
     loss: Floats
+    n_effective: float | None
     train_loss: float
     train_accuracy: float
     test_accuracy: float | None
@@ -65,8 +63,10 @@ def examine(
     others = torch.from_numpy(plan.images.images[usable])
     right = known.is_right(others, torch.from_numpy(labels[usable])) if len(usable) else None
     kernels = known.kernels()
+    losses, slopes = _losses(known, cell.experiment.training.loss, images, spec.labels)
     return Examined(
-        loss=_losses(known, cell.experiment.training.loss, images, spec.labels),
+        loss=losses,
+        n_effective=effective_number(slopes),
         train_loss=float(known.trained.loss[0]),
         train_accuracy=float(known.trained.accuracy[0]),
         test_accuracy=None if right is None else float(right.double().mean()),
@@ -196,24 +196,25 @@ def _of_victims(
     """Lists with an entry per victim of the cell."""
     of_row = np.array(scored["targets"]["victim"], np.int64)
     ssim = np.array(scored["methods"][METHOD]["targets"]["ssim"], np.float64)
-    margins = np.array(
-        [np.nan if m is None else m for m in scored["targets"]["margin"]], np.float64
-    )
     return {
         "train_loss": [float(f"{examined[v].train_loss:.{DIGITS}g}") for v in victims],
         "train_accuracy": [examined[v].train_accuracy for v in victims],
         "test_accuracy": [examined[v].test_accuracy for v in victims],
-        "n_margin": [n_on_margin(margins[of_row == v]) for v in victims],
+        "n_effective": [examined[v].n_effective for v in victims],
         "n_good": [int((ssim[of_row == v] > threshold).sum()) for v in victims],
         "mean_ssim": [float(ssim[of_row == v].mean()) for v in victims],
     }
 
 
-def n_on_margin(margins: Floats) -> int | None:
-    """How many images are on the margin; None if it is unknown, or an image is misclassified."""
-    if not len(margins) or not np.isfinite(margins).all() or margins.min() <= 0:
-        return None
-    return int((margins <= MARGIN_RATIO * margins.min()).sum())
+def effective_number(weights: Floats) -> float | None:
+    """(sum c)^2 / sum c^2, how many images share the weights of a network; None if all are 0.
+
+    n if all n are alike, 1 if one has it all. 002 calls them margin samples: by equation 14 (and
+    without weight decay in the limit, by equation 2) the weights are a sum over images with these
+    c, which are larger the closer an image is to the boundary.
+    """
+    square = float(np.square(weights).sum())
+    return float(weights.sum()) ** 2 / square if square > 0 else None
 
 
 def _best(rows: npt.NDArray[np.int64], scored: Mapping[str, Any]) -> list[int]:
@@ -233,12 +234,16 @@ def _seconds(study: Study, dataset: Dataset) -> list[float]:
     return spent
 
 
-def _losses(known: KnownVictim, loss: Loss, images: torch.Tensor, labels: Sequence[int]) -> Floats:
-    """The loss of each image by itself."""
-    phi = known.outputs(images)
+def _losses(
+    known: KnownVictim, loss: Loss, images: torch.Tensor, labels: Sequence[int]
+) -> tuple[Floats, Floats]:
+    """The loss of each image by itself, and the size of its slope in the image's own output."""
+    phi = known.outputs(images).double()
     classes = torch.tensor(labels, device=phi.device)
     y = classes if loss.kind == "ce" else classes.to(phi.dtype) * 2 - 1
-    return np.asarray(loss.value(phi[:, None], y[:, None]).double().cpu().numpy())
+    alone, own = (phi[:, None], y[:, None]), classes if loss.kind == "ce" else classes * 0
+    slope = loss.gradient(*alone)[:, 0].gather(1, own[:, None])[:, 0].abs()
+    return np.asarray(loss.value(*alone).cpu().numpy()), np.asarray(slope.cpu().numpy())
 
 
 def _as_pictures(kernels: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -18,9 +18,12 @@ VALUES = {
     "good_fraction": "share of good reconstructions",
     "mean_ssim": "mean SSIM",
     "test_accuracy": "test accuracy",
-    "n_margin": "margin samples per network",
+    "n_effective": "effective number of images",
 }
-VICTIM_KEYS = ("train_loss", "train_accuracy", "test_accuracy", "n_margin", "n_good", "mean_ssim")
+VICTIM_KEYS = (
+    *("train_loss", "train_accuracy", "test_accuracy"),
+    *("n_effective", "n_good", "mean_ssim"),
+)
 IMAGE_KEYS = ("victim", "image_id", "label")
 COLOURS = ("red", "green", "blue")
 SIDES = ("targets", "decoys")
@@ -40,7 +43,7 @@ def measured(cell: Record, value: str) -> tuple[float | None, float | None, floa
     targets, n_victims = cell["targets"], len(cell["victims"])
     if value not in VALUES:
         raise ValueError(f"a figure shows value {value!r}; expected one of {sorted(VALUES)}")
-    if value in ("test_accuracy", "n_margin"):
+    if value in ("test_accuracy", "n_effective"):
         return known_mean(cell["victim"][value]), None, None
     if value == "n_good":
         per_victim = targets["n"] / n_victims if n_victims else 0.0

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from tasks.study import Study
 
-Number = Literal["n_good", "good_fraction", "mean_ssim", "test_accuracy", "n_margin"]
+Number = Literal["n_good", "good_fraction", "mean_ssim", "test_accuracy", "n_effective"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ def weight_decay(study: Study) -> Sequence[Figure]:
         panel = f"{n_classes} classes"
         for value, title in (
             ("good_fraction", "Share of the training images that came back good"),
-            ("n_margin", "Images on the margin"),
+            ("n_effective", "Images that shape the weights"),
             ("test_accuracy", "Accuracy on images that were not trained on"),
         ):
             figures.append(
@@ -337,7 +337,7 @@ FIGURES: dict[str, Callable[[Study], Iterable[Figure]]] = {
 def _of_decay(value: str) -> str:
     return {
         "good_fraction": f"From a standard start with weight decay; without it, levels. {SEVERAL}",
-        "n_margin": "Mean over networks of the number of images at most a tenth further from the "
-        "boundary than the nearest.",
+        "n_effective": "Effective number of images behind the weights, the paper's margin samples: "
+        "(Σ c)² / Σ c² over the slopes c of the loss. Mean over networks.",
         "test_accuracy": "Mean over networks.",
     }[value]

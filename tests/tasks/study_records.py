@@ -119,7 +119,7 @@ class _Study:
                 "vote": {"n_good": 1, "mean_ssim": 0.31},
                 "victim": {
                     "train_loss": [0.0001, 0.0003], "train_accuracy": [1.0, 1.0],
-                    "test_accuracy": [0.31, 0.29], "n_margin": [4, 7],
+                    "test_accuracy": [0.31, 0.29], "n_effective": [4, 7],
                     "n_good": [int((half > 0.4).sum()) for half in halves],
                     "mean_ssim": [round(float(half.mean()), 6) for half in halves],
                 },

@@ -25,7 +25,7 @@ def record_of(
     *,
     decoys: float = 0.0,
     slope: float = -1.0,
-    n_margin: Callable[[dict[str, Any]], int | None] = lambda cell: 3,
+    n_effective: Callable[[dict[str, Any]], int | None] = lambda cell: 3,
     accuracy: Callable[[dict[str, Any]], float] = lambda cell: 1.0,
     tested: Callable[[dict[str, Any]], float | None] = lambda cell: 0.7,
 ) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def record_of(
             columns["decoy_ssim"] += np.where(hits, 0.5, 0.1).tolist()
         k = made.n_victims
         body["victim"] = {
-            "n_margin": [n_margin(body)] * k,
+            "n_effective": [n_effective(body)] * k,
             "train_accuracy": [accuracy(body)] * k,
             "test_accuracy": [tested(body)] * k,
         }
@@ -107,7 +107,7 @@ def test_multiclass(preset: str) -> None:
         # fewer in all, although ten classes have five times the images of two
         return 0.9 if cell["at"]["n_classes"] == 2 else 0.05
 
-    margins = record_of(made, more, n_margin=lambda cell: int(cell["at"]["n_classes"]))
+    margins = record_of(made, more, n_effective=lambda cell: int(cell["at"]["n_classes"]))
     found = verdicts(margins)
     # of two images, one of each class, a quarter is no number of images
     assert found[2:] == [True] * 4
@@ -153,7 +153,7 @@ def test_weight_decay() -> None:
     def margin(cell: dict[str, Any]) -> int:
         return 9 if cell["at"]["weight_decay"] else 2
 
-    record = record_of(made, helps, n_margin=margin)
+    record = record_of(made, helps, n_effective=margin)
     assert verdicts(record) == [True, True, True, True, True, None]
 
     def unfitted(cell: dict[str, Any]) -> float:
@@ -166,7 +166,7 @@ def test_weight_decay() -> None:
 
     changing = record_of(made, useless, tested=lambda cell: 0.5 + 3 * cell["at"]["weight_decay"])
     assert verdicts(changing)[:5] == [False] * 5
-    assert verdicts(record_of(made, helps, n_margin=lambda cell: None))[3] is None
+    assert verdicts(record_of(made, helps, n_effective=lambda cell: None))[3] is None
     assert verdicts(record_of(made, helps, tested=lambda cell: None))[4] is None
 
 
@@ -213,9 +213,9 @@ def test_width() -> None:
 
 def test_large() -> None:
     made = study("large", "cpu")
-    few = record_of(made, lambda cell, seed: 0.1, n_margin=lambda cell: 100)
+    few = record_of(made, lambda cell, seed: 0.1, n_effective=lambda cell: 100)
     assert verdicts(few) == [True, True]
-    none = record_of(made, lambda cell, seed: 0.0, n_margin=lambda cell: 0)
+    none = record_of(made, lambda cell, seed: 0.0, n_effective=lambda cell: 0)
     assert verdicts(none) == [False, False]
 
 

@@ -220,7 +220,7 @@ def test_the_table_of_cells_is_the_record(folder: Path, made: Made) -> None:
         assert cells[12:] == ["100.0 %", "30.0 %29.0 to 31.0 %", "0.0002", "5.54 to 7",
                               "7 ok, 1 unfitted", "1 min 1 s"]  # fmt: skip
         assert float(row["decoys mean_ssim_interval high"]) == sides[1]["mean_ssim_interval"][1]
-        assert (row["n_margin"], row["runs unfitted"], row["seconds"]) == ("5.5", "1", "61.0")
+        assert (row["n_effective"], row["runs unfitted"], row["seconds"]) == ("5.5", "1", "61.0")
 
 
 def test_pairs_are_shown_with_their_scores(folder: Path, made: Made) -> None:

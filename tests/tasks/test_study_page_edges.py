@@ -25,7 +25,7 @@ def _emptied(record: dict[str, Any]) -> None:
             )  # fmt: skip
         cell |= {"auc": None, "vote": None, "seconds": None}
         cell["victim"] |= {key: [None, None] for key in ("train_loss", "train_accuracy",
-                           "test_accuracy", "n_margin", "mean_ssim")}  # fmt: skip
+                           "test_accuracy", "n_effective", "mean_ssim")}  # fmt: skip
     images = record["images"]
     for key in ("label", "margin", "loss", "ssim", "ssim3", "decoy_ssim"):
         images[key] = [None] * len(images["cell"])
@@ -34,7 +34,7 @@ def _emptied(record: dict[str, Any]) -> None:
     record["seconds"] = {"attack": None, "score": None}
     for figure in record["figures"]:
         if "value" in figure:
-            figure["value"] = "n_margin" if figure["kind"] == "lines" else "mean_ssim"
+            figure["value"] = "n_effective" if figure["kind"] == "lines" else "mean_ssim"
 
 
 def test_what_is_unknown_is_a_dash(tmp_path: Path) -> None:

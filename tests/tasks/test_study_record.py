@@ -20,8 +20,8 @@ from tasks.study import StudyPlan
 from tasks.study_record import (
     Examined,
     describe_study,
+    effective_number,
     examine,
-    n_on_margin,
     unseen_images,
 )
 from tasks.victim_files import VictimFiles, VictimsOfStore, version_key
@@ -188,9 +188,24 @@ def test_victims_of_a_store_are_read_as_they_were_made(done: Done, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("margins", "expected"),
-    [([1.0, 1.05, 1.1, 1.2, 5.0], 3), ([2.0], 1), ([-0.1, 1.0], None), ([np.nan, 1.0], None),
-     ([], None)],
-)  # fmt: skip
-def test_the_margin_is_a_tenth_wide(margins: list[float], expected: int | None) -> None:
-    assert n_on_margin(np.array(margins, np.float64)) == expected
+    ("weights", "expected"),
+    [([2.0, 2.0, 2.0], 3.0), ([0.0, 5.0], 1.0), ([3.0, 1.0], 1.6), ([0.0, 0.0], None)],
+)
+def test_the_effective_number_of_images(weights: list[float], expected: float | None) -> None:
+    found = effective_number(np.array(weights))
+    assert found == expected if expected is None else found == pytest.approx(expected)
+
+
+def test_images_weigh_as_much_as_the_slope_of_their_loss(done: Done) -> None:
+    """Of a binary victim sigma(-margin), of one with classes 1 - p of its own."""
+    margins = np.array(done.scored["targets"]["margin"], np.float64)
+    victim = np.array(done.scored["targets"]["victim"])
+    mine = margins[victim == 0]
+    weights = 1 / (1 + np.exp(mine))
+    expected = weights.sum() ** 2 / np.square(weights).sum()
+    assert done.examined[0].n_effective == pytest.approx(expected, rel=1e-3)
+    of_classes = -np.expm1(-done.examined[5].loss)
+    expected = of_classes.sum() ** 2 / np.square(of_classes).sum()
+    assert done.examined[5].n_effective == pytest.approx(expected, rel=1e-6)
+    cell = done.record["cells"][0]
+    assert cell["victim"]["n_effective"][0] == pytest.approx(done.examined[0].n_effective, abs=1e-5)
