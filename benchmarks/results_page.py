@@ -2,8 +2,9 @@
 
     python -m benchmarks.results_page [--check]
 
-`claims-NNN.json` are claims of paper NNN, `run-NAME.json` summaries of jobs, every other `.json`
-the lines of a benchmark. A file that is none of these stops the build and is named.
+`claims-NNN.json` are claims of paper NNN, `run-NAME.json` summaries of jobs,
+`studies/NAME/study.json` studies, every other `.json` the lines of a benchmark. A file that is none
+of these stops the build and is named.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.record import Claim, Hardware, Measurement, parse_claims, parse_lines
 from benchmarks.restoration import Interval
+from benchmarks.results_studies import HEADER, study_rows
 from benchmarks.run_summary import RunSummary, Scores, parse_run
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -42,12 +44,18 @@ def build_page(files: Mapping[str, str]) -> str:
     if runs:
         sections.append("## Runs\n")
         sections += [_run(parse_run(text, name=name)) for name, text in sorted(runs.items())]
+    studies = {name: text for name, text in files.items() if name.startswith("studies/")}
+    if studies:
+        sections.append("## Studies\n")
+        for name, text in sorted(studies.items()):
+            lines, rows = study_rows(text, name=name)
+            sections.append("\n".join([*lines, _table(HEADER, rows)]))
     if claims:
         sections.append("## Claims of the papers\n")
         for name, text in sorted(claims.items()):
             paper = name.removeprefix("claims-").removesuffix(".json")
             sections.append(_claims(paper, parse_claims(text, name=name)))
-    benchmarks = sorted(set(files) - set(runs) - set(claims))
+    benchmarks = sorted(set(files) - set(runs) - set(claims) - set(studies))
     if benchmarks:
         sections.append("## Benchmarks\n")
         for name in benchmarks:
@@ -286,7 +294,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     options = parser.parse_args(argv)
     page_path = options.results.parent / "results.md"
-    files = {path.name: path.read_text() for path in sorted(options.results.glob("*.json"))}
+    found = [*options.results.glob("*.json"), *options.results.glob("studies/*/study.json")]
+    files = {p.relative_to(options.results).as_posix(): p.read_text() for p in sorted(found)}
     try:
         page = build_page(files)
     except ValueError as error:

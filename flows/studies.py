@@ -6,8 +6,10 @@ A study is one function in `flows.study_grids`, its figures and claims one each 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,6 +22,8 @@ from tasks.study import Study
 STUDY = TypeAdapter(Study)
 PRESETS = tuple(grids.SIZES)
 Preset = Literal["paper", "cpu"]
+SETTINGS = "settings.json"
+"""In the store's folder: every setting of its study."""
 OF_EVERY_CELL = "experiment."
 """Settings that begin with this are set in the experiment of every cell."""
 
@@ -102,6 +106,22 @@ def changed(made: Study, settings: Mapping[str, Any]) -> Study:
         else:
             replace_setting(tree, setting, value)
     return from_json(tree)
+
+
+def resolve(
+    name: str, preset: str | None, settings: Mapping[str, Any] | None, store: Path
+) -> Study:
+    """The study that `store` holds, unless another size is asked for; else the named one, at a
+    CPU's size by default. Raises ValueError as `study` does, and if the store holds another."""
+    path = store / SETTINGS
+    if name not in STUDIES:
+        raise ValueError(unknown_name("study", name, STUDIES))
+    if preset is not None or not path.is_file():
+        return study(name, preset or "cpu", settings)
+    kept = from_json(json.loads(path.read_bytes()))
+    if kept.name != name:
+        raise ValueError(f"{store} holds study {kept.name!r}, not {name!r}; use another --store")
+    return changed(kept, settings or {})
 
 
 def from_json(tree: Mapping[str, Any]) -> Study:

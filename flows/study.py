@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.evaluate import score_methods
 from flows.generate import make_pairs
-from flows.studies import STUDIES, from_json, to_json
+from flows.studies import SETTINGS, STUDIES, resolve, to_json
 from storage.dataset import Dataset
 from storage.errors import StorageError
 from storage.files import write_file, write_json
@@ -48,21 +48,26 @@ from tasks.victim_files import VictimsOfStore
 from tasks.workers import Workers, device_of, resolve_device, usable_cores
 from tasks.workspace import Workspace
 
-SETTINGS = "settings.json"
 RECORD = "study.json"
 PICTURES = "study-pictures.npz"
 
 
 @flow(name="study", flow_run_name="{store}")
-def run_study(settings: dict[str, Any], store: Path, workers: Workers | None = None) -> Path:
+def run_study(
+    name: str,
+    store: Path,
+    preset: str | None = None,
+    settings: dict[str, Any] | None = None,
+    workers: Workers | None = None,
+) -> Path:
     """Bring the study at `store` to its end; what is there is not repeated. Returns its page.
 
-    `settings` are those of a `tasks.study.Study`, as `flows.studies.to_json` gives them. 1. Read
+    `preset` and `settings` as in `flows.studies.resolve`; by default those of the store. 1. Read
     the images. 2. Plan. 3. Open the store, or refuse one of other settings. 4. Train and attack
     what is missing, on the workers. 5. Score with decoys. 6. Ask the victims. 7. Check the paper's
     claims. 8. Write study.json, its pictures and the page.
     """
-    study, workers = from_json(settings), workers or Workers()
+    study, workers = resolve(name, preset, settings, store), workers or Workers()
     workspace, device = Workspace(store), device_of(workers)
     images = load_images(study.data, split=study.split, skip_corrupt=study.skip_corrupt)
     plan = StudyPlan(study, images)

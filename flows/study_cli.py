@@ -21,7 +21,6 @@ ENTRIES = frozenset(
     }
 )
 """What the command makes in the store's folder."""
-SETTINGS = "settings.json"
 
 
 @study_app.command(
@@ -74,7 +73,7 @@ def study(
     from flows.fresh import start_over
     from flows.naming import unknown_name
     from flows.settings import parse_assignments
-    from flows.studies import STUDIES, to_json
+    from flows.studies import STUDIES, resolve
 
     if name not in STUDIES:
         raise ValueError(unknown_name("study", name, [*STUDIES, "list"]))
@@ -83,7 +82,7 @@ def study(
         start_over(store, ENTRIES, option="--store")
     chosen: dict[str, Any] = {} if data is None else {"data": data}
     chosen |= parse_assignments(settings or [])
-    made = _study(name, preset, chosen, store)
+    made = resolve(name, preset, chosen, store)
     if dry_run:
         _show_costs(made, device, n_workers)
         return
@@ -95,27 +94,11 @@ def study(
         f"{made.n_runs} attacks, on {escape(made.data)}, store {escape(str(store))}"
     )
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
-    page = run_study(to_json(made), store, workers=workers)
+    page = run_study(name, store, preset, chosen, workers=workers)
     record = json.loads((store / "study.json").read_bytes())
     _show_rows(cell_rows(record))
     _show_rows(claim_rows(record))
     out.print(f"Page: [bold]{escape(str(Path(page).absolute()))}[/]", soft_wrap=True)
-
-
-def _study(name: str, preset: str | None, chosen: dict[str, Any], store: Path) -> Any:
-    """That of the store if it has one of this name and no other size is asked for."""
-    from flows.studies import changed, from_json
-    from flows.studies import study as named
-
-    path = store / SETTINGS
-    if preset is None and path.is_file():
-        kept = from_json(json.loads(path.read_bytes()))
-        if kept.name != name:
-            raise ValueError(
-                f"{store} holds study {kept.name!r}, not {name!r}; use another --store"
-            )
-        return changed(kept, chosen)
-    return named(name, preset or "cpu", chosen)
 
 
 def _show_studies() -> None:

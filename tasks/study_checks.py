@@ -155,7 +155,7 @@ def against_start(start: str) -> Callable[[Results], Verdict]:
             good, names = best_decay(r, n_classes)
             _, baselines = _decays(r, n_classes)
             base = baselines[start]
-            label = f"{n_classes} classes, {' / '.join(sorted(set(names)))} against {base['name']}"
+            label = f"{' / '.join(sorted(set(names)))} against {base['name']}"
             counts = f"({np.mean([g.sum() for g in good]):.3g} against {r.count(base):.3g})"
             found.append((f"{label} {counts}", difference(good, r.good(base))))
         return _all(found)

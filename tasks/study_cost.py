@@ -29,7 +29,7 @@ from tasks.study import Cell, Study
 
 Shape = tuple[int, int, int]
 BYTES_PER_VALUE = {"float16": 2, "float32": 4, "uint8": 1}
-SMALL, LARGE = (2, 16, 8), (50, 200, 32)
+SMALL, LARGE = (2, 16, 12), (50, 200, 32)
 """Images, width and side of the images of the two victims that are measured."""
 
 

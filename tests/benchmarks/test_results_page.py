@@ -17,6 +17,7 @@ from benchmarks.results_page import RESULTS, build_page, main
 from benchmarks.run_summary import Ranked, RunSummary, parse_run, summarise_run
 from tasks.evaluate import Evaluation, evaluate
 from tests.benchmarks.test_record import CLAIM, MEASUREMENT
+from tests.tasks import study_records
 from tests.tasks.evaluations import Blender, image_set, planted_store, weights
 
 
@@ -167,10 +168,27 @@ def test_a_summary_is_written_from_a_jobs_folder(tmp_path: Path) -> None:
     assert same_load == summary(hardware=same_load.hardware)
 
 
+def test_a_study_is_a_table_of_its_cells() -> None:
+    record, _pictures = study_records.study()
+    name = "studies/multiclass/study.json"
+    page = build_page({name: json.dumps(record)})
+    assert f"### {record['title']}" in page
+    assert "(results/studies/multiclass/study.html)" in page
+    for cell in record["cells"]:
+        targets, decoys = cell["targets"], cell["decoys"]
+        start = f"| {cell['name']} | {len(cell['victims'])} | {cell['n_images']} | "
+        counts = f"{targets['n_good']} of {targets['n']} | {decoys['n_good']} of {decoys['n']} | "
+        assert start + counts + f"{targets['mean_ssim']:.3f} [" in page
+    with pytest.raises(ValueError, match=r"studies/x/study\.json is no study"):
+        build_page({"studies/x/study.json": "[1]"})
+    with pytest.raises(ValueError, match=r"\('palimpsest-study', 0\), expected"):
+        build_page({name: json.dumps(record | {"version": 0})})
+
+
 def test_something_else_is_not_summed_up() -> None:
     with pytest.raises(ValueError, match=r"schema and version are \('palimpsest-evaluation', 1\)"):
         summarise_run(evaluation() | {"version": 1}, name="x", command="x", seconds={})
-    with pytest.raises(ValueError, match=r"schema and version are \('other', 3\), expected"):
+    with pytest.raises(ValueError, match=r"schema and version are \('other', 4\), expected"):
         summarise_run(
             evaluation() | {"schema": "other"}, name="x", command="x", seconds={}, picture=None
         )
