@@ -97,7 +97,9 @@ def study(
     page = run_study(name, store, preset, chosen, workers=workers)
     record = json.loads((store / "study.json").read_bytes())
     _show_rows(cell_rows(record))
-    _show_rows(claim_rows(record))
+    for row in claim_rows(record):
+        out.print(f"[bold]{row['here']}[/]: {escape(row['claim'])}", soft_wrap=True)
+        out.print(f"    {escape(row['ours'])}", style="dim", soft_wrap=True)
     out.print(f"Page: [bold]{escape(str(Path(page).absolute()))}[/]", soft_wrap=True)
 
 

@@ -48,6 +48,7 @@ class Size:
     save_at_conv: tuple[int, ...]
     search: Search | None
     search_conv: Search | None
+    min_candidates: int
     n_attacks: int
     runs_per_part: int
 
@@ -64,6 +65,7 @@ PAPER = Size(
     save_at_conv=(10_000, 50_000),
     search=None,
     search_conv=None,
+    min_candidates=2,
     n_attacks=100,
     runs_per_part=10,
 )
@@ -81,10 +83,12 @@ CPU = Size(
     save_at_conv=(2000,),
     search=Search(lr=(0.05, 0.6), lam_lr=(0.1, 0.6)),
     search_conv=Search(lr=(0.001, 0.01), lam_lr=(0.003, 0.03), lam_min=None),
+    min_candidates=10,
     n_attacks=4,
     runs_per_part=4,
 )
-"""Width 200, a fiftieth of the attack's iterations, and rates at which those suffice."""
+"""Width 200, a fiftieth of the attack's iterations, and rates at which those suffice. Gradients are
+shared by the candidates (1/N): with fewer than ten these rates are too high, and attacks diverge."""
 
 SIZES = {"paper": PAPER, "cpu": CPU}
 
@@ -356,7 +360,9 @@ def _sized(
 ) -> KKT:
     """The experiment with the victims, the epochs and the attack of a size; m = 2n."""
     widths = network.widths if network.widths != STANDARD.widths else (size.width, size.width)
-    attack: KKTAttack = replace(base.attack, n_candidates=2 * n_images, save_at=size.save_at)
+    attack: KKTAttack = replace(
+        base.attack, n_candidates=max(2 * n_images, size.min_candidates), save_at=size.save_at
+    )
     if size.search is not None:
         search = size.search
         if attack.condition == "regression":
