@@ -87,8 +87,9 @@ CPU = Size(
     n_attacks=4,
     runs_per_part=4,
 )
-"""Width 200, a fiftieth of the attack's iterations, and rates at which those suffice. Gradients are
-shared by the candidates (1/N): with fewer than ten these rates are too high, and attacks diverge."""
+"""Width 200, a fiftieth of the attack's iterations, and rates at which those suffice. Gradients
+are shared by the candidates (1/N): with fewer than ten these rates are too high, and attacks
+diverge."""
 
 SIZES = {"paper": PAPER, "cpu": CPU}
 
