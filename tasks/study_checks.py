@@ -6,18 +6,24 @@ the claim is about. `tasks.study_claims` has the claims themselves, and the rule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tasks.study_results import Difference, Floats, NotTestableError, Results, difference
 
-Verdict = tuple[str, bool]
+Verdict = tuple[str, bool | None]
 
 
 def _all(results: Sequence[tuple[str, Difference]]) -> Verdict:
-    return "; ".join(f"{name}: {d}" for name, d in results), all(d.holds for _n, d in results)
+    return "; ".join(f"{name}: {d}" for name, d in results), every(d.holds for _n, d in results)
+
+
+def every(verdicts: Iterable[bool | None]) -> bool | None:
+    """False if one is, else None if one is, else True."""
+    found = set(verdicts)
+    return False if False in found else None if None in found else True
 
 
 def _text(results: Sequence[tuple[str, float]], unit: str = "") -> str:
@@ -172,15 +178,15 @@ def none_without_decay(r: Results) -> Verdict:
     return f"good share, {_text(shares)}", all(share <= 0.05 for _name, share in shares)
 
 
-def decay_puts_more_images_matter(r: Results) -> Verdict:
-    texts, holds = [], True
+def decay_makes_more_images_matter(r: Results) -> Verdict:
+    texts, verdicts = [], []
     for n_classes in (2, 10):
         cells, baselines = _decays(r, n_classes)
         best = max(cells, key=r.count)
         text, more = _effective(best, baselines["small"])
         texts.append(text)
-        holds = holds and more
-    return "; ".join(texts), holds
+        verdicts.append(more)
+    return "; ".join(texts), every(verdicts)
 
 
 def test_error_hardly_changes(r: Results) -> Verdict:
@@ -211,7 +217,9 @@ def unfitted_come_back(r: Results) -> Verdict:
             )
     if not found:
         raise NotTestableError("every victim classifies its own images")
-    return "; ".join(f"{name}: {d}" for name, d in found), any(d.holds for _n, d in found)
+    verdicts = {d.holds for _name, d in found}
+    holds = True if True in verdicts else None if None in verdicts else False
+    return "; ".join(f"{name}: {d}" for name, d in found), holds
 
 
 # convolutions
@@ -262,7 +270,7 @@ def middle_kernels_are_safer(r: Results) -> Verdict:
     lowest = min(range(1, len(means) - 1), key=lambda i: float(np.concatenate(means[i][1]).mean()))
     ends = [difference(means[i][1], means[lowest][1], mean=True) for i in (0, -1)]
     text = f"share, {_text(shares)}; smallest and largest above side {means[lowest][0]} by "
-    return text + " and ".join(map(str, ends)), all(d.holds for d in ends)
+    return text + " and ".join(map(str, ends)), every(d.holds for d in ends)
 
 
 def _together(r: Results, cells: Sequence[Mapping[str, Any]]) -> list[Floats]:

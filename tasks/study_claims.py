@@ -2,8 +2,9 @@
 
 A comparison of cells is of good reconstructions per victim. It holds if the difference is above 0,
 its interval of 95 % (a bootstrap over the images of each victim) does not reach 0, and no single
-pair of victims, which share their images and random numbers, says the opposite. What cannot be
-tested on a study is said to be so: null, neither true nor false.
+pair of victims, which share their images and random numbers, says the opposite. It does not hold if
+the whole interval is at 0 or below. Between the two the study is too small to decide: null, neither
+true nor false, as for what cannot be tested on it at all.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ STATEMENTS: dict[str, tuple[Statement, ...]] = {
             where="appendix E, figure 14",
             theirs="more training samples on the margin, for some values",
             rule="the weight decay with most good images against the small start: " + EFFECTIVE,
-            check=checks.decay_puts_more_images_matter,
+            check=checks.decay_makes_more_images_matter,
         ),
         Statement(
             claim="The test error does not change much with it",

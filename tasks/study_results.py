@@ -32,9 +32,12 @@ class Difference:
     by_victim: tuple[float, ...]
 
     @property
-    def holds(self) -> bool:
-        """Above 0 beyond chance, and no victim says the opposite."""
-        return self.value > 0 and self.low > 0 and min(self.by_victim) >= 0
+    def holds(self) -> bool | None:
+        """True: above 0 beyond chance, and no victim says the opposite. False: not above 0, beyond
+        chance. None: these images and victims do not decide it."""
+        if self.value > 0 and self.low > 0 and min(self.by_victim) >= 0:
+            return True
+        return False if self.high <= 0 else None
 
     def __str__(self) -> str:
         each = ", ".join(f"{d:+.3g}" for d in self.by_victim)

@@ -11,8 +11,9 @@ import pytest
 
 from flows.studies import STUDIES, study
 from tasks.study import Study
+from tasks.study_checks import every
 from tasks.study_claims import STATEMENTS, check_claims
-from tasks.study_results import NotTestableError, Results, difference
+from tasks.study_results import Difference, NotTestableError, Results, difference
 from tasks.study_views import FIGURES, describe_figures
 
 Share = Callable[[dict[str, Any], int], float]
@@ -122,13 +123,13 @@ def test_more_classes_at_equal_images_per_class() -> None:
     assert verdicts(record_of(made, lambda cell, seed: 0.0))[:4] == [False] * 4
 
 
-def test_one_victim_that_says_the_opposite_is_enough() -> None:
+def test_one_victim_that_says_the_opposite_leaves_it_open() -> None:
     made = study("multiclass", "cpu", {"n_victims": 3})
 
     def mixed(cell: dict[str, Any], seed: int) -> float:
-        return 0.5 if (cell["at"]["n_classes"] == 2) == (seed == 1) else 1.0
+        return 0.5 if (cell["at"]["n_classes"] == 2) != (seed == 1) else 1.0
 
-    assert verdicts(record_of(made, mixed))[2] is False
+    assert verdicts(record_of(made, mixed))[2] is None
 
 
 def test_losses() -> None:
@@ -138,8 +139,14 @@ def test_losses() -> None:
         return 5.0 / cell["n_images"]
 
     assert verdicts(record_of(made, share)) == [True] * 4
-    assert verdicts(record_of(made, share, decoys=0.6))[0] is False
-    assert verdicts(record_of(made, lambda cell, seed: 0.1, slope=1.0)) == [False] * 4
+    assert verdicts(record_of(made, share, decoys=1.0))[0] is False
+
+    def opposite(cell: dict[str, Any], _seed: int) -> float:
+        return 0.0 if cell["n_images"] == 10 else 0.2
+
+    assert verdicts(record_of(made, opposite, slope=1.0)) == [False] * 4
+    alike = verdicts(record_of(made, lambda cell, seed: 0.1, slope=1.0))
+    assert alike == [None, False, False, None]
 
 
 def test_weight_decay() -> None:
@@ -195,9 +202,17 @@ def test_cnn() -> None:
         return (0.0 if middle else 0.4) + 0.05 * cell["at"]["channels"]
 
     assert verdicts(record_of(made, share)) == [True] * 5
-    assert verdicts(record_of(made, lambda cell, seed: 0.3, slope=1.0)) == [
-        True, False, False, False, False,
-    ]  # fmt: skip
+
+    def opposite(cell: dict[str, Any], _seed: int) -> float:
+        if cell["panel"] != "grid":
+            return 0.9 if cell["panel"] == "no decay" else 0.4
+        if cell["at"]["channels"] == 2:
+            return 0.9
+        return 0.7 if cell["at"]["kernel"] in (8, 16) else 0.0
+
+    assert verdicts(record_of(made, opposite, slope=1.0)) == [True, False, False, False, False]
+    alike = verdicts(record_of(made, lambda cell, seed: 0.3, slope=1.0))
+    assert alike == [True, None, None, None, False]
 
 
 def test_width() -> None:
@@ -208,7 +223,12 @@ def test_width() -> None:
         return (1.0 if cell["n_images"] == 10 else 0.5) if wide else 0.0
 
     assert verdicts(record_of(made, share)) == [True] * 3
-    assert verdicts(record_of(made, lambda cell, seed: 0.5)) == [False] * 3
+    assert verdicts(record_of(made, lambda cell, seed: 0.5)) == [None, None, False]
+
+    def opposite(cell: dict[str, Any], _seed: int) -> float:
+        return 0.9 if cell["at"]["width"] == 5 else 0.0
+
+    assert verdicts(record_of(made, opposite)) == [False] * 3
 
 
 def test_large() -> None:
@@ -246,6 +266,30 @@ def test_a_difference_is_of_sums_per_victim_with_an_interval() -> None:
     assert difference(a, b, mean=True).value == pytest.approx(found.value / 50)
     with pytest.raises(NotTestableError, match="other numbers of victims"):
         difference(a, b[:2])
+
+
+@pytest.mark.parametrize(
+    ("ends", "by_victim", "holds"),
+    [
+        ((1.0, 3.0), (1.0, 3.0), True),
+        ((1.0, 3.0), (-1.0, 5.0), None),
+        ((-1.0, 3.0), (1.0, 3.0), None),
+        ((-3.0, -1.0), (-1.0, -3.0), False),
+        ((-4.0, 1.0), (-1.0, -2.0), None),
+        ((0.0, 0.0), (0.0, 0.0), False),
+    ],
+)
+def test_a_difference_holds_or_not_or_is_not_decided(
+    ends: tuple[float, float], by_victim: tuple[float, ...], holds: bool | None
+) -> None:
+    value = float(np.mean(by_victim))
+    assert Difference(value, *ends, by_victim).holds is holds
+
+
+def test_verdicts_of_several_rows() -> None:
+    assert every([True, True]) is True
+    assert every([True, None]) is None
+    assert every([None, False, True]) is False
 
 
 def test_rank_correlations_leave_out_what_has_none() -> None:
