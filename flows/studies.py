@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,8 +82,12 @@ STUDIES: dict[str, Kind] = {
 }
 
 
-def study(name: str, preset: str, settings: Mapping[str, Any] | None = None) -> Study:
+def study(
+    name: str, preset: str, settings: Mapping[str, Any] | None = None, *, only: str = ""
+) -> Study:
     """The named study at a size, with single settings replaced.
+
+    `only`: just the cells whose name contains it; numbers of cells in settings then count those.
 
     A name that begins with `experiment.` is set in every cell, others are the study's own
     (`n_victims`, `data`, `cells.0.images_per_run`). Raises ValueError naming what is wrong and the
@@ -93,7 +97,13 @@ def study(name: str, preset: str, settings: Mapping[str, Any] | None = None) -> 
         raise ValueError(unknown_name("study", name, STUDIES))
     if preset not in grids.SIZES:
         raise ValueError(unknown_name("preset", preset, grids.SIZES))
-    return changed(STUDIES[name].grid(grids.SIZES[preset]), settings or {})
+    made = STUDIES[name].grid(grids.SIZES[preset])
+    if only:
+        cells = tuple(cell for cell in made.cells if only in cell.name)
+        if not cells:
+            raise ValueError(unknown_name("cell", only, (cell.name for cell in made.cells)))
+        made = replace(made, cells=cells, only=only)
+    return changed(made, settings or {})
 
 
 def changed(made: Study, settings: Mapping[str, Any]) -> Study:
@@ -109,15 +119,20 @@ def changed(made: Study, settings: Mapping[str, Any]) -> Study:
 
 
 def resolve(
-    name: str, preset: str | None, settings: Mapping[str, Any] | None, store: Path
+    name: str,
+    preset: str | None,
+    settings: Mapping[str, Any] | None,
+    store: Path,
+    *,
+    only: str = "",
 ) -> Study:
-    """The study that `store` holds, unless another size is asked for; else the named one, at a
-    CPU's size by default. Raises ValueError as `study` does, and if the store holds another."""
+    """The study that `store` holds, unless a size or some cells are asked for; else the named one,
+    at a CPU's size by default. Raises ValueError as `study` does, and if the store holds another."""
     path = store / SETTINGS
     if name not in STUDIES:
         raise ValueError(unknown_name("study", name, STUDIES))
-    if preset is not None or not path.is_file():
-        return study(name, preset or "cpu", settings)
+    if preset is not None or only or not path.is_file():
+        return study(name, preset or "cpu", settings, only=only)
     kept = from_json(json.loads(path.read_bytes()))
     if kept.name != name:
         raise ValueError(f"{store} holds study {kept.name!r}, not {name!r}; use another --store")

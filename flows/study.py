@@ -58,16 +58,19 @@ def run_study(
     store: Path,
     preset: str | None = None,
     settings: dict[str, Any] | None = None,
+    *,
+    only: str = "",
     workers: Workers | None = None,
 ) -> Path:
     """Bring the study at `store` to its end; what is there is not repeated. Returns its page.
 
-    `preset` and `settings` as in `flows.studies.resolve`; by default those of the store. 1. Read
-    the images. 2. Plan. 3. Open the store, or refuse one of other settings. 4. Train and attack
+    `preset`, `settings` and `only` as in `flows.studies.resolve`; by default those of the store.
+    1. Read the images. 2. Plan. 3. Open the store, or refuse one of other settings. 4. Train and attack
     what is missing, on the workers. 5. Score with decoys. 6. Ask the victims. 7. Check the paper's
     claims. 8. Write study.json, its pictures and the page.
     """
-    study, workers = resolve(name, preset, settings, store), workers or Workers()
+    study = resolve(name, preset, settings, store, only=only)
+    workers = workers or Workers()
     workspace, device = Workspace(store), device_of(workers)
     images = load_images(study.data, split=study.split, skip_corrupt=study.skip_corrupt)
     plan = StudyPlan(study, images)
@@ -157,6 +160,8 @@ def make_record(
 def command(study: Study) -> str:
     """The command that makes this study from nothing, up to settings that were set apart."""
     words = ["palimpsest", "study", study.name, "--preset", study.preset, "--data", study.data]
+    if study.only:
+        words += ["--only", study.only]
     return shlex.join(words)
 
 

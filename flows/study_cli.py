@@ -48,6 +48,9 @@ def study(
         list[str] | None,
         typer.Option("--set", help="name=value; experiment.* is set in every cell. Repeatable."),
     ] = None,
+    only: Annotated[
+        str, typer.Option("--only", help="Just the cells whose name contains this.")
+    ] = "",
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
     n_workers: Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")] = 0,
     cluster: Annotated[
@@ -82,7 +85,7 @@ def study(
         start_over(store, ENTRIES, option="--store")
     chosen: dict[str, Any] = {} if data is None else {"data": data}
     chosen |= parse_assignments(settings or [])
-    made = resolve(name, preset, chosen, store)
+    made = resolve(name, preset, chosen, store, only=only)
     if dry_run:
         _show_costs(made, device, n_workers)
         return
@@ -94,7 +97,7 @@ def study(
         f"{made.n_runs} attacks, on {escape(made.data)}, store {escape(str(store))}"
     )
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
-    page = run_study(name, store, preset, chosen, workers=workers)
+    page = run_study(name, store, preset, chosen, only=only, workers=workers)
     record = json.loads((store / "study.json").read_bytes())
     _show_rows(cell_rows(record))
     for row in claim_rows(record):

@@ -85,13 +85,15 @@ class Study:
 
     `n_victims` per cell, which are its seeds; `n_attacks` on each, of which `runs_per_part` are one
     part. `n_tests`: images that no victim of the study has seen, on which each is tested. What a
-    cell shares with the others and where its experiment differs is in `cells`.
+    cell shares with the others and where its experiment differs is in `cells`. `only`: what the
+    names of its cells have in common, if these are not all of the grid.
     """
 
     name: str
     preset: str
     data: str
     cells: tuple[Cell, ...]
+    only: str = ""
     axes: dict[str, Axis] = field(default_factory=dict)
     split: Split = "heldout"
     skip_corrupt: bool = False

@@ -284,12 +284,13 @@ def _together(r: Results, cells: Sequence[Mapping[str, Any]]) -> list[Floats]:
 def wider_means_more(r: Results) -> Verdict:
     found = []
     for panel in dict.fromkeys(cell["panel"] for cell in r.cells()):
+        widths = sorted({cell["at"]["width"] for cell in r.cells(panel)})
+        rows = []
         for n in sorted({cell["at"]["n_images"] for cell in r.cells(panel)}):
-            row = sorted(r.cells(panel, n_images=n), key=lambda cell: int(cell["at"]["width"]))
-            shown = " -> ".join(f"{r.share(c):.2g}" for c in row)
-            found.append(
-                (f"{panel}, {n} images ({shown})", r.more_good(row[-1], row[0], share=True))
-            )
+            shares = [r.share(r.cells(panel, width=w, n_images=n)[0]) for w in widths]
+            rows.append(f"{n} images {' -> '.join(f'{s:.2g}' for s in shares)}")
+        ends = [_together(r, r.cells(panel, width=w)) for w in (widths[-1], widths[0])]
+        found.append((f"{panel} ({'; '.join(rows)})", difference(*ends, mean=True)))
     return _all(found)
 
 

@@ -229,7 +229,7 @@ STATEMENTS: dict[str, tuple[Statement, ...]] = {
             claim="The share of good reconstructions grows with W/N: wider at equal N",
             where="section 6.2, figure 7",
             theirs="as W/N increases, more samples are reconstructed",
-            rule="share, widest minus narrowest: the difference holds for every N and both losses",
+            rule="share over all N, widest minus narrowest: the difference holds for both losses",
             check=checks.wider_means_more,
         ),
         Statement(

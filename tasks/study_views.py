@@ -88,20 +88,34 @@ SEVERAL = "Bars are intervals of 95 % over images."
 
 def describe_figures(study: Study) -> list[dict[str, Any]]:
     """The figures of a study as they stand in study.json."""
-    make = FIGURES.get(study.name)
-    return [] if make is None else [{"kind": f.kind, **asdict(f)} for f in make(study)]
+    return [{"kind": figure.kind, **asdict(figure)} for figure in _figures(study)]
 
 
 def kernels_of(study: Study) -> list[int]:
     """The cells of which kernels are shown."""
-    make = FIGURES.get(study.name)
-    found = () if make is None else make(study)
-    return [cell for figure in found if isinstance(figure, Kernels) for cell in figure.cells]
+    return [c for figure in _figures(study) if isinstance(figure, Kernels) for c in figure.cells]
 
 
 def cells_of(study: Study, *panels: str) -> tuple[int, ...]:
     """Numbers of the cells of some panels, in order."""
     return tuple(k for k, cell in enumerate(study.cells) if cell.panel in panels)
+
+
+def _figures(study: Study) -> Iterable[Figure]:
+    """Those of the study; of some of its cells, or of another study, what every cell has."""
+    if study.name in FIGURES and not study.only:
+        return FIGURES[study.name](study)
+    return [
+        Scatter(
+            name="boundary",
+            title="Distance from the boundary",
+            where="002, section 3",
+            x="margin",
+            cells=tuple(range(len(study.cells))),
+            caption="Every training image of every cell.",
+            cannot=NO_CAUSE,
+        )
+    ]
 
 
 def multiclass(study: Study) -> Sequence[Figure]:

@@ -17,6 +17,7 @@ from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
 from tasks.study import Cell, Study
 from tasks.study_cost import Pace, attack_operations, cost_of, measured_pace, training_operations
+from tasks.study_views import describe_figures, kernels_of
 
 RUN = CliRunner()
 TINY = {
@@ -113,6 +114,24 @@ def test_a_store_keeps_to_its_study(tmp_path: Path) -> None:
     assert resolve("losses", "cpu", {}, tmp_path).n_victims == 3
     with pytest.raises(ValueError, match="holds study 'losses', not 'width'"):
         resolve("width", None, {}, tmp_path)
+
+
+def test_some_cells_of_a_study(tmp_path: Path) -> None:
+    made = study("multiclass", "cpu", {"cells.0.images_per_run": 6}, only="2 classes, 5 each")
+    (cell,) = made.cells
+    assert (cell.name, cell.images_per_run, made.only) == (
+        "2 classes, 5 each",
+        6,
+        "2 classes, 5 each",
+    )
+    assert resolve("multiclass", None, {}, tmp_path, only="5 each").only == "5 each"
+    for name in STUDIES:
+        some = study(name, "cpu", only=study(name, "cpu").cells[0].name)
+        (figure,) = describe_figures(some)
+        assert figure["cells"] == tuple(range(len(some.cells)))
+        assert kernels_of(some) == []
+    with pytest.raises(ValueError, match="unknown cell '7 classes'"):
+        study("multiclass", "cpu", only="7 classes")
 
 
 def test_settings_of_experiments_are_set_in_every_cell() -> None:
