@@ -127,7 +127,7 @@ def resolve(
     only: str = "",
 ) -> Study:
     """The study that `store` holds, unless a size or some cells are asked for; else the named one,
-    at a CPU's size by default. Raises ValueError as `study` does, and if the store holds another."""
+    at a CPU's size by default. Raises ValueError as `study` does, and for a store of another."""
     path = store / SETTINGS
     if name not in STUDIES:
         raise ValueError(unknown_name("study", name, STUDIES))

@@ -65,9 +65,9 @@ def run_study(
     """Bring the study at `store` to its end; what is there is not repeated. Returns its page.
 
     `preset`, `settings` and `only` as in `flows.studies.resolve`; by default those of the store.
-    1. Read the images. 2. Plan. 3. Open the store, or refuse one of other settings. 4. Train and attack
-    what is missing, on the workers. 5. Score with decoys. 6. Ask the victims. 7. Check the paper's
-    claims. 8. Write study.json, its pictures and the page.
+    1. Read the images. 2. Plan. 3. Open the store, or refuse one of other settings. 4. Train and
+    attack what is missing, on the workers. 5. Score with decoys. 6. Ask the victims. 7. Check the
+    paper's claims. 8. Write study.json, its pictures and the page.
     """
     study = resolve(name, preset, settings, store, only=only)
     workers = workers or Workers()
