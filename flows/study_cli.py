@@ -93,7 +93,7 @@ def study(
     from tasks.workers import Workers
 
     out.print(
-        f"[bold]palimpsest study {name}[/]  {made.preset}, {len(made.cells)} cells, "
+        f"[bold]palimpsest study {name}[/]  {made.preset}, {_cells(len(made.cells))}, "
         f"{made.n_runs} attacks, on {escape(made.data)}, store {escape(str(store))}"
     )
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
@@ -113,7 +113,7 @@ def _show_studies() -> None:
     for name, kind in STUDIES.items():
         sizes = [named(name, preset) for preset in PRESETS]
         numbers = "; ".join(
-            f"{s.preset}: {len(s.cells)} cells, {s.n_runs:,} attacks" for s in sizes
+            f"{s.preset}: {_cells(len(s.cells))}, {s.n_runs:,} attacks" for s in sizes
         )
         out.print(f"[bold]{name}[/]  {kind.question}")
         out.print(f"    {kind.paper}; {numbers}", style="dim")
@@ -160,8 +160,8 @@ def _show_costs(made: Any, device: str, n_workers: int) -> None:
     sums = total(costs)
     n = n_workers or (1 if stacked else usable_cores())
     out.print(
-        f"{len(made.cells)} cells, {made.n_runs:,} attacks: about {duration_text(sums['seconds'])} "
-        f"of work on {where}, {duration_text(sums['seconds'] / n)} on {n} workers; "
+        f"{_cells(len(made.cells))}, {made.n_runs:,} attacks: about "
+        f"{duration_text(sums['seconds'])} of work on {where}, {duration_text(sums['seconds'] / n)} on {n} workers; "
         f"{size_text(sums['memory_bytes'])} of memory per worker at most, "
         f"{size_text(sums['disk_bytes'])} of disk. Speed was measured on this machine just now."
     )
@@ -174,6 +174,10 @@ def _show_rows(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(*(escape(str(value)) for value in row.values()))
     out.print(table)
+
+
+def _cells(n: int) -> str:
+    return "1 cell" if n == 1 else f"{n} cells"
 
 
 def duration_text(seconds: float) -> str:
