@@ -161,7 +161,8 @@ def _show_costs(made: Any, device: str, n_workers: int) -> None:
     n = n_workers or (1 if stacked else usable_cores())
     out.print(
         f"{_cells(len(made.cells))}, {made.n_runs:,} attacks: about "
-        f"{duration_text(sums['seconds'])} of work on {where}, {duration_text(sums['seconds'] / n)} on {n} workers; "
+        f"{duration_text(sums['seconds'])} of work on {where}, "
+        f"{duration_text(sums['seconds'] / n)} on {n} workers; "
         f"{size_text(sums['memory_bytes'])} of memory per worker at most, "
         f"{size_text(sums['disk_bytes'])} of disk. Speed was measured on this machine just now."
     )

@@ -326,10 +326,10 @@ def some_come_back(r: Results) -> Verdict:
 
 def most_near_few_good(r: Results) -> Verdict:
     (cell,) = r.cells("large")
-    on_effective = cell["victim"]["n_effective"]
-    if any(n is None for n in on_effective):
-        raise NotTestableError("a victim misclassifies an image, so it has no margin")
+    numbers = cell["victim"]["n_effective"]
+    if any(n is None for n in numbers):
+        raise NotTestableError("a victim has no loss left on any image")
     good = [int(g.sum()) for g in r.good(cell)]
-    return f"on the margin {on_effective}, good {good}", all(
-        g < n for g, n in zip(good, on_effective, strict=True)
-    )
+    shown = ", ".join(f"{n:.3g}" for n in numbers)
+    ours = f"effective number of images {shown} of {cell['n_images']}, good {good}"
+    return ours, all(g < n for g, n in zip(good, numbers, strict=True))
