@@ -221,7 +221,7 @@ def cnn(size: Size) -> Study:
         "start": Axis(title="start", values=("standard", "small")),
     }
     study = _study("cnn", size, cells, axes, n_attacks=None if paper else 2)
-    at_once = 2 if paper else study.runs_per_part  # a run takes up to 36 GB
+    at_once = 5 if paper else study.runs_per_part  # a run takes up to 10 GB
     evaluation = replace(study.evaluation, vote_ratio=1.5)
     return replace(study, evaluation=evaluation, runs_per_part=at_once)
 

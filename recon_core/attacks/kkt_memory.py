@@ -1,9 +1,9 @@
 """How much memory a run of the family `kkt` takes, to tell how many a GPU holds at once.
 
 An upper estimate from counting live tensors: with P parameters, x = the numbers of all candidates
-and u = the activations of all images and candidates, the training and the attack hold up to
-6 P + 18 x + 6 u numbers, and what is saved of the candidates, s times, up to 5.5 s x while it is
-matched. The test counts them anew. Library workspaces are not in it.
+and u = the activations of all images and candidates (behind a convolution its patches, too), the
+training and the attack hold up to 6 P + 18 x + 6.5 u numbers, and what is saved of the candidates, s
+times, up to 5.5 s x while it is matched. The test counts them anew. Library workspaces are not in it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from recon_core.attacks.kkt import KKT, ROWS_AT_ONCE
 from recon_core.attacks.kkt_victims import DTYPES
 from recon_core.victims.network import Shape
 
-PER_PARAMETER, PER_CANDIDATE, PER_ACTIVATION, PER_SAVED = 6.0, 18.0, 6.0, 5.5
+PER_PARAMETER, PER_CANDIDATE, PER_ACTIVATION, PER_SAVED = 6.0, 18.0, 6.5, 5.5
 
 
 def bytes_per_run(experiment: KKT, n_images: int, shape: Shape) -> int:
@@ -24,7 +24,10 @@ def bytes_per_run(experiment: KKT, n_images: int, shape: Shape) -> int:
     n_candidates = attack.n_candidates
     at_once = min(experiment.n_attacks, max(1, ROWS_AT_ONCE // n_candidates))
     candidates = n_candidates * math.prod(shape)
-    units = sum(fan_out for _, fan_out in architecture.layer_sizes) * architecture.n_positions
+    (fan_in, fan_out), *dense = architecture.layer_sizes
+    units = fan_out * architecture.n_positions + sum(width for _, width in dense)
+    if experiment.victim.conv is not None:
+        units += fan_in * architecture.n_positions  # the patches that its kernels see
     working = (
         PER_PARAMETER * architecture.n_parameters
         + PER_CANDIDATE * candidates

@@ -15,7 +15,7 @@ from recon_core.attacks.kkt import KKT
 from recon_core.attacks.kkt_memory import bytes_per_run
 from recon_core.attacks.kkt_objective import KKTAttack
 from recon_core.types import RunSpec, no_progress
-from recon_core.victims.network import Network
+from recon_core.victims.network import Conv, Network
 from recon_core.victims.training import Training
 
 SHAPE = (3, 16, 16)
@@ -57,14 +57,22 @@ def most_alive(experiment: KKT, n_images: int, n_runs: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("widths", "n_images", "n_saved", "n_runs"),
-    [((600, 600), 8, 2, 2), ((32, 32), 40, 6, 2), ((300,), 20, 3, 3), ((64, 64), 40, 2, 1)],
+    ("widths", "n_images", "n_saved", "n_runs", "conv"),
+    [
+        ((600, 600), 8, 2, 2, None),
+        ((32, 32), 40, 6, 2, None),
+        ((300,), 20, 3, 3, None),
+        ((64, 64), 40, 2, 1, None),
+        ((32,), 10, 2, 2, Conv(kernel=3, channels=8)),
+        ((100,), 8, 1, 1, Conv(kernel=3, channels=32)),
+        ((64, 64), 10, 2, 1, Conv(kernel=8, channels=16)),
+    ],
 )
 def test_the_estimate_is_above_what_is_alive_and_not_far_above(
-    widths: tuple[int, ...], n_images: int, n_saved: int, n_runs: int
+    widths: tuple[int, ...], n_images: int, n_saved: int, n_runs: int, conv: Conv | None
 ) -> None:
     experiment = KKT(
-        victim=Network(widths=widths),
+        victim=Network(widths=widths, conv=conv),
         training=Training(epochs=2),
         attack=KKTAttack(n_candidates=2 * n_images, save_at=tuple(range(1, n_saved + 1))),
     )
