@@ -2,8 +2,9 @@
 
 An upper estimate from counting live tensors: with P parameters, x = the numbers of all candidates
 and u = the activations of all images and candidates (behind a convolution its patches, too), the
-training and the attack hold up to 6 P + 18 x + 6.5 u numbers, and what is saved of the candidates, s
-times, up to 5.5 s x while it is matched. The test counts them anew. Library workspaces are not in it.
+training and the attack hold up to 6 P + 18 x + 6.5 u numbers, and what is saved of the candidates,
+s times, up to 5.5 s x while it is matched. The test counts them anew. Library workspaces are not in
+it.
 """
 
 from __future__ import annotations
