@@ -21,7 +21,7 @@ from benchmarks.record import Claim, hardware
 from tasks.study_claims import check_claims
 from tasks.study_record import SCHEMA, VERSION
 
-WORDS = {True: "holds", False: "does not hold", None: "not testable here"}
+WORDS = {True: "holds", False: "does not hold", None: "not decided here"}
 
 
 def read_study(path: Path) -> dict[str, Any]:

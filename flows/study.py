@@ -220,7 +220,7 @@ def cell_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def claim_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row per claim."""
-    words = {True: "holds", False: "does not hold", None: "not testable here"}
+    words = {True: "holds", False: "does not hold", None: "not decided here"}
     return [
         {"claim": c["claim"], "here": words[c["holds"]], "ours": c["ours"]}
         for c in record["claims"]

@@ -54,7 +54,7 @@ def check_claims(record: Record) -> list[dict[str, Any]]:
     return found
 
 
-MORE = "the difference in good images per victim holds (see above) in every row"
+MORE = "the difference holds in every row"
 EFFECTIVE = (
     "a larger effective number of images behind the weights, (sum c)^2 / sum c^2 with c the slopes "
     "of the loss (equation 14), for every victim"

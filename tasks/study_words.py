@@ -8,7 +8,7 @@ from typing import Any
 from tasks.report_record import Record
 from tasks.report_words import NOTHING, interval, percent, score
 
-OUTCOMES = {True: "holds", False: "does not hold", None: "not testable at this size"}
+OUTCOMES = {True: "holds", False: "does not hold", None: "not decided at this size"}
 
 
 def outcome(holds: bool | None) -> str:

@@ -163,7 +163,7 @@ def test_kernels_are_their_csv_and_the_pictures(folder: Path, made: Made) -> Non
 
 def test_claims_say_their_outcome_in_words(folder: Path, made: Made) -> None:
     page = Page(folder / "study.html")
-    outcomes = ("holds", "does not hold", "not testable at this size")
+    outcomes = ("holds", "does not hold", "not decided at this size")
     for k, (claim, outcome) in enumerate(zip(made[0]["claims"], outcomes, strict=True)):
         cells = [cell.strip() for cell in page.rows[f"claim {k}"]]
         assert cells[0] == f"{claim['claim']}Rule: {claim['rule']}"
@@ -171,7 +171,7 @@ def test_claims_say_their_outcome_in_words(folder: Path, made: Made) -> None:
         assert cells[4] == outcome
     assert [page.rows[f"claim {k}"][3] for k in range(3)] == ["12 against 3", "0.25", "–"]
     assert [row["holds"] for row in rows_of(folder, "claims")] == ["True", "False", ""]
-    said = "Of 3 claims of the paper, 1 holds here, 1 does not, 1 cannot be tested at this size;"
+    said = "Of 3 claims of the paper, 1 holds here, 1 does not, 1 cannot be decided at this size;"
     assert said in page.prose
 
 
