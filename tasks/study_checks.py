@@ -16,6 +16,14 @@ from tasks.study_results import Difference, Floats, NotTestableError, Results, d
 Verdict = tuple[str, bool | None]
 
 
+def several(values: Iterable[Any], what: str) -> list[Any]:
+    """The values in order; NotTestableError if there is but one."""
+    found = sorted(values)
+    if len(found) < 2:
+        raise NotTestableError(f"one {what} only")
+    return found
+
+
 def _all(results: Sequence[tuple[str, Difference]]) -> Verdict:
     return "; ".join(f"{name}: {d}" for name, d in results), every(d.holds for _n, d in results)
 
@@ -38,8 +46,7 @@ def more_classes_more_good(r: Results, *, share: bool = False) -> Verdict:
     found = []
     for n in per_class:
         row = sorted(r.cells("grid", per_class=n), key=lambda cell: int(cell["at"]["n_classes"]))
-        if len(row) < 2:
-            raise NotTestableError("one number of classes only")
+        several({cell["at"]["n_classes"] for cell in row}, "number of classes")
         counts = [r.share(c) if share else r.count(c) for c in row]
         name = f"{n} each, {row[0]['at']['n_classes']} to {row[-1]['at']['n_classes']} classes"
         shown = " -> ".join(f"{v:.3g}" for v in counts)
@@ -49,6 +56,7 @@ def more_classes_more_good(r: Results, *, share: bool = False) -> Verdict:
 
 def fixed_number(r: Results) -> Verdict:
     row = sorted(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
+    several({cell["at"]["n_classes"] for cell in row}, "number of classes")
     counts = [(f"{c['at']['n_classes']} classes", r.count(c)) for c in row]
     d = r.more_good(row[-1], row[0])
     return f"good per victim, {_text(counts)}; last minus first {d}", d.holds
@@ -125,6 +133,7 @@ def fewer_images_larger_share(r: Results) -> Verdict:
     found = []
     for loss in dict.fromkeys(cell["at"]["loss"] for cell in r.cells("grid")):
         row = sorted(r.cells("grid", loss=loss), key=lambda cell: int(cell["n_images"]))
+        several({cell["n_images"] for cell in row}, "number of images")
         found.append((str(loss), r.more_good(row[0], row[-1], share=True)))
     return _all(found)
 
@@ -250,8 +259,7 @@ def cnn_needs_decay(r: Results) -> Verdict:
 
 def fewer_channels_fewer_good(r: Results) -> Verdict:
     channels = sorted({cell["at"]["channels"] for cell in r.cells("grid")})
-    if len(channels) < 2:
-        raise NotTestableError("one number of channels only")
+    several(channels, "number of channels")
     sums = [
         (f"{c} channels", sum(r.share(cell) for cell in r.cells("grid", channels=c)))
         for c in channels
@@ -284,7 +292,7 @@ def _together(r: Results, cells: Sequence[Mapping[str, Any]]) -> list[Floats]:
 def wider_means_more(r: Results) -> Verdict:
     found = []
     for panel in dict.fromkeys(cell["panel"] for cell in r.cells()):
-        widths = sorted({cell["at"]["width"] for cell in r.cells(panel)})
+        widths = several({cell["at"]["width"] for cell in r.cells(panel)}, "width")
         rows = []
         for n in sorted({cell["at"]["n_images"] for cell in r.cells(panel)}):
             shares = [r.share(r.cells(panel, width=w, n_images=n)[0]) for w in widths]
@@ -299,6 +307,7 @@ def fewer_images_at_a_width(r: Results) -> Verdict:
     for panel in dict.fromkeys(cell["panel"] for cell in r.cells()):
         widest = max(cell["at"]["width"] for cell in r.cells(panel))
         row = sorted(r.cells(panel, width=widest), key=lambda cell: int(cell["at"]["n_images"]))
+        several({cell["at"]["n_images"] for cell in row}, "number of images")
         shown = " -> ".join(f"{r.share(c):.2g}" for c in row)
         found.append(
             (f"{panel}, width {widest} ({shown})", r.more_good(row[0], row[-1], share=True))

@@ -246,6 +246,16 @@ def test_a_study_that_lacks_cells_is_not_testable() -> None:
         assert set(verdicts(record)) == {None}
 
 
+def test_one_value_of_an_axis_is_not_testable() -> None:
+    for name, only in (("width", "width 200, 10 images"), ("losses", "30 images"),
+                       ("multiclass", "2 classes"), ("cnn", "4 channels")):  # fmt: skip
+        some = study(name, "cpu", only=only)
+        claims = check_claims(record_of(some, lambda cell, seed: 0.5))
+        told = [c["ours"] for c in claims if c["ours"].startswith("one ")]
+        assert told, name
+        assert all(c["holds"] is None for c in claims if c["ours"] in told)
+
+
 def test_a_study_without_claims_has_none() -> None:
     assert check_claims({"name": "of my own"} | record_of(study("large", "cpu"), lambda c, s: 1.0)
                         | {"name": "of my own"}) == []  # fmt: skip
