@@ -70,7 +70,7 @@ def command(recipe: Recipe, store: Path) -> str:
     if recipe.data != base.data:
         words += ["--data", recipe.data]
     words += ["--store", str(store)]
-    before, after = dict(_values(to_json(base))), dict(_values(to_json(recipe)))
+    before, after = dict(values_of(to_json(base))), dict(values_of(to_json(recipe)))
     for name, value in after.items():
         if name not in ("name", "data") and before.get(name, _ABSENT) != value:
             words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
@@ -120,18 +120,18 @@ def _parsed(value: Any, current: Any) -> Any:
 
 
 def _leaves(tree: Any) -> list[str]:
-    return [name for name, _value in _values(tree)]
+    return [name for name, _value in values_of(tree)]
 
 
-def _values(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted name and value of every single setting; a list of numbers is one setting."""
+def values_of(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of every single setting of a tree; a list of numbers is one setting."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree)
     for key, value in items:
         name = f"{prefix}{key}"
         if isinstance(value, dict) or (
             isinstance(value, list) and value and isinstance(value[0], dict)
         ):
-            yield from _values(value, f"{name}.")
+            yield from values_of(value, f"{name}.")
         else:
             yield name, value
 

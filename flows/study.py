@@ -16,7 +16,9 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.evaluate import score_methods
 from flows.generate import make_pairs
-from flows.studies import SETTINGS, STUDIES, resolve, to_json
+from flows.settings import values_of
+from flows.studies import OF_EVERY_CELL, SETTINGS, STUDIES, resolve, to_json
+from flows.studies import study as preset_study
 from storage.dataset import Dataset
 from storage.errors import StorageError
 from storage.files import write_file, write_json
@@ -157,12 +159,38 @@ def make_record(
     return record
 
 
-def command(study: Study) -> str:
-    """The command that makes this study from nothing, up to settings that were set apart."""
-    words = ["palimpsest", "study", study.name, "--preset", study.preset, "--data", study.data]
-    if study.only:
-        words += ["--only", study.only]
+def command(made: Study) -> str:
+    """The command that makes this study from nothing."""
+    words = ["palimpsest", "study", made.name, "--preset", made.preset, "--data", made.data]
+    if made.only:
+        words += ["--only", made.only]
+    for name, value in changed_settings(made).items():
+        words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(words)
+
+
+def changed_settings(made: Study) -> dict[str, Any]:
+    """Settings that are not those of its preset, one of all cells once; empty for another study."""
+    if made.name not in STUDIES:
+        return {}
+    base = dict(values_of(to_json(preset_study(made.name, made.preset, only=made.only))))
+    found = {
+        name: value
+        for name, value in values_of(to_json(made))
+        if name != "data" and base.get(name, ...) != value
+    }
+    of_cells: dict[str, list[Any]] = {}
+    for name, value in found.items():
+        start, _number, setting = name.split(".", 2) if name.count(".") > 1 else ("", "", "")
+        if start == "cells" and setting.startswith(OF_EVERY_CELL):
+            of_cells.setdefault(setting, []).append(value)
+    everywhere = {
+        setting: values[0]
+        for setting, values in of_cells.items()
+        if len(values) == len(made.cells) and all(v == values[0] for v in values)
+    }
+    rest = {n: v for n, v in found.items() if n.split(".", 2)[-1] not in everywhere}
+    return rest | everywhere
 
 
 def write_pictures(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.studies import STUDIES, changed, resolve, study, to_json
+from flows.study import command
 from flows.study_cli import ENTRIES, duration_text, size_text
 from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
@@ -129,6 +131,26 @@ def test_some_cells_of_a_study(tmp_path: Path) -> None:
         assert kernels_of(some) == []
     with pytest.raises(ValueError, match="unknown cell '7 classes'"):
         study("multiclass", "cpu", only="7 classes")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ""),
+        ({"n_victims": 5, "seed": 2}, " --set seed=2 --set n_victims=5"),
+        ({"experiment.attack.alpha": 7.5}, " --set experiment.attack.alpha=7.5"),
+        ({"cells.1.images_per_run": 8}, " --set cells.1.images_per_run=8"),
+        ({"cells.1.experiment.attack.alpha": 7.5}, " --set cells.1.experiment.attack.alpha=7.5"),
+    ],
+)
+def test_the_command_of_a_study_makes_it_again(settings: dict[str, Any], said: str) -> None:
+    made = study("losses", "cpu", {"data": "folder:x", **settings}, only="10 images")
+    text = command(made)
+    start = "palimpsest study losses --preset cpu --data folder:x --only '10 images'"
+    assert text == start + said
+    words_ = shlex.split(text)
+    chosen = dict(w.split("=", 1) for k, w in enumerate(words_) if words_[k - 1] == "--set")
+    assert study("losses", "cpu", {"data": "folder:x", **chosen}, only="10 images") == made
 
 
 def test_settings_of_experiments_are_set_in_every_cell() -> None:
