@@ -117,12 +117,16 @@ class CampaignStatus:
 def campaign_status(
     dataset: Dataset, *, n_runs_last_phase: int | None = None, now: float | None = None
 ) -> CampaignStatus:
-    """How far the campaign of `dataset` is; `n_runs_last_phase` is what the recipe plans.
+    """How far the campaign of `dataset` is.
 
+    `n_runs_last_phase` is what the recipe plans, by default what the manifest says (of a study).
     Raises StorageError if its control or quarantine files are not what they should be.
     """
     receipts = dataset.receipts
     now = time.time() if now is None else now
+    if n_runs_last_phase is None:
+        phases = dataset.manifest.get("campaign", {}).get("sampling", {}).get("phases") or [{}]
+        n_runs_last_phase = phases[-1].get("n_runs")
     sampling = stored_sampling(dataset.manifest, n_runs_last_phase)
     planned = sampling if n_runs_last_phase is not None else None
     n_planned = None if planned is None else max(planned.n_runs, dataset.n_runs)

@@ -17,6 +17,7 @@ from recon_core.victims.losses import Loss
 from storage.dataset import Dataset
 from storage.errors import StoreMismatchError
 from tasks.campaign import open_store
+from tasks.campaign_status import campaign_status
 from tasks.study import Axis, Cell, Study, StudyPlan
 from tests.tasks.studies import attacked, experiment, pictures, small_study
 
@@ -126,6 +127,14 @@ def test_a_store_is_continued_by_its_own_study_alone(tmp_path: Path, plan: Study
                   replace(plan.study, n_attacks=4), replace(plan.study, n_victims=3)):  # fmt: skip
         with pytest.raises(StoreMismatchError):
             open_store(tmp_path, other, plan.images)
+
+
+def test_the_status_of_a_study_knows_how_many_runs_it_plans(
+    tmp_path: Path, plan: StudyPlan
+) -> None:
+    dataset = attacked(tmp_path / "store", plan, parts=range(3))
+    status = campaign_status(dataset)
+    assert (status.n_runs, status.n_planned, status.n_parts_planned) == (3, 20, 20)
 
 
 def test_kept_victims_depend_on_training_and_not_on_the_attack(plan: StudyPlan) -> None:
