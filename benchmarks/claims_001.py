@@ -2,7 +2,7 @@
 
     python -m benchmarks.claims_001 [--json docs/results/claims-001.json] EVALUATION...
 
-EVALUATION is an evaluation.json of version 3, or its folder. Every claim has a rule, stated beside
+EVALUATION is an evaluation.json of version 4, or its folder. Every claim has a rule, stated beside
 the verdict: "more" needs an interval that excludes 0 (`benchmarks.evaluated`), and what cannot be
 tested on an evaluation is said to be so. Run it on the machine that made the evaluations: seconds
 are theirs, hardware is this machine's. `--command` is what made them.

@@ -53,7 +53,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The record of an evaluation, version 3 (docs/evaluation.md)."""
+    """The record of an evaluation, version 4 (docs/evaluation.md)."""
 
     record: Mapping[str, Any]
 

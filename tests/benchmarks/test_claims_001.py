@@ -48,7 +48,7 @@ def record() -> Record:
 
     return {
         "schema": "palimpsest-evaluation",
-        "version": 3,
+        "version": 4,
         "settings": {"good_threshold": 0.4},
         "targets": {"victim": VICTIM.tolist()},
         "decoys": {"victim": VICTIM[::-1].tolist()},
