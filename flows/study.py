@@ -22,7 +22,6 @@ from flows.studies import study as preset_study
 from storage.dataset import Dataset
 from storage.errors import StorageError
 from storage.files import write_file, write_json
-from storage.places import LocalPlace
 from storage.sources import load_images
 from tasks.artifacts import leave_link, leave_table
 from tasks.campaign import open_store, sha256_of
@@ -100,7 +99,7 @@ def run_study(
         )
         examined = ask_victims(plan, dataset, device=where)
     record = make_record(plan, scored, examined, dataset, workspace.timings)
-    write_pictures(store, record, plan, dataset, examined)
+    write_pictures(store, record, scored, plan, dataset, examined=examined)
     write_json(store / RECORD, record)
     page = write_page(store)
     leave_table("cells", cell_rows(record), f"Study {study.name}: what came back, cell by cell")
@@ -115,9 +114,8 @@ def ask_victims(plan: StudyPlan, dataset: Dataset, *, device: str) -> dict[int, 
     study, tests = plan.study, unseen_images(plan, dataset)
     n_victims = len(study.cells) * study.n_victims
     receipts = {r.part * study.runs_per_part // study.n_attacks: r for r in dataset.receipts}
-    folder = Path(dataset.root) / VICTIMS if isinstance(dataset.place, LocalPlace) else Path()
     fingerprint = study.victims_fingerprint(plan.images)
-    kept = VictimsOfStore(folder, fingerprint, receipts)
+    kept = VictimsOfStore(Path(dataset.root) / VICTIMS, fingerprint, receipts)
     found = {}
     with stage_progress("Ask the victims", "victim") as advance:
         for victim in range(n_victims):
@@ -196,8 +194,10 @@ def changed_settings(made: Study) -> dict[str, Any]:
 def write_pictures(
     store: Path,
     record: Mapping[str, Any],
+    scored: Mapping[str, Any],
     plan: StudyPlan,
     dataset: Dataset,
+    *,
     examined: Mapping[int, Examined],
 ) -> None:
     """The pairs that are shown of every cell, and the kernels that have a figure."""
@@ -205,20 +205,12 @@ def write_pictures(
     images = plan.images
     victims = find_victims(dataset, images, decoy_seed=plan.study.evaluation.decoy_seed)
     kept = KeptPictures(evaluation / "cache", victims, {METHOD: METHOD})
-    scored = _json(evaluation / "evaluation.json")
     runs = scored["methods"][METHOD]["targets"]["run"]
-    row_of = {
-        (victim, image): row
-        for row, (victim, image) in enumerate(
-            zip(scored["targets"]["victim"], scored["targets"]["image_id"], strict=True)
-        )
-    }
     arrays, wanted = {}, {}
     for cell in record["cells"]:
         key = f"cell_{cell['number']:04d}"
-        columns = record["images"]
-        rows = [row_of[columns["victim"][k], columns["image_id"][k]] for k in cell["shown"]]
-        ids = [columns["image_id"][k] for k in cell["shown"]]
+        rows = cell["shown"]
+        ids = [record["images"]["image_id"][row] for row in rows]
         arrays[f"{key}/original"] = images.images[np.array(ids, np.int64)]
         wanted[f"{key}/reconstruction"] = (METHOD, "targets", rows, [runs[row] for row in rows])
     arrays |= kept.read(wanted, images.images.shape[1:])
@@ -253,7 +245,3 @@ def claim_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"claim": c["claim"], "here": words[c["holds"]], "ours": c["ours"]}
         for c in record["claims"]
     ]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_bytes()))

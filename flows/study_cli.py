@@ -119,7 +119,7 @@ def _show_studies() -> None:
         out.print(f"    {kind.paper}; {numbers}", style="dim")
 
 
-def _show_costs(made: Any, device: str, n_workers: int) -> None:
+def _show_costs(made: Any, device: Literal["auto", "cpu", "cuda"], n_workers: int) -> None:
     """The cells with their estimates, and the sums."""
     from storage.sources import load_images
     from tasks.study import StudyPlan
@@ -128,7 +128,7 @@ def _show_costs(made: Any, device: str, n_workers: int) -> None:
 
     images = load_images(made.data, split=made.split, skip_corrupt=made.skip_corrupt)
     StudyPlan(made, images)
-    where = resolve_device(device)  # type: ignore[arg-type]
+    where = resolve_device(device)
     c, h, w = images.images.shape[1:]
     pace = measured_pace(where)
     stacked = where != "cpu"

@@ -34,8 +34,8 @@ def every(verdicts: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
-def _text(results: Sequence[tuple[str, float]], unit: str = "") -> str:
-    return ", ".join(f"{name}: {value:.3g}{unit}" for name, value in results)
+def _text(results: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{name}: {value:.3g}" for name, value in results)
 
 
 # multiclass
@@ -72,7 +72,12 @@ def ten_against_binary(r: Results) -> Verdict:
 def near_the_boundary(r: Results) -> Verdict:
     d = r.rank_correlation(r.cells(), "margin", "ssim")
     shown = f"rank correlation of distance and SSIM {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
-    return f"{shown} over {len(d.by_victim)} victims", d.high < 0
+    return f"{shown} over {len(d.by_victim)} victims", below_0(d)
+
+
+def below_0(d: Difference) -> bool | None:
+    """Whether a correlation is below 0 with its interval; None if the interval holds 0."""
+    return True if d.high < 0 else False if d.low >= 0 else None
 
 
 def more_images_matter(r: Results) -> Verdict:
@@ -121,12 +126,12 @@ def large_portions(r: Results) -> Verdict:
 
 
 def higher_loss_comes_back_better(r: Results) -> Verdict:
-    parts, holds = [], True
+    parts, verdicts = [], []
     for loss in dict.fromkeys(cell["at"]["loss"] for cell in r.cells("grid")):
         d = r.rank_correlation(r.cells("grid", loss=loss), "loss", "ssim")
         parts.append(f"{loss} {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]")
-        holds = holds and d.low > 0
-    return f"rank correlation of loss and SSIM: {', '.join(parts)}", holds
+        verdicts.append(True if d.low > 0 else False if d.high <= 0 else None)
+    return f"rank correlation of loss and SSIM: {', '.join(parts)}", every(verdicts)
 
 
 def fewer_images_larger_share(r: Results) -> Verdict:
@@ -153,9 +158,8 @@ def best_elsewhere(r: Results, cells: Sequence[Mapping[str, Any]], victim: int) 
     return int(np.argmax(scores))
 
 
-def best_decay(r: Results, n_classes: int) -> tuple[list[Floats], list[str]]:
+def best_decay(r: Results, cells: Sequence[Mapping[str, Any]]) -> tuple[list[Floats], list[str]]:
     """Good images per victim with the weight decay that is best for the other victims."""
-    cells, _ = _decays(r, n_classes)
     n = len(cells[0]["victims"])
     if n < 2:
         raise NotTestableError("one victim: the best weight decay cannot be chosen without it")
@@ -167,8 +171,8 @@ def against_start(start: str) -> Callable[[Results], Verdict]:
     def check(r: Results) -> Verdict:
         found = []
         for n_classes in (2, 10):
-            good, names = best_decay(r, n_classes)
-            _, baselines = _decays(r, n_classes)
+            cells, baselines = _decays(r, n_classes)
+            good, names = best_decay(r, cells)
             base = baselines[start]
             label = f"{' / '.join(sorted(set(names)))} against {base['name']}"
             counts = f"({np.mean([g.sum() for g in good]):.3g} against {r.count(base):.3g})"
@@ -241,12 +245,8 @@ def cnn_comes_back(r: Results) -> Verdict:
 
 
 def cnn_needs_decay(r: Results) -> Verdict:
-    found, cells = [], r.cells("decay")
-    n = len(cells[0]["victims"])
-    if n < 2:
-        raise NotTestableError("one victim: the best weight decay cannot be chosen without it")
-    chosen = [best_elsewhere(r, cells, k) for k in range(n)]
-    good = [r.good(cells[c])[k] for k, c in enumerate(chosen)]
+    found = []
+    good, _names = best_decay(r, r.cells("decay"))
     for base in r.cells("no decay"):
         found.append(
             (

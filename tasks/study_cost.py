@@ -65,7 +65,7 @@ def cost_of(study: Study, cell: Cell, shape: Shape, pace: Pace, *, stacked: bool
     epoch = pace.epoch_s * math.ceil(n / (training.batch_size or n))
     epoch += training_operations(experiment, n, shape) / pace.training_rate
     iteration = pace.iteration_s + attack_operations(experiment, shape) / pace.attack_rate
-    values = 2 * study.n_attacks * len(attack.save_at) * attack.n_candidates * math.prod(shape) // 2
+    values = study.n_attacks * len(attack.save_at) * attack.n_candidates * math.prod(shape)
     return Cost(
         train_s=study.n_victims * training.epochs * epoch,
         attack_s=study.n_victims * study.n_attacks * attack.n_iterations * iteration,

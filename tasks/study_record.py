@@ -91,19 +91,17 @@ def describe_study(
 ) -> dict[str, Any]:
     """The study's cells and images, from the record `scored` of its evaluation."""
     study = plan.study
-    of_row = np.array(scored["targets"]["victim"], np.int64) // study.n_victims
+    images = _images(study, scored, examined)
+    of_row = np.array(images["cell"], np.int64)
     seconds = _seconds(study, dataset)
     cells: list[dict[str, Any]] = []
-    images: dict[str, list[Any]] = {name: [] for name in IMAGE_COLUMNS}
     for number, cell in enumerate(study.cells):
         rows = np.flatnonzero(of_row == number)
-        first = len(images["cell"])
-        _append_images(images, number, rows, scored, examined)
         cells.append(
             {
                 "number": number,
                 **_described(cell, rows, scored, study, examined),
-                "shown": [first + k for k in _best(rows, scored)],
+                "shown": _best(rows, scored),
                 "seconds": seconds[number],
             }
         )
@@ -120,31 +118,20 @@ def describe_study(
     return plain
 
 
-IMAGE_COLUMNS = ("cell", "victim", "image_id", "label", "margin", "loss", "ssim", "ssim3",
-                 "decoy_ssim")  # fmt: skip
-
-
-def _append_images(
-    images: dict[str, list[Any]],
-    number: int,
-    rows: npt.NDArray[np.int64],
-    scored: Mapping[str, Any],
-    examined: Mapping[int, Examined],
-) -> None:
+def _images(
+    study: Study, scored: Mapping[str, Any], examined: Mapping[int, Examined]
+) -> dict[str, list[Any]]:
+    """Columns with an entry per row of the evaluation, whose victims are in the order of cells."""
     method, targets = scored["methods"][METHOD], scored["targets"]
-    images["cell"] += [number] * len(rows)
-    for name in ("victim", "image_id", "label", "margin"):
-        images[name] += [targets[name][row] for row in rows]
-    victims = [targets["victim"][row] for row in rows]
-    for victim in dict.fromkeys(victims):
-        losses = examined[victim].loss.tolist()
-        images["loss"] += [float(f"{loss:.{DIGITS}g}") for loss in losses]
-    for name, side, column in (
-        ("ssim", "targets", "ssim"),
-        ("ssim3", "targets", "ssim3"),
-        ("decoy_ssim", "decoys", "ssim"),
-    ):
-        images[name] += [method[side][column][row] for row in rows]
+    losses = [loss for v in dict.fromkeys(targets["victim"]) for loss in examined[v].loss.tolist()]
+    return {
+        "cell": [study.cell_of(victim) for victim in targets["victim"]],
+        **{name: targets[name] for name in ("victim", "image_id", "label", "margin")},
+        "loss": [float(f"{loss:.{DIGITS}g}") for loss in losses],
+        "ssim": method["targets"]["ssim"],
+        "ssim3": method["targets"]["ssim3"],
+        "decoy_ssim": method["decoys"]["ssim"],
+    }
 
 
 def _described(
@@ -218,10 +205,10 @@ def effective_number(weights: Floats) -> float | None:
 
 
 def _best(rows: npt.NDArray[np.int64], scored: Mapping[str, Any]) -> list[int]:
-    """Places among `rows` of those that are shown: with a picture, the highest SSIM first."""
+    """Those of `rows` that are shown: with a picture, the highest SSIM first."""
     found = scored["methods"][METHOD]["targets"]
     ssim, run = (np.array(found[name], np.float64)[rows] for name in ("ssim", "run"))
-    order = [int(k) for k in np.argsort(-ssim, kind="stable") if run[k] >= 0]
+    order = [int(rows[k]) for k in np.argsort(-ssim, kind="stable") if run[k] >= 0]
     return order[:N_SHOWN]
 
 

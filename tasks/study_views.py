@@ -212,11 +212,12 @@ def weight_decay(study: Study) -> Sequence[Figure]:
     figures: list[Figure] = []
     for n_classes, where in ((2, "002, figure 5a"), (10, "002, figure 5b")):
         panel = f"{n_classes} classes"
-        for value, title in (
+        shown: tuple[tuple[Number, str], ...] = (
             ("good_fraction", "Share of the training images that came back good"),
             ("n_effective", "Images that shape the weights"),
             ("test_accuracy", "Accuracy on images that were not trained on"),
-        ):
+        )
+        for value, title in shown:
             figures.append(
                 Lines(
                     name=f"{value.replace('_', '-')}-{n_classes}",
@@ -225,7 +226,7 @@ def weight_decay(study: Study) -> Sequence[Figure]:
                     panel=panel,
                     x="weight_decay",
                     series=None,
-                    value=value,  # type: ignore[arg-type]
+                    value=value,
                     baselines=cells_of(study, f"{panel}, no decay"),
                     caption=_of_decay(value),
                     cannot=NOT_ALL

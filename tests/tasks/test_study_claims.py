@@ -11,7 +11,7 @@ import pytest
 
 from flows.studies import STUDIES, study
 from tasks.study import Study
-from tasks.study_checks import every
+from tasks.study_checks import below_0, every
 from tasks.study_claims import STATEMENTS, check_claims
 from tasks.study_results import Difference, NotTestableError, Results, difference
 from tasks.study_views import FIGURES, describe_figures
@@ -300,6 +300,20 @@ def test_verdicts_of_several_rows() -> None:
     assert every([True, True]) is True
     assert every([True, None]) is None
     assert every([None, False, True]) is False
+
+
+def test_a_correlation_whose_interval_holds_0_is_not_decided() -> None:
+    """Half of the victims say one thing, half the other."""
+    made = study("losses", "cpu")
+    near = record_of(made, lambda cell, seed: 0.5)
+    far = record_of(made, lambda cell, seed: 0.5, slope=1.0)
+    odd = np.array(near["images"]["victim"]) % 2 == 1
+    mixed = near | {"images": dict(near["images"])}
+    for name in ("margin", "loss"):
+        mixed["images"][name] = np.where(odd, near["images"][name], far["images"][name]).tolist()
+    assert [below_0(Results(r).rank_correlation(Results(r).cells(), "margin", "ssim"))
+            for r in (near, far, mixed)] == [True, False, None]  # fmt: skip
+    assert [verdicts(r)[2] for r in (near, far, mixed)] == [True, False, None]
 
 
 def test_rank_correlations_leave_out_what_has_none() -> None:
