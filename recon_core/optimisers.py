@@ -171,6 +171,14 @@ class Stepper:
         """A copy of the state of some of the runs."""
         return tuple(tensor[index] for tensor in self._state)
 
+    def set_rate(self, lr: float) -> None:
+        """Go on with another rate, the same for all runs; of Adam, which reads it at every step."""
+        if self.optimiser.rule != "adam":
+            raise ValueError(
+                f"the rate of rule={self.optimiser.rule!r} is fixed; only Adam's moves"
+            )
+        self._lr = lr
+
     def step_(self, gradient: Tensor) -> None:
         """Move the parameter by a gradient of its shape."""
         if gradient is not self._gradient:

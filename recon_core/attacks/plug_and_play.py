@@ -1,0 +1,337 @@
+"""Recover training images from an autoencoder f and degraded copies y = H x + noise (paper 000).
+
+    min over x, H of ||H x - y||^2 + lambda s_f(x),      H diagonal, of zeros and ones   (000, eq. 5)
+
+with H unknown. Alternate two steps: x by plug-and-play ADMM, in which f stands for the proximity
+operator of s_f (algorithm 1; for some tied autoencoders it is one, theorem 1), and H pixel by pixel
+in closed form (eq. 19, 20). f is a black box: only f(x) is asked for. All samples and masks go
+through it as one batch, in which every sample stops by itself and then leaves.
+
+What is ours, beside the paper's method and not in its place (`NoiseAware`): 000's rule erases a
+pixel where x > 2 y, whatever y is. But an erased pixel holds nothing except noise, so any pixel
+brighter than the noise was not erased, and H follows from y alone; the noise is measured on the
+negative values, which only it can make.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+FORBID = {"extra": "forbid"}
+Function = Callable[[Tensor], Tensor]
+"""f, for a batch (b, c, h, w); every row depends on its own input alone."""
+
+
+class Ending(enum.IntEnum):
+    """Why a sample's iterations ended."""
+
+    CONVERGED = 0
+    LIMIT = 1
+    NONFINITE = 2  # f gave NaN or infinity; the last finite estimate is kept
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Estimates of B samples, x clamped to [0, 1]; `mask` the estimate of H (ones without one).
+
+    `n_applied` counts evaluations of f; `ending` holds values of `Ending`.
+    """
+
+    x: Float[Tensor, "b c h w"]
+    mask: Bool[Tensor, "b c h w"]
+    n_applied: Int64[Tensor, " b"]
+    ending: Int64[Tensor, " b"]
+
+
+def x_step(
+    v: Float[Tensor, "b c h w"],
+    y: Float[Tensor, "b c h w"],
+    theta: Bool[Tensor, "b c h w"],
+    gamma: float,
+) -> Float[Tensor, "b c h w"]:
+    """argmin over x of ||theta x - y||^2 + gamma / 2 ||x - v||^2 (000, eq. 17)."""
+    return torch.where(theta, (y + gamma / 2 * v) / (1 + gamma / 2), v)
+
+
+def mask_step(x: Float[Tensor, "b c h w"], y: Float[Tensor, "b c h w"]) -> Bool[Tensor, "b c h w"]:
+    """argmin over H of ||H x - y||^2: False where x > 2 y or x < 0 (000, eq. 20; y >= 0)."""
+    return (x <= 2 * y) & (x >= 0)
+
+
+def noise_level(y: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
+    """The noise's standard deviation, from the values below 0, which only noise can make:
+    E[y^2 | y < 0] = sigma^2 where a pixel was erased. 0 for a sample that has none."""
+    below = y.clamp(max=0).double()
+    count = (y < 0).flatten(1).sum(1).clamp(min=1)
+    return (below.square().flatten(1).sum(1) / count).sqrt().to(y.dtype)
+
+
+def visible(y: Float[Tensor, "b c h w"], sigma: Float[Tensor, " b"]) -> Bool[Tensor, "b c h w"]:
+    """Pixels that noise alone would not have made as bright: sum over channels of y^2 above
+    sigma^2 q, with q the quantile of chi-squared that one erased pixel in `FALSE_VISIBLE` exceeds.
+    Without noise those that are not exactly 0."""
+    energy = y.square().sum(1, keepdim=True)
+    limit = sigma.view(-1, 1, 1, 1).square() * _quantile(y.shape[1])
+    return (energy > limit).expand_as(y)
+
+
+def admm(
+    f: Function,
+    y: Float[Tensor, "b c h w"],
+    theta: Bool[Tensor, "b c h w"],
+    *,
+    gamma: float,
+    n_iterations: int,
+    tolerance: float = 0.0,
+) -> Estimates:
+    """Algorithm 1 of 000: xi of the last iteration, for every sample of a batch.
+
+        v~ = v - u,   xi = x_step(v~),   v = f(xi + u),   u = u + xi - v,       v = u = 0 at first
+
+    With a `tolerance` a sample stops when both its residuals, the mean squares of xi - v and of the
+    change of v, are below it (Boyd et al. 2011, section 3.3); at 0 all do `n_iterations`.
+    """
+    rows = torch.arange(len(y), device=y.device)
+    out = Estimates.at(y)
+    v, u = torch.zeros_like(y), torch.zeros_like(y)
+    for k in range(n_iterations):
+        xi = x_step(v - u, y[rows], theta[rows], gamma)
+        new_v = evaluated(f, xi + u)
+        out.n_applied[rows] += 1
+        finite = new_v.flatten(1).isfinite().all(1)
+        u = u + xi - new_v
+        last = k == n_iterations - 1
+        moved = torch.maximum(_mean_square(xi - new_v), _mean_square(new_v - v))
+        done = (moved < tolerance) | ~finite
+        v = new_v
+        if last or bool(done.any()):
+            leaving = done | last
+            out.put(rows[leaving], xi[leaving], done[leaving], finite[leaving])
+            rows, v, u = rows[~leaving], v[~leaving], u[~leaving]
+        if not len(rows):
+            break
+    return out
+
+
+@dataclass
+class Estimates:
+    """What the samples of a batch came to: x, whether it had converged, whether f was finite."""
+
+    x: Float[Tensor, "b c h w"]
+    converged: Bool[Tensor, " b"]
+    finite: Bool[Tensor, " b"]
+    n_applied: Int64[Tensor, " b"]
+
+    @classmethod
+    def at(cls, x: Float[Tensor, "b c h w"]) -> Estimates:
+        """Nothing done yet."""
+        flags = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        return cls(x.clone(), flags, ~flags, torch.zeros_like(flags, dtype=torch.int64))
+
+    def put(self, rows: Tensor, x: Tensor, converged: Tensor, finite: Tensor) -> None:
+        """Some samples' ends; the estimate of one that is not finite stays what it was."""
+        is_good = x.flatten(1).isfinite().all(1)
+        self.x[rows[is_good]] = x[is_good]
+        self.converged[rows] = converged & finite
+        self.finite[rows] = finite
+
+    def endings(self) -> Int64[Tensor, " b"]:
+        """Values of `Ending`."""
+        ending = torch.where(self.converged, Ending.CONVERGED, Ending.LIMIT)
+        return torch.where(self.finite, ending, Ending.NONFINITE)
+
+
+def evaluated(f: Function, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+    """f(x); ValueError if it has another shape."""
+    value = f(x)
+    if not isinstance(value, Tensor) or value.shape != x.shape:
+        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"f gives {found} for images {tuple(x.shape)}; an autoencoder gives images of the "
+            "shape of its input"
+        )
+    return value.to(x.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iteration:
+    """x <- f(x) from x = y, as earlier work does (Radhakrishnan et al. 2020).
+
+    Stops at `n_iterations`, or when a step's mean square is below `stop_below`.
+    """
+
+    kind: Literal["iteration"] = "iteration"
+    n_iterations: int = 1000
+    stop_below: float = 1e-14
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        _check_positive(n_iterations=self.n_iterations)
+
+    def recover(
+        self,
+        f: Function,
+        y: Float[Tensor, "b c h w"],
+        *,
+        masks: Bool[Tensor, "b c h w"] | None = None,
+        generators: Sequence[torch.Generator] = (),
+    ) -> Recovered:
+        """Estimates from the degraded images alone."""
+        rows, x, out = torch.arange(len(y), device=y.device), y, Estimates.at(y)
+        for k in range(self.n_iterations):
+            new = evaluated(f, x)
+            out.n_applied[rows] += 1
+            finite = new.flatten(1).isfinite().all(1)
+            done = (_mean_square(new - x) < self.stop_below) | ~finite
+            last = k == self.n_iterations - 1
+            if last or bool(done.any()):
+                leaving = done | last
+                out.put(rows[leaving], new[leaving], done[leaving], finite[leaving])
+                rows, new = rows[~leaving], new[~leaving]
+            x = new
+            if not len(rows):
+                break
+        return _recovered(out, torch.ones_like(y, dtype=torch.bool))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownMask:
+    """ADMM once with the true H; without noise the known pixels are then put back (000, eq. 31).
+
+    `masks` must be given. `noisy`: y has noise, so what is known of a pixel is not its value.
+    """
+
+    kind: Literal["known"] = "known"
+    gamma: float = 0.5
+    n_admm: int = 40
+    tolerance: float = 0.0
+    noisy: bool = False
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        _check_positive(gamma=self.gamma, n_admm=self.n_admm)
+
+    def recover(
+        self,
+        f: Function,
+        y: Float[Tensor, "b c h w"],
+        *,
+        masks: Bool[Tensor, "b c h w"] | None = None,
+        generators: Sequence[torch.Generator] = (),
+    ) -> Recovered:
+        """Estimates from the degraded images and their masks."""
+        if masks is None:
+            raise ValueError("the method 'known' needs the masks; give them, or use 'unknown'")
+        theta = masks.expand_as(y)
+        out = admm(
+            f, y, theta, gamma=self.gamma, n_iterations=self.n_admm, tolerance=self.tolerance
+        )
+        if not self.noisy:
+            out.x = torch.where(theta, y, out.x)
+        return _recovered(out, theta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownMask:
+    """The paper's method: alternate ADMM and the mask step, H unknown (000, eq. 6, 7, 20).
+
+    Defaults are for a fully connected autoencoder of 10 layers with leaky ReLU; 000, appendix D,
+    has gamma .5 there, .1 with PReLU and for 20 layers, 1 for a U-Net, .1 with noise. `start`: H
+    at first, "random" (each component known with probability 1/2) or "nothing" known (U-Net). Ends
+    when the mean square of the change of x was below `stop_below` three times in a row, or after
+    `n_alternations`, of which 000 says nothing.
+    """
+
+    kind: Literal["unknown"] = "unknown"
+    gamma: float = 0.5
+    start: Literal["random", "nothing"] = "random"
+    n_admm: int = 40
+    n_alternations: int = 100
+    stop_below: float = 1e-9
+    stop_times: int = 3
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            gamma=self.gamma,
+            n_admm=self.n_admm,
+            n_alternations=self.n_alternations,
+            stop_times=self.stop_times,
+        )
+
+    def recover(
+        self,
+        f: Function,
+        y: Float[Tensor, "b c h w"],
+        *,
+        masks: Bool[Tensor, "b c h w"] | None = None,
+        generators: Sequence[torch.Generator] = (),
+    ) -> Recovered:
+        """Estimates from the degraded images alone; a "random" start takes a generator each."""
+        theta = self._first_masks(y, generators)
+        rows, out = torch.arange(len(y), device=y.device), Estimates.at(y)
+        before = torch.zeros_like(y)
+        calm = torch.zeros(len(y), dtype=torch.int64, device=y.device)
+        for t in range(self.n_alternations):
+            step = admm(f, y[rows], theta[rows], gamma=self.gamma, n_iterations=self.n_admm)
+            out.n_applied[rows] += step.n_applied
+            theta[rows] = torch.where(
+                step.finite.view(-1, 1, 1, 1), mask_step(step.x, y[rows]), theta[rows]
+            )
+            is_calm = _mean_square(step.x - before[rows]) < self.stop_below
+            calm[rows] = torch.where(is_calm, calm[rows] + 1, 0)
+            before[rows] = step.x
+            done = (calm[rows] >= self.stop_times) | ~step.finite
+            last = t == self.n_alternations - 1
+            if last or bool(done.any()):
+                leaving = done | last
+                out.put(rows[leaving], step.x[leaving], done[leaving], step.finite[leaving])
+                rows = rows[~leaving]
+            if not len(rows):
+                break
+        return _recovered(out, theta)
+
+    def _first_masks(
+        self, y: Float[Tensor, "b c h w"], generators: Sequence[torch.Generator]
+    ) -> Bool[Tensor, "b c h w"]:
+        if self.start == "nothing":
+            return torch.zeros_like(y, dtype=torch.bool)
+        if len(generators) != len(y):
+            raise ValueError(
+                f"start='random' needs one generator per sample: {len(generators)} for {len(y)}"
+            )
+        drawn = [torch.rand(y.shape[1:], generator=g) < 0.5 for g in generators]
+        return torch.stack(drawn).to(y.device)
+
+
+FALSE_VISIBLE = 1e4
+"""An erased pixel in so many is taken for a visible one, because of its noise."""
+
+
+def _quantile(n_channels: int) -> float:
+    """Of chi-squared with a degree of freedom per channel."""
+    from scipy.stats import chi2
+
+    return float(chi2.isf(1 / FALSE_VISIBLE, n_channels))
+
+
+def _recovered(out: Estimates, mask: Tensor) -> Recovered:
+    return Recovered(out.x.clamp(0, 1), mask, out.n_applied, out.endings())
+
+
+def _mean_square(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
+    return x.square().flatten(1).mean(1)
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}={value} must be positive")

@@ -1,0 +1,277 @@
+"""Autoencoders that get attacked: fully connected ones and U-Nets; R of them stacked.
+
+Paper 000, appendix C: a fully connected autoencoder of 10 or of 20 layers, and a U-Net of 3x3
+convolutions with stride and padding 1; leaky ReLU, PReLU or softplus. The paper's drawings give
+neither widths nor channels, so they are settings here. We depart in one point: the last layer is
+linear, where the paper's U-Net has an activation after every convolution; a pixel of exactly 0 or 1
+is then as easy to fit as any other.
+
+`FullyConnected` and `UNet` are settings (what goes into a recipe); `.on(shape)` is the network on
+images of one shape, and `Weights` are the tensors of R networks by name, a leading dimension.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+FORBID = {"extra": "forbid"}
+Shape = tuple[int, int, int]
+Activation = Literal["leaky_relu", "prelu", "softplus"]
+Weights = dict[str, Tensor]
+"""The tensors of R networks by name, each (R, ...)."""
+PRELU_START = 0.25
+"""The slope that a PReLU starts from (He et al. 2015)."""
+
+
+class Model(Protocol):
+    """A network on images of one shape."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of one network, by name, in the order of the layers."""
+        ...
+
+    def forward(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """f(x) of R networks on their own n images, (r, n, c, h, w)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullyConnected:
+    """`depth` dense layers with biases, all hidden ones `width` wide (000, figure C.1)."""
+
+    kind: Literal["fc"] = "fc"
+    depth: int = 10
+    width: int = 1024
+    activation: Activation = "leaky_relu"
+    leak: float = 0.01
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        _check_leak(self.leak)
+        if self.depth < 2 or self.width < 1:
+            raise ValueError(
+                f"depth={self.depth} must be at least 2 and width={self.width} at least 1; paper "
+                "000 has depths of 10 and 20"
+            )
+
+    def on(self, shape: Shape) -> FullyConnectedModel:
+        """This network for images (c, h, w)."""
+        return FullyConnectedModel(self, shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UNet:
+    """A U-Net of 3x3 convolutions (000, figure C.2; Ronneberger et al. 2015).
+
+    One level per entry of `channels`, each of `convolutions`, from the image's resolution
+    downwards: a 2x2 maximum on the way down, nearest neighbours on the way up. `skips`: the way up
+    also sees what the way down had at its resolution.
+    """
+
+    kind: Literal["unet"] = "unet"
+    channels: tuple[int, ...] = (64, 128, 256)
+    convolutions: int = 2
+    skips: bool = True
+    activation: Activation = "leaky_relu"
+    leak: float = 0.01
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        _check_leak(self.leak)
+        if not self.channels or min(self.channels) < 1 or self.convolutions < 1:
+            raise ValueError(
+                f"channels={self.channels} must name at least one level, each 1 or more, and "
+                f"convolutions={self.convolutions} must be at least 1"
+            )
+
+    def on(self, shape: Shape) -> UNetModel:
+        """This network for images (c, h, w); ValueError if they cannot be halved often enough."""
+        return UNetModel(self, shape)
+
+
+Autoencoder = FullyConnected | UNet
+
+
+@dataclass(frozen=True)
+class FullyConnectedModel:
+    """f(x) = W_L a(W_{L-1} ... a(W_1 x + b_1) ...) + b_L; tensors `0.weight`, `0.bias`, `0.slope`,
+    `1.weight`, ..., where only PReLUs have slopes."""
+
+    network: FullyConnected
+    shape: Shape
+
+    @cached_property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        network, d = self.network, math.prod(self.shape)
+        sizes = [d, *[network.width] * (network.depth - 1), d]
+        shapes: dict[str, tuple[int, ...]] = {}
+        for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+            shapes |= {f"{i}.weight": (fan_out, fan_in), f"{i}.bias": (fan_out,)}
+            if network.activation == "prelu" and i < network.depth - 1:
+                shapes[f"{i}.slope"] = ()
+        return shapes
+
+    def forward(
+        self, weights: Mapping[str, Tensor], x: Float[Tensor, "r n c h w"]
+    ) -> Float[Tensor, "r n c h w"]:
+        """f(x) of R networks on their own n images."""
+        a = x.flatten(2)
+        for i in range(self.network.depth):
+            if i:
+                a = activate(self.network, a, weights.get(f"{i - 1}.slope"))
+            a = torch.baddbmm(weights[f"{i}.bias"].unsqueeze(1), a, weights[f"{i}.weight"].mT)
+        return a.view_as(x)
+
+
+@dataclass(frozen=True)
+class UNetModel:
+    """Convolutions `down.LEVEL.NUMBER`, `up.LEVEL.NUMBER` and `out`, with `.weight`, `.bias`, and
+    `.slope` of PReLUs. R networks are one grouped convolution."""
+
+    network: UNet
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        halved = 2 ** (len(self.network.channels) - 1)
+        if any(side % halved for side in self.shape[1:]):
+            raise ValueError(
+                f"images of {self.shape[1]}x{self.shape[2]} cannot be halved "
+                f"{len(self.network.channels) - 1} times; give channels fewer levels, or pictures "
+                f"whose sides are multiples of {halved}"
+            )
+
+    @cached_property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, n_in, n_out in self._convolutions():
+            shapes |= {f"{name}.weight": (n_out, n_in, 3, 3), f"{name}.bias": (n_out,)}
+            if self.network.activation == "prelu" and name != "out":
+                shapes[f"{name}.slope"] = ()
+        return shapes
+
+    def _convolutions(self) -> Iterator[tuple[str, int, int]]:
+        """Name, channels in and channels out, in the order in which they are applied."""
+        network, n = self.network, self.shape[0]
+        levels = range(len(network.channels))
+        for level in levels:
+            for k in range(network.convolutions):
+                yield f"down.{level}.{k}", n, network.channels[level]
+                n = network.channels[level]
+        for level in reversed(levels[:-1]):
+            n += network.channels[level] if network.skips else 0
+            for k in range(network.convolutions):
+                yield f"up.{level}.{k}", n, network.channels[level]
+                n = network.channels[level]
+        yield "out", n, self.shape[0]
+
+    def forward(
+        self, weights: Mapping[str, Tensor], x: Float[Tensor, "r n c h w"]
+    ) -> Float[Tensor, "r n c h w"]:
+        """f(x) of R networks on their own n images."""
+        n_levels = len(self.network.channels)
+        a = x.transpose(0, 1).flatten(1, 2)
+        kept: list[Tensor] = []
+        for level in range(n_levels):
+            if level:
+                kept.append(a)
+                a = F.max_pool2d(a, 2)
+            a = self._level(weights, f"down.{level}", a)
+        for level in reversed(range(n_levels - 1)):
+            a = F.interpolate(a, scale_factor=2, mode="nearest")
+            if self.network.skips:
+                pair = [t.unflatten(1, (len(x), -1)) for t in (a, kept[level])]
+                a = torch.cat(pair, dim=2).flatten(1, 2)
+            a = self._level(weights, f"up.{level}", a)
+        return _convolve(weights, "out", a).unflatten(1, (len(x), -1)).transpose(0, 1)
+
+    def _level(self, weights: Mapping[str, Tensor], name: str, a: Tensor) -> Tensor:
+        for k in range(self.network.convolutions):
+            z = _convolve(weights, f"{name}.{k}", a)
+            slope = weights.get(f"{name}.{k}.slope")
+            a = activate(self.network, z, None if slope is None else _of_channels(slope, z))
+        return a
+
+
+def activate(network: Autoencoder, z: Tensor, slope: Tensor | None) -> Tensor:
+    """The activation; of a PReLU, `slope` is one number per network, or what z can be multiplied
+    with."""
+    if network.activation == "softplus":
+        return F.softplus(z)
+    if network.activation == "leaky_relu":
+        return F.leaky_relu(z, network.leak)
+    assert slope is not None
+    by_network = slope.view(-1, *[1] * (z.dim() - 1)) if slope.dim() == 1 else slope
+    return torch.where(z > 0, z, by_network * z)
+
+
+def initial_weights(
+    model: Model, generators: Sequence[torch.Generator], *, dtype: torch.dtype
+) -> Weights:
+    """Where R trainings start, one generator each: as torch's own layers do, uniform in
+    +-1/sqrt(fan in), PReLUs at .25. Drawn on the CPU in float32, layer by layer."""
+    stacks = [_initial(model, generator) for generator in generators]
+    return {name: torch.stack([s[name] for s in stacks]).to(dtype) for name in stacks[0]}
+
+
+def single(model: Model, state: Mapping[str, Tensor]) -> Weights:
+    """The weights (R = 1) of a state dict; ValueError if it is of another network."""
+    shapes = model.tensor_shapes
+    wrong = [n for n in shapes if n in state and tuple(state[n].shape) != shapes[n]]
+    missing, unknown = sorted(set(shapes) - set(state)), sorted(set(state) - set(shapes))
+    if missing or unknown:
+        raise ValueError(
+            f"these are not the weights of {model}: missing {missing[:3]}, unknown {unknown[:3]}"
+        )
+    if wrong:
+        raise ValueError(
+            f"{wrong[0]} is {tuple(state[wrong[0]].shape)}, the network has {shapes[wrong[0]]}"
+        )
+    return {name: state[name].unsqueeze(0) for name in shapes}
+
+
+def n_parameters(model: Model) -> int:
+    """Of one network."""
+    return sum(math.prod(shape) for shape in model.tensor_shapes.values())
+
+
+def _initial(model: Model, generator: torch.Generator) -> Weights:
+    weights: Weights = {}
+    fan_in = 1
+    for name, shape in model.tensor_shapes.items():
+        if name.endswith(".slope"):
+            weights[name] = torch.tensor(PRELU_START)
+            continue
+        if name.endswith(".weight"):
+            fan_in = math.prod(shape[1:])
+        weights[name] = (torch.rand(shape, generator=generator) * 2 - 1) / math.sqrt(fan_in)
+    return weights
+
+
+def _convolve(weights: Mapping[str, Tensor], name: str, a: Tensor) -> Tensor:
+    """The convolution of R networks on (n, r * c, h, w)."""
+    weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+    return F.conv2d(a, weight.flatten(0, 1), bias.flatten(), padding=1, groups=len(weight))
+
+
+def _of_channels(slope: Float[Tensor, " r"], z: Float[Tensor, "n k h w"]) -> Tensor:
+    """One slope per network, for the channels (r * c) of all of them."""
+    return slope.repeat_interleave(z.shape[1] // len(slope)).view(1, -1, 1, 1)
+
+
+def _check_leak(leak: float) -> None:
+    if not 0 <= leak < 1:
+        raise ValueError(f"leak={leak} is outside [0, 1); torch's default is 0.01")

@@ -1,0 +1,291 @@
+"""Train R autoencoders at once to lower and lower losses, and keep each where it passes a level.
+
+    min over theta of 1/(n d) sum_i ||f(x_i) - x_i||^2                            (000, appendix C)
+
+by Adam. 000 names levels of the loss (1e-4 ... 1e-8) but no optimiser; here the rate is held for a
+share of the epochs and then falls exponentially, which is what the last levels need: at a constant
+rate Adam's own steps keep the loss above them. Float32 carries this far, since the pixels' rounding
+is 1e-15 as a mean square; the loss itself is summed in float64. What a level keeps are the very
+weights whose loss was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from recon_core.optimisers import Optimiser, Stepper
+from recon_core.types import Progress, no_progress
+from recon_core.victims.autoencoder import Model, Weights
+
+FORBID = {"extra": "forbid"}
+LEVELS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+ROWS_AT_ONCE = 1024
+"""Images of a network whose loss is measured at once, when it is trained on minibatches."""
+
+Shuffle = Callable[[int, int], Int64[Tensor, " n"]]
+"""`shuffle(run, epoch)`: the order of a run's images in an epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoencoderTraining:
+    """How long, how fast, and which losses are kept.
+
+    The rate is `lr` for the share `hold` of the epochs, then falls exponentially to `lr_end`.
+    `levels`: mean squared errors, falling; a victim that has reached the last one has finished.
+    They are looked at every `check_every` epochs. `batch_size`: None is the full batch.
+    """
+
+    epochs: int = 50_000
+    lr: float = 1e-3
+    lr_end: float = 1e-6
+    hold: float = 0.4
+    batch_size: int | None = None
+    levels: tuple[float, ...] = LEVELS
+    check_every: int = 10
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "check_every", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if not (math.isfinite(self.lr) and 0 < self.lr_end <= self.lr):
+            raise ValueError(
+                f"lr={self.lr} must be positive and lr_end={self.lr_end} above 0 and at most lr"
+            )
+        if not 0 <= self.hold <= 1:
+            raise ValueError(f"hold={self.hold} is not a share in [0, 1]")
+        falling = all(a > b for a, b in zip(self.levels, self.levels[1:], strict=False))
+        if not self.levels or not falling or min(self.levels) <= 0:
+            raise ValueError(
+                f"levels={self.levels} must be positive losses, each below the one before, for "
+                "example (1e-4, 1e-6, 1e-8)"
+            )
+
+    def rate(self, epoch: int) -> float:
+        """Adam's rate in an epoch, counted from 0."""
+        held = self.hold * self.epochs
+        if epoch <= held:
+            return self.lr
+        fallen = (epoch - held) / (self.epochs - held)
+        return float(self.lr * (self.lr_end / self.lr) ** fallen)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One network (R = 1), the loss that it was measured at, and after how many epochs."""
+
+    weights: Weights
+    loss: float
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Overfitted:
+    """One trained autoencoder: a checkpoint per level that it reached, and where it ended.
+
+    `diverged`: its loss was not finite at the end; such a network is in no checkpoint but the last.
+    """
+
+    levels: dict[float, Checkpoint]
+    last: Checkpoint
+    diverged: bool
+
+    def at(self, level: float) -> Checkpoint | None:
+        """The checkpoint of a level; None if the training did not get there."""
+        return self.levels.get(level)
+
+
+def train_autoencoders(
+    model: Model,
+    weights: Weights,
+    x: Float[Tensor, "r n c h w"],
+    *,
+    training: AutoencoderTraining,
+    shuffle: Shuffle | None = None,
+    progress: Progress = no_progress,
+    state: Mapping[str, Tensor] | None = None,
+    on_state: Callable[[dict[str, Tensor]], None] | None = None,
+    state_every: int = 0,
+) -> list[Overfitted]:
+    """Train R networks on their own images in [0, 1]; one result each, in order.
+
+    `shuffle` gives the minibatches and is needed with `training.batch_size`. With `state_every`,
+    `on_state` gets the state every so many epochs, as named tensors on the CPU; passed as `state`,
+    with the same other arguments, training goes on from there and ends bit for bit as if it had
+    never stopped. Raises ValueError for arguments that do not fit together.
+    """
+    if x.shape[2:] != model.shape:
+        raise ValueError(f"images of {tuple(x.shape[2:])} for a network of {model.shape}")
+    if training.batch_size is not None and shuffle is None:
+        raise ValueError(f"batch_size={training.batch_size} needs the order of the images; give it")
+    course = _Course(model, weights, x, training, shuffle)
+    if state is not None:
+        course.load(state)
+    while course.epoch < training.epochs and len(course.running):
+        if course.epoch % training.check_every == 0:
+            course.check()
+            progress(course.epoch / training.epochs)
+            if not len(course.running):
+                break
+        course.step()
+        if state_every and on_state is not None and course.epoch % state_every == 0:
+            on_state(course.state())
+    progress(1.0)
+    return course.results()
+
+
+class _Course:
+    """The networks that still train, and what was kept of all of them."""
+
+    def __init__(
+        self,
+        model: Model,
+        weights: Weights,
+        x: Tensor,
+        training: AutoencoderTraining,
+        shuffle: Shuffle | None,
+    ) -> None:
+        self.model, self.training, self.shuffle = model, training, shuffle
+        self.all_x = x
+        self.epoch = 0
+        self.kept: list[dict[float, Checkpoint]] = [{} for _ in range(len(x))]
+        self.ended: dict[int, tuple[Checkpoint, bool]] = {}
+        self._build(list(range(len(x))), {name: t.to(x).clone() for name, t in weights.items()}, {})
+
+    def _build(
+        self, running: list[int], weights: Weights, averages: Mapping[str, Sequence[Tensor]]
+    ) -> None:
+        """Start over with these networks, their weights and Adam's averages (none: fresh)."""
+        self.running = running
+        self.x = self.all_x[running]
+        self.weights = {n: t.contiguous().requires_grad_() for n, t in weights.items()}
+        self.steppers: dict[str, Stepper] = {}
+        for name, tensor in self.weights.items():
+            flat = tensor.detach().view(len(running), -1)
+            self.steppers[name] = Optimiser(rule="adam", lr=self.training.lr).stepper(
+                flat, state=averages.get(name)
+            )
+
+    def step(self) -> None:
+        """One epoch."""
+        rate = self.training.rate(self.epoch)
+        for x in self._batches():
+            loss = (self.model.forward(self.weights, x) - x).square().flatten(1).mean(1).sum()
+            gradients = torch.autograd.grad(loss, list(self.weights.values()))
+            for stepper, gradient in zip(self.steppers.values(), gradients, strict=True):
+                stepper.set_rate(rate)
+                stepper.step_(gradient.reshape(len(self.running), -1))
+        self.epoch += 1
+
+    def _batches(self) -> list[Tensor]:
+        size = self.training.batch_size
+        if size is None or self.shuffle is None:
+            return [self.x]
+        order = torch.stack([self.shuffle(run, self.epoch) for run in self.running])
+        rows = torch.arange(len(self.running)).unsqueeze(1)
+        return [self.x[rows, part] for part in order.split(size, dim=1)]
+
+    @torch.no_grad()
+    def losses(self) -> Float64[Tensor, " k"]:
+        """The mean squared error of every running network on all its images."""
+        total = torch.zeros(len(self.running), dtype=torch.float64, device=self.x.device)
+        for x in self.x.split(ROWS_AT_ONCE, dim=1):
+            error = self.model.forward(self.weights, x) - x
+            total += error.double().square().flatten(1).sum(1)
+        return total / self.x[0].numel()
+
+    def check(self) -> None:
+        """Keep what has passed a level; end what has passed the last, or diverged."""
+        goes_on = []
+        for row, (run, loss) in enumerate(zip(self.running, self.losses().tolist(), strict=True)):
+            passed = [x for x in self.training.levels if loss <= x and x not in self.kept[run]]
+            if passed:
+                checkpoint = self._checkpoint(row, loss)
+                self.kept[run] |= dict.fromkeys(passed, checkpoint)
+            if not math.isfinite(loss) or self.training.levels[-1] in self.kept[run]:
+                self.ended[run] = (self._checkpoint(row, loss), not math.isfinite(loss))
+            else:
+                goes_on.append(row)
+        if len(goes_on) < len(self.running):
+            index = torch.tensor(goes_on, dtype=torch.int64, device=self.x.device)
+            self._build(
+                [self.running[row] for row in goes_on],
+                {name: t.detach()[index] for name, t in self.weights.items()},
+                {name: stepper.rows(index) for name, stepper in self.steppers.items()},
+            )
+
+    def _checkpoint(self, row: int, loss: float) -> Checkpoint:
+        weights = {name: t.detach()[row : row + 1].clone() for name, t in self.weights.items()}
+        return Checkpoint(weights, loss, self.epoch)
+
+    def results(self) -> list[Overfitted]:
+        """What became of every network; those that still run are checked once more."""
+        if self.running:
+            self.check()
+            losses = self.losses().tolist()
+            for row, (run, loss) in enumerate(zip(self.running, losses, strict=True)):
+                self.ended[run] = (self._checkpoint(row, loss), False)
+        return [Overfitted(kept, *self.ended[run]) for run, kept in enumerate(self.kept)]
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the rest of the training and its results depend on."""
+        named = {"epoch": torch.tensor(self.epoch), "running": torch.tensor(self.running)}
+        for name, tensor in self.weights.items():
+            named[f"weights/{name}"] = tensor.detach()
+            for i, average in enumerate(self.steppers[name].tensors()):
+                named[f"averages/{i}/{name}"] = average
+        for run, kept in enumerate(self.kept):
+            for i, level in enumerate(self.training.levels):
+                if level in kept:
+                    named |= _named(f"levels/{run}/{i}", kept[level])
+        for run, (checkpoint, diverged) in self.ended.items():
+            named |= _named(f"ended/{run}/{int(diverged)}", checkpoint)
+        return {name: tensor.cpu().clone() for name, tensor in named.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state; ValueError if it is of another training."""
+        device = self.x.device
+        expected = {f"weights/{name}" for name in self.weights} | {"epoch", "running"}
+        if not expected <= set(state):
+            raise ValueError(
+                f"not the state of this training: {sorted(expected - set(state))[:3]} missing; "
+                "resume with the settings it was saved with"
+            )
+        here = {name: t.to(device).clone() for name, t in state.items()}
+        weights = {name: here[f"weights/{name}"] for name in self.weights}
+        averages = {
+            name: [here[f"averages/{i}/{name}"] for i in range(len(stepper.tensors()))]
+            for name, stepper in self.steppers.items()
+        }
+        self._build(state["running"].tolist(), weights, averages)
+        self.epoch = int(state["epoch"])
+        for run, kept in enumerate(self.kept):
+            for i, level in enumerate(self.training.levels):
+                if f"levels/{run}/{i}/loss" in here:
+                    kept[level] = _checkpoint_of(here, f"levels/{run}/{i}", self.weights)
+            for diverged in (0, 1):
+                if f"ended/{run}/{diverged}/loss" in here:
+                    checkpoint = _checkpoint_of(here, f"ended/{run}/{diverged}", self.weights)
+                    self.ended[run] = (checkpoint, bool(diverged))
+
+
+def _named(start: str, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    named = {f"{start}/weights/{name}": tensor for name, tensor in checkpoint.weights.items()}
+    named[f"{start}/loss"] = torch.tensor(checkpoint.loss, dtype=torch.float64)
+    named[f"{start}/epoch"] = torch.tensor(checkpoint.epoch)
+    return named
+
+
+def _checkpoint_of(
+    named: Mapping[str, Tensor], start: str, names: Mapping[str, Tensor]
+) -> Checkpoint:
+    weights = {name: named[f"{start}/weights/{name}"] for name in names}
+    return Checkpoint(weights, float(named[f"{start}/loss"]), int(named[f"{start}/epoch"]))
