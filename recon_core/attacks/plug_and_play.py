@@ -1,6 +1,6 @@
 """Recover training images from an autoencoder f and degraded copies y = H x + noise (paper 000).
 
-    min over x, H of ||H x - y||^2 + lambda s_f(x),      H diagonal, of zeros and ones   (000, eq. 5)
+    min over x, H of ||H x - y||^2 + lambda s_f(x),     H diagonal, of zeros and ones   (000, eq. 5)
 
 with H unknown. Alternate two steps: x by plug-and-play ADMM, in which f stands for the proximity
 operator of s_f (algorithm 1; for some tied autoencoders it is one, theorem 1), and H pixel by pixel
@@ -49,6 +49,21 @@ class Recovered:
     mask: Bool[Tensor, "b c h w"]
     n_applied: Int64[Tensor, " b"]
     ending: Int64[Tensor, " b"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degraded:
+    """B degraded images and what is known of how they came about.
+
+    `y` is in [0, 1] but for noise. `mask`: the true H, True where a pixel was kept; None if it is
+    unknown. `sigma`: the noise's standard deviation; None if it is unknown. `generators`: one per
+    sample, for methods that start at random.
+    """
+
+    y: Float[Tensor, "b c h w"]
+    mask: Bool[Tensor, "b c h w"] | None = None
+    sigma: float | None = None
+    generators: tuple[torch.Generator, ...] = ()
 
 
 def x_step(
@@ -143,6 +158,15 @@ class Estimates:
         self.converged[rows] = converged & finite
         self.finite[rows] = finite
 
+    def better_of(self, other: Estimates, is_better: Bool[Tensor, " b"]) -> Estimates:
+        """The samples of `other` where it is better; evaluations of f of both."""
+        return Estimates(
+            torch.where(is_better.view(-1, 1, 1, 1), other.x, self.x),
+            torch.where(is_better, other.converged, self.converged),
+            torch.where(is_better, other.finite, self.finite),
+            self.n_applied + other.n_applied,
+        )
+
     def endings(self) -> Int64[Tensor, " b"]:
         """Values of `Ending`."""
         ending = torch.where(self.converged, Ending.CONVERGED, Ending.LIMIT)
@@ -176,16 +200,10 @@ class Iteration:
     def __post_init__(self) -> None:
         _check_positive(n_iterations=self.n_iterations)
 
-    def recover(
-        self,
-        f: Function,
-        y: Float[Tensor, "b c h w"],
-        *,
-        masks: Bool[Tensor, "b c h w"] | None = None,
-        generators: Sequence[torch.Generator] = (),
-    ) -> Recovered:
+    def recover(self, f: Function, degraded: Degraded) -> Recovered:
         """Estimates from the degraded images alone."""
-        rows, x, out = torch.arange(len(y), device=y.device), y, Estimates.at(y)
+        x = y = degraded.y
+        rows, out = torch.arange(len(y), device=y.device), Estimates.at(y)
         for k in range(self.n_iterations):
             new = evaluated(f, x)
             out.n_applied[rows] += 1
@@ -219,18 +237,12 @@ class KnownMask:
     def __post_init__(self) -> None:
         _check_positive(gamma=self.gamma, n_admm=self.n_admm)
 
-    def recover(
-        self,
-        f: Function,
-        y: Float[Tensor, "b c h w"],
-        *,
-        masks: Bool[Tensor, "b c h w"] | None = None,
-        generators: Sequence[torch.Generator] = (),
-    ) -> Recovered:
+    def recover(self, f: Function, degraded: Degraded) -> Recovered:
         """Estimates from the degraded images and their masks."""
-        if masks is None:
+        y = degraded.y
+        if degraded.mask is None:
             raise ValueError("the method 'known' needs the masks; give them, or use 'unknown'")
-        theta = masks.expand_as(y)
+        theta = degraded.mask.expand_as(y)
         out = admm(
             f, y, theta, gamma=self.gamma, n_iterations=self.n_admm, tolerance=self.tolerance
         )
@@ -267,16 +279,10 @@ class UnknownMask:
             stop_times=self.stop_times,
         )
 
-    def recover(
-        self,
-        f: Function,
-        y: Float[Tensor, "b c h w"],
-        *,
-        masks: Bool[Tensor, "b c h w"] | None = None,
-        generators: Sequence[torch.Generator] = (),
-    ) -> Recovered:
+    def recover(self, f: Function, degraded: Degraded) -> Recovered:
         """Estimates from the degraded images alone; a "random" start takes a generator each."""
-        theta = self._first_masks(y, generators)
+        y = degraded.y
+        theta = self._first_masks(y, degraded.generators)
         rows, out = torch.arange(len(y), device=y.device), Estimates.at(y)
         before = torch.zeros_like(y)
         calm = torch.zeros(len(y), dtype=torch.int64, device=y.device)
@@ -310,6 +316,48 @@ class UnknownMask:
             )
         drawn = [torch.rand(y.shape[1:], generator=g) < 0.5 for g in generators]
         return torch.stack(drawn).to(y.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseAware:
+    """Ours: H from the noise (`visible`), then ADMM with several gammas, each until it converges;
+    of a sample's results the one that f changes least and that fits y best is kept.
+
+    Without noise the visible pixels are put back. `tolerance`: of the residuals of ADMM.
+    """
+
+    kind: Literal["noise_aware"] = "noise_aware"
+    gammas: tuple[float, ...] = (0.1, 0.5, 2.0)
+    n_admm: int = 400
+    tolerance: float = 1e-12
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        if not self.gammas:
+            raise ValueError("gammas is empty; give at least one, for example (0.5,)")
+        for gamma in self.gammas:
+            _check_positive(gamma=gamma)
+        _check_positive(n_admm=self.n_admm)
+
+    def recover(self, f: Function, degraded: Degraded) -> Recovered:
+        """Estimates from the degraded images alone."""
+        y = degraded.y
+        given = degraded.sigma
+        sigma = noise_level(y) if given is None else torch.full_like(y[:, 0, 0, 0], given)
+        theta = visible(y, sigma)
+        exact = theta & (sigma == 0).view(-1, 1, 1, 1)
+        best: Estimates | None = None
+        lowest = torch.full_like(sigma, math.inf)
+        for gamma in self.gammas:
+            out = admm(f, y, theta, gamma=gamma, n_iterations=self.n_admm, tolerance=self.tolerance)
+            out.x = torch.where(exact, y, out.x)
+            cost = _mean_square(evaluated(f, out.x) - out.x) + _mean_square(theta * (out.x - y))
+            cost = torch.where(out.finite, cost.nan_to_num(nan=math.inf), math.inf)
+            out.n_applied += 1
+            best = out if best is None else best.better_of(out, cost < lowest)
+            lowest = torch.minimum(lowest, cost)
+        assert best is not None
+        return _recovered(best, theta)
 
 
 FALSE_VISIBLE = 1e4

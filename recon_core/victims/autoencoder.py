@@ -210,7 +210,8 @@ def activate(network: Autoencoder, z: Tensor, slope: Tensor | None) -> Tensor:
     """The activation; of a PReLU, `slope` is one number per network, or what z can be multiplied
     with."""
     if network.activation == "softplus":
-        return F.softplus(z)
+        soft: Tensor = F.softplus(z)
+        return soft
     if network.activation == "leaky_relu":
         return F.leaky_relu(z, network.leak)
     assert slope is not None
