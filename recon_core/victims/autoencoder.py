@@ -196,7 +196,8 @@ class UNetModel:
                 pair = [t.unflatten(1, (len(x), -1)) for t in (a, kept[level])]
                 a = torch.cat(pair, dim=2).flatten(1, 2)
             a = self._level(weights, f"up.{level}", a)
-        return _convolve(weights, "out", a).unflatten(1, (len(x), -1)).transpose(0, 1)
+        images: Tensor = _convolve(weights, "out", a).unflatten(1, (len(x), -1))
+        return images.transpose(0, 1)
 
     def _level(self, weights: Mapping[str, Tensor], name: str, a: Tensor) -> Tensor:
         for k in range(self.network.convolutions):
@@ -210,8 +211,7 @@ def activate(network: Autoencoder, z: Tensor, slope: Tensor | None) -> Tensor:
     """The activation; of a PReLU, `slope` is one number per network, or what z can be multiplied
     with."""
     if network.activation == "softplus":
-        soft: Tensor = F.softplus(z)
-        return soft
+        return F.softplus(z)
     if network.activation == "leaky_relu":
         return F.leaky_relu(z, network.leak)
     assert slope is not None
