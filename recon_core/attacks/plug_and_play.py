@@ -369,8 +369,9 @@ class NoiseAware:
         best = Estimates.at(y)
         lowest = torch.full_like(sigma, math.inf)
         rows = torch.arange(len(y), device=y.device)
-        by_admm = [_Gamma(gamma) for gamma in self.gammas]
-        for attempt in [*self.fills[:1], *by_admm, *self.fills[1:]]:
+        attempts: list[float | _Gamma] = list(self.fills)
+        attempts[1:1] = [_Gamma(gamma) for gamma in self.gammas]
+        for attempt in attempts:
             problem = _Problem(f, y[rows], theta[rows], sigma[rows])
             out = self._attempt(problem, attempt)
             cost = problem.cost(out.x).where(out.finite, math.inf)
