@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,7 @@ still in the cache when the next layer wants them (300 images of 32x32 in 0.24 s
 0.36 s)."""
 
 
+@runtime_checkable
 class Model(Protocol):
     """A network on images of one shape."""
 
