@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +41,7 @@ from recon_core.recovery_scores import ACCURATE, errors
 from recon_core.restore.precision import NetworkPrecision, float32_arithmetic
 from recon_core.types import seeded_generator
 from recon_core.victims.autoencoder import (
+    Activation,
     Autoencoder,
     FullyConnected,
     Model,
@@ -72,7 +72,7 @@ class Victim:
     size: int
     n_images: int
     gamma: float
-    training: AutoencoderTraining = AutoencoderTraining()
+    training: AutoencoderTraining = field(default_factory=AutoencoderTraining)
 
     @property
     def model(self) -> Model:
@@ -89,33 +89,21 @@ class Victim:
         )
 
 
-_UNET = UNet(skips=False)
+def _dense(activation: Activation, gamma: float) -> Victim:
+    network = FullyConnected(activation=activation)
+    return Victim(name=f"FC-10 {activation}", network=network, size=64, n_images=600, gamma=gamma)
+
+
+def _unet(activation: Activation) -> Victim:
+    network = UNet(skips=False, activation=activation)
+    return Victim(name=f"U-Net {activation}", network=network, size=32, n_images=50, gamma=1.0)
+
+
 PAPER = (
-    Victim(name="FC-10 leaky ReLU", network=FullyConnected(), size=64, n_images=600, gamma=0.5),
-    Victim(name="U-Net leaky ReLU", network=_UNET, size=32, n_images=50, gamma=1.0),
-    Victim(
-        name="FC-10 PReLU",
-        network=FullyConnected(activation="prelu"),
-        size=64,
-        n_images=600,
-        gamma=0.1,
-    ),
-    Victim(
-        name="U-Net PReLU",
-        network=replace(_UNET, activation="prelu"),
-        size=32,
-        n_images=50,
-        gamma=1.0,
-    ),
-    Victim(
-        name="U-Net softplus",
-        network=replace(_UNET, activation="softplus"),
-        size=32,
-        n_images=50,
-        gamma=1.0,
-    ),
+    *(_dense("leaky_relu", 0.5), _unet("leaky_relu")),
+    *(_dense("prelu", 0.1), _unet("prelu"), _unet("softplus")),
 )
-_SHORT = AutoencoderTraining(epochs=30, levels=(0.3, 1e-8))
+_SHORT = AutoencoderTraining(epochs=30, levels=(0.5, 1e-8))
 TINY = (
     Victim(
         name="tiny FC",
@@ -232,7 +220,7 @@ class Go:
         def keep(state: dict[str, Tensor]) -> None:
             unfinished = file.with_suffix(".partial")
             torch.save(state, unfinished)
-            os.replace(unfinished, file)
+            unfinished.replace(file)
             self.check_time()
 
         with float32_arithmetic("float32", self.device):
@@ -262,19 +250,17 @@ class Go:
             return parse_lines(file.read_text(), name=str(file))
         self.check_time()
         with float32_arithmetic("float32", self.device):
-            lines = list(recovery(name, f, method, x))
-        keep(lines, file)
-        return lines
+            line = recovery(name, f, method, x)
+        keep([line], file)
+        return [line]
 
     def _file(self, name: str, suffix: str) -> Path:
         words = "".join(c if c.isalnum() else "-" for c in name)
         return self.work / f"{words}{suffix}"
 
 
-def recovery(
-    name: str, f: Callable[[Tensor], Tensor], method: Method, x: Tensor
-) -> Iterator[Measurement]:
-    """Seconds for all degraded images, and how many came back accurately, mask by mask."""
+def recovery(name: str, f: Callable[[Tensor], Tensor], method: Method, x: Tensor) -> Measurement:
+    """Seconds for all degraded images; the case says how many came back accurately, by mask."""
     y, mask = degraded(x)
     generators = tuple(seeded_generator(SEED, row, "start") for row in range(len(y)))
     wait(x.device)
@@ -282,11 +268,11 @@ def recovery(
     found: Recovered = method.recover(f, Degraded(y=y, mask=mask, generators=generators))
     wait(x.device)
     taken = time.perf_counter() - begun
-    yield measurement(f"recovery of {len(x)} x {len(MASKS)} images, {name}", taken, "s")
-    accurate = (errors(found.x, x.repeat(len(MASKS), 1, 1, 1)) < ACCURATE).view(len(MASKS), -1)
-    for mask_name, count in zip(MASKS, accurate.sum(1).tolist(), strict=True):
-        case = f"accurate recoveries of {len(x)}, mask {mask_name}, {name}"
-        yield measurement(case, float(count), "images")
+    accurate = errors(found.x, x.repeat(len(MASKS), 1, 1, 1)) < ACCURATE
+    counts = accurate.view(len(MASKS), -1).sum(1).tolist()
+    by_mask = ", ".join(f"{mask} {n}" for mask, n in zip(MASKS, counts, strict=True))
+    case = f"recovery of {len(x)} x {len(MASKS)} images, {name}; accurate: {by_mask}"
+    return measurement(case, taken, "s")
 
 
 def degraded(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -306,7 +292,7 @@ def keep(lines: Sequence[Measurement], file: Path) -> None:
     """Write a file of measurements, all or nothing."""
     unfinished = file.with_suffix(".partial")
     unfinished.write_text("".join(f"{json.dumps(asdict(line))}\n" for line in lines))
-    os.replace(unfinished, file)
+    unfinished.replace(file)
 
 
 def function(victim: Victim, weights: Weights) -> Callable[[Tensor], Tensor]:

@@ -11,9 +11,10 @@ import torch
 from benchmarks import autoencoder, autoencoder_gpu
 from benchmarks.autoencoder_reference import load, plain_module
 from benchmarks.record import parse_lines
-from recon_core.attacks.plug_and_play import Recovered
+from recon_core.attacks.plug_and_play import Iteration, Recovered
 from recon_core.degradation import MASKS
 from recon_core.types import seeded_generator
+from recon_core.victims import autoencoder_training
 from recon_core.victims.autoencoder import FullyConnected, UNet, initial_weights
 
 CPU = torch.device("cpu")
@@ -125,24 +126,24 @@ def test_goes_continue_where_the_last_one_stopped(
     assert autoencoder_gpu.main([*words, "--minutes", "0"]) == 0
     assert "the same command goes on" in capsys.readouterr().out
     first = parse_lines((tmp_path / "lines.json").read_text(), name="x")
-    assert all("recover" not in m.case or "parity" or m.unit != "s" for m in first)
+    assert not any(m.case.startswith("recovery of") for m in first)
     assert list((tmp_path / "work").glob("*.pt"))
     epochs: list[int] = []
-    step = autoencoder_gpu.train_autoencoders.__globals__["_Course"].step
+    step = autoencoder_training._Course.step
 
-    def counted(course: object) -> None:
+    def counted(course: autoencoder_training._Course) -> None:
         epochs.append(1)
         step(course)
 
-    monkeypatch.setattr(autoencoder_gpu.train_autoencoders.__globals__["_Course"], "step", counted)
+    monkeypatch.setattr(autoencoder_training._Course, "step", counted)
     assert autoencoder_gpu.main(words) == 0
     n_first = autoencoder_gpu.TINY[0].training.epochs
     assert n_first < len(epochs) < 2 * n_first  # of the first victim, some were done before
     lines = parse_lines((tmp_path / "lines.json").read_text(), name="x")
     assert [m.case for m in lines[: len(first)]] == [m.case for m in first]
     recoveries = [m for m in lines if m.case.startswith("recovery of")]
-    assert len(recoveries) == 2 * 4  # the level 0.3 of each victim, four methods
-    assert sum(m.unit == "images" for m in lines) == len(recoveries) * len(MASKS)
+    assert len(recoveries) == 2 * 4  # the level 0.5 of each victim, four methods
+    assert all("; accurate: random 0, blocks 0, " in m.case for m in recoveries)
     capsys.readouterr()
     monkeypatch.setattr(autoencoder_gpu, "recovery", lambda *_: pytest.fail("measured again"))
     assert autoencoder_gpu.main(words) == 0
@@ -151,13 +152,24 @@ def test_goes_continue_where_the_last_one_stopped(
     ]
 
 
+def test_what_comes_back_is_counted_by_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = autoencoder_gpu.smooth_noise(autoencoder_gpu.TINY[0])
+    monkeypatch.setattr(autoencoder_gpu, "errors", lambda a, _b: torch.arange(len(a)) / 1e8)
+    line = autoencoder_gpu.recovery("name", lambda x: 0 * x, Iteration(n_iterations=1), x)
+    assert line.case.endswith("accurate: random 4, blocks 4, stripes 2, text 0, half 0, window 0")
+    y, mask = autoencoder_gpu.degraded(x)
+    assert y.shape == mask.shape == (4 * len(MASKS), 3, 8, 8)
+    torch.testing.assert_close(y, torch.where(mask, x.repeat(len(MASKS), 1, 1, 1), 0.0))
+    assert not bool(mask[16:20, :, 4:].any())  # the lower half of "half"
+
+
 def test_images_come_from_a_source_that_has_enough(tmp_path: Path) -> None:
     go = autoencoder_gpu.Go(tmp_path, CPU, 1.0, "photos")
     images = go.images(autoencoder_gpu.TINY[0])
     assert images.shape == (4, 3, 8, 8)
     assert 0 <= float(images.min()) < float(images.max()) <= 1
     too_many = replace(autoencoder_gpu.TINY[0], n_images=10**6)
-    with pytest.raises(SystemExit, match="photos has .* images, not 1000000"):
+    with pytest.raises(SystemExit, match=r"photos has .* images, not 1000000"):
         go.images(too_many)
 
 
