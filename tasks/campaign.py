@@ -230,9 +230,7 @@ class Plan:
         return history
 
 
-def labels_for(
-    experiment: Experiment, images: ImageSet
-) -> tuple[npt.NDArray[np.int64], str]:
+def labels_for(experiment: Experiment, images: ImageSet) -> tuple[npt.NDArray[np.int64], str]:
     """(label per image, the task in words) for the victims of an experiment: what they tell apart,
     -1 for images that they do not know; for autoencoders the classes of the source."""
     labels, names = images.labels, images.class_names
