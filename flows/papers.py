@@ -1,8 +1,9 @@
 """The experiments of the papers, each named after what it reproduces.
 
-Every one of `EXPERIMENTS` is a victim with its training and an attack, and how often each victim is attacked. As a
-preset of a recipe it is run as a whole; `attack_preset` gives its attack alone, for weights that
-are already there. What a paper leaves open is said beside the setting.
+Every one of `EXPERIMENTS` is a victim with its training and an attack on its weights, and how often
+each victim is attacked. As a preset of a recipe it is run as a whole; `attack_preset` gives its
+attack alone, for weights that are already there. What a paper leaves open is said beside the
+setting.
 """
 
 from __future__ import annotations

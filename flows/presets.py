@@ -278,7 +278,7 @@ def autoencoder_demo() -> Recipe:
         name="autoencoder-demo",
         encoding="float32",
         experiment=AutoencoderRecovery(
-            victim=FullyConnected(depth=4, width=256),
+            victim=FullyConnected(depth=4, width=128),
             training=AutoencoderTraining(epochs=4000, lr=1e-3, lr_end=1e-5, levels=(1e-3, 1e-4)),
             attack=NoiseAware(),
             confident_ssim=0.1,

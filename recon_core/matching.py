@@ -61,8 +61,9 @@ def fit_to_range(
     room = torch.where(unit > 0, 1.0 - mean, mean).clamp_min(0.0)
     r = torch.where(unit != 0, room / unit.abs(), torch.inf).amin(dim=(1, 2, 3), keepdim=True)
     r = r.where(r.isfinite(), 0.0)
-    r = r.where(mean.flatten(1).any(dim=1)[:, None, None, None], peak)
-    return torch.where(finite, (unit * r + mean).clamp(0.0, 1.0), torch.nan)
+    is_picture = ~mean.flatten(1).any(dim=1)[:, None, None, None]
+    picture = torch.where(is_picture, x, unit * r + mean)
+    return torch.where(finite, picture.clamp(0.0, 1.0), torch.nan)
 
 
 def min_max(

@@ -255,7 +255,7 @@ def plan_part(
     runs = range(first, first + sampling.runs_per_part)
     victims = (run // sampling.attacks_per_victim for run in runs)
     return tuple(
-        _plan_run(run, victim, pools, n_each, root_seed, labels)
+        _plan_run(run, victim, _Choice(pools, n_each, labels), root_seed)
         for run, victim in zip(runs, victims, strict=True)
     )
 
@@ -289,6 +289,15 @@ class _Pool:
         return [int(i) for i in ids]
 
 
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """Every run of a part takes `n_each` images of each pool; `labels` are those of all images."""
+
+    pools: Sequence[_Pool]
+    n_each: int
+    labels: Int64[np.ndarray, " n"]
+
+
 def _pool(
     phase: Phase,
     members: Int64[np.ndarray, " k"],
@@ -312,22 +321,15 @@ def _pool(
             return _Pool(members, weights)
 
 
-def _plan_run(
-    run: int,
-    victim: int,
-    pools: Sequence[_Pool],
-    n_each: int,
-    root_seed: int,
-    labels: Int64[np.ndarray, " n"],
-) -> RunSpec:
+def _plan_run(run: int, victim: int, choice: _Choice, root_seed: int) -> RunSpec:
     rng = np.random.default_rng(np.random.SeedSequence((root_seed, 0, victim)))
-    image_ids = tuple(i for pool in pools for i in pool.draw(n_each, rng))
+    image_ids = tuple(i for pool in choice.pools for i in pool.draw(choice.n_each, rng))
     return RunSpec(
         run=run,
         victim=victim,
         root_seed=root_seed,
         image_ids=image_ids,
-        labels=tuple(labels[list(image_ids)].tolist()),
+        labels=tuple(choice.labels[list(image_ids)].tolist()),
     )
 
 

@@ -25,7 +25,12 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from recon_core.attacks.autoencoder_results import DegradedImages, degraded_images, result_of
+from recon_core.attacks.autoencoder_results import (
+    DegradedImages,
+    Learned,
+    degraded_images,
+    result_of,
+)
 from recon_core.attacks.plug_and_play import (
     Degraded,
     Iteration,
@@ -207,7 +212,7 @@ class AutoencoderRecovery:
         there, and put there otherwise. Raises ValueError as `run_batch` does."""
         check_batch([spec], images[None])
         with float32_arithmetic("float32", device):
-            targets, _augment = self._augmented(spec, images)
+            targets = self._learn(spec, images).targets
             return self._shared_victim(spec, targets, device, victims, progress)
 
     def _run_stack(
@@ -218,15 +223,13 @@ class AutoencoderRecovery:
         progress: Progress,
     ) -> list[RunResult]:
         """Runs with a victim of their own, trained at once."""
-        learned = [self._augmented(spec, own) for spec, own in zip(specs, images, strict=True)]
-        targets = torch.stack([own for own, _augment in learned])
+        learned = [self._learn(spec, own) for spec, own in zip(specs, images, strict=True)]
+        targets = torch.stack([own.targets for own in learned])
         trained = self._trained(specs, targets, device, share_of(progress, 0.0, 0.5))
         shares = Shares(share_of(progress, 0.5, 1.0), [1 / len(specs)] * len(specs))
         return [
-            self._attacked(spec, victim, own, augment, device, shares.of(i))
-            for i, (spec, victim, (own, augment)) in enumerate(
-                zip(specs, trained, learned, strict=True)
-            )
+            self._attacked(spec, victim, own, device, shares.of(i))
+            for i, (spec, victim, own) in enumerate(zip(specs, trained, learned, strict=True))
         ]
 
     def _run_sweep(
@@ -238,12 +241,12 @@ class AutoencoderRecovery:
         progress: Progress,
     ) -> list[RunResult]:
         """Runs that attack one victim: it is trained once."""
-        targets, augment = self._augmented(specs[0], images[0])
+        learned = self._learn(specs[0], images[0])
         half = share_of(progress, 0.0, 0.5)
-        victim = self._shared_victim(specs[0], targets, device, victims, half)
+        victim = self._shared_victim(specs[0], learned.targets, device, victims, half)
         shares = Shares(share_of(progress, 0.5, 1.0), [1 / len(specs)] * len(specs))
         jobs = [
-            partial(self._attacked, spec, victim, targets, augment, device, shares.of(i))
+            partial(self._attacked, spec, victim, learned, device, shares.of(i))
             for i, spec in enumerate(specs)
         ]
         return side_by_side(jobs, device)
@@ -295,22 +298,18 @@ class AutoencoderRecovery:
         self,
         spec: RunSpec,
         victim: KnownAutoencoder,
-        targets: UInt8[Tensor, "n c h w"],
-        augment: Float[Tensor, "n 9"],
+        learned: Learned,
         device: torch.device,
         progress: Progress,
     ) -> RunResult:
         """The result of one run on a victim."""
-        degraded = degraded_images(
-            spec, targets.to(DTYPES[self.dtype]) / 255, masks=self.masks, sigma=self.sigma
-        )
+        x = learned.targets.to(DTYPES[self.dtype]) / 255
         recovered = None
         if not victim.diverged:
+            degraded = degraded_images(spec, x, masks=self.masks, sigma=self.sigma)
             recovered = self._recovered(spec, victim, degraded, device, progress)
         progress(1.0)
-        return result_of(
-            self, spec, victim=victim, targets=targets, augment=augment, recovered=recovered
-        )
+        return result_of(self, spec, victim=victim, learned=learned, recovered=recovered)
 
     def _recovered(
         self,
@@ -337,12 +336,9 @@ class AutoencoderRecovery:
             ending=torch.cat([piece.ending for piece in pieces]),
         )
 
-    def _augmented(
-        self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]
-    ) -> tuple[UInt8[Tensor, "n c h w"], Float[Tensor, "n 9"]]:
+    def _learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
         generator = spec.victim_generator("augment")
-        targets, augment = augment_images(images, p=self.augment_p, generator=generator)
-        return targets, augment
+        return Learned(*augment_images(images, p=self.augment_p, generator=generator))
 
 
 def check_batch(specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:

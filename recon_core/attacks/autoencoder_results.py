@@ -1,4 +1,4 @@
-"""What a run of the family `autoencoder` is given and leaves: degraded images, statistics, pairs."""
+"""What a run of the family `autoencoder` is given and leaves: degraded images, scores, pairs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ from recon_core.types import STATS, Outcome, Pairs, RunResult, RunSpec
 
 if TYPE_CHECKING:
     from recon_core.attacks.autoencoder import AutoencoderRecovery, KnownAutoencoder
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a victim is trained on: its images, augmented, and how they were."""
+
+    targets: UInt8[Tensor, "n c h w"]
+    augment: Float[Tensor, "n 9"]
 
 
 @dataclass(frozen=True)
@@ -51,11 +59,11 @@ def result_of(
     spec: RunSpec,
     *,
     victim: KnownAutoencoder,
-    targets: UInt8[Tensor, "n c h w"],
-    augment: Float[Tensor, "n 9"],
+    learned: Learned,
     recovered: Recovered | None,
 ) -> RunResult:
     """The result of one run; `recovered` is None of a victim that diverged."""
+    targets = learned.targets
     stats = dict.fromkeys(STATS, math.nan) | {"train_loss": victim.checkpoint.loss}
     outcome = Outcome.OK if victim.ok else Outcome.UNFITTED
     pairs = no_pairs(targets.shape[1:])
@@ -71,7 +79,7 @@ def result_of(
         spec=spec,
         outcome=outcome,
         targets=targets,
-        augment=augment,
+        augment=learned.augment,
         mean_image=torch.zeros(targets.shape[1:]),
         margins=torch.full((len(targets),), math.nan),
         pairs=pairs,
