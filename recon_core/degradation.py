@@ -141,7 +141,7 @@ def check_degraded(y: Tensor, sigma: float | None) -> None:
     _check_range("degraded images", y, 0.0 if sigma == 0 else max(1.0, FAR * (sigma or 0.0)))
 
 
-def mask_from_picture(array: npt.NDArray[np.uint8], height: int, width: int) -> Bool[Tensor, "h w"]:
+def mask_from_picture(array: npt.NDArray[Any], height: int, width: int) -> Bool[Tensor, "h w"]:
     """The mask in a picture (h, w), (h, w, 1) or (h, w, 3): white is known, black is missing.
 
     Raises ValueError if it has another size or type, more than a few grey pixels, or if it leaves
