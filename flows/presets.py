@@ -280,7 +280,7 @@ def autoencoder_demo() -> Recipe:
         experiment=AutoencoderRecovery(
             victim=FullyConnected(depth=4, width=128),
             training=AutoencoderTraining(epochs=4000, lr=1e-3, lr_end=1e-5, levels=(1e-3, 1e-4)),
-            attack=NoiseAware(),
+            attack=NoiseAware(fills=(0.5, 0.2, 0.8), gammas=(0.5,)),
             confident_ssim=0.1,
         ),
         sampling=one_phase(24, images=20, per_part=4),

@@ -82,7 +82,6 @@ class KnownAutoencoder:
         reached = trained.at(level)
         return cls(model, reached or trained.last, reached is not None, trained.diverged)
 
-    @torch.no_grad()
     def f(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """The autoencoder, as the black box that an attack sees."""
         return self.model.forward(self.checkpoint.weights, x.unsqueeze(0))[0]

@@ -19,7 +19,7 @@ from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
 from storage.dataset import Dataset
 from tasks.export_pairs import rendered
-from tasks.pair_sheet import draw_pair_sheet
+from tasks.pair_sheet import pair_sheet
 from tasks.pair_stream import PairExamples
 from tasks.train import load_restorer
 from tasks.workers import Workers
@@ -76,9 +76,9 @@ def test_from_images_to_a_report(prefect_server: None, tiny_autoencoders: Recipe
         np.sort(all_pictures.mean(axis=(1, 2, 3))),
         atol=1e-5,
     )
-    assert draw_pair_sheet(dataset, n=3).iterations == (10,)
+    assert pair_sheet(dataset, n=3).iterations == (10,)
 
-    train(recipe, store, "bf_dncnn", device="cpu")
+    train(recipe, store, device="cpu")
     restorer, net = load_restorer(Workspace(store).restorer("bf_dncnn"), device="cpu")
     assert restorer.restore(net, shown[:2]).shape == (1, 2, 3, 32, 32)
     record = evaluate(recipe, store, workers=ONE_WORKER)

@@ -160,8 +160,8 @@ def test_masks_noise_and_starts_are_the_runs_own_and_the_victim_is_shared() -> N
     "attack", [UnknownMask(), KnownMask(noisy=True), NoiseAware(), Iteration()]
 )
 def test_every_attack_goes_with_every_mask(attack: object) -> None:
-    quick = {"n_admm": 3} if hasattr(attack, "n_admm") else {"n_iterations": 3}
-    quick |= {"n_alternations": 2} if hasattr(attack, "n_alternations") else {}
+    few = {"n_admm": 3, "n_iterations": 3, "n_alternations": 2, "n_steps": 3, "descent_steps": 2}
+    quick = {name: n for name, n in few.items() if hasattr(attack, name)}
     experiment = replace(
         SMALL,
         masks=MASKS,
