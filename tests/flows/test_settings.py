@@ -68,7 +68,7 @@ def test_settings_of_another_family_are_changed_by_name_and_checked() -> None:
         ({"experiment.attack.gamma": "-1"}, "experiment.attack: gamma=-1.0 must be positive"),
         ({"experiment.masks": "half,holes"}, "masks='half,holes' must be different ones"),
         ({"experiment.level": "0.5"}, "level=0.5 is not one of training.levels"),
-        ({"experiment.attack.kind": "magic"}, "experiment.attack: kind must be one of unknown, "),
+        ({"experiment.attack.kind": "magic"}, "kind must be one of unknown, "),
         ({"experiment.n_classes": "2"}, "unknown setting"),
         ({"experiment.family": "vae"}, "family must be one of kkt, autoencoder"),
     ],
