@@ -35,6 +35,7 @@ def tiny_autoencoders() -> Recipe:
     quick = replace(plan.training, n_steps=3, batch_size=8)
     return replace(
         recipe,
+        encoding="float16",  # which has a scale that must not get lost
         experiment=replace(
             recipe.experiment,
             victim=FullyConnected(depth=3, width=24),
@@ -74,7 +75,7 @@ def test_from_images_to_a_report(prefect_server: None, tiny_autoencoders: Recipe
     np.testing.assert_allclose(
         np.sort(((batch["condition"] + 1) / 2).mean(dim=(1, 2, 3)).numpy()),
         np.sort(all_pictures.mean(axis=(1, 2, 3))),
-        atol=1e-5,
+        atol=5e-4,
     )
     assert pair_sheet(dataset, n=3).iterations == (10,)
 
