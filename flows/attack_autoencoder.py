@@ -36,6 +36,8 @@ ENTRIES = frozenset(
 )
 """What an attack leaves in its folder."""
 SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "safetensors")
+DEEP = 15
+"""Layers from which on a dense network takes the settings that 000 has for 20."""
 SCHEMA, VERSION = "palimpsest-attack-autoencoder", 1
 METHODS: dict[str, type[Method]] = {
     cls.__dataclass_fields__["kind"].default: cls for cls in get_args(Method)
@@ -63,7 +65,8 @@ def attack_methods(
 def _papers(method: Method, architecture: str, noise: float) -> Method:
     """000, appendix D and G: gamma by network and noise, and where H starts with a U-Net."""
     is_unet = architecture.startswith("unet")
-    gamma = 0.1 if noise else 1.0 if is_unet else 0.1 if "prelu" in architecture else 0.5
+    is_deep = "prelu" in architecture or architecture.count("-") >= DEEP
+    gamma = 0.1 if noise or (is_deep and not is_unet) else 1.0 if is_unet else 0.5
     if isinstance(method, UnknownMask):
         return replace(method, gamma=gamma, start="nothing" if is_unet else "random")
     if isinstance(method, KnownMask):
@@ -234,9 +237,10 @@ def outcome(record: Mapping[str, Any]) -> str:
             "came back cannot be scored."
         )
     where = "" if best["mask"] == "given" else f" from the mask {best['mask']}"
+    several = sum(cell["split"] == "train" for cell in record["cells"]) > 1
     said = (
         f"{best['n_accurate']} of {best['n']} training images came back accurately{where} "
-        f"({best['title']})"
+        f"({best['title']}{', the best of what was tried' if several else ''})"
     )
     if best["control"] is None:
         return f"{said}. There is no control: give --control with images that f never saw."

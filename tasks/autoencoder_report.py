@@ -57,7 +57,7 @@ def contact_sheet(cells: Sequence[Cell], n_shown: int) -> bytes:
         if isinstance(strip, str):
             axes = figure.add_subplot(grid[row, :])
             axes.set_axis_off()
-            axes.text(-0.17, 0.3, strip, transform=axes.transAxes, fontsize=7.5, fontweight="bold")
+            axes.text(-0.19, 0.3, strip, transform=axes.transAxes, fontsize=7.5, fontweight="bold")
             continue
         title, tiles = strip
         for column, (picture, text, bold) in enumerate(tiles):
@@ -79,7 +79,7 @@ def contact_sheet(cells: Sequence[Cell], n_shown: int) -> bytes:
 def _strips(cells: Sequence[Cell], n_shown: int) -> Iterator[Strip]:
     for case, group in _by_case(cells):
         order = group[0].order()[:n_shown]
-        yield _heading(case, group, len(order))
+        yield _heading(case, len(order))
         for first in range(0, len(order), COLUMNS):
             rows = order[first : first + COLUMNS]
             if case.original is not None:
@@ -87,19 +87,21 @@ def _strips(cells: Sequence[Cell], n_shown: int) -> Iterator[Strip]:
             yield "degraded", [(case.y[i], "", False) for i in rows]
             for cell in group:
                 tiles = [(cell.recovery.x[i], cell.label(i), cell.is_accurate(i)) for i in rows]
-                yield cell.title.replace(", ", ",\n"), tiles
+                yield "\n".join([*cell.title.split(", "), *_count(cell)]), tiles
 
 
-def _heading(case: Case, group: Sequence[Cell], n_shown: int) -> str:
+def _heading(case: Case, n_shown: int) -> str:
     n = len(case.names)
-    shown = f" (the best {n_shown} are shown)" if n_shown < n else ""
-    counts = [f"{c.title}: {c.rates.n_accurate} of {n}" for c in group if c.rates is not None]
+    shown = f": the best {n_shown} of {n}" if n_shown < n else ""
+    if case.original is None:
+        return f"degraded pictures, and how far f moves what came back{shown}"
     where = "" if case.mask_name == "given" else f", mask {case.mask_name}"
-    if not counts:
-        return (
-            f"{n} degraded pictures; below each how far f moves it, small where f knows it{shown}"
-        )
-    return f"{SIDES[case.side]}{where}, accurately recovered by {'; '.join(counts)}{shown}"
+    return f"{SIDES[case.side]}{where}{shown}"
+
+
+def _count(cell: Cell) -> list[str]:
+    """`6 of 8 accurate`, if that is known."""
+    return [] if cell.rates is None else [f"{cell.rates.n_accurate} of {cell.rates.n} accurate"]
 
 
 def _by_case(cells: Sequence[Cell]) -> list[tuple[Case, list[Cell]]]:
@@ -170,7 +172,7 @@ def _wall(case: Case, group: Sequence[Cell]) -> dict[str, Any]:
     if case.original is not None:
         given = [("original", case.original), *given]
     return {
-        "heading": _heading(case, group, len(order)),
+        "heading": _heading(case, len(order)),
         "side": case.side,
         "mask": case.mask_name,
         "names": [case.names[i] for i in order],
@@ -178,6 +180,7 @@ def _wall(case: Case, group: Sequence[Cell]) -> dict[str, Any]:
         "methods": [
             (
                 cell.title,
+                "".join(_count(cell)),
                 [
                     (data_uri(_bytes(cell.recovery.x[i])), cell.label(i), cell.is_accurate(i))
                     for i in order
