@@ -212,7 +212,8 @@ class Iteration:
             last = k == self.n_iterations - 1
             if last or bool(done.any()):
                 leaving = done | last
-                out.put(rows[leaving], new[leaving], done[leaving], finite[leaving])
+                ends = torch.where(finite.view(-1, 1, 1, 1), new, x)
+                out.put(rows[leaving], ends[leaving], done[leaving], finite[leaving])
                 rows, new = rows[~leaving], new[~leaving]
             x = new
             if not len(rows):

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ PRELU_START = 0.25
 """The slope that a PReLU starts from (He et al. 2015)."""
 
 
+@runtime_checkable
 class Model(Protocol):
     """A network on images of one shape."""
 

@@ -124,6 +124,9 @@ def train_autoencoders(
     """
     if x.shape[2:] != model.shape:
         raise ValueError(f"images of {tuple(x.shape[2:])} for a network of {model.shape}")
+    n_networks = {len(tensor) for tensor in weights.values()}
+    if n_networks != {len(x)}:
+        raise ValueError(f"weights of {sorted(n_networks)} networks for the images of {len(x)}")
     if training.batch_size is not None and shuffle is None:
         raise ValueError(f"batch_size={training.batch_size} needs the order of the images; give it")
     course = _Course(model, weights, x, training, shuffle)
@@ -214,7 +217,9 @@ class _Course:
                 self.ended[run] = (self._checkpoint(row, loss), not math.isfinite(loss))
             else:
                 goes_on.append(row)
-        if len(goes_on) < len(self.running):
+        if not goes_on:
+            self.running = []
+        elif len(goes_on) < len(self.running):
             index = torch.tensor(goes_on, dtype=torch.int64, device=self.x.device)
             self._build(
                 [self.running[row] for row in goes_on],
@@ -230,6 +235,7 @@ class _Course:
         """What became of every network; those that still run are checked once more."""
         if self.running:
             self.check()
+        if self.running:
             losses = self.losses().tolist()
             for row, (run, loss) in enumerate(zip(self.running, losses, strict=True)):
                 self.ended[run] = (self._checkpoint(row, loss), False)
@@ -253,12 +259,7 @@ class _Course:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state; ValueError if it is of another training."""
         device = self.x.device
-        expected = {f"weights/{name}" for name in self.weights} | {"epoch", "running"}
-        if not expected <= set(state):
-            raise ValueError(
-                f"not the state of this training: {sorted(expected - set(state))[:3]} missing; "
-                "resume with the settings it was saved with"
-            )
+        self._check_state(state)
         here = {name: t.to(device).clone() for name, t in state.items()}
         weights = {name: here[f"weights/{name}"] for name in self.weights}
         averages = {
@@ -275,6 +276,19 @@ class _Course:
                 if f"ended/{run}/{diverged}/loss" in here:
                     checkpoint = _checkpoint_of(here, f"ended/{run}/{diverged}", self.weights)
                     self.ended[run] = (checkpoint, bool(diverged))
+
+    def _check_state(self, state: Mapping[str, Tensor]) -> None:
+        shapes = {f"weights/{name}": t.shape[1:] for name, t in self.weights.items()}
+        for name, stepper in self.steppers.items():
+            averages = enumerate(stepper.tensors())
+            shapes |= {f"averages/{i}/{name}": t.shape[1:] for i, t in averages}
+        bad = [n for n in shapes if n not in state or state[n].shape[1:] != shapes[n]]
+        bad += [name for name in ("epoch", "running") if name not in state]
+        if bad or int(state["running"].max()) >= len(self.all_x):
+            raise ValueError(
+                f"not the state of this training: {bad[:3] or 'some of its runs'} missing or of "
+                "another shape; resume with the settings and the runs that it was saved with"
+            )
 
 
 def _named(start: str, checkpoint: Checkpoint) -> dict[str, Tensor]:
