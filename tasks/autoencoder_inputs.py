@@ -251,11 +251,11 @@ def _in_rows(
             )
         return y[:n].view_as(x).to(x.dtype)
 
-    @torch.no_grad()
     def whole(x: Tensor) -> Tensor:
         mean, std = (_by_channel(job, name, x) for name in ("mean", "std"))
-        parts = [chunk(part) for part in ((x - mean) / std).split(at_once)]
-        return torch.cat(parts) * std + mean
+        with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
+            parts = [chunk(part) for part in ((x - mean) / std).split(at_once)]
+            return torch.cat(parts) * std + mean
 
     return whole
 

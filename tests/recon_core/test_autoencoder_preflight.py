@@ -1,4 +1,4 @@
-"""Preflight of a black box: numbers against the true Jacobian, words against networks made for them."""
+"""Preflight of a black box: numbers against true Jacobians, words against networks made for it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def generators(n: int) -> list[torch.Generator]:
 
 
 def draw(n: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    drawn = torch.rand(n, *SHAPE, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-    return drawn
+    return torch.rand(n, *SHAPE, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def linear(matrix: Tensor) -> Callable[[Tensor], Tensor]:
@@ -71,9 +70,8 @@ def test_a_matrix_that_is_not_symmetric_and_float32() -> None:
 
 def test_a_constant_has_radius_zero_and_bad_calls_are_refused() -> None:
     constant = draw(1, 0)
-    assert float(
-        spectral_radii(lambda x: constant.expand_as(x), draw(2, 1), generators(2)).max()
-    ) < (1e-100)
+    found = spectral_radii(constant.expand_as, draw(2, 1), generators(2))
+    assert float(found.max()) < 1e-100
     with pytest.raises(ValueError, match="1 generators for 2 images"):
         spectral_radii(lambda x: x, draw(2, 1), generators(1))
     with pytest.raises(ValueError, match="f gives"):

@@ -1,4 +1,4 @@
-"""A tiny autoencoder that remembers its images, on disk in every form in which a user may have it."""
+"""A tiny autoencoder that remembers its images, on disk in every form that a user may have."""
 
 from __future__ import annotations
 
