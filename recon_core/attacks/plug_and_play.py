@@ -502,7 +502,7 @@ def _mean_square(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
     return x.square().flatten(1).mean(1)
 
 
-def _check_positive(**numbers: float) -> None:
+def _check_positive(**numbers: float | int) -> None:
     for name, value in numbers.items():
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value} must be positive")
