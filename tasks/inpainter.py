@@ -157,9 +157,7 @@ class _Trainer:
             self.record.load_state_dict(latest[1]["record"])
         self.started = time.monotonic() - self.record.seconds
 
-    def run(
-        self, on_step: OnStep, checkpoint_seconds: float
-    ) -> Mapping[str, npt.NDArray[Any]]:
+    def run(self, on_step: OnStep, checkpoint_seconds: float) -> Mapping[str, npt.NDArray[Any]]:
         """Trains to the end and writes the model; returns its weights."""
         last_saved, saving = time.monotonic(), 0.0
         while not self.fit.done:

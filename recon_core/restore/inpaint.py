@@ -2,7 +2,7 @@
 
 DDNM (Wang et al. 2023, "Zero-shot image restoration using denoising diffusion null-space model";
 the generic method of paper 000, section 4) samples a diffusion model whose estimate of the clean
-image is corrected at every noise level so that it agrees with what is known (equation 13),
+image is corrected at every noise level so that it agrees with what is known,
 
     x0 <- A^+ y + (I - A^+ A) x0,
 
@@ -12,13 +12,14 @@ which the noise that enters from y is not more than the level that is stepped to
 (section 3.3): a stretch of steps is undone by noise and taken again, so that the unknown pixels can
 agree with the known ones.
 
-Here noise levels are EDM's sigma (x = x0 + sigma n), where DDPM's posterior (equation 4 of DDNM) is
+Here noise levels are EDM's sigma (x = x0 + sigma n), where DDPM's posterior of the next level is
 
     x_s ~ N(a x0 + (1 - a) x_t, s^2 a),     a = 1 - s^2 / t^2,     s < t,
 
 and levels are spaced as in EDM's sampler. DDNM's estimate is not a sample of what is unknown given
 what is known: the unknown pixels are denoised together with known ones that have noise added, and
-follow them with a lag. More steps do not mend that; time travel does.
+follow them with a lag. More steps do not mend that; time travel does, and best with stretches of
+one step.
 
 The other method is biharmonic inpainting (Damelin & Hoang 2018) as scikit-image has it.
 """
@@ -190,7 +191,7 @@ def ancestral_step(
 
     x0^ = x0 - lambda A^+ (A x0 - y) and x_s ~ N(a x0^ + (1 - a) x, Phi), where for known pixels
     lambda = min(1, s / (sqrt(a) sigma_y)) and Phi = s^2 a - (a lambda sigma_y)^2, so that with
-    y's own noise the variance is that of DDPM's posterior (DDNM, equations 17 to 19).
+    y's own noise the variance is that of DDPM's posterior (DDNM, section 3.3).
     """
     a = 1 - s**2 / t**2
     lam = min(1.0, s / (math.sqrt(a) * sigma_y)) if sigma_y > 0 else 1.0
