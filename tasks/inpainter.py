@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,8 +46,8 @@ class Inpainter:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    restorer: EDM = EDM()
-    training: Training = Training()
+    restorer: EDM = field(default_factory=EDM)
+    training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
         if self.restorer.target != "image":
@@ -122,7 +122,7 @@ def inpainter_fingerprint(inpainter: Inpainter, images: npt.NDArray[np.uint8]) -
 
 
 def batch_of(images: Tensor, step: int, training: Training) -> Examples:
-    """The examples of a step, drawn with replacement by (seed, step) alone; their condition is 0."""
+    """A step's examples, drawn with replacement by (seed, step) alone; their condition is 0."""
     draw = seeded_generator(training.seed, step, "inpainter batch")
     rows = torch.randint(len(images), (training.batch_size,), generator=draw)
     target = to_network(images[rows].float() / 255)

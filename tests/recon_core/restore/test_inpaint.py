@@ -168,8 +168,9 @@ def test_a_step_ends_at_its_noise_level_whatever_the_noise_of_y(s: float) -> Non
     mask = torch.zeros_like(x0, dtype=torch.bool)
     mask[..., 250:] = True
     stepped = ancestral_step(
-        x0, x0 + t * draw(), x0 + sigma_y * draw(), mask, t, s, sigma_y, draw
-    ) - x0  # fmt: skip
+        x0, x0 + t * draw(), x0 + sigma_y * draw(), mask, t=t, s=s, sigma_y=sigma_y, draw=draw
+    )
+    stepped -= x0
     for part in stepped.split(250, dim=-1):
         assert part.mean().item() == pytest.approx(0, abs=0.02 * s)
         assert part.std().item() == pytest.approx(s, rel=0.01)
@@ -183,7 +184,9 @@ def test_a_step_trusts_y_as_much_as_its_noise_allows() -> None:
 
     def mean(sigma_y: float) -> float:
         zero = torch.zeros_like(y)
-        return ancestral_step(wrong, wrong, y, mask, t, s, sigma_y, lambda: zero).item()
+        return ancestral_step(
+            wrong, wrong, y, mask, t=t, s=s, sigma_y=sigma_y, draw=lambda: zero
+        ).item()
 
     assert mean(0.0) == pytest.approx(a)
     assert mean(s) == pytest.approx(a)
