@@ -26,7 +26,7 @@ from torch import Tensor
 from recon_core.restore import EDM, Examples, Fit, NonfiniteLossError, Training
 from recon_core.restore.edm import Denoiser
 from recon_core.restore.examples import to_network
-from recon_core.restore.inpaint import unconditional
+from recon_core.restore.inpaint import DDNM, unconditional
 from recon_core.types import N_AUGMENT, seeded_generator
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from tasks.train_card import device_name, versions
@@ -72,6 +72,10 @@ CPU_INPAINTER = Inpainter(
     ),
 )
 """About 13 minutes on one free core."""
+
+CPU_DDNM = DDNM(n_steps=20, sigma_max=10.0, travel_repeat=10)
+"""How to inpaint with `CPU_INPAINTER`: a quarter of a second an image on one free core. The denoiser
+is asked twice as often as in 100 plain steps without time travel, which do worse."""
 
 
 def train_inpainter(
