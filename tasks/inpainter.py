@@ -74,8 +74,8 @@ CPU_INPAINTER = Inpainter(
 """About 13 minutes on one free core."""
 
 CPU_DDNM = DDNM(n_steps=20, sigma_max=10.0, travel_repeat=10)
-"""How to inpaint with `CPU_INPAINTER`: a quarter of a second an image on one free core. The denoiser
-is asked twice as often as in 100 plain steps without time travel, which do worse."""
+"""How to inpaint with `CPU_INPAINTER`: a third of a second an image on one core. The denoiser is
+asked twice as often as in 100 steps without time travel, which do worse."""
 
 
 def train_inpainter(

@@ -116,7 +116,7 @@ def test_longer_stretches_are_gone_through_as_often_and_travel_back_as_far_as_th
     assert asked == [a, b] * 3 + [c, d] * 3 + [e] * 3
     assert zero == 0.0
     assert done == pytest.approx([0.4, 0.8, 1.0])
-    fine = replace(method, n_steps=60, travel_length=20)
+    fine = replace(method, n_steps=60, travel_length=1)
     x = fine.inpaint(gaussian, y, nothing, generators=generators(0))
     assert (2 * x - 1).std().item() == pytest.approx(STD, rel=0.1)
 
