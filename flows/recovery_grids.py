@@ -144,7 +144,7 @@ def tiny() -> RecoveryStudy:
             iteration=Iteration(n_iterations=50),
             unknown=UnknownMask(n_admm=10, n_alternations=5),
             known=KnownMask(),
-            noise_aware=NoiseAware(gammas=(0.1, 0.5), n_admm=40),
+            noise_aware=NoiseAware(fills=(0.5, 0.1), gammas=(0.5,), n_steps=20),
             ddnm=DDNM(n_steps=4),
         ),
         inpainter=Inpainter(

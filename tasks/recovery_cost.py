@@ -75,7 +75,8 @@ def evaluations(method: Any) -> int:
     if isinstance(method, UnknownMask):
         return method.n_admm * method.n_alternations
     if isinstance(method, NoiseAware):
-        return len(method.gammas) * (method.n_admm + 1)
+        starts = len(method.fills) + len(method.gammas)
+        return starts * (method.n_steps + method.n_release + 3 * method.descent_steps + 1)
     raise TypeError(f"no cost is known of {type(method).__name__}")
 
 

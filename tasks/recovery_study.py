@@ -20,7 +20,6 @@ from storage.sources import Split
 from tasks.inpainter import Inpainter
 
 FORBID = {"extra": "forbid"}
-NAME = "autoencoder"
 STORED = 16
 """Images of a cell that are kept as pictures; at most so many can be shown."""
 Start = Literal["random", "nothing"]
@@ -127,7 +126,7 @@ class RecoveryStudy:
     preset: str
     data: str
     victims: tuple[RecoveryVictim, ...]
-    name: Literal["autoencoder"] = NAME
+    name: Literal["autoencoder"] = "autoencoder"
     only: str = ""
     size: int = 32
     split: Split = "train"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,8 @@ def train_generic(job: TrainInpainterJob, progress: Progress = no_progress) -> d
 
     Raises ArithmeticError if the training diverges.
     """
-    folder, seconds = Folder(Path(job.root)), f"trained {job.key}"
-    if (found := folder.cell(seconds)) is not None:
+    folder, key = Folder(Path(job.root)), key_of(["inpainter", job.key])
+    if (found := folder.cell(key)) is not None:
         return found[1]
     started = time.perf_counter()
     train_inpainter(
@@ -137,7 +138,7 @@ def train_generic(job: TrainInpainterJob, progress: Progress = no_progress) -> d
         on_step=lambda step, n_steps, _loss: progress(step / n_steps),
     )
     meta = {"seconds": round(time.perf_counter() - started, 3)}
-    folder.put_cell(seconds, {"nothing": np.zeros(0, np.float32)}, meta)
+    folder.put_cell(key, {"nothing": np.zeros(0, np.float32)}, meta)
     return meta
 
 
@@ -158,7 +159,7 @@ def recover(job: RecoverJob, progress: Progress = no_progress) -> dict[str, Any]
             own = settings_for(method, job.victim, group)
             started = time.perf_counter()
             found_arrays = batch.scored(
-                lambda given, own=own: own.recover(f, given),
+                partial(own.recover, f),
                 knows_mask=name == "known",
                 estimates=name in ESTIMATE_H,
             )
@@ -200,12 +201,11 @@ def settings_for(method: Any, victim: RecoveryVictim, group: Group) -> Any:
 def function_of(
     victim: RecoveryVictim, tensors: Arrays, shape: Sequence[int], device: str
 ) -> Function:
-    """f of a batch, as a black box."""
+    """f of a batch; it has a gradient where one is asked for."""
     c, h, w = shape
     model = victim.network.on((c, h, w))
     weights = single(model, {name: torch.from_numpy(t).to(device) for name, t in tensors.items()})
 
-    @torch.inference_mode()
     def f(x: Tensor) -> Tensor:
         parts = [model.forward(weights, part.unsqueeze(0))[0] for part in x.split(ROWS_OF_F)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -214,7 +214,9 @@ class _Course:
                 self.ended[run] = (self._checkpoint(row, loss), not math.isfinite(loss))
             else:
                 goes_on.append(row)
-        if len(goes_on) < len(self.running):
+        if not goes_on:
+            self.running = []
+        elif len(goes_on) < len(self.running):
             index = torch.tensor(goes_on, dtype=torch.int64, device=self.x.device)
             self._build(
                 [self.running[row] for row in goes_on],
