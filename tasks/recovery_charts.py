@@ -26,7 +26,7 @@ COLOURS = {
 }
 """Told apart with any colour vision (templates/recovery.css)."""
 OTHER_COLOURS = (7, 9, 1)
-SMALL = (200, 160)
+SMALL = (200, 172)
 SMALL_TOP = 22
 APART = 2.6
 SIDE, END = 112.0, 62.0  # of a strip: room for the lane's name, and for its two numbers
@@ -88,8 +88,10 @@ def falling_axis(title: str, values: Sequence[float], width: int) -> Axis:
     labels = {falling(value): power(value) for value in values}
     margin = min((b - a for a, b in zip(places, places[1:], strict=False)), default=1.0) / 2
     margin = max(margin, 0.25)
-    ticks = [(place, labels[place]) for place in places if place in labels]
-    return fewer(Axis(places[0] - margin, places[-1] + margin, ticks, title), width)
+    ticks = [(place, labels.get(place, "")) for place in places]
+    axis = Axis(places[0] - margin, places[-1] + margin, ticks, title)
+    said = dict(fewer(axis, width).ticks)
+    return replace(axis, ticks=[(place, said.get(place, "")) for place in places])
 
 
 def small_panel(unit: str, across: Axis, up: Axis) -> Panel:
@@ -124,6 +126,15 @@ def not_reached(panel: Panel, level: float, half: float = 0.5) -> str:
     return (
         f'<g><title>a loss of {power(level)} was not reached</title><rect class="unreached" '
         f'x="{x1:.1f}" y="{top:.1f}" width="{x2 - x1:.1f}" height="{base - top:.1f}"></rect></g>'
+    )
+
+
+def upright(panel: Panel, x: float) -> str:
+    """A dotted line up from `x`."""
+    at, base = panel.at((x, panel.y.low))
+    _at, top = panel.at((x, panel.y.high))
+    return (
+        f'<line class="threshold" x1="{at:.1f}" x2="{at:.1f}" y1="{top:.1f}" y2="{base:.1f}"/>'
     )
 
 

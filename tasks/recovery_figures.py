@@ -15,6 +15,7 @@ from tasks.recovery_charts import (
     power,
     small_panel,
     styles_of,
+    upright,
 )
 from tasks.recovery_plates import groups, mask_tile, mask_tiles
 from tasks.recovery_strips import contraction_figure, control_figure
@@ -27,7 +28,7 @@ from tasks.recovery_tables import (
     triple,
 )
 from tasks.recovery_types import Panel, RecoveryFigure, Row
-from tasks.recovery_views import VALUES, at_lowest, cells_of
+from tasks.recovery_views import VALUES, at_lowest, cells_of, unreached
 from tasks.recovery_words import TITLES, incomplete, measure, victim_note, with_interval
 from tasks.report_chart import Axis, Style, round_axis
 from tasks.report_record import Record
@@ -102,7 +103,12 @@ def rates_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) ->
         rows.append(Row(victim["title"], victim_note(victim), panels))
     notes = [_nothing(value, found), *incomplete(record, victims, cells)]
     return RecoveryFigure(
-        figure, table, rows, legend=_legend(record, cells), notes=[n for n in notes if n]
+        figure,
+        table,
+        rows,
+        legend=_legend(record, cells),
+        notes=[note for note in notes if note],
+        unreached=any(map(unreached, victims)),
     )
 
 
@@ -129,7 +135,14 @@ def noise_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) ->
             ]
             rows.append(Row(f"{victim['title']}, {title}", victim_note(victim), panels))
     notes = [] if rows else ["No cell has this noise."]
-    return RecoveryFigure(figure, table, rows, legend=_legend(record, cells), notes=notes)
+    return RecoveryFigure(
+        figure,
+        table,
+        rows,
+        legend=_legend(record, cells),
+        notes=notes,
+        unreached=any(map(unreached, victims)),
+    )
 
 
 def _rates_panel(
@@ -146,11 +159,7 @@ def _rates_panel(
     if not known:
         return ""
     panel = small_panel(UNITS[value], across, _up(value, everything))
-    grey = [
-        not_reached(panel, level)
-        for level in victim["wanted"]
-        if level not in {reached["level"] for reached in victim["levels"]}
-    ]
+    grey = [not_reached(panel, level) for level in unreached(victim)]
     styles, series, said = styles_of(record), [], []
     for method in record["methods"]:
         points = []
@@ -249,7 +258,7 @@ def _thresholds_panel(
         points.sort(key=lambda point: point.x)
         series.append((styles[method["name"]], points, False))
     limits = [record["thresholds"][key] for key in ("approximate", "accurate")]
-    dotted = [panel.vertical(falling(limit), "") for limit in limits]
+    dotted = [upright(panel, falling(limit)) for limit in limits]
     about = f"Share recovered by the error allowed, at a loss of {power(level)}. {'; '.join(said)}"
     return lines(panel, series, behind=dotted, description=about)
 

@@ -51,7 +51,11 @@ def control_figure(
         )
         for value in SHARES
     ]
-    return RecoveryFigure(figure, table, rows, notes=[tested(record, victims)])
+    have = {victim["name"] for victim in victims}
+    without = [victim["title"] for victim in record["victims"] if victim["name"] not in have]
+    notes = [tested(record, victims)]
+    notes += [f"Without test images: {'; '.join(without)}."] if without else []
+    return RecoveryFigure(figure, table, rows, notes=notes)
 
 
 def _at(victim: Record) -> str:
@@ -67,7 +71,10 @@ def _control_panel(
 ) -> str:
     styles, masks = styles_of(record), {mask["name"]: mask["title"] for mask in record["masks"]}
     lanes, said = [], []
+    run = {cell["method"] for found in cells.values() for cell in found}
     for method in record["methods"]:
+        if method["name"] not in run:
+            continue
         sides: list[list[Mark]] = []
         numbers = []
         for split in ("train", "test"):
@@ -81,8 +88,6 @@ def _control_panel(
                 ]
             )  # fmt: skip
             numbers.append(percent(pooled(mine)[value]))
-        if not any(sides):
-            continue
         said.append(f"{method['title']}: training {numbers[0]}, test {numbers[1]}")
         lanes.append(
             Lane(side_lines(method["title"]), styles[method["name"]], sides[0], sides[1],

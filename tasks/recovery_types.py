@@ -37,6 +37,7 @@ class RecoveryFigure:
     """A figure of the page: the record's words on it, its drawings or pictures, and its table.
 
     `grid` is a table of texts: (titles of columns with a picture, rows of (title, entries)).
+    `unreached`: a loss that was not reached is drawn.
     """
 
     about: Mapping[str, Any]
@@ -46,4 +47,5 @@ class RecoveryFigure:
     tiles: Sequence[Mapping[str, Any]] = ()
     groups: Sequence[Mapping[str, Any]] = ()
     grid: Grid | None = None
+    unreached: bool = False
     notes: Sequence[str] = ()

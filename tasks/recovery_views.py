@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tasks.recovery_charts import power
 from tasks.report_record import Record
 
 VALUES = ("accurate", "approximate", "psnr")
@@ -144,7 +145,8 @@ def _rates(record: Record) -> list[dict[str, Any]]:
             "victims": victims,
             "caption": f"{_said(record, value)}, by the loss to which the network was trained, "
             "which falls to the right. Solid lines: methods that do not know the mask; dashed "
-            "ones are given it. Bars are intervals of 95 % over images.",
+            "ones are given it. Bars are intervals of 95 % over images. A method that does not "
+            "ask the network may have been run once; its line is level then.",
             "cannot": ONE_OF_EACH,
         }
         for value in VALUES
@@ -155,7 +157,7 @@ def _said(record: Record, value: str) -> str:
     if value == "psnr":
         return "Mean PSNR over all images, recovered or not"
     error = record["thresholds"][value]
-    limit = f"{error:g} (a PSNR above {-10 * math.log10(error):.4g} dB)"
+    limit = f"{power(error)} (a PSNR above {-10 * math.log10(error):.4g} dB)"
     return f"Share of the training images that come back with a mean square error below {limit}"
 
 
@@ -214,7 +216,7 @@ def _control(record: Record) -> dict[str, Any] | None:
     return {
         "kind": "control",
         "name": "control",
-        "title": "Only what was trained on comes back",
+        "title": "Training images and test images",
         "where": "000, section 4",
         "victims": [name for name in _names(record["victims"]) if name in tested],
         "caption": "The same networks, masks and methods on images that were not trained on, at "

@@ -106,7 +106,7 @@ def incomplete(record: Record, victims: Sequence[Record], cells: Sequence[Record
         if found < wanted:
             done = f"run on {found} of {wanted} cells" if found else "not run"
             parts.append(f"{method['title']}: {done}")
-    return [f"Not everything was run. {'; '.join(parts)}."] if parts else []
+    return [f"Not everything was run: {'; '.join(parts)}."] if parts else []
 
 
 def tested(record: Record, victims: Sequence[Record]) -> str:
