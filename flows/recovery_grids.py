@@ -99,9 +99,7 @@ def paper() -> RecoveryStudy:
             dense(20, "leaky_relu", PAPER_DENSE, n_images=600),
             *(replace(victim, data=SVHN, size=32) for victim in unets),
             replace(many_dense, title=f"{many_dense.title}, 25,000 images"),
-            replace(
-                many_unet, title=f"{many_unet.title}, 1,000 images", data=CIFAR10, size=32
-            ),
+            replace(many_unet, title=f"{many_unet.title}, 1,000 images", data=CIFAR10, size=32),
         ),
         noise=Noise(victims=("fc10-leaky_relu", "fc20-leaky_relu")),
         inpainter=PAPER_INPAINTER,

@@ -94,6 +94,7 @@ def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> UnitCost:
     per_sample = sum(evaluations(method) for method in study.methods.of_victims.values())
     parameters = BYTES * n_parameters(model)
     at_once = max(size, min(ROWS_OF_F, n * len(study.masks)))
+    between = BYTES * _activations(victim.network, model)
     n_kept = len(training.levels)
     return UnitCost(
         name=victim.name,
@@ -101,7 +102,8 @@ def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> UnitCost:
         n_units=1 + (n_levels if study.methods.of_victims else 0),
         train_s=training.epochs * epoch_s,
         recover_s=samples * per_sample * (call(1000) / 1000),
-        memory_bytes=(4 + n_kept) * parameters + 3 * at_once * BYTES * _activations(victim.network, model),
+        memory_bytes=(4 + n_kept) * parameters
+        + 3 * at_once * between,
         disk_bytes=(n_kept + 1) * parameters,
     )
 
@@ -148,9 +150,7 @@ def _generic_s(job: InpaintJob, asked_s: float) -> float:
     return seconds
 
 
-def _pace(
-    model: Model, device: str
-) -> tuple[Callable[[int], float], Callable[[int], float]]:
+def _pace(model: Model, device: str) -> tuple[Callable[[int], float], Callable[[int], float]]:
     """Seconds of a step of training and of a call of f, by the number of images."""
     generator = seeded_generator(0, 0, "pace")
     weights = {

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from jaxtyping import Bool
 from torch import Tensor
 

@@ -173,9 +173,7 @@ class RecoveryPlan:
         noise = self.study.noise
         if noise is not None and self.study.has_noise(victim):
             one = mask_name(noise.mask)
-            found.append(
-                Group("train", noise.sigma, noise.gamma, images, ids, {one: masks[one]})
-            )
+            found.append(Group("train", noise.sigma, noise.gamma, images, ids, {one: masks[one]}))
         control_ids = self.sources.control_ids(victim)
         if with_control and self.study.control and len(control_ids):
             control = self.sources.control_of(victim).images[control_ids]

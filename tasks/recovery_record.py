@@ -29,9 +29,7 @@ from tasks.recovery_units import ESTIMATE_H, Batch, Group
 SCHEMA = "palimpsest-recovery"
 VERSION = 1
 DIGITS = 6
-QUESTION = (
-    "Does an overfitted autoencoder give back its training images from pictures with missing pixels?"
-)
+QUESTION = "Does an overfitted autoencoder give back its training images from pictures with missing pixels?"
 TITLE = "Training images from overfitted autoencoders"
 PAPER = "000, section 4"
 METHODS: dict[str, dict[str, Any]] = {
@@ -265,9 +263,7 @@ def _group_pictures(
     return arrays
 
 
-def degraded_pictures(
-    plan: RecoveryPlan, group: Group, mask: str, n: int
-) -> npt.NDArray[np.uint8]:
+def degraded_pictures(plan: RecoveryPlan, group: Group, mask: str, n: int) -> npt.NDArray[np.uint8]:
     """The first images as the methods see them, cut to [0, 1]."""
     few = Group(
         split=group.split,

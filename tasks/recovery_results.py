@@ -112,9 +112,7 @@ class RecoveryResults:
     def share(self, cells: Sequence[Record], score: Score) -> float:
         return float(self.by_image(cells, score).mean())
 
-    def difference(
-        self, cells: Sequence[Record], than: Sequence[Record], score: Score
-    ) -> Paired:
+    def difference(self, cells: Sequence[Record], than: Sequence[Record], score: Score) -> Paired:
         """The mean over images of how much higher their scores are; over the masks of both."""
         masks = {cell["mask"] for cell in cells} & {cell["mask"] for cell in than}
         if not masks:

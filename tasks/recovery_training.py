@@ -198,7 +198,9 @@ def _asked(course: _Course, weights: Weights) -> dict[str, Any]:
     radii: dict[str, list[float | None]] = {}
     for side, x in (("train", course.x), ("test", course.control)):
         few = x[:N_RADII]
-        drawn = [seeded_generator(course.job.root_seed, k, f"radius {side}") for k in range(len(few))]
+        drawn = [
+            seeded_generator(course.job.root_seed, k, f"radius {side}") for k in range(len(few))
+        ]
         radii[side] = [_finite(r) for r in spectral_radii(f, few, drawn).tolist()] if drawn else []
     errors = [reconstruction_errors(f, part) for part in course.control.split(256)]
     test_loss = float(torch.cat(errors).mean()) if errors else None

@@ -288,9 +288,7 @@ class Batch:
         return {name: np.asarray(tensor.cpu().numpy()) for name, tensor in scores.items()}
 
 
-def _generic(
-    job: InpaintJob, name: str, progress: Progress
-) -> Callable[[Degraded], Tensor]:
+def _generic(job: InpaintJob, name: str, progress: Progress) -> Callable[[Degraded], Tensor]:
     """A method that knows the mask and asks no victim."""
     if name == "biharmonic":
         return lambda given: biharmonic(given.y, _mask(given))

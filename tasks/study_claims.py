@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 from tasks import study_checks as checks
 from tasks.study_results import NotTestableError, Record, Results
 
-
 R = TypeVar("R")
 
 

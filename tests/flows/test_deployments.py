@@ -28,6 +28,7 @@ NIGHTLY = {"generate", "top-up", "curate", "train", "evaluate", "chain"}
 ON_DEMAND = {
     *{("generate", "batch"), ("regenerate", "from-manifest")},
     *{("attack-kkt", "weights"), ("study", "paper")},
+    *{("study-autoencoder", "paper")},
 }
 STAGES_SECONDS = 240
 PROMPT = {
