@@ -59,7 +59,8 @@ def study_autoencoders(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
 
     shared.out.print(
         f"[bold]palimpsest study {AUTOENCODER}[/]  {made.preset}, {len(made.victims)} "
-        f"autoencoders, {len(made.masks)} masks, on {escape(made.data)}, store {escape(str(asked.store))}"
+        f"autoencoders, {len(made.masks)} masks, on {escape(made.data)}, "
+        f"store {escape(str(asked.store))}"
     )
     workers = Workers(cluster=asked.cluster, n_workers=asked.n_workers, device=asked.device)
     failure: UnitsFailedError | None = None

@@ -1,4 +1,4 @@
-"""recovery.json and recovery-pictures.npz: what came back from every victim, as numbers and pictures.
+"""recovery.json and recovery-pictures.npz: what came back from every victim, and how.
 
 A cell is one victim at one loss, one mask and one method. The generic methods ask no victim, so
 their cells are the same at all its losses. docs/recovery.md has the schema.
@@ -29,7 +29,7 @@ from tasks.recovery_units import ESTIMATE_H, Batch, Group
 SCHEMA = "palimpsest-recovery"
 VERSION = 1
 DIGITS = 6
-QUESTION = "Does an overfitted autoencoder give back its training images from pictures with missing pixels?"
+QUESTION = "Do overfitted autoencoders give back training images of which pixels are missing?"
 TITLE = "Training images from overfitted autoencoders"
 PAPER = "000, section 4"
 METHODS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def describe_recovery(plan: RecoveryPlan, outcome: Outcome) -> dict[str, Any]:
     cells = list(_cells(plan, outcome))
     body = {
         "source": describe_source(plan.sources.images_of(first)),
-        "seconds": _seconds(plan, outcome),
+        "seconds": _seconds(outcome),
         "thresholds": {"accurate": ACCURATE, "approximate": APPROXIMATE, "all": list(THRESHOLDS)},
         "masks": [
             {"name": name, "title": mask_title(name, k), "known_share": float(mask.mean())}
@@ -198,7 +198,7 @@ def _generic_arrays(
     return found
 
 
-def _seconds(plan: RecoveryPlan, outcome: Outcome) -> dict[str, float]:
+def _seconds(outcome: Outcome) -> dict[str, float]:
     """Seconds of work of all attempts that came to something."""
     spent = {"train": 0.0, "inpainter": 0.0, "recover": 0.0}
     for unit, given in outcome.done.items():

@@ -118,9 +118,9 @@ class RecoveryStudy:
     the control images are of the other one. `masks`: names of `recon_core.degradation`, or paths of
     pictures of which the bright pixels are known. `levels`: losses at which victims are evaluated;
     none are all those that their training keeps. `control`: also images that no victim has seen, at
-    the last loss that was reached. `n_generic`: the generic methods, which take far longer, get at most
-    so many images of a victim, its first. `n_shown`: pictures of each cell on the page. `only`: what the
-    names of the victims have in common, if these are not all of the preset.
+    the last loss that was reached. `n_generic`: the generic methods, which take far longer, get at
+    most so many images of a victim, its first. `n_shown`: pictures of each cell on the page.
+    `only`: what the names of the victims have in common, if these are not all of the preset.
     """
 
     preset: str

@@ -191,7 +191,7 @@ def _asked(course: _Course, weights: Weights) -> dict[str, Any]:
     """The loss on control images, and how strongly f contracts around images of both sides."""
     on_device = {name: tensor.to(course.device) for name, tensor in weights.items()}
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def f(x: Tensor) -> Tensor:
         return course.model.forward(on_device, x.unsqueeze(0))[0]
 
