@@ -68,7 +68,10 @@ PresetOption = Annotated[
 ]
 DataOption = Annotated[
     str | None,
-    typer.Option("--data", help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH"),
+    typer.Option(
+        "--data",
+        help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH | tiny-imagenet:PATH",
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

@@ -42,7 +42,9 @@ def study(
     data: Annotated[
         str | None,
         typer.Option(
-            "--data", help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH"
+            "--data",
+            help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH | "
+            "tiny-imagenet:PATH",
         ),
     ] = None,
     store: Annotated[

@@ -57,7 +57,9 @@ def top_up(
     data: Annotated[
         str | None,
         typer.Option(
-            "--data", help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH"
+            "--data",
+            help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH | "
+            "tiny-imagenet:PATH",
         ),
     ] = None,
     settings: Annotated[

@@ -136,10 +136,12 @@ class Stepper:
             raise ValueError(f"fused=True with rule={optimiser.rule!r}; only adadelta can be fused")
         self.optimiser = optimiser
         self._state = optimiser.state(parameter) if state is None else tuple(state)
-        self._lr = optimiser.lr if lr is None else _rate(lr, parameter)
+        self._lr: Tensor | float = optimiser.lr if lr is None else _rate(lr, parameter)
         self._rate: Tensor | float = self._lr
         self._eps = torch.tensor(optimiser.epsilon, dtype=parameter.dtype, device=parameter.device)
         if optimiser.rule == "adam":
+            lr_here = torch.as_tensor(self._lr, dtype=torch.float64, device=parameter.device)
+            self._lr = lr_here.clone()
             self._rate, self._eps = (parameter.new_empty(len(parameter), 1) for _ in range(2))
         elif fused:
             self._rate = torch.as_tensor(self._rate).to(parameter)
@@ -172,12 +174,14 @@ class Stepper:
         return tuple(tensor[index] for tensor in self._state)
 
     def set_rate(self, lr: float) -> None:
-        """Go on with another rate, the same for all runs; of Adam, which reads it at every step."""
+        """Go on with another rate, the same for all runs; of Adam, which reads it at every step,
+        in a CUDA graph too."""
         if self.optimiser.rule != "adam":
             raise ValueError(
                 f"the rate of rule={self.optimiser.rule!r} is fixed; only Adam's moves"
             )
-        self._lr = lr
+        assert isinstance(self._lr, Tensor)
+        self._lr.fill_(lr)
 
     def step_(self, gradient: Tensor) -> None:
         """Move the parameter by a gradient of its shape."""

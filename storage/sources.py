@@ -1,4 +1,4 @@
-"""Where images come from: embedded photographs, a folder of pictures, CIFAR-10, CIFAR-100, SVHN.
+"""Where images come from: embedded photographs, a folder, CIFAR-10 and -100, SVHN, Tiny ImageNet.
 
 `load_images("photos" | "folder:PATH" | "cifar10:PATH" | ..., split=...)` gives an `ImageSet`: uint8
 pictures of one size, class indices, and a hash of both that goes into every receipt. The two splits
@@ -24,6 +24,7 @@ from storage.errors import SourceError
 from storage.photographs import photograph_tiles
 from storage.pictures import CorruptPictureError, is_picture, read_picture, square
 from storage.svhn import SVHN_CLASSES, svhn_pictures
+from storage.tiny_imagenet import tiny_imagenet_files
 
 __all__ = [
     "CIFAR_CLASSES",
@@ -102,7 +103,8 @@ def load_images(
 
     `photos` needs nothing. `folder:PATH` has PATH/<class>/*.jpg, or two such trees in PATH/train
     and PATH/test (heldout, val). `cifar10:PATH` and `cifar100:PATH` are the official archive or the
-    folder in it, `svhn:PATH` the folder of the official train_32x32.mat and test_32x32.mat.
+    folder in it, `svhn:PATH` the folder of the official train_32x32.mat and test_32x32.mat,
+    `tiny-imagenet:PATH` the unpacked folder tiny-imagenet-200, whose pictures are 64 by 64.
 
     Raises:
         SourceError: nothing of that kind is there, or a file is corrupt (`skip_corrupt=True` leaves
@@ -112,7 +114,7 @@ def load_images(
     if kind not in _LOADERS or (kind == "photos") == bool(path):
         raise SourceError(
             f"unknown image source {source!r}; use photos, folder:PATH, cifar10:PATH, "
-            "cifar100:PATH or svhn:PATH"
+            "cifar100:PATH, svhn:PATH or tiny-imagenet:PATH"
         )
     if size < 1:
         raise ValueError(f"size={size}; expected a positive number of pixels")
@@ -260,6 +262,21 @@ def _svhn(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
     return _official("SVHN", *svhn_pictures(path, split), SVHN_CLASSES, split=split, size=size)
 
 
+def _tiny_imagenet(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
+    files, class_names = tiny_imagenet_files(path, split)
+    images, labels, notes = _read_entries(files, size, skip_corrupt)
+    if split == "heldout":
+        notes.insert(0, "Tiny ImageNet's validation images are held out.")
+    return ImageSet(
+        name="Tiny ImageNet",
+        split=split,
+        images=images,
+        labels=labels,
+        class_names=class_names,
+        notes=tuple(notes),
+    )
+
+
 def _official(
     name: str,
     images: npt.NDArray[np.uint8],
@@ -290,4 +307,5 @@ _LOADERS: dict[str, Callable[[Path, Split, int, bool], ImageSet]] = {
     "cifar10": _cifar10,
     "cifar100": _cifar100,
     "svhn": _svhn,
+    "tiny-imagenet": _tiny_imagenet,
 }

@@ -212,7 +212,8 @@ class Iteration:
             last = k == self.n_iterations - 1
             if last or bool(done.any()):
                 leaving = done | last
-                out.put(rows[leaving], new[leaving], done[leaving], finite[leaving])
+                ends = torch.where(finite.view(-1, 1, 1, 1), new, x)
+                out.put(rows[leaving], ends[leaving], done[leaving], finite[leaving])
                 rows, new = rows[~leaving], new[~leaving]
             x = new
             if not len(rows):
@@ -501,7 +502,7 @@ def _mean_square(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
     return x.square().flatten(1).mean(1)
 
 
-def _check_positive(**numbers: float) -> None:
+def _check_positive(**numbers: float | int) -> None:
     for name, value in numbers.items():
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value} must be positive")

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +31,17 @@ Weights = dict[str, Tensor]
 """The tensors of R networks by name, each (R, ...)."""
 PRELU_START = 0.25
 """The slope that a PReLU starts from (He et al. 2015)."""
+ROWS_FOR_ONEDNN = 16
+"""From so many images on, oneDNN's dense layers are faster than MKL's, which leave half of an AMD
+processor's width unused (2 to 3 times for 50 images and more, on one core with AVX-512); for fewer
+the way there costs more."""
+PIXELS_AT_ONCE = 64 << 10
+"""Pixels of a network's images that go through a U-Net together on a CPU: its activations are then
+still in the cache when the next layer wants them (300 images of 32x32 in 0.24 s, all at once in
+0.36 s)."""
 
 
+@runtime_checkable
 class Model(Protocol):
     """A network on images of one shape."""
 
@@ -133,7 +142,7 @@ class FullyConnectedModel:
         for i in range(self.network.depth):
             if i:
                 a = activate(self.network, a, weights.get(f"{i - 1}.slope"))
-            a = torch.baddbmm(weights[f"{i}.bias"].unsqueeze(1), a, weights[f"{i}.weight"].mT)
+            a = _dense(weights[f"{i}.weight"], weights[f"{i}.bias"], a)
         return a.view_as(x)
 
 
@@ -182,8 +191,15 @@ class UNetModel:
         self, weights: Mapping[str, Tensor], x: Float[Tensor, "r n c h w"]
     ) -> Float[Tensor, "r n c h w"]:
         """f(x) of R networks on their own n images."""
+        if x.device.type != "cpu":
+            return self._at_once(weights, x)
+        n_rows = max(1, PIXELS_AT_ONCE // math.prod(self.shape[1:]))
+        parts = [self._at_once(weights, part) for part in x.split(n_rows, dim=1)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _at_once(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         n_levels = len(self.network.channels)
-        a = x.transpose(0, 1).flatten(1, 2)
+        a = _laid_out(x.transpose(0, 1).flatten(1, 2))
         kept: list[Tensor] = []
         for level in range(n_levels):
             if level:
@@ -194,9 +210,9 @@ class UNetModel:
             a = F.interpolate(a, scale_factor=2, mode="nearest")
             if self.network.skips:
                 pair = [t.unflatten(1, (len(x), -1)) for t in (a, kept[level])]
-                a = torch.cat(pair, dim=2).flatten(1, 2)
+                a = _laid_out(torch.cat(pair, dim=2).flatten(1, 2))
             a = self._level(weights, f"up.{level}", a)
-        images: Tensor = _convolve(weights, "out", a).unflatten(1, (len(x), -1))
+        images: Tensor = _convolve(weights, "out", a).contiguous().unflatten(1, (len(x), -1))
         return images.transpose(0, 1)
 
     def _level(self, weights: Mapping[str, Tensor], name: str, a: Tensor) -> Tensor:
@@ -260,6 +276,31 @@ def _initial(model: Model, generator: torch.Generator) -> Weights:
             fan_in = math.prod(shape[1:])
         weights[name] = (torch.rand(shape, generator=generator) * 2 - 1) / math.sqrt(fan_in)
     return weights
+
+
+def _dense(
+    weight: Float[Tensor, "r o i"], bias: Float[Tensor, "r o"], a: Float[Tensor, "r n i"]
+) -> Float[Tensor, "r n o"]:
+    """W a + b of R layers."""
+    if not (_has_onednn(a) and a.shape[1] >= ROWS_FOR_ONEDNN):
+        return torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
+    rows = [
+        F.linear(x.to_mkldnn(), w, b).to_dense() for x, w, b in zip(a, weight, bias, strict=True)
+    ]
+    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
+
+
+def _laid_out(a: Float[Tensor, "n k h w"]) -> Float[Tensor, "n k h w"]:
+    """The same numbers, for oneDNN channels last: its convolutions are then twice as fast, and the
+    layers between them keep that."""
+    return a.contiguous(memory_format=torch.channels_last) if _has_onednn(a) else a
+
+
+def _has_onednn(x: Tensor) -> bool:
+    """Whether oneDNN computes with this: float32 on a CPU."""
+    return (
+        x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    )
 
 
 def _convolve(weights: Mapping[str, Tensor], name: str, a: Tensor) -> Tensor:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from recon_core.cuda_graphs import Repeat, repeated
 from recon_core.optimisers import Optimiser, Stepper
 from recon_core.types import Progress, no_progress
 from recon_core.victims.autoencoder import Model, Weights
@@ -114,19 +116,24 @@ def train_autoencoders(
     state: Mapping[str, Tensor] | None = None,
     on_state: Callable[[dict[str, Tensor]], None] | None = None,
     state_every: int = 0,
+    graphs: bool = True,
 ) -> list[Overfitted]:
     """Train R networks on their own images in [0, 1]; one result each, in order.
 
     `shuffle` gives the minibatches and is needed with `training.batch_size`. With `state_every`,
     `on_state` gets the state every so many epochs, as named tensors on the CPU; passed as `state`,
     with the same other arguments, training goes on from there and ends bit for bit as if it had
-    never stopped. Raises ValueError for arguments that do not fit together.
+    never stopped. `graphs`: CUDA graphs, on a GPU. Raises ValueError for arguments that do not fit
+    together.
     """
     if x.shape[2:] != model.shape:
         raise ValueError(f"images of {tuple(x.shape[2:])} for a network of {model.shape}")
+    n_networks = {len(tensor) for tensor in weights.values()}
+    if n_networks != {len(x)}:
+        raise ValueError(f"weights of {sorted(n_networks)} networks for the images of {len(x)}")
     if training.batch_size is not None and shuffle is None:
         raise ValueError(f"batch_size={training.batch_size} needs the order of the images; give it")
-    course = _Course(model, weights, x, training, shuffle)
+    course = _Course(model, weights, x, training, shuffle, graphs=graphs)
     if state is not None:
         course.load(state)
     while course.epoch < training.epochs and len(course.running):
@@ -152,8 +159,11 @@ class _Course:
         x: Tensor,
         training: AutoencoderTraining,
         shuffle: Shuffle | None,
+        *,
+        graphs: bool = True,
     ) -> None:
         self.model, self.training, self.shuffle = model, training, shuffle
+        self.graphs = graphs
         self.all_x = x
         self.epoch = 0
         self.kept: list[dict[float, Checkpoint]] = [{} for _ in range(len(x))]
@@ -166,6 +176,7 @@ class _Course:
         """Start over with these networks, their weights and Adam's averages (none: fresh)."""
         self.running = running
         self.x = self.all_x[running]
+        self.moves: dict[int, tuple[Tensor, Repeat]] = {}
         self.weights = {n: t.contiguous().requires_grad_() for n, t in weights.items()}
         self.steppers: dict[str, Stepper] = {}
         for name, tensor in self.weights.items():
@@ -177,13 +188,29 @@ class _Course:
     def step(self) -> None:
         """One epoch."""
         rate = self.training.rate(self.epoch)
+        for stepper in self.steppers.values():
+            stepper.set_rate(rate)
         for x in self._batches():
-            loss = (self.model.forward(self.weights, x) - x).square().flatten(1).mean(1).sum()
-            gradients = torch.autograd.grad(loss, list(self.weights.values()))
-            for stepper, gradient in zip(self.steppers.values(), gradients, strict=True):
-                stepper.set_rate(rate)
-                stepper.step_(gradient.reshape(len(self.running), -1))
+            self._move_on(x)
         self.epoch += 1
+
+    def _move_on(self, x: Tensor) -> None:
+        """Adam's step on a batch, which is copied to where a step of its size always finds it."""
+        n_images = x.shape[1]
+        if n_images not in self.moves:
+            held = x if x is self.x else torch.empty_like(x)
+            move = partial(self._move, held)
+            self.moves[n_images] = held, repeated(move, x.device, graphs=self.graphs)
+        held, repeat = self.moves[n_images]
+        if held is not x:
+            held.copy_(x)
+        repeat(1)
+
+    def _move(self, x: Tensor) -> None:
+        loss = (self.model.forward(self.weights, x) - x).square().flatten(1).mean(1).sum()
+        gradients = torch.autograd.grad(loss, list(self.weights.values()))
+        for stepper, gradient in zip(self.steppers.values(), gradients, strict=True):
+            stepper.step_(gradient.reshape(len(self.running), -1))
 
     def _batches(self) -> list[Tensor]:
         size = self.training.batch_size
@@ -232,6 +259,7 @@ class _Course:
         """What became of every network; those that still run are checked once more."""
         if self.running:
             self.check()
+        if self.running:
             losses = self.losses().tolist()
             for row, (run, loss) in enumerate(zip(self.running, losses, strict=True)):
                 self.ended[run] = (self._checkpoint(row, loss), False)
@@ -255,12 +283,7 @@ class _Course:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state; ValueError if it is of another training."""
         device = self.x.device
-        expected = {f"weights/{name}" for name in self.weights} | {"epoch", "running"}
-        if not expected <= set(state):
-            raise ValueError(
-                f"not the state of this training: {sorted(expected - set(state))[:3]} missing; "
-                "resume with the settings it was saved with"
-            )
+        self._check_state(state)
         here = {name: t.to(device).clone() for name, t in state.items()}
         weights = {name: here[f"weights/{name}"] for name in self.weights}
         averages = {
@@ -277,6 +300,19 @@ class _Course:
                 if f"ended/{run}/{diverged}/loss" in here:
                     checkpoint = _checkpoint_of(here, f"ended/{run}/{diverged}", self.weights)
                     self.ended[run] = (checkpoint, bool(diverged))
+
+    def _check_state(self, state: Mapping[str, Tensor]) -> None:
+        shapes = {f"weights/{name}": t.shape[1:] for name, t in self.weights.items()}
+        for name, stepper in self.steppers.items():
+            averages = enumerate(stepper.tensors())
+            shapes |= {f"averages/{i}/{name}": t.shape[1:] for i, t in averages}
+        bad = [n for n in shapes if n not in state or state[n].shape[1:] != shapes[n]]
+        bad += [name for name in ("epoch", "running") if name not in state]
+        if bad or int(state["running"].max()) >= len(self.all_x):
+            raise ValueError(
+                f"not the state of this training: {bad[:3] or 'some of its runs'} missing or of "
+                "another shape; resume with the settings and the runs that it was saved with"
+            )
 
 
 def _named(start: str, checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -230,7 +230,7 @@ def test_folders_without_pictures(tmp_path: Path):
 
 @pytest.mark.parametrize("source", ["photos:/x", "folder:", "folder", "mnist:/x", "svhn:", ""])
 def test_unknown_sources_are_refused(source: str):
-    known = "use photos, folder:PATH, cifar10:PATH, cifar100:PATH or svhn:PATH"
+    known = "use photos, folder:PATH, cifar10:PATH, cifar100:PATH, svhn:PATH or tiny-imagenet:PATH"
     with pytest.raises(SourceError, match=known):
         load_images(source, split="train")
 
