@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from recon_core.restore import EDM, Examples, Fit, NonfiniteLossError, Training
 from recon_core.restore.edm import Denoiser
 from recon_core.restore.examples import to_network
-from recon_core.restore.inpaint import unconditional
+from recon_core.restore.inpaint import DDNM, unconditional
 from recon_core.types import N_AUGMENT, seeded_generator
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from tasks.train_card import device_name, versions
@@ -46,8 +46,8 @@ class Inpainter:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    restorer: EDM = EDM()
-    training: Training = Training()
+    restorer: EDM = field(default_factory=EDM)
+    training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
         if self.restorer.target != "image":
@@ -72,6 +72,10 @@ CPU_INPAINTER = Inpainter(
     ),
 )
 """About 13 minutes on one free core."""
+
+CPU_DDNM = DDNM(n_steps=20, sigma_max=10.0, travel_repeat=10)
+"""How to inpaint with `CPU_INPAINTER`: a third of a second an image on one core. The denoiser is
+asked twice as often as in 100 steps without time travel, which do worse."""
 
 
 def train_inpainter(
@@ -122,7 +126,7 @@ def inpainter_fingerprint(inpainter: Inpainter, images: npt.NDArray[np.uint8]) -
 
 
 def batch_of(images: Tensor, step: int, training: Training) -> Examples:
-    """The examples of a step, drawn with replacement by (seed, step) alone; their condition is 0."""
+    """A step's examples, drawn with replacement by (seed, step) alone; their condition is 0."""
     draw = seeded_generator(training.seed, step, "inpainter batch")
     rows = torch.randint(len(images), (training.batch_size,), generator=draw)
     target = to_network(images[rows].float() / 255)

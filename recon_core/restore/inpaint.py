@@ -41,6 +41,9 @@ from recon_core.restore.edm import EDM, Denoiser
 from recon_core.restore.examples import to_network, to_pictures
 from recon_core.types import N_AUGMENT, Progress, no_progress
 
+Draw = Callable[[], Tensor]
+"""Gives standard normal noise for a batch, new at every call."""
+
 
 def unconditional(edm: EDM, net: nn.Module) -> Denoiser:
     """D(x; sigma) of a network that was trained with a condition of 0 (`target` "image").
@@ -131,7 +134,12 @@ class DDNM:
                 progress((done + fraction) / len(starts))
 
             x[rows] = self._mean(
-                denoiser, y[rows], mask[rows], generators[rows], sigma, part_done
+                denoiser,
+                y[rows],
+                mask[rows],
+                generators=generators[rows],
+                sigma=sigma,
+                progress=part_done,
             ).to(x.dtype)
         return x if sigma > 0 else torch.where(mask, y, x)
 
@@ -140,19 +148,22 @@ class DDNM:
         denoiser: Denoiser,
         y: Tensor,
         mask: Tensor,
+        *,
         generators: Sequence[torch.Generator],
         sigma: float,
         progress: Progress,
     ) -> Tensor:
         """The mean of `n_samples` samples, as pictures."""
         known = torch.where(mask, to_network(y.double()), 0)
-        total = torch.zeros_like(known)
+        total, draw = torch.zeros_like(known), _normal(known, generators)
         for sample in range(self.n_samples):
 
             def sample_done(fraction: float, sample: int = sample) -> None:
                 progress((sample + fraction) / self.n_samples)
 
-            total += self._sample(denoiser, known, mask, generators, 2 * sigma, sample_done)
+            total += self._sample(
+                denoiser, known, mask, draw=draw, sigma_y=2 * sigma, progress=sample_done
+            )
         return to_pictures(total / self.n_samples)
 
     def _sample(
@@ -160,11 +171,12 @@ class DDNM:
         denoiser: Denoiser,
         y: Float[Tensor, "b c h w"],
         mask: Bool[Tensor, "b c h w"],
-        generators: Sequence[torch.Generator],
+        *,
+        draw: Draw,
         sigma_y: float,
         progress: Progress,
     ) -> Float[Tensor, "b c h w"]:
-        levels, draw = self.noise_levels(), _normal(y, generators)
+        levels = self.noise_levels()
         x = levels[0] * draw()
         for first in range(0, self.n_steps, self.travel_length):
             stretch = levels[first : first + self.travel_length + 1]
@@ -172,7 +184,9 @@ class DDNM:
                 if repeat:
                     x = x + math.sqrt(stretch[0] ** 2 - stretch[-1] ** 2) * draw()
                 for t, s in pairwise(stretch):
-                    x = ancestral_step(denoiser(x, t), x, y, mask, t, s, sigma_y, draw)
+                    x = ancestral_step(
+                        denoiser(x, t), x, y, mask, t=t, s=s, sigma_y=sigma_y, draw=draw
+                    )
             progress(min(1.0, (first + self.travel_length) / self.n_steps))
         return x
 
@@ -182,10 +196,11 @@ def ancestral_step(
     x: Float[Tensor, "b c h w"],
     y: Float[Tensor, "b c h w"],
     mask: Bool[Tensor, "b c h w"],
+    *,
     t: float,
     s: float,
     sigma_y: float,
-    draw: Callable[[], Tensor],
+    draw: Draw,
 ) -> Float[Tensor, "b c h w"]:
     """From x at level t to level s < t, with the estimate `x0` corrected by the known pixels of y.
 
@@ -204,7 +219,7 @@ def ancestral_step(
     return mean + torch.where(mask, std_known, std_unknown) * draw()
 
 
-def _normal(like: Tensor, generators: Sequence[torch.Generator]) -> Callable[[], Tensor]:
+def _normal(like: Tensor, generators: Sequence[torch.Generator]) -> Draw:
     """Draws standard normal noise of the shape of `like`, each image's from its own generator."""
     shape, device = like.shape[1:], like.device
 

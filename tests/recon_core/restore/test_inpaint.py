@@ -116,7 +116,7 @@ def test_longer_stretches_are_gone_through_as_often_and_travel_back_as_far_as_th
     assert asked == [a, b] * 3 + [c, d] * 3 + [e] * 3
     assert zero == 0.0
     assert done == pytest.approx([0.4, 0.8, 1.0])
-    fine = replace(method, n_steps=60, travel_length=20)
+    fine = replace(method, n_steps=60, travel_length=1)
     x = fine.inpaint(gaussian, y, nothing, generators=generators(0))
     assert (2 * x - 1).std().item() == pytest.approx(STD, rel=0.1)
 
@@ -168,8 +168,9 @@ def test_a_step_ends_at_its_noise_level_whatever_the_noise_of_y(s: float) -> Non
     mask = torch.zeros_like(x0, dtype=torch.bool)
     mask[..., 250:] = True
     stepped = ancestral_step(
-        x0, x0 + t * draw(), x0 + sigma_y * draw(), mask, t, s, sigma_y, draw
-    ) - x0  # fmt: skip
+        x0, x0 + t * draw(), x0 + sigma_y * draw(), mask, t=t, s=s, sigma_y=sigma_y, draw=draw
+    )
+    stepped -= x0
     for part in stepped.split(250, dim=-1):
         assert part.mean().item() == pytest.approx(0, abs=0.02 * s)
         assert part.std().item() == pytest.approx(s, rel=0.01)
@@ -183,7 +184,9 @@ def test_a_step_trusts_y_as_much_as_its_noise_allows() -> None:
 
     def mean(sigma_y: float) -> float:
         zero = torch.zeros_like(y)
-        return ancestral_step(wrong, wrong, y, mask, t, s, sigma_y, lambda: zero).item()
+        return ancestral_step(
+            wrong, wrong, y, mask, t=t, s=s, sigma_y=sigma_y, draw=lambda: zero
+        ).item()
 
     assert mean(0.0) == pytest.approx(a)
     assert mean(s) == pytest.approx(a)
