@@ -111,7 +111,7 @@ def contraction_figure(figure: Mapping[str, Any], victims: Sequence[Record]) -> 
     log = len(positive) == len(radii) and max(radii) > MOST_SPREAD * min(radii)
     axis = _radii_axis(radii, log=log)
     lanes, said = [], []
-    for k, victim in enumerate(victims):
+    for victim in victims:
         rows = table.where("victim", victim["name"])
         sides, numbers = [], []
         for split in ("train", "test"):
