@@ -90,7 +90,7 @@ def rates_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) ->
     ]
     table = rates_table(figure["name"], cells, [value])
     found = list(rows_of(table))
-    frames = _frames(victims, found)
+    frames = _frames(victims, found, [value])
     rows = []
     for victim in victims:
         panels = []
@@ -122,7 +122,7 @@ def noise_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -
     titles = {mask["name"]: mask["title"] for mask in record["masks"]}
     with_cells = {cell["victim"] for cell in cells}
     victims = [victim for victim in record["victims"] if victim["name"] in with_cells]
-    frames = _frames(victims, found)
+    frames = _frames(victims, found, VALUES)
     rows = []
     for victim in victims:
         for mask in dict.fromkeys(c["mask"] for c in cells if c["victim"] == victim["name"]):
@@ -192,14 +192,12 @@ def _levels_axis(victims: Sequence[Record]) -> Axis:
     return falling_axis("train loss", [level for level in levels if level > 0], WIDTH)
 
 
-def _frames(victims: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> dict[str, Frame]:
+def _frames(
+    victims: Sequence[Record], rows: Sequence[Mapping[str, Any]], values: Sequence[str]
+) -> dict[str, Frame]:
     """The frame of a value's panels, the same for all networks and masks of a figure."""
     across = _levels_axis(victims)
-    return {
-        value: small_panel(UNITS[value], across, _up(value, rows))
-        for value in VALUES
-        if rows and value in rows[0]
-    }
+    return {value: small_panel(UNITS[value], across, _up(value, rows)) for value in values}
 
 
 def _up(value: str, rows: Sequence[Mapping[str, Any]]) -> Axis:

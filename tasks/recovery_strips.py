@@ -60,7 +60,7 @@ def control_figure(
 
 def _at(victim: Record) -> str:
     at = lowest(victim)
-    return victim["title"] + (f", loss {power(at['level'])}" if at else "")
+    return f"{victim['title']}, loss {power(at['level'])}" if at else str(victim["title"])
 
 
 def _control_panel(

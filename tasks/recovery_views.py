@@ -20,7 +20,8 @@ FAVOURITE_MASK = "window"  # of 000, figure F.3: mask 6
 
 ONE_OF_EACH = (
     "How much other networks would give away: there is one of each kind, and the bars are "
-    "intervals over its images. A share of 0 % is no promise either: another attack may bring back more."
+    "intervals over its images. A share of 0 % is no promise either: another attack may bring back "
+    "more."
 )
 
 
