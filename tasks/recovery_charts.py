@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import pairwise
 
 from tasks.report_chart import N_MARKERS, WIDTH, Axis, Panel, Style, marker
 from tasks.report_record import Record
@@ -27,12 +28,13 @@ COLOURS = {
 """Told apart with any colour vision (templates/recovery.css)."""
 OTHER_COLOURS = (7, 9, 1)
 SMALL = (200, 172)
-SMALL_TOP = 22
+SMALL_TOP = 25
 APART = 2.6
 SIDE, END = 112.0, 62.0  # of a strip: room for the lane's name, and for its two numbers
 LANE, BETWEEN, HEAD = 22.0, 9.0, 8.0
 MAX_MARKS = 400
 GOLDEN = 0.618034
+CLOSE = 0.84  # of the room across: letters are larger on a phone
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,11 @@ def falling_axis(title: str, values: Sequence[float], width: int) -> Axis:
     """Powers of ten, falling to the right, with half a step of margin either side."""
     places = sorted({falling(value) for value in values}) or [0.0]
     labels = {falling(value): power(value) for value in values}
-    margin = min((b - a for a, b in zip(places, places[1:], strict=False)), default=1.0) / 2
+    margin = min((b - a for a, b in pairwise(places)), default=1.0) / 2
     margin = max(margin, 0.25)
     ticks = [(place, labels.get(place, "")) for place in places]
     axis = Axis(places[0] - margin, places[-1] + margin, ticks, title)
-    said = dict(fewer(axis, width).ticks)
+    said = dict(fewer(axis, int(CLOSE * width)).ticks)
     return replace(axis, ticks=[(place, said.get(place, "")) for place in places])
 
 
@@ -133,9 +135,7 @@ def upright(panel: Panel, x: float) -> str:
     """A dotted line up from `x`."""
     at, base = panel.at((x, panel.y.low))
     _at, top = panel.at((x, panel.y.high))
-    return (
-        f'<line class="threshold" x1="{at:.1f}" x2="{at:.1f}" y1="{top:.1f}" y2="{base:.1f}"/>'
-    )
+    return f'<line class="threshold" x1="{at:.1f}" x2="{at:.1f}" y1="{top:.1f}" y2="{base:.1f}"/>'
 
 
 def strip(lanes: Sequence[Lane], axis: Axis, *, at: float | None, description: str) -> str:
@@ -230,5 +230,3 @@ def side_lines(title: str) -> list[str]:
         lines.append(line)
     shown = [line if len(line) <= most else line[: most - 1] + "…" for line in lines]
     return shown if len(shown) <= 3 else [*shown[:2], shown[2][: most - 1] + "…"]
-
-

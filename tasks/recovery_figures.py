@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tasks.recovery_charts import (
@@ -31,6 +30,7 @@ from tasks.recovery_types import Panel, RecoveryFigure, Row
 from tasks.recovery_views import VALUES, at_lowest, cells_of, unreached
 from tasks.recovery_words import TITLES, incomplete, measure, victim_note, with_interval
 from tasks.report_chart import Axis, Style, round_axis
+from tasks.report_chart import Panel as Frame
 from tasks.report_record import Record
 from tasks.study_charts import Estimate
 from tasks.study_tables import rows_of
@@ -90,15 +90,17 @@ def rates_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) ->
     ]
     table = rates_table(figure["name"], cells, [value])
     found = list(rows_of(table))
-    across = _levels_axis(victims)
+    frames = _frames(victims, found, [value])
     rows = []
     for victim in victims:
         panels = []
         for mask in record["masks"]:
             mine = [
-                row for row in found if (row["victim"], row["mask"]) == (victim["name"], mask["name"])
+                row
+                for row in found
+                if (row["victim"], row["mask"]) == (victim["name"], mask["name"])
             ]
-            svg = _rates_panel(record, victim, mask["title"], value, mine, across, found)
+            svg = _rates_panel(record, victim, mask["title"], value, mine, panel=frames[value])
             panels.append(Panel(svg, mask["title"], icon=mask_tile(pictures, mask["name"])))
         rows.append(Row(victim["title"], victim_note(victim), panels))
     notes = [_nothing(value, found), *incomplete(record, victims, cells)]
@@ -112,7 +114,7 @@ def rates_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) ->
     )
 
 
-def noise_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
+def noise_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
     """The three values by train loss for cells with noise: a row per network and mask (G.1)."""
     cells = cells_of(record, split="train", sigma=figure["sigma"])
     table = rates_table(figure["name"], cells, VALUES)
@@ -120,7 +122,7 @@ def noise_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) ->
     titles = {mask["name"]: mask["title"] for mask in record["masks"]}
     with_cells = {cell["victim"] for cell in cells}
     victims = [victim for victim in record["victims"] if victim["name"] in with_cells]
-    across = _levels_axis(victims)
+    frames = _frames(victims, found, VALUES)
     rows = []
     for victim in victims:
         for mask in dict.fromkeys(c["mask"] for c in cells if c["victim"] == victim["name"]):
@@ -128,7 +130,7 @@ def noise_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) ->
             title = titles.get(mask, mask)
             panels = [
                 Panel(
-                    _rates_panel(record, victim, title, value, mine, across, found),
+                    _rates_panel(record, victim, title, value, mine, panel=frames[value]),
                     TITLES[value].capitalize().replace("psnr", "PSNR"),
                 )
                 for value in VALUES
@@ -151,14 +153,13 @@ def _rates_panel(
     mask: str,
     value: str,
     mine: Sequence[Mapping[str, Any]],
-    across: Axis,
-    everything: Sequence[Mapping[str, Any]],
+    *,
+    panel: Frame,
 ) -> str:
     """A panel of one network and mask; empty if nothing of it was run."""
     known = [row for row in mine if row[value] is not None]
     if not known:
         return ""
-    panel = small_panel(UNITS[value], across, _up(value, everything))
     grey = [not_reached(panel, level) for level in unreached(victim)]
     styles, series, said = styles_of(record), [], []
     for method in record["methods"]:
@@ -171,7 +172,7 @@ def _rates_panel(
             about = f"{method['title']}{at}: {text}"
             said.append(about)
             ends = row[f"{value} low"], row[f"{value} high"]
-            points.append(Estimate(_place(row, across), row[value], *ends, about))
+            points.append(Estimate(_place(row, panel.x), row[value], *ends, about))
         points.sort(key=lambda point: point.x)
         series.append((styles[method["name"]], points, method["generic"]))
     about = f"{TITLES[value]} by train loss, {victim['title']}, {mask}. {'; '.join(said)}"
@@ -189,6 +190,14 @@ def _levels_axis(victims: Sequence[Record]) -> Axis:
     levels = {level for victim in victims for level in victim["wanted"]}
     levels |= {at["level"] for victim in victims for at in victim["levels"]}
     return falling_axis("train loss", [level for level in levels if level > 0], WIDTH)
+
+
+def _frames(
+    victims: Sequence[Record], rows: Sequence[Mapping[str, Any]], values: Sequence[str]
+) -> dict[str, Frame]:
+    """The frame of a value's panels, the same for all networks and masks of a figure."""
+    across = _levels_axis(victims)
+    return {value: small_panel(UNITS[value], across, _up(value, rows)) for value in values}
 
 
 def _up(value: str, rows: Sequence[Mapping[str, Any]]) -> Axis:
@@ -211,7 +220,7 @@ def _nothing(value: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def thresholds_figure(
-    record: Record, pictures: Arrays, figure: Mapping[str, Any]
+    record: Record, _pictures: Arrays, figure: Mapping[str, Any]
 ) -> RecoveryFigure:
     """The share recovered by the error allowed, a panel per level (000, figure F.3)."""
     victim = victim_of(record, figure, figure["victim"])
@@ -323,12 +332,12 @@ def _legend(record: Record, cells: Sequence[Record]) -> list[tuple[Style, str]]:
     return [(styles[m["name"]], m["title"]) for m in record["methods"] if m["name"] in have]
 
 
-def _control(record: Record, pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
+def _control(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
     victims = [victim_of(record, figure, name) for name in figure["victims"]]
     return control_figure(record, figure, victims)
 
 
-def _contraction(record: Record, pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
+def _contraction(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
     victims = [victim_of(record, figure, name) for name in figure["victims"]]
     return contraction_figure(figure, victims)
 

@@ -45,9 +45,7 @@ def write_page(folder: Path) -> Path:
     removed. Raises ValueError if a file is missing, cannot be read, is of another version, or if
     they do not belong together.
     """
-    record = read_record(
-        folder / "recovery.json", schema=SCHEMA, version=VERSION, command=COMMAND
-    )
+    record = read_record(folder / "recovery.json", schema=SCHEMA, version=VERSION, command=COMMAND)
     pictures = read_arrays(folder / "recovery-pictures.npz", command=COMMAND)
     figures = recovery_figures(record, pictures)
     tables = _tables(record, figures)
@@ -63,9 +61,7 @@ def render(record: Record, pictures: Arrays) -> str:
     return _render(record, figures, _tables(record, figures))
 
 
-def _render(
-    record: Record, figures: Sequence[RecoveryFigure], tables: Mapping[str, Table]
-) -> str:
+def _render(record: Record, figures: Sequence[RecoveryFigure], tables: Mapping[str, Table]) -> str:
     env = environment()
     env.filters |= {
         "number": number,

@@ -90,7 +90,7 @@ def _columns(record: Record, pictures: Arrays, shown: Record) -> list[dict[str, 
             if errors is not None:
                 _check(f"{name}/mse", errors, images)
                 for tile, error in zip(column["tiles"], errors.tolist(), strict=True):
-                    tile |= _scored(record, error)
+                    tile.update(_scored(record, error))
     for method in record["methods"]:
         name = f"{group}/mask/{method['name']}"
         if name in pictures:

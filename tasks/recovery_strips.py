@@ -60,7 +60,7 @@ def control_figure(
 
 def _at(victim: Record) -> str:
     at = lowest(victim)
-    return victim["title"] + (f", loss {power(at['level'])}" if at else "")
+    return f"{victim['title']}, loss {power(at['level'])}" if at else str(victim["title"])
 
 
 def _control_panel(
@@ -111,7 +111,7 @@ def contraction_figure(figure: Mapping[str, Any], victims: Sequence[Record]) -> 
     log = len(positive) == len(radii) and max(radii) > MOST_SPREAD * min(radii)
     axis = _radii_axis(radii, log=log)
     lanes, said = [], []
-    for k, victim in enumerate(victims):
+    for victim in victims:
         rows = table.where("victim", victim["name"])
         sides, numbers = [], []
         for split in ("train", "test"):

@@ -67,9 +67,7 @@ def cells_table(record: Record) -> Table:
     return table_of("cells", rows, (*WHERE, *SUMMED))
 
 
-def named(
-    value: str, found: tuple[float | None, float | None, float | None]
-) -> dict[str, Cell]:
+def named(value: str, found: tuple[float | None, float | None, float | None]) -> dict[str, Cell]:
     """A value and the ends of its interval as cells of a table."""
     return {value: found[0], f"{value} low": found[1], f"{value} high": found[2]}
 

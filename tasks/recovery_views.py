@@ -15,12 +15,13 @@ from tasks.report_record import Record
 
 VALUES = ("accurate", "approximate", "psnr")
 MODERATE = 1e-5
-"""A network that was never asked for a lower loss than this is of the moderate regime (000, C.2)."""
+"""A network that was asked for no lower loss than this is of the moderate regime (000, C.2)."""
 FAVOURITE_MASK = "window"  # of 000, figure F.3: mask 6
 
 ONE_OF_EACH = (
-    "How much other networks would give away: there is one of each kind, and the bars are intervals "
-    "over its images. A share of 0 % is no promise either: another attack may bring back more."
+    "How much other networks would give away: there is one of each kind, and the bars are "
+    "intervals over its images. A share of 0 % is no promise either: another attack may bring back "
+    "more."
 )
 
 
@@ -186,7 +187,7 @@ def _thresholds(record: Record) -> dict[str, Any] | None:
 
 
 def _tables(record: Record) -> list[dict[str, Any]]:
-    figures = []
+    figures: list[dict[str, Any]] = []
     for victim in moderate(record):
         level = lowest(victim)
         if level is None or not at_lowest(record, victim, split="train", sigma=0.0):

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.recovery_charts import power
-from tasks.study_tables import rows_of
 from tasks.recovery_views import at_lowest, best_victim, lowest, unreached
 from tasks.report_data import Table
 from tasks.report_record import Record
 from tasks.report_words import NOTHING, percent
+from tasks.study_tables import rows_of
 from tasks.study_words import plural, short
 
 TITLES = {
@@ -32,9 +32,7 @@ def measure(value: str, found: float | None) -> str:
     return percent(found)
 
 
-def with_interval(
-    value: str, found: float | None, low: float | None, high: float | None
-) -> str:
+def with_interval(value: str, found: float | None, low: float | None, high: float | None) -> str:
     """`61.0 % [50.1 %, 70.9 %]`."""
     text = measure(value, found)
     if low is None or high is None:
@@ -92,7 +90,7 @@ def incomplete(record: Record, victims: Sequence[Record], cells: Sequence[Record
 
     A generic method needs one level, since it does not ask the network.
     """
-    masks = {cell["mask"] for cell in cells}
+    masks = {cell["mask"] for cell in cells} or {mask["name"] for mask in record["masks"]}
     per_mask = {victim["name"]: len(victim["levels"]) for victim in victims}
     parts = []
     for method in record["methods"]:

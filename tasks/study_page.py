@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from storage.files import write_file
 from tasks.page_files import read_arrays, read_record, write_tables

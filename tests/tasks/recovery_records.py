@@ -86,7 +86,13 @@ def recovery(
             made.cell(name, level, masks[0], method, sigma=0.02)
     record = made.record(masks, methods)
     groups = [
-        {"victim": name, "level": min(wanted), "mask": mask, "sigma": 0.0, "rows": [3, 7, 11]}
+        {
+            "victim": name,
+            "level": min(wanted),
+            "mask": mask,
+            "sigma": 0.0,
+            "rows": [n // 8, n // 3, n // 2],
+        }
         for mask, (name, _title, _network, wanted) in product(masks, plans)
         if wanted
     ]
@@ -238,7 +244,7 @@ class _Study:
             "victim": victim, "level": level, "loss": _six(0.97 * level), "mask": mask,
             "sigma": sigma, "split": split, "method": method,
         }  # fmt: skip
-        wanted = [v["wanted"] for v in self.victims if v["name"] == victim][0]
+        wanted = next(v["wanted"] for v in self.victims if v["name"] == victim)
         above = sum(other < level for other in wanted)
         accurate, approximate = (
             0.0 if split == "test" else rate * 0.75**above for rate in self.rates[method]
@@ -286,7 +292,7 @@ class _Study:
         }  # fmt: skip
 
     def pictures(self, record: dict[str, Any], size: int) -> Arrays:
-        return {name: array for name, array in self._pictures(record, size)}
+        return dict(self._pictures(record, size))
 
     def _pictures(
         self, record: dict[str, Any], size: int
