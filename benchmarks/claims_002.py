@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,28 @@ def read_study(path: Path) -> dict[str, Any]:
 
     Raises ValueError for anything else, and for one whose claims are not those of its numbers.
     """
-    file = path / "study.json" if path.is_dir() else path
+    return read_record(path, "study.json", (SCHEMA, VERSION), check_claims)
+
+
+def read_record(
+    path: Path,
+    file_name: str,
+    expected: tuple[str, int],
+    check: Callable[[dict[str, Any]], list[dict[str, Any]]],
+) -> dict[str, Any]:
+    """The record at `path`, a file or the folder with `file_name`, of a schema and version.
+
+    Raises ValueError for anything else, and for one whose claims are not what `check` gives.
+    """
+    file = path / file_name if path.is_dir() else path
     try:
         record = dict(json.loads(file.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{file} is no study ({error}); give the folder of a study") from error
     found = (record.get("schema"), record.get("version"))
-    if found != (SCHEMA, VERSION):
-        raise ValueError(f"{file} is {found}, expected {(SCHEMA, VERSION)}; make the study again")
-    if check_claims(record) != record["claims"]:
+    if found != expected:
+        raise ValueError(f"{file} is {found}, expected {expected}; make the study again")
+    if check(record) != record["claims"]:
         raise ValueError(
             f"the claims in {file} are not what its numbers give with this release; run the study "
             "again, which attacks nothing anew"
@@ -64,12 +77,23 @@ def claims_of(record: Mapping[str, Any]) -> Iterator[Claim]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line: prints every claim, and writes them to --json."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="002")
+
+
+def collect(
+    argv: Sequence[str] | None,
+    *,
+    read: Callable[[Path], dict[str, Any]],
+    title: str,
+    paper: str,
+) -> None:
+    """The command line of a paper's claims."""
+    parser = argparse.ArgumentParser(description=title)
     parser.add_argument("studies", type=Path, nargs="+", metavar="STUDY")
-    parser.add_argument("--json", type=Path, help="also write docs/results/claims-002.json")
+    parser.add_argument("--json", type=Path, help=f"also write docs/results/claims-{paper}.json")
     options = parser.parse_args(argv)
     try:
-        records = [read_study(path) for path in options.studies]
+        records = [read(path) for path in options.studies]
     except ValueError as error:
         parser.error(str(error))
     claims = [claim for record in records for claim in claims_of(record)]

@@ -1,4 +1,5 @@
-"""The section of docs/results.md on one study, from its study.json (docs/studies.md)."""
+"""The section of docs/results.md on one study, from its study.json (docs/studies.md) or, of a study
+of recovery, its recovery.json."""
 
 from __future__ import annotations
 
@@ -6,11 +7,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks import recovery_record
+from tasks.recovery_views import at_lowest
 from tasks.study_record import SCHEMA, VERSION
 
 HEADER = (
     *("cell", "networks", "images each", "good", "good decoys", "mean SSIM", "decoys"),
     *("accuracy on others", "images behind the weights"),
+)
+RECOVERY_HEADER = (
+    *("network", "images", "train loss", "method", "accurate", "approximate", "mean PSNR in dB"),
+    *("test images, accurate", "test images, approximate"),
 )
 
 
@@ -19,24 +26,70 @@ def study_rows(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]
 
     Raises ValueError, naming the file, if it is no study of this version.
     """
+    record = _read(text, name, (SCHEMA, VERSION))
+    lines = _heading(record, name, "study.html", f"; {record['n_attacks']} attacks on each network")
+    return lines, [_row(cell) for cell in record["cells"]]
+
+
+def recovery_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]:
+    """(what stands above the table of a study of recovery, the rows of that table): each victim at
+    its lowest loss, by method, over all masks. Raises ValueError as `study_rows` does."""
+    record = _read(text, name, (recovery_record.SCHEMA, recovery_record.VERSION))
+    found = []
+    for victim in record["victims"]:
+        for method in record["methods"]:
+            at = {"sigma": 0.0, "method": method["name"]}
+            train, test = (at_lowest(record, victim, split=s, **at) for s in ("train", "test"))
+            if train:
+                found.append(_recovered(victim, method, train, test))
+    return _heading(record, name, "recovery.html", ""), found
+
+
+def _recovered(
+    victim: Mapping[str, Any],
+    method: Mapping[str, Any],
+    train: Sequence[Mapping[str, Any]],
+    test: Sequence[Mapping[str, Any]],
+) -> Sequence[str]:
+    def count(cells: Sequence[Mapping[str, Any]], which: str) -> str:
+        return f"{sum(c[which] for c in cells)} of {sum(c['n'] for c in cells)}" if cells else ""
+
+    n = sum(cell["n"] for cell in train)
+    return (
+        victim["title"],
+        str(victim["n_images"]),
+        f"{train[0]['loss']:.2g}",
+        method["title"],
+        count(train, "n_accurate"),
+        count(train, "n_approximate"),
+        f"{sum(c['n'] * c['psnr'][0] for c in train) / n:.1f}",
+        count(test, "n_accurate"),
+        count(test, "n_approximate"),
+    )
+
+
+def _read(text: str, name: str, expected: tuple[str, int]) -> dict[str, Any]:
     try:
         record = dict(json.loads(text))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name} is no study ({error})") from error
     found = (record.get("schema"), record.get("version"))
-    if found != (SCHEMA, VERSION):
-        raise ValueError(f"{name} is {found}, expected {(SCHEMA, VERSION)}; make the study again")
+    if found != expected:
+        raise ValueError(f"{name} is {found}, expected {expected}; make the study again")
+    return record
+
+
+def _heading(record: Mapping[str, Any], name: str, page: str, more: str) -> list[str]:
     folder = name.rpartition("/")[0]
     n_hold = sum(claim["holds"] is True for claim in record["claims"])
-    lines = [
+    return [
         f"### {record['title']}\n",
         f"{record['question']} ({record['paper']}; preset `{record['preset']}`.) "
         f"{n_hold} of {len(record['claims'])} claims of the paper hold. The whole page: "
-        f"[{folder}/study.html](results/{folder}/study.html).\n",
-        f"`{record['command']}`, {sum(record['seconds'].values()):.0f} s on {record['machine']}; "
-        f"{record['n_attacks']} attacks on each network.\n",
+        f"[{folder}/{page}](results/{folder}/{page}).\n",
+        f"`{record['command']}`, {sum(record['seconds'].values()):.0f} s on "
+        f"{record['machine']}{more}.\n",
     ]
-    return lines, [_row(cell) for cell in record["cells"]]
 
 
 def _row(cell: Mapping[str, Any]) -> Sequence[str]:

@@ -7,10 +7,11 @@ A study is one function in `flows.study_grids`, its figures and claims one each 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -137,6 +138,32 @@ def resolve(
     if kept.name != name:
         raise ValueError(f"{store} holds study {kept.name!r}, not {name!r}; use another --store")
     return changed(kept, settings or {})
+
+
+class Named(Protocol):
+    """What the command of a study says of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def preset(self) -> str: ...
+
+    @property
+    def data(self) -> str: ...
+
+    @property
+    def only(self) -> str: ...
+
+
+def study_command(made: Named, settings: Mapping[str, Any]) -> str:
+    """The `palimpsest study` command of a study with these settings besides its preset's."""
+    words = ["palimpsest", "study", made.name, "--preset", made.preset, "--data", made.data]
+    if made.only:
+        words += ["--only", made.only]
+    for name, value in settings.items():
+        words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(words)
 
 
 def from_json(tree: Mapping[str, Any]) -> Study:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import platform
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.evaluate import score_methods
 from flows.generate import make_pairs
 from flows.settings import values_of
-from flows.studies import OF_EVERY_CELL, SETTINGS, STUDIES, resolve, to_json
+from flows.studies import OF_EVERY_CELL, SETTINGS, STUDIES, resolve, study_command, to_json
 from flows.studies import study as preset_study
 from storage.dataset import Dataset
 from storage.errors import StorageError
@@ -159,12 +157,7 @@ def make_record(
 
 def command(made: Study) -> str:
     """The command that makes this study from nothing."""
-    words = ["palimpsest", "study", made.name, "--preset", made.preset, "--data", made.data]
-    if made.only:
-        words += ["--only", made.only]
-    for name, value in changed_settings(made).items():
-        words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
-    return shlex.join(words)
+    return study_command(made, changed_settings(made))
 
 
 def changed_settings(made: Study) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`palimpsest study`: the studies of paper 002, from a grid to a page."""
+"""`palimpsest study`: the studies of papers 002 and 000, from a grid to a page."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ ENTRIES = frozenset(
 @study_app.command(
     epilog="Examples: `palimpsest study list` · `palimpsest study multiclass --dry-run` · "
     "`palimpsest study width --data folder:cifar10` · "
+    "`palimpsest study autoencoder --only fc10` · "
     "`palimpsest study losses --set n_victims=5 --set experiment.training.epochs=60000`"
 )
 def study(
     name: Annotated[str, typer.Argument(help="Which; `list` shows all of them.")],
     *,
     preset: Annotated[
-        Literal["paper", "cpu"] | None,
-        typer.Option("--preset", help="The size; default: that of the store, else cpu."),
+        Literal["paper", "cpu", "tiny"] | None,
+        typer.Option(
+            "--preset",
+            help="The size; default: that of the store, else cpu. tiny: autoencoder only, a trial.",
+        ),
     ] = None,
     data: Annotated[
         str | None,
@@ -48,10 +52,15 @@ def study(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="name=value; experiment.* is set in every cell. Repeatable."),
+        typer.Option(
+            "--set",
+            help="name=value; experiment.* is set in every cell, victim.* in every autoencoder. "
+            "Repeatable.",
+        ),
     ] = None,
     only: Annotated[
-        str, typer.Option("--only", help="Just the cells whose name contains this.")
+        str,
+        typer.Option("--only", help="Just the cells, or autoencoders, whose name contains this."),
     ] = "",
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
     n_workers: Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")] = 0,
@@ -70,6 +79,8 @@ def study(
 ) -> None:
     """Attack every victim of a grid, score what comes back, and check the paper's claims.
 
+    `autoencoder` is the study of paper 000, the others are of 002.
+
     A study that was interrupted goes on where it was; settings are then those of its store.
     """
     if name == "list":
@@ -77,16 +88,21 @@ def study(
         return
     from flows.fresh import start_over
     from flows.naming import unknown_name
+    from flows.recovery_cli import AUTOENCODER, Asked, study_autoencoders
     from flows.settings import parse_assignments
     from flows.studies import STUDIES, resolve
 
-    if name not in STUDIES:
-        raise ValueError(unknown_name("study", name, [*STUDIES, "list"]))
     store = store or Path(f"palimpsest-runs/study-{name}")
-    if fresh and not dry_run:
-        start_over(store, ENTRIES, option="--store")
     chosen: dict[str, Any] = {} if data is None else {"data": data}
     chosen |= parse_assignments(settings or [])
+    if name == AUTOENCODER:
+        asked = Asked(store, preset, chosen, only, device, n_workers, cluster)
+        study_autoencoders(asked, dry_run=dry_run, fresh=fresh)
+        return
+    if name not in STUDIES:
+        raise ValueError(unknown_name("study", name, [*STUDIES, AUTOENCODER, "list"]))
+    if fresh and not dry_run:
+        start_over(store, ENTRIES, option="--store")
     made = resolve(name, preset, chosen, store, only=only)
     if dry_run:
         _show_costs(made, device, n_workers)
@@ -101,14 +117,13 @@ def study(
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     page = run_study(name, store, preset, chosen, only=only, workers=workers)
     record = json.loads((store / "study.json").read_bytes())
-    _show_rows(cell_rows(record))
-    for row in claim_rows(record):
-        out.print(f"[bold]{row['here']}[/]: {escape(row['claim'])}", soft_wrap=True)
-        out.print(f"    {escape(row['ours'])}", style="dim", soft_wrap=True)
+    show_rows(cell_rows(record))
+    show_claims(claim_rows(record))
     out.print(f"Page: [bold]{escape(str(Path(page).absolute()))}[/]", soft_wrap=True)
 
 
 def _show_studies() -> None:
+    from flows.recovery_cli import show_kind
     from flows.studies import PRESETS, STUDIES
     from flows.studies import study as named
 
@@ -119,6 +134,7 @@ def _show_studies() -> None:
         )
         out.print(f"[bold]{name}[/]  {kind.question}")
         out.print(f"    {kind.paper}; {numbers}", style="dim")
+    show_kind()
 
 
 def _show_costs(made: Any, device: Literal["auto", "cpu", "cuda"], n_workers: int) -> None:
@@ -170,7 +186,15 @@ def _show_costs(made: Any, device: Literal["auto", "cpu", "cuda"], n_workers: in
     )
 
 
-def _show_rows(rows: list[dict[str, Any]]) -> None:
+def show_claims(rows: list[dict[str, Any]]) -> None:
+    """What became of every claim, and our numbers."""
+    for row in rows:
+        out.print(f"[bold]{row['here']}[/]: {escape(row['claim'])}", soft_wrap=True)
+        out.print(f"    {escape(row['ours'])}", style="dim", soft_wrap=True)
+
+
+def show_rows(rows: list[dict[str, Any]]) -> None:
+    """A table with a column per name."""
     table = Table(box=None, pad_edge=False)
     for name in rows[0] if rows else ():
         table.add_column(name, overflow="fold")

@@ -67,7 +67,7 @@ def run_part(job: PartJob) -> Receipt:
     A part that is already in the store is not made again: Dask repeats a part whose worker died
     after it had published the receipt.
     """
-    worker = _this_worker()
+    worker = this_worker()
     part = job.planned.part
     with PartLog.of(job, worker) as log:
         _tell_start(worker, part)
@@ -78,7 +78,7 @@ def run_part(job: PartJob) -> Receipt:
         device = own_device(job.device, worker)
         started = time.perf_counter()
         log.stage("attack")
-        with _cpu_threads(job.threads):
+        with cpu_threads(job.threads):
             results = job.experiment.run_batch(
                 job.planned.specs,
                 torch.from_numpy(job.images),
@@ -275,7 +275,7 @@ def own_device(device: str, worker: Worker | None) -> str:
 
 
 @contextmanager
-def _cpu_threads(n_threads: int) -> Iterator[None]:
+def cpu_threads(n_threads: int) -> Iterator[None]:
     """Exactly `n_threads` for torch's CPU kernels, on which the order of their sums depends."""
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
@@ -285,7 +285,7 @@ def _cpu_threads(n_threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _this_worker() -> Worker | None:
+def this_worker() -> Worker | None:
     try:
         return get_worker()
     except ValueError:

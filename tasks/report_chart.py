@@ -71,12 +71,13 @@ class Panel:
     y: Axis
     width: int = WIDTH
     height: int = HEIGHT
+    top: int = TOP
 
     def at(self, point: Point) -> Point:
         """Where the values lie in the plane of the drawing."""
         return (
             LEFT + self.x.share(point[0]) * (self.width - LEFT - RIGHT),
-            self.height - BOTTOM - self.y.share(point[1]) * (self.height - TOP - BOTTOM),
+            self.height - BOTTOM - self.y.share(point[1]) * (self.height - self.top - BOTTOM),
         )
 
     def svg(self, parts: Iterable[str], description: str) -> str:
@@ -126,8 +127,9 @@ class Panel:
         """A dotted line at x = `value`, with `text` beside its top."""
         x = self.at((value, self.y.low))[0]
         return (
-            f'<line class="threshold" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" '
-            f'y2="{self.height - BOTTOM}"/><text class="axis halo" x="{x + 5:.1f}" y="{TOP + 11}">'
+            f'<line class="threshold" x1="{x:.1f}" x2="{x:.1f}" y1="{self.top}" '
+            f'y2="{self.height - BOTTOM}"/>'
+            f'<text class="axis halo" x="{x + 5:.1f}" y="{self.top + 11}">'
             f"{escape(text)}</text>"
         )
 

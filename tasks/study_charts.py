@@ -143,14 +143,16 @@ def _stacked(
     ]
 
 
-def estimates(panel: Panel, series: Sequence[tuple[Style, Sequence[Estimate]]]) -> list[str]:
+def estimates(
+    panel: Panel, series: Sequence[tuple[Style, Sequence[Estimate]]], *, apart: float = SET_APART
+) -> list[str]:
     """Each line with markers and whiskers, in a group that can be hidden.
 
-    The lines are set apart a little sideways, so that whiskers at the same x can be told apart.
+    The lines are set `apart` a little sideways, so that whiskers at the same x can be told apart.
     """
     parts = []
     for k, (style, points) in enumerate(series):
-        aside = SET_APART * (k - (len(series) - 1) / 2)
+        aside = apart * (k - (len(series) - 1) / 2)
         drawn = [f'<g class="s{style.number} m{style.colour}">']
         for run in _unbroken(points):
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in _moved(panel, run, aside))

@@ -9,33 +9,40 @@ true nor false, as for what cannot be tested on it at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tasks import study_checks as checks
 from tasks.study_results import NotTestableError, Record, Results
 
+R = TypeVar("R")
+
 
 @dataclass(frozen=True, kw_only=True)
-class Statement:
+class Statement(Generic[R]):
     """A claim, where it is made, what the paper found, and the rule that `check` decides by.
 
-    `check` gives our numbers and the verdict, or raises NotTestableError.
+    `check` gives our numbers and the verdict on the results R of a study, or raises
+    NotTestableError.
     """
 
     claim: str
     where: str
     theirs: str
     rule: str
-    check: Callable[[Results], checks.Verdict]
+    check: Callable[[R], checks.Verdict]
 
 
 def check_claims(record: Record) -> list[dict[str, Any]]:
     """Every claim about the study of this record, with the verdict."""
-    results = Results(record)
+    return decided(STATEMENTS.get(str(record["name"]), ()), Results(record))
+
+
+def decided(statements: Iterable[Statement[R]], results: R) -> list[dict[str, Any]]:
+    """What each claim comes to on these results, as it stands in a record."""
     found = []
-    for statement in STATEMENTS.get(str(record["name"]), ()):
+    for statement in statements:
         holds: bool | None
         try:
             ours, holds = statement.check(results)
@@ -59,7 +66,7 @@ EFFECTIVE = (
     "a larger effective number of images behind the weights, (sum c)^2 / sum c^2 with c the slopes "
     "of the loss (equation 14), for every victim"
 )
-STATEMENTS: dict[str, tuple[Statement, ...]] = {
+STATEMENTS: dict[str, tuple[Statement[Results], ...]] = {
     "multiclass": (
         Statement(
             claim="With equally many images per class, more classes give more good reconstructions",

@@ -7,15 +7,11 @@ numbers behind each figure lie beside it, in study-data/ (docs/study-page.md).
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from storage.files import write_file
+from tasks.page_files import read_arrays, read_record, write_tables
 from tasks.report import environment
 from tasks.report_chart import Style
 from tasks.report_data import Table
@@ -45,17 +41,14 @@ def write_page(folder: Path) -> Path:
     removed. Raises ValueError if a file is missing, cannot be read, is of another version, or if
     they do not belong together.
     """
-    record = _read_record(folder / "study.json")
-    pictures = _read_pictures(folder / "study-pictures.npz")
+    record = read_record(
+        folder / "study.json", schema=SCHEMA, version=VERSION, command="palimpsest study"
+    )
+    pictures = read_arrays(folder / "study-pictures.npz", command="palimpsest study")
     figures = study_figures(record, pictures)
     tables = _tables(record, figures)
     html = _render(record, pictures, figures, tables)
-    data = folder / DATA_FOLDER
-    data.mkdir(parents=True, exist_ok=True)
-    for old in data.glob("*.csv"):
-        old.unlink()
-    for name, table in tables.items():
-        write_file(data / f"{name}.csv", table.csv().encode())
+    write_tables(folder / DATA_FOLDER, tables)
     write_file(folder / PAGE, html.encode())
     return folder / PAGE
 
@@ -109,6 +102,7 @@ def _render(
         pairs=pairs(record, pictures),
         large=len(record["cells"]) <= LARGE_CELLS,
         facts={title: list(leaves(values)) for title, values in facts.items() if values},
+        run=[("networks per cell", record["n_victims"]), ("attacks on each", record["n_attacks"])],
         settings=list(leaves(record["settings"])),
         threshold=f"{record['good_threshold']:g}",
         votes=any(cell["vote"] for cell in record["cells"]),
@@ -128,35 +122,3 @@ def _seconds(seconds: float | None) -> str:
 def _tables(record: Record, figures: Sequence[StudyFigure]) -> dict[str, Table]:
     own = [cells_table(record), victims_table(record), claims_table(record), shown_table(record)]
     return {table.name: table for table in (*own, *(figure.table for figure in figures))}
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"{path.parent} has no {path.name}; run `palimpsest study` first")
-    try:
-        record = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); run `palimpsest study` again") from error
-    found = (record.get("schema"), record.get("version")) if isinstance(record, dict) else None
-    if found != (SCHEMA, VERSION):
-        name, version = found or (None, None)
-        raise ValueError(
-            f"{path} is {name!r} version {version!r}, expected {SCHEMA!r} version {VERSION}; "
-            "run `palimpsest study` again with this release"
-        )
-    return dict(record)
-
-
-def _read_pictures(path: Path) -> Pictures:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise ValueError(
-            f"{path.parent} has no {path.name}, so its study was not finished or not copied whole; "
-            "copy it, or run `palimpsest study` again"
-        ) from None
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}); run `palimpsest study` again"
-        ) from error

@@ -29,7 +29,8 @@ REPOSITORY = Path(__file__).parents[2]
 NIGHTLY = {"generate", "top-up", "curate", "train", "evaluate", "chain"}
 ON_DEMAND = {
     *{("generate", "batch"), ("regenerate", "from-manifest")},
-    *{("attack-kkt", "weights"), ("attack-autoencoder", "weights"), ("study", "paper")},
+    *{("attack-kkt", "weights"), ("attack-autoencoder", "weights")},
+    *{("study", "paper"), ("study-autoencoder", "paper")},
 }
 STAGES_SECONDS = 240
 PROMPT = {

@@ -1,0 +1,37 @@
+"""What paper 000 says of its results, as our own studies of autoencoders found it.
+
+    python -m benchmarks.claims_000 [--json docs/results/claims-000.json] STUDY...
+
+STUDY is a recovery.json, or its folder. Every study checks its claims itself when it is made
+(`tasks.recovery_claims`, with the rules); they are checked again here, on its numbers, and must
+come out the same. Run it on the machine that made the studies: seconds are theirs, hardware is this
+machine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims_002 import collect, read_record
+from tasks.recovery_claims import check_recovery
+from tasks.recovery_files import RECORD
+from tasks.recovery_record import SCHEMA, VERSION
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """The record at `path`, a recovery.json or its folder.
+
+    Raises ValueError for anything else, and for one whose claims are not those of its numbers.
+    """
+    return read_record(path, RECORD, (SCHEMA, VERSION), check_recovery)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line: prints every claim, and writes them to --json."""
+    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="000")
+
+
+if __name__ == "__main__":
+    main()

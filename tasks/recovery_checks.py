@@ -1,0 +1,213 @@
+"""How each claim of paper 000 is decided on a study: our numbers in words, and the verdict.
+
+Every function takes `RecoveryResults` and raises NotTestableError where the study lacks what the
+claim is about. `tasks.recovery_claims` has the claims themselves, and the rules in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tasks.recovery_results import Paired, Record, RecoveryResults, Score
+from tasks.study_checks import Verdict, every
+from tasks.study_results import NotTestableError
+
+WIDE = 0.1
+"""A wide margin between two shares."""
+SLACK = 0.02
+"""By so much a share may be lower and still count as at least as good."""
+RARELY = 0.01
+"""The share of test images that may be approximately recovered: 000 has 2 of 600."""
+SUCCESS = 0.1
+"""From this share on a method is said to succeed."""
+F3_THRESHOLDS = (1e-3, 1e-6)
+"""The largest and the smallest threshold of figure F.3."""
+
+
+def _against(
+    r: RecoveryResults,
+    victims: Sequence[Record],
+    method: str,
+    than: str,
+    score: Score,
+    **where: Any,
+) -> list[tuple[str, Paired]]:
+    """By victim: our numbers in words, and what the method has more than the other."""
+    found = []
+    for victim in victims:
+        one, other = (r.cells(victim, name, **where) for name in (method, than))
+        d = r.difference(one, other, score)
+        shares = f"{r.share(one, score):.3g} against {r.share(other, score):.3g}"
+        found.append((f"{victim['title']}: {shares}, {d}", d))
+    return found
+
+
+def _text(found: Sequence[tuple[str, Any]]) -> str:
+    return "; ".join(text for text, _value in found)
+
+
+def beats_iteration(r: RecoveryResults) -> Verdict:
+    found = _against(r, r.perfect, "unknown", "iteration", r.accurate)
+    return _text(found), every(d.above(WIDE) for _t, d in found)
+
+
+def beats_iteration_approximately(r: RecoveryResults) -> Verdict:
+    found = _against(r, r.perfect, "unknown", "iteration", r.approximate)
+    return _text(found), every(d.above() for _t, d in found)
+
+
+def higher_psnr(r: RecoveryResults) -> Verdict:
+    found = []
+    for than in ("iteration", "ddnm"):
+        pairs = _against(r, r.perfect, "unknown", than, r.decibels)
+        found += [(f"{than}, {text} dB", d) for text, d in pairs]
+    return _text(found), every(d.above() for _t, d in found)
+
+
+def known_at_least_as_good(r: RecoveryResults) -> Verdict:
+    found = _against(r, r.perfect, "known", "unknown", r.accurate)
+    return _text(found), every(d.not_below(SLACK) for _t, d in found)
+
+
+def generic_recovers_none(r: RecoveryResults) -> Verdict:
+    cells = [cell for victim in r.perfect for cell in r.cells(victim, "ddnm")]
+    n_hits, n = (sum(cell[name] for cell in cells) for name in ("n_accurate", "n"))
+    return f"{n_hits} of {n} images, over all victims and masks", n_hits == 0
+
+
+def no_test_image_accurately(r: RecoveryResults) -> Verdict:
+    return _of_test_images(r, r.accurate, at_most=0.0)
+
+
+def test_images_rarely_approximately(r: RecoveryResults) -> Verdict:
+    return _of_test_images(r, r.approximate, at_most=RARELY)
+
+
+def _of_test_images(r: RecoveryResults, score: Score, *, at_most: float) -> Verdict:
+    """Whether the share of all images and masks of each victim is at most that."""
+    found = []
+    for victim in r.evaluated:
+        cells = r.cells(victim, "unknown", split="test")
+        shares = r.by_image(cells, score)
+        n = len(shares) * len(cells)
+        share = float(shares.mean())
+        found.append((f"{victim['title']}: {round(share * n)} of {n}", share <= at_most))
+    return _text(found), all(holds for _t, holds in found)
+
+
+def falls_with_the_loss(r: RecoveryResults) -> Verdict:
+    found = []
+    for victim in r.perfect:
+        levels = [level["level"] for level in victim["levels"]]
+        if len(levels) < 2:
+            raise NotTestableError(f"{victim['title']} reached one loss only")
+        ends = max(levels), min(levels)
+        high, low = (r.cells(victim, "unknown", level=level) for level in ends)
+        d = r.difference(low, high, r.accurate)
+        shares = [f"{r.share(cells, r.accurate):.3g}" for cells in (high, low)]
+        text = f"{victim['title']}: {shares[0]} at {ends[0]:g}, {shares[1]} at {ends[1]:g}, {d}"
+        found.append((text, d))
+    return _text(found), every(d.above() for _t, d in found)
+
+
+def high_loss_prevents(r: RecoveryResults) -> Verdict:
+    """At the highest loss, of all methods that ask the victim."""
+    methods = [m["name"] for m in r.record["methods"] if not m["generic"] and not m["ours"]]
+    found = []
+    for victim in r.perfect:
+        level = max(at["level"] for at in victim["levels"])
+        if len(victim["levels"]) < 2:
+            raise NotTestableError(f"{victim['title']} reached one loss only")
+        counts = {
+            name: sum(cell["n_accurate"] for cell in r.cells(victim, name, level=level))
+            for name in methods
+        }
+        shown = ", ".join(f"{name} {n}" for name, n in counts.items())
+        found.append((f"{victim['title']} at {level:g}: {shown}", not any(counts.values())))
+    return _text(found), all(holds for _t, holds in found)
+
+
+def succeeds_where_iteration_does_not(r: RecoveryResults) -> Verdict:
+    best: tuple[float, str] | None = None
+    for victim in r.perfect:
+        for level in (at["level"] for at in victim["levels"]):
+            alone = {c["mask"]: c for c in r.cells(victim, "iteration", level=level)}
+            for cell in r.cells(victim, "unknown", level=level):
+                other = alone.get(cell["mask"])
+                if other is None or other["n_accurate"]:
+                    continue
+                text = f"{victim['title']}, {cell['mask']}, {level:g}"
+                share = cell["n_accurate"] / cell["n"]
+                if best is None or share > best[0]:
+                    best = (share, f"{text}: {cell['n_accurate']} of {cell['n']} against 0")
+    if best is None:
+        raise NotTestableError("iterating f recovers something everywhere")
+    return f"at best {best[1]}", best[0] >= SUCCESS
+
+
+def table_1(r: RecoveryResults) -> Verdict:
+    return _moderate(r, "fc")
+
+
+def table_2(r: RecoveryResults) -> Verdict:
+    return _moderate(r, "unet")
+
+
+def _moderate(r: RecoveryResults, kind: str) -> Verdict:
+    """Iteration, unknown and known under each mask, approximately."""
+    found = []
+    for victim in r.moderate(kind):
+        alone, unknown = (r.cells(victim, name) for name in ("iteration", "unknown"))
+        known = {cell["mask"]: cell for cell in r.cells(victim, "known")}
+        for one, other in zip(unknown, alone, strict=True):
+            d = r.difference([one], [other], r.approximate)
+            shares = [r.share([cell], r.approximate) for cell in (other, one)]
+            shares += [r.share([known[one["mask"]]], r.approximate)] if one["mask"] in known else []
+            shown = ", ".join(f"{share:.3g}" for share in shares)
+            found.append((f"{victim['title']}, {one['mask']}: {shown}; {d}", d))
+    return _text(found), every(d.above() for _t, d in found)
+
+
+def with_noise(r: RecoveryResults) -> Verdict:
+    sigmas = sorted({c["sigma"] for c in r.record["cells"] if c["sigma"] > 0})
+    if not sigmas:
+        raise NotTestableError("the study has no noise")
+    names = {c["victim"] for c in r.record["cells"] if c["sigma"] > 0}
+    victims = [victim for victim in r.evaluated if victim["name"] in names]
+    found = [
+        (f"noise {sigma:g}, {text}", d)
+        for sigma in sigmas
+        for text, d in _against(r, victims, "unknown", "iteration", r.approximate, sigma=sigma)
+    ]
+    return _text(found), every(d.above() for _t, d in found)
+
+
+def at_every_threshold(r: RecoveryResults) -> Verdict:
+    victims = [v for v in r.perfect if v["architecture"]["kind"] == "unet"]
+    if not victims:
+        raise NotTestableError("no U-Net was evaluated")
+    masks = [mask["name"] for mask in r.record["masks"]]
+    mask = "window" if "window" in masks else masks[-1]
+    high, low = F3_THRESHOLDS
+    found = []
+    for threshold in (t for t in r.record["thresholds"]["all"] if low <= t <= high):
+        pairs = _against(r, victims, "unknown", "iteration", r.below(threshold), mask=mask)
+        found += [(f"{threshold:g}, {text}", d) for text, d in pairs]
+    return f"mask {mask!r}: {_text(found)}", every(d.above() for _t, d in found)
+
+
+def ours_at_least_as_good(r: RecoveryResults) -> Verdict:
+    found = _against(r, r.perfect, "noise_aware", "unknown", r.accurate)
+    return _text(found), every(d.not_below(SLACK) for _t, d in found)
+
+
+def ours_better(r: RecoveryResults) -> Verdict:
+    found = _against(r, r.perfect, "noise_aware", "unknown", r.accurate)
+    return _text(found), every(d.above() for _t, d in found)
+
+
+def ours_no_test_image(r: RecoveryResults) -> Verdict:
+    cells = [c for v in r.evaluated for c in r.cells(v, "noise_aware", split="test")]
+    n_hits, n = (sum(cell[name] for cell in cells) for name in ("n_accurate", "n"))
+    return f"{n_hits} of {n} images, over all victims and masks", n_hits == 0

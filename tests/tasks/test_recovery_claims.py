@@ -1,0 +1,183 @@
+"""The claims of paper 000: every rule can come out true, false and undecided."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recon_core.recovery_scores import ACCURATE, APPROXIMATE, THRESHOLDS
+from tasks.recovery_claims import STATEMENTS, check_recovery
+
+LEVELS = (1e-4, 1e-6, 1e-8)
+MASKS = ("random", "window")
+METHODS = ("iteration", "unknown", "known", "noise_aware", "ddnm", "biharmonic")
+N = 100
+Share = Callable[[dict[str, Any]], tuple[float, float]]
+"""Of a cell: the shares that are accurate, and approximate."""
+
+
+def victim(name: str, kind: str, levels: tuple[float, ...] = LEVELS) -> dict[str, Any]:
+    return {
+        "name": name, "title": name, "architecture": {"kind": kind}, "n_images": N,
+        "levels": [{"level": level, "loss": level, "epoch": 1} for level in levels],
+        "wanted": list(levels), "contraction": None,
+    }  # fmt: skip
+
+
+VICTIMS = (victim("unet", "unet"), victim("fc", "fc"))
+MODERATE = (victim("fc-many", "fc", (1e-4,)), victim("unet-many", "unet", (1e-4,)))
+
+
+def paper_like(cell: Mapping[str, Any]) -> tuple[float, float]:
+    """What the paper reports, roughly."""
+    if cell["split"] == "test":
+        return 0.0, 0.0
+    if cell["method"] in ("ddnm", "biharmonic"):
+        return 0.0, 0.1
+    if cell["victim"].endswith("many"):
+        return 0.0, {"iteration": 0.02, "unknown": 0.5, "known": 0.8}.get(cell["method"], 0.5)
+    accurate = {"iteration": 0.04, "unknown": 0.78, "known": 0.85, "noise_aware": 0.95}
+    share = accurate[cell["method"]] if cell["level"] == 1e-8 else 0.0
+    if cell["method"] != "iteration" and cell["level"] == 1e-6:
+        share = 0.3
+    return share, min(1.0, share + 0.05)
+
+
+def record_of(
+    share: Share = paper_like,
+    *,
+    victims: tuple[dict[str, Any], ...] = (*VICTIMS, *MODERATE),
+    methods: tuple[str, ...] = METHODS,
+    noise: bool = True,
+    control: bool = True,
+) -> dict[str, Any]:
+    """A record whose cells have these shares, the first images of each being recovered."""
+
+    def cells() -> Iterator[dict[str, Any]]:
+        for one in victims:
+            levels = [at["level"] for at in one["levels"]]
+            for level, mask, method in product(levels, MASKS, methods):
+                yield cell(one, level, mask, method, "train", 0.0)
+                if control and level == min(levels) and method not in METHODS[4:]:
+                    yield cell(one, level, mask, method, "test", 0.0)
+                if noise and one is victims[0] and mask == MASKS[0]:
+                    yield cell(one, level, mask, method, "train", 0.02)
+
+    def cell(one: Any, level: float, mask: str, method: str, split: str, sigma: float) -> Any:
+        found: dict[str, Any] = {
+            "victim": one["name"], "level": level, "loss": level, "mask": mask, "sigma": sigma,
+            "split": split, "method": method, "n": N,
+        }  # fmt: skip
+        accurate, approximate = share(found)
+        rank = (np.arange(N) + 0.5) / N
+        mse = np.where(rank < accurate, 1e-9, np.where(rank < approximate, 1e-5, 1e-2))
+        found["mse"] = mse.tolist()
+        found["n_accurate"] = int((mse < ACCURATE).sum())
+        found["n_approximate"] = int((mse < APPROXIMATE).sum())
+        return found
+
+    return {
+        "name": "autoencoder",
+        "thresholds": {"accurate": ACCURATE, "approximate": APPROXIMATE, "all": list(THRESHOLDS)},
+        "masks": [{"name": name} for name in MASKS],
+        "methods": [{"name": m, "generic": m in METHODS[4:], "ours": m == "noise_aware"}
+                    for m in methods],
+        "victims": list(victims),
+        "cells": list(cells()),
+    }  # fmt: skip
+
+
+def verdicts(record: dict[str, Any]) -> dict[str, bool | None]:
+    """By the name of the check."""
+    claims = check_recovery(record)
+    assert json.loads(json.dumps(claims, allow_nan=False)) == claims
+    for claim in claims:
+        assert all(claim[name] for name in ("claim", "where", "theirs", "ours", "rule"))
+    names = [statement.check.__name__ for statement in STATEMENTS]
+    assert len(set(names)) == len(STATEMENTS)
+    return dict(zip(names, [claim["holds"] for claim in claims], strict=True))
+
+
+def test_what_the_paper_reports_holds() -> None:
+    assert set(verdicts(record_of()).values()) == {True}
+
+
+def test_nothing_is_decided_without_what_a_claim_is_about() -> None:
+    assert set(verdicts(record_of(victims=())).values()) == {None}
+    few = verdicts(record_of(victims=VICTIMS, methods=("iteration", "unknown"), noise=False,
+                             control=False))  # fmt: skip
+    undecided = {name for name, holds in few.items() if holds is None}
+    assert undecided == {
+        *("higher_psnr", "known_at_least_as_good", "generic_recovers_none"),
+        *("no_test_image_accurately", "test_images_rarely_approximately", "table_1", "table_2"),
+        *("with_noise", "ours_at_least_as_good", "ours_better", "ours_no_test_image"),
+    }
+
+
+def changed(where: Mapping[str, Any], share: tuple[float, float]) -> Share:
+    """The paper's shares, but for some cells."""
+
+    def shares(cell: dict[str, Any]) -> tuple[float, float]:
+        is_there = all(cell[name] == value for name, value in where.items())
+        return share if is_there else paper_like(cell)
+
+    return shares
+
+
+UNKNOWN = {"method": "unknown", "split": "train"}
+
+
+@pytest.mark.parametrize(
+    ("check", "where", "share", "holds"),
+    [
+        ("beats_iteration", UNKNOWN, (0.05, 0.2), False),
+        ("beats_iteration", UNKNOWN, (0.16, 0.2), None),
+        ("beats_iteration", {**UNKNOWN, "victim": "fc"}, (0.04, 0.1), False),
+        ("beats_iteration_approximately", UNKNOWN, (0.0, 0.01), False),
+        ("beats_iteration_approximately", UNKNOWN, (0.04, 0.1), None),
+        ("higher_psnr", {"method": "ddnm"}, (1.0, 1.0), False),
+        ("known_at_least_as_good", {"method": "known"}, (0.5, 0.6), False),
+        ("known_at_least_as_good", {"method": "known"}, (0.76, 0.8), None),
+        ("generic_recovers_none", {"method": "ddnm", "victim": "fc"}, (0.01, 0.1), False),
+        ("no_test_image_accurately", {"split": "test", "method": "unknown"}, (0.01, 0.1), False),
+        ("test_images_rarely_approximately", {"split": "test"}, (0.0, 0.02), False),
+        ("test_images_rarely_approximately", {"split": "test"}, (0.0, 0.01), True),
+        ("falls_with_the_loss", {**UNKNOWN, "level": 1e-4}, (0.9, 0.9), False),
+        ("falls_with_the_loss", {**UNKNOWN, "level": 1e-4}, (0.77, 0.9), None),
+        ("high_loss_prevents", {"level": 1e-4, "method": "iteration", "split": "train",
+                                "victim": "fc"}, (0.01, 0.1), False),
+        ("succeeds_where_iteration_does_not", {"method": "iteration"}, (0.01, 0.1), None),
+        ("succeeds_where_iteration_does_not", {**UNKNOWN, "level": 1e-6}, (0.09, 0.1), False),
+        ("table_1", {"victim": "fc-many", "method": "unknown"}, (0.0, 0.01), False),
+        ("table_1", {"victim": "fc-many", "method": "unknown"}, (0.0, 0.05), None),
+        ("table_2", {"victim": "unet-many", "mask": "random", "method": "iteration"},
+         (0.0, 0.9), False),
+        ("with_noise", {"sigma": 0.02, "method": "unknown"}, (0.0, 0.01), False),
+        ("with_noise", {"sigma": 0.02, "method": "unknown"}, (0.05, 0.1), None),
+        ("at_every_threshold", {**UNKNOWN, "mask": "window"}, (0.04, 0.9), None),
+        ("at_every_threshold", {**UNKNOWN, "mask": "window"}, (0.02, 0.03), False),
+        ("ours_at_least_as_good", {"method": "noise_aware"}, (0.7, 0.7), False),
+        ("ours_at_least_as_good", {"method": "noise_aware"}, (0.78, 0.8), True),
+        ("ours_at_least_as_good", {"method": "noise_aware"}, (0.77, 0.8), None),
+        ("ours_better", {"method": "noise_aware"}, (0.78, 0.8), False),
+        ("ours_better", {"method": "noise_aware"}, (0.79, 0.8), None),
+        ("ours_no_test_image", {"split": "test", "method": "noise_aware"}, (0.01, 0.1), False),
+    ],
+)  # fmt: skip
+def test_each_rule(
+    check: str, where: dict[str, Any], share: tuple[float, float], holds: bool | None
+) -> None:
+    assert verdicts(record_of(changed(where, share)))[check] is holds
+
+
+def test_one_loss_says_nothing_of_others() -> None:
+    found = verdicts(record_of(victims=(victim("fc", "fc", (1e-8,)),)))
+    assert found["falls_with_the_loss"] is None
+    assert found["high_loss_prevents"] is None
+    assert found["at_every_threshold"] is None
+    assert found["beats_iteration"] is True
