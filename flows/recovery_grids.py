@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from recon_core.attacks.plug_and_play import Iteration, KnownMask, NoiseAware, UnknownMask
+from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.restore.edm import EDM
 from recon_core.restore.fit import Training
 from recon_core.restore.inpaint import DDNM

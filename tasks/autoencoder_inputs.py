@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from recon_core.attacks.plug_and_play import Iteration, KnownMask, NoiseAware, UnknownMask
+from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.degradation import MASKS
 from storage.weights import WeightsError, read_weights
 from tasks.autoencoder_networks import (

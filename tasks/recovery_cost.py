@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recon_core.attacks.plug_and_play import Iteration, KnownMask, NoiseAware, UnknownMask
+from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.restore import Fit
 from recon_core.restore.inpaint import DDNM, biharmonic, unconditional
 from recon_core.types import seeded_generator
@@ -102,8 +103,7 @@ def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> UnitCost:
         n_units=1 + (n_levels if study.methods.of_victims else 0),
         train_s=training.epochs * epoch_s,
         recover_s=samples * per_sample * (call(1000) / 1000),
-        memory_bytes=(4 + n_kept) * parameters
-        + 3 * at_once * between,
+        memory_bytes=(4 + n_kept) * parameters + 3 * at_once * between,
         disk_bytes=(n_kept + 1) * parameters,
     )
 

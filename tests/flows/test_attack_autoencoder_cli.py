@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flows.attack_autoencoder import ENTRIES, attack_autoencoder, attack_methods
-from recon_core.attacks.plug_and_play import Iteration, KnownMask, NoiseAware, UnknownMask
+from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from tasks import autoencoder_attack
 from tasks.autoencoder_inputs import AutoencoderJob
 from tests.flows.test_attack_cli import Bomb

@@ -12,18 +12,15 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from recon_core.attacks.many_starts import FALSE_VISIBLE, NoiseAware, noise_level, visible
 from recon_core.attacks.plug_and_play import (
-    FALSE_VISIBLE,
     Degraded,
     Ending,
     Iteration,
     KnownMask,
-    NoiseAware,
     Recovered,
     UnknownMask,
     admm,
-    noise_level,
-    visible,
 )
 from recon_core.degradation import degrade, mask_pattern
 from recon_core.recovery_scores import ACCURATE, errors, psnr
