@@ -74,8 +74,8 @@ CPU_INPAINTER = Inpainter(
 """About 13 minutes on one free core."""
 
 CPU_DDNM = DDNM(n_steps=20, sigma_max=10.0, travel_repeat=10, n_samples=4)
-"""How to inpaint with `CPU_INPAINTER`: about a second an image on one core. One sample has twice the
-squared error of the conditional mean, the mean of four 5/4 of it."""
+"""How to inpaint with `CPU_INPAINTER`: about a second an image on one core. An exact sample has
+twice the squared error of the conditional mean, the mean of four 5/4 of it."""
 
 
 def train_inpainter(
