@@ -213,8 +213,7 @@ def test_a_study_that_is_killed_goes_on_to_the_same_products(tmp_path: Path) -> 
     """A process of its own is killed while it trains, without a chance to tidy up."""
     script = (
         "import sys; from pathlib import Path\n"
-        "from tasks.recovery_study import RecoveryStudy
-from tests.tasks.recoveries import planned, run_here\n"
+        "from tests.tasks.recoveries import planned, run_here\n"
         "from tests.tasks.test_recovery_units import long_study\n"
         "run_here(planned(long_study(), Path(sys.argv[1]), state_seconds=0.0))\n"
     )
