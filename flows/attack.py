@@ -168,6 +168,10 @@ def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:
     loss = Loss(kind="ce" if plan.attack.condition == "multiclass" else "bce")
     experiment = KKT(attack=plan.attack, n_attacks=plan.n_attacks, training=Training(loss=loss))
     changed = resolve(Recipe(experiment=experiment), changes).experiment
+    if not isinstance(changed, KKT):
+        raise ValueError(
+            f"experiment.family={changed.family!r} is not the attack on given weights; leave it out"
+        )
     return AttackPlan(attack=changed.attack, n_attacks=changed.n_attacks)
 
 

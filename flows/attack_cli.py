@@ -117,19 +117,20 @@ def attack_kkt(
         n_shown=n_shown,
     )
     prepared = prepare(job)
-    _show_victim(prepared)
-    _show_preflight(prepared)
+    show_victim(prepared)
+    show_preflight(prepared)
     if prepared.preflight.stopped and not force:
         raise typer.Exit(REFUSED)
     if preflight_only:
         return
     if fresh:
         start_over(target, flow.ENTRIES, option="--out")
-    record = flow.attack_kkt(job, device=device, force=force, command=_this_command())
+    record = flow.attack_kkt(job, device=device, force=force, command=this_command())
     _show_attack(record, target)
 
 
-def _show_victim(prepared: Any) -> None:
+def show_victim(prepared: Any) -> None:
+    """What was read of the network."""
     facts = prepared.victim.facts
     out.print(f"[bold]{escape(facts['file'])}[/]")
     width = max(len(name) for name in facts) + 2
@@ -139,7 +140,8 @@ def _show_victim(prepared: Any) -> None:
             out.print(f"  {name:{width}}{text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _show_preflight(prepared: Any) -> None:
+def show_preflight(prepared: Any) -> None:
+    """Findings and the verdict."""
     out.print("[bold]Preflight[/]")
     for finding in prepared.preflight.findings:
         text = f"[bold]{escape(finding.subject)}[/]: {escape(finding.text)}"
@@ -159,6 +161,7 @@ def _show_attack(record: dict[str, Any], folder: Path) -> None:
         out.print(f"  {(folder / name).absolute()}", markup=False, soft_wrap=True)
 
 
-def _this_command() -> str:
+def this_command() -> str:
+    """The command that runs, without --fresh."""
     words = [word for word in sys.argv[1:] if word != "--fresh"]
     return shlex.join(["palimpsest", *words])

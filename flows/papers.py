@@ -1,8 +1,9 @@
-"""The KKT experiments of the papers, each named after what it reproduces.
+"""The experiments of the papers, each named after what it reproduces.
 
-Every one is a victim with its training and an attack, and how often each victim is attacked. As a
-preset of a recipe it is run as a whole; `attack_preset` gives its attack alone, for weights that
-are already there. What a paper leaves open is said beside the setting.
+Every one of `EXPERIMENTS` is a victim with its training and an attack on its weights, and how often
+each victim is attacked. As a preset of a recipe it is run as a whole; `attack_preset` gives its
+attack alone, for weights that are already there. What a paper leaves open is said beside the
+setting.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import ClassVar
 
 from flows.naming import unknown_name
 from recon_core.attacks.kkt_objective import KKTAttack, Search
-from recon_core.experiments import KKT
+from recon_core.experiments import KKT, AutoencoderRecovery
 from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Network
@@ -123,6 +124,14 @@ def buzaglo2023_regression() -> KKT:
         keep="all",
         dtype="float64",
     )
+
+
+def autoencoder_recovery() -> AutoencoderRecovery:
+    """Paper 000, appendix C.1 and D: FC-10 with leaky ReLU to a loss of 1e-8, the mask unknown.
+
+    Open: the widths, Adam's rates and how long, and how often the method alternates.
+    """
+    return AutoencoderRecovery(keep="all")
 
 
 EXPERIMENTS: dict[str, Callable[[], KKT]] = {

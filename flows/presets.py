@@ -12,11 +12,17 @@ from functools import partial
 from typing import ClassVar
 
 from flows.naming import unknown_name
-from flows.papers import ATTACKS_PER_VICTIM, EXPERIMENTS, IMAGES_PER_RUN
+from flows.papers import (
+    ATTACKS_PER_VICTIM,
+    EXPERIMENTS,
+    IMAGES_PER_RUN,
+    autoencoder_recovery,
+)
 from recon_core.attacks.kkt_objective import KKTAttack, Search
+from recon_core.attacks.plug_and_play import NoiseAware
 from recon_core.balance import Curation
 from recon_core.duplicates import THRESHOLD as NEAR_DUPLICATE
-from recon_core.experiments import KKT, Experiment
+from recon_core.experiments import KKT, AutoencoderRecovery, Experiment
 from recon_core.restore import (
     CPU_RESTORERS,
     CPU_TRAININGS,
@@ -27,6 +33,8 @@ from recon_core.restore import (
 )
 from recon_core.restore import Training as RestorerTraining
 from recon_core.sampling import Phase, Sampling
+from recon_core.victims.autoencoder import FullyConnected
+from recon_core.victims.autoencoder_training import AutoencoderTraining
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training as VictimTraining
 from storage.layout import Encoding
@@ -259,6 +267,49 @@ def restoration_cpu() -> Recipe:
     )
 
 
+def autoencoder_demo() -> Recipe:
+    """The recovery of paper 000 from images to a report, in minutes on two cores: autoencoders of
+    20 tiles of photographs, all six masks, our method for unknown masks, small restorers.
+
+    Restorers learn from recoveries alone: noise around a mean image is not what an attack on an
+    autoencoder gives.
+    """
+    return Recipe(
+        name="autoencoder-demo",
+        encoding="float32",
+        experiment=AutoencoderRecovery(
+            victim=FullyConnected(depth=4, width=128),
+            training=AutoencoderTraining(epochs=4000, lr=1e-3, lr_end=1e-5, levels=(1e-3, 1e-4)),
+            attack=NoiseAware(fills=(0.5, 0.2, 0.8), gammas=(0.5,)),
+            confident_ssim=0.1,
+        ),
+        sampling=one_phase(24, images=20, per_part=4),
+        heldout=one_phase(4, images=20, per_part=2),
+        curation=Curation(n_subsets=20, noise_fraction=0.0),
+        restorers=small_restorers(),
+        evaluation=Evaluation(n_samples=8),
+    )
+
+
+def autoencoder_paper() -> Recipe:
+    """Paper 000, section 4, at its own size: a fully connected autoencoder of 10 layers on 600 Tiny
+    ImageNet images of 64x64, to a loss of 1e-8, six masks, the paper's method; no restorer.
+
+    Hours on a GPU: it is a base for `--set`. Another of the paper's cells:
+    `--set experiment.victim.depth=20 --set experiment.attack.gamma=0.1`.
+    """
+    runs = one_phase(1, images=600, per_part=1)
+    return Recipe(
+        name="autoencoder-paper",
+        data="tiny-imagenet:tiny-imagenet-200",
+        encoding="float32",
+        experiment=autoencoder_recovery(),
+        sampling=runs,
+        heldout=runs,
+        curation=Curation(noise_fraction=0.0),
+    )
+
+
 def paper_experiment(name: str) -> Recipe:
     """One victim of an experiment of the papers and its attacks; no restorer.
 
@@ -336,6 +387,8 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "restoration-small": restoration_small,
     "restoration-cpu": restoration_cpu,
     **{name: partial(paper_experiment, name) for name in EXPERIMENTS},
+    "autoencoder-demo": autoencoder_demo,
+    "autoencoder-paper": autoencoder_paper,
 }
 
 

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from flows.naming import unknown_name
 from flows.presets import PRESETS, Recipe, preset
+from recon_core.experiments import FAMILIES
 
 RECIPE = TypeAdapter(Recipe)
 _ABSENT = object()
@@ -23,6 +24,13 @@ _ABSENT = object()
 
 NAMED_BY_USERS = ("evaluation.external",)
 """Mappings whose keys are names that the user gives: a new one is added."""
+
+TAGS = {
+    f"{experiment}.{tag}"
+    for experiment in ("experiment", "heldout_experiment")
+    for tag in ("family", "attack.kind", "victim.kind")
+}
+"""Settings that choose among several kinds of settings: those beside it become the defaults."""
 
 
 def resolve(recipe: Recipe | str, settings: Mapping[str, Any] | None = None) -> Recipe:
@@ -32,8 +40,12 @@ def resolve(recipe: Recipe | str, settings: Mapping[str, Any] | None = None) -> 
     """
     start = preset(recipe) if isinstance(recipe, str) else recipe
     tree: dict[str, Any] = RECIPE.dump_python(start, mode="json")
-    for name, value in (settings or {}).items():
-        replace_setting(tree, name, value)
+    given = settings or {}
+    for name in sorted(given, key=lambda name: (name not in TAGS, name.count("."))):
+        changed = value_at(tree, name) != given[name]
+        replace_setting(tree, name, given[name])
+        if name in TAGS and changed:
+            tree = _with_defaults(tree, name)
     return from_json(tree)
 
 
@@ -95,6 +107,24 @@ def replace_setting(tree: dict[str, Any], name: str, value: Any) -> None:
         raise ValueError(unknown_name("setting", name, _leaves(tree)))
 
 
+def value_at(tree: Mapping[str, Any], name: str) -> Any:
+    """What stands at a dotted name; None if nothing does."""
+    node: Any = tree
+    for key in name.split("."):
+        node = _child(node, key)
+    return node
+
+
+def _with_defaults(tree: dict[str, Any], tag: str) -> dict[str, Any]:
+    """The tree where what stands beside a tag is the default of what it now names."""
+    path, _, last = tag.rpartition(".")
+    node = value_at(tree, path)
+    chosen = node[last]
+    node.clear()
+    node[last] = chosen
+    return to_json(from_json(tree))
+
+
 def _child(node: Any, key: str) -> Any:
     if isinstance(node, dict):
         return node.get(key)
@@ -141,9 +171,13 @@ def explained(error: ValidationError) -> str:
     return "; ".join(_explained(dict(e)) for e in error.errors())
 
 
+_KINDS = ("unknown", "known", "noise_aware", "iteration", "fc", "unet")
+"""Of attacks on autoencoders, and of autoencoders."""
+
+
 def _explained(error: Mapping[str, Any]) -> str:
     """One pydantic error: our own messages as they are, others with the name and the value."""
-    tagged = {"bf_dncnn", "edm", "kkt"}
+    tagged = {"bf_dncnn", "edm", *FAMILIES, *_KINDS}
     name = ".".join(str(part) for part in error["loc"] if str(part) not in tagged or part == "")
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "value_error":

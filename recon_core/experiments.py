@@ -4,20 +4,35 @@ An experiment is a frozen dataclass of settings, tagged by `family`, with one me
 
     run_batch(specs, images, *, device, progress, victims) -> list[RunResult]
 
-that does R independent runs as a leading batch dimension, and check_sweep(attacks_per_victim),
-which refuses several runs on one victim where that makes no sense (`victims` keeps those). Adding a
-family is one file in `attacks` and one member here; what follows a run (storage, restoration,
-evaluation) is written once.
+that does R independent runs as a leading batch dimension, check_sweep(attacks_per_victim), which
+refuses several runs on one victim where that makes no sense (`victims` keeps those), and n_labels,
+of how many labels a run has equally many images (None: of none). Adding a family is one file in
+`attacks` and one member here; what follows a run (storage, restoration, evaluation) is written
+once.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from recon_core.attacks import autoencoder_memory, kkt_memory
+from recon_core.attacks.autoencoder import AutoencoderRecovery
 from recon_core.attacks.kkt import KKT
-from recon_core.attacks.kkt_memory import bytes_per_run
+from recon_core.tagged import Tagged
 
-__all__ = ["FAMILIES", "KKT", "Experiment", "bytes_per_run"]
+__all__ = ["FAMILIES", "KKT", "AutoencoderRecovery", "Experiment", "bytes_per_run"]
 
-Experiment = KKT
-"""Any experiment; a union once there are several families."""
+Experiment = Annotated[KKT | AutoencoderRecovery, Tagged("family")]
+"""Any experiment."""
 
-FAMILIES: dict[str, type[Experiment]] = {"kkt": KKT}
+FAMILIES: dict[str, type[KKT] | type[AutoencoderRecovery]] = {
+    "kkt": KKT,
+    "autoencoder": AutoencoderRecovery,
+}
+
+
+def bytes_per_run(experiment: Experiment, n_images: int, shape: tuple[int, int, int]) -> int:
+    """Bytes of device memory that each run of a stack takes at most; `shape` is (c, h, w)."""
+    if isinstance(experiment, AutoencoderRecovery):
+        return autoencoder_memory.bytes_per_run(experiment, n_images, shape)
+    return kkt_memory.bytes_per_run(experiment, n_images, shape)

@@ -51,7 +51,8 @@ def fit_to_range(
     """Pictures r x + mean in [0, 1], with the largest r that fits, per image (001, section 5.1).
 
     `x` is in the victim's input space at an arbitrary scale, `mean` in [0, 1]. A zero x gives the
-    mean itself; a non-finite x gives a picture of NaN.
+    mean itself; a non-finite x gives a picture of NaN. Where the mean is 0 everywhere, nothing was
+    subtracted from the victim's images, and x is a picture as it is: only clamped.
     """
     mean = mean.to(x.dtype).expand_as(x)
     finite = x.isfinite().flatten(1).all(dim=1)[:, None, None, None]
@@ -60,7 +61,9 @@ def fit_to_range(
     room = torch.where(unit > 0, 1.0 - mean, mean).clamp_min(0.0)
     r = torch.where(unit != 0, room / unit.abs(), torch.inf).amin(dim=(1, 2, 3), keepdim=True)
     r = r.where(r.isfinite(), 0.0)
-    return torch.where(finite, (unit * r + mean).clamp(0.0, 1.0), torch.nan)
+    is_picture = ~mean.flatten(1).any(dim=1)[:, None, None, None]
+    picture = torch.where(is_picture, x, unit * r + mean)
+    return torch.where(finite, picture.clamp(0.0, 1.0), torch.nan)
 
 
 def min_max(

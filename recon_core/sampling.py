@@ -197,9 +197,9 @@ def class_labels(
     return np.where(labels < n_classes, labels, -1).astype(np.int64), task
 
 
-def check_balance(images_per_run: int, n_labels: int) -> None:
-    """Raises ValueError if a run cannot have equally many images of each label."""
-    if images_per_run % n_labels:
+def check_balance(images_per_run: int, n_labels: int | None) -> None:
+    """Raises ValueError if a run cannot have equally many images of each label (None: of any)."""
+    if n_labels is not None and images_per_run % n_labels:
         nearest = max(1, images_per_run // n_labels) * n_labels
         raise ValueError(
             f"images_per_run={images_per_run} is not a multiple of the {n_labels} labels; a "
@@ -214,11 +214,12 @@ def plan_part(
     labels: Int64[np.ndarray, " n"],
     history: History,
     root_seed: int,
-    n_labels: int = 2,
+    n_labels: int | None = 2,
 ) -> tuple[RunSpec, ...]:
     """The runs of one part: which images each trains on, equally many of each label.
 
-    `labels` are 0 to n_labels - 1 per image of the source, -1 for one that is not used; `history`
+    `labels` are 0 to n_labels - 1 per image of the source, -1 for one that is not used. With None
+    images are drawn whatever their label, which is carried along. `history`
     is what is known of each from `sampling.known_rounds`. The random numbers of run r depend on
     (root_seed, r) alone, those of the pool of `least_seen` on (root_seed, round). Raises ValueError
     if a label has too few images, if the images of a run cannot be shared equally, or if the
@@ -230,25 +231,31 @@ def plan_part(
             "give one entry per image of the source in both"
         )
     check_balance(sampling.images_per_run, n_labels)
-    n_each = sampling.images_per_run // n_labels
+    n_pools = n_labels or 1
+    n_each = sampling.images_per_run // n_pools
     phase = sampling.phase_of_part(part)
     pools = []
-    for label in range(n_labels):
-        members = np.flatnonzero(labels == label)
+    for label in range(n_pools):
+        members = np.flatnonzero(labels >= 0 if n_labels is None else labels == label)
+        if n_labels is None and len(members) < n_each:
+            raise ValueError(
+                f"images_per_run={sampling.images_per_run}, but there are {len(members)} images; "
+                "use at most that many"
+            )
         if len(members) < n_each:
             raise ValueError(
                 f"images_per_run={sampling.images_per_run} needs {n_each} images of each of the "
-                f"{n_labels} labels, but label {label} has {len(members)}; use at most "
-                f"{n_labels * len(members)}"
+                f"{n_pools} labels, but label {label} has {len(members)}; use at most "
+                f"{n_pools * len(members)}"
             )
         entropy = (root_seed, 1, sampling.round_of_part(part), label)
-        size = max(phase.pool_size // n_labels, n_each)
+        size = max(phase.pool_size // n_pools, n_each)
         pools.append(_pool(phase, members, history.of(members), size, entropy))
     first = part * sampling.runs_per_part
     runs = range(first, first + sampling.runs_per_part)
     victims = (run // sampling.attacks_per_victim for run in runs)
     return tuple(
-        _plan_run(run, victim, pools, n_each, root_seed)
+        _plan_run(run, victim, _Choice(pools, n_each, labels), root_seed)
         for run, victim in zip(runs, victims, strict=True)
     )
 
@@ -282,6 +289,15 @@ class _Pool:
         return [int(i) for i in ids]
 
 
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """Every run of a part takes `n_each` images of each pool; `labels` are those of all images."""
+
+    pools: Sequence[_Pool]
+    n_each: int
+    labels: Int64[np.ndarray, " n"]
+
+
 def _pool(
     phase: Phase,
     members: Int64[np.ndarray, " k"],
@@ -305,16 +321,15 @@ def _pool(
             return _Pool(members, weights)
 
 
-def _plan_run(
-    run: int, victim: int, pools: Sequence[_Pool], n_each: int, root_seed: int
-) -> RunSpec:
+def _plan_run(run: int, victim: int, choice: _Choice, root_seed: int) -> RunSpec:
     rng = np.random.default_rng(np.random.SeedSequence((root_seed, 0, victim)))
+    image_ids = tuple(i for pool in choice.pools for i in pool.draw(choice.n_each, rng))
     return RunSpec(
         run=run,
         victim=victim,
         root_seed=root_seed,
-        image_ids=tuple(i for pool in pools for i in pool.draw(n_each, rng)),
-        labels=tuple(label for label in range(len(pools)) for _ in range(n_each)),
+        image_ids=image_ids,
+        labels=tuple(choice.labels[list(image_ids)].tolist()),
     )
 
 

@@ -33,6 +33,11 @@ def side_by_side(jobs: Sequence[Callable[[], Result]], device: torch.device) -> 
         torch.set_num_threads(n_threads)  # the setting of torch's BLAS is the whole process's
 
 
+def stack_size(device: torch.device, n_runs: int) -> int:
+    """How many of `n_runs` runs are stacked on `device`: all, but on a CPU one."""
+    return 1 if device.type == "cpu" else n_runs
+
+
 class Shares:
     """Progress of jobs that go side by side, each with its share of the whole."""
 

@@ -37,7 +37,7 @@ class Outcome(enum.StrEnum):
     """How a run ended. Numerical failure is a result, not an exception."""
 
     OK = "ok"
-    UNFITTED = "unfitted"  # the victim did not classify its own training images
+    UNFITTED = "unfitted"  # the victim did not learn its own training images
     NONFINITE = "nonfinite"  # the training or the attack diverged to NaN or infinity
     STOPPED = "stopped"  # a rule gave the attack up before its last iteration
 
@@ -47,11 +47,11 @@ class RunSpec:
     """One planned run: which images, which labels, which random stream.
 
     `image_ids` and `labels` have one entry per training image; labels are class indices of the
-    task that the victim learns (0 and 1 for a binary one). Runs with the same `victim` attack the
-    same network, so their images and labels are the same; by default every run has its own. Whose
-    random numbers are drawn is said by `stream` for the attack and `victim_stream` for the victim,
-    by default `run` and `victim`: runs of a study's cells share them, so that cells differ in
-    nothing but what they are to differ in.
+    task that the victim learns (0 and 1 for a binary one), or of the source, if it learns none.
+    Runs with the same `victim` attack the same network, so their images and labels are the same; by
+    default every run has its own. Whose random numbers are drawn is said by `stream` for the attack
+    and `victim_stream` for the victim, by default `run` and `victim`: runs of a study's cells share
+    them, so that cells differ in nothing but what they are to differ in.
     """
 
     run: int
@@ -113,9 +113,10 @@ def seeded_generator(root_seed: int, index: int, purpose: str) -> torch.Generato
 class Pairs:
     """P pairs of a reconstruction and the training image it is matched to.
 
-    `reconstruction` is the raw x of the attack: zero-mean units, arbitrary scale; see
-    `recon_core.matching.fit_to_range` for how it becomes a picture. `target_row` indexes the
-    run's targets. `candidate` and `iteration` say which x, and when it was saved.
+    `reconstruction` is the raw x of the attack: zero-mean units, arbitrary scale, or, where the
+    run's mean image is 0, a picture; see `recon_core.matching.fit_to_range` for how it is shown.
+    `target_row` indexes the run's targets. `candidate` and `iteration` say which x, and when it was
+    saved.
     """
 
     reconstruction: Float32[Tensor, "p c h w"]
@@ -135,9 +136,9 @@ class RunResult:
     """What one run leaves behind.
 
     `targets` are the images the victim was trained on, augmentation included, exactly as uint8;
-    `mean_image` in [0, 1] is what was subtracted from them, `margins` how far the victim puts each
-    from its decision boundary (NaN where it has none). `stats` holds one float per name in `STATS`
-    (NaN where a quantity does not apply).
+    `mean_image` in [0, 1] is what was subtracted from them (0 everywhere: nothing),
+    `margins` how far the victim puts each from its decision boundary (NaN where it has none).
+    `stats` holds one float per name in `STATS` (NaN where a quantity does not apply).
     """
 
     spec: RunSpec

@@ -105,7 +105,8 @@ class PairStream:
         its run, `target` uint8 (b, 3, h, w), `augment` float32 (b, 9), `image_id` int64,
         `iteration` int32, `ssim_best` float32. With `scaled=False` the reconstruction is a positive
         multiple of the raw one, in float16 or float32 as it was stored: enough to fit it to a
-        picture, and one pass less.
+        picture, and one pass less. It is the raw one all the same in a batch that has a run whose
+        mean image is 0 everywhere: such a reconstruction is a picture, whose scale matters.
 
         Iterating after the end gives nothing. An iterator that another one of the same stream
         overtook raises RuntimeError.
@@ -168,9 +169,10 @@ class PairStream:
     def _gather(self, window: Window, chosen: npt.NDArray[np.int64], *, scaled: bool) -> Arrays:
         batch = {name: _rows(values, chosen) for name, values in window.columns.items()}
         stored, scale = batch.pop("reconstruction"), batch.pop("scale")
+        means = _rows(window.means, batch.pop("mean_row"))
+        scaled = scaled or _any_is_zero(means)
         if scaled or stored.dtype.kind != "f":
             stored = self._dataset.expand(stored, scale if scaled else np.ones_like(scale))
-        means = _rows(window.means, batch.pop("mean_row"))
         return {"reconstruction": stored, "mean_image": means} | batch
 
 
@@ -178,6 +180,12 @@ def _rows(values: npt.NDArray[Any], chosen: npt.NDArray[np.int64]) -> npt.NDArra
     """`values[chosen]`; `take` copies whole rows, and does not check what cannot be wrong."""
     out = np.empty((len(chosen), *values.shape[1:]), values.dtype)
     return np.take(values, chosen, axis=0, out=out, mode="clip")
+
+
+def _any_is_zero(means: npt.NDArray[Any]) -> bool:
+    """Whether one of them is 0 everywhere."""
+    maybe = means[means[:, 0, 0, 0] == 0]
+    return bool(len(maybe)) and not bool(maybe.any(axis=(1, 2, 3)).all())
 
 
 def _joined(pieces: list[Arrays]) -> Arrays:

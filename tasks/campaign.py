@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 import recon_core
 from recon_core.adaptive import History
-from recon_core.experiments import KKT, Experiment
+from recon_core.experiments import KKT, AutoencoderRecovery, Experiment
 from recon_core.sampling import (
     Sampling,
     binary_labels,
@@ -60,7 +60,7 @@ class Campaign:
             raise ValueError(
                 f"root_seed={self.root_seed} must be 0 or more, threads={self.threads} 1 or more"
             )
-        check_balance(self.sampling.images_per_run, self.experiment.n_classes)
+        check_balance(self.sampling.images_per_run, self.experiment.n_labels)
         self.experiment.check_sweep(self.sampling.attacks_per_victim)
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
@@ -95,7 +95,10 @@ class Campaign:
         return sha256_of({**kept, "images_per_run": size, "source": manifest["source"]})
 
 
-NOT_OF_VICTIMS = ("attack", "n_attacks", "keep", "confident_ssim", "confident_gap")
+NOT_OF_VICTIMS = (
+    *("attack", "n_attacks", "keep", "confident_ssim", "confident_gap"),
+    *("masks", "sigma"),
+)
 """Settings of an experiment that come after its victims are trained."""
 
 LATER_SETTINGS: dict[str, Any] = {
@@ -182,11 +185,7 @@ class Plan:
     def __init__(self, campaign: Campaign, images: ImageSet) -> None:
         self.campaign = campaign
         self.images = images
-        experiment, names = campaign.experiment, images.class_names
-        if experiment.n_outputs == 1:
-            self.labels, self.task = binary_labels(images.labels, names)
-        else:
-            self.labels, self.task = class_labels(images.labels, names, experiment.n_classes)
+        self.labels, self.task = labels_for(campaign.experiment, images)
         self.part(0, [])  # too few images is said before anything is written
 
     @property
@@ -201,7 +200,7 @@ class Plan:
             labels=self.labels,
             history=self._history(self.sampling.round_of_part(part), receipts),
             root_seed=self.campaign.root_seed,
-            n_labels=self.campaign.experiment.n_classes,
+            n_labels=self.campaign.experiment.n_labels,
         )
         return PlannedPart(
             part=part,
@@ -229,6 +228,17 @@ class Plan:
                     history.n_back[table.image_ids] += table.n_back
                     history.n_pairs[table.image_ids] += table.n_pairs
         return history
+
+
+def labels_for(experiment: Experiment, images: ImageSet) -> tuple[npt.NDArray[np.int64], str]:
+    """(label per image, the task in words) for the victims of an experiment: what they tell apart,
+    -1 for images that they do not know; for autoencoders the classes of the source."""
+    labels, names = images.labels, images.class_names
+    if isinstance(experiment, AutoencoderRecovery):
+        return labels.astype(np.int64), "images in, the same images out"
+    if experiment.n_outputs == 1:
+        return binary_labels(labels, names)
+    return class_labels(labels, names, experiment.n_classes)
 
 
 def open_store(root: Location, campaign: Settings, images: ImageSet) -> Dataset:

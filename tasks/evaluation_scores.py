@@ -159,9 +159,11 @@ def read_candidates(
     """
     index = dataset.read(run.part, ["pairs/run_row", "pairs/iteration", "pairs/candidate"])
     mine = np.flatnonzero(index["pairs/run_row"] == run.row)
-    if which != "all" and len(mine):
+    if which == "last" and len(mine):
+        mine = mine[_is_last(index["pairs/candidate"][mine], index["pairs/iteration"][mine])]
+    elif which != "all" and len(mine):
         iteration = index["pairs/iteration"][mine]
-        wanted = (iteration.max(),) if which == "last" else which
+        wanted = which if isinstance(which, tuple) else ()
         missing = sorted(set(wanted) - set(iteration.tolist()))
         if missing:
             raise ValueError(
@@ -182,6 +184,15 @@ def read_candidates(
         candidate=index["pairs/candidate"][mine].astype(np.int64),
         iteration=index["pairs/iteration"][mine].astype(np.int64),
     )
+
+
+def _is_last(
+    candidate: npt.NDArray[np.integer[Any]], iteration: npt.NDArray[np.integer[Any]]
+) -> npt.NDArray[np.bool_]:
+    """Which rows are their candidate's last saved iteration."""
+    latest = np.zeros(int(candidate.max()) + 1, iteration.dtype)
+    np.maximum.at(latest, candidate, iteration)
+    return np.asarray(iteration == latest[candidate])
 
 
 def arrays_of(best: BestMatches, pictures: Tensor) -> Arrays:

@@ -239,17 +239,13 @@ def _distances(found: Candidates, wanted: Tensor) -> Tensor:
 
 
 def _saved(dataset: Dataset, run: EvaluatedRun, limit: int) -> Tensor:
-    """Raw candidates (s, p, c, h, w) at every saved iteration: at most `limit` by a fixed stride,
-    of those that all iterations have."""
+    """Raw candidates (s, p, c, h, w), each as often as it was saved: at most `limit` by a fixed
+    stride, of those that were saved most often."""
     found = read_candidates(dataset, run, "all", "cpu")
-    iterations = np.unique(found.iteration)
     names, counts = np.unique(found.candidate, return_counts=True)
-    whole = names[counts == len(iterations)]
+    n_saved = int(counts.max())
+    whole = names[counts == n_saved]
     chosen = whole[:: max(1, -(-len(whole) // limit))]
-    rows = [
-        np.flatnonzero((found.iteration == iteration) & np.isin(found.candidate, chosen))
-        for iteration in iterations
-    ]
-    return torch.stack(
-        [found.x[torch.from_numpy(k[np.argsort(found.candidate[k], kind="stable")])] for k in rows]
-    )
+    order = np.lexsort((found.iteration, found.candidate))
+    rows = order[np.isin(found.candidate[order], chosen)].reshape(len(chosen), n_saved)
+    return found.x[torch.from_numpy(np.ascontiguousarray(rows.T))]

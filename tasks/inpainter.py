@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -109,8 +109,10 @@ def train_inpainter(
     found = load_checkpoint(out, MODEL)
     if found is None or found[1].get("fingerprint") != fingerprint:
         trainer = _Trainer(inpainter, images, out, device, fingerprint)
-        found = trainer.run(on_step, checkpoint_seconds), {}
-    net.load_state_dict({name: torch.from_numpy(array) for name, array in found[0].items()})
+        weights = trainer.run(on_step, checkpoint_seconds)
+    else:
+        weights = found[0]
+    net.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     return unconditional(inpainter.restorer, net.to(device).eval().requires_grad_(False))
 
 
@@ -161,7 +163,7 @@ class _Trainer:
             self.record.load_state_dict(latest[1]["record"])
         self.started = time.monotonic() - self.record.seconds
 
-    def run(self, on_step: OnStep, checkpoint_seconds: float) -> Mapping[str, npt.NDArray[Any]]:
+    def run(self, on_step: OnStep, checkpoint_seconds: float) -> dict[str, npt.NDArray[Any]]:
         """Trains to the end and writes the model; returns its weights."""
         last_saved, saving = time.monotonic(), 0.0
         while not self.fit.done:
@@ -170,23 +172,23 @@ class _Trainer:
             on_step(self.fit.step, self.training.n_steps, loss)
             now = time.monotonic()
             if now - last_saved >= max(checkpoint_seconds, saving / CHECKPOINT_SHARE):
-                self._require_finite(loss)
+                self._require_finite()
                 self.record.seconds = now - self.started
                 save_latest(self.out, self.fingerprint, self.fit, self.record, feeds=[])
                 last_saved = time.monotonic()
                 saving = last_saved - now
-            if self.fit.done:
-                self._require_finite(loss)
+        self._require_finite()
         weights = arrays(self.fit.ema.state_dict())
         save_checkpoint(self.out, MODEL, weights, self._card())
         remove(self.out, LATEST)
         return weights
 
-    def _require_finite(self, loss: float) -> None:
+    def _require_finite(self) -> None:
+        """A loss can be finite and the step after it not: such weights are not kept."""
         if not self.fit.finite:
             step = self.fit.step - 1
             lr = self.training.learning_rate(step)
-            raise NonfiniteLossError(step, loss, lr, what="weights that are not finite")
+            raise NonfiniteLossError(step, math.nan, lr, what="weights that are not finite")
 
     def _card(self) -> dict[str, Any]:
         return {

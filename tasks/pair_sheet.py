@@ -181,6 +181,10 @@ def _caption(
 
 def _drawn(dataset: Dataset, columns: tuple[Shown, ...], caption: str, *, head: str) -> PairSheet:
     originals, tiles = _pictures(dataset, columns)
+    is_once = all(len(column) == 1 for column in tiles)
+    if is_once:  # whenever each was: they share a row
+        latest = max(iteration for column in tiles for iteration in column)
+        tiles = [dict.fromkeys([latest], *column.values()) for column in tiles]
     iterations = tuple(sorted({iteration for column in tiles for iteration in column}))
     height, width = originals[0].shape[1:]
     scale = max(1, TILE_SIDE // max(height, width))
@@ -210,6 +214,8 @@ def _drawn(dataset: Dataset, columns: tuple[Shown, ...], caption: str, *, head: 
         y = MARGIN + TITLE_HEIGHT + i * LINE_HEIGHT
         draw.text((MARGIN, y), line, FAINT, _font(14))
     titles = ["original", *(f"iteration {iteration:,}" for iteration in iterations)]
+    if is_once:
+        titles = ["original", "reconstruction"]
     for title, row in zip(titles, corners, strict=True):
         middle = row[0][1] + height * scale // 2
         draw.text((row[0][0] - 12, middle), title, INK, _font(13), anchor="rm")

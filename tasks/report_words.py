@@ -44,6 +44,9 @@ ATTACKER_KNOWS = {
     "kkt": "The attack is given a network (its architecture and weights) and the average of its "
     "training pictures, nothing else. It searches for pictures that explain those weights as the "
     "end of training.",
+    "autoencoder": "The attack is given an autoencoder, of which it only asks for f(x), and one "
+    "degraded copy of each training picture, with many pixels erased. It searches for a picture "
+    "that the autoencoder leaves as it is and that agrees with what is left of the copy.",
 }
 ATTACKER_UNKNOWN = "The attack never sees the training pictures."
 CRITERIA = {

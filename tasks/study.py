@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from recon_core.experiments import Experiment
+from recon_core.experiments import KKT
 from recon_core.sampling import (
     Phase,
     Sampling,
@@ -72,7 +72,7 @@ class Cell:
     panel: str
     at: dict[str, Value]
     images_per_run: int
-    experiment: Experiment
+    experiment: KKT
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:

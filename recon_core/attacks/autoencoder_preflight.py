@@ -193,7 +193,7 @@ class _Check:
         self.numbers["control_over_train"] = ratio
         said = (
             f"images that f never saw are reconstructed with an error of {loss:.2g}, "
-            f"{ratio:.3g} times that of the training images"
+            f"{'over 1000' if ratio > 1000 else f'{ratio:.3g}'} times that of the training images"
         )
         if ratio < MEMORISED:
             self.is_poor = True
@@ -247,7 +247,7 @@ class _Check:
                 "may.",
             )  # fmt: skip
         else:
-            yield Finding("ok", "contraction", f"{said}): they are attractors.")
+            yield Finding("ok", "contraction", f"{said}). Those are attractors.")
 
     def outlook(self, findings: Sequence[Finding]) -> Outlook:
         """Together."""

@@ -39,7 +39,7 @@ from recon_core.attacks.kkt_victims import (
 )
 from recon_core.ncc import ncc_matrix
 from recon_core.precision import Precision, matmul_precision
-from recon_core.threads import Shares, share_of, side_by_side
+from recon_core.threads import Shares, share_of, side_by_side, stack_size
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
 from recon_core.victims.network import Architecture, Network, Parameters
 from recon_core.victims.training import Training
@@ -110,6 +110,11 @@ class KKT:
                 "attack.halving compares attacks on one victim, but attacks_per_victim=1; raise "
                 "it, or set attack.halving to null"
             )
+
+    @property
+    def n_labels(self) -> int:
+        """Labels that a run has equally many images of."""
+        return self.n_classes
 
     @property
     def n_outputs(self) -> int:
@@ -353,8 +358,3 @@ class KKT:
             return torch.tensor(hopeless, device=x.device)
 
         return judge
-
-
-def stack_size(device: torch.device, n_runs: int) -> int:
-    """How many of `n_runs` runs are stacked on `device`: all, but on a CPU one."""
-    return 1 if device.type == "cpu" else n_runs

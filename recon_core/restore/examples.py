@@ -81,8 +81,9 @@ def interleaved(*kinds: tuple[Bool[Tensor, " n"], Examples]) -> Examples:
 def make_examples(batch: Mapping[str, NDArray[np.generic]]) -> Examples:
     """The examples in a batch of the pair stream.
 
-    Reads `reconstruction` (floats; the raw one or any positive multiple of it), `mean_image`
-    (float32 in [0, 1]), `target` (uint8) and `augment` (float32), n rows each.
+    Reads `reconstruction` (floats; the raw one or, where the mean is not 0 everywhere, any positive
+    multiple of it), `mean_image` (float32 in [0, 1]), `target` (uint8) and `augment` (float32), n
+    rows each.
     """
     missing = {"reconstruction", "mean_image", "target", "augment"} - batch.keys()
     if missing:
@@ -120,7 +121,7 @@ def _condition(
 
     With x > 0 limited by 1 - mean and x < 0 by mean, 1/r is the maximum over the pixels of
     max(x / (1 - mean), -x / mean), one of which is negative. Where that is 0, not finite or near
-    the ends of float32, `fit_to_range` answers.
+    the ends of float32, or where the mean may be 0 everywhere, `fit_to_range` answers.
     """
     x, mean = reconstruction.float().flatten(1), mean.float().flatten(1)
     above = x / (1 - mean).clamp_(min=_NO_ROOM)
@@ -129,7 +130,7 @@ def _condition(
     middle = (mean - 0.5).mul_(2)
     flat = out.view(len(out), -1)
     torch.addcmul(middle, x, 2 / inverse, out=flat).clamp_(-1, 1)
-    easy = ((inverse > _SAFE[0]) & (inverse < _SAFE[1])).flatten()
+    easy = ((inverse > _SAFE[0]) & (inverse < _SAFE[1])).flatten() & (mean[:, 0] != 0)
     if not easy.all():
         rest = ~easy
         shape = (-1, *out.shape[1:])

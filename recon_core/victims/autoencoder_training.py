@@ -40,6 +40,8 @@ class AutoencoderTraining:
     """How long, how fast, and which losses are kept.
 
     The rate is `lr` for the share `hold` of the epochs, then falls exponentially to `lr_end`.
+    `beta_2`: Adam's memory of squared gradients; with the usual .999 the loss of a U-Net leaps up
+    when it is low, since the steps are still scaled to gradients of long ago.
     `levels`: mean squared errors, falling; a victim that has reached the last one has finished.
     They are looked at every `check_every` epochs. `batch_size`: None is the full batch.
     """
@@ -48,6 +50,7 @@ class AutoencoderTraining:
     lr: float = 1e-3
     lr_end: float = 1e-6
     hold: float = 0.4
+    beta_2: float = 0.99
     batch_size: int | None = None
     levels: tuple[float, ...] = LEVELS
     check_every: int = 10
@@ -62,6 +65,8 @@ class AutoencoderTraining:
             raise ValueError(
                 f"lr={self.lr} must be positive and lr_end={self.lr_end} above 0 and at most lr"
             )
+        if not 0 <= self.beta_2 < 1:
+            raise ValueError(f"beta_2={self.beta_2} is outside [0, 1); Adam's usual value is .999")
         if not 0 <= self.hold <= 1:
             raise ValueError(f"hold={self.hold} is not a share in [0, 1]")
         falling = all(a > b for a, b in zip(self.levels, self.levels[1:], strict=False))
@@ -164,6 +169,7 @@ class _Course:
     ) -> None:
         self.model, self.training, self.shuffle = model, training, shuffle
         self.graphs = graphs
+        self.rule = Optimiser(rule="adam", lr=training.lr, betas=(0.9, training.beta_2))
         self.all_x = x
         self.epoch = 0
         self.kept: list[dict[float, Checkpoint]] = [{} for _ in range(len(x))]
@@ -181,9 +187,7 @@ class _Course:
         self.steppers: dict[str, Stepper] = {}
         for name, tensor in self.weights.items():
             flat = tensor.detach().view(len(running), -1)
-            self.steppers[name] = Optimiser(rule="adam", lr=self.training.lr).stepper(
-                flat, state=averages.get(name)
-            )
+            self.steppers[name] = self.rule.stepper(flat, state=averages.get(name))
 
     def step(self) -> None:
         """One epoch."""

@@ -19,16 +19,18 @@ from pydantic import TypeAdapter
 from flows.attack import attack_plan
 from flows.regenerate import describe
 from flows.studies import resolve, study
+from recon_core.attacks.plug_and_play import NoiseAware
 from storage.dataset import Dataset
 from tasks.attack import AttackJob
+from tasks.autoencoder_inputs import AutoencoderJob
 from tasks.campaign_status import find_recipe
 
 REPOSITORY = Path(__file__).parents[2]
 NIGHTLY = {"generate", "top-up", "curate", "train", "evaluate", "chain"}
 ON_DEMAND = {
     *{("generate", "batch"), ("regenerate", "from-manifest")},
-    *{("attack-kkt", "weights"), ("study", "paper")},
-    *{("study-autoencoder", "paper")},
+    *{("attack-kkt", "weights"), ("attack-autoencoder", "weights")},
+    *{("study", "paper"), ("study-autoencoder", "paper")},
 }
 STAGES_SECONDS = 240
 PROMPT = {
@@ -193,6 +195,8 @@ def test_a_fresh_server_runs_nothing_by_itself(deployments: dict[str, dict[str, 
     attack = TypeAdapter(AttackJob).validate_python(weights)
     plan = attack_plan(n_outputs=1)  # what the command does by itself
     assert (attack.attack, attack.n_attacks) == (plan.attack, plan.n_attacks)
+    given = deployments["attack-autoencoder/weights"]["parameters"]["job"]
+    assert TypeAdapter(AutoencoderJob).validate_python(given).methods == (NoiseAware(),)
     asked = deployments["study/paper"]["parameters"]
     made = resolve(asked["name"], asked["preset"], asked["settings"], Path(asked["store"]))
     assert made == study("multiclass", "paper")

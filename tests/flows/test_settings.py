@@ -10,6 +10,9 @@ import pytest
 from flows.papers import EXPERIMENTS, attack_preset
 from flows.presets import PRESETS, Recipe, preset
 from flows.settings import command, from_json, parse_assignments, resolve, to_json
+from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
+from recon_core.experiments import AutoencoderRecovery
+from recon_core.victims.autoencoder import UNet
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -37,6 +40,43 @@ def test_a_setting_changes_what_it_names_and_nothing_else(name, value, found) ->
     assert found(changed)
     before, after = to_json(preset("demo")), to_json(changed)
     assert sum(before[key] != after[key] for key in before) == 1
+
+
+def test_settings_of_another_family_are_changed_by_name_and_checked() -> None:
+    assert resolve("autoencoder-paper", {"experiment.attack.gamma": "1"}).experiment.attack == (
+        UnknownMask(gamma=1.0)
+    )
+    chosen = {"experiment.masks": "half,text", "experiment.attack.kind": "known"}
+    experiment = resolve("autoencoder-demo", chosen).experiment
+    assert experiment.masks == ("half", "text")
+    assert experiment.attack == KnownMask()
+    switched = resolve(
+        "autoencoder-demo",
+        {"experiment.victim.channels": "8,16"} | {"experiment.victim.kind": "unet"},
+    )
+    assert switched.experiment.victim == UNet(channels=(8, 16))
+    family = resolve("demo", {"experiment.family": "autoencoder", "experiment.sigma": "0.02"})
+    assert family.experiment == AutoencoderRecovery(sigma=0.02)
+    words = shlex.split(command(switched, Path("runs/x")))
+    assert resolve("autoencoder-demo", parse_assignments(words[7::2])) == switched
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"experiment.attack.gama": "1"}, "did you mean 'experiment.attack.gamma'"),
+        ({"experiment.attack.gamma": "-1"}, "experiment.attack: gamma=-1.0 must be positive"),
+        ({"experiment.masks": "half,holes"}, "masks='half,holes' must be different ones"),
+        ({"experiment.level": "0.5"}, "level=0.5 is not one of training.levels"),
+        ({"experiment.attack.kind": "magic"}, "kind must be one of unknown, "),
+        ({"experiment.n_classes": "2"}, "unknown setting"),
+        ({"experiment.family": "vae"}, "family must be one of kkt, autoencoder"),
+    ],
+)
+def test_bad_settings_of_another_family_are_explained_in_one_line(settings, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
+        resolve("autoencoder-paper", settings)
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

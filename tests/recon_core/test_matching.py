@@ -73,6 +73,18 @@ def test_fitting_degenerate_reconstructions() -> None:
     torch.testing.assert_close(fit_to_range(-x[2:], black), black[None])
 
 
+def test_a_mean_of_zero_says_that_x_is_a_picture_already() -> None:
+    x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.1
+    x[1, 0, 0, 0] = 1.5
+    nothing = torch.zeros(3, 8, 8)
+    assert torch.equal(fit_to_range(x, nothing), x.clamp(0, 1))
+    barely = nothing.clone()
+    barely[2, 7, 7] = 1e-3
+    assert not torch.equal(fit_to_range(x, barely)[0], x[0])
+    means = torch.stack([nothing, barely])
+    assert torch.equal(fit_to_range(x, means)[0], x[0])
+
+
 def test_min_max_spans_the_range_and_a_flat_one_is_black() -> None:
     x = torch.zeros(2, 1, 1, 3)
     x[0, 0, 0] = torch.tensor([-2.0, 0.0, 2.0])

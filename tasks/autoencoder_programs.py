@@ -1,0 +1,124 @@
+"""An autoencoder as a black box: a TorchScript file, or a program of torch.export.
+
+Both are programs, not data, and neither can be read safely. TorchScript names operators that read
+and write files. `torch.export.load` unpickles (sample inputs and odd tensors with
+`weights_only=False`, opaque constants with pickle), evaluates texts (symbolic shapes, with sympy),
+looks operators up under `torch.` by any dotted name, and loads compiled libraries. So nothing of
+such a file is touched, beyond the list of names in the archive, until the user says `--trust`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import warnings
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from storage.weights import WeightsError
+
+Kind = Literal["torchscript", "export"]
+NAMES = {"torchscript": "a TorchScript program", "export": "a program of torch.export"}
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """f of a file. `flat`: it takes (b, d). `shape` of one input and `batch`, the rows it takes at
+    once, are None where the file does not say (any number of rows will do, for a batch)."""
+
+    kind: Kind
+    sha256: str
+    shape: tuple[int, ...] | None
+    batch: int | None
+    on: Callable[[str], Callable[[Tensor], Tensor]]
+
+
+def program_kind(path: Path) -> Kind | None:
+    """What kind of program a file is, by the names in its archive; None if it is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.partition("/")[2] for name in archive.namelist()]
+            names += archive.namelist()
+    except (zipfile.BadZipFile, OSError):
+        return None
+    if "archive_format" in names or "serialized_exported_program.json" in names:
+        return "export"
+    return "torchscript" if "constants.pkl" in names else None
+
+
+def read_program(path: Path, kind: Kind, *, trust: bool) -> Program:
+    """The program in a file.
+
+    Raises WeightsError if it is not trusted, cannot be loaded, or is not of one input.
+    """
+    if not trust:
+        raise WeightsError(
+            f"{path} is {NAMES[kind]}: loading and running it can do anything that you can do on "
+            "this machine. Nothing of it was run. Give --trust if you made it yourself or trust "
+            "who did, or save the weights alone: torch.save(net.state_dict(), 'net.pt')"
+        )
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if kind == "torchscript":
+                module = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
+                return Program(kind, digest, None, None, _moved(module))
+            return _exported(content, digest, path)
+    except WeightsError:
+        raise
+    except Exception as error:  # a damaged program may fail in any way
+        raise WeightsError(
+            f"{path} cannot be loaded as {NAMES[kind]} ({type(error).__name__}: "
+            f"{(str(error).splitlines() or [''])[0][:200]}); save it again with this version of "
+            f"torch ({torch.__version__})"
+        ) from error
+
+
+def _moved(module: Any) -> Callable[[str], Callable[[Tensor], Tensor]]:
+    def on(device: str) -> Callable[[Tensor], Tensor]:
+        placed = module.to(device)
+        like = next((p.dtype for p in placed.parameters()), torch.float32)
+        return lambda x: placed(x.to(like))
+
+    return on
+
+
+def _exported(content: bytes, digest: str, path: Path) -> Program:
+    logger = logging.getLogger("torch.export")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        program = torch.export.load(io.BytesIO(content))
+    finally:
+        logger.setLevel(before)
+    inputs = [
+        node.meta["val"]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in program.graph_signature.user_inputs
+    ]
+    if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+        raise WeightsError(
+            f"{path} takes {len(inputs)} inputs; an autoencoder takes one, a batch of images"
+        )
+    rows, *shape = inputs[0].shape
+    if not all(isinstance(side, int) for side in shape):
+        shape = []
+    dtype = inputs[0].dtype
+
+    def on(device: str) -> Callable[[Tensor], Tensor]:
+        from torch.export.passes import move_to_device_pass
+
+        placed = move_to_device_pass(program, device).module()
+        return lambda x: placed(x.to(dtype))
+
+    batch = rows if isinstance(rows, int) else None
+    return Program("export", digest, tuple(shape) or None, batch, on)
