@@ -14,8 +14,11 @@ from flows.recovery_studies import command, resolve_recovery, to_json
 from flows.study import claim_rows
 from storage.errors import StorageError
 from storage.files import write_file, write_json
+from storage.places import open_place
 from tasks.artifacts import leave_link, leave_table
 from tasks.campaign import sha256_of
+from tasks.campaign_state import resume_if_stopped
+from tasks.campaign_watch import Pace, Watch, log_notice
 from tasks.progress import stage_progress
 from tasks.recovery_claims import check_recovery
 from tasks.recovery_files import PICTURES, RECORD, SETTINGS
@@ -68,6 +71,8 @@ def run_recovery_study(
     )
     store.mkdir(parents=True, exist_ok=True)
     write_json(store / SETTINGS, to_json(study))
+    if notice := resume_if_stopped(open_place(str(store))):
+        log_notice(notice)
     outcome = make_products(plan, workers)
     record = make_record(plan, outcome)
     write_file(store / PICTURES, pictures_of(plan, outcome, record))
@@ -97,6 +102,13 @@ def make_products(plan: RecoveryPlan, workers: Workers) -> Outcome:
             plan.first_units(),
             client,
             threads=plan.study.threads,
+            watch=Watch(
+                open_place(plan.root),
+                client,
+                device=plan.device,
+                pace=Pace(),
+                on_notice=log_notice,
+            ),
             then=plan.more_units,
             on_progress=advance,
             total=plan.n_units,

@@ -28,6 +28,7 @@ from torch import Tensor
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import CorruptPartError
 from storage.files import full_device_explained, write_file
+from tasks.campaign_state import CONTROL_FILE
 from tasks.recovery_study import level_name
 
 SETTINGS = "settings.json"
@@ -36,7 +37,7 @@ PICTURES = "recovery-pictures.npz"
 ENTRIES = frozenset(
     {
         *(SETTINGS, RECORD, PICTURES, "recovery.html", "recovery-data"),
-        *("victims", "inpainter", "cells"),
+        *("victims", "inpainter", "cells", CONTROL_FILE),
     }
 )
 """All that a study makes in its folder."""
@@ -93,7 +94,8 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str,
     Raises StoreFullError.
     """
     arrays = {name: np.ascontiguousarray(t[0].cpu().numpy()) for name, t in weights.items()}
-    content = save(arrays, metadata={"format": "pt", METADATA: json.dumps(dict(about))})
+    # one entry alone: safetensors writes several in no fixed order, and the file has a hash
+    content = save(arrays, metadata={METADATA: json.dumps(dict(about))})
     with full_device_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, content)

@@ -1,7 +1,7 @@
 """recovery.json and recovery-pictures.npz: what came back from every victim, and how.
 
 A cell is one victim at one loss, one mask and one method. The generic methods ask no victim, so
-their cells are the same at all its losses. docs/recovery.md has the schema.
+their cells are the same at all its losses. docs/recovery-study.md has the schema.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from distributed import Client, Future, Worker
 
 from recon_core.types import Progress
 from storage.errors import StoreFullError
+from tasks.campaign_watch import Watch
 from tasks.part import cpu_threads, own_device, this_worker
 from tasks.part_errors import outcome_of, reason_of
 from tasks.progress import Advance
@@ -54,17 +55,20 @@ def run_units(
     client: Client,
     *,
     threads: int,
+    watch: Watch | None = None,
     then: Callable[[Unit, dict[str, Any]], Iterable[Unit]] = lambda _unit, _given: (),
     on_progress: Advance,
     total: int | None = None,
 ) -> Outcome:
     """Run all units, and those that `then` gives when one of them is done.
 
-    `total`: how many units there will be at most, for the progress.
+    `watch` looks after the workers and whether the study is to pause or to stop. `total`: how many
+    units there will be at most, for the progress.
 
-    Raises StoreFullError at once, when a worker finds the device full.
+    Raises StoreFullError at once, when a worker finds the device full, and CampaignError as
+    `Watch.look` does.
     """
-    run = _Run(client, threads=threads, then=then, on_progress=on_progress, total=total or 0)
+    run = _Run(client, threads, watch, then, on_progress, total or 0)
     client.subscribe_topic(TOPIC, run.on_event)
     try:
         with client.as_current(), dask.config.set({_GRAPH_WARNING: "1TB"}):
@@ -82,6 +86,7 @@ class _Run:
 
     client: Client
     threads: int
+    watch: Watch | None
     then: Callable[[Unit, dict[str, Any]], Iterable[Unit]]
     on_progress: Advance
     total: int
@@ -96,7 +101,11 @@ class _Run:
         self.waiting |= {unit.name: unit for unit in units}
         self._report()
         while self.waiting or self.running:
-            self._start_ready()
+            if self.watch is not None:
+                standing = f"{len(self.done)} units are done"
+                self.watch.look(len(self.running), standing)
+            if self.watch is None or not self.watch.is_paused:
+                self._start_ready()
             self._collect()
             self._report()
 
@@ -115,7 +124,10 @@ class _Run:
 
     def _start(self, unit: Unit) -> None:
         key = f"{unit.name.replace(' ', '-')}-{time.time_ns()}"
-        future = self.client.submit(run_unit, unit, self.threads, pure=False, key=key)
+        resources = None if self.watch is None else self.watch.resources or None
+        future = self.client.submit(
+            run_unit, unit, self.threads, pure=False, key=key, resources=resources
+        )
         self.running[unit.name] = (unit, future)
         self._watch(unit.name, future)
 

@@ -20,7 +20,7 @@ from tasks.recovery_run import Outcome, Unit
 from tasks.recovery_study import Methods, RecoveryStudy, RecoveryVictim
 
 SIDE = 8
-TRAINING = AutoencoderTraining(epochs=60, lr=1e-2, lr_end=1e-3, levels=(0.1, 0.03), check_every=5)
+TRAINING = AutoencoderTraining(epochs=200, lr=1e-2, lr_end=1e-3, levels=(0.1, 0.03), check_every=5)
 
 
 def pictures(split: Split, n: int = 24) -> ImageSet:

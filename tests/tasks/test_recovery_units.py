@@ -25,9 +25,9 @@ from recon_core.victims.autoencoder import single
 from storage.checkpoints import load_checkpoint
 from tasks.recovery_files import METADATA, Folder, read_weights
 from tasks.recovery_run import Unit, run_units
+from tasks.recovery_study import RecoveryStudy
 from tasks.recovery_training import train_victim
 from tasks.recovery_units import function_of, recover
-from tasks.recovery_study import RecoveryStudy
 from tests.tasks.recoveries import planned, run_here, small_study, small_victim
 
 
@@ -213,8 +213,7 @@ def test_a_study_that_is_killed_goes_on_to_the_same_products(tmp_path: Path) -> 
     """A process of its own is killed while it trains, without a chance to tidy up."""
     script = (
         "import sys; from pathlib import Path\n"
-        "from tasks.recovery_study import RecoveryStudy
-from tests.tasks.recoveries import planned, run_here\n"
+        "from tests.tasks.recoveries import planned, run_here\n"
         "from tests.tasks.test_recovery_units import long_study\n"
         "run_here(planned(long_study(), Path(sys.argv[1]), state_seconds=0.0))\n"
     )
@@ -234,6 +233,8 @@ from tests.tasks.recoveries import planned, run_here\n"
     for name, given in straight.done.items():
         told = {key: value for key, value in given.items() if key != "seconds"}
         assert told == {key: resumed.done[name][key] for key in told}
-    found, expected = ({path.name: path.read_bytes() for path in sorted(
-        (folder / "cells").glob("*.safetensors"))} for folder in (root, tmp_path / "straight"))
+    found, expected = (
+        {path.name: path.read_bytes() for path in sorted((folder / "cells").glob("*.safetensors"))}
+        for folder in (root, tmp_path / "straight")
+    )
     assert found == expected
