@@ -23,6 +23,7 @@ from recon_core.attacks.plug_and_play import (
     Function,
     Recovered,
     admm,
+    check_not_negative,
     check_positive,
     evaluated,
     mean_square,
@@ -56,11 +57,11 @@ class NoiseAware:
 
     From x = y with every erased pixel at one of `fills`, x <- P f(x), where P puts y back (half of
     it, if there is noise) where H says so; also ADMM, once per entry of `gammas`, which comes after
-    the first of the fills. Of a
-    sample's results the one that f changes least and that fits y best is kept, which needs no
-    original: right results cost as little as the autoencoder's training loss, wrong ones stay far
-    above. A sample whose cost is below `solved_below` leaves. With noise the estimate is what f
-    alone makes of it in the end (`n_release` times), if that fits y no worse than the noise allows.
+    the first of the fills. Of a sample's results the one that f changes least and that fits y best
+    is kept, which needs no original: right results cost as little as the autoencoder's training
+    loss, wrong ones stay far above. A sample whose cost is below `solved_below` leaves. With noise
+    the estimate is what f alone makes of it in the end (`n_release` times), if that fits y no worse
+    than the noise allows.
 
     `descent_steps`: before the projections so many steps of Adam on the erased and visible pixels,
     at the rate `descent_rate`, lower ||H (f(x) - y)||^2 + `descent_weight` ||f(x) - x||^2. This
@@ -87,11 +88,13 @@ class NoiseAware:
         for gamma in self.gammas:
             check_positive(gamma=gamma)
         check_positive(n_steps=self.n_steps, descent_rate=self.descent_rate)
-        if min(self.descent_steps, self.n_release, self.descent_weight) < 0:
-            raise ValueError(
-                f"descent_steps={self.descent_steps}, n_release={self.n_release} and "
-                f"descent_weight={self.descent_weight} must be 0 or more"
-            )
+        check_not_negative(
+            descent_steps=self.descent_steps,
+            descent_weight=self.descent_weight,
+            n_release=self.n_release,
+            solved_below=self.solved_below,
+            tolerance=self.tolerance,
+        )
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
         """Estimates from the degraded images alone."""
@@ -103,12 +106,12 @@ class NoiseAware:
         rows = torch.arange(len(y), device=y.device)
         attempts: list[float | _Gamma] = list(self.fills)
         attempts[1:1] = [_Gamma(gamma) for gamma in self.gammas]
-        for attempt in attempts:
+        for number, attempt in enumerate(attempts):
             problem = _Problem(f, y[rows], theta[rows], sigma[rows])
             out = self._attempt(problem, attempt)
             cost = problem.cost(out.x).where(out.finite, math.inf)
             out.n_applied += 1
-            best.take(rows, out, cost < lowest[rows])
+            best.take(rows, out, (cost < lowest[rows]) | (number == 0))
             lowest[rows] = torch.minimum(lowest[rows], cost)
             rows = rows[lowest[rows] > self.solved_below]
             if not len(rows):

@@ -57,9 +57,16 @@ class Degraded:
     """
 
     y: Float[Tensor, "b c h w"]
-    mask: Bool[Tensor, "b c h w"] | None = None
+    mask: Bool[Tensor, "_ _ _ _"] | None = None
     sigma: float | None = None
     generators: tuple[torch.Generator, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mask is not None and self.mask.shape != self.y.shape:
+            raise ValueError(
+                f"mask is {tuple(self.mask.shape)} for images {tuple(self.y.shape)}; give every "
+                "sample and channel its own"
+            )
 
 
 def x_step(
@@ -177,6 +184,7 @@ class Iteration:
 
     def __post_init__(self) -> None:
         check_positive(n_iterations=self.n_iterations)
+        check_not_negative(stop_below=self.stop_below)
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
         """Estimates from the degraded images alone."""
@@ -215,6 +223,7 @@ class KnownMask:
 
     def __post_init__(self) -> None:
         check_positive(gamma=self.gamma, n_admm=self.n_admm)
+        check_not_negative(tolerance=self.tolerance)
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
         """Estimates from the degraded images and their masks."""
@@ -257,6 +266,7 @@ class UnknownMask:
             n_alternations=self.n_alternations,
             stop_times=self.stop_times,
         )
+        check_not_negative(stop_below=self.stop_below)
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
         """Estimates from the degraded images alone; a "random" start takes a generator each."""
@@ -298,14 +308,24 @@ class UnknownMask:
 
 
 def recovered(out: Estimates, mask: Tensor) -> Recovered:
+    """The estimates as pictures."""
     return Recovered(out.x.clamp(0, 1), mask, out.n_applied, out.endings())
 
 
 def mean_square(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
+    """Of every sample."""
     return x.square().flatten(1).mean(1)
 
 
 def check_positive(**numbers: float | int) -> None:
+    """ValueError for one that is not positive and finite."""
     for name, value in numbers.items():
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value} must be positive")
+
+
+def check_not_negative(**numbers: float | int) -> None:
+    """ValueError for one that is negative or not finite."""
+    for name, value in numbers.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}={value} must be 0 or more")
