@@ -102,8 +102,7 @@ def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> UnitCost:
         n_units=1 + (n_levels if study.methods.of_victims else 0),
         train_s=training.epochs * epoch_s,
         recover_s=samples * per_sample * (call(1000) / 1000),
-        memory_bytes=(4 + n_kept) * parameters
-        + 3 * at_once * between,
+        memory_bytes=(4 + n_kept) * parameters + 3 * at_once * between,
         disk_bytes=(n_kept + 1) * parameters,
     )
 
