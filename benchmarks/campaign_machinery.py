@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -74,6 +74,7 @@ class NoOp:
     family: Literal["noop"] = "noop"
     n_classes: int = 2
     n_outputs: int = 1
+    n_labels: ClassVar[int] = 2
 
     def check_sweep(self, attacks_per_victim: int) -> None:
         """Anything goes with nothing."""
