@@ -19,6 +19,7 @@ from recon_core.balance import Curation, curated_repeats, occurrences
 from storage import windows
 from storage.dataset import Dataset, create_or_open
 from storage.errors import CorruptPartError, StoreMismatchError
+from storage.layout import Encoding
 from storage.parts import write_part
 from storage.stream import PairStream
 from storage.windows import BLOCK_ROWS
@@ -508,3 +509,24 @@ def test_the_balanced_stream_is_distributed_as_literally_drawn_subsets(dataset: 
     batches = list(stream(dataset, repeats=times).batches(64))
     streamed_ids = np.concatenate([batch["image_id"] for batch in batches])
     np.testing.assert_array_equal(np.bincount(streamed_ids, minlength=len(z)), streamed[0])
+
+
+@pytest.mark.usefixtures("dataset")  # zarr keeps a thread from its first use on
+@pytest.mark.parametrize("encoding", ["float16", "uint8", "float32"])
+def test_pictures_keep_their_scale_where_it_is_not_asked_for(
+    tmp_path: Path, encoding: Encoding
+) -> None:
+    """A run with a mean image of 0 has pictures, which no factor may be applied to."""
+    given = columns(n_runs=2, n_images=4, n_pairs=6, size=2)
+    given["pairs/reconstruction"] = np.abs(given["pairs/reconstruction"]) / 100
+    given["runs/mean_image"][1] = 0
+    given["runs/mean_image"][0, 0, 0, 0] = 0  # a black pixel says nothing
+    create_or_open(tmp_path / "s", MANIFEST, encoding=encoding)
+    write_part(tmp_path / "s", 0, given, provenance=provenance())
+    dataset = Dataset(tmp_path / "s")
+    raw = dataset.column("pairs/reconstruction")
+    (batch,) = PairStream(dataset, seed=0).batches(12, scaled=False)
+    zero = ~batch["mean_image"].any(axis=(1, 2, 3))
+    assert zero.sum() == 6
+    found = np.sort(batch["reconstruction"][zero].max(axis=(1, 2, 3)))
+    np.testing.assert_allclose(found, np.sort(raw[6:].max(axis=(1, 2, 3))), rtol=1e-6)

@@ -15,11 +15,23 @@ from torch import nn
 from recon_core.metrics import ssim_pairs
 from recon_core.restore import EDM, BFDnCNN
 from storage.checkpoints import save_checkpoint
-from storage.dataset import Dataset
+from storage.dataset import Dataset, create_or_open
+from storage.parts import write_part
 from storage.sources import ImageSet
 from tasks import train
 from tasks.evaluate import Evaluation, evaluate
-from tests.tasks.evaluations import N_IMAGES, SIZE, Blender, image_set, planted_store, weights
+from tasks.evaluation_scores import read_candidates
+from tasks.evaluation_victims import find_victims
+from tests.storage.stores import MANIFEST, provenance
+from tests.tasks.evaluations import (
+    N_IMAGES,
+    SIZE,
+    Blender,
+    image_set,
+    planted_columns,
+    planted_store,
+    weights,
+)
 
 CONFIG = Evaluation(n_samples=3, grid_rows=5, baselines=())
 
@@ -333,3 +345,19 @@ def test_trained_restorers_are_read_and_applied(tmp_path: Path, images: ImageSet
     for method in record["methods"].values():
         assert np.all(np.array(method["targets"]["ssim"][:N_IMAGES]) != 0)
         assert method["targets"]["ssim"][N_IMAGES:] == [0.0] * N_IMAGES
+
+
+def test_the_last_of_a_candidate_is_its_own_last(tmp_path: Path, images: ImageSet) -> None:
+    """Attacks on autoencoders save each candidate once, whenever it is done."""
+    columns = planted_columns(images, 0, outcomes=(0,))
+    rows = len(columns["pairs/iteration"])
+    columns["pairs/iteration"] = np.arange(rows, dtype=np.int64)[::-1] + 5
+    columns["pairs/candidate"] = np.arange(rows, dtype=np.int64) // 2
+    create_or_open(tmp_path / "s", MANIFEST)
+    made = provenance(source_hash=images.content_hash)
+    write_part(tmp_path / "s", 0, columns, provenance=made)
+    dataset = Dataset(tmp_path / "s")
+    (victim,) = find_victims(dataset, images, decoy_seed=0)
+    found = read_candidates(dataset, victim.runs[0], "last", "cpu")
+    assert found.candidate.tolist() == list(range(rows // 2))
+    assert found.iteration.tolist() == [rows + 4 - 2 * k for k in range(rows // 2)]
