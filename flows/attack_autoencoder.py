@@ -195,7 +195,7 @@ def _best(cells: Sequence[Cell]) -> dict[str, Any] | None:
     scored = [(cell, control) for cell, control in pairs(cells) if cell.rates is not None]
     if not scored:
         return None
-    cell, control = max(scored, key=lambda pair: pair[0].rates.n_accurate if pair[0].rates else 0)
+    cell, control = max(scored, key=lambda pair: _rank(pair[0]))
     rates = cell.rates
     against = None if control is None else control.rates
     assert rates is not None
@@ -207,6 +207,10 @@ def _best(cells: Sequence[Cell]) -> dict[str, Any] | None:
         "n_accurate": rates.n_accurate,
         "control": None if against is None else {"n": against.n, "n_accurate": against.n_accurate},
     }
+
+
+def _rank(cell: Cell) -> tuple[float, float]:
+    return (0.0, 0.0) if cell.rates is None else (cell.rates.n_accurate, cell.rates.psnr[0])
 
 
 def summary_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:

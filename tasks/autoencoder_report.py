@@ -24,6 +24,9 @@ from tasks.autoencoder_results import SIDES, Cell, arrays, pairs
 from tasks.report import TEMPLATES, data_uri, duration
 
 COLUMNS = 10
+MIN_COLUMNS = 4
+LABELS = 1.8
+"""The width of the methods' names, in tiles."""
 TILE_INCHES = 0.72
 MAX_SHOWN = 20
 """Images of each mask and side on the page."""
@@ -46,18 +49,21 @@ def contact_sheet(cells: Sequence[Cell], n_shown: int) -> bytes:
         0.42 if isinstance(strip, str) else 1.0 + 0.26 * any(text for _p, text, _b in strip[1])
         for strip in strips
     ]
-    width = COLUMNS + 1.9
+    n_columns = max(len(strip[1]) for strip in strips if not isinstance(strip, str))
+    width = max(n_columns, MIN_COLUMNS) + LABELS + 0.1
     size = (TILE_INCHES * width, TILE_INCHES * sum(heights) + 0.12)
     figure = Figure(figsize=size, dpi=160)
     grid = figure.add_gridspec(
-        len(strips), COLUMNS, height_ratios=heights, left=1.8 / width, right=0.995,
+        len(strips), max(n_columns, MIN_COLUMNS), height_ratios=heights,
+        left=LABELS / width, right=0.995,
         top=1 - 0.03 / size[1], bottom=0.06 / size[1], wspace=0.06, hspace=0.0,
     )  # fmt: skip
     for row, strip in enumerate(strips):
         if isinstance(strip, str):
             axes = figure.add_subplot(grid[row, :])
             axes.set_axis_off()
-            axes.text(-0.19, 0.3, strip, transform=axes.transAxes, fontsize=7.5, fontweight="bold")
+            start = (0.1 - LABELS) / (0.995 * width - LABELS)  # the page's edge, in the axes' units
+            axes.text(start, 0.3, strip, transform=axes.transAxes, fontsize=7.5, fontweight="bold")
             continue
         title, tiles = strip
         for column, (picture, text, bold) in enumerate(tiles):
