@@ -28,14 +28,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measurement, hardware, parse_lines, said, versions
-from recon_core.attacks.plug_and_play import (
-    Degraded,
-    Iteration,
-    KnownMask,
-    NoiseAware,
-    Recovered,
-    UnknownMask,
-)
+from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Degraded, Iteration, KnownMask, Recovered, UnknownMask
 from recon_core.degradation import MASKS, degrade, mask_pattern
 from recon_core.recovery_scores import ACCURATE, errors
 from recon_core.restore.precision import NetworkPrecision, float32_arithmetic

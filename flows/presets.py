@@ -19,7 +19,7 @@ from flows.papers import (
     autoencoder_recovery,
 )
 from recon_core.attacks.kkt_objective import KKTAttack, Search
-from recon_core.attacks.plug_and_play import NoiseAware
+from recon_core.attacks.many_starts import NoiseAware
 from recon_core.balance import Curation
 from recon_core.duplicates import THRESHOLD as NEAR_DUPLICATE
 from recon_core.experiments import KKT, AutoencoderRecovery, Experiment

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from recon_core.attacks.plug_and_play import Iteration, KnownMask, NoiseAware, UnknownMask
+from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.restore.edm import EDM
 from recon_core.restore.fit import Training
 from recon_core.restore.inpaint import DDNM
 from recon_core.victims.autoencoder import Activation, FullyConnected, UNet
-from recon_core.victims.autoencoder_training import AutoencoderTraining
-from tasks.inpainter import CPU_INPAINTER, PAPER_INPAINTER, Inpainter
+from recon_core.victims.autoencoder_training import LEVELS, AutoencoderTraining
+from tasks.inpainter import CPU_DDNM, CPU_INPAINTER, PAPER_INPAINTER, Inpainter
 from tasks.recovery_study import Methods, Noise, RecoveryStudy, RecoveryVictim
 
 TINY_IMAGENET = "tiny-imagenet:tiny-imagenet-200"
@@ -35,11 +36,15 @@ MODERATE_DENSE = AutoencoderTraining(
 )
 MODERATE_UNET = AutoencoderTraining(epochs=50_000, lr=1e-3, levels=(1e-4,))
 
-CPU_DENSE = AutoencoderTraining(epochs=8_000, lr=1e-4)
-CPU_UNET = AutoencoderTraining(epochs=8_000, lr=1e-3)
+CPU_DENSE = AutoencoderTraining(epochs=6_000, lr=1e-3, hold=0.3, levels=(1e-3, *LEVELS))
+CPU_UNET = AutoencoderTraining(
+    epochs=20_000, lr=2e-3, lr_end=2e-5, levels=(1e-3, 3e-4, 1e-4, 3e-5, *LEVELS[1:])
+)
+CPU_SKIPS = replace(CPU_UNET, epochs=4_000, hold=0.2, levels=(1e-4, 1e-5))
 CPU_WIDTH = 512
-CPU_CHANNELS = (16, 32, 64, 256)
-CPU_DDNM = DDNM(n_steps=50)
+CPU_CHANNELS = (16, 32, 64, 128, 512)
+"""Down to 2x2: what passes there has two thirds of the numbers of an image, so that the network
+cannot be the identity."""
 
 
 def dense(
@@ -107,7 +112,11 @@ def paper() -> RecoveryStudy:
 
 
 def cpu() -> RecoveryStudy:
-    """What two cores do in hours: small networks on CIFAR-10 at 32x32."""
+    """What two cores do in hours: small networks on CIFAR-10 at 32x32.
+
+    The U-Net has no skip connections; the one that has them learns to copy its input, and shows
+    that a low training loss alone is no memory.
+    """
     small = UNet(channels=CPU_CHANNELS, convolutions=1, skips=False)
     return RecoveryStudy(
         preset="cpu",
@@ -116,8 +125,17 @@ def cpu() -> RecoveryStudy:
             dense(10, "leaky_relu", CPU_DENSE, n_images=100, width=CPU_WIDTH),
             dense(10, "prelu", CPU_DENSE, n_images=100, width=CPU_WIDTH),
             unet("leaky_relu", CPU_UNET, n_images=50, network=small),
+            replace(
+                unet("leaky_relu", CPU_SKIPS, n_images=50, network=replace(small, skips=True)),
+                name="unet-skips",
+                title="U-Net with skip connections, leaky ReLU",
+            ),
         ),
-        methods=Methods(ddnm=CPU_DDNM),
+        methods=Methods(
+            iteration=Iteration(n_iterations=500),
+            unknown=UnknownMask(n_alternations=50),
+            ddnm=CPU_DDNM,
+        ),
         inpainter=CPU_INPAINTER,
     )
 

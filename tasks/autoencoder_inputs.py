@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from recon_core.attacks.plug_and_play import Iteration, KnownMask, NoiseAware, UnknownMask
+from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.degradation import MASKS
 from storage.weights import WeightsError, read_weights
 from tasks.autoencoder_networks import (
@@ -29,6 +30,8 @@ from tasks.autoencoder_programs import Program, program_kind, read_program
 Method = NoiseAware | UnknownMask | KnownMask | Iteration
 Split = Literal["all", "train", "heldout"]
 ROWS_AT_ONCE = 256
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, torch.jit.Error)
+"""torch's ways of saying that a program does not take an input."""
 NO_CONTROL = "none"
 
 
@@ -218,7 +221,13 @@ def _probed(program: Program, shape: Shape, job: AutoencoderJob) -> tuple[bool, 
         try:
             with torch.no_grad():
                 y = f(x)
-        except (RuntimeError, ValueError, TypeError, IndexError):  # torch's ways of saying no
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            IndexError,
+            torch.jit.Error,
+        ):  # torch's ways of saying no
             return False
         return isinstance(y, Tensor) and y.shape == x.shape
 

@@ -14,7 +14,8 @@ import io
 import logging
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -93,13 +94,8 @@ def _moved(module: Any) -> Callable[[str], Callable[[Tensor], Tensor]]:
 
 
 def _exported(content: bytes, digest: str, path: Path) -> Program:
-    logger = logging.getLogger("torch.export")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
+    with _quietly("torch.export", "torch._export"):
         program = torch.export.load(io.BytesIO(content))
-    finally:
-        logger.setLevel(before)
     inputs = [
         node.meta["val"]
         for node in program.graph.nodes
@@ -117,8 +113,23 @@ def _exported(content: bytes, digest: str, path: Path) -> Program:
     def on(device: str) -> Callable[[Tensor], Tensor]:
         from torch.export.passes import move_to_device_pass
 
-        placed = move_to_device_pass(program, device).module()
-        return lambda x: placed(x.to(dtype))
+        placed = program if device == "cpu" else move_to_device_pass(program, device)
+        module = placed.module()
+        return lambda x: module(x.to(dtype))
 
     batch = rows if isinstance(rows, int) else None
     return Program("export", digest, tuple(shape) or None, batch, on)
+
+
+@contextmanager
+def _quietly(*names: str) -> Iterator[None]:
+    """No warnings of these loggers: torch's own about formats."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -73,9 +73,9 @@ CPU_INPAINTER = Inpainter(
 )
 """About 13 minutes on one free core."""
 
-CPU_DDNM = DDNM(n_steps=20, sigma_max=10.0, travel_repeat=10)
-"""How to inpaint with `CPU_INPAINTER`: a third of a second an image on one core. The denoiser is
-asked twice as often as in 100 steps without time travel, which do worse."""
+CPU_DDNM = DDNM(n_steps=20, sigma_max=10.0, travel_repeat=10, n_samples=4)
+"""How to inpaint with `CPU_INPAINTER`: about a second an image on one core. An exact sample has
+twice the squared error of the conditional mean, the mean of four 5/4 of it."""
 
 
 def train_inpainter(

@@ -96,6 +96,15 @@ def _of_test_images(r: RecoveryResults, score: Score, *, at_most: float) -> Verd
     return _text(found), all(holds for _t, holds in found)
 
 
+def copying_gives_nothing(r: RecoveryResults) -> Verdict:
+    found = []
+    for victim in r.copying:
+        for method in ("iteration", "unknown", "noise_aware"):
+            share = r.share(r.cells(victim, method), r.approximate)
+            found.append((f"{victim['title']}, {method}: {share:.3g}", share <= RARELY))
+    return _text(found), all(holds for _t, holds in found)
+
+
 def falls_with_the_loss(r: RecoveryResults) -> Verdict:
     found = []
     for victim in r.perfect:
@@ -204,6 +213,11 @@ def ours_at_least_as_good(r: RecoveryResults) -> Verdict:
 
 def ours_better(r: RecoveryResults) -> Verdict:
     found = _against(r, r.perfect, "noise_aware", "unknown", r.accurate)
+    return _text(found), every(d.above() for _t, d in found)
+
+
+def ours_better_in_the_moderate_regime(r: RecoveryResults) -> Verdict:
+    found = _against(r, r.moderate(), "noise_aware", "unknown", r.approximate)
     return _text(found), every(d.above() for _t, d in found)
 
 

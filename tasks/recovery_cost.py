@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recon_core.attacks.plug_and_play import Iteration, KnownMask, NoiseAware, UnknownMask
+from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.restore import Fit
 from recon_core.restore.inpaint import DDNM, biharmonic, unconditional
 from recon_core.types import seeded_generator

@@ -12,7 +12,7 @@ import torch
 
 from recon_core.recovery_scores import psnr
 from recon_core.summary import bootstrap_interval
-from tasks.recovery_views import at_lowest, cells_of, lowest, moderate
+from tasks.recovery_views import at_lowest, cells_of, copies, lowest, moderate
 from tasks.study_results import NotTestableError
 
 Floats = npt.NDArray[np.float64]
@@ -63,15 +63,22 @@ class RecoveryResults:
 
     @property
     def perfect(self) -> list[Record]:
-        """Victims that were to fit their images perfectly and reached a loss."""
+        """Victims that overfit their images, beyond the moderate regime."""
         few = [victim["name"] for victim in moderate(self.record)]
-        victims = [v for v in self.record["victims"] if v["name"] not in few]
+        victims = [v for v in self.record["victims"] if v["name"] not in few and not copies(v)]
         return self._asked(victims, "victim of the perfect fitting regime was evaluated")
 
-    def moderate(self, kind: str) -> list[Record]:
-        """Victims of the moderate regime, "fc" or "unet"."""
-        found = [v for v in moderate(self.record) if v["architecture"]["kind"] == kind]
-        return self._asked(found, f"{kind} victim of the moderate regime was evaluated")
+    def moderate(self, kind: str = "") -> list[Record]:
+        """Victims of the moderate regime that overfit: "fc", "unet", or both."""
+        of_kind = [v for v in moderate(self.record) if kind in ("", v["architecture"]["kind"])]
+        found = [victim for victim in of_kind if not copies(victim)]
+        return self._asked(found, f"{kind} victim of the moderate regime was evaluated".strip())
+
+    @property
+    def copying(self) -> list[Record]:
+        """Victims that reached a low loss by copying their input."""
+        found = [victim for victim in self.record["victims"] if copies(victim)]
+        return self._asked(found, "victim copies its input")
 
     @property
     def evaluated(self) -> list[Record]:

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from recon_core.attacks.plug_and_play import Iteration, KnownMask, NoiseAware, UnknownMask
+from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.degradation import MASKS
 from recon_core.restore.inpaint import DDNM
 from recon_core.victims.autoencoder import Autoencoder

@@ -15,7 +15,10 @@ from tasks.report_record import Record
 
 VALUES = ("accurate", "approximate", "psnr")
 MODERATE = 1e-5
-"""A network that was asked for no lower loss than this is of the moderate regime (000, C.2)."""
+"""A network that reached no lower loss than this is of the moderate regime (000, C.2)."""
+MEMORY = 100
+"""A network that overfits has so many times its train loss on images that it has not seen; one that
+has less has learned to copy its input, and there is nothing in it to be recovered."""
 FAVOURITE_MASK = "window"  # of 000, figure F.3: mask 6
 
 ONE_OF_EACH = (
@@ -83,14 +86,21 @@ def best_victim(record: Record) -> Record | None:
 
 
 def moderate(record: Record) -> list[Record]:
-    """The victims of the moderate regime."""
-    return [v for v in record["victims"] if min(v["wanted"], default=math.inf) >= MODERATE]
+    """The victims of the moderate regime, by the lowest level that they reached."""
+    return [v for v in record["victims"] if (at := lowest(v)) and at["level"] >= MODERATE]
+
+
+def copies(victim: Record) -> bool:
+    """Whether a network serves unseen images nearly as well as its own; false if it is unknown."""
+    at, unseen = lowest(victim), victim["test_loss"]
+    return at is not None and unseen is not None and bool(unseen < MEMORY * at["loss"])
 
 
 def overfitted(record: Record) -> list[Record]:
-    """The victims that were to fit their images perfectly; all victims if none was."""
-    few = moderate(record)
-    return [v for v in record["victims"] if v not in few] or list(record["victims"])
+    """The victims that were to fit their images perfectly, whether they did or not; all victims if
+    none was."""
+    found = [v for v in record["victims"] if min(v["wanted"], default=math.inf) < MODERATE]
+    return found or list(record["victims"])
 
 
 def _names(victims: Sequence[Record]) -> list[str]:

@@ -31,14 +31,8 @@ from recon_core.attacks.autoencoder_results import (
     degraded_images,
     result_of,
 )
-from recon_core.attacks.plug_and_play import (
-    Degraded,
-    Iteration,
-    KnownMask,
-    NoiseAware,
-    Recovered,
-    UnknownMask,
-)
+from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Degraded, Iteration, KnownMask, Recovered, UnknownMask
 from recon_core.augment import augment_images
 from recon_core.degradation import MASKS
 from recon_core.restore.precision import float32_arithmetic

@@ -5,13 +5,8 @@
 with H unknown. Alternate two steps: x by plug-and-play ADMM, in which f stands for the proximity
 operator of s_f (algorithm 1; for some tied autoencoders it is one, theorem 1), and H pixel by pixel
 in closed form (eq. 19, 20). f is a black box: only f(x) is asked for. All samples and masks go
-through it as one batch, in which every sample stops by itself and then leaves.
-
-What is ours, beside the paper's method and not in its place (`NoiseAware`): 000's rule erases a
-pixel where x > 2 y, whatever y is. But an erased pixel holds nothing except noise, so any pixel
-brighter than the noise was not erased, and H follows from y alone; the noise is measured on the
-negative values, which only it can make. With H known so early, the effort goes into many starts:
-whether a result is right can be seen without the original.
+through it as one batch, in which every sample stops by itself and then leaves. What we add is in
+`recon_core.attacks.many_starts`.
 """
 
 from __future__ import annotations
@@ -62,9 +57,16 @@ class Degraded:
     """
 
     y: Float[Tensor, "b c h w"]
-    mask: Bool[Tensor, "b c h w"] | None = None
+    mask: Bool[Tensor, "_ _ _ _"] | None = None
     sigma: float | None = None
     generators: tuple[torch.Generator, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mask is not None and self.mask.shape != self.y.shape:
+            raise ValueError(
+                f"mask is {tuple(self.mask.shape)} for images {tuple(self.y.shape)}; give every "
+                "sample and channel its own"
+            )
 
 
 def x_step(
@@ -80,23 +82,6 @@ def x_step(
 def mask_step(x: Float[Tensor, "b c h w"], y: Float[Tensor, "b c h w"]) -> Bool[Tensor, "b c h w"]:
     """argmin over H of ||H x - y||^2: False where x > 2 y or x < 0 (000, eq. 20; y >= 0)."""
     return (x <= 2 * y) & (x >= 0)
-
-
-def noise_level(y: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
-    """The noise's standard deviation, from the values below 0, which only noise can make:
-    E[y^2 | y < 0] = sigma^2 where a pixel was erased. 0 for a sample that has none."""
-    below = y.clamp(max=0).double()
-    count = (y < 0).flatten(1).sum(1).clamp(min=1)
-    return (below.square().flatten(1).sum(1) / count).sqrt().to(y.dtype)
-
-
-def visible(y: Float[Tensor, "b c h w"], sigma: Float[Tensor, " b"]) -> Bool[Tensor, "b c h w"]:
-    """Pixels that noise alone would not have made as bright: sum over channels of y^2 above
-    sigma^2 q, with q the quantile of chi-squared that one erased pixel in `FALSE_VISIBLE` exceeds.
-    Without noise those that are not exactly 0."""
-    energy = y.square().sum(1, keepdim=True)
-    limit = sigma.view(-1, 1, 1, 1).square() * _quantile(y.shape[1])
-    return (energy > limit).expand_as(y)
 
 
 def admm(
@@ -125,7 +110,7 @@ def admm(
         finite = new_v.flatten(1).isfinite().all(1)
         u = u + xi - new_v
         last = k == n_iterations - 1
-        moved = torch.maximum(_mean_square(xi - new_v), _mean_square(new_v - v))
+        moved = torch.maximum(mean_square(xi - new_v), mean_square(new_v - v))
         done = (moved < tolerance) | ~finite
         v = new_v
         if last or bool(done.any()):
@@ -198,7 +183,8 @@ class Iteration:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        _check_positive(n_iterations=self.n_iterations)
+        check_positive(n_iterations=self.n_iterations)
+        check_not_negative(stop_below=self.stop_below)
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
         """Estimates from the degraded images alone."""
@@ -208,7 +194,7 @@ class Iteration:
             new = evaluated(f, x)
             out.n_applied[rows] += 1
             finite = new.flatten(1).isfinite().all(1)
-            done = (_mean_square(new - x) < self.stop_below) | ~finite
+            done = (mean_square(new - x) < self.stop_below) | ~finite
             last = k == self.n_iterations - 1
             if last or bool(done.any()):
                 leaving = done | last
@@ -218,7 +204,7 @@ class Iteration:
             x = new
             if not len(rows):
                 break
-        return _recovered(out, torch.ones_like(y, dtype=torch.bool))
+        return recovered(out, torch.ones_like(y, dtype=torch.bool))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +222,8 @@ class KnownMask:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        _check_positive(gamma=self.gamma, n_admm=self.n_admm)
+        check_positive(gamma=self.gamma, n_admm=self.n_admm)
+        check_not_negative(tolerance=self.tolerance)
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
         """Estimates from the degraded images and their masks."""
@@ -249,7 +236,7 @@ class KnownMask:
         )
         if not self.noisy:
             out.x = torch.where(theta, y, out.x)
-        return _recovered(out, theta)
+        return recovered(out, theta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,12 +260,13 @@ class UnknownMask:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        _check_positive(
+        check_positive(
             gamma=self.gamma,
             n_admm=self.n_admm,
             n_alternations=self.n_alternations,
             stop_times=self.stop_times,
         )
+        check_not_negative(stop_below=self.stop_below)
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
         """Estimates from the degraded images alone; a "random" start takes a generator each."""
@@ -293,7 +281,7 @@ class UnknownMask:
             theta[rows] = torch.where(
                 step.finite.view(-1, 1, 1, 1), mask_step(step.x, y[rows]), theta[rows]
             )
-            is_calm = _mean_square(step.x - before[rows]) < self.stop_below
+            is_calm = mean_square(step.x - before[rows]) < self.stop_below
             calm[rows] = torch.where(is_calm, calm[rows] + 1, 0)
             before[rows] = step.x
             done = (calm[rows] >= self.stop_times) | ~step.finite
@@ -304,7 +292,7 @@ class UnknownMask:
                 rows = rows[~leaving]
             if not len(rows):
                 break
-        return _recovered(out, theta)
+        return recovered(out, theta)
 
     def _first_masks(
         self, y: Float[Tensor, "b c h w"], generators: Sequence[torch.Generator]
@@ -319,190 +307,25 @@ class UnknownMask:
         return torch.stack(drawn).to(y.device)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoiseAware:
-    """Ours: H from the noise (`visible`), then projections from many starts; the best one is kept.
-
-    From x = y with every erased pixel at one of `fills`, x <- P f(x), where P puts y back (half of
-    it, if there is noise) where H says so; also ADMM, once per entry of `gammas`, which comes after
-    the first of the fills. Of a
-    sample's results the one that f changes least and that fits y best is kept, which needs no
-    original: right results cost as little as the autoencoder's training loss, wrong ones stay far
-    above. A sample whose cost is below `solved_below` leaves. With noise the estimate is what f
-    alone makes of it in the end (`n_release` times), if that fits y no worse than the noise allows.
-
-    `descent_steps`: before the projections so many steps of Adam on the erased and visible pixels,
-    at the rate `descent_rate`, lower ||H (f(x) - y)||^2 + `descent_weight` ||f(x) - x||^2. This
-    needs f's gradient; 0 leaves f a black box.
-    """
-
-    kind: Literal["noise_aware"] = "noise_aware"
-    fills: tuple[float, ...] = (0.5, 0.3, 0.7, 0.1, 0.9, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    gammas: tuple[float, ...] = (0.5, 0.1, 1.0)
-    n_steps: int = 100
-    tolerance: float = 1e-13
-    solved_below: float = 1e-8
-    n_release: int = 50
-    descent_steps: int = 0
-    descent_rate: float = 0.03
-    descent_weight: float = 0.1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
-    def __post_init__(self) -> None:
-        if not self.fills and not self.gammas:
-            raise ValueError("fills and gammas are both empty; give at least one start")
-        if not all(math.isfinite(fill) for fill in self.fills):
-            raise ValueError(f"fills={self.fills} must be brightnesses, usually in [0, 1]")
-        for gamma in self.gammas:
-            _check_positive(gamma=gamma)
-        _check_positive(n_steps=self.n_steps, descent_rate=self.descent_rate)
-        if min(self.descent_steps, self.n_release, self.descent_weight) < 0:
-            raise ValueError(
-                f"descent_steps={self.descent_steps}, n_release={self.n_release} and "
-                f"descent_weight={self.descent_weight} must be 0 or more"
-            )
-
-    def recover(self, f: Function, degraded: Degraded) -> Recovered:
-        """Estimates from the degraded images alone."""
-        y, given = degraded.y, degraded.sigma
-        sigma = noise_level(y) if given is None else torch.full_like(y[:, 0, 0, 0], given)
-        theta = visible(y, sigma)
-        best = Estimates.at(y)
-        lowest = torch.full_like(sigma, math.inf)
-        rows = torch.arange(len(y), device=y.device)
-        attempts: list[float | _Gamma] = list(self.fills)
-        attempts[1:1] = [_Gamma(gamma) for gamma in self.gammas]
-        for attempt in attempts:
-            problem = _Problem(f, y[rows], theta[rows], sigma[rows])
-            out = self._attempt(problem, attempt)
-            cost = problem.cost(out.x).where(out.finite, math.inf)
-            out.n_applied += 1
-            best.take(rows, out, cost < lowest[rows])
-            lowest[rows] = torch.minimum(lowest[rows], cost)
-            rows = rows[lowest[rows] > self.solved_below]
-            if not len(rows):
-                break
-        return _recovered(best, theta)
-
-    def _attempt(self, problem: _Problem, attempt: float | _Gamma) -> Estimates:
-        f, y, theta = problem.f, problem.y, problem.theta
-        if isinstance(attempt, _Gamma):
-            out = admm(
-                f,
-                y,
-                theta,
-                gamma=attempt.gamma,
-                n_iterations=self.n_steps,
-                tolerance=self.tolerance,
-            )
-            out.x = problem.put_back(out.x, out.x)
-        else:
-            start = torch.where(theta, y, attempt)
-            if self.descent_steps:
-                start = self._descend(problem, start)
-            out = problem.project(start, self.n_steps, self.tolerance)
-            out.n_applied += 2 * self.descent_steps
-        if self.n_release and bool((problem.sigma > 0).any()):
-            self._release(problem, out)
-        return out
-
-    def _descend(self, problem: _Problem, start: Float[Tensor, "b c h w"]) -> Tensor:
-        """f of where Adam ends."""
-        x = start.clone().requires_grad_()
-        optimiser = torch.optim.Adam([x], lr=self.descent_rate)
-        for _ in range(self.descent_steps):
-            with torch.enable_grad():
-                value = evaluated(problem.f, x)
-                misfit = (problem.theta * (value - problem.y)).square().sum()
-                (gradient,) = torch.autograd.grad(
-                    misfit + self.descent_weight * (value - x).square().sum(), x
-                )
-            x.grad = gradient.nan_to_num()
-            optimiser.step()
-        with torch.no_grad():
-            return evaluated(problem.f, x.detach())
-
-    def _release(self, problem: _Problem, out: Estimates) -> None:
-        """f alone from the estimates, kept where the cost does not rise."""
-        x = out.x
-        for _ in range(self.n_release):
-            x = evaluated(problem.f, x)
-        out.n_applied += self.n_release
-        better = (problem.cost(x) <= problem.cost(out.x)) & (problem.sigma > 0)
-        out.x = torch.where(better.view(-1, 1, 1, 1), x, out.x)
-
-
-@dataclass(frozen=True)
-class _Gamma:
-    """An attempt by ADMM."""
-
-    gamma: float
-
-
-@dataclass(frozen=True)
-class _Problem:
-    """Samples whose masks are estimated."""
-
-    f: Function
-    y: Float[Tensor, "b c h w"]
-    theta: Bool[Tensor, "b c h w"]
-    sigma: Float[Tensor, " b"]
-
-    def put_back(self, x: Tensor, otherwise: Tensor) -> Tensor:
-        """y, where H says so and there is no noise; `otherwise` where there is."""
-        exact = (self.sigma == 0).view(-1, 1, 1, 1)
-        return torch.where(self.theta, torch.where(exact, self.y, otherwise), x)
-
-    def cost(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
-        """Mean squares: what f changes, and what f misses of y beyond the noise."""
-        value = evaluated(self.f, x)
-        n_visible = self.theta.flatten(1).sum(1).clamp(min=1)
-        misfit = (self.theta * (value - self.y)).square().flatten(1).sum(1) / n_visible
-        cost = _mean_square(value - x) + (misfit - self.sigma**2).clamp(min=0)
-        return cost.nan_to_num(nan=math.inf)
-
-    def project(self, x: Float[Tensor, "b c h w"], n_steps: int, tolerance: float) -> Estimates:
-        """x <- P f(x) until the mean square of its change is below the tolerance."""
-        rows, out = torch.arange(len(x), device=x.device), Estimates.at(x)
-        x = out.x
-        for k in range(n_steps):
-            value = evaluated(self.f, x)
-            part = _Problem(self.f, self.y[rows], self.theta[rows], self.sigma[rows])
-            new = part.put_back(value, (value + part.y) / 2)
-            out.n_applied[rows] += 1
-            finite = value.flatten(1).isfinite().all(1)
-            done = (_mean_square(new - x) < tolerance) | ~finite
-            last = k == n_steps - 1
-            if last or bool(done.any()):
-                leaving = done | last
-                out.put(rows[leaving], new[leaving], done[leaving], finite[leaving])
-                rows, new = rows[~leaving], new[~leaving]
-            x = new
-            if not len(rows):
-                break
-        return out
-
-
-FALSE_VISIBLE = 1e4
-"""An erased pixel in so many is taken for a visible one, because of its noise."""
-
-
-def _quantile(n_channels: int) -> float:
-    """Of chi-squared with a degree of freedom per channel."""
-    from scipy.stats import chi2
-
-    return float(chi2.isf(1 / FALSE_VISIBLE, n_channels))
-
-
-def _recovered(out: Estimates, mask: Tensor) -> Recovered:
+def recovered(out: Estimates, mask: Tensor) -> Recovered:
+    """The estimates as pictures."""
     return Recovered(out.x.clamp(0, 1), mask, out.n_applied, out.endings())
 
 
-def _mean_square(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
+def mean_square(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
+    """Of every sample."""
     return x.square().flatten(1).mean(1)
 
 
-def _check_positive(**numbers: float | int) -> None:
+def check_positive(**numbers: float | int) -> None:
+    """ValueError for one that is not positive and finite."""
     for name, value in numbers.items():
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value} must be positive")
+
+
+def check_not_negative(**numbers: float | int) -> None:
+    """ValueError for one that is negative or not finite."""
+    for name, value in numbers.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}={value} must be 0 or more")

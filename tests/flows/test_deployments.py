@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from flows.attack import attack_plan
 from flows.regenerate import describe
 from flows.studies import resolve, study
-from recon_core.attacks.plug_and_play import NoiseAware
+from recon_core.attacks.many_starts import NoiseAware
 from storage.dataset import Dataset
 from tasks.attack import AttackJob
 from tasks.autoencoder_inputs import AutoencoderJob

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from recon_core.attacks.autoencoder import AutoencoderRecovery
 from recon_core.attacks.autoencoder_results import degraded_images
-from recon_core.attacks.plug_and_play import Iteration, KnownMask, NoiseAware, UnknownMask
+from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.degradation import MASKS
 from recon_core.experiments import bytes_per_run
 from recon_core.matching import fit_to_range

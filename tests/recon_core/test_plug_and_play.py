@@ -12,18 +12,15 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from recon_core.attacks.many_starts import FALSE_VISIBLE, NoiseAware, noise_level, visible
 from recon_core.attacks.plug_and_play import (
-    FALSE_VISIBLE,
     Degraded,
     Ending,
     Iteration,
     KnownMask,
-    NoiseAware,
     Recovered,
     UnknownMask,
     admm,
-    noise_level,
-    visible,
 )
 from recon_core.degradation import degrade, mask_pattern
 from recon_core.recovery_scores import ACCURATE, errors, psnr
@@ -37,12 +34,12 @@ Method = Iteration | KnownMask | UnknownMask | NoiseAware
 Function = Callable[[Tensor], Tensor]
 
 METHODS: dict[str, Method] = {
-    "iteration": Iteration(n_iterations=200),
+    "iteration": Iteration(n_iterations=200, stop_below=1e-6),
     "known": KnownMask(),
     "known, until it converges": KnownMask(n_admm=300, tolerance=1e-12),
     "unknown, random start": UnknownMask(n_alternations=12),
     "unknown, from nothing": UnknownMask(n_alternations=12, start="nothing"),
-    "noise aware": NoiseAware(n_admm=100),
+    "noise aware": NoiseAware(),
 }
 N = 10
 TILES = photograph_tiles(8, shrink=8).float() / 255
@@ -353,9 +350,9 @@ def test_without_noise_visible_is_what_is_not_zero_in_any_channel() -> None:
 def test_noise_aware_puts_visible_pixels_back_without_noise_alone() -> None:
     clean, noisy = degraded(TRAIN, "random"), degraded(TRAIN, "random", sigma=0.05)
     assert clean.mask is not None
-    found = NoiseAware(n_admm=2).recover(trained(), clean)
+    found = NoiseAware(n_steps=2).recover(trained(), clean)
     assert torch.equal(found.x[clean.mask], clean.y[clean.mask])
-    found = NoiseAware(n_admm=2).recover(trained(), noisy)
+    found = NoiseAware(n_steps=2).recover(trained(), noisy)
     assert not torch.isclose(found.x[clean.mask], noisy.y[clean.mask]).all()
 
 
@@ -369,6 +366,12 @@ def test_noise_aware_puts_visible_pixels_back_without_noise_alone() -> None:
         (lambda: UnknownMask(gamma=-1.0), "gamma=-1.0"),
         (lambda: UnknownMask(n_alternations=0), "n_alternations=0"),
         (lambda: UnknownMask(stop_times=0), "stop_times=0"),
+        (lambda: UnknownMask(stop_below=-1e-9), "stop_below=-1e-09 must be 0 or more"),
+        (lambda: KnownMask(tolerance=math.nan), "tolerance=nan"),
+        (lambda: NoiseAware(fills=(), gammas=()), "both empty"),
+        (lambda: NoiseAware(fills=(math.inf,)), "fills="),
+        (lambda: NoiseAware(descent_steps=-1), "descent_steps=-1"),
+        (lambda: NoiseAware(gammas=(0.0,)), "gamma=0.0"),
     ],
 )
 def test_settings_that_make_no_method_are_refused(make: Callable[[], Method], message: str) -> None:
@@ -382,3 +385,18 @@ def test_methods_come_from_a_recipe_and_nothing_else_does() -> None:
     for wrong in ({"kind": "unknown", "noisy": True}, {"kind": "ddnm"}):
         with pytest.raises(ValidationError):
             adapter.validate_python(wrong)
+
+
+def test_a_mask_of_another_size_is_refused() -> None:
+    mask = torch.ones(N, 3, 4, 4, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"mask is \(10, 3, 4, 4\) for images \(10, 3, 8, 8\)"):
+        Degraded(y=TRAIN, mask=mask)
+
+
+def test_descent_finds_what_projections_from_the_same_start_miss_or_at_least_no_less() -> None:
+    seen = degraded(TRAIN, "half")
+    alone = NoiseAware(fills=(0.5,), gammas=()).recover(trained(), seen)
+    led = NoiseAware(fills=(0.5,), gammas=(), descent_steps=60).recover(trained(), seen)
+    n_alone, n_led = (int((errors(r.x, TRAIN) < ACCURATE).sum()) for r in (alone, led))
+    assert n_led >= n_alone
+    assert bool((led.n_applied >= 120).all())

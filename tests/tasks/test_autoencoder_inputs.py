@@ -1,4 +1,4 @@
-"""What is made of a file: the function that torch's own network computes, whatever form it is in."""
+"""What is made of a file: the function that torch's own network computes, whatever its form."""
 
 from __future__ import annotations
 
@@ -165,23 +165,18 @@ def test_gradients_pass_where_they_are_asked_for(tmp_path: Path) -> None:
 def test_another_activation_is_named_if_it_fits(tmp_path: Path) -> None:
     images = draw(4)
     write_pictures(tmp_path / "images", images, ("",))
-    softplus, last = nn.Linear(48, 48), nn.Linear(48, 48)
-    nn.init.eye_(softplus.weight)
-    nn.init.constant_(softplus.bias, -20.0)
-    softplus.weight.data *= 1e-3
-    with torch.no_grad():  # softplus is nearly exp here, so its first order gives x back
-        scale = torch.exp(softplus.bias[0])
-        nn.init.eye_(last.weight)
-        last.weight.data *= 1e3 / scale
-        nn.init.constant_(last.bias, -1e3)
-    torch.save(
-        nn.Sequential(softplus, nn.Softplus(), last).double().state_dict(), tmp_path / "s.pt"
-    )
-    prepared = prepare(
-        AutoencoderJob(
-            weights=tmp_path / "s.pt", out=tmp_path, data=f"folder:{tmp_path / 'images'}"
-        )
-    )
+    first, last = nn.Linear(48, 48).double(), nn.Linear(48, 48).double()
+    middle = torch.tensor(-1.0, dtype=torch.float64)  # around which softplus is nearly linear
+    slope = 1e-3 * middle.sigmoid()
+    for layer, scale, shift in (
+        (first, torch.tensor(1e-3), middle),
+        (last, 1 / slope, -nn.functional.softplus(middle) / slope),
+    ):
+        layer.weight.data = scale * torch.eye(48, dtype=torch.float64)
+        layer.bias.data.fill_(float(shift))
+    torch.save(nn.Sequential(first, nn.Softplus(), last).state_dict(), tmp_path / "s.pt")
+    data = f"folder:{tmp_path / 'images'}"
+    prepared = prepare(AutoencoderJob(weights=tmp_path / "s.pt", out=tmp_path, data=data))
     said = " ".join(finding.text for finding in prepared.preflight.findings)
     assert prepared.preflight.stopped
     assert "With --activation softplus the error is" in said

@@ -1,0 +1,224 @@
+"""Ours, beside paper 000's method: the mask from the noise, and projections from many starts.
+
+000's mask step erases a pixel where x > 2 y, whatever y is. But an erased pixel holds nothing
+except noise, so any pixel brighter than the noise was not erased, and H follows from y alone; the
+noise is measured on the negative values, which only it can make. With H known so early, the effort
+goes into many starts: whether a result is right can be seen without the original.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from recon_core.attacks.plug_and_play import (
+    FORBID,
+    Degraded,
+    Estimates,
+    Function,
+    Recovered,
+    admm,
+    check_not_negative,
+    check_positive,
+    evaluated,
+    mean_square,
+    recovered,
+)
+
+FALSE_VISIBLE = 1e4
+"""An erased pixel in so many is taken for a visible one, because of its noise."""
+
+
+def noise_level(y: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
+    """The noise's standard deviation, from the values below 0, which only noise can make:
+    E[y^2 | y < 0] = sigma^2 where a pixel was erased. 0 for a sample that has none."""
+    below = y.clamp(max=0).double()
+    count = (y < 0).flatten(1).sum(1).clamp(min=1)
+    return (below.square().flatten(1).sum(1) / count).sqrt().to(y.dtype)
+
+
+def visible(y: Float[Tensor, "b c h w"], sigma: Float[Tensor, " b"]) -> Bool[Tensor, "b c h w"]:
+    """Pixels that noise alone would not have made as bright: sum over channels of y^2 above
+    sigma^2 q, with q the quantile of chi-squared that one erased pixel in `FALSE_VISIBLE` exceeds.
+    Without noise those that are not exactly 0."""
+    energy = y.square().sum(1, keepdim=True)
+    limit = sigma.view(-1, 1, 1, 1).square() * _quantile(y.shape[1])
+    return (energy > limit).expand_as(y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseAware:
+    """Ours: H from the noise (`visible`), then projections from many starts; the best one is kept.
+
+    From x = y with every erased pixel at one of `fills`, x <- P f(x), where P puts y back (half of
+    it, if there is noise) where H says so; also ADMM, once per entry of `gammas`, which comes after
+    the first of the fills. Of a sample's results the one that f changes least and that fits y best
+    is kept, which needs no original: right results cost as little as the autoencoder's training
+    loss, wrong ones stay far above. A sample whose cost is below `solved_below` leaves. With noise
+    the estimate is what f alone makes of it in the end (`n_release` times), if that fits y no worse
+    than the noise allows.
+
+    `descent_steps`: before the projections so many steps of Adam on the erased and visible pixels,
+    at the rate `descent_rate`, lower ||H (f(x) - y)||^2 + `descent_weight` ||f(x) - x||^2. This
+    needs f's gradient; 0 leaves f a black box.
+    """
+
+    kind: Literal["noise_aware"] = "noise_aware"
+    fills: tuple[float, ...] = (0.5, 0.3, 0.7, 0.1, 0.9, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    gammas: tuple[float, ...] = (0.5, 0.1, 1.0)
+    n_steps: int = 100
+    tolerance: float = 1e-13
+    solved_below: float = 1e-8
+    n_release: int = 50
+    descent_steps: int = 0
+    descent_rate: float = 0.03
+    descent_weight: float = 0.1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        if not self.fills and not self.gammas:
+            raise ValueError("fills and gammas are both empty; give at least one start")
+        if not all(math.isfinite(fill) for fill in self.fills):
+            raise ValueError(f"fills={self.fills} must be brightnesses, usually in [0, 1]")
+        for gamma in self.gammas:
+            check_positive(gamma=gamma)
+        check_positive(n_steps=self.n_steps, descent_rate=self.descent_rate)
+        check_not_negative(
+            descent_steps=self.descent_steps,
+            descent_weight=self.descent_weight,
+            n_release=self.n_release,
+            solved_below=self.solved_below,
+            tolerance=self.tolerance,
+        )
+
+    def recover(self, f: Function, degraded: Degraded) -> Recovered:
+        """Estimates from the degraded images alone."""
+        y, given = degraded.y, degraded.sigma
+        sigma = noise_level(y) if given is None else torch.full_like(y[:, 0, 0, 0], given)
+        theta = visible(y, sigma)
+        best = Estimates.at(y)
+        lowest = torch.full_like(sigma, math.inf)
+        rows = torch.arange(len(y), device=y.device)
+        attempts: list[float | _Gamma] = list(self.fills)
+        attempts[1:1] = [_Gamma(gamma) for gamma in self.gammas]
+        for number, attempt in enumerate(attempts):
+            problem = _Problem(f, y[rows], theta[rows], sigma[rows])
+            out = self._attempt(problem, attempt)
+            cost = problem.cost(out.x).where(out.finite, math.inf)
+            out.n_applied += 1
+            best.take(rows, out, (cost < lowest[rows]) | (number == 0))
+            lowest[rows] = torch.minimum(lowest[rows], cost)
+            rows = rows[lowest[rows] > self.solved_below]
+            if not len(rows):
+                break
+        return recovered(best, theta)
+
+    def _attempt(self, problem: _Problem, attempt: float | _Gamma) -> Estimates:
+        f, y, theta = problem.f, problem.y, problem.theta
+        if isinstance(attempt, _Gamma):
+            out = admm(
+                f,
+                y,
+                theta,
+                gamma=attempt.gamma,
+                n_iterations=self.n_steps,
+                tolerance=self.tolerance,
+            )
+            out.x = problem.put_back(out.x, out.x)
+        else:
+            start = torch.where(theta, y, attempt)
+            if self.descent_steps:
+                start = self._descend(problem, start)
+            out = problem.project(start, self.n_steps, self.tolerance)
+            out.n_applied += 2 * self.descent_steps
+        if self.n_release and bool((problem.sigma > 0).any()):
+            self._release(problem, out)
+        return out
+
+    def _descend(self, problem: _Problem, start: Float[Tensor, "b c h w"]) -> Tensor:
+        """f of where Adam ends."""
+        x = start.clone().requires_grad_()
+        optimiser = torch.optim.Adam([x], lr=self.descent_rate)
+        for _ in range(self.descent_steps):
+            with torch.enable_grad():
+                value = evaluated(problem.f, x)
+                misfit = (problem.theta * (value - problem.y)).square().sum()
+                (gradient,) = torch.autograd.grad(
+                    misfit + self.descent_weight * (value - x).square().sum(), x
+                )
+            x.grad = gradient.nan_to_num()
+            optimiser.step()
+        with torch.no_grad():
+            return evaluated(problem.f, x.detach())
+
+    def _release(self, problem: _Problem, out: Estimates) -> None:
+        """f alone from the estimates, kept where the cost does not rise."""
+        x = out.x
+        for _ in range(self.n_release):
+            x = evaluated(problem.f, x)
+        out.n_applied += self.n_release
+        better = (problem.cost(x) <= problem.cost(out.x)) & (problem.sigma > 0)
+        out.x = torch.where(better.view(-1, 1, 1, 1), x, out.x)
+
+
+@dataclass(frozen=True)
+class _Gamma:
+    """An attempt by ADMM."""
+
+    gamma: float
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Samples whose masks are estimated."""
+
+    f: Function
+    y: Float[Tensor, "b c h w"]
+    theta: Bool[Tensor, "b c h w"]
+    sigma: Float[Tensor, " b"]
+
+    def put_back(self, x: Tensor, otherwise: Tensor) -> Tensor:
+        """y, where H says so and there is no noise; `otherwise` where there is."""
+        exact = (self.sigma == 0).view(-1, 1, 1, 1)
+        return torch.where(self.theta, torch.where(exact, self.y, otherwise), x)
+
+    def cost(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
+        """Mean squares: what f changes, and what f misses of y beyond the noise."""
+        value = evaluated(self.f, x)
+        n_visible = self.theta.flatten(1).sum(1).clamp(min=1)
+        misfit = (self.theta * (value - self.y)).square().flatten(1).sum(1) / n_visible
+        cost = mean_square(value - x) + (misfit - self.sigma**2).clamp(min=0)
+        return cost.nan_to_num(nan=math.inf)
+
+    def project(self, x: Float[Tensor, "b c h w"], n_steps: int, tolerance: float) -> Estimates:
+        """x <- P f(x) until the mean square of its change is below the tolerance."""
+        rows, out = torch.arange(len(x), device=x.device), Estimates.at(x)
+        x = out.x
+        for k in range(n_steps):
+            value = evaluated(self.f, x)
+            part = _Problem(self.f, self.y[rows], self.theta[rows], self.sigma[rows])
+            new = part.put_back(value, (value + part.y) / 2)
+            out.n_applied[rows] += 1
+            finite = value.flatten(1).isfinite().all(1)
+            done = (mean_square(new - x) < tolerance) | ~finite
+            last = k == n_steps - 1
+            if last or bool(done.any()):
+                leaving = done | last
+                out.put(rows[leaving], new[leaving], done[leaving], finite[leaving])
+                rows, new = rows[~leaving], new[~leaving]
+            x = new
+            if not len(rows):
+                break
+        return out
+
+
+def _quantile(n_channels: int) -> float:
+    """Of chi-squared with a degree of freedom per channel."""
+    from scipy.stats import chi2
+
+    return float(chi2.isf(1 / FALSE_VISIBLE, n_channels))
