@@ -21,7 +21,7 @@ from flows.recovery_studies import changed, command, recovery_study, resolve_rec
 from tasks.recovery_files import ENTRIES
 
 RUN = CliRunner()
-FEW = ["--set", "victim.training.epochs=80", "--set", "masks=random,window",
+FEW = ["--set", "victim.training.epochs=400", "--set", "masks=random,window",
        "--set", "methods.unknown.n_alternations=2"]  # fmt: skip
 """Makes of the smallest preset something that takes a few seconds."""
 
