@@ -23,6 +23,7 @@ from tasks.autoencoder_networks import (
     build,
     candidates,
     facts,
+    own_description,
     shape_of,
 )
 from tasks.autoencoder_programs import Program, program_kind, read_program
@@ -137,6 +138,10 @@ def read_victim(job: AutoencoderJob, hint: Callable[[], Shape | None]) -> Autoen
 
 def _from_weights(job: AutoencoderJob, hint: Callable[[], Shape | None]) -> AutoencoderVictim:
     file = read_weights(job.weights)
+    own = own_description(job.weights) if file.kind == "safetensors" else None
+    if own is not None:  # what is said on the command line is still checked, or replaces it
+        said = own[0] if job.network == Architecture() else job.network
+        job = replace(job, network=said, shape=job.shape or own[1])
     built = build(file, job.network)
     shape = _shape(job, built, hint)
 

@@ -9,10 +9,12 @@ order of the file. Which activation it was is nowhere in the weights unless it i
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -22,6 +24,7 @@ from torch import Tensor
 from recon_core.victims.autoencoder import Autoencoder, UNet, single
 from storage.layers import find_layers, natural_key
 from storage.weights import WeightFile, WeightsError
+from tasks.recovery_files import METADATA
 
 Shape = tuple[int, int, int]
 Activation = Literal[
@@ -90,6 +93,25 @@ class Built:
     on: Callable[[str, Shape], Callable[[Tensor], Tensor]]
 
 
+def own_description(path: Path) -> tuple[Architecture, Shape] | None:
+    """The network and the images' shape as this project's own files of weights have them in their
+    metadata (`tasks.recovery_files`); None for other files."""
+    with path.open("rb") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+    try:
+        about = json.loads(json.loads(header)["__metadata__"][METADATA])
+        network, (channels, height, width) = about["network"], about["shape"]
+        said = Architecture(
+            activation=network["activation"],
+            leak=network["leak"],
+            skips=network.get("skips"),
+            convolutions=network.get("convolutions"),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+    return said, (channels, height, width)
+
+
 def parse_architecture(text: str) -> tuple[str, tuple[int, ...]]:
     """("fc", widths) or ("unet", channels); ValueError if it cannot be read."""
     kind, _colon, numbers = text.strip().partition(":")
@@ -145,7 +167,7 @@ def _dense(file: WeightFile, said: Architecture, sizes: tuple[int, ...]) -> Buil
             "or leave it out"
         )
     names = {name for layer in layers for name in (layer.weight, layer.bias)}
-    order = list(file.tensors) if file.in_order else sorted(file.tensors, key=natural_key)
+    order = _in_order(file)
     left = [name for name in order if name not in names]
     slopes = _slopes(left, widths[1:-1], file)
     activation, guessed = _activation(said, bool(slopes), file)
@@ -221,7 +243,7 @@ def _unet(file: WeightFile, said: Architecture, channels: tuple[int, ...]) -> Bu
             f"{file.path} has {n} convolutions, and their names do not tell the network; give "
             f"--arch unet:16-32-64 --convolutions 2 if it is such a U-Net, {HOW_ELSE}"
         )
-    slopes = any(name.endswith(".slope") or shape == (1,) for name, shape in shapes.items())
+    slopes = any(name.endswith(".slope") for name in shapes) if own else _has_slopes(file)
     activation, guessed = _activation(said, slopes, file)
     if activation not in UNET_ACTIVATIONS or said.last != "linear":
         raise WeightsError(
@@ -255,6 +277,17 @@ def _unet(file: WeightFile, said: Architecture, channels: tuple[int, ...]) -> Bu
     return Built(text, activation, guessed, n_parameters, None, n_channels, multiple, on)
 
 
+def _in_order(file: WeightFile) -> list[str]:
+    return list(file.tensors) if file.in_order else sorted(file.tensors, key=natural_key)
+
+
+def _has_slopes(file: WeightFile) -> bool:
+    """Single numbers that follow no convolution, whose bias they would be."""
+    shapes = [file.tensors[name].shape for name in _in_order(file)]
+    follows = itertools.pairwise(shapes)
+    return any(shape in ((), (1,)) and len(before) != 4 for before, shape in follows)
+
+
 def _channels(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     levels = itertools.takewhile(lambda i: f"down.{i}.0.weight" in shapes, itertools.count())
     return tuple(int(shapes[f"down.{level}.0.weight"][0]) for level in levels)
@@ -274,7 +307,7 @@ def _state(
     file: WeightFile, wanted: Mapping[str, tuple[int, ...]], network: Autoencoder
 ) -> dict[str, Tensor]:
     """The file's tensors under our names: by name, or one after the other."""
-    order = list(file.tensors) if file.in_order else sorted(file.tensors, key=natural_key)
+    order = _in_order(file)
     theirs = list(wanted) if set(wanted) == set(file.tensors) else order
     shapes = [file.tensors[name].shape for name in theirs]
     pairs = itertools.zip_longest(shapes, wanted.values())

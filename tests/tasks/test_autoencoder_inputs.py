@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tasks.autoencoder_inputs import AutoencoderJob, AutoencoderVictim, read_vic
 from tasks.autoencoder_networks import Architecture, parse_architecture, shape_of
 from tasks.autoencoder_pictures import read_material, read_source, shape_hint
 from tasks.autoencoder_preflight import prepare
+from tasks.recovery_files import write_weights
 from tests.tasks.attack_victims import write_pictures
 
 SHAPE = (3, 4, 4)
@@ -88,6 +90,24 @@ def test_u_nets_by_name_and_by_order(tmp_path: Path, skips: bool, activation: st
         victim_of(tmp_path / "ours.safetensors")
     with pytest.raises(WeightsError, match="multiples of 4"):
         victim_of(tmp_path / "ours.safetensors", shape=(3, 6, 6))
+
+
+def test_our_own_files_tell_everything(tmp_path: Path) -> None:
+    network = UNet(channels=(4, 5), convolutions=1, activation="softplus")
+    model = network.on((1, 8, 8))
+    weights = initial_weights(model, [torch.Generator().manual_seed(0)], dtype=torch.float32)
+    path = tmp_path / "own.safetensors"
+    write_weights(path, weights, {"network": asdict(network), "shape": [1, 8, 8]})
+    victim = victim_of(path)
+    x = draw(shape=(1, 8, 8))
+    assert torch.equal(victim.function("cpu")(x), model.forward(weights, x[None])[0])
+    assert (victim.shape, victim.facts["activation"]) == ((1, 8, 8), "softplus")
+    other = victim_of(path, network=Architecture(activation="relu"))
+    assert other.facts["activation"] == "relu"
+    torch.save({f"t{i}": t[0] for i, t in enumerate(weights.values())}, tmp_path / "grey.pt")
+    said = Architecture(arch="unet:4-5", convolutions=1, activation="softplus")
+    grey = victim_of(tmp_path / "grey.pt", hint=(3, 8, 8), network=said)  # a bias of one number
+    assert torch.equal(grey.function("cpu")(x), model.forward(weights, x[None])[0])
 
 
 def test_inputs_that_were_normalised(tmp_path: Path) -> None:
