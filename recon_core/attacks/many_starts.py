@@ -32,6 +32,9 @@ from recon_core.attacks.plug_and_play import (
 
 FALSE_VISIBLE = 1e4
 """An erased pixel in so many is taken for a visible one, because of its noise."""
+SLACK = 4.0
+"""The mean square of the noise of n pixels is sigma^2, give or take sigma^2 sqrt(2 / n); so many
+times that is still put down to the noise."""
 
 
 def noise_level(y: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
@@ -188,11 +191,12 @@ class _Problem:
         return torch.where(self.theta, torch.where(exact, self.y, otherwise), x)
 
     def cost(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
-        """Mean squares: what f changes, and what f misses of y beyond the noise."""
+        """Mean squares: what f changes, and what f misses of y beyond what noise explains."""
         value = evaluated(self.f, x)
         n_visible = self.theta.flatten(1).sum(1).clamp(min=1)
         misfit = (self.theta * (value - self.y)).square().flatten(1).sum(1) / n_visible
-        cost = mean_square(value - x) + (misfit - self.sigma**2).clamp(min=0)
+        explained = self.sigma**2 * (1 + SLACK * (2 / n_visible).sqrt())
+        cost = mean_square(value - x) + (misfit - explained).clamp(min=0)
         return cost.nan_to_num(nan=math.inf)
 
     def project(self, x: Float[Tensor, "b c h w"], n_steps: int, tolerance: float) -> Estimates:
