@@ -32,7 +32,7 @@ class LiveTensors(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and not leaf.is_mkldnn:  # only CPUs have such copies
                 storage = leaf.untyped_storage()
                 ref = StorageWeakRef(storage)
                 self.alive[ref.cdata] = (ref, storage.nbytes())
