@@ -31,7 +31,8 @@ def plain_train(
     module: nn.Module, x: Tensor, training: AutoencoderTraining, *, fused: bool
 ) -> None:
     """Every epoch a step on all images; its loss is looked at as often as ours."""
-    optimiser = torch.optim.Adam(module.parameters(), fused=fused or None)
+    betas = (0.9, training.beta_2)
+    optimiser = torch.optim.Adam(module.parameters(), betas=betas, fused=fused or None)
     for epoch in range(training.epochs):
         for group in optimiser.param_groups:
             group["lr"] = training.rate(epoch)

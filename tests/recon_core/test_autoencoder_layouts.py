@@ -107,7 +107,7 @@ def test_rates_reach_adam_and_batches_are_copied_in(monkeypatch: pytest.MonkeyPa
     )
     assert len(made) == 2  # batches of four, and of the two that are left
     weights = {n: t.requires_grad_() for n, t in started(network, 1, torch.float64).items()}
-    adam = torch.optim.Adam(weights.values())
+    adam = torch.optim.Adam(weights.values(), betas=(0.9, settings.beta_2))
     for epoch in range(6):
         for group in adam.param_groups:
             group["lr"] = settings.rate(epoch)

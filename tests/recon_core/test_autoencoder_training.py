@@ -155,7 +155,7 @@ def test_training_is_that_of_torchs_adam(settings: Autoencoder, batch_size: int 
     results = train_autoencoders(settings.on(SHAPE), weights, x, training=training, shuffle=shuffle)
     for r in range(R):
         net, leaves = torch_autoencoder(settings, SHAPE, weights, r)
-        adam = torch.optim.Adam(net.parameters())
+        adam = torch.optim.Adam(net.parameters(), betas=(0.9, 0.99))
         for epoch in range(20):
             rate = 2e-3 if epoch <= 6 else 2e-3 * 0.05 ** ((epoch - 6) / 14)
             adam.param_groups[0]["lr"] = rate
