@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+TEST_PROCESSES ?= 2
 STORE ?= palimpsest-runs/demo
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
@@ -12,7 +13,7 @@ demo: $(STAMP)
 	$(BIN)/palimpsest demo --store $(STORE)
 
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 check: lint types imports test
 

@@ -205,7 +205,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--data",
         default="photos",
-        help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH | tiny-imagenet:PATH",
+        help="photos | digits | folder:PATH | cifar10:PATH | cifar100:PATH | mnist:PATH | "
+        "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
     )
     parser.add_argument("--folder", type=Path, help="where the campaigns lie; default: temporary")
     parser.add_argument("--workers", type=int, default=2)

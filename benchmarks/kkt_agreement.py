@@ -251,7 +251,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--data",
         default="photos",
-        help="photos, folder:PATH, cifar10:PATH, cifar100:PATH, svhn:PATH or tiny-imagenet:PATH",
+        help="photos, digits, folder:PATH, cifar10:PATH, cifar100:PATH, mnist:PATH, "
+        "fashion-mnist:PATH, svhn:PATH or tiny-imagenet:PATH",
     )
     parser.add_argument("--victims", type=int, help="victims compared in float32 (20; quick 2)")
     parser.add_argument("--only", choices=("float64", "float32"), help="one of the comparisons")

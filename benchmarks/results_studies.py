@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks import recovery_record
 from tasks.recovery_views import at_lowest
+from tasks.recovery_words import whose_claims
 from tasks.study_record import SCHEMA, VERSION
 
 HEADER = (
@@ -82,10 +83,11 @@ def _read(text: str, name: str, expected: tuple[str, int]) -> dict[str, Any]:
 def _heading(record: Mapping[str, Any], name: str, page: str, more: str) -> list[str]:
     folder = name.rpartition("/")[0]
     n_hold = sum(claim["holds"] is True for claim in record["claims"])
+    whose = whose_claims(record)
     return [
         f"### {record['title']}\n",
         f"{record['question']} ({record['paper']}; preset `{record['preset']}`.) "
-        f"{n_hold} of {len(record['claims'])} claims of the paper hold. The whole page: "
+        f"{n_hold} of {len(record['claims'])} claims {whose} hold. The whole page: "
         f"[{folder}/{page}](results/{folder}/{page}).\n",
         f"`{record['command']}`, {sum(record['seconds'].values()):.0f} s on "
         f"{record['machine']}{more}.\n",

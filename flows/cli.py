@@ -70,7 +70,8 @@ DataOption = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH | tiny-imagenet:PATH",
+        help="photos | digits | folder:PATH | cifar10:PATH | cifar100:PATH | mnist:PATH | "
+        "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
     ),
 ]
 SetOption = Annotated[

@@ -64,10 +64,10 @@ class RestorerPlan:
 class Recipe:
     """From images to a report: what is attacked, what learns from it, how it is judged.
 
-    `data`: `photos`, `folder:PATH`, `cifar10:PATH`, `cifar100:PATH`, `svhn:PATH` or
-    `tiny-imagenet:PATH`; pictures that cannot be read are an error, or left out of a folder with
-    `skip_corrupt`. `sampling`: the victims whose pairs the restorers learn from; `heldout`: the
-    victims that are evaluated, trained on the held-out split.
+    `data`: `photos`, `digits`, `folder:PATH`, `cifar10:PATH`, `cifar100:PATH`, `mnist:PATH`,
+    `fashion-mnist:PATH`, `svhn:PATH` or `tiny-imagenet:PATH`; pictures that cannot be read are an
+    error, or left out of a folder with `skip_corrupt`. `sampling`: the victims whose pairs the
+    restorers learn from; `heldout`: the victims that are evaluated, trained on the held-out split.
     `threads`: CPU threads per part (part of the result, see `tasks.campaign`). `pairs_at`: a folder
     or s3://bucket/prefix for the stores of pairs, if not in the job's folder. `encoding`: how they
     keep reconstructions. `near_duplicates`: held-out images that are so much like a training image

@@ -40,6 +40,7 @@ CPU_DENSE = AutoencoderTraining(epochs=6_000, lr=1e-3, hold=0.3, levels=(1e-3, *
 CPU_UNET = AutoencoderTraining(
     epochs=20_000, lr=2e-3, lr_end=2e-5, levels=(1e-3, 3e-4, 1e-4, 3e-5, *LEVELS[1:])
 )
+CPU_MODERATE = replace(CPU_DENSE, lr=3e-4, hold=0.6, levels=(1e-3, 1e-4))
 CPU_SKIPS = replace(CPU_UNET, epochs=4_000, hold=0.2, levels=(1e-4, 1e-5))
 CPU_WIDTH = 512
 CPU_CHANNELS = (16, 32, 64, 128, 512)
@@ -56,12 +57,20 @@ def dense(
     width: int = 1024,
     name: str = "",
 ) -> RecoveryVictim:
-    """A fully connected victim with the gamma of 000, appendix D.2."""
+    """A fully connected victim with the gamma of 000, appendix D.2.
+
+    Of 20 layers, 000 does not say where they start from; from torch's own start they hardly learn.
+    """
     few_layers = depth == 10 and activation == "leaky_relu"
     return RecoveryVictim(
         name=f"fc{depth}-{activation}{name}",
         title=f"fully connected, {depth} layers, {ACTIVATIONS[activation]}",
-        network=FullyConnected(depth=depth, width=width, activation=activation),
+        network=FullyConnected(
+            depth=depth,
+            width=width,
+            activation=activation,
+            init="torch" if depth <= 10 else "kaiming",
+        ),
         training=training,
         n_images=n_images,
         gamma=0.5 if few_layers else 0.1,
@@ -124,6 +133,7 @@ def cpu() -> RecoveryStudy:
         victims=(
             dense(10, "leaky_relu", CPU_DENSE, n_images=100, width=CPU_WIDTH),
             dense(10, "prelu", CPU_DENSE, n_images=100, width=CPU_WIDTH),
+            dense(20, "leaky_relu", CPU_MODERATE, n_images=100, width=CPU_WIDTH, name="-moderate"),
             unet("leaky_relu", CPU_UNET, n_images=50, network=small),
             replace(
                 unet("leaky_relu", CPU_SKIPS, n_images=50, network=replace(small, skips=True)),
@@ -137,6 +147,7 @@ def cpu() -> RecoveryStudy:
             ddnm=CPU_DDNM,
         ),
         inpainter=CPU_INPAINTER,
+        n_shown=4,
     )
 
 

@@ -28,7 +28,7 @@ NAMED_BY_USERS = ("evaluation.external",)
 TAGS = {
     f"{experiment}.{tag}"
     for experiment in ("experiment", "heldout_experiment")
-    for tag in ("family", "attack.kind", "victim.kind")
+    for tag in ("family", "attack.kind", "victim.kind", "defence.kind")
 }
 """Settings that choose among several kinds of settings: those beside it become the defaults."""
 
@@ -43,6 +43,7 @@ def resolve(recipe: Recipe | str, settings: Mapping[str, Any] | None = None) -> 
     given = settings or {}
     for name in sorted(given, key=lambda name: (name not in TAGS, name.count("."))):
         changed = value_at(tree, name) != given[name]
+        _open_defence(tree, name)
         replace_setting(tree, name, given[name])
         if name in TAGS and changed:
             tree = _with_defaults(tree, name)
@@ -115,6 +116,14 @@ def value_at(tree: Mapping[str, Any], name: str) -> Any:
     return node
 
 
+def _open_defence(tree: dict[str, Any], name: str) -> None:
+    """Where there is no defence and its kind is named, something that has a kind."""
+    experiment, _, rest = name.partition(".")
+    node = tree.get(experiment)
+    if rest == "defence.kind" and isinstance(node, dict) and node.get("defence", name) is None:
+        node["defence"] = {"kind": None}
+
+
 def _with_defaults(tree: dict[str, Any], tag: str) -> dict[str, Any]:
     """The tree where what stands beside a tag is the default of what it now names."""
     path, _, last = tag.rpartition(".")
@@ -171,8 +180,12 @@ def explained(error: ValidationError) -> str:
     return "; ".join(_explained(dict(e)) for e in error.errors())
 
 
-_KINDS = ("unknown", "known", "noise_aware", "iteration", "fc", "unet")
-"""Of attacks on autoencoders, and of autoencoders."""
+_KINDS = (
+    *("unknown", "known", "noise_aware", "iteration", "fc", "unet"),
+    *("sgd", "strong", "lenet5", "mlp", "mixcon", "unicon"),
+)
+"""Of attacks on autoencoders, and of autoencoders; of attacks on split networks, of these, and of
+their defences."""
 
 
 def _explained(error: Mapping[str, Any]) -> str:

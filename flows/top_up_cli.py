@@ -58,8 +58,8 @@ def top_up(
         str | None,
         typer.Option(
             "--data",
-            help="photos | folder:PATH | cifar10:PATH | cifar100:PATH | svhn:PATH | "
-            "tiny-imagenet:PATH",
+            help="photos | digits | folder:PATH | cifar10:PATH | cifar100:PATH | mnist:PATH | "
+            "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
         ),
     ] = None,
     settings: Annotated[

@@ -15,19 +15,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from recon_core.attacks import autoencoder_memory, kkt_memory
+from recon_core.attacks import autoencoder_memory, inversion_memory, kkt_memory
 from recon_core.attacks.autoencoder import AutoencoderRecovery
+from recon_core.attacks.inversion import Inversion
 from recon_core.attacks.kkt import KKT
 from recon_core.tagged import Tagged
 
-__all__ = ["FAMILIES", "KKT", "AutoencoderRecovery", "Experiment", "bytes_per_run"]
+__all__ = ["FAMILIES", "KKT", "AutoencoderRecovery", "Experiment", "Inversion", "bytes_per_run"]
 
-Experiment = Annotated[KKT | AutoencoderRecovery, Tagged("family")]
+Experiment = Annotated[KKT | AutoencoderRecovery | Inversion, Tagged("family")]
 """Any experiment."""
 
-FAMILIES: dict[str, type[KKT] | type[AutoencoderRecovery]] = {
+FAMILIES: dict[str, type[KKT] | type[AutoencoderRecovery] | type[Inversion]] = {
     "kkt": KKT,
     "autoencoder": AutoencoderRecovery,
+    "inversion": Inversion,
 }
 
 
@@ -35,4 +37,6 @@ def bytes_per_run(experiment: Experiment, n_images: int, shape: tuple[int, int, 
     """Bytes of device memory that each run of a stack takes at most; `shape` is (c, h, w)."""
     if isinstance(experiment, AutoencoderRecovery):
         return autoencoder_memory.bytes_per_run(experiment, n_images, shape)
+    if isinstance(experiment, Inversion):
+        return inversion_memory.bytes_per_run(experiment, n_images, shape)
     return kkt_memory.bytes_per_run(experiment, n_images, shape)

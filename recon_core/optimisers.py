@@ -27,6 +27,7 @@ from typing import ClassVar, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.optim.adam import adam
 
 SLICE = 3 << 16
 """Most elements updated at once on a CPU: six float32 streams of them are 4.5 MiB. Shorter slices
@@ -145,6 +146,8 @@ class Stepper:
             self._rate, self._eps = (parameter.new_empty(len(parameter), 1) for _ in range(2))
         elif fused:
             self._rate = torch.as_tensor(self._rate).to(parameter)
+        self._is_one_on_cpu = len(parameter) == 1 and parameter.device.type == "cpu"
+        self._parameter = parameter
         self._move = _MOVES["fused" if fused else optimiser.rule]
         by_run = isinstance(self._rate, Tensor) and self._rate.dim() > 0
         n_rows = len(parameter) if by_run else 1
@@ -185,6 +188,9 @@ class Stepper:
 
     def step_(self, gradient: Tensor) -> None:
         """Move the parameter by a gradient of its shape."""
+        if self.optimiser.rule == "adam" and self._is_one_on_cpu:
+            self._torchs_adam(gradient)
+            return
         if gradient is not self._gradient:
             self._gradients = self._cut(gradient.reshape(self._shape))
             self._gradient = gradient if gradient.is_contiguous() else None
@@ -192,6 +198,28 @@ class Stepper:
             self._count()
         for part, g in zip(self._parts, self._gradients, strict=True):
             self._move(self.optimiser, part, g)
+
+    def _torchs_adam(self, gradient: Tensor) -> None:
+        """Of a single run on a CPU: one pass over memory, which needs no slices."""
+        m, v, n_steps = self._state
+        beta_1, beta_2 = self.optimiser.betas
+        adam(
+            [self._parameter],
+            [gradient.contiguous()],
+            [m],
+            [v],
+            max_exp_avg_sqs=[],
+            state_steps=[n_steps.float().squeeze(0)],
+            fused=True,
+            amsgrad=False,
+            beta1=beta_1,
+            beta2=beta_2,
+            lr=float(self._lr),
+            weight_decay=0.0,
+            eps=self.optimiser.epsilon,
+            maximize=False,
+        )
+        n_steps.add_(1)
 
     def _count(self) -> None:
         """Adam's corrections for the averages' start at 0, one per run, without leaving the GPU."""

@@ -45,7 +45,7 @@ def errors(
 ) -> Float64[Tensor, " n"]:
     """The mean squared error of each image (000, eq. 4), summed in float64.
 
-    Raises ValueError if there is not one original per image or an error is not finite.
+    Raises ValueError if an error is not finite.
     """
     mse = (x.double() - original.double()).square().flatten(1).mean(1)
     if not mse.isfinite().all():

@@ -1,4 +1,4 @@
-"""Where images come from: embedded photographs, a folder, CIFAR-10 and -100, SVHN, Tiny ImageNet.
+"""Where images come from: embedded ones, a folder, or one of several well-known data sets.
 
 `load_images("photos" | "folder:PATH" | "cifar10:PATH" | ..., split=...)` gives an `ImageSet`: uint8
 pictures of one size, class indices, and a hash of both that goes into every receipt. The two splits
@@ -18,9 +18,12 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from storage.cifar import CIFAR_CLASSES, CIFAR_FOLDERS, cifar10_pictures, cifar100_pictures
+from storage.digits import DIGITS_CLASSES, N_TRAIN, digits_pictures
 from storage.errors import SourceError
+from storage.mnist import fashion_mnist_pictures, mnist_pictures
 from storage.photographs import photograph_tiles
 from storage.pictures import CorruptPictureError, is_picture, read_picture, square
 from storage.svhn import SVHN_CLASSES, svhn_pictures
@@ -42,14 +45,18 @@ HELDOUT_FOLDERS = ("test", "heldout", "val")
 HELDOUT_ONE_IN = 5
 """Of a folder without split folders, the images whose hash is 0 modulo this are held out."""
 
+EMBEDDED = ("photos", "digits")
+"""The sources that need no path."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageSet:
     """N pictures of one split of a source.
 
-    `images` is uint8 (n, 3, h, w), `labels` int64 (n,) indexing `class_names`. An image's id is its
-    row. `content_hash` is the SHA-256 over shape, images, labels and class names. `notes` says, one
-    sentence each, whatever a reader of the results should know about how the images were made.
+    `images` is uint8 (n, c, h, w) with c = 3, or 1 where grey was asked for; `labels` is int64 (n,)
+    indexing `class_names`. An image's id is its row. `content_hash` is the SHA-256 over shape,
+    images, labels and class names. `notes` says, one sentence each, whatever a reader of the
+    results should know about how the images were made.
     """
 
     name: str
@@ -97,28 +104,50 @@ class ImageSet:
 
 
 def load_images(
-    source: str, *, split: Split, size: int = 32, skip_corrupt: bool = False
+    source: str, *, split: Split, size: int = 32, skip_corrupt: bool = False, channels: int = 3
 ) -> ImageSet:
     """The `split` of `source` as pictures of `size` by `size` pixels.
 
-    `photos` needs nothing. `folder:PATH` has PATH/<class>/*.jpg, or two such trees in PATH/train
-    and PATH/test (heldout, val). `cifar10:PATH` and `cifar100:PATH` are the official archive or the
-    folder in it, `svhn:PATH` the folder of the official train_32x32.mat and test_32x32.mat,
-    `tiny-imagenet:PATH` the unpacked folder tiny-imagenet-200, whose pictures are 64 by 64.
+    They are RGB whatever the source has, grey being repeated. `channels=1` makes them grey: those
+    of grey sources as they were, others by their luma (ITU-R BT.601), which the notes say.
+
+    `photos` and `digits` (8 by 8) need nothing. `folder:PATH` has PATH/<class>/*.jpg, or two such
+    trees in PATH/train and PATH/test (heldout, val). `cifar10:PATH` and `cifar100:PATH` are the
+    official archive or the folder in it, `mnist:PATH` and `fashion-mnist:PATH` the folder of the
+    official idx files, gzipped or not, or torchvision's above it (28 by 28), `svhn:PATH` the folder
+    of the official train_32x32.mat and test_32x32.mat, `tiny-imagenet:PATH` the unpacked folder
+    tiny-imagenet-200 (64 by 64).
 
     Raises:
         SourceError: nothing of that kind is there, or a file is corrupt (`skip_corrupt=True` leaves
             corrupt pictures out and counts them in the notes).
+        ValueError: `size` is not positive, or `channels` neither 3 nor 1.
     """
     kind, _colon, path = source.partition(":")
-    if kind not in _LOADERS or (kind == "photos") == bool(path):
+    if kind not in _LOADERS or (kind in EMBEDDED) == bool(path):
         raise SourceError(
-            f"unknown image source {source!r}; use photos, folder:PATH, cifar10:PATH, "
-            "cifar100:PATH, svhn:PATH or tiny-imagenet:PATH"
+            f"unknown image source {source!r}; use photos, digits, folder:PATH, "
+            "cifar10:PATH, cifar100:PATH, mnist:PATH, fashion-mnist:PATH, svhn:PATH or "
+            "tiny-imagenet:PATH"
         )
     if size < 1:
         raise ValueError(f"size={size}; expected a positive number of pixels")
-    return _LOADERS[kind](Path(path).expanduser(), split, size, skip_corrupt)
+    if channels not in (1, 3):
+        raise ValueError(f"channels={channels}; expected 3 for RGB or 1 for grey")
+    found = _LOADERS[kind](Path(path).expanduser(), split, size, skip_corrupt)
+    return found if channels == 3 else _grey(found)
+
+
+def _grey(found: ImageSet) -> ImageSet:
+    """The same pictures in one channel: any of their three if these are equal, else the luma."""
+    rgb = found.images
+    if (rgb == rgb[:, :1]).all():
+        return replace(found, images=np.ascontiguousarray(rgb[:, :1]))
+    grey = np.empty((len(rgb), 1, *rgb.shape[2:]), np.uint8)
+    for row, image in enumerate(rgb):
+        grey[row, 0] = np.asarray(Image.fromarray(image.transpose(1, 2, 0)).convert("L"))
+    note = "Colours were made grey: 0.299 red + 0.587 green + 0.114 blue."
+    return replace(found, images=grey, notes=(*found.notes, note))
 
 
 def _photos(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
@@ -130,6 +159,24 @@ def _photos(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageS
         labels=labels,
         class_names=class_names,
         notes=notes,
+    )
+
+
+def _digits(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    images, labels = digits_pictures(split)
+    which = f"first {N_TRAIN:,}" if split == "train" else f"last {len(labels):,}"
+    images, resized = _resized(images, size)
+    return ImageSet(
+        name="digits",
+        split=split,
+        images=images,
+        labels=labels,
+        class_names=DIGITS_CLASSES,
+        notes=(
+            "Handwritten digits of 8 x 8 (UCI, Optical Recognition of Handwritten Digits, CC BY "
+            f"4.0): the {which} of its test set.",
+            *resized,
+        ),
     )
 
 
@@ -258,6 +305,14 @@ def _cifar100(path: Path, split: Split, size: int, _skip_corrupt: bool) -> Image
     return _official(*cifar100_pictures(path, split), split=split, size=size)
 
 
+def _mnist(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    return _official(*mnist_pictures(path, split), split=split, size=size)
+
+
+def _fashion_mnist(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    return _official(*fashion_mnist_pictures(path, split), split=split, size=size)
+
+
 def _svhn(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
     return _official("SVHN", *svhn_pictures(path, split), SVHN_CLASSES, split=split, size=size)
 
@@ -288,24 +343,39 @@ def _official(
 ) -> ImageSet:
     """A data set that comes divided into training and test images."""
     notes = [f"{name}'s test images are held out."] if split == "heldout" else []
-    if size != images.shape[-1]:
-        notes.append(f"all {len(images)} pictures were resized from 32 x 32 to {size} x {size}.")
-        images = np.stack([square(i.transpose(1, 2, 0), size).transpose(2, 0, 1) for i in images])
+    images, resized = _resized(images, size)
     return ImageSet(
         name=name,
         split=split,
         images=images,
         labels=labels,
         class_names=class_names,
-        notes=tuple(notes),
+        notes=(*notes, *resized),
     )
+
+
+def _resized(
+    images: npt.NDArray[np.uint8], size: int
+) -> tuple[npt.NDArray[np.uint8], tuple[str, ...]]:
+    """Square images in another size, and a note if they had to be resized."""
+    side = images.shape[-1]
+    if side == size:
+        return images, ()
+    note = f"all {len(images)} pictures were resized from {side} x {side} to {size} x {size}."
+    resized = np.empty((len(images), 3, size, size), np.uint8)
+    for row, image in enumerate(images):
+        resized[row] = square(image.transpose(1, 2, 0), size).transpose(2, 0, 1)
+    return resized, (note,)
 
 
 _LOADERS: dict[str, Callable[[Path, Split, int, bool], ImageSet]] = {
     "photos": _photos,
+    "digits": _digits,
     "folder": _folder,
     "cifar10": _cifar10,
     "cifar100": _cifar100,
+    "mnist": _mnist,
+    "fashion-mnist": _fashion_mnist,
     "svhn": _svhn,
     "tiny-imagenet": _tiny_imagenet,
 }

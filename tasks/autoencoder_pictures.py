@@ -21,8 +21,11 @@ from tasks.attack_inputs import LUMA
 from tasks.autoencoder_inputs import NO_CONTROL, AutoencoderJob, Split
 from tasks.autoencoder_networks import Shape
 
-OFFICIAL_SIDE = 32
-"""Of CIFAR's and SVHN's pictures."""
+SIDES = {
+    **{"cifar10": 32, "cifar100": 32, "svhn": 32, "tiny-imagenet": 64},
+    **{"mnist": 28, "fashion-mnist": 28, "digits": 8},
+}
+"""Of the pictures of a source, as they are published."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +75,7 @@ def shape_hint(job: AutoencoderJob) -> Shape | None:
     if kind == "folder":
         height, width = _pixels(_files(Path(path).expanduser(), "--data")[0]).shape[:2]
         return (3, height, width) if height == width else None
-    return (3, OFFICIAL_SIDE, OFFICIAL_SIDE) if kind.startswith(("cifar", "svhn")) else None
+    return (3, SIDES[kind], SIDES[kind]) if kind in SIDES else None
 
 
 def read_material(job: AutoencoderJob, shape: Shape) -> Material:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 import recon_core
 from recon_core.adaptive import History
-from recon_core.experiments import KKT, AutoencoderRecovery, Experiment
+from recon_core.experiments import KKT, AutoencoderRecovery, Experiment, Inversion
 from recon_core.sampling import (
     Sampling,
     binary_labels,
@@ -62,6 +62,8 @@ class Campaign:
             )
         check_balance(self.sampling.images_per_run, self.experiment.n_labels)
         self.experiment.check_sweep(self.sampling.attacks_per_victim)
+        if isinstance(self.experiment, Inversion):
+            self.experiment.check_images(self.sampling.images_per_run // self.experiment.n_classes)
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
         """What the store is made from. The last phase may grow: its number of runs is left out, and
@@ -103,6 +105,7 @@ NOT_OF_VICTIMS = (
 
 LATER_SETTINGS: dict[str, Any] = {
     "experiment.attack.halving": None,
+    "experiment.victim.init": "torch",
     "sampling.attacks_per_victim": 1,
 }
 """Settings that came later, with the value that stands for what was before them."""
@@ -236,7 +239,7 @@ def labels_for(experiment: Experiment, images: ImageSet) -> tuple[npt.NDArray[np
     labels, names = images.labels, images.class_names
     if isinstance(experiment, AutoencoderRecovery):
         return labels.astype(np.int64), "images in, the same images out"
-    if experiment.n_outputs == 1:
+    if isinstance(experiment, KKT) and experiment.n_outputs == 1:
         return binary_labels(labels, names)
     return class_labels(labels, names, experiment.n_classes)
 

@@ -27,7 +27,7 @@ from tasks.recovery_tables import (
     triple,
 )
 from tasks.recovery_types import Panel, RecoveryFigure, Row
-from tasks.recovery_views import VALUES, at_lowest, cells_of, unreached
+from tasks.recovery_views import VALUES, at_lowest, cells_of, lowest, unreached
 from tasks.recovery_words import TITLES, incomplete, measure, victim_note, with_interval
 from tasks.report_chart import Axis, Style, round_axis
 from tasks.report_chart import Panel as Frame
@@ -288,7 +288,8 @@ def table_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) ->
         if any(text != "–" for text, _ends_ in texts):
             body.append((method["title"], texts))
     heads = [(mask["title"], mask_tile(pictures, mask["name"])) for mask in masks]
-    notes = [victim_note(victim) + ".", *incomplete(record, [victim], cells)]
+    shown = {**victim, "levels": [lowest(victim)]}
+    notes = [victim_note(victim) + ".", *incomplete(record, [shown], cells)]
     return RecoveryFigure(figure, table, grid=(heads, body), notes=notes)
 
 

@@ -93,7 +93,8 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str,
 
     Raises StoreFullError.
     """
-    arrays = {name: np.ascontiguousarray(t[0].cpu().numpy()) for name, t in weights.items()}
+    # not numpy's ascontiguousarray, which makes (1,) of (): the shape of a PReLU's slope
+    arrays = {name: t[0].cpu().contiguous().numpy() for name, t in weights.items()}
     # one entry alone: safetensors writes several in no fixed order, and the file has a hash
     content = save(arrays, metadata={METADATA: json.dumps(dict(about))})
     with full_device_explained(path):

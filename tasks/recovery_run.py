@@ -160,6 +160,8 @@ class _Run:
         if isinstance(outcome, BaseException):
             _raise_if_full(name, outcome)
             self.failed[name] = reason_of(outcome)
+            if self.watch is not None:
+                self.watch.on_notice(f"{name} failed, the others go on: {self.failed[name]}")
             return
         self.done[name] = outcome
         for more in self.then(unit, outcome):

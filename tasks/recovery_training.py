@@ -18,7 +18,13 @@ from torch import Tensor
 
 from recon_core.attacks.autoencoder_preflight import reconstruction_errors, spectral_radii
 from recon_core.types import Progress, no_progress, seeded_generator
-from recon_core.victims.autoencoder import Model, Weights, initial_weights, n_parameters
+from recon_core.victims.autoencoder import (
+    Autoencoder,
+    Model,
+    Weights,
+    initial_weights,
+    n_parameters,
+)
 from recon_core.victims.autoencoder_training import Checkpoint, Overfitted, train_autoencoders
 from storage.checkpoints import save_checkpoint
 from tasks.recovery_files import (
@@ -57,9 +63,18 @@ class TrainJob:
     def key(self) -> str:
         """sha256 of everything that the weights depend on."""
         settings = asdict(self.victim)
+        settings["network"] = network_settings(self.victim.network)
         for name in NOT_OF_TRAINING:
             settings.pop(name)
         return key_of([settings, hash_of(self.images), hash_of(self.control), self.root_seed])
+
+
+def network_settings(network: Autoencoder) -> dict[str, Any]:
+    """Those that a key is made of: without what came later, where it is as it was before."""
+    settings = asdict(network)
+    if settings.get("init") == "torch":
+        del settings["init"]
+    return settings
 
 
 def train_victim(job: TrainJob, progress: Progress = no_progress) -> dict[str, Any]:

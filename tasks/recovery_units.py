@@ -32,6 +32,7 @@ from tasks.inpainter import Inpainter, train_inpainter
 from tasks.recovery_files import Arrays, Folder, hash_of, key_of, read_weights
 from tasks.recovery_images import Ids, Pixels
 from tasks.recovery_study import STORED, Methods, RecoveryVictim
+from tasks.recovery_training import network_settings
 
 ESTIMATE_H = ("unknown", "noise_aware")
 """Methods that estimate the mask."""
@@ -82,7 +83,7 @@ class RecoverJob:
     @property
     def key(self) -> str:
         settings = {name: asdict(method) for name, method in self.methods.of_victims.items()}
-        network = asdict(self.victim.network)
+        network = network_settings(self.victim.network)
         groups = [group.described() for group in self.groups]
         start = self.victim.start
         return key_of([self.trained, network, start, settings, groups, self.root_seed])

@@ -203,11 +203,12 @@ def _tables(record: Record) -> list[dict[str, Any]]:
         if level is None or not at_lowest(record, victim, split="train", sigma=0.0):
             continue
         dense = victim["architecture"].get("kind") == "fc"
+        regime = "It copies its input" if copies(victim) else "Moderately overfitted"
         figures.append(
             {
                 "kind": "table",
                 "name": f"moderate-{len(figures) + 1}",
-                "title": f"Moderately overfitted: {victim['title']}",
+                "title": f"{regime}: {victim['title']}",
                 "where": f"000, table {1 if dense else 2}",
                 "victim": victim["name"],
                 "level": level["level"],

@@ -49,6 +49,7 @@ def headline(record: Record, summary: Table) -> dict[str, Any]:
     tested = [row for row in rows if row["test n"]]
     return {
         "n_claims": len(outcomes),
+        "whose": whose_claims(record),
         "holds": sum(holds is True for holds in outcomes),
         "fails": sum(holds is False for holds in outcomes),
         "untested": sum(holds is None for holds in outcomes),
@@ -83,6 +84,12 @@ def victim_note(victim: Record) -> str:
             f"({short(victim['last']['loss'])} after {victim['last']['epoch']:,} epochs)"
         )
     return text + ("; its training diverged" if victim["diverged"] else "")
+
+
+def whose_claims(record: Record) -> str:
+    """Whether all claims are the paper's."""
+    is_ours = any(claim["where"] == "ours" for claim in record["claims"])
+    return "of the paper and ours" if is_ours else "of the paper"
 
 
 def incomplete(record: Record, victims: Sequence[Record], cells: Sequence[Record]) -> list[str]:

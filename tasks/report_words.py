@@ -47,6 +47,9 @@ ATTACKER_KNOWS = {
     "autoencoder": "The attack is given an autoencoder, of which it only asks for f(x), and one "
     "degraded copy of each training picture, with many pixels erased. It searches for a picture "
     "that the autoencoder leaves as it is and that agrees with what is left of the copy.",
+    "inversion": "The attack is given the first layers of a classifier and what they make of each "
+    "picture, which is sent to a server that does the rest. It searches for pictures of which they "
+    "make the same.",
 }
 ATTACKER_UNKNOWN = "The attack never sees the training pictures."
 CRITERIA = {

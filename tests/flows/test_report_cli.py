@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.sorting import ArtifactSort
 
 from tests.flows.test_cli import run
 from tests.tasks.report_records import made_up, write
@@ -13,7 +14,8 @@ from tests.tasks.report_records import made_up, write
 
 def _artifacts() -> dict[str, str]:
     with get_client(sync_client=True) as client:
-        return {artifact.key: artifact.type for artifact in client.read_artifacts()}
+        newest = client.read_artifacts(sort=ArtifactSort.CREATED_DESC)
+    return {artifact.key: artifact.type for artifact in newest}
 
 
 def test_a_report_is_rebuilt_from_a_folder(

@@ -1,5 +1,6 @@
 """Recipes round-trip, every name can be set, and wrong names and values are explained."""
 
+import itertools
 import json
 import re
 import shlex
@@ -11,8 +12,9 @@ from flows.papers import EXPERIMENTS, attack_preset
 from flows.presets import PRESETS, Recipe, preset
 from flows.settings import command, from_json, parse_assignments, resolve, to_json
 from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
-from recon_core.experiments import AutoencoderRecovery
+from recon_core.experiments import AutoencoderRecovery, Inversion
 from recon_core.victims.autoencoder import UNet
+from recon_core.victims.separability import MixCon, UniCon
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -59,6 +61,27 @@ def test_settings_of_another_family_are_changed_by_name_and_checked() -> None:
     assert family.experiment == AutoencoderRecovery(sigma=0.02)
     words = shlex.split(command(switched, Path("runs/x")))
     assert resolve("autoencoder-demo", parse_assignments(words[7::2])) == switched
+
+
+def test_a_defence_is_chosen_by_its_kind_and_taken_back() -> None:
+    split = resolve("demo", {"experiment.family": "inversion", "experiment.n_classes": "4"})
+    assert split.experiment == Inversion(n_classes=4)
+    chosen = {"experiment.defence.kind": "mixcon", "experiment.defence.beta": "1e-6"}
+    defended = resolve(split, chosen)
+    assert defended.experiment == Inversion(n_classes=4, defence=MixCon(beta=1e-6))
+    words = shlex.split(command(defended, Path("runs/x")))
+    settings = [word for flag, word in itertools.pairwise(words) if flag == "--set"]
+    assert resolve("demo", parse_assignments(settings)) == defended
+    other = resolve(defended, {"experiment.defence.kind": "unicon"})
+    assert other.experiment == Inversion(n_classes=4, defence=UniCon())
+    assert resolve(defended, {"experiment.defence": "null"}) == split
+    with pytest.raises(ValueError, match=r"kind must be one of mixcon, unicon") as refusal:
+        resolve(split, {"experiment.defence.kind": "magic"})
+    assert "\n" not in str(refusal.value)
+    with pytest.raises(ValueError, match=r"experiment.defence: lam=-1.0 must be 0 or positive"):
+        resolve(defended, {"experiment.defence.lam": "-1"})
+    with pytest.raises(ValueError, match="unknown setting"):
+        resolve("demo", {"experiment.defence.kind": "mixcon"})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -157,6 +157,37 @@ def test_a_state_dict_becomes_a_stack_of_one() -> None:
     one = single(model, state)
     assert list(one) == list(model.tensor_shapes)
     torch.testing.assert_close(model.forward(one, x[1:2])[0], model.forward(weights, x)[1])
+
+
+def test_kaimings_start_keeps_a_signal_through_twenty_layers_where_torchs_loses_it() -> None:
+    def powers(init: Literal["torch", "kaiming"]) -> list[float]:
+        settings = FullyConnected(depth=20, width=400, leak=0.0, init=init)
+        model = settings.on((3, 8, 8))
+        weights = initial_weights(model, [torch.Generator().manual_seed(0)], dtype=torch.float64)
+        a = torch.randn(64, 192, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        found = []
+        for i in range(20):
+            a = a.relu() @ weights[f"{i}.weight"][0].T + weights[f"{i}.bias"][0]
+            found.append(float(a.square().mean()))
+        return found
+
+    kept = powers("kaiming")
+    assert all(0.2 < power < 3 for power in kept)  # of 1, and the noise of 20 random layers
+    assert powers("torch")[-1] < 0.02
+
+    model = FullyConnected(depth=3, width=5, init="kaiming").on((1, 2, 2))
+    one = initial_weights(model, [torch.Generator()], dtype=torch.float32)
+    assert all(bool((t == 0).all()) for name, t in one.items() if name.endswith("bias"))
+    bound = math.sqrt(6 / 5)
+    assert 0.8 * bound < float(one["1.weight"].abs().max()) <= bound
+
+
+def test_a_slope_may_have_the_shape_of_torchs_prelu() -> None:
+    model = FullyConnected(depth=2, width=6, activation="prelu").on(SHAPE)
+    state = {name: torch.rand(shape) for name, shape in model.tensor_shapes.items()}
+    one = single(model, {**state, "0.slope": state["0.slope"].reshape(1)})
+    assert one["0.slope"].shape == (1,)  # R = 1 and nothing more
+    assert torch.equal(one["0.slope"][0], state["0.slope"])
 
 
 def test_weights_of_another_network_are_refused() -> None:

@@ -17,15 +17,20 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from recon_core.attacks.autoencoder import AutoencoderRecovery
+from recon_core.attacks.inversion import Inversion
 from recon_core.attacks.kkt import KKT
 from recon_core.attacks.kkt_objective import KKTAttack
 from recon_core.attacks.plug_and_play import UnknownMask
+from recon_core.attacks.strong_inversion import StrongInversion
 from recon_core.experiments import FAMILIES, Experiment
 from recon_core.sampling import Phase, Sampling
 from recon_core.types import N_AUGMENT, STATS, Outcome, RunResult, RunSpec
 from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
 from recon_core.victims.network import Network
+from recon_core.victims.separability import MixCon
+from recon_core.victims.split import LeNet5
+from recon_core.victims.split_training import SplitTraining
 from recon_core.victims.training import Training
 from tests.recon_core.tiles import photograph_tiles
 
@@ -47,6 +52,15 @@ SMALL: dict[str, Experiment] = {
         masks=("random", "half"),
         sigma=0.01,
         attack=UnknownMask(n_admm=5, n_alternations=3),
+        keep="all",
+    ),
+    "inversion": Inversion(
+        n_classes=2,
+        victim=LeNet5(cut=1),
+        training=SplitTraining(epochs=3, per_class=1),
+        defence=MixCon(lam=0.1),
+        held_out=1,
+        attack=StrongInversion(n_steps=10, starts=("noise", "noise")),
         keep="all",
     ),
 }
@@ -152,7 +166,14 @@ def test_wrong_values_are_refused_with_the_settings_own_message(family: str) -> 
         ({"family": "autoencoder", "attack": {"kind": "known", "start": "nothing"}}, "known.start"),
         ({"family": "autoencoder", "attack": {"kind": "guess"}}, "kind must be one of unknown, "),
         ({"family": "autoencoder", "victim": {"kind": "unet", "depth": 3}}, "victim.unet.depth"),
-        (3, "family must be one of kkt, autoencoder"),
+        ({"family": "inversion", "masks": ["half"]}, "inversion.masks\n  Unexpected keyword"),
+        ({"family": "inversion", "attack": {"kind": "strong", "norm": "l2"}}, "strong.norm"),
+        ({"family": "inversion", "attack": {"kind": "guess"}}, "kind must be one of sgd, strong"),
+        ({"family": "inversion", "victim": {"kind": "mlp", "depth": 3}}, "victim.mlp.depth"),
+        ({"family": "inversion", "victim": {"kind": "vgg"}}, "kind must be one of lenet5, mlp"),
+        ({"family": "inversion", "defence": {"kind": "unicon", "beta": 1}}, "unicon.beta"),
+        ({"family": "inversion", "defence": {"kind": "x"}}, "kind must be one of mixcon, unicon"),
+        (3, "family must be one of kkt, autoencoder, inversion"),
     ],
 )
 def test_what_is_wrong_is_said_of_the_family_that_was_meant_and_of_no_other(

@@ -228,11 +228,48 @@ def test_folders_without_pictures(tmp_path: Path):
         load_images(f"folder:{tmp_path}", split="train")
 
 
-@pytest.mark.parametrize("source", ["photos:/x", "folder:", "folder", "mnist:/x", "svhn:", ""])
+@pytest.mark.parametrize(
+    "source", ["photos:/x", "digits:/x", "folder:", "folder", "mnist", "kmnist:/x", "svhn:", ""]
+)
 def test_unknown_sources_are_refused(source: str):
-    known = "use photos, folder:PATH, cifar10:PATH, cifar100:PATH, svhn:PATH or tiny-imagenet:PATH"
+    known = (
+        "use photos, digits, folder:PATH, cifar10:PATH, cifar100:PATH, mnist:PATH, "
+        "fashion-mnist:PATH, svhn:PATH or tiny-imagenet:PATH"
+    )
     with pytest.raises(SourceError, match=known):
         load_images(source, split="train")
+
+
+def test_in_one_channel_colours_become_their_luma_and_the_notes_say_so(tmp_path: Path):
+    class_tree(tmp_path / "train")
+    class_tree(tmp_path / "test")
+    rgb = load_images(f"folder:{tmp_path}", split="train")
+    grey = load_images(f"folder:{tmp_path}", split="train", channels=1)
+    assert grey.images.shape == (len(rgb), 1, 32, 32)
+    assert grey.images.dtype == np.uint8
+    red, green, blue = (rgb.images[:, channel].astype(float) for channel in range(3))
+    luma = 0.299 * red + 0.587 * green + 0.114 * blue
+    np.testing.assert_allclose(grey.images[:, 0], luma, atol=0.51)
+    assert grey.notes == ("Colours were made grey: 0.299 red + 0.587 green + 0.114 blue.",)
+    assert rgb.notes == ()
+    assert grey.labels.tolist() == rgb.labels.tolist()
+    assert grey.content_hash != rgb.content_hash
+
+
+def test_in_one_channel_grey_pictures_stay_as_they_are(tmp_path: Path):
+    values = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    for name in ("train/a", "train/b", "test/a"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.fromarray(values).save(tmp_path / name / "0.png")
+    grey = load_images(f"folder:{tmp_path}", split="heldout", size=16, channels=1)
+    np.testing.assert_array_equal(grey.images, values[None, None])
+    assert grey.notes == ()
+
+
+@pytest.mark.parametrize("channels", [0, 2, 4])
+def test_other_numbers_of_channels_are_refused(channels: int):
+    with pytest.raises(ValueError, match=f"channels={channels}; expected 3 for RGB or 1 for grey"):
+        load_images("photos", split="train", channels=channels)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1", "I;16", "LA"])

@@ -14,6 +14,7 @@ from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
 from storage.sources import ImageSet, Split
+from tasks.part import cpu_threads
 from tasks.recovery_images import Sources
 from tasks.recovery_plan import RecoveryPlan
 from tasks.recovery_run import Outcome, Unit
@@ -86,6 +87,7 @@ def run_here(plan: RecoveryPlan) -> Outcome:
     waiting: list[Unit] = plan.first_units()
     while waiting:
         unit = waiting.pop(0)
-        done[unit.name] = unit.run(unit.job, lambda _fraction: None)
+        with cpu_threads(plan.study.threads):
+            done[unit.name] = unit.run(unit.job, lambda _fraction: None)
         waiting += plan.more_units(unit, done[unit.name])
     return Outcome(done, {})

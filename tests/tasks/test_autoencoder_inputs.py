@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -200,6 +200,18 @@ def test_another_activation_is_named_if_it_fits(tmp_path: Path) -> None:
     said = " ".join(finding.text for finding in prepared.preflight.findings)
     assert prepared.preflight.stopped
     assert "With --activation softplus the error is" in said
+
+
+@pytest.mark.parametrize(
+    ("data", "side"),
+    [("cifar10:x", 32), ("svhn:x", 32), ("mnist:x", 28), ("tiny-imagenet:x", 64), ("digits", 8)],
+)
+def test_published_pictures_tell_the_side_of_a_network(
+    tmp_path: Path, data: str, side: int
+) -> None:
+    job = AutoencoderJob(weights=tmp_path / "net.pt", out=tmp_path, data=data)
+    assert shape_hint(job) == (3, side, side)
+    assert shape_hint(replace(job, data="photos")) is None  # tiles of any side
 
 
 def test_grey_pictures_and_divided_folders(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from recon_core.attacks.halving import Halving
 from recon_core.attacks.plug_and_play import Iteration
-from recon_core.experiments import KKT, AutoencoderRecovery
+from recon_core.attacks.strong_inversion import StrongInversion
+from recon_core.experiments import KKT, AutoencoderRecovery, Inversion
 from recon_core.sampling import Phase, Sampling
+from recon_core.victims.autoencoder import FullyConnected
+from recon_core.victims.separability import MixCon, UniCon
+from recon_core.victims.split_training import SplitTraining
 from recon_core.victims.training import Training
 from storage.errors import CorruptPartError, StoreMismatchError
 from storage.receipts import ImageTable
@@ -219,6 +224,54 @@ def test_autoencoders_depend_on_their_level_and_not_on_what_they_are_attacked_wi
     same += [replace(base, sigma=0.1), replace(base, keep="all", confident_ssim=0.9)]
     assert {key(one) for one in same} == {key(base)}
     assert key(replace(base, level=1e-4)) != key(base)
+
+
+def test_an_autoencoders_start_is_told_where_it_is_not_what_it_was_before_it_could_be_set(
+    images: ImageSet,
+) -> None:
+    def victim(**settings: Any) -> dict[str, Any]:
+        experiment = AutoencoderRecovery(victim=FullyConnected(**settings))
+        found = Campaign(sampling=SAMPLING, experiment=experiment).manifest(images)
+        return dict(found["campaign"]["experiment"]["victim"])
+
+    assert "init" not in victim()
+    assert victim(init="kaiming") == {**victim(), "init": "kaiming"}
+
+
+SPLIT = Inversion(n_classes=3, training=SplitTraining(per_class=2), held_out=1)
+
+
+def test_split_classifiers_have_equally_many_images_of_their_classes_and_of_no_other(
+    images: ImageSet,
+) -> None:
+    four = replace(images, labels=np.arange(40) % 4, class_names=("a", "b", "c", "d"))
+    sampling = replace(SAMPLING, images_per_run=9, phases=(Phase(n_runs=4),))
+    plan = Plan(Campaign(sampling=sampling, experiment=SPLIT), four)
+    assert plan.task == "a against b against c"
+    for spec in plan.part(0, []).specs:
+        assert [spec.labels.count(label) for label in range(4)] == [3, 3, 3, 0]
+        assert spec.labels == tuple(four.labels[i] for i in spec.image_ids)
+    with pytest.raises(ValueError, match=r"2 images of a class less held_out=1 leave 1 .* needs 9"):
+        Campaign(sampling=replace(sampling, images_per_run=6), experiment=SPLIT)
+    with pytest.raises(ValueError, match="images_per_run=10 is not a multiple of the 3 labels"):
+        Campaign(sampling=replace(sampling, images_per_run=10), experiment=SPLIT)
+    with pytest.raises(ValueError, match="n_classes=3, but the source has 2"):
+        Plan(Campaign(sampling=sampling, experiment=SPLIT), images)
+
+
+def test_split_classifiers_depend_on_their_defence_and_not_on_what_they_are_attacked_with(
+    images: ImageSet,
+) -> None:
+    phases = (Phase(n_runs=4),)
+    sampling = replace(SAMPLING, images_per_run=9, phases=phases, attacks_per_victim=2)
+
+    def key(experiment: Inversion) -> str | None:
+        return Campaign(sampling=sampling, experiment=experiment).victims_fingerprint(images)
+
+    same = [replace(SPLIT, attack=StrongInversion()), replace(SPLIT, keep="all")]
+    assert {key(one) for one in same} == {key(SPLIT)}
+    others = [replace(SPLIT, defence=defence) for defence in (MixCon(), MixCon(lam=0.5), UniCon())]
+    assert len({key(one) for one in (SPLIT, *others, replace(SPLIT, held_out=0))}) == 5
 
 
 def test_sweeps_that_are_none_are_refused() -> None:

@@ -74,6 +74,31 @@ def test_a_level_that_was_not_reached_is_said_and_drawn(tmp_path: Path) -> None:
     assert "Not everything was run" not in page.prose
 
 
+def test_the_table_of_a_network_is_of_its_lowest_loss_alone(tmp_path: Path) -> None:
+    record, pictures = small()
+    victim = next(v for v in record["victims"] if v["name"] == "fc20-moderate")
+    victim["levels"] = [{**victim["levels"][0], "level": 1e-3}, *victim["levels"]]
+    page = page_of(tmp_path, (_described(record), pictures))
+    assert len(rows_of(tmp_path, "moderate-1")) == 2 * 3
+    assert "Not everything was run" not in page.prose
+
+
+def test_the_first_sentences_say_that_claims_are_also_ours(tmp_path: Path) -> None:
+    record, pictures = small()
+    assert "claims of the paper, 1 holds" in page_of(tmp_path, (record, pictures)).prose
+    record["claims"][0]["where"] = "ours"
+    assert "claims of the paper and ours, 1 holds" in page_of(tmp_path, (record, pictures)).prose
+
+
+def test_a_network_that_copies_is_not_called_overfitted(tmp_path: Path) -> None:
+    record, _pictures = small()
+    victim = next(v for v in record["victims"] if v["name"] == "fc20-moderate")
+    for factor, said in ((2, "It copies its input"), (200, "Moderately overfitted")):
+        victim["test_loss"] = factor * victim["levels"][-1]["loss"]
+        (table,) = [f for f in _described(record)["figures"] if f["kind"] == "table"]
+        assert table["title"].startswith(f"{said}: ")
+
+
 def test_no_level_was_reached_at_all(tmp_path: Path) -> None:
     record, pictures = small(moderate=False)
     for victim in record["victims"]:

@@ -1,0 +1,173 @@
+"""How alike recovered and original images are, as paper 003 reports it (section 4.3, C.3).
+
+003 gives means, standard deviations and worst cases, which are the images recovered best, of two
+scores in [0, 1] where higher is more alike: SSIM mapped from [-1, 1] (`unit_ssim`), and PSIM, which
+is 1 minus a perceptual loss (`perceptual_similarity`). It does not say which network the loss used,
+which layers, or how the features were scaled. For vectors it gives the squared error and the cosine
+(table 2, `cosine_similarity`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from recon_core.metrics import SSIMConvention, require_same_shape, ssim_pairs
+from recon_core.recovery_scores import errors, psnr
+
+Maps = Sequence[Tensor]
+"""The feature maps of n images, layer by layer: each (n, channels, positions ...)."""
+_EPS = 1e-10
+"""Added to lengths of features before dividing by them, as piq does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similarities:
+    """Of every recovered image and its original: `ssim` is `unit_ssim`, `psnr` in dB (120 at most),
+    `mse` the mean squared error, `psim` the `perceptual_similarity` (None without feature maps)."""
+
+    ssim: Float64[Tensor, " n"]
+    psnr: Float64[Tensor, " n"]
+    mse: Float64[Tensor, " n"]
+    psim: Float64[Tensor, " n"] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Of the scores of n images: mean, standard deviation (of the n as they are, without Bessel's
+    correction), and the worst case for who defends: the image recovered best, and its row."""
+
+    n: int
+    mean: float
+    std: float
+    worst: float
+    worst_row: int
+
+
+def similarities(
+    recovered: Float[Tensor, "n c h w"],
+    original: Float[Tensor, "n c h w"],
+    *,
+    recovered_maps: Maps | None = None,
+    original_maps: Maps | None = None,
+    convention: SSIMConvention = "gaussian11",
+) -> Similarities:
+    """All scores of every image; pixels in [0, 1]. PSIM needs the feature maps of both.
+
+    Raises ValueError if there is not one original per image, for pixels that are not finite, for
+    images smaller than SSIM's window, and for maps that do not match.
+    """
+    if (recovered_maps is None) != (original_maps is None):
+        raise ValueError("maps are given of one side only; give those of both images, or none")
+    ssim = unit_ssim(recovered, original, convention=convention)
+    mse = errors(recovered, original)
+    psim = None
+    if recovered_maps is not None and original_maps is not None:
+        psim = perceptual_similarity(recovered_maps, original_maps)
+        if len(psim) != len(mse):
+            raise ValueError(f"the maps are of {len(psim)} images, not {len(mse)}; map all of them")
+    return Similarities(ssim=ssim, psnr=psnr(mse), mse=mse, psim=psim)
+
+
+def unit_ssim(
+    recovered: Float[Tensor, "n c h w"],
+    original: Float[Tensor, "n c h w"],
+    *,
+    convention: SSIMConvention = "gaussian11",
+) -> Float64[Tensor, " n"]:
+    """(SSIM + 1) / 2, in [0, 1] (003, C.3); unrelated images score about .5.
+
+    `convention` is explained in `recon_core.metrics`; 003 does not name one. Raises ValueError for
+    images that do not match or are smaller than the window.
+    """
+    return (ssim_pairs(recovered, original, convention=convention).double() + 1) / 2
+
+
+def perceptual_similarity(
+    recovered_maps: Maps,
+    original_maps: Maps,
+) -> Float64[Tensor, " n"]:
+    """1 - perceptual loss, from the feature maps of each layer of some network.
+
+        loss = mean over layers and positions of 1/2 ||f / ||f|| - g / ||g|| ||^2
+
+    f and g being the k channels at one position of the two images' maps: so LPIPS compares maps
+    (Zhang et al. 2018, eq. 1), here without learned weights. 1/2 makes the similarity the cosine of
+    f and g: in [0, 1] for maps that are not negative, as after ReLU or a sigmoid, else in [-1, 1];
+    1 for equal images. The feature reconstruction loss of Johnson et al. 2016 has no normalisation,
+    hence no range: 1 minus it would be what one likes by scaling the weights. A position where both
+    maps are 0 counts as alike, one where only one is as 1/2. A layer without positions (n, k) is
+    one position.
+
+    Any network will do, and numbers of different networks do not compare. Where no pretrained
+    weights are at hand, take the layers of the classifier that was attacked: images then count as
+    alike where it sees them so. Summed in float64.
+
+    Raises ValueError for no layers, layers that do not match, or maps that are not finite.
+    """
+    if not recovered_maps or len(recovered_maps) != len(original_maps):
+        raise ValueError(
+            f"maps of {len(recovered_maps)} and {len(original_maps)} layers; give the same layers "
+            "of both images, at least one"
+        )
+    losses = [
+        _layer_loss(f, g, layer)
+        for layer, (f, g) in enumerate(zip(recovered_maps, original_maps, strict=True))
+    ]
+    return 1 - torch.stack(losses).mean(0)
+
+
+def cosine_similarity(
+    recovered: Float[Tensor, "n c h w"], original: Float[Tensor, "n c h w"]
+) -> Float64[Tensor, " n"]:
+    """The cosine of the angle between each image and its original as vectors (003, table 2).
+
+    0 where one of them is 0. Raises ValueError for images that do not match or are not finite.
+    """
+    require_same_shape(recovered, original)
+    errors(recovered, original)  # raises where pixels are not finite
+    x, y = recovered.double().flatten(1), original.double().flatten(1)
+    cosine: Tensor = torch.nn.functional.cosine_similarity(x, y, dim=1, eps=1e-30)
+    return cosine
+
+
+def spread(scores: Float[Tensor, " n"], *, higher_is_alike: bool = True) -> Spread:
+    """How 003 reports scores: mean, standard deviation and worst case (tables 2 to 4).
+
+    `higher_is_alike` is False for errors, of which the worst case is the lowest. Raises ValueError
+    for no scores or one that is not finite.
+    """
+    if not len(scores) or not bool(scores.isfinite().all()):
+        raise ValueError(f"{len(scores)} scores; expected at least one, all of them finite")
+    exact = scores.double()
+    row = int(exact.argmax() if higher_is_alike else exact.argmin())
+    return Spread(
+        n=len(scores),
+        mean=float(exact.mean()),
+        std=float(exact.std(correction=0)),
+        worst=float(exact[row]),
+        worst_row=row,
+    )
+
+
+def _layer_loss(f: Tensor, g: Tensor, layer: int) -> Float64[Tensor, " n"]:
+    if f.shape != g.shape or f.numel() == 0 or f.dim() < 2:
+        raise ValueError(
+            f"maps of layer {layer} are {tuple(f.shape)} and {tuple(g.shape)}; expected "
+            "(n, channels, positions ...) of the same shape for both images"
+        )
+    if not bool(f.isfinite().all() and g.isfinite().all()):
+        raise ValueError(f"maps of layer {layer} are not finite; check the network's weights")
+    difference = _unit(f) - _unit(g)
+    return difference.square().sum(1).mean(1) / 2
+
+
+def _unit(maps: Tensor) -> Float64[Tensor, "n k p"]:
+    """Of length 1 over the channels at each position."""
+    exact = maps.double().reshape(*maps.shape[:2], -1)
+    length: Tensor = torch.linalg.vector_norm(exact, dim=1, keepdim=True)
+    return exact / (length + _EPS)

@@ -1,0 +1,394 @@
+"""Classifiers that are split at a layer: the client computes h(x), the server g(h); R of them.
+
+Paper 003: f = g(h(x)), and the attack inverts what is sent, z = h(x), at the *cut* (section 2).
+Its networks are LeNet5 on images (section 4.3) and, on vectors, 10-500-2-100-2 (section 4.2). h is
+what the layer at the cut gives after its ReLU (and pooling), as one vector.
+
+`LeNet5` and `SplitMLP` are settings (what goes into a recipe); `.on(shape, n_classes)` is the
+network on images of one shape, and `Weights` are the tensors of R networks by name, a leading
+dimension. Images that all R networks share come with a leading dimension of 1. `CutClassifier` cuts
+any one classifier of torch's at a module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recon_core.victims.autoencoder import Shape, Weights
+
+FORBID = {"extra": "forbid"}
+LENET_CUTS = 4
+"""Of five layers the last gives the logits; the outputs of the others can be sent."""
+KERNEL = 5
+NETWORKS_AT_ONCE = 4
+"""Networks whose convolution of the same images is one for oneDNN: its vectors are then filled (24
+channels), and the pooling finds the result in the cache. Convolutions of 16 LeNets on 400 images of
+28x28, forwards and backwards on one core: 18 ms a network; one by one 24, as groups 26 to 47."""
+
+
+@runtime_checkable
+class SplitModel(Protocol):
+    """A classifier of images of one shape, in two halves: f = g(h(x))."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def n_classes(self) -> int: ...
+
+    @property
+    def n_features(self) -> int:
+        """m, the numbers that are sent for an image."""
+        ...
+
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of one network, by name, in the order of the layers."""
+        ...
+
+    def features(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """h(x) of R networks, (r, n, m), on their own n images, or on the same (r = 1)."""
+        ...
+
+    def classify(self, weights: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        """The logits g(h), (r, n, k), of features (r, n, m)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeNet5:
+    """conv 6@5x5, pool 2, conv 16@5x5, pool 2, dense 120, 84, C (LeCun et al. 1998), as it is used
+    today: ReLU where they had a scaled tanh, maxima where they had trainable means, every channel
+    of the first convolution seen by every one of the second, and linear logits.
+
+    003 names LeNet5 and no variant. `cut`: after the 1st or 2nd convolution block or the 1st or 2nd
+    dense layer. Images of 28x28 are padded to the 32x32 that LeNet5 was made for, by 2 in the first
+    convolution: both have 400 features at the paper's cut. Other sizes are not padded.
+    """
+
+    kind: Literal["lenet5"] = "lenet5"
+    cut: int = 2
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        _check_cut(self.cut, LENET_CUTS)
+
+    def on(self, shape: Shape, n_classes: int) -> LeNet5Model:
+        """This network for images (c, h, w); ValueError if they are too small."""
+        return LeNet5Model(self, shape, n_classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitMLP:
+    """Dense layers with ReLU and biases; the images, or vectors as (1, 1, d), flattened.
+
+    Defaults: 003, section 4.2, 10-500-2-100-2, cut after the second layer. Its "deeper" network has
+    widths (500, 2, 100, 100, 100), its "wider" one (500, 2, 2048).
+    `init`: "paper" draws each entry of W_k and b_k from N(u_k, 1) with one u_k ~ N(0, alpha) for
+    the layer; `alpha` is a variance, as in the paper's N(0, I), and its value is not given there.
+    "torch" is the default of torch's layers.
+    """
+
+    kind: Literal["mlp"] = "mlp"
+    widths: tuple[int, ...] = (500, 2, 100)
+    cut: int = 2
+    init: Literal["paper", "torch"] = "paper"
+    alpha: float = 0.01
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        if not self.widths or min(self.widths) < 1:
+            raise ValueError(
+                f"widths={self.widths} must name at least one hidden layer, each 1 or wider, for "
+                "example (500, 2, 100)"
+            )
+        _check_cut(self.cut, len(self.widths))
+        if not (math.isfinite(self.alpha) and self.alpha >= 0):
+            raise ValueError(f"alpha={self.alpha} is not a variance; give 0 or a positive number")
+
+    def on(self, shape: Shape, n_classes: int) -> SplitMLPModel:
+        """This network for images (c, h, w)."""
+        return SplitMLPModel(self, shape, n_classes)
+
+
+SplitNetwork = LeNet5 | SplitMLP
+
+
+@dataclass(frozen=True)
+class LeNet5Model:
+    """Tensors `conv1`, `conv2`, `fc1`, `fc2`, `fc3`, with `.weight` and `.bias`."""
+
+    network: LeNet5
+    shape: Shape
+    n_classes: int
+
+    def __post_init__(self) -> None:
+        _check_classes(self.n_classes)
+        if min(self._maps[1][1:]) < 1:
+            raise ValueError(
+                f"images of {self.shape[1]}x{self.shape[2]} are too small for two convolutions of "
+                f"{KERNEL}x{KERNEL} and two poolings; give 16x16 or larger (the paper's are 28x28 "
+                "and 32x32)"
+            )
+
+    @property
+    def _padding(self) -> int:
+        return 2 if self.shape[1:] == (28, 28) else 0
+
+    @cached_property
+    def _maps(self) -> tuple[Shape, Shape]:
+        """What the convolution blocks give for one image, (c, h, w)."""
+        first = [(side + 2 * self._padding - KERNEL + 1) // 2 for side in self.shape[1:]]
+        second = [(side - KERNEL + 1) // 2 for side in first]
+        return (6, first[0], first[1]), (16, second[0], second[1])
+
+    @property
+    def n_features(self) -> int:
+        return (math.prod(self._maps[0]), math.prod(self._maps[1]), 120, 84)[self.network.cut - 1]
+
+    @cached_property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {
+            "conv1.weight": (6, self.shape[0], KERNEL, KERNEL),
+            "conv1.bias": (6,),
+            "conv2.weight": (16, 6, KERNEL, KERNEL),
+            "conv2.bias": (16,),
+        }
+        return shapes | _dense_shapes((math.prod(self._maps[1]), 120, 84, self.n_classes))
+
+    def features(
+        self, weights: Mapping[str, Tensor], x: Float[Tensor, "q n c h w"]
+    ) -> Float[Tensor, "r n m"]:
+        """h(x) of R networks on their own n images (q = r), or on the same (q = 1)."""
+        _check_images(self, len(weights["conv1.weight"]), x)
+        a = _block(weights, "conv1", x, padding=self._padding)
+        if self.network.cut > 1:
+            a = _block(weights, "conv2", a)
+        return _dense_layers(weights, a.flatten(2), 1, self.network.cut - 1)
+
+    def classify(
+        self, weights: Mapping[str, Tensor], features: Float[Tensor, "r n m"]
+    ) -> Float[Tensor, "r n k"]:
+        """The logits g(h)."""
+        _check_features(self, features)
+        a = features
+        if self.network.cut == 1:
+            a = _block(weights, "conv2", a.unflatten(2, self._maps[0])).flatten(2)
+        return _dense_layers(weights, a, max(self.network.cut - 1, 1), 4, linear=3)
+
+
+@dataclass(frozen=True)
+class SplitMLPModel:
+    """Tensors `fc1`, `fc2`, ..., with `.weight` and `.bias`."""
+
+    network: SplitMLP
+    shape: Shape
+    n_classes: int
+
+    def __post_init__(self) -> None:
+        _check_classes(self.n_classes)
+
+    @property
+    def n_features(self) -> int:
+        return self.network.widths[self.network.cut - 1]
+
+    @cached_property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return _dense_shapes((math.prod(self.shape), *self.network.widths, self.n_classes))
+
+    def features(
+        self, weights: Mapping[str, Tensor], x: Float[Tensor, "q n c h w"]
+    ) -> Float[Tensor, "r n m"]:
+        """h(x) of R networks on their own n images (q = r), or on the same (q = 1)."""
+        n_networks = len(weights["fc1.weight"])
+        _check_images(self, n_networks, x)
+        a = x.flatten(2).expand(n_networks, -1, -1)
+        return _dense_layers(weights, a, 1, self.network.cut + 1)
+
+    def classify(
+        self, weights: Mapping[str, Tensor], features: Float[Tensor, "r n m"]
+    ) -> Float[Tensor, "r n k"]:
+        """The logits g(h)."""
+        _check_features(self, features)
+        last = len(self.network.widths) + 1
+        return _dense_layers(weights, features, self.network.cut + 1, last + 1, linear=last)
+
+
+@dataclass(frozen=True)
+class CutClassifier:
+    """h(x) of one classifier of torch's, cut after the module called `name` in `named_modules()`.
+
+    What comes after the cut is not computed, so a ReLU in place there cannot change h. A module
+    that is called several times for an image cuts where it is called first.
+    """
+
+    classifier: nn.Module
+    name: str
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.classifier.named_modules() if name]
+        if self.name not in names:
+            raise ValueError(f"no module is called {self.name!r}; there are {', '.join(names)}")
+
+    def __call__(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b m"]:
+        """The module's output, one vector per image; differentiable in x. ValueError if the
+        classifier is in training mode, or its module gives no tensor with a row per image."""
+        if self.classifier.training:
+            raise ValueError(
+                "the classifier is in training mode, where h(x) depends on the other images or on "
+                "chance; call its eval() first"
+            )
+
+        def stop(_module: nn.Module, _inputs: object, output: object) -> None:
+            raise _Reached(output)
+
+        hook = self.classifier.get_submodule(self.name).register_forward_hook(stop)
+        try:
+            self.classifier(x)
+        except _Reached as reached:
+            h = reached.output
+        else:
+            raise ValueError(f"the classifier never calls its module {self.name!r}; name another")
+        finally:
+            hook.remove()
+        if not isinstance(h, Tensor) or h.dim() < 2 or len(h) != len(x):
+            raise ValueError(
+                f"the module {self.name!r} does not give one tensor with a row per image; cut at "
+                "another"
+            )
+        return h.flatten(1)
+
+
+class _Reached(Exception):
+    """The cut, with what its module gave."""
+
+    def __init__(self, output: object) -> None:
+        super().__init__()
+        self.output = output
+
+
+def initial_weights(
+    model: SplitModel, generators: Sequence[torch.Generator], *, dtype: torch.dtype
+) -> Weights:
+    """Where R trainings start, one generator each: as torch's own layers do, uniform in
+    +-1/sqrt(fan in), or as the settings of a `SplitMLP` say. Drawn on the CPU in float32, layer by
+    layer."""
+    stacks = [_initial(model, generator) for generator in generators]
+    return {name: torch.stack([s[name] for s in stacks]).to(dtype) for name in stacks[0]}
+
+
+def _initial(model: SplitModel, generator: torch.Generator) -> Weights:
+    network = model.network if isinstance(model, SplitMLPModel) else None
+    shift, scale = 0.0, 1.0
+    weights: Weights = {}
+    for name, shape in model.tensor_shapes.items():
+        starts_layer = name.endswith(".weight")
+        if network is not None and network.init == "paper":
+            if starts_layer:
+                u = torch.randn((), generator=generator)
+                shift = math.sqrt(network.alpha) * float(u)
+            weights[name] = shift + torch.randn(shape, generator=generator)
+            continue
+        if starts_layer:
+            scale = 1 / math.sqrt(math.prod(shape[1:]))
+        weights[name] = (torch.rand(shape, generator=generator) * 2 - 1) * scale
+    return weights
+
+
+def _block(
+    weights: Mapping[str, Tensor], name: str, x: Float[Tensor, "q n c h w"], *, padding: int = 0
+) -> Float[Tensor, "r n o y x"]:
+    """ReLU of the pooled convolutions of R networks, of their own images or of the same (q = 1)."""
+    weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+    if not _has_onednn(x):
+        return _convolved(weight, bias, x, padding)
+    size = NETWORKS_AT_ONCE if len(x) == 1 else 1
+    images = x.split(1) if len(x) > 1 else [x] * math.ceil(len(weight) / size)
+    parts = [
+        _convolved(w, b, a, padding).permute(0, 1, 3, 4, 2)
+        for w, b, a in zip(weight.split(size), bias.split(size), images, strict=True)
+    ]
+    joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return joined.permute(0, 1, 4, 2, 3)
+
+
+def _convolved(weight: Tensor, bias: Tensor, x: Tensor, padding: int) -> Tensor:
+    """One convolution: an ordinary one of images that are shared, or one with a group each.
+
+    The maximum is taken before the ReLU, of four times as many numbers; that is the same.
+    """
+    kernels = weight.flatten(0, 1)
+    if _has_onednn(x):
+        kernels = _channels_last(kernels)
+    a = x.transpose(0, 1).flatten(1, 2)
+    z = F.conv2d(a, kernels, bias.flatten(), padding=padding, groups=len(x))
+    pooled: Tensor = F.max_pool2d(z, 2).relu().unflatten(1, weight.shape[:2])
+    return pooled.transpose(0, 1)
+
+
+def _channels_last(kernels: Float[Tensor, "o i y x"]) -> Float[Tensor, "o i y x"]:
+    """The same numbers with strides that say so even for one channel, where `contiguous` sees no
+    difference: the convolution's result, whose pooling is then faster, follows them."""
+    return torch.empty_like(kernels, memory_format=torch.channels_last).copy_(kernels)
+
+
+def _has_onednn(x: Tensor) -> bool:
+    """Whether oneDNN computes with this: float32 on a CPU."""
+    return (
+        x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    )
+
+
+def _dense_shapes(sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(1, len(sizes)):
+        shapes |= {f"fc{i}.weight": (sizes[i], sizes[i - 1]), f"fc{i}.bias": (sizes[i],)}
+    return shapes
+
+
+def _dense_layers(
+    weights: Mapping[str, Tensor], a: Tensor, start: int, stop: int, *, linear: int = 0
+) -> Tensor:
+    """Layers `start`, ..., `stop` - 1, each but the one numbered `linear` with its ReLU."""
+    for i in range(start, stop):
+        weight, bias = weights[f"fc{i}.weight"], weights[f"fc{i}.bias"]
+        z = torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
+        a = z if i == linear else z.relu()
+    return a
+
+
+def _check_cut(cut: int, n_cuts: int) -> None:
+    if not 1 <= cut <= n_cuts:
+        raise ValueError(f"cut={cut} is no hidden layer of this network; give 1 to {n_cuts}")
+
+
+def _check_classes(n_classes: int) -> None:
+    if n_classes < 2:
+        raise ValueError(f"n_classes={n_classes}; a classifier needs at least 2")
+
+
+def _check_images(model: SplitModel, n_networks: int, x: Tensor) -> None:
+    if x.shape[2:] != model.shape:
+        raise ValueError(f"images of {tuple(x.shape[2:])} for a network of {model.shape}")
+    if len(x) not in (1, n_networks):
+        raise ValueError(
+            f"images of {len(x)} networks for {n_networks}; give every network its own, or a "
+            "leading dimension of 1 for images that all share"
+        )
+
+
+def _check_features(model: SplitModel, features: Tensor) -> None:
+    if features.shape[2] != model.n_features:
+        raise ValueError(
+            f"{features.shape[2]} features an image, the network is cut where it has "
+            f"{model.n_features}"
+        )

@@ -1,0 +1,369 @@
+"""Train R split networks at once, each with its own defence or none, on class-balanced batches.
+
+    min over theta of mean_i CE(g(h(x_i)), y_i) + lambda L(h(x_1), ..., h(x_n))   (003, section 3.2)
+
+by SGD with the same p images of every class in a batch, where L is MixCon (003, eq. 1) or UniCon
+(003, D.1). A grid of (lambda, beta) is one stack: its networks see the same images in the same
+order, so that they differ in nothing but the defence; and a network of lambda = 0 is, bit for bit,
+one that has none.
+
+Where 003 says little: an epoch is as long as its smallest class (footnote 6; see `class_batches`),
+and cross-entropy is the mean over a batch, where eq. 2 has the sum over the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from recon_core.cuda_graphs import Repeat, repeated
+from recon_core.optimisers import Optimiser
+from recon_core.threads import side_by_side
+from recon_core.types import Progress, no_progress
+from recon_core.victims.autoencoder import Weights
+from recon_core.victims.class_batches import ClassBatches, Shuffle
+from recon_core.victims.separability import MixCon, UniCon, mixcon, unicon
+from recon_core.victims.split import SplitModel
+from recon_core.victims.split_evaluation import (
+    NETWORKS_ON_CPU,
+    check_fits,
+    cross_entropies,
+    evaluate_split,
+)
+
+FORBID = {"extra": "forbid"}
+Defence = MixCon | UniCon | None
+"""What is added to a network's cross-entropy; None: nothing (003 calls it vanilla)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitTraining:
+    """SGD as in 003, section 4.3: no momentum, no weight decay, a constant rate.
+
+    `per_class`: images of each class in a batch. The paper's synthetic data have `lr` .1.
+    """
+
+    epochs: int = 20
+    lr: float = 0.01
+    per_class: int = 40
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "per_class"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise ValueError(f"lr={self.lr} is not a positive number; paper 003 has .01")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum} is outside [0, 1); paper 003 has 0")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise ValueError(
+                f"weight_decay={self.weight_decay} must be 0 or a positive number; paper 003 has 0"
+            )
+
+
+@dataclass(frozen=True)
+class TrainedSplit:
+    """R trained networks.
+
+    `loss` (cross-entropy alone) and `accuracy` are of `weights` on all training images.
+    `diverged`: weights or loss ceased to be finite; such a network has the weights of the end of
+    the last epoch before that. `epochs_done`: after how many epochs the weights are.
+    `losses` and `penalties`: cross-entropy and the defence's own loss, not yet times lambda, as
+    they were while an epoch went on, a mean over its images; NaN where there is no defence.
+    """
+
+    weights: Weights
+    loss: Float64[Tensor, " r"]
+    accuracy: Float64[Tensor, " r"]
+    diverged: Bool[Tensor, " r"]
+    epochs_done: Int64[Tensor, " r"]
+    losses: Float64[Tensor, "r e"]
+    penalties: Float64[Tensor, "r e"]
+
+
+def train_split(
+    model: SplitModel,
+    weights: Mapping[str, Tensor],
+    x: Float[Tensor, "n c h w"] | Float[Tensor, "r n c h w"],
+    labels: Int64[Tensor, " n"] | Int64[Tensor, "r n"],
+    *,
+    defences: Sequence[Defence],
+    training: SplitTraining,
+    shuffle: Shuffle,
+    streams: Sequence[int] | None = None,
+    progress: Progress = no_progress,
+    state: Mapping[str, Tensor] | None = None,
+    on_state: Callable[[dict[str, Tensor]], None] | None = None,
+    state_every: int = 0,
+    graphs: bool = True,
+    networks_at_once: int | None = None,
+) -> TrainedSplit:
+    """Train R networks on the same images or each on its own; labels are classes from 0.
+
+    `defences`: one per network. `streams`: whose order each network's images have, as `shuffle` is
+    asked for it; None: all have that of stream 0. Networks that share images, labels and stream get
+    one batch.
+    With `state_every`, `on_state` gets the state every so many epochs, as named tensors on the CPU;
+    passed as `state`, with the same other arguments, training goes on from there and ends bit for
+    bit as if it had never stopped. `graphs`: CUDA graphs, on a GPU. `networks_at_once`: how many
+    networks a step takes together, which bounds its memory and changes no result but by rounding;
+    None: `NETWORKS_ON_CPU` on a CPU, elsewhere all. On a CPU such parts go side by side, one thread
+    each, and are bit for bit what they are one after another on one thread. Raises ValueError for
+    arguments that do not fit together.
+    """
+    n_networks = check_fits(model, weights, x, labels)
+    batches = ClassBatches(
+        x=x,
+        labels=labels,
+        n_classes=model.n_classes,
+        per_class=training.per_class,
+        shuffle=shuffle,
+        streams=(0,) * n_networks if streams is None else tuple(streams),
+    )
+    _check(n_networks, defences, batches, networks_at_once)
+    at_once = networks_at_once or (NETWORKS_ON_CPU if x.device.type == "cpu" else n_networks)
+    course = _Course(
+        model, weights, batches, defences, training=training, at_once=at_once, graphs=graphs
+    )
+    if state is not None:
+        course.load(state)
+    while course.epoch < training.epochs and not bool(course.diverged.all()):
+        course.run_epoch(progress)
+        if state_every and on_state is not None and course.epoch % state_every == 0:
+            on_state(course.state())
+    progress(1.0)
+    return course.trained(labels)
+
+
+def _check(
+    n_networks: int, defences: Sequence[Defence], batches: ClassBatches, at_once: int | None
+) -> None:
+    if len(defences) != n_networks:
+        raise ValueError(
+            f"{len(defences)} defences for {n_networks} networks; give one each, None for none"
+        )
+    if batches.n_networks != n_networks:
+        raise ValueError(
+            f"{batches.n_networks} streams for {n_networks} networks; give one each, or None"
+        )
+    if at_once is not None and at_once < 1:
+        raise ValueError(f"networks_at_once={at_once} must be at least 1, or None")
+    if batches.last == 1 and any(isinstance(d, UniCon) and d.lam for d in defences):
+        raise ValueError(
+            f"UniCon compares images of a class, but with per_class={batches.per_class} and "
+            f"{batches.smallest} images in the smallest class the last batch of an epoch has 1 of "
+            "each; choose another per_class"
+        )
+
+
+@dataclass(frozen=True)
+class _Penalty:
+    """A loss on the features of those networks, by their rows, that have it."""
+
+    rows: Int64[Tensor, " k"]
+    lam: Float[Tensor, " k"]
+    loss: Callable[[Tensor], Tensor]
+
+    def of(self, features: Float[Tensor, "r p c m"]) -> Float[Tensor, " k"]:
+        """Not yet times lambda. Networks without it are not in the graph of its gradient."""
+        everyone = len(self.rows) == len(features)
+        return self.loss(features if everyone else features.index_select(0, self.rows))
+
+
+class _Part:
+    """Networks that are moved together: views of the whole stack's weights and averages."""
+
+    def __init__(
+        self,
+        networks: slice,
+        weights: Mapping[str, Tensor],
+        averages: Mapping[str, tuple[Tensor, ...]],
+        rule: Optimiser,
+        defences: Sequence[Defence],
+    ) -> None:
+        self.networks = networks
+        # `data` has a version counter of its own: otherwise autograd would take the steps of other
+        # parts, which go on at the same time, for changes of these weights.
+        self.weights = {n: t[networks].data.requires_grad_() for n, t in weights.items()}
+        self.steppers = [
+            rule.stepper(
+                t.view(len(t), -1)[networks], state=[average[networks] for average in averages[n]]
+            )
+            for n, t in weights.items()
+        ]
+        self.penalties = _penalties(defences[networks], next(iter(weights.values())))
+
+    def move(self, model: SplitModel, x: Tensor, sums: Tensor, weight_decay: float) -> None:
+        """One step on a batch (of one network, if all share it); its losses are added to `sums`."""
+        part = x if len(x) == 1 else x[self.networks]
+        k = model.n_classes
+        features = model.features(self.weights, part)
+        logits = model.classify(self.weights, features)
+        truth = torch.arange(k, device=x.device).repeat(logits.shape[1] // k)
+        loss = cross_entropies(logits, truth.expand(len(logits), -1)).mean(1)
+        sums[0, self.networks] += loss.detach() * part.shape[1]
+        total = loss.sum()
+        for penalty in self.penalties:
+            values = penalty.of(features.unflatten(1, (-1, k)))
+            total = total + (penalty.lam * values).sum()
+            sums[1, self.networks].index_add_(
+                0, penalty.rows, values.detach().double() * part.shape[1]
+            )
+        gradients = torch.autograd.grad(total, list(self.weights.values()))
+        for stepper, weight, g in zip(self.steppers, self.weights.values(), gradients, strict=True):
+            decayed = g.add(weight.detach(), alpha=weight_decay) if weight_decay else g
+            stepper.step_(decayed.reshape(len(decayed), -1))
+
+
+class _Course:
+    """A training under way."""
+
+    def __init__(
+        self,
+        model: SplitModel,
+        weights: Mapping[str, Tensor],
+        batches: ClassBatches,
+        defences: Sequence[Defence],
+        *,
+        training: SplitTraining,
+        at_once: int,
+        graphs: bool,
+    ) -> None:
+        self.model, self.batches, self.training = model, batches, training
+        self.graphs = graphs
+        self.epoch = 0
+        x, n = batches.x, batches.n_networks
+        self.weights = {name: t.to(x).clone().contiguous() for name, t in weights.items()}
+        self.kept = {name: t.clone() for name, t in self.weights.items()}
+        rule = Optimiser(rule="gd", lr=training.lr, momentum=training.momentum)
+        averages = {name: rule.state(t.flatten(1)) for name, t in self.weights.items()}
+        self.averages = averages
+        self.diverged = torch.zeros(n, dtype=torch.bool, device=x.device)
+        self.epochs_done = torch.zeros(n, dtype=torch.int64, device=x.device)
+        self.sums = torch.zeros(2, n, dtype=torch.float64, device=x.device)
+        self.history = torch.full((training.epochs, 2, n), torch.nan).to(self.sums)
+        undefended = [defence is None or not defence.lam for defence in defences]
+        self.undefended = torch.tensor(undefended, device=x.device)
+        self.parts = [
+            _Part(slice(start, start + at_once), self.weights, averages, rule, defences)
+            for start in range(0, n, at_once)
+        ]
+        self.moves: dict[int, tuple[Tensor, Repeat]] = {}
+
+    def run_epoch(self, progress: Progress) -> None:
+        """One epoch, and what is known after it."""
+        self.sums.zero_()
+        n_batches = self.batches.n_batches
+        for i, x in enumerate(self.batches.of_epoch(self.epoch)):
+            progress((self.epoch + i / n_batches) / self.training.epochs)
+            self._move_on(x)
+        self.history[self.epoch] = self.sums / (self.batches.smallest * self.model.n_classes)
+        self.history[self.epoch, 1, self.undefended] = torch.nan
+        self.epoch += 1
+        self._keep()
+
+    def _move_on(self, x: Tensor) -> None:
+        """A step on a batch, which is copied to where a step of its size always finds it."""
+        if x.shape[1] not in self.moves:
+            held = torch.empty_like(x)
+            repeat = repeated(partial(self._move, held), x.device, graphs=self.graphs)
+            self.moves[x.shape[1]] = held, repeat
+        held, repeat = self.moves[x.shape[1]]
+        held.copy_(x)
+        repeat(1)
+
+    def _move(self, x: Tensor) -> None:
+        decay = self.training.weight_decay
+        side_by_side(
+            [partial(part.move, self.model, x, self.sums, decay) for part in self.parts], x.device
+        )
+
+    def _keep(self) -> None:
+        """The weights of the networks that are still finite; the others keep what they had."""
+        self.diverged |= ~self.sums[0].isfinite()
+        for tensor in self.weights.values():
+            self.diverged |= ~tensor.flatten(1).isfinite().all(1)
+        for name, tensor in self.weights.items():
+            lost = self.diverged.view(-1, *[1] * (tensor.dim() - 1))
+            self.kept[name] = torch.where(lost, self.kept[name], tensor)
+        self.epochs_done += ~self.diverged
+
+    def trained(self, labels: Tensor) -> TrainedSplit:
+        """The weights that were kept, and how they do on all training images."""
+        found = evaluate_split(self.model, self.kept, self.batches.x, labels)
+        losses, penalties = self.history[: self.epoch].permute(1, 2, 0)
+        return TrainedSplit(
+            weights=self.kept,
+            loss=found.loss,
+            accuracy=found.accuracy,
+            diverged=self.diverged,
+            epochs_done=self.epochs_done,
+            losses=losses,
+            penalties=penalties,
+        )
+
+    def _named(self) -> dict[str, Tensor]:
+        """Everything that the rest of the training and its result depend on, but the epoch."""
+        named = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
+        named |= {f"kept/{name}": tensor for name, tensor in self.kept.items()}
+        for name, averages in self.averages.items():
+            named |= {f"averages/{i}/{name}": average for i, average in enumerate(averages)}
+        of_networks = {"diverged": self.diverged, "epochs_done": self.epochs_done}
+        return named | of_networks | {"history": self.history}
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy, on the CPU."""
+        named = self._named() | {"epoch": torch.tensor(self.epoch)}
+        return {name: tensor.cpu().clone() for name, tensor in named.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state; ValueError if it is of another training."""
+        named = self._named()
+        bad = [n for n, t in named.items() if n not in state or state[n].shape != t.shape]
+        bad += [name for name in state if name not in named and name != "epoch"]
+        if bad or "epoch" not in state:
+            raise ValueError(
+                f"not the state of this training: {bad[:3] or ['epoch']} missing, unknown or of "
+                "another shape; resume with the settings and the networks that it was saved with"
+            )
+        for name, tensor in named.items():
+            tensor.copy_(state[name])
+        self.epoch = int(state["epoch"])
+
+
+def _penalties(defences: Sequence[Defence], like: Tensor) -> list[_Penalty]:
+    """One for the networks that differ in lambda and beta alone; none for lambda = 0."""
+    groups: dict[tuple[str, bool, float], list[int]] = {}
+    for row, defence in enumerate(defences):
+        if defence is not None and defence.lam:
+            eps = defence.eps if isinstance(defence, MixCon) else 0.0
+            groups.setdefault((defence.kind, defence.normalise, eps), []).append(row)
+    return [_penalty(defences, rows, like) for rows in groups.values()]
+
+
+def _penalty(defences: Sequence[Defence], rows: list[int], like: Tensor) -> _Penalty:
+    members = [defence for defence in (defences[row] for row in rows) if defence is not None]
+    first = members[0]
+    if isinstance(first, MixCon):
+        betas = [member.beta for member in members if isinstance(member, MixCon)]
+        loss = partial(
+            mixcon,
+            beta=torch.tensor(betas, dtype=torch.float64).to(like),
+            normalise=first.normalise,
+            eps=first.eps,
+        )
+    else:
+        loss = partial(unicon, normalise=first.normalise)
+    index = torch.tensor(rows, device=like.device)
+    lam = torch.tensor([member.lam for member in members], dtype=torch.float64).to(like)
+    return _Penalty(index, lam, loss)

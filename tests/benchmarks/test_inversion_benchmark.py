@@ -1,0 +1,131 @@
+"""The benchmark of paper 003, small: what it times is the same on both sides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import inversion
+from benchmarks.inversion_reference import PlainLeNet5, PlainMixCon, literal_mixcon, load
+from benchmarks.record import main, parse_lines
+from recon_core.attacks.feature_matching import GradientInversion, Inverted
+from recon_core.types import seeded_generator
+from recon_core.victims.separability import MixCon, mixcon
+from recon_core.victims.split import LeNet5, initial_weights
+
+DEFENCES = (MixCon(lam=1.0, beta=1e-2), MixCon(lam=0.1, beta=1e-4))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inversion, "SHAPE", (1, 16, 16))
+    monkeypatch.setattr(inversion, "N_CLASSES", 3)
+    monkeypatch.setattr(inversion, "PER_CLASS", 2)
+    monkeypatch.setattr(inversion, "N_INVERTED", 4)
+    monkeypatch.setattr(inversion, "LAMBDAS", (0.01, 1.0, 10.0))
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 16, 16)], ids=str)
+def test_the_reference_is_the_same_network(shape: tuple[int, int, int]) -> None:
+    model = LeNet5(cut=2).on(shape, 4)
+    generators = [seeded_generator(0, run, "victim") for run in range(2)]
+    weights = initial_weights(model, generators, dtype=torch.float64)
+    module = PlainLeNet5(LeNet5(cut=2), shape, 4).double()
+    load(module, weights, 1)
+    x = torch.rand(2, *shape, dtype=torch.float64)
+    with torch.no_grad():
+        h = model.features(weights, x.unsqueeze(0))
+        torch.testing.assert_close(module.h(x), h[1])
+        torch.testing.assert_close(module.g(module.h(x)), model.classify(weights, h)[1])
+
+
+def test_networks_that_the_reference_has_not_are_refused() -> None:
+    with pytest.raises(ValueError, match="is not one that the reference has; cut it at 2"):
+        PlainLeNet5(LeNet5(cut=3), (1, 28, 28), 10)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_the_references_have_the_same_loss(normalise: bool) -> None:
+    defence = MixCon(beta=0.3, eps=0.2, normalise=normalise)  # some distances are cut off
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(5, 4, 6, generator=generator, dtype=torch.float64)
+    beta = torch.tensor([defence.beta], dtype=torch.float64)
+    ours = mixcon(h.unsqueeze(0), beta, normalise=normalise, eps=defence.eps)[0]
+    torch.testing.assert_close(PlainMixCon(defence, 4)(h.flatten(0, 1)), ours)
+    torch.testing.assert_close(literal_mixcon(h, defence), ours)
+
+
+def test_the_grid_is_the_papers() -> None:
+    found = inversion.grid()
+    assert len({(d.lam, d.beta) for d in found}) == len(found) == 56
+    assert {d.lam for d in found} == {0.01, 0.1, 0.5, 1, 2, 5, 10, 100}
+    assert {d.beta for d in found} == {10.0**-k for k in range(2, 9)}
+    assert (inversion.SHAPE, inversion.N_CLASSES * inversion.PER_CLASS) == ((1, 28, 28), 400)
+
+
+@pytest.mark.usefixtures("small")
+def test_every_case_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "inversion.json"
+    main(inversion.measure, ["--quick", "--json", str(path)])
+    lines = parse_lines(path.read_text(), name="inversion")
+    assert [json.loads(line)["case"] for line in capsys.readouterr().out.splitlines()] == [
+        line.case for line in lines
+    ]
+    assert {line.benchmark for line in lines} == {"inversion"}
+    assert all(line.unit == "s" and line.ratio is not None for line in lines)
+    training, inverted, losses = lines[:2], lines[2:4], lines[4:]
+    assert all("3 (lambda, beta) of MixCon" in line.case for line in training)
+    assert ["channels last" in str(line.reference) for line in training] == [False, True]
+    methods = ("GradientInversion", "StrongInversion")
+    for line, method in zip(inverted, methods, strict=True):
+        assert f"by {method}, LeNet5 at cut 2, 4 images of 1x16x16" in line.case
+        assert line.reference == inversion.ONE_BY_ONE
+    assert ["of a network, 1 networks" in line.case for line in losses] == [True, False]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_trainings_that_differ_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch, channels_last: bool
+) -> None:
+    ours = inversion.train_split
+    monkeypatch.setattr(
+        inversion,
+        "train_split",
+        lambda *given, training, **named: ours(
+            *given, training=replace(training, lr=0.0101), **named
+        ),
+    )
+    with pytest.raises(ValueError, match=r"differ by .* of network 0, .* not comparable"):
+        inversion.training(1, defences=DEFENCES, n_steps=1, channels_last=channels_last)
+
+
+@pytest.mark.usefixtures("small")
+def test_images_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, method = inversion.Inverting.of, GradientInversion(n_steps=3)
+
+    def wrong(task: inversion.Inverting, rows: range) -> Inverted:
+        found = right(task, rows)
+        return replace(found, x=found.x + 0.01) if len(rows) == 1 else found
+
+    def shorter(task: inversion.Inverting, rows: range) -> Inverted:
+        found = right(task, rows)
+        return replace(found, n_steps=found.n_steps - 1) if len(rows) == 1 else found
+
+    monkeypatch.setattr(inversion.Inverting, "of", wrong)
+    with pytest.raises(ValueError, match=r"differ by .* of images, .* not comparable"):
+        inversion.inversion(method, 1, one_in=2)
+    monkeypatch.setattr(inversion.Inverting, "of", shorter)
+    with pytest.raises(ValueError, match="do not take equally many steps"):
+        inversion.inversion(method, 1, one_in=2)
+
+
+@pytest.mark.usefixtures("small")
+def test_losses_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inversion, "literal_mixcon", lambda h, d: 1.01 * literal_mixcon(h, d))
+    with pytest.raises(ValueError, match=r"differ by 0\.0099 relative of losses"):
+        inversion.loss(1, n_networks=2, n_features=5, per_call=1)

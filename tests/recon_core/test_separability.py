@@ -1,0 +1,277 @@
+"""MixCon and UniCon against their formulas, where their minima are, and how far features are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from recon_core.victims import separability as module
+from recon_core.victims.separability import (
+    MixCon,
+    UniCon,
+    balanced_rows,
+    mixcon,
+    separability,
+    unicon,
+)
+
+R, P, K, M = 3, 4, 5, 6
+BETA = torch.tensor([0.0, 1e-4, 0.3], dtype=torch.float64)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def at_norm_1(h: Tensor) -> Tensor:
+    norm = h.norm()
+    return h / norm if bool(norm > 0) else h
+
+
+def literal_mixcon(h: Tensor, beta: float, *, normalise: bool, eps: float) -> Tensor:
+    """Equation 1 and footnote 3 as they are written, for one network (p, k, m)."""
+    p, k, _ = h.shape
+    total = torch.zeros((), dtype=h.dtype)
+    for i in range(p):
+        for c1, c2 in itertools.permutations(range(k), 2):
+            a, b = (at_norm_1(h[i, c]) if normalise else h[i, c] for c in (c1, c2))
+            dist = (a - b).square().sum().clamp(eps, 1 / eps)
+            total = total + dist + beta / dist
+    return total / p / (k * (k - 1))
+
+
+def literal_unicon(h: Tensor, *, normalise: bool) -> Tensor:
+    """The loss of D.1 as it is written, for one network (p, k, m)."""
+    p, k, _ = h.shape
+    total = torch.zeros((), dtype=h.dtype)
+    for c, i, j in itertools.product(range(k), range(p), range(p)):
+        a, b = (at_norm_1(h[row, c]) if normalise else h[row, c] for row in (i, j))
+        total = total + (a - b).square().sum() / (p * (p - 1))
+    return total / k
+
+
+def gradient(loss: Tensor, h: Tensor) -> Tensor:
+    (found,) = torch.autograd.grad(loss, h)
+    return found
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_mixcon_is_equation_1(normalise: bool) -> None:
+    h = drawn(R, P, K, M).requires_grad_()
+    eps = 0.2  # many of the distances are below it, or above 5 if not normalised
+    found = mixcon(h, BETA, normalise=normalise, eps=eps)
+    written = torch.stack(
+        [
+            literal_mixcon(a, float(b), normalise=normalise, eps=eps)
+            for a, b in zip(h, BETA, strict=True)
+        ]
+    )
+    torch.testing.assert_close(found, written, rtol=1e-13, atol=0)
+    weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    ours, theirs = (gradient((weights * loss).sum(), h) for loss in (found, written))
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-13)
+    dist = torch.cdist(h[0, 0].detach(), h[0, 0].detach()).square()
+    if not normalise:
+        assert bool((dist > 5).any())
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_unicon_is_the_loss_of_d_1(normalise: bool) -> None:
+    h = drawn(R, P, K, M).requires_grad_()
+    found = unicon(h, normalise=normalise)
+    written = torch.stack([literal_unicon(a, normalise=normalise) for a in h])
+    torch.testing.assert_close(found, written, rtol=1e-13, atol=0)
+    ours, theirs = (gradient(loss.square().sum(), h) for loss in (found, written))
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_gradients_are_those_of_finite_differences(normalise: bool) -> None:
+    h = drawn(2, 2, 3, 4).requires_grad_()
+    beta = torch.tensor([0.01, 0.5], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda t: mixcon(t, beta, normalise=normalise), h)
+    assert torch.autograd.gradcheck(lambda t: unicon(t, normalise=normalise), h)
+
+
+def descended(h: Tensor, beta: float, *, lr: float, steps: int) -> Tensor:
+    """Free features (1, p, k, m) after gradient descent on MixCon, at norm 1."""
+    beta_1 = torch.tensor([beta], dtype=torch.float64)
+    for _ in range(steps):
+        h = h.detach().requires_grad_()
+        h = h - lr * gradient(mixcon(h, beta_1)[0], h)
+    return h.detach()
+
+
+def squared_gaps(h: Tensor) -> Tensor:
+    u = h / h.norm(dim=-1, keepdim=True)
+    return (u.unsqueeze(-2) - u.unsqueeze(-3)).square().sum(-1)
+
+
+@pytest.mark.parametrize("beta", [0.25, 1e-2, 1e-4])
+def test_with_beta_the_minimum_is_where_every_dist_is_its_root(beta: float) -> None:
+    h = descended(drawn(1, 2, 3, 8, seed=1), beta, lr=0.5, steps=2000)
+    gaps = squared_gaps(h)[0][:, *torch.triu_indices(3, 3, 1)]
+    torch.testing.assert_close(gaps, torch.full_like(gaps, math.sqrt(beta)), rtol=1e-3, atol=0)
+    loss = mixcon(h, torch.tensor([beta], dtype=torch.float64))
+    assert float(loss) == pytest.approx(2 * math.sqrt(beta), rel=1e-6)
+
+
+def test_without_beta_the_minimum_is_collapse() -> None:
+    start = drawn(1, 2, 3, 8, seed=1)
+    h = descended(start, 0.0, lr=1.0, steps=500)
+    assert float(squared_gaps(start).max()) > 1
+    assert float(squared_gaps(h).max()) < 2e-8  # and no further: below eps nothing pulls
+    assert float(mixcon(h, BETA[:1])) <= 2e-8
+
+
+def test_unicon_draws_a_class_together_and_leaves_classes_apart() -> None:
+    h = drawn(1, 4, 3, 8, seed=2)
+    before = squared_gaps(h.mean(1))[0]
+    for _ in range(400):
+        h = h.detach().requires_grad_()
+        h = h - gradient(unicon(h)[0], h)
+    within = squared_gaps(h.detach().transpose(1, 2))
+    between = squared_gaps(h.detach().mean(1))[0]
+    assert float(within.max()) < 1e-6
+    off = ~torch.eye(3, dtype=torch.bool)
+    assert float(between[off].min()) > 0.5 * float(before[off].min()) > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_identical_features_cost_the_cut_off_and_do_not_move(dtype: torch.dtype) -> None:
+    h = drawn(1, 1, 1, M).to(dtype).expand(1, P, K, M).clone().requires_grad_()
+    loss = mixcon(h, torch.tensor([1e-4], dtype=dtype), eps=1e-6)
+    assert float(loss.detach()) == pytest.approx(1e-6 + 1e-4 / 1e-6, rel=1e-6)
+    assert not gradient(loss[0], h).any()
+
+
+def test_a_pair_just_above_the_cut_off_is_driven_apart() -> None:
+    h = torch.zeros(1, 1, 2, 3, dtype=torch.float64)
+    h[..., 0] = 1
+    h[0, 0, 1, 1] = 1.01e-4  # dist is 1.02e-8
+    h.requires_grad_()
+    push = gradient(mixcon(h, BETA[1:2])[0], h)[0, 0]
+    assert float(push[0, 1]) > 0 > float(push[1, 1])
+
+
+@pytest.mark.parametrize("gap", [1e-1, 1e-2, 1e-3, 1.1e-4])
+def test_float32_is_accurate_where_features_almost_agree(gap: float) -> None:
+    """What is left to rounding is the features' own; inner products in float32 have 1e-7 / dist."""
+    base = torch.nn.functional.normalize(drawn(1, 50, 1, 400, seed=3), dim=-1)
+    h = (7 * (base + gap / 20 * drawn(1, 50, 10, 400, seed=4))).float().requires_grad_()
+    exact = h.detach().double().requires_grad_()
+    beta = 1e-4
+    found = mixcon(h, torch.tensor([beta]))
+    u = exact / exact.norm(dim=-1, keepdim=True)
+    first, second = torch.triu_indices(10, 10, 1)
+    dist = (u[..., first, :] - u[..., second, :]).square().sum(-1).clamp(1e-8, 1e8)
+    wanted = (dist + beta / dist).mean()
+    assert float(found.detach()) == pytest.approx(float(wanted.detach()), rel=3e-7)
+    ours, theirs = gradient(found[0], h).double(), gradient(wanted, exact)
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_features_of_norm_0_stay_there_and_nothing_is_nan(dtype: torch.dtype) -> None:
+    h = drawn(2, 3, 4, M).to(dtype)
+    h[0, 0, :2] = 0
+    h[1] = 0
+    h.requires_grad_()
+    beta = torch.tensor([0.1, 0.1], dtype=dtype)
+    for loss in (mixcon(h, beta, eps=1e-3), unicon(h)):
+        assert bool(loss.isfinite().all())
+        assert bool(gradient(loss.sum(), h).isfinite().all())
+    one = torch.zeros(1, 1, 2, 3, dtype=dtype)
+    one[0, 0, 0, 1] = 5
+    assert float(mixcon(one, beta[:1])) == pytest.approx(1 + 0.1, rel=1e-6)
+    written = literal_mixcon(h[0].detach().double(), 0.1, normalise=True, eps=1e-3)
+    assert float(mixcon(h.detach(), beta, eps=1e-3)[0]) == pytest.approx(float(written), rel=1e-6)
+
+
+def test_a_diverged_network_is_nan_and_its_neighbours_are_not() -> None:
+    h = drawn(3, P, K, M)
+    h[1, 0, 0, 0] = math.nan
+    for loss in (mixcon(h, BETA), unicon(h), separability(h.flatten(1, 2)).mean,
+                 separability(h.flatten(1, 2)).minimum):  # fmt: skip
+        assert loss.isnan().tolist() == [False, True, False]
+
+
+def test_scale_is_lost_if_features_are_normalised() -> None:
+    h = drawn(R, P, K, M)
+    torch.testing.assert_close(mixcon(9 * h, BETA), mixcon(h, BETA))
+    torch.testing.assert_close(unicon(9 * h), unicon(h))
+    torch.testing.assert_close(unicon(9 * h, normalise=False), 81 * unicon(h, normalise=False))
+
+
+def test_batches_that_have_no_pairs_are_refused_with_the_fix() -> None:
+    with pytest.raises(ValueError, match=r"1 classes have no pairs.*at least 2"):
+        mixcon(drawn(R, P, 1, M), BETA)
+    with pytest.raises(ValueError, match=r"p=0 images of each class.*larger batches"):
+        mixcon(drawn(R, 0, K, M), BETA)
+    with pytest.raises(ValueError, match=r"p=1 images of each class.*at least 2"):
+        unicon(drawn(R, 1, K, M))
+    unicon(drawn(R, 2, 1, M))
+    with pytest.raises(ValueError, match=r"1 images have no pairs"):
+        separability(drawn(R, 1, M))
+
+
+def test_balanced_rows_are_the_first_of_every_class() -> None:
+    labels = torch.tensor([2, 0, 0, 1, 2, 1, 0, 2])
+    assert balanced_rows(labels, 3).tolist() == [[1, 3, 0], [2, 5, 4]]
+    with pytest.raises(ValueError, match=r"batch of 8 has no image of class 3, 4; draw the same"):
+        balanced_rows(labels, 5)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("block", [3, 7, 1024])
+def test_separability_is_over_all_pairs(
+    normalise: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", block)
+    h = drawn(R, 17, M)
+    u = h / h.norm(dim=-1, keepdim=True) if normalise else h
+    pairs = torch.cdist(u, u, compute_mode="donot_use_mm_for_euclid_dist")
+    pairs = pairs[:, *torch.triu_indices(17, 17, 1)]
+    found = separability(h.requires_grad_(), normalise=normalise)
+    torch.testing.assert_close(found.mean, pairs.mean(1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.minimum, pairs.amin(1), rtol=1e-12, atol=0)
+    assert not found.mean.requires_grad
+    squares = separability(h, normalise=normalise, squared=True)
+    torch.testing.assert_close(squares.mean, pairs.square().mean(1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(squares.minimum, pairs.square().amin(1), rtol=1e-12, atol=0)
+
+
+def test_equal_features_are_at_0_and_near_ones_where_they_are() -> None:
+    h = drawn(2, 9, 300).float()
+    h[0, 7] = h[0, 2]
+    h[1, 4] = h[1, 5]
+    h[1, 4, 0] += 1e-4
+    found = separability(h + 1000, normalise=False)
+    assert float(found.minimum[0]) == 0
+    moved = (h + 1000).double()
+    assert float(found.minimum[1]) == float((moved[1, 4] - moved[1, 5]).norm()) > 0
+
+
+def test_settings_are_the_papers_and_others_are_checked() -> None:
+    assert MixCon() == MixCon(lam=1.0, beta=1e-4, eps=1e-8, normalise=True)
+    for beta in (0.0, 1e-2, 1e-8):
+        MixCon(beta=beta)
+    for beta in (-1e-4, 1e-17, 1e17, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"beta=.* must be 0, or its balance"):
+            MixCon(beta=beta)
+    for eps in (0.0, 1.0, -1e-8, math.nan):
+        with pytest.raises(ValueError, match=r"eps=.* is outside \(0, 1\)"):
+            MixCon(eps=eps)
+    for lam in (-1.0, math.nan, math.inf):
+        for settings in (MixCon, UniCon):
+            with pytest.raises(ValueError, match=r"lam=.* must be 0 or positive"):
+                settings(lam=lam)
+    adapter: TypeAdapter[MixCon | UniCon] = TypeAdapter(MixCon | UniCon)
+    assert adapter.validate_python({"kind": "unicon", "lam": 2}) == UniCon(lam=2.0)
+    with pytest.raises(ValidationError):
+        adapter.validate_python({"kind": "unicon", "beta": 1e-4})

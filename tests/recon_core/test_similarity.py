@@ -1,0 +1,181 @@
+"""Scores of recovered images are held to scikit-image, piq and plain loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from skimage.metrics import structural_similarity
+from torch import Tensor, nn
+
+from recon_core.similarity import (
+    cosine_similarity,
+    perceptual_similarity,
+    similarities,
+    spread,
+    unit_ssim,
+)
+from recon_core.torchvision_compat import import_piq
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+N = 5
+
+
+def images(seed: int, n: int = N, channels: int = 3, side: int = 16) -> Tensor:
+    return torch.rand(n, channels, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def network() -> nn.Sequential:
+    """Two layers of maps, the second not negative."""
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Tanh(), nn.Conv2d(6, 4, 3, stride=2), nn.ReLU())
+    for parameter in net.parameters():
+        parameter.requires_grad_(False).copy_(
+            torch.randn(parameter.shape, generator=generator) * 0.3
+        )
+    return net
+
+
+def maps(x: Tensor, layers: tuple[str, ...] = ("1", "3")) -> list[Tensor]:
+    found = []
+    for name, module in network().named_children():
+        x = module(x)
+        if name in layers:
+            found.append(x)
+    return found
+
+
+def test_unit_ssim_is_that_of_scikit_image_from_0_to_1() -> None:
+    x, y = images(0), (images(0) + images(1)) / 2
+    expected = [
+        structural_similarity(
+            a.permute(1, 2, 0).double().numpy(),
+            b.permute(1, 2, 0).double().numpy(),
+            gaussian_weights=True,
+            sigma=1.5,
+            use_sample_covariance=False,
+            data_range=1,
+            channel_axis=-1,
+        )
+        for a, b in zip(x, y, strict=True)
+    ]
+    torch.testing.assert_close(
+        unit_ssim(x, y), (torch.tensor(expected, dtype=torch.float64) + 1) / 2, atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(unit_ssim(x, x), torch.ones(N, dtype=torch.float64))
+    checked = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(8, 8).expand(1, 1, 16, 16)
+    assert float(unit_ssim(checked, 1 - checked)) < 0.01
+
+
+@pytest.mark.parametrize("layers", [("1",), ("3",), ("1", "3")])
+def test_perceptual_similarity_is_one_less_the_content_loss_of_piq(layers: tuple[str, ...]) -> None:
+    x, y = images(0), images(1)
+    piq_loss = import_piq().ContentLoss(
+        feature_extractor=network(),
+        layers=layers,
+        weights=[0.5 / len(layers)] * len(layers),
+        mean=[0.0] * 3,
+        std=[1.0] * 3,
+        normalize_features=True,
+        reduction="none",
+    )(x, y)
+    found = perceptual_similarity(maps(x, layers), maps(y, layers))
+    torch.testing.assert_close(found, 1 - piq_loss.double(), atol=1e-6, rtol=0)
+
+
+def test_perceptual_similarity_is_a_mean_of_cosines() -> None:
+    f, g = maps(images(0)), maps(images(1))
+    for i in range(N):
+        layers = []
+        for a, b in zip(f, g, strict=True):
+            places = [
+                float(a[i, :, r, c] @ b[i, :, r, c] / (a[i, :, r, c].norm() * b[i, :, r, c].norm()))
+                for r in range(a.shape[2])
+                for c in range(a.shape[3])
+                if a[i, :, r, c].norm() > 0 and b[i, :, r, c].norm() > 0
+            ]
+            n_places = a.shape[2] * a.shape[3]
+            n_half = sum(
+                (float(a[i, :, r, c].norm()) > 0) != (float(b[i, :, r, c].norm()) > 0)
+                for r in range(a.shape[2])
+                for c in range(a.shape[3])
+            )
+            n_empty = n_places - len(places) - n_half
+            layers.append((sum(places) + n_half / 2 + n_empty) / n_places)
+        expected = sum(layers) / len(layers)
+        assert float(perceptual_similarity(f, g)[i]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_perceptual_similarity_knows_its_range() -> None:
+    f = [torch.rand(N, 4, 3, 3), torch.rand(N, 7)]
+    ones = torch.ones(N, dtype=torch.float64)
+    torch.testing.assert_close(perceptual_similarity(f, f), ones)
+    torch.testing.assert_close(perceptual_similarity(f, [5 * a for a in f]), ones)
+    torch.testing.assert_close(perceptual_similarity(f, [-a for a in f]), -ones)
+    nothing = [torch.zeros_like(a) for a in f]
+    torch.testing.assert_close(perceptual_similarity(nothing, nothing), ones)
+    torch.testing.assert_close(perceptual_similarity(f, nothing), ones / 2)
+    one, other = torch.zeros(1, 2), torch.zeros(1, 2)
+    one[0, 0] = other[0, 1] = 1.0
+    assert float(perceptual_similarity([one], [other])) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_all_scores_at_once() -> None:
+    x, y = images(0), images(1)
+    found = similarities(x, y, recovered_maps=maps(x), original_maps=maps(y))
+    for i in range(N):
+        mse = float(sum((a - b) ** 2 for a, b in zip(x[i].flatten(), y[i].flatten(), strict=True)))
+        mse /= x[i].numel()
+        assert float(found.mse[i]) == pytest.approx(mse, rel=1e-5)
+        assert float(found.psnr[i]) == pytest.approx(-10 * math.log10(mse), rel=1e-5)
+    torch.testing.assert_close(found.ssim, unit_ssim(x, y))
+    torch.testing.assert_close(found.psim, perceptual_similarity(maps(x), maps(y)))
+    same = similarities(x, x, convention="gaussian3")
+    assert same.psim is None
+    assert same.psnr.tolist() == pytest.approx([120.0] * N)
+    assert same.mse.tolist() == [0.0] * N
+
+
+def test_cosine_similarity() -> None:
+    x = torch.tensor([[3.0, 4.0], [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]).view(4, 1, 1, 2)
+    y = torch.tensor([[6.0, 8.0], [0.0, 2.0], [-1.0, -1.0], [1.0, 0.0]]).view(4, 1, 1, 2)
+    assert cosine_similarity(x, y).tolist() == pytest.approx([1.0, 0.0, -1.0, 0.0], abs=1e-12)
+    assert float(cosine_similarity(1e-9 * x, y)[0]) == pytest.approx(1.0)
+
+
+def test_the_worst_case_is_the_image_recovered_best() -> None:
+    scores = torch.tensor([0.2, 0.8, 0.5])
+    found = spread(scores)
+    assert (found.n, found.worst_row) == (3, 1)
+    assert found.mean == pytest.approx(0.5)
+    assert found.std == pytest.approx(math.sqrt((0.09 + 0.09 + 0.0) / 3))
+    assert found.worst == pytest.approx(0.8)
+    errors = spread(scores, higher_is_alike=False)
+    assert (errors.worst_row, errors.worst) == (0, pytest.approx(0.2))
+    assert spread(torch.tensor([0.3])).std == 0.0
+
+
+def test_bad_input_is_told() -> None:
+    x = images(0)
+    with pytest.raises(ValueError, match="one side only"):
+        similarities(x, x, recovered_maps=maps(x))
+    with pytest.raises(ValueError, match="maps are of 4 images, not 5"):
+        similarities(x, x, recovered_maps=maps(x[:4]), original_maps=maps(x[:4]))
+    with pytest.raises(ValueError, match="smaller than the 11x11 window"):
+        similarities(images(0, side=8), images(0, side=8))
+    with pytest.raises(ValueError, match="1 and 0 layers"):
+        perceptual_similarity([torch.rand(2, 3)], [])
+    with pytest.raises(ValueError, match=r"layer 1 are \(2, 3\) and \(2, 4\)"):
+        perceptual_similarity(
+            [torch.rand(2, 3), torch.rand(2, 3)], [torch.rand(2, 3), torch.rand(2, 4)]
+        )
+    with pytest.raises(ValueError, match="layer 0 are not finite"):
+        perceptual_similarity([torch.full((1, 2), torch.nan)], [torch.rand(1, 2)])
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        cosine_similarity(x, torch.full_like(x, torch.inf))
+    with pytest.raises(ValueError, match="0 scores"):
+        spread(torch.empty(0))
+    with pytest.raises(ValueError, match="all of them finite"):
+        spread(torch.tensor([0.1, torch.nan]))

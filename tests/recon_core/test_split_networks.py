@@ -1,0 +1,274 @@
+"""Split classifiers: torch's own layers, cuts, shared images, first weights, what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from recon_core.torchvision_compat import import_torchvision
+from recon_core.victims.autoencoder import Weights
+from recon_core.victims.split import (
+    CutClassifier,
+    LeNet5,
+    SplitMLP,
+    SplitModel,
+    SplitNetwork,
+    initial_weights,
+)
+from tests.recon_core.torch_split import torch_split
+
+R, N = 6, 3
+LENETS: dict[str, tuple[SplitNetwork, tuple[int, int, int]]] = {
+    f"lenet5-{cut}-{c}x{side}": (LeNet5(cut=cut), (c, side, side))
+    for cut in (1, 2, 3, 4)
+    for c, side in ((1, 28), (3, 32), (3, 17))
+}
+MLPS: dict[str, tuple[SplitNetwork, tuple[int, int, int]]] = {
+    f"mlp-{cut}": (SplitMLP(widths=(30, 2, 7, 5), cut=cut, init="torch"), (1, 1, 10))
+    for cut in (1, 2, 3, 4)
+}
+NETWORKS = LENETS | MLPS | {"mlp-images": (SplitMLP(widths=(9, 8), init="torch"), (3, 4, 5))}
+
+
+def stack(model: SplitModel, dtype: torch.dtype = torch.float64, n: int = R) -> Weights:
+    """Initial weights; those of narrow layers are such that some units are not dead."""
+    generators = [torch.Generator().manual_seed(i) for i in range(n)]
+    return initial_weights(model, generators, dtype=dtype)
+
+
+def images(shape: tuple[int, int, int], q: int) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(q, N, *shape, generator=generator, dtype=torch.float64)
+
+
+def both(
+    model: SplitModel, weights: Weights, x: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+    """Features, logits, and the gradients of a sum of both in the weights and the images."""
+    leaves = {name: t.clone().requires_grad_() for name, t in weights.items()}
+    x = x.clone().requires_grad_()
+    h = model.features(leaves, x)
+    logits = model.classify(leaves, h)
+    total = (logits * torch.arange(1, 1 + logits.shape[2]).to(x)).sum() + h.square().sum()
+    *gradients, in_x = torch.autograd.grad(total, [*leaves.values(), x])
+    return h.detach(), logits.detach(), dict(zip(leaves, gradients, strict=True)), in_x
+
+
+@pytest.mark.parametrize("q", [1, R])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_that_of_torchs_layers(name: str, dtype: torch.dtype, q: int) -> None:
+    """float32 on a CPU goes another way, through oneDNN."""
+    settings, shape = NETWORKS[name]
+    model = settings.on(shape, 4)
+    weights, x = stack(model), images(shape, q)
+    features, logits, gradients, in_x = both(model, {n: t.to(dtype) for n, t in weights.items()},
+                                             x.to(dtype))  # fmt: skip
+    assert features.dtype == logits.dtype == dtype
+    assert features.shape == (R, N, model.n_features)
+    tolerance = {"rtol": 1e-10, "atol": 1e-11}
+    if dtype == torch.float32:
+        tolerance = {"rtol": 1e-4, "atol": 1e-5}
+    total_in_x = torch.zeros_like(x)
+    for r in range(R):
+        h, g, leaves = torch_split(settings, shape, 4, weights, r)
+        own = x[min(r, q - 1)].clone().requires_grad_()
+        z = h(own).flatten(1)
+        y = g(z if settings.cut > 1 or name in MLPS else h(own))
+        torch.testing.assert_close(features[r].double(), z, **tolerance)
+        torch.testing.assert_close(logits[r].double(), y, **tolerance)
+        total = (y * torch.arange(1, 5)).sum() + z.square().sum()
+        *theirs, their_x = torch.autograd.grad(total, [*leaves.values(), own])
+        for leaf, gradient in zip(leaves, theirs, strict=True):
+            scale = max(1.0, float(gradient.abs().max()))
+            ours = gradients[leaf][r].double() / scale
+            torch.testing.assert_close(ours, gradient / scale, **tolerance)
+        total_in_x[min(r, q - 1)] += their_x
+    scale = max(1.0, float(total_in_x.abs().max()))
+    torch.testing.assert_close(in_x.double() / scale, total_in_x / scale, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("networks", [LENETS, MLPS], ids=["lenet5", "mlp"])
+def test_wherever_it_is_cut_the_network_is_the_same(
+    networks: dict[str, tuple[SplitNetwork, tuple[int, int, int]]], dtype: torch.dtype
+) -> None:
+    settings, shape = next(iter(networks.values()))
+    weights = stack(settings.on(shape, 10), dtype)
+    x = images(shape, 1).to(dtype)
+    found = []
+    for cut in (1, 2, 3, 4):
+        model = replace(settings, cut=cut).on(shape, 10)
+        found.append(model.classify(weights, model.features(weights, x)))
+    assert float(found[0].std()) > 0.01
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["lenet5-1-1x28", "lenet5-2-3x32", "lenet5-4-3x17", "mlp-2"])
+def test_a_stack_is_its_networks(name: str, dtype: torch.dtype) -> None:
+    settings, shape = NETWORKS[name]
+    model = settings.on(shape, 3)
+    weights, x = stack(model, dtype), images(shape, 1).to(dtype)
+    together = model.features(weights, x)
+    torch.testing.assert_close(model.features(weights, x.expand(R, -1, -1, -1, -1)), together)
+    for r in range(R):
+        one = {n: t[r : r + 1] for n, t in weights.items()}
+        torch.testing.assert_close(model.features(one, x)[0], together[r])
+        alone = model.classify(one, together[r : r + 1])[0]
+        torch.testing.assert_close(model.classify(weights, together)[r], alone)
+
+
+def test_both_sizes_of_the_paper_have_400_features_at_its_cut() -> None:
+    for shape in ((1, 28, 28), (3, 32, 32)):
+        sizes = [LeNet5(cut=cut).on(shape, 10).n_features for cut in (1, 2, 3, 4)]
+        assert sizes == [6 * 14 * 14, 400, 120, 84]
+    assert LeNet5().on((1, 28, 28), 10).tensor_shapes == {
+        "conv1.weight": (6, 1, 5, 5), "conv1.bias": (6,),
+        "conv2.weight": (16, 6, 5, 5), "conv2.bias": (16,),
+        "fc1.weight": (120, 400), "fc1.bias": (120,),
+        "fc2.weight": (84, 120), "fc2.bias": (84,),
+        "fc3.weight": (10, 84), "fc3.bias": (10,),
+    }  # fmt: skip
+    assert LeNet5().on((3, 28, 40), 10).n_features == 16 * 4 * 7  # not the paper's: no padding
+
+
+def test_default_vectors_are_the_papers() -> None:
+    model = SplitMLP().on((1, 1, 10), 2)
+    assert [s for n, s in model.tensor_shapes.items() if n.endswith("weight")] == [
+        (500, 10), (2, 500), (100, 2), (2, 100),
+    ]  # fmt: skip
+    assert model.n_features == 2
+
+
+def test_the_papers_first_weights_are_normal_around_a_mean_of_the_layer() -> None:
+    model = SplitMLP(widths=(100, 40), alpha=0.25).on((1, 1, 50), 10)
+    weights = stack(model, n=300)
+    u = weights["fc1.weight"].mean((1, 2))
+    assert float(u.std()) == pytest.approx(0.5, rel=0.15)
+    assert abs(float(u.mean())) < 0.1
+    within = weights["fc1.weight"] - u[:, None, None]
+    assert float(within.std()) == pytest.approx(1, rel=0.01)
+    torch.testing.assert_close(weights["fc1.bias"].mean(1), u, rtol=0, atol=0.45)
+    assert float(torch.corrcoef(torch.stack([u, weights["fc1.bias"].mean(1)]))[0, 1]) > 0.95
+    other = weights["fc2.weight"].mean((1, 2))
+    assert abs(float(torch.corrcoef(torch.stack([u, other]))[0, 1])) < 0.2
+    none = stack(SplitMLP(widths=(100, 40), alpha=0.0).on((1, 1, 50), 10), n=1)
+    assert abs(float(none["fc1.weight"].mean())) < 0.05
+
+
+@pytest.mark.parametrize(
+    "model",
+    [LeNet5().on((3, 32, 32), 10), SplitMLP(widths=(200, 50), init="torch").on((1, 1, 90), 4)],
+    ids=["lenet5", "mlp"],
+)
+def test_torchs_first_weights(model: SplitModel) -> None:
+    shapes = model.tensor_shapes
+    for name, tensor in stack(model, torch.float32, n=1).items():
+        assert tensor.shape == (1, *shapes[name])
+        bound = 1 / math.sqrt(math.prod(shapes[name.replace("bias", "weight")][1:]))
+        assert float(tensor.abs().max()) <= bound
+        if tensor.numel() > 1000:
+            assert float(tensor.std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+            assert abs(float(tensor.mean())) < 0.05 * bound
+
+
+@pytest.mark.parametrize("model", [LeNet5().on((1, 16, 16), 3), SplitMLP().on((1, 1, 4), 2)],
+                         ids=["lenet5", "mlp"])  # fmt: skip
+def test_first_weights_follow_from_their_own_generator(model: SplitModel) -> None:
+    together = stack(model, torch.float32, n=2)
+    alone = initial_weights(model, [torch.Generator().manual_seed(1)], dtype=torch.float64)
+    for name, tensor in together.items():
+        assert torch.equal(tensor[1:], alone[name].float())
+        assert not torch.equal(tensor[0], tensor[1])
+
+
+def test_what_does_not_fit_is_refused_with_the_fix() -> None:
+    for cut in (0, 5):
+        with pytest.raises(ValueError, match=rf"cut={cut} is no hidden layer.*give 1 to 4"):
+            LeNet5(cut=cut)
+    with pytest.raises(ValueError, match=r"cut=3 is no hidden layer.*give 1 to 2"):
+        SplitMLP(widths=(5, 5), cut=3)
+    for widths in ((), (5, 0)):
+        with pytest.raises(ValueError, match=r"widths=.*at least one hidden layer"):
+            SplitMLP(widths=widths, cut=1)
+    for alpha in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"alpha={alpha} is not a variance"):
+            SplitMLP(alpha=alpha)
+    with pytest.raises(ValueError, match=r"15x20 are too small.*16x16"):
+        LeNet5().on((1, 15, 20), 10)
+    LeNet5().on((1, 16, 16), 10)
+    for network in (LeNet5(), SplitMLP()):
+        with pytest.raises(ValueError, match="n_classes=1; a classifier needs at least 2"):
+            network.on((1, 16, 16), 1)
+        model = network.on((1, 16, 16), 2)
+        weights = stack(model, torch.float32, n=3)
+        with pytest.raises(ValueError, match=r"images of \(1, 16, 17\) for a network of"):
+            model.features(weights, torch.zeros(1, 2, 1, 16, 17))
+        with pytest.raises(ValueError, match=r"images of 2 networks for 3; .*dimension of 1"):
+            model.features(weights, torch.zeros(2, 2, 1, 16, 16))
+        with pytest.raises(ValueError, match=rf"7 features an image.*{model.n_features}"):
+            model.classify(weights, torch.zeros(3, 2, 7))
+
+
+def test_settings_come_from_a_recipe_and_nothing_else_does() -> None:
+    adapter: TypeAdapter[SplitNetwork] = TypeAdapter(SplitNetwork)
+    given = {"kind": "mlp", "widths": [20, 3], "cut": 2, "init": "torch"}
+    assert adapter.validate_python(given) == SplitMLP(widths=(20, 3), init="torch")
+    assert adapter.validate_python({"kind": "lenet5", "cut": 3}) == LeNet5(cut=3)
+    for wrong in ({"kind": "lenet5", "widths": [3]}, {"kind": "mlp", "init": "he"}):
+        with pytest.raises(ValidationError):
+            adapter.validate_python(wrong)
+
+
+def test_torchvisions_classifiers_are_cut_at_a_module() -> None:
+    torch.manual_seed(0)
+    net = import_torchvision().models.resnet18(weights=None, num_classes=5).eval()
+    x = torch.rand(2, 3, 32, 32, requires_grad=True)
+    z = net.bn1(net.conv1(x))
+    expected = {"bn1": z, "layer1": net.layer1(net.maxpool(z.relu()))}
+    for name, value in expected.items():
+        h = CutClassifier(net, name)(x)
+        assert h.shape == (2, value[0].numel())
+        torch.testing.assert_close(h, value.flatten(1))
+        (ours,) = torch.autograd.grad(h.square().sum(), x, retain_graph=True)
+        (theirs,) = torch.autograd.grad(value.square().sum(), x, retain_graph=True)
+        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(CutClassifier(net, "fc")(x), net(x))  # and no hook is left behind
+    assert not net.bn1._forward_hooks
+
+
+class Odd(nn.Module):
+    """Modules that are cut badly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.row = nn.Identity(), nn.Identity()
+        self.rnn, self.twice = nn.GRU(4, 3, batch_first=True), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.row(x.sum(0))
+        a = self.twice(x.flatten(2)[:, 0].unsqueeze(1))
+        return self.twice(self.rnn(a)[0] - 1)
+
+
+def test_cuts_that_give_no_features_are_refused_with_the_fix() -> None:
+    net, x = Odd(), torch.randn(2, 1, 2, 2)
+    with pytest.raises(ValueError, match=r"training mode.*eval"):
+        CutClassifier(net, "rnn")(x)
+    net.eval()
+    with pytest.raises(ValueError, match="'bn7'; there are unused, row, rnn, twice"):
+        CutClassifier(net, "bn7")
+    with pytest.raises(ValueError, match="never calls its module 'unused'"):
+        CutClassifier(net, "unused")(x)
+    for name in ("rnn", "row"):
+        with pytest.raises(ValueError, match=f"{name!r} does not give one tensor with a row per"):
+            CutClassifier(net, name)(x)
+    assert not net.rnn._forward_hooks
+    torch.testing.assert_close(CutClassifier(net, "twice")(x), x.flatten(1).relu())

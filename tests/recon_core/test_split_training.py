@@ -1,0 +1,426 @@
+"""Training split networks: plain torch's steps, balanced batches, and independent networks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import threading
+from collections.abc import Sequence
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recon_core.victims import split_training as module
+from recon_core.victims.autoencoder import Shape, Weights
+from recon_core.victims.class_batches import ClassBatches
+from recon_core.victims.separability import MixCon, UniCon
+from recon_core.victims.split import (
+    LeNet5,
+    SplitMLP,
+    SplitModel,
+    SplitNetwork,
+    initial_weights,
+)
+from recon_core.victims.split_evaluation import (
+    features_of,
+)
+from recon_core.victims.split_training import Defence, SplitTraining, TrainedSplit, train_split
+from tests.recon_core.torch_split import torch_split
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SHAPE = (1, 2, 3)
+K, N = 3, 36
+MLP = SplitMLP(widths=(12, 8, 8), cut=2, init="torch")
+MODEL = MLP.on(SHAPE, K)
+DEFENCES: tuple[Defence, ...] = (
+    None,
+    MixCon(lam=1.0, beta=1e-2, eps=1e-2),
+    MixCon(lam=0.1, beta=1e-3, eps=1e-2),
+    UniCon(lam=0.5),
+    MixCon(lam=2.0, beta=1e-2, eps=1e-2, normalise=False),
+)
+"""With the usual eps, two images that are close can throw a network out, which multiplies the
+rounding in which two implementations differ."""
+R = len(DEFENCES)
+Network = tuple[nn.Module, nn.Module, dict[str, Tensor]]
+"""h, g and their leaves."""
+TRAINING = SplitTraining(epochs=3, lr=0.05, per_class=4)
+
+
+def start(r: int = R, model: SplitModel = MODEL, dtype: torch.dtype = torch.float32) -> Weights:
+    generators = [torch.Generator().manual_seed(i) for i in range(r)]
+    return initial_weights(model, generators, dtype=dtype)
+
+
+def images(*lead: int, shape: Shape = SHAPE, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.rand(*lead, *shape, generator=torch.Generator().manual_seed(7)).to(dtype)
+
+
+def classes(n: int = N) -> Tensor:
+    """Of 0, 1, 2: 10, 12 and 14 of 36, mixed."""
+    labels = torch.tensor([0] * 10 + [1] * 12 + [2] * 14)
+    return labels[torch.randperm(n, generator=torch.Generator().manual_seed(8))]
+
+
+def shuffle(stream: int, epoch: int) -> torch.Generator:
+    return torch.Generator().manual_seed(1000 * stream + epoch)
+
+
+def only(weights: Weights, rows: list[int]) -> Weights:
+    return {name: tensor[rows] for name, tensor in weights.items()}
+
+
+def same(a: TrainedSplit, b: TrainedSplit, *, tolerance: float = 0.0) -> None:
+    """Everything, and at tolerance 0 bit for bit."""
+    for field in dataclasses.fields(TrainedSplit):
+        one, other = getattr(a, field.name), getattr(b, field.name)
+        pairs = [(one[n], other[n]) for n in one] if isinstance(one, dict) else [(one, other)]
+        for x, y in pairs:
+            torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def rows_of(trained: TrainedSplit, rows: list[int]) -> TrainedSplit:
+    taken = {f.name: getattr(trained, f.name) for f in dataclasses.fields(trained)}
+    return TrainedSplit(
+        **{
+            name: only(value, rows) if isinstance(value, dict) else value[rows]
+            for name, value in taken.items()
+        }
+    )
+
+
+def penalty(defence: Defence, features: Tensor, k: int) -> Tensor:
+    """003's eq. 1, or D.1's, pair by pair, of features in the order of the classes."""
+    assert defence is not None
+    z = F.normalize(features, dim=1) if defence.normalise else features
+    z = z.view(-1, k, z.shape[1])
+    p = len(z)
+    total = features.new_zeros(())
+    if isinstance(defence, MixCon):
+        for i, (a, b) in itertools.product(range(p), itertools.permutations(range(k), 2)):
+            d = (z[i, a] - z[i, b]).square().sum().clamp(defence.eps, 1 / defence.eps)
+            total = total + d + defence.beta / d
+        return total / (p * k * (k - 1))
+    for c, (i, j) in itertools.product(range(k), itertools.permutations(range(p), 2)):
+        total = total + (z[i, c] - z[j, c]).square().sum()
+    return total / (k * p * (p - 1))
+
+
+def plainly_trained(
+    network: Network, x: Tensor, labels: Tensor, defence: Defence, training: SplitTraining
+) -> list[float]:
+    """torch.optim.SGD moves one network; the cross-entropy of each epoch."""
+    h, g, leaves = network
+    optimiser = torch.optim.SGD(
+        list(leaves.values()),
+        lr=training.lr,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+    )
+    members = [(labels == c).nonzero()[:, 0] for c in range(K)]
+    smallest = min(map(len, members))
+    losses = []
+    for epoch in range(training.epochs):
+        generator = shuffle(0, epoch)
+        orders = [m[torch.randperm(len(m), generator=generator)] for m in members]
+        total = 0.0
+        for i in range(0, smallest, training.per_class):
+            stop = min(i + training.per_class, smallest)
+            batch = torch.tensor([int(orders[c][j]) for j in range(i, stop) for c in range(K)])
+            features = h(x[batch]).flatten(1)
+            loss = F.cross_entropy(g(features), labels[batch])
+            total += loss.item() * len(batch)
+            if defence is not None:
+                loss = loss + defence.lam * penalty(defence, features, K)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        losses.append(total / (smallest * K))
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("settings", "momentum", "weight_decay"),
+    [(MLP, 0.0, 0.0), (MLP, 0.9, 1e-2), (LeNet5(), 0.0, 0.0)],
+)
+def test_steps_are_those_of_torchs_sgd(
+    settings: SplitNetwork, momentum: float, weight_decay: float
+) -> None:
+    training = dataclasses.replace(TRAINING, momentum=momentum, weight_decay=weight_decay)
+    shape = SHAPE if settings is MLP else (1, 16, 16)
+    model = settings.on(shape, K)
+    x, labels = images(N, shape=shape, dtype=torch.float64), classes()
+    weights = start(model=model, dtype=torch.float64)
+    found = train_split(
+        model, weights, x, labels, defences=DEFENCES, training=training, shuffle=shuffle
+    )
+    for r, defence in enumerate(DEFENCES):
+        h, g, leaves = torch_split(settings, shape, K, weights, r)
+        losses = plainly_trained((h, g, leaves), x, labels, defence, training)
+        for name, leaf in leaves.items():
+            ours = found.weights[name][r]
+            torch.testing.assert_close(ours, leaf.detach(), rtol=1e-7, atol=1e-9)
+            assert not torch.allclose(ours, weights[name][r], atol=1e-5)
+        torch.testing.assert_close(found.losses[r], torch.tensor(losses, dtype=torch.float64))
+        with torch.no_grad():
+            features = h(x).flatten(1)
+            logits = g(features)
+        assert float(found.loss[r]) == pytest.approx(float(F.cross_entropy(logits, labels)))
+        right = (logits.argmax(1) == labels).double().mean()
+        assert float(found.accuracy[r]) == pytest.approx(float(right))
+        torch.testing.assert_close(features_of(model, found.weights, x)[r], features)
+    assert found.epochs_done.tolist() == [3] * R
+    assert not found.diverged.any()
+
+
+def test_penalties_are_those_of_the_batches() -> None:
+    whole = SplitTraining(epochs=1, lr=1e-12, per_class=10)
+    x, labels = images(N, dtype=torch.float64), classes()
+    weights = start(dtype=torch.float64)
+    found = train_split(
+        MODEL, weights, x, labels, defences=DEFENCES, training=whole, shuffle=shuffle
+    )
+    generator = shuffle(0, 0)
+    members = [(labels == c).nonzero()[:, 0] for c in range(K)]
+    orders = [m[torch.randperm(len(m), generator=generator)][:10] for m in members]
+    features = features_of(MODEL, weights, x[torch.stack(orders, dim=1).flatten()])
+    for r, defence in enumerate(DEFENCES):
+        expected = math.nan if defence is None else penalty(defence, features[r], K).item()
+        assert float(found.penalties[r, 0]) == pytest.approx(expected, rel=1e-8, nan_ok=True)
+
+
+@pytest.mark.parametrize("own", ["nothing", "images", "labels", "order", "all"])
+@pytest.mark.parametrize("at_once", [2, None])
+def test_a_stack_trains_as_each_does_alone(own: str, at_once: int | None) -> None:
+    x, labels, streams = images(N, dtype=torch.float64), classes(), [0] * R
+    if own in {"images", "all"}:
+        x = images(R, N, dtype=torch.float64)
+    if own in {"labels", "all"}:
+        labels = torch.stack([classes().roll(r) for r in range(R)])
+    if own in {"order", "all"}:
+        streams = [3, 1, 3, 2, 0]
+    weights = start(dtype=torch.float64)
+    together = train_split(
+        MODEL, weights, x, labels, defences=DEFENCES, training=TRAINING, shuffle=shuffle,
+        streams=streams, networks_at_once=at_once or R,
+    )  # fmt: skip
+    for r in range(R):
+        alone = train_split(
+            MODEL,
+            only(weights, [r]),
+            x[r : r + 1] if x.dim() == 5 else x,
+            labels[r] if labels.dim() == 2 else labels,
+            defences=DEFENCES[r : r + 1],
+            training=TRAINING,
+            shuffle=shuffle,
+            streams=streams[r : r + 1],
+        )
+        same(rows_of(together, [r]), alone, tolerance=1e-9)
+
+
+def test_parts_go_side_by_side_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have come forward before any has moved, and none is disturbed by the others' steps."""
+    arguments = {"networks_at_once": 2, "training": dataclasses.replace(TRAINING, momentum=0.9)}
+    apart = train(**arguments)
+    meeting = threading.Barrier(3)
+    right = module.cross_entropies
+
+    def met(logits: Tensor, truth: Tensor) -> Tensor:
+        meeting.wait(timeout=60)
+        return right(logits, truth)
+
+    monkeypatch.setattr(module, "cross_entropies", met)
+    torch.set_num_threads(3)  # `one_thread` puts it back
+    same(apart, train(**arguments))
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_lambda_0_is_no_defence_bit_for_bit(at_once: int) -> None:
+    """In a stack of nothing else, and beside networks that are defended."""
+    weights = only(start(), [0, 0, 0, 0])
+
+    def trained(*defences: Defence) -> TrainedSplit:
+        return train_split(
+            MODEL, weights, images(N), classes(), defences=defences, training=TRAINING,
+            shuffle=shuffle, networks_at_once=at_once,
+        )  # fmt: skip
+
+    vanilla = trained(None, None, None, None)
+    no_number = MixCon(lam=0.0, beta=1e50, eps=1e-30)
+    none = (MixCon(lam=0.0, beta=1e-2), UniCon(lam=0.0), no_number)
+    same(vanilla, trained(None, *none))
+    mixed = trained(MixCon(lam=5.0, beta=1e-2), *none)
+    same(rows_of(vanilla, [1, 2, 3]), rows_of(mixed, [1, 2, 3]))
+    assert not torch.allclose(*(t.weights["fc1.weight"][0] for t in (vanilla, mixed)))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_resumes_bit_for_bit(momentum: float) -> None:
+    training = dataclasses.replace(TRAINING, epochs=5, momentum=momentum)
+    x = images(R, N)
+    x[2, 4] = torch.nan
+    states: list[dict[str, Tensor]] = []
+    weights = start()
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    arguments = {"defences": DEFENCES, "training": training, "shuffle": shuffle}
+    whole = train_split(
+        MODEL, weights, x, classes(), on_state=states.append, state_every=2, **arguments
+    )
+    assert [int(state["epoch"]) for state in states] == [2, 4]
+    assert whole.diverged.tolist() == [False, False, True, False, False]
+    for state in states:
+        stored = safetensors.torch.load(safetensors.torch.save(state))
+        same(whole, train_split(MODEL, start(), x, classes(), state=stored, **arguments))
+    assert all(torch.equal(weights[name], before[name]) for name in weights)
+    finished: list[dict[str, Tensor]] = []
+    train_split(MODEL, start(), x, classes(), on_state=finished.append, state_every=5, **arguments)
+    same(whole, train_split(MODEL, start(), x, classes(), state=finished[0], **arguments))
+
+
+def test_a_state_of_another_training_is_refused() -> None:
+    states: list[dict[str, Tensor]] = []
+    arguments = {"defences": DEFENCES, "shuffle": shuffle}
+    train_split(
+        MODEL, start(), images(N), classes(), training=TRAINING, on_state=states.append,
+        state_every=3, **arguments,
+    )  # fmt: skip
+    (state,) = states
+    momentum = dataclasses.replace(TRAINING, momentum=0.5)
+    with pytest.raises(ValueError, match=r"not the state of this training: \['averages/0/"):
+        train_split(
+            MODEL, start(), images(N), classes(), training=momentum, state=state, **arguments
+        )
+    longer = dataclasses.replace(TRAINING, epochs=9)
+    with pytest.raises(ValueError, match=r"\['history'\] missing, unknown or of another shape"):
+        train_split(MODEL, start(), images(N), classes(), training=longer, state=state, **arguments)
+    for name in ("epoch", "kept/" + next(iter(MODEL.tensor_shapes))):
+        part = {n: t for n, t in state.items() if n != name}
+        with pytest.raises(ValueError, match=rf"\['{name}'\] missing"):
+            train_split(
+                MODEL, start(), images(N), classes(), training=TRAINING, state=part, **arguments
+            )
+
+
+@pytest.mark.parametrize("at_once", [2, R])
+def test_who_diverges_is_marked_and_disturbs_nobody(at_once: int) -> None:
+    """One has an image without numbers, another a lambda that throws it out."""
+    wild: list[Defence] = list(DEFENCES)
+    wild[4] = MixCon(lam=1e30, beta=1e-2, normalise=False)
+    clean, broken = images(R, N), images(R, N)
+    labels = torch.arange(N) % K
+    training = dataclasses.replace(TRAINING, epochs=6)
+    broken[1, 0] = torch.nan
+
+    def trained(x: Tensor, defences: Sequence[Defence]) -> TrainedSplit:
+        return train_split(
+            MODEL, start(), x, labels, defences=defences, training=training, shuffle=shuffle,
+            networks_at_once=at_once,
+        )  # fmt: skip
+
+    good, bad = trained(clean, DEFENCES), trained(broken, wild)
+    assert bad.diverged.tolist() == [False, True, False, False, True]
+    assert bad.epochs_done.tolist() == [6, 0, 6, 6, 0]
+    same(rows_of(good, [0, 2, 3]), rows_of(bad, [0, 2, 3]))
+    for name, tensor in start().items():
+        assert torch.equal(bad.weights[name][[1, 4]], tensor[[1, 4]])
+    assert math.isnan(float(bad.loss[1])), "an image of it has no numbers"
+    assert math.isfinite(float(bad.loss[4]))
+
+
+def test_who_diverges_keeps_what_was_finite_last() -> None:
+    """A NaN among the larger class is left out of some epochs, by the shuffle."""
+    x, labels = images(N), classes()
+    batches = ClassBatches(
+        x=torch.arange(N, dtype=torch.float32).view(N, 1, 1, 1),
+        labels=labels, n_classes=K, per_class=4, shuffle=shuffle, streams=(0,),
+    )  # fmt: skip
+    used = [set(torch.cat(list(batches.of_epoch(e)), 1).flatten().tolist()) for e in range(8)]
+    late = next(
+        (i, e) for e in range(2, 8) for i in used[e] if not any(i in before for before in used[:e])
+    )
+    i, epoch = late
+    x[int(i)] = torch.nan
+    training = dataclasses.replace(TRAINING, epochs=8)
+    arguments = {"shuffle": shuffle, "defences": [None]}
+    bad = train_split(MODEL, start(1), x, labels, training=training, **arguments)
+    assert bad.diverged.tolist() == [True]
+    assert bad.epochs_done.tolist() == [epoch]
+    assert bad.losses.shape == (1, epoch + 1), "when all have diverged, nothing goes on"
+    until = dataclasses.replace(TRAINING, epochs=epoch)
+    good = train_split(MODEL, start(1), x, labels, training=until, **arguments)
+    assert all(torch.equal(bad.weights[n], good.weights[n]) for n in good.weights)
+
+
+def test_progress_rises_to_1() -> None:
+    told: list[float] = []
+    train_split(
+        MODEL, start(), images(N), classes(), defences=DEFENCES, training=TRAINING,
+        shuffle=shuffle, progress=told.append,
+    )  # fmt: skip
+    assert told == pytest.approx([i / 9 for i in range(10)])
+
+
+def train(**changed: object) -> TrainedSplit:
+    arguments = {
+        "weights": start(),
+        "x": images(N),
+        "labels": classes(),
+        "defences": DEFENCES,
+        "training": TRAINING,
+        "shuffle": shuffle,
+    }
+    return train_split(MODEL, **(arguments | changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"labels": classes() % 2}, r"class 2 has 0 images, a batch 4 of each of the 3 classes"),
+        (
+            {"training": SplitTraining(per_class=11)},
+            r"class 0 has 10 images, a batch 11 .*smaller per_class",
+        ),
+        ({"labels": classes() + 1}, r"label 3 is not one of the network's 3 classes, 0 to 2"),
+        ({"labels": classes() - 1}, r"label -1 is not one of"),
+        ({"defences": ()}, r"0 defences for 5 networks; give one each, None for none"),
+        ({"defences": [None] * 4}, r"4 defences for 5 networks"),
+        ({"streams": [0]}, r"1 streams for 5 networks; give one each, or None"),
+        ({"networks_at_once": 0}, r"networks_at_once=0 must be at least 1"),
+        ({"x": images(N).mT.contiguous()}, r"images \(36, 1, 3, 2\) for a network of \(1, 2, 3\)"),
+        ({"x": images(4, N)}, r"images of 4 networks for 5; give \(n, c, h, w\) to share them"),
+        (
+            {"training": SplitTraining(per_class=9)},
+            r"UniCon compares images of a class, but with per_class=9 and 10 images .*choose",
+        ),
+        ({"weights": only(start(), [])}, r"weights of \[0\] networks; all need"),
+        (
+            {"labels": torch.stack([classes()] * 4 + [torch.arange(N) % K])},
+            r"network 4 has 12 images, that of network 0 10; train them one after the other",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_together_is_refused(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(**changed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs=0 must be at least 1"),
+        ({"per_class": 0}, "per_class=0 must be at least 1"),
+        ({"lr": 0.0}, "lr=0.0 is not a positive number; paper 003 has .01"),
+        ({"lr": math.inf}, "lr=inf"),
+        ({"momentum": 1.0}, r"momentum=1.0 is outside \[0, 1\)"),
+        ({"weight_decay": -1e-4}, "weight_decay=-0.0001 must be 0 or a positive"),
+        ({"weight_decay": math.nan}, "weight_decay=nan"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SplitTraining(**settings)
