@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -89,14 +90,25 @@ class Server:
         return finished.stdout
 
     def ask(self, path: str, body: Any = None) -> Any:
-        """The answer to a POST of `body` to `path`; without it, all that a filter lists."""
+        """The answer to a POST of `body` to `path`; without it, all that a filter lists.
+
+        A server whose SQLite file is locked rolls the request back, answers 503 and
+        wants to be asked again; Prefect's own client does the same.
+        """
         request = urllib.request.Request(
             f"{self.url}/{path if body is not None else path + '/filter'}",
             data=json.dumps({} if body is None else body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as refusal:
+                if refusal.code != 503 or time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
 
     def finished_run(self, deployment: str) -> dict[str, Any]:
         """The only run of a deployment that has begun, once it has ended."""
