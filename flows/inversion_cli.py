@@ -20,9 +20,7 @@ def show_kind() -> None:
     from tasks.inversion_record import PAPER, QUESTION
 
     made = [preset() for preset in PRESETS.values()]
-    numbers = "; ".join(
-        f"{s.preset}: {len(s.sources)} sources, {len(s.cells)} cells" for s in made
-    )
+    numbers = "; ".join(f"{s.preset}: {len(s.sources)} sources, {len(s.cells)} cells" for s in made)
     shared.out.print(f"[bold]{INVERSION}[/]  {QUESTION}")
     shared.out.print(f"    {PAPER}; {numbers}", style="dim")
 
@@ -38,7 +36,8 @@ def study_inversions(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
     if dry_run:
         _show_costs(made, asked)
         return
-    from flows.inversion_study import UnitsFailedError, inversion_rows, run_inversion_study
+    from flows.inversion_study import inversion_rows, run_inversion_study
+    from flows.recovery_study import UnitsFailedError
     from flows.study import claim_rows
     from tasks.workers import Workers
 

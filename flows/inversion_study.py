@@ -10,6 +10,8 @@ from typing import Any
 from distributed import Client
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from tasks.inversion_page import write_page
+from tasks.inversion_views import describe_figures
 
 from flows.inversion_studies import command, resolve_inversion, to_json
 from flows.recovery_study import UnitsFailedError
@@ -23,7 +25,6 @@ from tasks.campaign_watch import Pace, Watch, log_notice
 from tasks.inversion_claims import check_inversion
 from tasks.inversion_files import PICTURES, RECORD, SETTINGS
 from tasks.inversion_images import read_sources
-from tasks.inversion_page import write_page
 from tasks.inversion_plan import InversionPlan
 from tasks.inversion_record import (
     PAPER,
@@ -36,7 +37,6 @@ from tasks.inversion_record import (
     role_cells,
     sweet_spots,
 )
-from tasks.inversion_views import describe_figures
 from tasks.progress import Advance, stage_progress
 from tasks.recovery_run import Outcome, Unit, run_units
 from tasks.study_record import created_now
@@ -73,7 +73,9 @@ def run_inversion_study(
     write_file(store / PICTURES, pictures_of(plan, record))
     write_json(store / RECORD, record)
     page = write_page(store)
-    leave_table("inversion", inversion_rows(record), "What the features of split networks give away")
+    leave_table(
+        "inversion", inversion_rows(record), "What the features of split networks give away"
+    )
     leave_table("claims", claim_rows(record), "The claims of paper 003")
     leave_link("study-inversion", page, "The page of the study")
     if failed:
@@ -108,7 +110,7 @@ class _Rounds:
         self.n_before, self.failed = 0, dict[str, str]()
 
     def units(self, units: list[Unit]) -> None:
-        plan, n_before = self.plan, self.n_before
+        plan = self.plan
         outcome: Outcome = run_units(
             units,
             self.client,
@@ -121,12 +123,14 @@ class _Rounds:
                 on_notice=log_notice,
             ),
             then=plan.more_units,
-            on_progress=lambda done, total, note: self.advance(
-                n_before + done, max(n_before + total, plan.n_units), note
-            ),
+            on_progress=self._report,
         )
         self.n_before += len(outcome.done) + len(outcome.failed)
         self.failed |= outcome.failed
+
+    def _report(self, done: float, total: float, note: str = "") -> None:
+        n_before = self.n_before
+        self.advance(n_before + done, max(n_before + total, self.plan.n_units), note)
 
 
 def make_record(plan: InversionPlan) -> dict[str, Any]:

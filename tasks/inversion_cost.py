@@ -9,15 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from recon_core.attacks.strong_inversion import whiten
+from recon_core.attacks.feature_matching import GradientInversion
+from recon_core.attacks.strong_inversion import StrongInversion, whiten
 from recon_core.restore import Fit
 from recon_core.restore.examples import Examples
 from recon_core.types import N_AUGMENT, seeded_generator
 from recon_core.victims.split import initial_weights
 from recon_core.victims.split_training import train_split
+from tasks.inversion_images import Part
 from tasks.inversion_plan import InversionPlan
 from tasks.inversion_study import Cell, InversionSource
 from tasks.inversion_units import Victim, VictimId, pictures, run_attack
@@ -61,7 +64,7 @@ def _cost(plan: InversionPlan, source: InversionSource) -> SourceCost:
         train_s += n * _training(plan, victim)
         invert_s += n * _inverting(plan, victim)
         disk += n * _bytes(victim, source)
-    n_chains = 0 if study.chain is None else MAX_ROLES * study.n_seeds
+    n_chains = 0 if study.chain is None else MAX_ROLES * min(study.n_seeds, study.chain.n_seeds)
     restore_s = n_chains * _restoring(plan, source) if n_chains else 0.0
     return SourceCost(source.name, sum(per_cut.values()), train_s, invert_s, restore_s, int(disk))
 
@@ -100,32 +103,24 @@ def _inverting(plan: InversionPlan, victim: VictimId) -> float:
     model = victim.model()
     start = initial_weights(model, [seeded_generator(0, 0, "cost")], dtype=torch.float32)
     own = Victim(model, {k: t.to(device) for k, t in start.items()}, diverged=False)
-    seconds = 0.0
-    descent = victim.source.attack
-    strong = study.strong
-    one = replace(strong, starts=strong.starts[:1])
-    tries = [
-        (job.inverted, descent, 2 * descent.n_steps),
-        (job.tuning, descent, len(study.rates) * descent.n_steps),
-        (job.inverted, strong, strong.n_steps),
-        (job.tuning, one, len(study.zetas) * strong.n_steps),
+    descent, strong = victim.source.attack, study.strong
+    short, quick = replace(descent, n_steps=STEPS), replace(strong, n_steps=STEPS)
+    first = replace(quick, starts=strong.starts[:1])
+    tries: list[tuple[Part, GradientInversion | StrongInversion, int]] = [
+        (job.inverted, short, 2 * descent.n_steps),
+        (job.tuning, short, len(study.rates) * descent.n_steps),
+        (job.inverted, quick, strong.n_steps),
+        (job.tuning, first, len(study.zetas) * strong.n_steps),
     ]
+    seconds = 0.0
     for part, attack, n_steps in tries:
         x = pictures(part, device)
         z = own.sent(x)
-        whitening = None if attack is descent else whiten(z)
+        whitening = None if attack is short else whiten(z)
         drawn = victim.generators(len(x), "cost")
-        short = replace(attack, n_steps=STEPS)
-        run = _attack(short, whitening, own, z, x, drawn)
+        run = partial(run_attack, (attack, whitening), own, z, x, drawn)
         seconds += _seconds(run, device) / STEPS * n_steps
     return seconds
-
-
-def _attack(short, whitening, own, z, x, drawn) -> Callable[[], None]:  # type: ignore[no-untyped-def]
-    def run() -> None:
-        run_attack((short, whitening), own, z, x, drawn)
-
-    return run
 
 
 def _restoring(plan: InversionPlan, source: InversionSource) -> float:
@@ -139,7 +134,9 @@ def _restoring(plan: InversionPlan, source: InversionSource) -> float:
     fit = Fit(chain.restorer, chain.training, device=plan.device)
     shape = (chain.training.batch_size, 3, source.size, source.size)
     batch = Examples(
-        condition=torch.zeros(shape), target=torch.zeros(shape), augment=torch.zeros(shape[0], N_AUGMENT)
+        condition=torch.zeros(shape),
+        target=torch.zeros(shape),
+        augment=torch.zeros(shape[0], N_AUGMENT),
     )
     step = _seconds(lambda: fit.update(batch), device)
     return _inverting(plan, victim) * (1 + share) / 2 + step * chain.training.n_steps

@@ -72,7 +72,8 @@ class InversionPlan:
         """The restorers, of every seed of some cells."""
         if self.study.chain is None:
             return []
-        jobs = [self.restoring(cell, seed) for cell in cells for seed in self.seeds(cell)]
+        n = self.study.chain.n_seeds
+        jobs = [self.restoring(cell, seed) for cell in cells for seed in self.seeds(cell)[:n]]
         return [Unit(f"restore {job.inverting.victim.name}", restore, job) for job in jobs]
 
     @property

@@ -90,7 +90,7 @@ class InversionSource:
             )
         if self.attack.value_range != UNIT:
             raise ValueError(f"source {self.name!r}: attack.value_range must be {UNIT}, as images")
-        if strange := sorted(set((*self.cuts, self.cut)) - set(range(1, LENET_CUTS + 1))):
+        if strange := sorted({*self.cuts, self.cut} - set(range(1, LENET_CUTS + 1))):
             raise ValueError(
                 f"source {self.name!r}: LeNet5 has cuts 1 to {LENET_CUTS}, not {strange}"
             )
@@ -206,9 +206,11 @@ class Synthetic:
 class Chain:
     """A restorer that learns what images look like from what the attack makes of public ones.
 
-    All public images that were not used for tuning are inverted by the strong attack.
+    All public images that were not used for tuning are inverted by the strong attack. The first
+    `n_seeds` networks of a cell get a restorer each.
     """
 
+    n_seeds: int = 3
     restorer: BFDnCNN = field(default_factory=BFDnCNN)
     training: Training = field(default_factory=Training)
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
