@@ -12,11 +12,12 @@ from tasks.report_data import Table
 
 @dataclass(frozen=True)
 class Panel:
-    """A drawing (empty if there is nothing to draw), its title, and the picture beside that."""
+    """A drawing (empty if there is nothing to draw), its title, a picture beside it, a note."""
 
     svg: str
     title: str
     icon: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)

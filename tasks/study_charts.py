@@ -41,7 +41,7 @@ Place = tuple[int, int]
 class Square:
     """A cell of a heatmap: how dark, its text, and what a pointer on it says.
 
-    `share` is 0 to 1, or None if the cell has no number.
+    `share` is 0 to 1, or None if the cell has no number; it is hatched then.
     """
 
     share: float | None
@@ -110,7 +110,7 @@ def _square(square: Square | None, x: float, y: float, size: float) -> str:
     centre = (x + size / 2, y + SQUARE_HEIGHT / 2)
     about = f"<title>{escape(square.about if square else 'no such cell')}</title>"
     if square is None or square.share is None:
-        text = _stacked(["–"], *centre, halo=True)
+        text = _stacked(square.text if square else ["–"], *centre, halo=True)
         inside = [f'<rect class="void-square" {frame}></rect>', _hatch(x, y, size), *text]
     else:
         text = _stacked(square.text, *centre)

@@ -1,0 +1,171 @@
+"""The words of an inversion study's page: the answer on top, and numbers as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.inversion_views import (
+    all_diverged,
+    attacks_in,
+    cells_of,
+    mean_of,
+    sweet_spot,
+    with_role,
+    with_roles,
+)
+from tasks.recovery_charts import power
+from tasks.recovery_words import decibels
+from tasks.report_record import Record
+from tasks.report_words import NOTHING, percent, score
+from tasks.study_words import short
+
+VALUES = {
+    "accuracy": "test accuracy",
+    "train_accuracy": "training accuracy",
+    "distance": "mean distance",
+    "min_distance": "smallest distance",
+    "ssim": "SSIM",
+    "psim": "PSIM",
+    "psnr": "PSNR",
+}
+
+
+def measure(name: str, found: float | None) -> str:
+    """A value as tables show it: `97.6 %`, `0.0031`, `0.412`, `18.3`."""
+    if name.endswith("accuracy"):
+        return percent(found)
+    if name.endswith("distance"):
+        return small(found)
+    return decibels(found) if name == "psnr" else score(found)
+
+
+def small(found: float | None) -> str:
+    """Two digits: `0.31`, `3.1·10⁻⁷`; 0 as it is."""
+    if found is None or found == 0 or abs(found) >= 1e-3:
+        return short(found)
+    return power(float(f"{found:.2g}")) if found > 0 else short(found)
+
+
+def brackets(name: str, estimate: Mapping[str, Any]) -> str:
+    """`[0.401, 0.423]`; nothing for one seed."""
+    low, high = estimate["low"], estimate["high"]
+    if low is None or high is None:
+        return ""
+    return f"[{measure(name, low).removesuffix(' %')}, {measure(name, high).removesuffix(' %')}]"
+
+
+def with_interval(name: str, estimate: Mapping[str, Any]) -> str:
+    """`0.412 [0.401, 0.423]`."""
+    return f"{measure(name, estimate['mean'])} {brackets(name, estimate)}".strip()
+
+
+def spread(name: str, scores: Mapping[str, Any] | None) -> str:
+    """The paper's way to say it: `0.64 ± 0.11 (0.83)`; a dash if the attack was not run."""
+    if not scores or scores[name]["mean"] is None:
+        return NOTHING
+    std, worst = ((scores[key] or {}).get(name) for key in ("std", "worst"))
+    text = measure(name, scores[name]["mean"])
+    text += f" ± {measure(name, std)}" if std is not None else ""
+    return text + (f" ({measure(name, worst)})" if worst is not None else "")
+
+
+def divergence(cell: Record) -> str:
+    """How many of a cell's networks diverged, in words; nothing if none did."""
+    if not cell["diverged"]:
+        return ""
+    if all_diverged(cell):
+        return "training diverged with every seed"
+    return f"training diverged with {cell['diverged']} of {len(cell['seeds'])} seeds"
+
+
+def headline(record: Record) -> dict[str, Any]:
+    """What the first sentences say: claims by outcome, and the answer for every source."""
+    outcomes = [claim["holds"] for claim in record["claims"]]
+    ours = any(claim["where"] == "ours" for claim in record["claims"])
+    return {
+        "n_claims": len(outcomes),
+        "whose": "of the paper and ours" if ours else "of the paper",
+        "holds": sum(holds is True for holds in outcomes),
+        "fails": sum(holds is False for holds in outcomes),
+        "untested": sum(holds is None for holds in outcomes),
+        "answers": [_answer(record, source) for source in record["sources"]],
+    }
+
+
+def _answer(record: Record, source: Record) -> dict[str, Any]:
+    """A source's sweet spot under the first attack that has one, beside vanilla, attack by attack.
+
+    `shown` is None if nothing stands beside vanilla; `why` says then what was found.
+    """
+    vanilla = with_role(record, source, "vanilla")
+    shown, sought = None, []
+    for attack in record["attacks"]:
+        spot = sweet_spot(record, source, attack["name"])
+        sought += [attack["title"]] if spot else []
+        if spot and spot["cell"] is not None and shown is None:
+            shown = record["cells"][spot["cell"]]
+    loss = f"{100 * record['thresholds']['accuracy_loss']:g}"
+    why = (
+        f"no setting of the grid costs at most {loss} points of accuracy and leaks less than vanilla"
+        if sought
+        else "no sweet spot was sought"
+    )
+    is_spot = shown is not None
+    if shown is None and (paper := with_role(record, source, "paper")):
+        shown = paper[1]
+    cells = [found for found in (vanilla,) if found]
+    return {
+        "source": source,
+        "vanilla": vanilla[1] if vanilla else None,
+        "shown": shown,
+        "is_spot": is_spot,
+        "why": why,
+        "loss": loss,
+        "attacks": [
+            {
+                "title": attack["title"],
+                "before": mean_of(vanilla[1], "ssim", attack["name"]) if vanilla else None,
+                "after": mean_of(shown, "ssim", attack["name"]) if shown else None,
+                "chance": chance(shown, attack["name"]) if shown else None,
+            }
+            for attack in attacks_in(record, cells)
+        ],
+    }
+
+
+def chance(cell: Record, attack: str) -> float | None:
+    """What unrelated images score under an attack on a cell."""
+    found: float | None = (cell["attacks"].get(attack) or {}).get("chance")
+    return found
+
+
+def incomplete(record: Record, source: Record) -> list[str]:
+    """Sentences on what is missing of a source: attacks, intervals, sweet spots, diverged cells."""
+    cells = cells_of(record, source)
+    run = {attack["name"] for attack in attacks_in(record, cells)}
+    notes = [
+        f"{source['title']}: {attack['title']} was not run."
+        for attack in record["attacks"]
+        if attack["name"] not in run
+    ]
+    if source["n_seeds"] == 1:
+        notes.append(f"{source['title']}: one network of each setting, so there are no intervals.")
+    for attack in record["attacks"]:
+        spot = sweet_spot(record, source, attack["name"])
+        if spot and spot["cell"] is None:
+            notes.append(f"{source['title']}: no sweet spot under {attack['title']}.")
+    lost = [cell["title"] for _k, cell in cells if cell["diverged"]]
+    if lost:
+        notes.append(
+            f"{source['title']}: training diverged, with some or all seeds, for {listed(lost)}."
+        )
+    if not with_roles(record, source):
+        notes.append(f"{source['title']}: no cell stands for vanilla or for a chosen setting.")
+    return notes
+
+
+def listed(titles: Sequence[str], most: int = 6) -> str:
+    """`a; b; c`, and how many others there are."""
+    shown = "; ".join(titles[:most])
+    return shown if len(titles) <= most else f"{shown} and {len(titles) - most} more"
