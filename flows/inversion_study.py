@@ -69,7 +69,7 @@ def run_inversion_study(
     if notice := resume_if_stopped(open_place(str(store))):
         log_notice(notice)
     failed = make_products(plan, workers)
-    record = make_record(plan)
+    record = make_record(plan, failed)
     write_file(store / PICTURES, pictures_of(plan, record))
     write_json(store / RECORD, record)
     page = write_page(store)
@@ -133,7 +133,7 @@ class _Rounds:
         self.advance(n_before + done, max(n_before + total, self.plan.n_units), note)
 
 
-def make_record(plan: InversionPlan) -> dict[str, Any]:
+def make_record(plan: InversionPlan, failed: Mapping[str, str] | None = None) -> dict[str, Any]:
     """inversion.json, of the products that are there."""
     study = plan.study
     settings = to_json(study)
@@ -151,7 +151,7 @@ def make_record(plan: InversionPlan) -> dict[str, Any]:
         "machine": f"{platform.processor() or platform.machine()}, {usable_cores()} cores",
         "fingerprint": sha256_of([settings, hashes]),
         "settings": settings,
-        **describe_inversion(plan),
+        **describe_inversion(plan, failed),
     }
     record["figures"] = describe_figures(record)
     record["claims"] = check_inversion(record)

@@ -214,6 +214,8 @@ def restorer_adds(r: InversionResults) -> Verdict:
 def synthetic_learns(r: InversionResults) -> Verdict:
     plain, mixcon = r.synthetic("vanilla"), r.synthetic("mixcon 0.1 0.01")
     means = [cell["test_accuracy"]["mean"] for cell in (plain, mixcon)]
+    if means[0] is None or means[1] is None or means[0] <= CHANCE:
+        raise NotTestableError("the synthetic network without defence did not learn")
     return f"{means[0]:.1%} to {means[1]:.1%}", means[0] - means[1] <= SIMILAR
 
 

@@ -135,7 +135,9 @@ def role_cells(plan: InversionPlan, sweet: Mapping[tuple[str, str], Cell]) -> di
     return roles
 
 
-def describe_inversion(plan: InversionPlan) -> dict[str, Any]:
+def describe_inversion(
+    plan: InversionPlan, failed: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Sources, attacks, cells, sweet spots and the synthetic experiment, of what is there."""
     study, sweet = plan.study, sweet_spots(plan)
     roles = role_cells(plan, sweet)
@@ -158,6 +160,7 @@ def describe_inversion(plan: InversionPlan) -> dict[str, Any]:
         ],
         "synthetic": _synthetic(plan),
         "seconds": _seconds(plan),
+        "failed": [{"unit": unit, "why": why} for unit, why in sorted((failed or {}).items())],
     }
 
 
@@ -187,7 +190,7 @@ def _cell(plan: InversionPlan, cell: Cell, roles: list[str]) -> dict[str, Any]:
         "name": defence_name(cell.defence),
         "title": defence_title(cell.defence),
         "defence": defence_json(cell.defence),
-        "in_grid": source.in_grid(cell),
+        "in_grid": source.in_grid(cell) and cell.defence is not None,
         "roles": roles,
         **{name: estimate([v.numbers[name] for v in victims]) for name in names},
         "diverged": sum(v.diverged for v in victims),
@@ -200,14 +203,14 @@ def _attack(victims: Sequence[Found], name: str) -> dict[str, Any]:
     """Of the victims that were attacked so."""
     own = [v.attacks[name] for v in victims if name in v.attacks]
     scores = {score: np.concatenate([arrays[score] for arrays in own]) for score in SCORES}
-    tuned = {"tuned": "rate", "strong": "zeta"}.get(name)
     return {
         **{score: estimate([float(arrays[score].mean()) for arrays in own]) for score in SCORES},
         "worst": {score: _round(float(values.max())) for score, values in scores.items()},
         "std": {score: _round(float(values.std())) for score, values in scores.items()},
         "n": len(scores["ssim"]),
         "chance": _round(_mean(float(arrays["chance"].mean()) for arrays in own)),
-        **({} if tuned is None else {tuned: [v.about.get(tuned) for v in victims]}),
+        "rate": [v.about["rate"] for v in victims] if name == "tuned" else [],
+        "zeta": [v.about["zeta"] for v in victims] if name == "strong" else [],
     }
 
 

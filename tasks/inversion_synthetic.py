@@ -122,7 +122,7 @@ def _trained(
 def _inverted(
     job: SyntheticJob, model: SplitModel, weights: Weights, x: Tensor, features: Tensor
 ) -> Arrays:
-    """Squared errors (of a vector, not its mean) and cosines of the tests' recovered vectors."""
+    """Mean squared errors and cosines of the tests' recovered vectors."""
     arrays: Arrays = {}
     shape = (1, 1, job.synthetic.dimension)
     for k in range(len(job.synthetic.settings)):
