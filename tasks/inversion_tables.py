@@ -13,6 +13,7 @@ from tasks.inversion_views import (
     Numbered,
     attacks_in,
     cells_of,
+    has_front,
     layer_groups,
     letters,
     mean_of,
@@ -117,7 +118,10 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def pareto_table(name: str, record: Record) -> Table:
-    """One row per cell of the grid's layer and attack, with both means known."""
+    """One row per cell of the grid's layer and attack, with both means known.
+
+    An attack that was run on less than half of the cells has no front.
+    """
     rows: list[dict[str, Cell]] = []
     for source in record["sources"]:
         cells = cells_of(record, source, cut=source["cut"])
@@ -128,7 +132,8 @@ def pareto_table(name: str, record: Record) -> Table:
                 if (x := mean_of(cell, "accuracy")) is not None
                 and (y := mean_of(cell, "ssim", attack["name"])) is not None
             ]
-            best = set(front([point for _k, _cell, point in found]))
+            drawn = has_front(record, source, attack["name"])
+            best = set(front([point for _k, _cell, point in found])) if drawn else set()
             for place, (k, cell, _point) in enumerate(found):
                 row = _where(record, source, k, cell) | {"attack": attack["name"]}
                 row |= _estimate("accuracy", value_of(cell, "accuracy"))
