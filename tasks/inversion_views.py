@@ -112,6 +112,12 @@ def attacks_in(record: Record, cells: Sequence[Numbered]) -> list[Record]:
     ]
 
 
+def grid_of(record: Record, source: Record) -> list[Numbered]:
+    """The cells of MixCon that stand on the axes of a source's grid, at its layer."""
+    here = cells_of(record, source, cut=source["cut"], in_grid=True)
+    return [found for found in here if found[1]["defence"]["kind"] == "mixcon"]
+
+
 def has_front(record: Record, source: Record, attack: str) -> bool:
     """Whether an attack was run on at least half of the cells that could be on its front."""
     here = cells_of(record, source, cut=source["cut"])
@@ -213,7 +219,7 @@ def _plates(record: Record) -> dict[str, Any] | None:
 
 
 def _heatmaps(record: Record) -> dict[str, Any] | None:
-    if not any(cell["in_grid"] for cell in record["cells"]):
+    if not _any(record, grid_of):
         return None
     return _figure(
         "heatmaps",

@@ -110,7 +110,8 @@ def _answer(record: Record, source: Record) -> dict[str, Any]:
     points = "point" if loss == "1" else "points"
     why = f"no setting of the grid costs at most {loss} {points} of accuracy and leaks less"
     is_spot = shown is not None
-    if shown is None and (paper := with_role(record, source, "paper")):
+    paper = with_role(record, source, "paper")
+    if shown is None and paper and mean_of(paper[1], "accuracy") is not None:
         shown = paper[1]
     cells = [found for found in (vanilla,) if found]
     return {

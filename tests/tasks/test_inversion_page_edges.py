@@ -17,8 +17,8 @@ from tests.tasks.inversions import Made, estimate, figure_of, find, inversion, p
 
 
 def small(**changes: Any) -> Made:
-    """One source, a grid of two by two, nothing else; anything may be asked for otherwise."""
-    asked = {"sources": 1, "lams": (0.1, 1.0), "betas": (1e-2, 1e-4), "n": 6, "n_shown": 3,
+    """One source, a grid of three by two, nothing else; anything may be asked for otherwise."""
+    asked = {"sources": 1, "lams": (0.1, 1.0, 5.0), "betas": (1e-2, 1e-4), "n": 6, "n_shown": 3,
              "layers": False, "unicon": False, "synthetic": False}  # fmt: skip
     return inversion(**(asked | changes))
 
@@ -69,6 +69,7 @@ def test_no_sweet_spot_was_found(tmp_path: Path) -> None:
     }
     page = page_of(tmp_path, (_described(record), pictures))
     assert "no setting of the grid costs at most 1 point of accuracy and leaks less; " in page.prose
+    assert "; the paper’s setting, MixCon (1, 10⁻⁴) , has an accuracy of 9" in page.prose
     assert "digits, 8×8: no sweet spot under the paper's descent." in page.prose
     assert {row["cell"] for row in rows_of(tmp_path, "sweet-spots")} == {""}
 
@@ -95,19 +96,19 @@ def test_everything_diverged(tmp_path: Path) -> None:
     record["sweet_spots"] = []
     page = page_of(tmp_path, (_described(record), pictures))
     assert [figure["kind"] for figure in record["figures"]] == ["table3", "heatmaps", "synthetic"]
-    assert figure_of(tmp_path, "heatmaps").count(">div.</text>") == 2 * 4
+    assert figure_of(tmp_path, "heatmaps").count(">div.</text>") == 2 * 6
     assert "training diverged with every seed" in page.prose
-    assert page.rows["cell 0"][2:] == ["–training –", "–least –"]
+    assert [text.strip() for text in page.rows["cell 0"][2:]] == ["–training –", "–least –"]
 
 
 def test_a_cell_that_is_missing_in_the_grid_is_hatched(tmp_path: Path) -> None:
     record, pictures = small()
-    place, _cell = find(record, "mixcon 0.1 0.01")
+    place, _cell = find(record, "mixcon 1 0.01")
     record["cells"][place]["in_grid"] = False
     page_of(tmp_path, (record, pictures))
     figure = figure_of(tmp_path, "heatmaps")
     assert figure.count("<title>no such cell</title>") == 4
-    assert len(rows_of(tmp_path, "heatmaps")) == 3
+    assert len(rows_of(tmp_path, "heatmaps")) == 5
 
 
 def test_a_source_without_cells(tmp_path: Path) -> None:
@@ -249,12 +250,12 @@ def _with_cell(name: str, **changes: Any) -> dict[str, Any]:
         (_changed("table3", name="pareto"), "two figures are named 'pareto'"),
         (_with_cell("vanilla", source="x"), "cell 0 is of source 'x'; expected one of ['digits']"),
         (
-            _with_cell("mixcon 0.1 0.01", defence={"kind": "mixcon", "lam": 7.0, "beta": 0.01}),
+            _with_cell("mixcon 1 0.01", defence={"kind": "mixcon", "lam": 7.0, "beta": 0.01}),
             "is said to be in the grid, but its λ, β (7.0, 0.01) are not among",
         ),
         (
-            _with_cell("mixcon 0.1 0.01", defence={"kind": "mixcon", "lam": 1.0, "beta": 0.01}),
-            "figure 'heatmaps' has two cells at λ=1, β=0.01 of source 'digits'",
+            _with_cell("mixcon 1 0.01", defence={"kind": "mixcon", "lam": 5.0, "beta": 0.01}),
+            "figure 'heatmaps' has two cells at λ=5, β=0.01 of source 'digits'",
         ),
     ],
 )
@@ -266,7 +267,7 @@ def test_a_record_that_cannot_be_drawn_is_refused(record: dict[str, Any], said: 
 def test_a_sweet_spot_beyond_the_cells_is_refused() -> None:
     record, pictures = small()
     record["sweet_spots"][0]["cell"] = 99
-    with pytest.raises(ValueError, match="has cell 99, but the study has 5 cells"):
+    with pytest.raises(ValueError, match="has cell 99, but the study has 7 cells"):
         render(record, pictures)
 
 
@@ -315,3 +316,13 @@ def test_a_made_up_record_is_one_that_json_can_hold() -> None:
     record, pictures = inversion()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert all(array.dtype == np.uint8 for array in pictures.values())
+
+
+def test_a_paper_setting_that_diverged_is_not_the_answer(tmp_path: Path) -> None:
+    record, pictures = small(lams=(0.1, 1.0), sweet_spots=False)
+    place, cell = find(record, "mixcon 1 0.0001")
+    assert (cell["roles"], cell["diverged"]) == (["paper"], 3)
+    page = page_of(tmp_path, (record, pictures))
+    assert "On digits, 8×8 , no sweet spot was sought." in page.prose
+    assert [text.strip() for text in page.rows[f"table3 {place}"]][1:] == ["–", "no attack was run"]
+    assert "Without pictures here: MixCon (1, 10⁻⁴)." in page.prose
