@@ -41,7 +41,7 @@ FAR = tuple((radius * x, radius * y) for radius in (22, 34, 48) for x, y in
 
 @dataclass(frozen=True)
 class Mark:
-    """A point with the ends of its whiskers (None: no whisker), a letter, and what is said of it."""
+    """A point, the ends of its whiskers (None: no whisker), a letter, and what is said of it."""
 
     x: float
     y: float
@@ -180,8 +180,8 @@ class Plane:
 
     @property
     def unit(self) -> str:
-        """`, ×10⁻⁹`; nothing if the axes are in units of the features."""
-        return f" ×{power(10.0**self.exponent)}" if self.exponent else ""
+        """`, in 10⁻⁹`; nothing if the axes are in units of the features."""
+        return f", in {power(10.0**self.exponent)}" if self.exponent else ""
 
     @property
     def said(self) -> str:

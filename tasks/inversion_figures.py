@@ -36,6 +36,7 @@ from tasks.inversion_words import (
     incomplete,
     measure,
     spread,
+    without_front,
 )
 from tasks.recovery_types import Row
 from tasks.report_chart import Style
@@ -139,11 +140,12 @@ def _score_row(record: Record, source: Record, k: int, cell: Record) -> dict[str
     """A cell as the tables show it: its accuracy, and a line for each attack."""
     accuracy = value_of(cell, "accuracy")
     roles = [role_title(record, role) for role in cell["roles"] if role != "vanilla"]
+    notes = ["; ".join(roles), _layer(source, cell), divergence(cell)]
     return {
         "cell": k,
         "letter": letters(record, source).get(k, ""),
         "title": cell["title"],
-        "notes": [text for text in ("; ".join(roles), _layer(source, cell), divergence(cell)) if text],
+        "notes": [note for note in notes if note],
         "accuracy": measure("accuracy", accuracy["mean"]),
         "accuracy_ends": brackets("accuracy", accuracy),
         "attacks": [
@@ -187,7 +189,8 @@ def pareto_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) 
     """Accuracy against SSIM, all settings and those near vanilla, a row per source."""
     table = pareto_table(figure["name"], record)
     rows, legend = pareto_rows(record, table)
-    return InversionFigure(figure, [table], rows, legend, keys=_keys(record))
+    notes = [note for source in record["sources"] for note in without_front(record, source)]
+    return InversionFigure(figure, [table], rows, legend, keys=_keys(record), notes=notes)
 
 
 def layers_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -> InversionFigure:

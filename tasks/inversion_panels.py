@@ -31,7 +31,7 @@ from tasks.study_charts import Estimate, Square, estimates, heatmap
 from tasks.study_tables import rows_of
 from tasks.study_words import number
 
-NEAR_POINTS = 5.0  # of accuracy below vanilla that the close-up shows
+NEAR_POINTS = 3.0  # of accuracy below vanilla that the close-up shows
 WIDE_SPREAD = 50.0  # of distances that are shaded by their logarithm
 LAYERS = (260, 210)
 
@@ -125,10 +125,18 @@ def _texts(value: str, row: Shown) -> list[str]:
     if value == "accuracy":
         text = f"{100 * row[value]:.1f}"
     else:
-        text = small(row[value]) if value == "distance" else f"{row[value]:.2f}"
+        text = _narrow(row[value]) if value == "distance" else f"{row[value]:.2f}"
     below = [row["letter"]] if row["letter"] else []
     below += [f"{row['diverged']}/{row['n_seeds']} div."] if row["diverged"] else []
     return [text, " ".join(below)] if below else [text]
+
+
+def _narrow(found: float) -> str:
+    """Two digits in at most six letters: `0.0035`, `6.9e−4`."""
+    if found >= 1e-3 or found <= 0:
+        return small(found)
+    digits, _e, exponent = f"{found:.1e}".partition("e")
+    return f"{digits}e{int(exponent)}".replace("-", "−")
 
 
 def _interval(value: str, row: Shown) -> str:
@@ -215,6 +223,9 @@ def layer_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Styl
         if not mine:
             continue
         cuts = sorted({row["cut"] for row in mine})
+        if len(cuts) == 1:
+            rows.append(Row(source["title"], f"only layer {cuts[0]} has scores", []))
+            continue
         ticks = [(cut, f"{cut}") for cut in cuts]
         across = Axis(cuts[0] - 0.4, cuts[-1] + 0.4, ticks, "layer")
         heights = [row[k] for row in mine for k in ("ssim", "ssim low", "ssim high")]
@@ -222,7 +233,7 @@ def layer_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Styl
         panels = []
         for attack in record["attacks"]:
             of_attack = [row for row in mine if row["attack"] == attack["name"]]
-            if of_attack:
+            if len({row["cut"] for row in of_attack}) > 1:
                 frame = Frame("SSIM", across, up, *LAYERS)
                 svg = _layers_panel(source, attack, of_attack, styles, frame)
                 panels.append(Panel(svg, attack["title"]))

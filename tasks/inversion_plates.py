@@ -34,9 +34,9 @@ def groups(record: Record, pictures: Arrays) -> list[dict[str, Any]]:
         if chosen:
             made.append((source, source["title"], chosen, True))
         layers = [found for group in layer_groups(record, source) for found in group]
-        kept = [(k, cell) for k, cell in layers if any(f"{k}/{a}" in pictures for a in _run(cell))]
-        if kept:
-            made.append((source, f"{source['title']}: by layer", kept, False))
+        elsewhere = [k for k, cell in layers if cell["cut"] != source["cut"]]
+        if any(name.partition("/")[0] in map(str, elsewhere) for name in pictures):
+            made.append((source, f"{source['title']}: by layer", layers, False))
     budget = MOST_PICTURES / max(1, len(made))
     return [
         _group(record, pictures, source, title, cells, required=required, budget=budget)

@@ -13,6 +13,8 @@ from tasks.inversion_views import (
     Numbered,
     attacks_in,
     cells_of,
+    grid_of,
+    has_front,
     layer_groups,
     letters,
     mean_of,
@@ -92,12 +94,13 @@ def heatmaps_table(name: str, record: Record) -> Table:
     """One row per cell of the grids: where it is, and what the heatmaps shade."""
     rows: list[dict[str, Cell]] = []
     for source in record["sources"]:
-        for k, cell in cells_of(record, source, in_grid=True):
+        grid = grid_of(record, source)
+        for k, cell in grid:
             row = _where(record, source, k, cell)
             row |= {"diverged": cell["diverged"], "n_seeds": len(cell["seeds"])}
             for value in ("accuracy", "distance"):
                 row |= _estimate(value, value_of(cell, value))
-            for attack in attacks_in(record, cells_of(record, source, in_grid=True)):
+            for attack in attacks_in(record, grid):
                 row |= _estimate(f"ssim {attack['name']}", value_of(cell, "ssim", attack["name"]))
             rows.append(row)
     return table_of(name, rows, (*WHERE, "diverged", "n_seeds", "accuracy", "distance"))
@@ -117,7 +120,10 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def pareto_table(name: str, record: Record) -> Table:
-    """One row per cell of the grid's layer and attack, with both means known."""
+    """One row per cell of the grid's layer and attack, with both means known.
+
+    An attack that was run on less than half of the cells has no front.
+    """
     rows: list[dict[str, Cell]] = []
     for source in record["sources"]:
         cells = cells_of(record, source, cut=source["cut"])
@@ -128,7 +134,8 @@ def pareto_table(name: str, record: Record) -> Table:
                 if (x := mean_of(cell, "accuracy")) is not None
                 and (y := mean_of(cell, "ssim", attack["name"])) is not None
             ]
-            best = set(front([point for _k, _cell, point in found]))
+            drawn = has_front(record, source, attack["name"])
+            best = set(front([point for _k, _cell, point in found])) if drawn else set()
             for place, (k, cell, _point) in enumerate(found):
                 row = _where(record, source, k, cell) | {"attack": attack["name"]}
                 row |= _estimate("accuracy", value_of(cell, "accuracy"))
@@ -222,8 +229,8 @@ def cells_table(record: Record) -> Table:
                 row |= _estimate(value, value_of(cell, value))
             for attack in cell["attacks"]:
                 row |= {f"{attack} {key}": at for key, at in _scores(cell, attack).items()}
-                zeta = cell["attacks"][attack]["zeta"]
-                row[f"{attack} zeta"] = " ".join(f"{value:g}" for value in zeta)
+                zeta = cell["attacks"][attack].get("zeta") or ()
+                row[f"{attack} zeta"] = " ".join(f"{at:g}" for at in zeta if at is not None)
             rows.append(row)
     return table_of("cells", rows, (*WHERE, "in_grid", "n_seeds", "diverged", *OF_CELL))
 

@@ -96,7 +96,7 @@ def with_role(record: Record, source: Record, role: str) -> Numbered | None:
 
 
 def sweet_spot(record: Record, source: Record, attack: str) -> Mapping[str, Any] | None:
-    """What the record says of the source's sweet spot under an attack; None if it was not sought."""
+    """What the record says of a source's sweet spot under an attack; None if none was sought."""
     for spot in record["sweet_spots"]:
         if (spot["source"], spot["attack"]) == (source["name"], attack):
             return dict(spot)
@@ -110,6 +110,20 @@ def attacks_in(record: Record, cells: Sequence[Numbered]) -> list[Record]:
         for attack in record["attacks"]
         if any(mean_of(cell, "ssim", attack["name"]) is not None for _k, cell in cells)
     ]
+
+
+def grid_of(record: Record, source: Record) -> list[Numbered]:
+    """The cells of MixCon that stand on the axes of a source's grid, at its layer."""
+    here = cells_of(record, source, cut=source["cut"], in_grid=True)
+    return [found for found in here if found[1]["defence"]["kind"] == "mixcon"]
+
+
+def has_front(record: Record, source: Record, attack: str) -> bool:
+    """Whether an attack was run on at least half of the cells that could be on its front."""
+    here = cells_of(record, source, cut=source["cut"])
+    could = [cell for _k, cell in here if mean_of(cell, "accuracy") is not None]
+    run = [cell for cell in could if mean_of(cell, "ssim", attack) is not None]
+    return bool(run) and 2 * len(run) >= len(could)
 
 
 def setting_of(cell: Record) -> tuple[str, float, float | None]:
@@ -205,7 +219,7 @@ def _plates(record: Record) -> dict[str, Any] | None:
 
 
 def _heatmaps(record: Record) -> dict[str, Any] | None:
-    if not any(cell["in_grid"] for cell in record["cells"]):
+    if not _any(record, grid_of):
         return None
     return _figure(
         "heatmaps",

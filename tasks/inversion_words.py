@@ -9,6 +9,7 @@ from tasks.inversion_views import (
     all_diverged,
     attacks_in,
     cells_of,
+    has_front,
     mean_of,
     sweet_spot,
     with_role,
@@ -99,20 +100,18 @@ def _answer(record: Record, source: Record) -> dict[str, Any]:
     `shown` is None if nothing stands beside vanilla; `why` says then what was found.
     """
     vanilla = with_role(record, source, "vanilla")
-    shown, sought = None, []
+    shown, under, sought = None, "", False
     for attack in record["attacks"]:
         spot = sweet_spot(record, source, attack["name"])
-        sought += [attack["title"]] if spot else []
+        sought = sought or spot is not None
         if spot and spot["cell"] is not None and shown is None:
-            shown = record["cells"][spot["cell"]]
+            shown, under = record["cells"][spot["cell"]], attack["title"]
     loss = f"{100 * record['thresholds']['accuracy_loss']:g}"
-    why = (
-        f"no setting of the grid costs at most {loss} points of accuracy and leaks less than vanilla"
-        if sought
-        else "no sweet spot was sought"
-    )
+    points = "point" if loss == "1" else "points"
+    why = f"no setting of the grid costs at most {loss} {points} of accuracy and leaks less"
     is_spot = shown is not None
-    if shown is None and (paper := with_role(record, source, "paper")):
+    paper = with_role(record, source, "paper")
+    if shown is None and paper and mean_of(paper[1], "accuracy") is not None:
         shown = paper[1]
     cells = [found for found in (vanilla,) if found]
     return {
@@ -120,16 +119,17 @@ def _answer(record: Record, source: Record) -> dict[str, Any]:
         "vanilla": vanilla[1] if vanilla else None,
         "shown": shown,
         "is_spot": is_spot,
-        "why": why,
-        "loss": loss,
+        "under": under,
+        "why": why if sought else "no sweet spot was sought",
         "attacks": [
             {
                 "title": attack["title"],
                 "before": mean_of(vanilla[1], "ssim", attack["name"]) if vanilla else None,
-                "after": mean_of(shown, "ssim", attack["name"]) if shown else None,
-                "chance": chance(shown, attack["name"]) if shown else None,
+                "after": mean_of(shown, "ssim", attack["name"]),
+                "chance": chance(shown, attack["name"]),
             }
             for attack in attacks_in(record, cells)
+            if shown and mean_of(shown, "ssim", attack["name"]) is not None
         ],
     }
 
@@ -163,6 +163,18 @@ def incomplete(record: Record, source: Record) -> list[str]:
     if not with_roles(record, source):
         notes.append(f"{source['title']}: no cell stands for vanilla or for a chosen setting.")
     return notes
+
+
+def without_front(record: Record, source: Record) -> list[str]:
+    """Sentences on the attacks that were run on too few cells of a source to have a front."""
+    here = cells_of(record, source, cut=source["cut"])
+    return [
+        f"{source['title']}: {attack['title']} was run on {n} of {len(here)} settings, so it has "
+        "no line."
+        for attack in attacks_in(record, here)
+        if not has_front(record, source, attack["name"])
+        and (n := sum(attack["name"] in cell["attacks"] for _k, cell in here))
+    ]
 
 
 def listed(titles: Sequence[str], most: int = 6) -> str:

@@ -1,4 +1,4 @@
-"""Made-up records of inversion studies (docs/inversion-page.md): small, with a figure of every kind.
+"""Made-up records of inversion studies (docs/inversion-page.md): small, with every figure.
 
 `inversion()` gives one. What an image scores follows from how far apart a setting keeps its
 features, so that the grid, the front and the layers look as those of a real study might.
@@ -251,6 +251,8 @@ class _Study:
                 if c["in_grid"] and c["accuracy"]["mean"] is not None and attack in c["attacks"]
                 and c["accuracy"]["mean"] >= vanilla["accuracy"]["mean"] - 0.01
             ]  # fmt: skip
+            if not allowed:
+                raise ValueError("no setting keeps the accuracy; ask for a smaller lam")
             leakage, k = min(allowed)
             self.cells[k]["roles"].append(f"sweet spot {attack}")
             loss = vanilla["accuracy"]["mean"] - self.cells[k]["accuracy"]["mean"]
