@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,9 @@ def command(made: InversionStudy) -> str:
                 found[f"{source['name']}.{name}"] = value
     plain = dict(values_of(base))
     found |= {name: value for name, value in values_of(tree) if plain.get(name, ...) != value}
-    words = [f"--set {name}={json.dumps(value)}" for name, value in found.items()]
-    start = f"palimpsest study inversion --preset {made.preset}"
-    return " ".join([start, *([f"--only {made.only}"] if made.only else []), *words])
+    words = ["palimpsest", "study", "inversion", "--preset", made.preset]
+    if made.only:
+        words += ["--only", made.only]
+    for name, value in found.items():
+        words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(words)
