@@ -3,8 +3,8 @@
     python -m benchmarks.results_page [--check]
 
 `claims-NNN.json` are claims of paper NNN, `run-NAME.json` summaries of jobs,
-`studies/NAME/study.json` studies, `studies/NAME/recovery.json` studies of recovery, `studies/NAME/inversion.json` those of
-inversion, every other
+`studies/NAME/study.json` studies, `studies/NAME/recovery.json` and `studies/NAME/inversion.json`
+those of recovery and of inversion, every other
 `.json` the lines of a benchmark. A file that is none of these stops the build and is named.
 """
 

@@ -10,8 +10,6 @@ from typing import Any
 from distributed import Client
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from tasks.inversion_page import write_page
-from tasks.inversion_views import describe_figures
 
 from flows.inversion_studies import command, resolve_inversion, to_json
 from flows.recovery_study import UnitsFailedError
@@ -25,6 +23,7 @@ from tasks.campaign_watch import Pace, Watch, log_notice
 from tasks.inversion_claims import check_inversion
 from tasks.inversion_files import PICTURES, RECORD, SETTINGS
 from tasks.inversion_images import read_sources
+from tasks.inversion_page import write_page
 from tasks.inversion_plan import InversionPlan
 from tasks.inversion_record import (
     PAPER,
@@ -37,6 +36,7 @@ from tasks.inversion_record import (
     role_cells,
     sweet_spots,
 )
+from tasks.inversion_views import describe_figures
 from tasks.progress import Advance, stage_progress
 from tasks.recovery_run import Outcome, Unit, run_units
 from tasks.study_record import created_now
@@ -89,7 +89,7 @@ def run_inversion_study(
 
 @task(name="make products", cache_policy=NO_CACHE)
 def make_products(plan: InversionPlan, workers: Workers) -> dict[str, str]:
-    """Every unit's product, on Dask workers that live as long as this task; what failed, and why."""
+    """Every unit's product, on Dask workers that live as long as this; what failed, and why."""
     with (
         stage_progress("Study inversion", "unit") as advance,
         dask_client(workers, threads=plan.study.threads) as client,

@@ -25,7 +25,7 @@ from tasks.inversion_plan import InversionPlan
 from tasks.inversion_study import Cell, InversionSource
 from tasks.inversion_units import Victim, VictimId, pictures, run_attack
 
-STEPS = 5
+STEPS = 3
 MAX_ROLES = 4
 """Cells of a source that get a restorer: without defence, the paper's, and two sweet spots."""
 BYTES = 4
@@ -133,10 +133,9 @@ def _restoring(plan: InversionPlan, source: InversionSource) -> float:
     share = len(pairs.images) / source.n_inverted
     fit = Fit(chain.restorer, chain.training, device=plan.device)
     shape = (chain.training.batch_size, 3, source.size, source.size)
+    noise = torch.rand(shape, generator=seeded_generator(0, 0, "cost")) * 2 - 1
     batch = Examples(
-        condition=torch.zeros(shape),
-        target=torch.zeros(shape),
-        augment=torch.zeros(shape[0], N_AUGMENT),
+        condition=noise, target=noise, augment=torch.zeros(chain.training.batch_size, N_AUGMENT)
     )
     step = _seconds(lambda: fit.update(batch), device)
     return _inverting(plan, victim) * (1 + share) / 2 + step * chain.training.n_steps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,11 +62,12 @@ def read_source(source: InversionSource, study: InversionStudy) -> SourceImages:
         )
         for split in ("train", "heldout")
     )
-    tests = _drawn(source, other, source.n_tests, "n_tests", study.root_seed, set())
+    seed, n_own = study.root_seed, source.n_train + source.n_public
+    order = balanced_order(other.labels, root_seed=seed)
+    tests = _drawn(source, other, order, {"n_tests": source.n_tests}, set())
     used = _hashes(tests.images)
-    drawn = _drawn(
-        source, own, source.n_train + source.n_public, "n_train + n_public", study.root_seed, used
-    )
+    order = balanced_order(own.labels, root_seed=seed)
+    drawn = _drawn(source, own, order, {"n_train + n_public": n_own}, used)
     return SourceImages(
         train=drawn.first(source.n_train),
         tests=tests,
@@ -83,12 +83,13 @@ def read_source(source: InversionSource, study: InversionStudy) -> SourceImages:
 def _drawn(
     source: InversionSource,
     found: ImageSet,
-    n: int,
-    what: str,
-    root_seed: int,
+    order: Ids,
+    wanted: dict[str, int],
     without: set[bytes],
 ) -> Part:
-    """The first images of a seeded order that has the classes in turn, each image once."""
+    """The first images of an order that has the classes in turn, each image once; `wanted` is how
+    many, by the settings' names."""
+    ((what, n),) = wanted.items()
     classes = np.unique(found.labels)
     if len(classes) != source.n_classes:
         raise ValueError(
@@ -99,7 +100,7 @@ def _drawn(
     taken: dict[int, int] = dict.fromkeys(range(source.n_classes), 0)
     rows, seen = [], set(without)
     number = {int(label): k for k, label in enumerate(classes)}
-    for row in balanced_order(found.labels, root_seed=root_seed):
+    for row in order:
         label = number[int(found.labels[row])]
         digest = _hash(found.images[row])
         if taken[label] < per_class and digest not in seen:
@@ -112,20 +113,9 @@ def _drawn(
             f"{found.name!r} ({found.split}) has {taken[lacking[0]]} different ones of class "
             f"{found.class_names[int(classes[lacking[0]])]!r}; use fewer"
         )
-    order = np.array(rows, np.int64)
-    labels = np.array([number[int(label)] for label in found.labels[order]], np.int64)
-    return Part(np.ascontiguousarray(found.images[order]), labels)
-
-
-def by_turns(part: Part, n_classes: int) -> Ids:
-    """Rows of a part, the k-th of each class before any class's (k + 1)-th."""
-    members = [np.flatnonzero(part.labels == label) for label in range(n_classes)]
-    longest = max(len(rows) for rows in members)
-    return np.array([r[k] for k in range(longest) for r in members if k < len(r)], np.int64)
-
-
-def parts_of(images: SourceImages) -> Mapping[str, Part]:
-    return {"train": images.train, "tests": images.tests, "public": images.public}
+    chosen = np.array(rows, np.int64)
+    labels = np.array([number[int(label)] for label in found.labels[chosen]], np.int64)
+    return Part(np.ascontiguousarray(found.images[chosen]), labels)
 
 
 def _hashes(images: Pixels) -> set[bytes]:

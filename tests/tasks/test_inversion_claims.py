@@ -42,7 +42,7 @@ def record() -> Record:
 
 def _cell(name: str, cut: int) -> Record:
     kind, *numbers = name.split()
-    lam, beta = ([*map(float, numbers)] + [None, None])[:2]
+    lam, beta = [*map(float, numbers), None, None][:2]
     leak = LEAK[name] - 0.05 * (cut - 2)
     scores = {"paper": leak - 0.1, "tuned": leak, "strong": leak + 0.25}
     if cut == 2 and "unicon" not in name:
@@ -79,7 +79,7 @@ def _cell(name: str, cut: int) -> Record:
 def _synthetic() -> list[Record]:
     at = {("vanilla", "default"): 0.91, ("mixcon 0.1 0.01", "default"): 0.88,
           ("mixcon 0.1 0.01", "deeper"): 0.9, ("mixcon 0.1 0.01", "wider"): 0.905,
-          **{("mixcon 0.1 0", server): 0.5 for server in ("default", "deeper", "wider")}}  # fmt: skip
+          **{("mixcon 0.1 0", s): 0.5 for s in ("default", "deeper", "wider")}}  # fmt: skip
     return [
         {
             "name": name, "title": name, "server": server,
