@@ -296,7 +296,7 @@ def _dense(
     weight: Float[Tensor, "r o i"], bias: Float[Tensor, "r o"], a: Float[Tensor, "r n i"]
 ) -> Float[Tensor, "r n o"]:
     """W a + b of R layers."""
-    if not (_has_onednn(a) and a.shape[1] >= ROWS_FOR_ONEDNN):
+    if not (has_onednn(a) and a.shape[1] >= ROWS_FOR_ONEDNN):
         return torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
     rows = [
         F.linear(x.to_mkldnn(), w, b).to_dense() for x, w, b in zip(a, weight, bias, strict=True)
@@ -307,10 +307,10 @@ def _dense(
 def _laid_out(a: Float[Tensor, "n k h w"]) -> Float[Tensor, "n k h w"]:
     """The same numbers, for oneDNN channels last: its convolutions are then twice as fast, and the
     layers between them keep that."""
-    return a.contiguous(memory_format=torch.channels_last) if _has_onednn(a) else a
+    return a.contiguous(memory_format=torch.channels_last) if has_onednn(a) else a
 
 
-def _has_onednn(x: Tensor) -> bool:
+def has_onednn(x: Tensor) -> bool:
     """Whether oneDNN computes with this: float32 on a CPU."""
     return (
         x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()

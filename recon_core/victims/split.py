@@ -23,16 +23,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recon_core.victims.autoencoder import Shape, Weights
+from recon_core.victims.autoencoder import Shape, Weights, has_onednn
+from recon_core.victims.split_layers import pooled_convolution
 
 FORBID = {"extra": "forbid"}
 LENET_CUTS = 4
 """Of five layers the last gives the logits; the outputs of the others can be sent."""
 KERNEL = 5
-NETWORKS_AT_ONCE = 4
-"""Networks whose convolution of the same images is one for oneDNN: its vectors are then filled (24
-channels), and the pooling finds the result in the cache. Convolutions of 16 LeNets on 400 images of
-28x28, forwards and backwards on one core: 18 ms a network; one by one 24, as groups 26 to 47."""
 
 
 @runtime_checkable
@@ -307,45 +304,17 @@ def _initial(model: SplitModel, generator: torch.Generator) -> Weights:
 def _block(
     weights: Mapping[str, Tensor], name: str, x: Float[Tensor, "q n c h w"], *, padding: int = 0
 ) -> Float[Tensor, "r n o y x"]:
-    """ReLU of the pooled convolutions of R networks, of their own images or of the same (q = 1)."""
-    weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
-    if not _has_onednn(x):
-        return _convolved(weight, bias, x, padding)
-    size = NETWORKS_AT_ONCE if len(x) == 1 else 1
-    images = x.split(1) if len(x) > 1 else [x] * math.ceil(len(weight) / size)
-    parts = [
-        _convolved(w, b, a, padding).permute(0, 1, 3, 4, 2)
-        for w, b, a in zip(weight.split(size), bias.split(size), images, strict=True)
-    ]
-    joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return joined.permute(0, 1, 4, 2, 3)
-
-
-def _convolved(weight: Tensor, bias: Tensor, x: Tensor, padding: int) -> Tensor:
-    """One convolution: an ordinary one of images that are shared, or one with a group each.
+    """ReLU of the pooled convolutions of R networks, of their own images or of the same (q = 1).
 
     The maximum is taken before the ReLU, of four times as many numbers; that is the same.
     """
-    kernels = weight.flatten(0, 1)
-    if _has_onednn(x):
-        kernels = _channels_last(kernels)
+    weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+    if has_onednn(x):
+        return pooled_convolution(weight, bias, x, padding)
     a = x.transpose(0, 1).flatten(1, 2)
-    z = F.conv2d(a, kernels, bias.flatten(), padding=padding, groups=len(x))
+    z = F.conv2d(a, weight.flatten(0, 1), bias.flatten(), padding=padding, groups=len(x))
     pooled: Tensor = F.max_pool2d(z, 2).relu().unflatten(1, weight.shape[:2])
     return pooled.transpose(0, 1)
-
-
-def _channels_last(kernels: Float[Tensor, "o i y x"]) -> Float[Tensor, "o i y x"]:
-    """The same numbers with strides that say so even for one channel, where `contiguous` sees no
-    difference: the convolution's result, whose pooling is then faster, follows them."""
-    return torch.empty_like(kernels, memory_format=torch.channels_last).copy_(kernels)
-
-
-def _has_onednn(x: Tensor) -> bool:
-    """Whether oneDNN computes with this: float32 on a CPU."""
-    return (
-        x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-    )
 
 
 def _dense_shapes(sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
