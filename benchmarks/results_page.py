@@ -3,7 +3,8 @@
     python -m benchmarks.results_page [--check]
 
 `claims-NNN.json` are claims of paper NNN, `run-NAME.json` summaries of jobs,
-`studies/NAME/study.json` studies, `studies/NAME/recovery.json` studies of recovery, every other
+`studies/NAME/study.json` studies, `studies/NAME/recovery.json` studies of recovery, `studies/NAME/inversion.json` those of
+inversion, every other
 `.json` the lines of a benchmark. A file that is none of these stops the build and is named.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.record import Claim, Hardware, Measurement, parse_claims, parse_lines
 from benchmarks.restoration import Interval
-from benchmarks.results_studies import HEADER, RECOVERY_HEADER, recovery_table, study_rows
+from benchmarks.results_studies import KINDS, study_table
 from benchmarks.run_summary import RunSummary, Scores, parse_run
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -48,11 +49,7 @@ def build_page(files: Mapping[str, str]) -> str:
     if studies:
         sections.append("## Studies\n")
         for name, text in sorted(studies.items()):
-            is_recovery = name.endswith("/recovery.json")
-            read, header = (
-                (recovery_table, RECOVERY_HEADER) if is_recovery else (study_rows, HEADER)
-            )
-            lines, rows = read(text, name=name)
+            lines, header, rows = study_table(text, name=name)
             sections.append("\n".join([*lines, _table(header, rows)]))
     if claims:
         sections.append("## Claims of the papers\n")
@@ -298,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     options = parser.parse_args(argv)
     page_path = options.results.parent / "results.md"
-    patterns = ("*.json", "studies/*/study.json", "studies/*/recovery.json")
+    patterns = ("*.json", *(f"studies/*/{kind}.json" for kind in KINDS))
     found = [path for pattern in patterns for path in options.results.glob(pattern)]
     files = {p.relative_to(options.results).as_posix(): p.read_text() for p in sorted(found)}
     try:

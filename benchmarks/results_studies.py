@@ -1,13 +1,13 @@
 """The section of docs/results.md on one study, from its study.json (docs/studies.md) or, of a study
-of recovery, its recovery.json."""
+of recovery or of inversion, its recovery.json or inversion.json."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tasks import recovery_record
+from tasks import inversion_record, recovery_record
 from tasks.recovery_views import at_lowest
 from tasks.recovery_words import whose_claims
 from tasks.study_record import SCHEMA, VERSION
@@ -20,6 +20,22 @@ RECOVERY_HEADER = (
     *("network", "images", "train loss", "method", "accurate", "approximate", "mean PSNR in dB"),
     *("test images, accurate", "test images, approximate"),
 )
+
+Reader = Callable[..., tuple[list[str], list[Sequence[str]]]]
+INVERSION_HEADER = (
+    *("images", "cut", "defence", "chosen as", "networks", "accuracy", "mean distance"),
+    *("SSIM by the paper's descent", "its rate tuned", "ours", "restored", "unrelated images"),
+)
+
+
+def study_table(text: str, *, name: str) -> tuple[list[str], Sequence[str], list[Sequence[str]]]:
+    """(what stands above the table of a study of any kind, its header, its rows).
+
+    Raises ValueError, naming the file, if it is no study of this version.
+    """
+    read, header = KINDS[name.rpartition("/")[2].removesuffix(".json")]
+    lines, rows = read(text, name=name)
+    return lines, header, rows
 
 
 def study_rows(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]:
@@ -44,6 +60,43 @@ def recovery_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[st
             if train:
                 found.append(_recovered(victim, method, train, test))
     return _heading(record, name, "recovery.html", ""), found
+
+
+def inversion_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]:
+    """(what stands above the table of a study of inversion, the rows of that table): the cells with
+    a role, UniCon, and all other cuts. Raises ValueError as `study_rows` does."""
+    record = _read(text, name, (inversion_record.SCHEMA, inversion_record.VERSION))
+    shown = [c for c in record["cells"] if c["seeds"] and (c["roles"] or not c["in_grid"])]
+    lines = _heading(record, name, "inversion.html", "")
+    return lines, [_inverted(cell) for cell in shown]
+
+
+def _inverted(cell: Mapping[str, Any]) -> Sequence[str]:
+    attacks = cell["attacks"]
+    chance = attacks.get("strong", {}).get("chance")
+    return (
+        cell["source"],
+        str(cell["cut"]),
+        cell["title"],
+        ", ".join(cell["roles"]),
+        str(len(cell["seeds"])),
+        _estimate(cell["accuracy"], ".1%"),
+        _estimate(cell["distance"], ".3f"),
+        *(
+            _estimate(attacks[attack]["ssim"], ".3f") if attack in attacks else ""
+            for attack in ("paper", "tuned", "strong", "restored")
+        ),
+        "" if chance is None else f"{chance:.3f}",
+    )
+
+
+def _estimate(found: Mapping[str, Any], form: str) -> str:
+    """The mean with its interval."""
+    if found["mean"] is None:
+        return ""
+    if found["low"] is None:
+        return f"{found['mean']:{form}}"
+    return f"{found['mean']:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
 
 
 def _recovered(
@@ -113,3 +166,11 @@ def _row(cell: Mapping[str, Any]) -> Sequence[str]:
 def _mean(values: Sequence[float | None], form: str) -> str:
     known = [value for value in values if value is not None]
     return f"{sum(known) / len(known):{form}}" if known else ""
+
+
+KINDS: dict[str, tuple[Reader, Sequence[str]]] = {
+    "study": (study_rows, HEADER),
+    "recovery": (recovery_table, RECOVERY_HEADER),
+    "inversion": (inversion_table, INVERSION_HEADER),
+}
+"""How the record of each kind of study is read, by the name of its file."""

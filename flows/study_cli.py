@@ -1,4 +1,4 @@
-"""`palimpsest study`: the studies of papers 002 and 000, from a grid to a page."""
+"""`palimpsest study`: the studies of papers 002, 000 and 003, from a grid to a page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENTRIES = frozenset(
 @study_app.command(
     epilog="Examples: `palimpsest study list` · `palimpsest study multiclass --dry-run` · "
     "`palimpsest study width --data folder:cifar10` · "
-    "`palimpsest study autoencoder --only fc10` · "
+    "`palimpsest study autoencoder --only fc10` · `palimpsest study inversion --only digits` · "
     "`palimpsest study losses --set n_victims=5 --set experiment.training.epochs=60000`"
 )
 def study(
@@ -36,7 +36,8 @@ def study(
         Literal["paper", "cpu", "tiny"] | None,
         typer.Option(
             "--preset",
-            help="The size; default: that of the store, else cpu. tiny: autoencoder only, a trial.",
+            help="The size; default: that of the store, else cpu. tiny: autoencoder and inversion "
+            "only, a trial.",
         ),
     ] = None,
     data: Annotated[
@@ -54,13 +55,15 @@ def study(
         list[str] | None,
         typer.Option(
             "--set",
-            help="name=value; experiment.* is set in every cell, victim.* in every autoencoder. "
-            "Repeatable.",
+            help="name=value; experiment.* is set in every cell, victim.* in every autoencoder, "
+            "source.* in every source of `inversion`. Repeatable.",
         ),
     ] = None,
     only: Annotated[
         str,
-        typer.Option("--only", help="Just the cells, or autoencoders, whose name contains this."),
+        typer.Option(
+            "--only", help="Just the cells, autoencoders or sources whose name contains this."
+        ),
     ] = "",
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
     n_workers: Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")] = 0,
@@ -79,7 +82,7 @@ def study(
 ) -> None:
     """Attack every victim of a grid, score what comes back, and check the paper's claims.
 
-    `autoencoder` is the study of paper 000, the others are of 002.
+    `autoencoder` is the study of paper 000, `inversion` of 003, the others are of 002.
 
     A study that was interrupted goes on where it was; settings are then those of its store.
     """
@@ -87,6 +90,7 @@ def study(
         _show_studies()
         return
     from flows.fresh import start_over
+    from flows.inversion_cli import INVERSION, study_inversions
     from flows.naming import unknown_name
     from flows.recovery_cli import AUTOENCODER, Asked, study_autoencoders
     from flows.settings import parse_assignments
@@ -95,12 +99,13 @@ def study(
     store = store or Path(f"palimpsest-runs/study-{name}")
     chosen: dict[str, Any] = {} if data is None else {"data": data}
     chosen |= parse_assignments(settings or [])
-    if name == AUTOENCODER:
+    if name in (AUTOENCODER, INVERSION):
         asked = Asked(store, preset, chosen, only, device, n_workers, cluster)
-        study_autoencoders(asked, dry_run=dry_run, fresh=fresh)
+        run = study_autoencoders if name == AUTOENCODER else study_inversions
+        run(asked, dry_run=dry_run, fresh=fresh)
         return
     if name not in STUDIES:
-        raise ValueError(unknown_name("study", name, [*STUDIES, AUTOENCODER, "list"]))
+        raise ValueError(unknown_name("study", name, [*STUDIES, AUTOENCODER, INVERSION, "list"]))
     if fresh and not dry_run:
         start_over(store, ENTRIES, option="--store")
     made = resolve(name, preset, chosen, store, only=only)
@@ -123,6 +128,7 @@ def study(
 
 
 def _show_studies() -> None:
+    from flows.inversion_cli import show_kind as show_inversion
     from flows.recovery_cli import show_kind
     from flows.studies import PRESETS, STUDIES
     from flows.studies import study as named
@@ -135,6 +141,7 @@ def _show_studies() -> None:
         out.print(f"[bold]{name}[/]  {kind.question}")
         out.print(f"    {kind.paper}; {numbers}", style="dim")
     show_kind()
+    show_inversion()
 
 
 def _show_costs(made: Any, device: Literal["auto", "cpu", "cuda"], n_workers: int) -> None:

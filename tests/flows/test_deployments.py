@@ -31,7 +31,7 @@ NIGHTLY = {"generate", "top-up", "curate", "train", "evaluate", "chain"}
 ON_DEMAND = {
     *{("generate", "batch"), ("regenerate", "from-manifest")},
     *{("attack-kkt", "weights"), ("attack-autoencoder", "weights")},
-    *{("study", "paper"), ("study-autoencoder", "paper")},
+    *{("study", "paper"), ("study-autoencoder", "paper"), ("study-inversion", "paper")},
 }
 STAGES_SECONDS = 240
 PROMPT = {
