@@ -119,7 +119,7 @@ def _share(found: float | None, known: Sequence[float], *, log: bool) -> float |
 
 
 def _texts(value: str, row: Shown) -> list[str]:
-    """The number, and below it the cell's letter, or how many networks diverged."""
+    """The number, and below it the cell's letter and how many networks diverged."""
     if row[value] is None:
         return ["div."] if row["diverged"] else ["–"]
     if value == "accuracy":
@@ -128,7 +128,7 @@ def _texts(value: str, row: Shown) -> list[str]:
         text = _narrow(row[value]) if value == "distance" else f"{row[value]:.2f}"
     below = [row["letter"]] if row["letter"] else []
     below += [f"{row['diverged']}/{row['n_seeds']} div."] if row["diverged"] else []
-    return [text, " ".join(below)] if below else [text]
+    return [text, *below]
 
 
 def _narrow(found: float) -> str:

@@ -284,3 +284,23 @@ def test_all_cells_and_claims_are_in_the_page(folder: Path, made: Made) -> None:
     assert [row["holds"] for row in rows_of(folder, "claims")] == ["True", "False", ""]
     spots = rows_of(folder, "sweet-spots")
     assert [int(row["cell"]) for row in spots] == [s["cell"] for s in made[0]["sweet_spots"]]
+
+
+def test_every_row_of_a_table_is_as_wide_as_the_others(folder: Path) -> None:
+    source = (folder / "inversion.html").read_text()
+    tables = re.findall(r"<table.*?</table>", source, re.DOTALL)
+    assert len(tables) >= 10
+    for table in tables:
+        below: list[int] = []  # columns that rows further down owe to a cell above
+        widths = []
+        for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL):
+            width = below.pop(0) if below else 0
+            for attributes in re.findall(r"<t[hd]\b([^>]*)>", row):
+                spans = dict(re.findall(r'(colspan|rowspan)="(\d+)"', attributes))
+                columns, n_rows = int(spans.get("colspan", 1)), int(spans.get("rowspan", 1))
+                width += columns
+                below += [0] * (n_rows - 1 - len(below))
+                below[: n_rows - 1] = [owed + columns for owed in below[: n_rows - 1]]
+            widths.append(width)
+        assert len(set(widths)) == 1, table[:200]
+        assert below == []
