@@ -81,7 +81,7 @@ def cpu() -> InversionStudy:
                 n_tests=330,
                 n_inverted=20,
                 n_public=330,
-                training=SplitTraining(epochs=100, lr=0.05, per_class=20),
+                training=SplitTraining(epochs=150, lr=0.05, per_class=20),
                 chosen=(1.0, 1e-2),
             ),
             InversionSource(

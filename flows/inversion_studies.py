@@ -93,20 +93,22 @@ def to_json(made: InversionStudy) -> dict[str, Any]:
 
 
 def command(made: InversionStudy) -> str:
-    """The command that makes this study from nothing, up to where its images lie."""
+    """The command that makes this study from nothing."""
     base = to_json(inversion_study(made.preset, only=made.only))
     tree = to_json(made)
     found = {}
     own = {s["name"]: s for s in base.pop("sources")}
     for source in tree.pop("sources"):
         for name, value in values_of(source):
-            if name != "data" and dict(values_of(own[source["name"]])).get(name, ...) != value:
+            if dict(values_of(own[source["name"]])).get(name, ...) != value:
                 found[f"{source['name']}.{name}"] = value
     plain = dict(values_of(base))
     found |= {name: value for name, value in values_of(tree) if plain.get(name, ...) != value}
     words = ["palimpsest", "study", "inversion", "--preset", made.preset]
     if made.only:
         words += ["--only", made.only]
+    if made.sources and (data := found.pop(f"{made.sources[-1].name}.data", None)):
+        words += ["--data", data]
     for name, value in found.items():
         words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(words)

@@ -160,6 +160,7 @@ def test_settings_survive_json_and_unknown_ones_are_refused() -> None:
         ({"root_seed": 3}, " --set root_seed=3"),
         ({"chain": "null"}, " --set chain=null"),
         ({"digits.eps": 1e-4}, " --set digits.eps=0.0001"),
+        ({"data": "folder:x"}, " --data folder:x"),
         ({"source.lams": "0.5,1"}, " --set 'digits.lams=[0.5, 1.0]'"),
     ],
 )
@@ -169,6 +170,7 @@ def test_the_command_of_a_study_makes_it_again(settings: dict[str, Any], said: s
     assert text == f"palimpsest study inversion --preset tiny{said}"
     words_ = shlex.split(text)
     chosen = dict(w.split("=", 1) for k, w in enumerate(words_) if words_[k - 1] == "--set")
+    chosen |= {"data": words_[words_.index("--data") + 1]} if "--data" in words_ else {}
     assert inversion_study("tiny", chosen) == made
 
 

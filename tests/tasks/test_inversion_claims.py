@@ -147,7 +147,8 @@ def synthetic(name: str, server: str, **values: float) -> Callable[[Record], Non
 REVERSED = {"mixcon 0.1 0.01": 0.7, "mixcon 0.1 0.0001": 0.85, "mixcon 1 0.01": 0.89,
             "mixcon 1 0.0001": 0.895}  # fmt: skip
 AGAINST: list[tuple[str, Callable[[Record], None]]] = [
-    ("Without a defence, images come back from their features", attacked("tuned", "vanilla", -0.35)),
+    ("Without a defence, images come back from their features",
+     attacked("tuned", "vanilla", -0.35)),
     ("MixCon brings the features of different images together",
      of_cells("distance", {"vanilla": 0.1})),
     ("A larger lambda costs accuracy", of_cells("accuracy", REVERSED)),
@@ -178,7 +179,8 @@ AGAINST: list[tuple[str, Callable[[Record], None]]] = [
      "attack gets without any", attacked("strong", "mixcon 0.1 0.0001", -0.3)),
     ("Ours: against the better attacker, MixCon still lowers SSIM at matched accuracy",
      attacked("strong", "mixcon 0.1 0.0001", 0.5)),
-    ("Ours: a restorer of the attack's own pairs adds to it", attacked("restored", "vanilla", -0.2)),
+    ("Ours: a restorer of the attack's own pairs adds to it",
+     attacked("restored", "vanilla", -0.2)),
 ]  # fmt: skip
 
 
