@@ -26,6 +26,8 @@ from tasks.progress import Advance
 TOPIC = "palimpsest-recovery"
 TELL_EVERY_SECONDS = 0.5
 POLL_SECONDS = 1.0
+NAMED = 4
+"""Units under way that the progress names."""
 _GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
 
 
@@ -170,7 +172,11 @@ class _Run:
     def _report(self) -> None:
         known = len(self.waiting) + len(self.running) + len(self.done) + len(self.failed)
         n_done = len(self.done) + sum(self.fractions.get(name, 0.0) for name in self.running)
-        note = ", ".join(self.running) + (f"; {len(self.failed)} failed" if self.failed else "")
+        names = [*(n for n in self.running if n in self.fractions), *self.running]
+        shown = list(dict.fromkeys(names))[:NAMED]  # those heard of first: Dask queues the others
+        more = len(self.running) - len(shown)
+        note = ", ".join(shown) + (f" and {more} more" if more else "")
+        note += f"; {len(self.failed)} failed" if self.failed else ""
         self.on_progress(n_done, max(known, self.total), note)
 
 
