@@ -7,6 +7,10 @@ that can be matched (001, section 2; 002; Haim et al. 2022). The objective is in
 How runs share a machine: on a GPU they are one stack, every product a batched one. On a CPU a run
 is alone with its caches: as many go at once as torch has threads, each on one of them, which is
 twice as fast on two cores as giving every product both. Runs of a sweep train their victim once.
+
+With a `defence` the victims are trained against leaking (003), and the attack's premise no longer
+holds: the loss on the features adds a term to theta that is no sum of lam_i y_i grad phi, so that
+`kkt_residual` has a floor of its own even at the true images. The attack is told nothing of it.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
@@ -39,9 +43,12 @@ from recon_core.attacks.kkt_victims import (
 )
 from recon_core.ncc import ncc_matrix
 from recon_core.precision import Precision, matmul_precision
+from recon_core.tagged import Tagged
 from recon_core.threads import Shares, share_of, side_by_side, stack_size
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
+from recon_core.victims.feature_defence import check_full_batch, hidden_layer
 from recon_core.victims.network import Architecture, Network, Parameters
+from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.training import Training
 
 Result = TypeVar("Result")
@@ -58,12 +65,14 @@ class KKT:
 
     `augment_p`: probability of each augmentation (Karras et al. 2022: 0.12). `n_classes`: what the
     victim tells apart; 2 is one output with labels 0 and 1, unless it is trained with the loss
-    "ce", which has an output per class. `n_attacks`: how often a victim is attacked, each time from
-    its own start and, with `attack.search`, with its own hyperparameters; candidates are numbered
-    attack after attack. `keep`: pairs of confident candidates only, as the dataset has them, or of
-    all candidates, as an evaluation needs them. A candidate is confident if at some saved iteration
-    its SSIM to one training image is above `confident_ssim` and at least `confident_gap` above that
-    to any other. `precision`: of float32 matrix products.
+    "ce", which has an output per class. `defence`: what is added to its loss (003), on the features
+    of its hidden layer number `defence_layer`, from 1, by default the last; a convolution is the
+    first. `n_attacks`: how often a victim is attacked, each time from its own start and, with
+    `attack.search`, with its own hyperparameters; candidates are numbered attack after attack.
+    `keep`: pairs of confident candidates only, as the dataset has them, or of all candidates, as an
+    evaluation needs them. A candidate is confident if at some saved iteration its SSIM to one
+    training image is above `confident_ssim` and at least `confident_gap` above that to any other.
+    `precision`: of float32 matrix products.
     """
 
     family: Literal["kkt"] = "kkt"
@@ -71,6 +80,8 @@ class KKT:
     n_classes: int = 2
     victim: Network = field(default_factory=Network)
     training: Training = field(default_factory=Training)
+    defence: Annotated[MixCon | UniCon, Tagged("kind")] | None = None
+    defence_layer: int | None = None
     attack: KKTAttack = field(default_factory=KKTAttack)
     n_attacks: int = 1
     keep: Literal["confident", "all"] = "confident"
@@ -96,6 +107,14 @@ class KKT:
                 f"training.loss.kind={loss!r} with attack.condition={condition!r}; a victim that "
                 "is trained with 'ce' has an output per class and needs 'multiclass', others must "
                 "not have it"
+            )
+        hidden_layer(self.victim, self.defence_layer)
+        if self.defence is not None:
+            check_full_batch(self.training.batch_size)
+        elif self.defence_layer is not None:
+            raise ValueError(
+                f"defence_layer={self.defence_layer} without a defence; name one, for example "
+                "defence.kind=mixcon, or leave the layer out"
             )
 
     def check_sweep(self, attacks_per_victim: int) -> None:
@@ -139,7 +158,7 @@ class KKT:
         once it is trained. Raises ValueError if a spec has other labels or another number of images
         than the batch.
         """
-        check_batch(specs, images, self.n_classes)
+        check_batch(specs, images, self.n_classes, self.defence)
         sweeps = [list(group) for _, group in groupby(specs, key=lambda spec: spec.victim)]
         with matmul_precision("ieee", device):  # whatever was set, and for the scores in any case
             if len(sweeps) == len(specs) and victims is None:
@@ -162,7 +181,7 @@ class KKT:
     ) -> KnownVictim:
         """The victim of a run of a sweep, as `run_batch` trains it; taken from `victims`, if it is
         there, and put there otherwise. Raises ValueError as `run_batch` does."""
-        check_batch([spec], images[None], self.n_classes)
+        check_batch([spec], images[None], self.n_classes, self.defence)
         data = learn(self, [spec], images[None], device)
         architecture = self.victim.on(data.shape, self.n_outputs)
         with matmul_precision(self.precision, device):

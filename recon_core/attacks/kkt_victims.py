@@ -17,6 +17,7 @@ from torch import Tensor
 from recon_core.attacks.kkt_results import Learned
 from recon_core.augment import augment_images
 from recon_core.types import Progress, RunSpec, Victims
+from recon_core.victims.feature_defence import Defence, tuples_of
 from recon_core.victims.network import Architecture
 from recon_core.victims.training import Trained, train
 
@@ -93,6 +94,8 @@ def train_victims(
         training=experiment.training,
         generators=order,
         progress=progress,
+        defence=experiment.defence,
+        defence_layer=experiment.defence_layer,
     )
 
 
@@ -118,9 +121,13 @@ def shared_victim(
 
 
 def check_batch(
-    specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"], n_classes: int
+    specs: Sequence[RunSpec],
+    images: UInt8[Tensor, "r n c h w"],
+    n_classes: int,
+    defence: Defence | None = None,
 ) -> None:
-    """Raises ValueError if the runs cannot be one batch of victims of so many classes."""
+    """Raises ValueError if the runs cannot be one batch of victims of so many classes, with that
+    defence."""
     if len(specs) != len(images):
         raise ValueError(f"{len(specs)} specs came with images of {len(images)} runs")
     for spec in specs:
@@ -134,6 +141,8 @@ def check_batch(
                 f"run {spec.run} has labels {sorted(set(spec.labels))}; a victim of "
                 f"n_classes={n_classes} needs labels from 0 to {n_classes - 1}"
             )
+    if defence is not None:
+        tuples_of(defence, torch.tensor([spec.labels for spec in specs]), n_classes)
 
 
 def _augmented(
