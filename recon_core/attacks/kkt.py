@@ -15,11 +15,10 @@ holds: the loss on the features adds a term to theta that is no sum of lam_i y_i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
@@ -41,17 +40,22 @@ from recon_core.attacks.kkt_victims import (
     shared_victim,
     train_victims,
 )
+from recon_core.attacks.run_sharing import (
+    AtOnce,
+    one_after_another,
+    share_attacks,
+    share_runs,
+    stacks_of,
+)
 from recon_core.ncc import ncc_matrix
 from recon_core.precision import Precision, matmul_precision
 from recon_core.tagged import Tagged
-from recon_core.threads import Shares, share_of, side_by_side, stack_size
+from recon_core.threads import share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
 from recon_core.victims.feature_defence import check_full_batch, hidden_layer
 from recon_core.victims.network import Architecture, Network, Parameters
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.training import Training
-
-Result = TypeVar("Result")
 
 N_BEST = 10
 """Distances that the authors' stopping rule averages."""
@@ -159,16 +163,17 @@ class KKT:
         than the batch.
         """
         check_batch(specs, images, self.n_classes, self.defence)
-        sweeps = [list(group) for _, group in groupby(specs, key=lambda spec: spec.victim)]
         with matmul_precision("ieee", device):  # whatever was set, and for the scores in any case
-            if len(sweeps) == len(specs) and victims is None:
-                return self._run_alone(specs, images, device, progress)
-            results: list[RunResult] = []
-            for sweep in sweeps:
-                done, first = len(results) / len(specs), images[len(results)]
-                part = share_of(progress, done, done + len(sweep) / len(specs))
-                results += self._run_sweep(sweep, first, device, part, victims)
-        return results
+            return share_runs(
+                specs,
+                images,
+                run_stack=self._run_stack,
+                run_sweep=partial(self._run_sweep, victims),
+                has_keeper=victims is not None,
+                device=device,
+                progress=progress,
+                at_once=self._at_once,
+            )
 
     def train_victim(
         self,
@@ -190,32 +195,11 @@ class KKT:
             )
         return KnownVictim(architecture, trained, data.mean[0])
 
-    def _run_alone(
-        self,
-        specs: Sequence[RunSpec],
-        images: UInt8[Tensor, "r n c h w"],
-        device: torch.device,
-        progress: Progress,
-    ) -> list[RunResult]:
-        """Runs with a victim of their own."""
-        n_stacked = stack_size(device, len(specs))
-        stacks = [
-            slice(first, min(first + n_stacked, len(specs)))
-            for first in range(0, len(specs), n_stacked)
-        ]
-        shares = Shares(progress, [(s.stop - s.start) / len(specs) for s in stacks])
-        jobs = [
-            partial(self._run_stack, specs[s], images[s], device, shares.of(i))
-            for i, s in enumerate(stacks)
-        ]
-        return [result for results in self._at_once(jobs, device) for result in results]
-
-    def _at_once(
-        self, jobs: Sequence[Callable[[], Result]], device: torch.device
-    ) -> Sequence[Result]:
+    @property
+    def _at_once(self) -> AtOnce:
         if self.precision == "ieee":
-            return side_by_side(jobs, device)
-        return [job() for job in jobs]  # a setting of the whole process: none may end it early
+            return side_by_side
+        return one_after_another  # a setting of the whole process: none may end it early
 
     def _run_stack(
         self,
@@ -249,43 +233,35 @@ class KKT:
 
     def _run_sweep(
         self,
+        victims: Victims | None,
         specs: Sequence[RunSpec],
-        images: UInt8[Tensor, "n c h w"],
+        images: UInt8[Tensor, "r n c h w"],
         device: torch.device,
         progress: Progress,
-        victims: Victims | None,
     ) -> list[RunResult]:
         """Runs that attack one victim: it is trained once, and all of them share its weights."""
         self.check_sweep(attacks_per_victim=2)
-        data = learn(self, specs[:1], images[None], device)
+        data = learn(self, specs[:1], images[:1], device)
         architecture = self.victim.on(data.shape, self.n_outputs)
+        half, rest = share_of(progress, 0.0, 0.5), share_of(progress, 0.5, 1.0)
         with matmul_precision(self.precision, device):
             trained = shared_victim(
-                self,
-                architecture,
-                specs[0],
-                data.inputs,
-                victims=victims,
-                progress=share_of(progress, 0.0, 0.5),
+                self, architecture, specs[0], data.inputs, victims=victims, progress=half
             )
-            stacks = self._stacks_of_sweep(len(specs), device)
-            shares = Shares(share_of(progress, 0.5, 1.0), [len(s) / len(specs) for s in stacks])
-            jobs = [
-                partial(
-                    self._attack_stack,
-                    architecture,
-                    trained.parameters,
-                    [specs[k].generator("attack") for k in stack],
-                    data.inputs,
-                    shares.of(i),
-                )
-                for i, stack in enumerate(stacks)
-            ]
-            pieces = self._at_once(jobs, device)
+
+            def attack(stack: Sequence[RunSpec], part: Progress) -> tuple[Attacked, Settings]:
+                generators = [spec.generator("attack") for spec in stack]
+                weights = trained.parameters
+                return self._attack_stack(architecture, weights, generators, data.inputs, part)
+
+            stacks = stacks_of(specs, device, size=self._sweep_stack_size(device))
+            pieces = share_attacks(
+                stacks, attack, device=device, progress=rest, at_once=self._at_once
+            )
         return [
             result_of(
                 self,
-                specs[k],
+                spec,
                 data=data,
                 trained=trained,
                 victim=0,
@@ -294,15 +270,14 @@ class KKT:
                 rows=slice(row, row + 1),
             )
             for stack, (attacked, settings) in zip(stacks, pieces, strict=True)
-            for row, k in enumerate(stack)
+            for row, spec in enumerate(stack)
         ]
 
-    def _stacks_of_sweep(self, n_runs: int, device: torch.device) -> list[range]:
-        """Which attacks go in one stack: on a CPU each alone, unless they compete."""
-        size = max(1, ROWS_AT_ONCE // self.attack.n_candidates)
+    def _sweep_stack_size(self, device: torch.device) -> int:
+        """How many attacks go in one stack: on a CPU each alone, unless they compete."""
         if device.type == "cpu" and self.attack.halving is None:
-            size = 1
-        return [range(first, min(first + size, n_runs)) for first in range(0, n_runs, size)]
+            return 1
+        return max(1, ROWS_AT_ONCE // self.attack.n_candidates)
 
     def _attack(
         self,

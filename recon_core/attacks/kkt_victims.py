@@ -6,7 +6,7 @@ An image is its picture in [0, 1], augmented, minus the mean of its training set
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from recon_core.attacks.kkt_results import Learned
+from recon_core.attacks.run_sharing import kept_or_trained
 from recon_core.augment import augment_images
 from recon_core.types import Progress, RunSpec, Victims
 from recon_core.victims.feature_defence import Defence, tuples_of
@@ -109,15 +110,18 @@ def shared_victim(
     progress: Progress,
 ) -> Trained:
     """The victim of a sweep, trained or as it was kept."""
-    known = None if victims is None else victims.get(spec.victim)
-    if known is not None:
-        progress(1.0)
+
+    def read(known: Mapping[str, Tensor]) -> Trained:
         like = architecture.initial([spec.victim_generator("victim")], dtype=inputs.dtype)
         return Trained.from_tensors(known, like, inputs.device)
-    trained = train_victims(experiment, architecture, [spec], inputs, progress)
-    if victims is not None:
-        victims.put(spec.victim, trained.tensors())
-    return trained
+
+    return kept_or_trained(
+        spec,
+        victims,
+        read=read,
+        train=lambda: train_victims(experiment, architecture, [spec], inputs, progress),
+        progress=progress,
+    )
 
 
 def check_batch(
