@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,23 @@ def resolve(recipe: Recipe | str, settings: Mapping[str, Any] | None = None) -> 
     Raises ValueError naming the setting, its value and the fix.
     """
     start = preset(recipe) if isinstance(recipe, str) else recipe
-    tree: dict[str, Any] = RECIPE.dump_python(start, mode="json")
-    given = settings or {}
-    for name in sorted(given, key=lambda name: (name not in TAGS, name.count("."))):
+    tree = RECIPE.dump_python(start, mode="json")
+    return from_json(replace_settings(tree, settings or {}, lambda tree: to_json(from_json(tree))))
+
+
+def replace_settings(
+    tree: dict[str, Any], given: Mapping[str, Any], completed: Callable[[dict[str, Any]], Any]
+) -> dict[str, Any]:
+    """The tree with single settings replaced; `completed` reads a tree and gives it back with the
+    defaults of what is not in it. Raises ValueError as `resolve` does."""
+    for name in sorted(given, key=_turn):
         changed = value_at(tree, name) != given[name]
         _open_defence(tree, name)
         replace_setting(tree, name, given[name])
         if name in TAGS and changed:
-            tree = _with_defaults(tree, name)
-    return from_json(tree)
+            _keep_tag_alone(tree, name)
+            tree = completed(tree)
+    return tree
 
 
 def from_json(tree: Mapping[str, Any]) -> Recipe:
@@ -116,6 +124,14 @@ def value_at(tree: Mapping[str, Any], name: str) -> Any:
     return node
 
 
+def _turn(name: str) -> tuple[int, int]:
+    """When a setting has its turn: tags before what is beside them, and a defence after what it is
+    to go with, since it is read with all of that."""
+    if name.endswith(".defence.kind") or ".defence." in name:
+        return (2 if name in TAGS else 3), name.count(".")
+    return (0 if name in TAGS else 1), name.count(".")
+
+
 def _open_defence(tree: dict[str, Any], name: str) -> None:
     """Where there is no defence and its kind is named, something that has a kind."""
     experiment, _, rest = name.partition(".")
@@ -124,14 +140,13 @@ def _open_defence(tree: dict[str, Any], name: str) -> None:
         node["defence"] = {"kind": None}
 
 
-def _with_defaults(tree: dict[str, Any], tag: str) -> dict[str, Any]:
-    """The tree where what stands beside a tag is the default of what it now names."""
+def _keep_tag_alone(tree: dict[str, Any], tag: str) -> None:
+    """Without what stands beside a tag, which is of what it named before."""
     path, _, last = tag.rpartition(".")
     node = value_at(tree, path)
     chosen = node[last]
     node.clear()
     node[last] = chosen
-    return to_json(from_json(tree))
 
 
 def _child(node: Any, key: str) -> Any:

@@ -17,10 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from flows import study_grids as grids
 from flows.naming import unknown_name
-from flows.settings import explained, replace_setting
-from tasks.study import Study
+from flows.settings import explained, replace_setting, replace_settings
+from tasks.study import Cell, Study
 
-STUDY = TypeAdapter(Study)
+STUDY, CELL = TypeAdapter(Study), TypeAdapter(Cell)
 PRESETS = tuple(grids.SIZES)
 Preset = Literal["paper", "cpu"]
 SETTINGS = "settings.json"
@@ -110,11 +110,10 @@ def study(
 def changed(made: Study, settings: Mapping[str, Any]) -> Study:
     """A study with single settings replaced, as `study` does."""
     tree: dict[str, Any] = STUDY.dump_python(made, mode="json")
+    of_cells = {name: v for name, v in settings.items() if name.startswith(OF_EVERY_CELL)}
+    tree["cells"] = [replace_settings(cell, of_cells, _completed) for cell in tree["cells"]]
     for setting, value in settings.items():
-        if setting.startswith(OF_EVERY_CELL):
-            for cell in tree["cells"]:
-                replace_setting(cell, setting, value)
-        else:
+        if setting not in of_cells:
             replace_setting(tree, setting, value)
     return from_json(tree)
 
@@ -164,6 +163,14 @@ def study_command(made: Named, settings: Mapping[str, Any]) -> str:
     for name, value in settings.items():
         words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(words)
+
+
+def _completed(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell as a JSON object, with the defaults of what is not in it."""
+    try:
+        return dict(CELL.dump_python(CELL.validate_python(cell), mode="json"))
+    except ValidationError as error:
+        raise ValueError(explained(error)) from error
 
 
 def from_json(tree: Mapping[str, Any]) -> Study:

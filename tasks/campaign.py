@@ -110,10 +110,16 @@ LATER_SETTINGS: dict[str, Any] = {
 }
 """Settings that came later, with the value that stands for what was before them."""
 
+LATER_OF_FAMILY: dict[str, dict[str, Any]] = {
+    "kkt": {"experiment.defence": None, "experiment.defence_layer": None},
+}
+"""The same of settings that another family has had from its beginning."""
+
 
 def without_later_settings(settings: dict[str, Any]) -> None:
     """Removes those that are as they were before they existed."""
-    for name, before in LATER_SETTINGS.items():
+    family = settings["experiment"]["family"]
+    for name, before in (LATER_SETTINGS | LATER_OF_FAMILY.get(family, {})).items():
         *path, last = name.split(".")
         inside: Any = settings
         for key in path:

@@ -18,7 +18,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, groupby
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -33,11 +32,12 @@ from recon_core.attacks.autoencoder_results import (
 )
 from recon_core.attacks.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Degraded, Iteration, KnownMask, Recovered, UnknownMask
+from recon_core.attacks.run_sharing import kept_or_trained, share_attacks, share_runs
 from recon_core.augment import augment_images
 from recon_core.degradation import MASKS
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.tagged import Tagged
-from recon_core.threads import Shares, share_of, side_by_side, stack_size
+from recon_core.threads import Shares, share_of
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
 from recon_core.victims.autoencoder import (
     Autoencoder,
@@ -177,20 +177,16 @@ class AutoencoderRecovery:
         images do not suit the network.
         """
         check_batch(specs, images)
-        sweeps = [len(list(group)) for _, group in groupby(specs, key=lambda spec: spec.victim)]
-        is_alone = len(sweeps) == len(specs) and victims is None
-        size = stack_size(device, len(specs))
-        sizes = [size] * (len(specs) // size) if is_alone else sweeps
-        shares = Shares(progress, [n / len(specs) for n in sizes])
-        run = self._run_stack if is_alone else partial(self._run_sweep, victims)
-        ends = list(accumulate(sizes))
-        jobs = [
-            partial(run, specs[end - n : end], images[end - n : end], device, shares.of(k))
-            for k, (n, end) in enumerate(zip(sizes, ends, strict=True))
-        ]
         with float32_arithmetic("float32", device):
-            done = side_by_side(jobs, device) if is_alone else [job() for job in jobs]
-        return [result for results in done for result in results]
+            return share_runs(
+                specs,
+                images,
+                run_stack=self._run_stack,
+                run_sweep=partial(self._run_sweep, victims),
+                has_keeper=victims is not None,
+                device=device,
+                progress=progress,
+            )
 
     def train_victim(
         self,
@@ -237,12 +233,13 @@ class AutoencoderRecovery:
         learned = self._learn(specs[0], images[0])
         half = share_of(progress, 0.0, 0.5)
         victim = self._shared_victim(specs[0], learned.targets, device, victims, half)
-        shares = Shares(share_of(progress, 0.5, 1.0), [1 / len(specs)] * len(specs))
-        jobs = [
-            partial(self._attacked, spec, victim, learned, device, shares.of(i))
-            for i, spec in enumerate(specs)
-        ]
-        return side_by_side(jobs, device)
+
+        def attack(stack: Sequence[RunSpec], part: Progress) -> RunResult:
+            return self._attacked(stack[0], victim, learned, device, part)
+
+        alone = [[spec] for spec in specs]
+        rest = share_of(progress, 0.5, 1.0)
+        return share_attacks(alone, attack, device=device, progress=rest)
 
     def _shared_victim(
         self,
@@ -252,15 +249,14 @@ class AutoencoderRecovery:
         victims: Victims | None,
         progress: Progress,
     ) -> KnownAutoencoder:
-        known = None if victims is None else victims.get(spec.victim)
-        if known is not None:
-            progress(1.0)
-            model = self.victim.on(_shape(targets))
-            return KnownAutoencoder.from_tensors(model, known, device)
-        (trained,) = self._trained([spec], targets[None], device, progress)
-        if victims is not None:
-            victims.put(spec.victim, trained.tensors())
-        return trained
+        model = self.victim.on(_shape(targets))
+        return kept_or_trained(
+            spec,
+            victims,
+            read=lambda known: KnownAutoencoder.from_tensors(model, known, device),
+            train=lambda: self._trained([spec], targets[None], device, progress)[0],
+            progress=progress,
+        )
 
     def _trained(
         self,

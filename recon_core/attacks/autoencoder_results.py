@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, Float32, UInt8
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from recon_core.attacks.pairing import ROWS, no_pairs
+from recon_core.attacks.pairing import ROWS, no_pairs, own_pairs
 from recon_core.attacks.plug_and_play import Ending, Recovered
 from recon_core.degradation import degrade, mask_pattern
-from recon_core.metrics import ssim_matrix
-from recon_core.types import STATS, Outcome, Pairs, RunResult, RunSpec
+from recon_core.types import STATS, Outcome, RunResult, RunSpec
 
 if TYPE_CHECKING:
     from recon_core.attacks.autoencoder import AutoencoderRecovery, KnownAutoencoder
@@ -74,7 +73,15 @@ def result_of(
             "attack_loss": _residual(victim, recovered),
             "n_iterations": float(recovered.n_applied.double().mean()),
         }
-        pairs = _pairs(experiment, recovered, targets)
+        pairs = own_pairs(
+            recovered.x,
+            targets,
+            torch.arange(len(recovered.x)) % len(targets),
+            iterations=recovered.n_applied,
+            keep=experiment.keep,
+            threshold=experiment.confident_ssim,
+            gap=experiment.confident_gap,
+        )
     return RunResult(
         spec=spec,
         outcome=outcome,
@@ -96,34 +103,3 @@ def _residual(victim: KnownAutoencoder, recovered: Recovered) -> float:
         total += float(error.square().sum())
         n += error.numel()
     return total / n
-
-
-def _pairs(
-    experiment: AutoencoderRecovery, recovered: Recovered, targets: UInt8[Tensor, "n c h w"]
-) -> Pairs:
-    """Every recovery with the image that it was degraded from, in order."""
-    x = recovered.x.float()
-    candidate = torch.arange(len(x))
-    target_row = candidate % len(targets)
-    own, others = _scores(x, targets, target_row)
-    confident = (own > experiment.confident_ssim) & (own - others >= experiment.confident_gap)
-    chosen = confident if experiment.keep == "confident" else torch.ones_like(confident)
-    return Pairs(
-        reconstruction=x.cpu()[chosen].contiguous(),
-        target_row=target_row[chosen],
-        candidate=candidate[chosen],
-        iteration=recovered.n_applied.cpu()[chosen],
-        ssim_best=own[chosen],
-        ssim_second=others[chosen],
-        confident=confident[chosen],
-    )
-
-
-def _scores(
-    x: Float32[Tensor, "b c h w"], targets: UInt8[Tensor, "n c h w"], target_row: Tensor
-) -> tuple[Float32[Tensor, " b"], Float32[Tensor, " b"]]:
-    """SSIM to the own image, and the highest to any other of the run (-1 if there is none)."""
-    truth = targets.to(x.device).float() / 255
-    scores = torch.cat([ssim_matrix(rows, truth).cpu() for rows in x.split(ROWS)])
-    index = target_row[:, None]
-    return scores.gather(1, index).squeeze(1), scores.scatter(1, index, -1.0).amax(dim=1)

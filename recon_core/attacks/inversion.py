@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, groupby
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -27,11 +26,12 @@ from torch import Tensor
 
 from recon_core.attacks.feature_matching import UNIT, GradientInversion, Inverted
 from recon_core.attacks.inversion_results import KnownClassifier, Learned, result_of, two_parts
+from recon_core.attacks.run_sharing import kept_or_trained, share_attacks, share_runs, stacks_of
 from recon_core.attacks.strong_inversion import StrongInversion, whiten
 from recon_core.augment import augment_images
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.tagged import Tagged
-from recon_core.threads import Shares, share_of, side_by_side, stack_size
+from recon_core.threads import share_of
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
 from recon_core.victims.autoencoder import Shape
 from recon_core.victims.separability import MixCon, UniCon
@@ -142,20 +142,16 @@ class Inversion:
         classes, or too few images of a class, or if the images do not suit the network.
         """
         self._check_batch(specs, images)
-        sweeps = [len(list(group)) for _, group in groupby(specs, key=lambda spec: spec.victim)]
-        is_alone = len(sweeps) == len(specs) and victims is None
-        size = stack_size(device, len(specs))
-        sizes = [size] * (len(specs) // size) if is_alone else sweeps
-        shares = Shares(progress, [n / len(specs) for n in sizes])
-        run = self._run_stack if is_alone else partial(self._run_sweep, victims)
-        ends = list(accumulate(sizes))
-        jobs = [
-            partial(run, specs[end - n : end], images[end - n : end], device, shares.of(k))
-            for k, (n, end) in enumerate(zip(sizes, ends, strict=True))
-        ]
         with float32_arithmetic("float32", device):
-            done = side_by_side(jobs, device) if is_alone else [job() for job in jobs]
-        return [result for results in done for result in results]
+            return share_runs(
+                specs,
+                images,
+                run_stack=self._run_stack,
+                run_sweep=partial(self._run_sweep, victims),
+                has_keeper=victims is not None,
+                device=device,
+                progress=progress,
+            )
 
     def train_victim(
         self,
@@ -197,22 +193,14 @@ class Inversion:
         learned = self._learn(specs[0], images[0])
         half = share_of(progress, 0.0, 0.5)
         victim = self._shared_victim(specs[0], learned, device, victims, half)
-        size = stack_size(device, len(specs))
-        n_jobs = len(specs) // size
-        shares = Shares(share_of(progress, 0.5, 1.0), [1 / n_jobs] * n_jobs)
-        stacks = [specs[k * size : (k + 1) * size] for k in range(n_jobs)]
-        jobs = [
-            partial(
-                self._attacked,
-                stack,
-                [victim] * size,
-                [learned] * size,
-                device,
-                shares.of(k),
-            )
-            for k, stack in enumerate(stacks)
-        ]
-        return [result for results in side_by_side(jobs, device) for result in results]
+
+        def attack(stack: Sequence[RunSpec], part: Progress) -> list[RunResult]:
+            n = len(stack)
+            return self._attacked(stack, [victim] * n, [learned] * n, device, part)
+
+        rest = share_of(progress, 0.5, 1.0)
+        done = share_attacks(stacks_of(specs, device), attack, device=device, progress=rest)
+        return [result for results in done for result in results]
 
     def _shared_victim(
         self,
@@ -222,15 +210,14 @@ class Inversion:
         victims: Victims | None,
         progress: Progress,
     ) -> KnownClassifier:
-        known = None if victims is None else victims.get(spec.victim)
-        if known is not None:
-            progress(1.0)
-            model = self.victim.on(_shape(learned.targets), self.n_classes)
-            return KnownClassifier.from_tensors(model, known, device)
-        (trained,) = self._trained([spec], [learned], device, progress)
-        if victims is not None:
-            victims.put(spec.victim, trained.tensors())
-        return trained
+        model = self.victim.on(_shape(learned.targets), self.n_classes)
+        return kept_or_trained(
+            spec,
+            victims,
+            read=lambda known: KnownClassifier.from_tensors(model, known, device),
+            train=lambda: self._trained([spec], [learned], device, progress)[0],
+            progress=progress,
+        )
 
     def _trained(
         self,

@@ -12,10 +12,9 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from recon_core.attacks.feature_matching import Inverted
-from recon_core.attacks.pairing import ROWS, no_pairs
+from recon_core.attacks.pairing import no_pairs, own_pairs
 from recon_core.attacks.plug_and_play import Ending
-from recon_core.metrics import ssim_matrix
-from recon_core.types import STATS, Outcome, Pairs, RunResult, RunSpec
+from recon_core.types import STATS, Outcome, RunResult, RunSpec
 from recon_core.victims.autoencoder import Weights
 from recon_core.victims.split import SplitModel
 from recon_core.victims.split_evaluation import IMAGES_AT_ONCE, features_of
@@ -136,7 +135,16 @@ def result_of(
             "attack_loss": float(inverted.objective[finite].double().mean()),
             "n_iterations": float(inverted.n_steps.double().mean()),
         }
-        outcome, pairs = Outcome.OK, _pairs(experiment, inverted, learned)
+        outcome = Outcome.OK
+        pairs = own_pairs(
+            inverted.x,
+            targets,
+            learned.attacked,
+            iterations=inverted.n_steps,
+            keep=experiment.keep,
+            threshold=experiment.confident_ssim,
+            gap=experiment.confident_gap,
+        )
     return RunResult(
         spec=spec,
         outcome=outcome,
@@ -147,32 +155,3 @@ def result_of(
         pairs=pairs,
         stats=stats,
     )
-
-
-def _pairs(experiment: Inversion, inverted: Inverted, learned: Learned) -> Pairs:
-    """Every inversion with the image whose features it has, in order."""
-    x = inverted.x.float()
-    own, others = _scores(x, learned.targets, learned.attacked)
-    confident = (own > experiment.confident_ssim) & (own - others >= experiment.confident_gap)
-    chosen = confident if experiment.keep == "confident" else torch.ones_like(confident)
-    return Pairs(
-        reconstruction=x.cpu()[chosen].contiguous(),
-        target_row=learned.attacked[chosen],
-        candidate=torch.arange(len(x))[chosen],
-        iteration=inverted.n_steps.cpu()[chosen],
-        ssim_best=own[chosen],
-        ssim_second=others[chosen],
-        confident=confident[chosen],
-    )
-
-
-def _scores(
-    x: Float32[Tensor, "b c h w"],
-    targets: UInt8[Tensor, "n c h w"],
-    target_row: Int64[Tensor, " b"],
-) -> tuple[Float32[Tensor, " b"], Float32[Tensor, " b"]]:
-    """SSIM to the own image, and the highest to any other of the run (-1 if there is none)."""
-    truth = targets.to(x.device).float() / 255
-    scores = torch.cat([ssim_matrix(rows, truth).cpu() for rows in x.split(ROWS)])
-    index = target_row[:, None]
-    return scores.gather(1, index).squeeze(1), scores.scatter(1, index, -1.0).amax(dim=1)

@@ -7,15 +7,18 @@ that can be matched (001, section 2; 002; Haim et al. 2022). The objective is in
 How runs share a machine: on a GPU they are one stack, every product a batched one. On a CPU a run
 is alone with its caches: as many go at once as torch has threads, each on one of them, which is
 twice as fast on two cores as giving every product both. Runs of a sweep train their victim once.
+
+With a `defence` the victims are trained against leaking (003), and the attack's premise no longer
+holds: the loss on the features adds a term to theta that is no sum of lam_i y_i grad phi, so that
+`kkt_residual` has a floor of its own even at the true images. The attack is told nothing of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
-from typing import ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
@@ -37,14 +40,22 @@ from recon_core.attacks.kkt_victims import (
     shared_victim,
     train_victims,
 )
+from recon_core.attacks.run_sharing import (
+    AtOnce,
+    one_after_another,
+    share_attacks,
+    share_runs,
+    stacks_of,
+)
 from recon_core.ncc import ncc_matrix
 from recon_core.precision import Precision, matmul_precision
-from recon_core.threads import Shares, share_of, side_by_side, stack_size
+from recon_core.tagged import Tagged
+from recon_core.threads import share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
+from recon_core.victims.feature_defence import check_full_batch, hidden_layer
 from recon_core.victims.network import Architecture, Network, Parameters
+from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.training import Training
-
-Result = TypeVar("Result")
 
 N_BEST = 10
 """Distances that the authors' stopping rule averages."""
@@ -58,12 +69,14 @@ class KKT:
 
     `augment_p`: probability of each augmentation (Karras et al. 2022: 0.12). `n_classes`: what the
     victim tells apart; 2 is one output with labels 0 and 1, unless it is trained with the loss
-    "ce", which has an output per class. `n_attacks`: how often a victim is attacked, each time from
-    its own start and, with `attack.search`, with its own hyperparameters; candidates are numbered
-    attack after attack. `keep`: pairs of confident candidates only, as the dataset has them, or of
-    all candidates, as an evaluation needs them. A candidate is confident if at some saved iteration
-    its SSIM to one training image is above `confident_ssim` and at least `confident_gap` above that
-    to any other. `precision`: of float32 matrix products.
+    "ce", which has an output per class. `defence`: what is added to its loss (003), on the features
+    of its hidden layer number `defence_layer`, from 1, by default the last; a convolution is the
+    first. `n_attacks`: how often a victim is attacked, each time from its own start and, with
+    `attack.search`, with its own hyperparameters; candidates are numbered attack after attack.
+    `keep`: pairs of confident candidates only, as the dataset has them, or of all candidates, as an
+    evaluation needs them. A candidate is confident if at some saved iteration its SSIM to one
+    training image is above `confident_ssim` and at least `confident_gap` above that to any other.
+    `precision`: of float32 matrix products.
     """
 
     family: Literal["kkt"] = "kkt"
@@ -71,6 +84,8 @@ class KKT:
     n_classes: int = 2
     victim: Network = field(default_factory=Network)
     training: Training = field(default_factory=Training)
+    defence: Annotated[MixCon | UniCon, Tagged("kind")] | None = None
+    defence_layer: int | None = None
     attack: KKTAttack = field(default_factory=KKTAttack)
     n_attacks: int = 1
     keep: Literal["confident", "all"] = "confident"
@@ -96,6 +111,14 @@ class KKT:
                 f"training.loss.kind={loss!r} with attack.condition={condition!r}; a victim that "
                 "is trained with 'ce' has an output per class and needs 'multiclass', others must "
                 "not have it"
+            )
+        hidden_layer(self.victim, self.defence_layer)
+        if self.defence is not None:
+            check_full_batch(self.training.batch_size)
+        elif self.defence_layer is not None:
+            raise ValueError(
+                f"defence_layer={self.defence_layer} without a defence; name one, for example "
+                "defence.kind=mixcon, or leave the layer out"
             )
 
     def check_sweep(self, attacks_per_victim: int) -> None:
@@ -139,17 +162,18 @@ class KKT:
         once it is trained. Raises ValueError if a spec has other labels or another number of images
         than the batch.
         """
-        check_batch(specs, images, self.n_classes)
-        sweeps = [list(group) for _, group in groupby(specs, key=lambda spec: spec.victim)]
+        check_batch(specs, images, self.n_classes, self.defence)
         with matmul_precision("ieee", device):  # whatever was set, and for the scores in any case
-            if len(sweeps) == len(specs) and victims is None:
-                return self._run_alone(specs, images, device, progress)
-            results: list[RunResult] = []
-            for sweep in sweeps:
-                done, first = len(results) / len(specs), images[len(results)]
-                part = share_of(progress, done, done + len(sweep) / len(specs))
-                results += self._run_sweep(sweep, first, device, part, victims)
-        return results
+            return share_runs(
+                specs,
+                images,
+                run_stack=self._run_stack,
+                run_sweep=partial(self._run_sweep, victims),
+                has_keeper=victims is not None,
+                device=device,
+                progress=progress,
+                at_once=self._at_once,
+            )
 
     def train_victim(
         self,
@@ -162,7 +186,7 @@ class KKT:
     ) -> KnownVictim:
         """The victim of a run of a sweep, as `run_batch` trains it; taken from `victims`, if it is
         there, and put there otherwise. Raises ValueError as `run_batch` does."""
-        check_batch([spec], images[None], self.n_classes)
+        check_batch([spec], images[None], self.n_classes, self.defence)
         data = learn(self, [spec], images[None], device)
         architecture = self.victim.on(data.shape, self.n_outputs)
         with matmul_precision(self.precision, device):
@@ -171,32 +195,11 @@ class KKT:
             )
         return KnownVictim(architecture, trained, data.mean[0])
 
-    def _run_alone(
-        self,
-        specs: Sequence[RunSpec],
-        images: UInt8[Tensor, "r n c h w"],
-        device: torch.device,
-        progress: Progress,
-    ) -> list[RunResult]:
-        """Runs with a victim of their own."""
-        n_stacked = stack_size(device, len(specs))
-        stacks = [
-            slice(first, min(first + n_stacked, len(specs)))
-            for first in range(0, len(specs), n_stacked)
-        ]
-        shares = Shares(progress, [(s.stop - s.start) / len(specs) for s in stacks])
-        jobs = [
-            partial(self._run_stack, specs[s], images[s], device, shares.of(i))
-            for i, s in enumerate(stacks)
-        ]
-        return [result for results in self._at_once(jobs, device) for result in results]
-
-    def _at_once(
-        self, jobs: Sequence[Callable[[], Result]], device: torch.device
-    ) -> Sequence[Result]:
+    @property
+    def _at_once(self) -> AtOnce:
         if self.precision == "ieee":
-            return side_by_side(jobs, device)
-        return [job() for job in jobs]  # a setting of the whole process: none may end it early
+            return side_by_side
+        return one_after_another  # a setting of the whole process: none may end it early
 
     def _run_stack(
         self,
@@ -230,43 +233,35 @@ class KKT:
 
     def _run_sweep(
         self,
+        victims: Victims | None,
         specs: Sequence[RunSpec],
-        images: UInt8[Tensor, "n c h w"],
+        images: UInt8[Tensor, "r n c h w"],
         device: torch.device,
         progress: Progress,
-        victims: Victims | None,
     ) -> list[RunResult]:
         """Runs that attack one victim: it is trained once, and all of them share its weights."""
         self.check_sweep(attacks_per_victim=2)
-        data = learn(self, specs[:1], images[None], device)
+        data = learn(self, specs[:1], images[:1], device)
         architecture = self.victim.on(data.shape, self.n_outputs)
+        half, rest = share_of(progress, 0.0, 0.5), share_of(progress, 0.5, 1.0)
         with matmul_precision(self.precision, device):
             trained = shared_victim(
-                self,
-                architecture,
-                specs[0],
-                data.inputs,
-                victims=victims,
-                progress=share_of(progress, 0.0, 0.5),
+                self, architecture, specs[0], data.inputs, victims=victims, progress=half
             )
-            stacks = self._stacks_of_sweep(len(specs), device)
-            shares = Shares(share_of(progress, 0.5, 1.0), [len(s) / len(specs) for s in stacks])
-            jobs = [
-                partial(
-                    self._attack_stack,
-                    architecture,
-                    trained.parameters,
-                    [specs[k].generator("attack") for k in stack],
-                    data.inputs,
-                    shares.of(i),
-                )
-                for i, stack in enumerate(stacks)
-            ]
-            pieces = self._at_once(jobs, device)
+
+            def attack(stack: Sequence[RunSpec], part: Progress) -> tuple[Attacked, Settings]:
+                generators = [spec.generator("attack") for spec in stack]
+                weights = trained.parameters
+                return self._attack_stack(architecture, weights, generators, data.inputs, part)
+
+            stacks = stacks_of(specs, device, size=self._sweep_stack_size(device))
+            pieces = share_attacks(
+                stacks, attack, device=device, progress=rest, at_once=self._at_once
+            )
         return [
             result_of(
                 self,
-                specs[k],
+                spec,
                 data=data,
                 trained=trained,
                 victim=0,
@@ -275,15 +270,14 @@ class KKT:
                 rows=slice(row, row + 1),
             )
             for stack, (attacked, settings) in zip(stacks, pieces, strict=True)
-            for row, k in enumerate(stack)
+            for row, spec in enumerate(stack)
         ]
 
-    def _stacks_of_sweep(self, n_runs: int, device: torch.device) -> list[range]:
-        """Which attacks go in one stack: on a CPU each alone, unless they compete."""
-        size = max(1, ROWS_AT_ONCE // self.attack.n_candidates)
+    def _sweep_stack_size(self, device: torch.device) -> int:
+        """How many attacks go in one stack: on a CPU each alone, unless they compete."""
         if device.type == "cpu" and self.attack.halving is None:
-            size = 1
-        return [range(first, min(first + size, n_runs)) for first in range(0, n_runs, size)]
+            return 1
+        return max(1, ROWS_AT_ONCE // self.attack.n_candidates)
 
     def _attack(
         self,

@@ -3,8 +3,8 @@
 An upper estimate from counting live tensors: with P parameters, x = the numbers of all candidates
 and u = the activations of all images and candidates (behind a convolution its patches, too), the
 training and the attack hold up to 6 P + 18 x + 6.5 u numbers, and what is saved of the candidates,
-s times, up to 5.5 s x while it is matched. The test counts them anew. Library workspaces are not in
-it.
+s times, up to 5.5 s x while it is matched; a defence up to 5 numbers in float64 for each feature of
+its layer. The test counts them anew. Library workspaces are not in it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import math
 
 from recon_core.attacks.kkt import KKT, ROWS_AT_ONCE
 from recon_core.attacks.kkt_victims import DTYPES
-from recon_core.victims.network import Shape
+from recon_core.victims.feature_defence import hidden_layer
+from recon_core.victims.network import Architecture, Shape
 
 PER_PARAMETER, PER_CANDIDATE, PER_ACTIVATION, PER_SAVED = 6.0, 18.0, 6.5, 5.5
+BYTES_PER_DEFENDED = 5 * 8
 
 
 def bytes_per_run(experiment: KKT, n_images: int, shape: Shape) -> int:
@@ -35,4 +37,13 @@ def bytes_per_run(experiment: KKT, n_images: int, shape: Shape) -> int:
         + PER_ACTIVATION * units * (n_candidates + n_images)
     )
     saved = PER_SAVED * len(attack.save_at) * candidates * experiment.n_attacks
-    return int(DTYPES[experiment.dtype].itemsize * (at_once * working + saved))
+    defended = BYTES_PER_DEFENDED * n_images * _n_features(experiment, architecture)
+    return int(DTYPES[experiment.dtype].itemsize * (at_once * working + saved) + defended)
+
+
+def _n_features(experiment: KKT, architecture: Architecture) -> int:
+    """Of an image, in the layer that is defended; 0 without a defence."""
+    if experiment.defence is None:
+        return 0
+    layer = hidden_layer(experiment.victim, experiment.defence_layer)
+    return architecture.layer_sizes[layer + 1][0]

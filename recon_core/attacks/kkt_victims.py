@@ -6,7 +6,7 @@ An image is its picture in [0, 1], augmented, minus the mean of its training set
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,10 @@ from jaxtyping import Bool, Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from recon_core.attacks.kkt_results import Learned
+from recon_core.attacks.run_sharing import kept_or_trained
 from recon_core.augment import augment_images
 from recon_core.types import Progress, RunSpec, Victims
+from recon_core.victims.feature_defence import Defence, tuples_of
 from recon_core.victims.network import Architecture
 from recon_core.victims.training import Trained, train
 
@@ -93,6 +95,8 @@ def train_victims(
         training=experiment.training,
         generators=order,
         progress=progress,
+        defence=experiment.defence,
+        defence_layer=experiment.defence_layer,
     )
 
 
@@ -106,21 +110,28 @@ def shared_victim(
     progress: Progress,
 ) -> Trained:
     """The victim of a sweep, trained or as it was kept."""
-    known = None if victims is None else victims.get(spec.victim)
-    if known is not None:
-        progress(1.0)
+
+    def read(known: Mapping[str, Tensor]) -> Trained:
         like = architecture.initial([spec.victim_generator("victim")], dtype=inputs.dtype)
         return Trained.from_tensors(known, like, inputs.device)
-    trained = train_victims(experiment, architecture, [spec], inputs, progress)
-    if victims is not None:
-        victims.put(spec.victim, trained.tensors())
-    return trained
+
+    return kept_or_trained(
+        spec,
+        victims,
+        read=read,
+        train=lambda: train_victims(experiment, architecture, [spec], inputs, progress),
+        progress=progress,
+    )
 
 
 def check_batch(
-    specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"], n_classes: int
+    specs: Sequence[RunSpec],
+    images: UInt8[Tensor, "r n c h w"],
+    n_classes: int,
+    defence: Defence | None = None,
 ) -> None:
-    """Raises ValueError if the runs cannot be one batch of victims of so many classes."""
+    """Raises ValueError if the runs cannot be one batch of victims of so many classes, with that
+    defence."""
     if len(specs) != len(images):
         raise ValueError(f"{len(specs)} specs came with images of {len(images)} runs")
     for spec in specs:
@@ -134,6 +145,8 @@ def check_batch(
                 f"run {spec.run} has labels {sorted(set(spec.labels))}; a victim of "
                 f"n_classes={n_classes} needs labels from 0 to {n_classes - 1}"
             )
+    if defence is not None:
+        tuples_of(defence, torch.tensor([spec.labels for spec in specs]), n_classes)
 
 
 def _augmented(

@@ -2,7 +2,8 @@
 
 Every saved x is compared with every training image of its run by SSIM; a candidate that at some
 iteration matches one image with confidence is paired with it at all its saved iterations (001,
-section 2). For an evaluation every candidate is kept, with its nearest image.
+section 2). For an evaluation every candidate is kept, with its nearest image. Where an attack is
+told which image it looks for, that is the one it is paired with (`own_pairs`).
 """
 
 from __future__ import annotations
@@ -68,6 +69,37 @@ def pairs_of(
         ssim_best=kept(to_target),
         ssim_second=kept(to_other),
         confident=kept(confident.expand(n_saved, n_candidates)),
+    )
+
+
+def own_pairs(
+    x: Float[Tensor, "b c h w"],
+    targets: UInt8[Tensor, "n c h w"],
+    target_row: Int64[Tensor, " b"],
+    *,
+    iterations: Int64[Tensor, " b"],
+    keep: Literal["confident", "all"],
+    threshold: float,
+    gap: float,
+) -> Pairs:
+    """The pairs of pictures that are each made from what is known of one image: with that image, in
+    order, and confident by their SSIM to it and to the others of the run (-1 if there is none)."""
+    pictures = x.float()
+    truth = targets.to(x.device).float() / 255
+    scores = torch.cat([ssim_matrix(rows, truth).cpu() for rows in pictures.split(ROWS)])
+    index = target_row[:, None]
+    own = scores.gather(1, index).squeeze(1)
+    others = scores.scatter(1, index, -1.0).amax(dim=1)
+    confident = (own > threshold) & (own - others >= gap)
+    chosen = confident if keep == "confident" else torch.ones_like(confident)
+    return Pairs(
+        reconstruction=pictures.cpu()[chosen].contiguous(),
+        target_row=target_row[chosen],
+        candidate=torch.arange(len(x))[chosen],
+        iteration=iterations.cpu()[chosen],
+        ssim_best=own[chosen],
+        ssim_second=others[chosen],
+        confident=confident[chosen],
     )
 
 

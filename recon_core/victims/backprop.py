@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from recon_core.victims.feature_defence import FeatureDefence
 from recon_core.victims.network import Architecture, Parameters
 
 aten = torch.ops.aten
@@ -84,7 +85,10 @@ class Convolution:
 
 
 class Backprop:
-    """Passes over n images per run. Gradients are left where `gradients` are."""
+    """Passes over n images per run. Gradients are left where `gradients` are.
+
+    With a `defence`, whose tuples are among these images, they are those of the loss plus its own.
+    """
 
     def __init__(
         self,
@@ -93,8 +97,10 @@ class Backprop:
         parameters: Parameters,
         gradients: Parameters,
         n_images: int,
+        *,
+        defence: FeatureDefence | None = None,
     ) -> None:
-        self.network, self.first = architecture.network, first
+        self.network, self.first, self.defence = architecture.network, first, defence
         n_layers = architecture.n_layers
         self.dense = [Dense(parameters, gradients, layer) for layer in range(1, n_layers)]
         like = parameters.weights[-1]
@@ -126,6 +132,8 @@ class Backprop:
             layer.backward((self.a[i],), d)
             layer.pull(d, self.d[i])
             d = self.d[i]
+            if self.defence is not None and self.defence.layer == i:
+                self.defence.add_gradient_(d, self.a[i])
             self._slope_(d, i)
         self.first.backward(inputs, d, images)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from recon_core.optimisers import Optimiser
 from recon_core.victims.backprop import Backprop, Inputs, first_layer
+from recon_core.victims.feature_defence import FeatureDefence
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.span import Span, SpanLayer
@@ -36,6 +37,7 @@ class Problem:
     weight_decay: float
     batch_size: int
     fused: bool
+    defence: FeatureDefence | None
 
     @property
     def n_images(self) -> int:
@@ -90,10 +92,11 @@ class Stack:
         for stepper, tensors in zip(self.steppers, averages or (), strict=averages is not None):
             stepper.load(tensors)
         everyone = len(runs) == len(problem.y)
-        self.inputs, self.y = problem.inputs, problem.y
+        self.inputs, self.y, self.defence = problem.inputs, problem.y, problem.defence
         if not everyone:
             self.inputs = tuple(tensor[runs] for tensor in problem.inputs)
             self.y = problem.y[runs]
+            self.defence = problem.defence and problem.defence.of_runs(runs)
         self.order = torch.arange(self.y.numel(), device=self.y.device).view_as(self.y)
         size, n = problem.batch_size, problem.n_images
         self.batches = [slice(first, min(first + size, n)) for first in range(0, n, size)]
@@ -109,7 +112,9 @@ class Stack:
             first = first_layer(problem.architecture, parameters, gradients)
         else:
             first = SpanLayer(parameters, gradients, self.values[-1])
-        backprop = Backprop(problem.architecture, first, parameters, gradients, n)
+        backprop = Backprop(
+            problem.architecture, first, parameters, gradients, n, defence=self.defence
+        )
         if not problem.shuffled:
             return backprop, self.inputs, self.y
         buffers = [t.new_empty(len(t), n, *t.shape[2:]) for t in (*self.inputs, self.y)]

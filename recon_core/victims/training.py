@@ -8,7 +8,7 @@ without it, so that it costs nothing from there on.
 descent, rate .01 (.5 with classes), 1e6 epochs, which `span` makes several times cheaper; 002
 trains its largest model on minibatches. Weight decay adds weight_decay * theta to the gradient of
 the *mean* loss, as torch does; 002, eq. 13, has it beside the *sum*, so that its lambda_WD is n
-times ours.
+times ours. A defence adds lam L of a hidden layer's features to the mean loss (`feature_defence`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 from recon_core.cuda_graphs import repeated
 from recon_core.optimisers import Optimiser
 from recon_core.types import Progress, no_progress
+from recon_core.victims.feature_defence import Defence, FeatureDefence, feature_defence
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.span import Span, SpanSwitch, uses_span
@@ -79,7 +80,8 @@ class Training:
 class Trained:
     """R trained victims and how they ended. `margins` are y phi(x), or phi_y - max of the others.
 
-    `diverged`: the loss was not finite or above the limit. Such a victim keeps its last weights.
+    `loss` is that of the outputs alone, whatever a defence has added to it. `diverged`: it was not
+    finite or above the limit. Such a victim keeps its last weights.
     """
 
     parameters: Parameters
@@ -121,6 +123,8 @@ def train(
     state_every: int = 0,
     graphs: bool = True,
     fused: bool = False,
+    defence: Defence | None = None,
+    defence_layer: int | None = None,
 ) -> Trained:
     """Trained copies of R victims, on images `x` with labels `y` as `training.loss` wants them.
 
@@ -128,11 +132,15 @@ def train(
     `state_every`, `on_state` gets the state every so many epochs; passed as `state`, with the same
     other arguments, training goes on from there and ends bit for bit as if it had never stopped
     (`parameters` and `generators` then only say what there is). A larger `training.epochs` prolongs
-    it. `graphs`: CUDA graphs, on a GPU. `fused`: see `Optimiser.stepper`. Raises ValueError for
-    arguments that do not fit together.
+    it. `graphs`: CUDA graphs, on a GPU. `fused`: see `Optimiser.stepper`. `defence`: on the hidden
+    layer with that number from 1, by default the last; lam = 0 is, bit for bit, none. Raises
+    ValueError for arguments that do not fit together.
     """
     _check(architecture, parameters, x, y, training)
-    course = _Course(architecture, parameters, x, y, training, graphs=graphs, fused=fused)
+    guard = feature_defence(architecture, y, defence, defence_layer, training.batch_size)
+    course = _Course(
+        architecture, parameters, x, y, training, graphs=graphs, fused=fused, defence=guard
+    )
     course.start(generators) if state is None else course.resume(state)
     report_every = max(1, training.epochs // REPORTS)
     while course.epoch < training.epochs and len(course.stack.runs):
@@ -164,9 +172,11 @@ class _Course:
         *,
         graphs: bool,
         fused: bool,
+        defence: FeatureDefence | None,
     ) -> None:
         self.architecture, self.layout, self.x, self.y = architecture, parameters, x, y
         self.training, self.graphs, self.fused = training, graphs, fused
+        self.defence = defence
 
     def start(self, generators: Sequence[torch.Generator] | None) -> None:
         """From the weights as they are."""
@@ -217,6 +227,7 @@ class _Course:
             weight_decay=training.weight_decay,
             batch_size=min(training.batch_size or n, n),
             fused=self.fused,
+            defence=self.defence,
         )
 
     def _go_on(self, stack: Stack) -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from flows.papers import EXPERIMENTS, attack_preset
 from flows.presets import PRESETS, Recipe, preset
 from flows.settings import command, from_json, parse_assignments, resolve, to_json
 from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
-from recon_core.experiments import AutoencoderRecovery, Inversion
+from recon_core.experiments import KKT, AutoencoderRecovery, Inversion
 from recon_core.victims.autoencoder import UNet
 from recon_core.victims.separability import MixCon, UniCon
 
@@ -81,7 +82,29 @@ def test_a_defence_is_chosen_by_its_kind_and_taken_back() -> None:
     with pytest.raises(ValueError, match=r"experiment.defence: lam=-1.0 must be 0 or positive"):
         resolve(defended, {"experiment.defence.lam": "-1"})
     with pytest.raises(ValueError, match="unknown setting"):
-        resolve("demo", {"experiment.defence.kind": "mixcon"})
+        resolve("autoencoder-demo", {"experiment.defence.kind": "mixcon"})
+
+
+def test_a_defence_of_kkt_victims_is_set_with_what_it_goes_with() -> None:
+    demo = resolve("demo")
+    assert isinstance(demo.experiment, KKT)
+    lam = {"experiment.defence.lam": "2", "experiment.defence.beta": "1e-6"}
+    chosen = lam | {"experiment.defence_layer": "1", "experiment.defence.kind": "mixcon"}
+    defended = resolve(demo, chosen)
+    defence = MixCon(lam=2.0, beta=1e-6)
+    assert defended.experiment == replace(demo.experiment, defence=defence, defence_layer=1)
+    words = shlex.split(command(defended, Path("runs/x")))
+    settings = [word for flag, word in itertools.pairwise(words) if flag == "--set"]
+    assert resolve("demo", parse_assignments(settings)) == defended
+    back = {"experiment.defence": "null", "experiment.defence_layer": "null"}
+    assert resolve(defended, back) == demo
+    batches = resolve(demo, {"experiment.training.batch_size": "8"})
+    with pytest.raises(ValueError, match=r"training.batch_size=8 with a defence"):
+        resolve(batches, {"experiment.defence.kind": "mixcon"})
+    whole = {"experiment.training.batch_size": "null", "experiment.defence.kind": "unicon"}
+    assert resolve(batches, whole).experiment == replace(demo.experiment, defence=UniCon())
+    with pytest.raises(ValueError, match=r"defence_layer=9 is no hidden layer"):
+        resolve(demo, {"experiment.defence_layer": "9"})
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from flows.study import command
 from flows.study_cli import ENTRIES, duration_text, size_text
 from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
+from recon_core.victims.separability import MixCon
 from tasks.study import Cell, Study
 from tasks.study_cost import Pace, attack_operations, cost_of, measured_pace, training_operations
 from tasks.study_views import describe_figures, kernels_of
@@ -158,6 +159,19 @@ def test_settings_of_experiments_are_set_in_every_cell() -> None:
     assert {cell.experiment.attack.alpha for cell in made.cells} == {77.0}
     assert made.seed == 3
     assert changed(made, {"cells.4.images_per_run": 12}).cells[4].images_per_run == 12
+
+
+def test_the_victims_of_every_cell_can_be_defended() -> None:
+    chosen = {"experiment.defence.lam": "2", "experiment.defence.kind": "mixcon"}
+    made = study("width", "cpu", chosen)
+    assert {cell.experiment.defence for cell in made.cells} == {MixCon(lam=2.0)}
+    plain = study("width", "cpu")
+    assert changed(made, {"experiment.defence": "null"}) == plain
+    assert all(cell.experiment.defence is None for cell in plain.cells)
+    with pytest.raises(ValueError, match="kind must be one of mixcon, unicon"):
+        study("width", "cpu", {"experiment.defence.kind": "magic"})
+    with pytest.raises(ValueError, match=r"training.batch_size=\d+ with a defence"):
+        study("large", "cpu", {**chosen, "experiment.training.batch_size": "7"})
 
 
 @pytest.mark.parametrize("name", list(STUDIES))

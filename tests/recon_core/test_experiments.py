@@ -43,6 +43,8 @@ SMALL: dict[str, Experiment] = {
     "kkt": KKT(
         victim=Network(widths=(16, 16)),
         training=Training(epochs=40),
+        defence=MixCon(lam=0.1, beta=1e-3),
+        defence_layer=1,
         attack=KKTAttack(n_candidates=6, save_at=(5, 23)),
         keep="all",
     ),
@@ -166,6 +168,9 @@ def test_wrong_values_are_refused_with_the_settings_own_message(family: str) -> 
         ({"family": "autoencoder", "attack": {"kind": "known", "start": "nothing"}}, "known.start"),
         ({"family": "autoencoder", "attack": {"kind": "guess"}}, "kind must be one of unknown, "),
         ({"family": "autoencoder", "victim": {"kind": "unet", "depth": 3}}, "victim.unet.depth"),
+        ({"family": "kkt", "defence": {"kind": "unicon", "beta": 1}}, "kkt.defence.unicon.beta"),
+        ({"family": "kkt", "defence": {"kind": "x"}}, "kind must be one of mixcon, unicon"),
+        ({"defence": {"kind": "mixcon"}, "defence_layer": 5}, "defence_layer=5 is no hidden layer"),
         ({"family": "inversion", "masks": ["half"]}, "inversion.masks\n  Unexpected keyword"),
         ({"family": "inversion", "attack": {"kind": "strong", "norm": "l2"}}, "strong.norm"),
         ({"family": "inversion", "attack": {"kind": "guess"}}, "kind must be one of sgd, strong"),
@@ -267,8 +272,8 @@ def test_a_run_does_not_depend_on_its_place_or_its_neighbours(
     family: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if tolerance:
-        module = FAMILIES[family].__module__
-        monkeypatch.setattr(f"{module}.stack_size", lambda _device, n_runs: n_runs)
+        at = "recon_core.attacks.run_sharing.stack_size"
+        monkeypatch.setattr(at, lambda _device, n_runs: n_runs)
     together = run(family, specs())
     for one, other in zip(together, reversed(run(family, specs()[::-1])), strict=True):
         assert_equal_results(one, other, tolerance=tolerance)

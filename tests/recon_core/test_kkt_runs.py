@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recon_core import precision
-from recon_core.attacks import kkt, kkt_results, kkt_victims
+from recon_core.attacks import kkt, kkt_results, kkt_victims, run_sharing
 from recon_core.attacks.kkt_objective import KKTAttack, Search, settings_of
 from recon_core.optimisers import Optimiser
 from recon_core.types import Outcome, RunResult
@@ -90,7 +90,7 @@ def test_stacked_as_on_a_gpu_a_run_is_the_same_to_rounding(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_by_one = of_kind(kind)  # before they are stacked
-    monkeypatch.setattr(kkt, "stack_size", lambda _device, n_runs: n_runs)
+    monkeypatch.setattr(run_sharing, "stack_size", lambda _device, n_runs: n_runs)
     stacked = run(KINDS[kind][0], [result.spec for result in one_by_one])
     for one, other in zip(one_by_one, stacked, strict=True):
         assert_equal_results(one, other, tolerance=1e-3)
@@ -221,7 +221,7 @@ def test_hopeless_attacks_stop_by_the_authors_rule(
     n_attacks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if n_attacks == 1:
-        monkeypatch.setattr(kkt, "stack_size", lambda _device, n_runs: n_runs)
+        monkeypatch.setattr(run_sharing, "stack_size", lambda _device, n_runs: n_runs)
     search = Search(lr=(1e-3, 3.0), sigma=None, lam_min=None, alpha=None)
     free = dataclasses.replace(
         with_attack(QUICK_ALL, search=search, save_at=(30, 40), stop_after=30),

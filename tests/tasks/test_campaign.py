@@ -165,11 +165,19 @@ def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
     plain = Campaign(sampling=SAMPLING).manifest(images)["campaign"]
     assert "attacks_per_victim" not in plain["sampling"]
     assert "halving" not in plain["experiment"]["attack"]
+    assert not {"defence", "defence_layer"} & set(plain["experiment"])
     attack = replace(KKT().attack, halving=Halving())
     sampling = replace(SAMPLING, phases=(Phase(n_runs=4),), attacks_per_victim=4)
     swept = Campaign(sampling=sampling, experiment=KKT(attack=attack)).manifest(images)["campaign"]
     assert swept["sampling"]["attacks_per_victim"] == 4
     assert swept["experiment"]["attack"]["halving"] == {"first": 500, "factor": 3}
+    guarded = KKT(defence=MixCon(lam=2.0), defence_layer=1)
+    told = Campaign(sampling=SAMPLING, experiment=guarded).manifest(images)["campaign"]
+    assert told["experiment"]["defence"]["lam"] == 2.0
+    assert told["experiment"]["defence_layer"] == 1
+    three = replace(SAMPLING, images_per_run=9, phases=(Phase(n_runs=4),))
+    split = Campaign(sampling=three, experiment=SPLIT).manifest(images)["campaign"]
+    assert split["experiment"]["defence"] is None, "another family has had it from its beginning"
 
 
 def test_what_a_store_of_kkt_is_known_by_never_changes(images: ImageSet) -> None:
@@ -292,7 +300,9 @@ def test_victims_depend_on_their_training_and_not_on_the_attacks(images: ImageSe
         replace(base, sampling=replace(sampling, attacks_per_victim=4, runs_per_part=1)),
     ]
     wider = replace(base.experiment, victim=replace(base.experiment.victim, widths=(8,)))
+    guarded = [replace(base.experiment, defence=MixCon(lam=lam)) for lam in (1.0, 2.0)]
     others = [
+        *(replace(base, experiment=experiment) for experiment in guarded),
         replace(base, root_seed=1),
         replace(base, threads=2),
         replace(base, experiment=wider),
@@ -301,4 +311,4 @@ def test_victims_depend_on_their_training_and_not_on_the_attacks(images: ImageSe
     ]
     key = base.victims_fingerprint(images)
     assert [one.victims_fingerprint(images) == key for one in same] == [True, True]
-    assert len({key, *(one.victims_fingerprint(images) for one in others)}) == 6
+    assert len({key, *(one.victims_fingerprint(images) for one in others)}) == 8
