@@ -110,10 +110,17 @@ LATER_SETTINGS: dict[str, Any] = {
 }
 """Settings that came later, with the value that stands for what was before them."""
 
+NEVER_LATER = {"inversion": ("experiment.victim.init",)}
+"""Of these families' settings those that they have had from the start: a SplitMLP's `init` is
+"paper" unless it is named, so "torch" must stay in the manifest."""
+
 
 def without_later_settings(settings: dict[str, Any]) -> None:
     """Removes those that are as they were before they existed."""
+    from_the_start = NEVER_LATER.get(settings.get("experiment", {}).get("family", ""), ())
     for name, before in LATER_SETTINGS.items():
+        if name in from_the_start:
+            continue
         *path, last = name.split(".")
         inside: Any = settings
         for key in path:
