@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -16,7 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from flows.naming import unknown_name
 from flows.settings import explained, replace_setting
+from recon_core.attacks.feature_matching import GradientInversion
 from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
+from recon_core.attacks.strong_inversion import StrongInversion
 from storage.files import write_file, write_json
 from tasks.artifacts import leave_link, leave_picture, leave_table
 from tasks.autoencoder_attack import Recovery, recover_all
@@ -39,6 +41,7 @@ SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "safetensors")
 DEEP = 15
 """Layers from which on a dense network takes the settings that 000 has for 20."""
 SCHEMA, VERSION = "palimpsest-attack-autoencoder", 1
+AnyMethod = TypeVar("AnyMethod", bound=Method | GradientInversion | StrongInversion)
 METHODS: dict[str, type[Method]] = {
     cls.__dataclass_fields__["kind"].default: cls for cls in get_args(Method)
 }
@@ -58,7 +61,7 @@ def attack_methods(
             raise ValueError(unknown_name("method", name, METHODS))
     methods = [_papers(METHODS[name](), architecture, noise) for name in names]
     for setting, value in (settings or {}).items():
-        methods = _changed(methods, setting, value)
+        methods = with_setting(methods, setting, value)
     return tuple(methods)
 
 
@@ -74,7 +77,8 @@ def _papers(method: Method, architecture: str, noise: float) -> Method:
     return method
 
 
-def _changed(methods: Sequence[Method], setting: str, value: str) -> list[Method]:
+def with_setting(methods: Sequence[AnyMethod], setting: str, value: str) -> list[AnyMethod]:
+    """Methods with `name=value` for all that have it, or `kind.name=value` for one; ValueError."""
     prefix, dot, name = setting.rpartition(".")
     if dot and prefix not in [m.kind for m in methods]:
         raise ValueError(unknown_name("method in --set", prefix, [m.kind for m in methods]))
@@ -85,14 +89,14 @@ def _changed(methods: Sequence[Method], setting: str, value: str) -> list[Method
     return [_with(m, name, value) if m in takes else m for m in methods]
 
 
-def _has(method: Method, name: str) -> bool:
+def _has(method: AnyMethod, name: str) -> bool:
     return name != "kind" and name in {f.name for f in fields(method)}
 
 
-def _with(method: Method, name: str, value: str) -> Method:
+def _with(method: AnyMethod, name: str, value: str) -> AnyMethod:
     tree = json.loads(json.dumps(asdict(method)))
     replace_setting(tree, name, value)
-    adapter: TypeAdapter[Method] = TypeAdapter(type(method))
+    adapter: TypeAdapter[AnyMethod] = TypeAdapter(type(method))
     try:
         return adapter.validate_python(tree)
     except ValidationError as error:

@@ -153,8 +153,8 @@ def attack_autoencoder(
             convolutions=convolutions,
         ),
         shape=None if shape is None else parse_shape(shape),
-        mean=_numbers(mean, "--mean"),
-        std=_numbers(std, "--std"),
+        mean=numbers(mean, "--mean"),
+        std=numbers(std, "--std"),
         batch=batch,
         trust=trust,
         data=data,
@@ -219,7 +219,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _numbers(text: str, option: str) -> tuple[float, ...]:
+def numbers(text: str, option: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:

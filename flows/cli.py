@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flows.attack_autoencoder_cli import attack_app
+from flows.attack_inversion_cli import attack_app
 from flows.campaign_cli import campaign_app
 from flows.dataset_cli import dataset_app
 from flows.fresh import start_over

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from flows.naming import unknown_name
 from flows.papers import (
@@ -66,7 +66,8 @@ class Recipe:
 
     `data`: `photos`, `digits`, `folder:PATH`, `cifar10:PATH`, `cifar100:PATH`, `mnist:PATH`,
     `fashion-mnist:PATH`, `svhn:PATH` or `tiny-imagenet:PATH`; pictures that cannot be read are an
-    error, or left out of a folder with `skip_corrupt`. `sampling`: the victims whose pairs the
+    error, or left out of a folder with `skip_corrupt`. `channels`: 3 for RGB, grey being repeated,
+    or 1 for grey, which restorers see three times. `sampling`: the victims whose pairs the
     restorers learn from; `heldout`: the victims that are evaluated, trained on the held-out split.
     `threads`: CPU threads per part (part of the result, see `tasks.campaign`). `pairs_at`: a folder
     or s3://bucket/prefix for the stores of pairs, if not in the job's folder. `encoding`: how they
@@ -77,6 +78,7 @@ class Recipe:
     name: str = "custom"
     data: str = "photos"
     skip_corrupt: bool = False
+    channels: Literal[1, 3] = 3
     seed: int = 0
     threads: int = 1
     pairs_at: str | None = None
@@ -96,7 +98,9 @@ class Recipe:
 
         Raises storage.errors.SourceError if they cannot be read.
         """
-        return load_images(self.data, split=split, skip_corrupt=self.skip_corrupt)
+        return load_images(
+            self.data, split=split, skip_corrupt=self.skip_corrupt, channels=self.channels
+        )
 
     def campaign(self, split: Split) -> Campaign:
         """The campaign of one split. Held-out victims see unaugmented images, and every candidate

@@ -71,7 +71,9 @@ def run_study(
     study = resolve(name, preset, settings, store, only=only)
     workers = workers or Workers()
     workspace, device = Workspace(store), device_of(workers)
-    images = load_images(study.data, split=study.split, skip_corrupt=study.skip_corrupt)
+    images = load_images(
+        study.data, split=study.split, skip_corrupt=study.skip_corrupt, channels=study.channels
+    )
     plan = StudyPlan(study, images)
     dataset = open_store(workspace.pairs("heldout"), study, images)
     write_json(store / SETTINGS, to_json(study))

@@ -151,7 +151,9 @@ def _show_costs(made: Any, device: Literal["auto", "cpu", "cuda"], n_workers: in
     from tasks.study_cost import cost_of, measured_pace, total
     from tasks.workers import resolve_device, usable_cores
 
-    images = load_images(made.data, split=made.split, skip_corrupt=made.skip_corrupt)
+    images = load_images(
+        made.data, split=made.split, skip_corrupt=made.skip_corrupt, channels=made.channels
+    )
     StudyPlan(made, images)
     where = resolve_device(device)
     c, h, w = images.images.shape[1:]

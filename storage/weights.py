@@ -30,8 +30,8 @@ STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "_orig_mod.", "model.")
 """What torch's DataParallel, torch.compile and Lightning put before every name."""
 
-COUNTERS = ("num_batches_tracked",)
-"""The only integers that belong to a network: they mark a batch normalisation."""
+COUNTERS = ("num_batches_tracked", "relative_position_index")
+"""The only integers that belong to a network: of batch normalisations and of windowed attention."""
 
 HOW_TO_SAVE = (
     "save the tensors alone: torch.save(net.state_dict(), 'victim.pt'), or "

@@ -30,11 +30,14 @@ SIDES = {
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """Images in [0, 1] of a victim's shape, and what each is called."""
+    """Images in [0, 1] of a victim's shape, and what each is called; `labels` index `class_names`
+    and are None of a folder without class folders."""
 
     source: str
     images: Float[Tensor, "n c h w"]
     names: tuple[str, ...]
+    labels: tuple[int, ...] | None = None
+    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -78,6 +81,12 @@ def shape_hint(job: AutoencoderJob) -> Shape | None:
     return (3, SIDES[kind], SIDES[kind]) if kind in SIDES else None
 
 
+def picture_size(folder: Path) -> tuple[int, int]:
+    """(height, width) of the first picture in a folder; SourceError if there is none."""
+    height, width = _pixels(_files(folder, "the source")[0]).shape[:2]
+    return height, width
+
+
 def read_material(job: AutoencoderJob, shape: Shape) -> Material:
     """Everything that is attacked, and what is known beside it.
 
@@ -115,11 +124,26 @@ def read_source(source: str, split: Split, shape: Shape, limit: int, seed: int) 
         chosen = [files[row] for row in _drawn(len(files), limit, seed)]
         pixels = np.stack([_square(file, height) for file in chosen])
         names = [str(file.relative_to(Path(path).expanduser())) for file in chosen]
+        labels, classes = _class_folders(files, chosen, Path(path).expanduser())
     else:
         found = load_images(source, split="train" if split == "train" else "heldout", size=height)
         rows = _drawn(len(found), limit, seed)
         pixels, names = found.images[rows], [f"{split} {row}" for row in rows]
-    return Named(f"{source} ({split})", _floats(pixels, channels), tuple(names))
+        labels, classes = tuple(found.labels[rows].tolist()), found.class_names
+    images = _floats(pixels, channels)
+    return Named(f"{source} ({split})", images, tuple(names), labels, classes)
+
+
+def _class_folders(
+    files: list[Path], chosen: list[Path], root: Path
+) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
+    """The classes of the chosen files by the folders below `root`, in their sorted order; no labels
+    where a file lies in none."""
+    parts = {file: file.relative_to(root).parts for file in files}
+    if min(len(names) for names in parts.values()) < 2:
+        return None, ()
+    classes = sorted({names[0] for names in parts.values()})
+    return tuple(classes.index(parts[file][0]) for file in chosen), tuple(classes)
 
 
 def _control(job: AutoencoderJob, split: Split, shape: Shape) -> Named | None:

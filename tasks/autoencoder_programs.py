@@ -1,4 +1,4 @@
-"""An autoencoder as a black box: a TorchScript file, or a program of torch.export.
+"""A network as a black box: a TorchScript file, or a program of torch.export.
 
 Both are programs, not data, and neither can be read safely. TorchScript names operators that read
 and write files. `torch.export.load` unpickles (sample inputs and odd tensors with
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from storage.weights import WeightsError
 
@@ -32,13 +32,15 @@ NAMES = {"torchscript": "a TorchScript program", "export": "a program of torch.e
 @dataclass(frozen=True, eq=False)
 class Program:
     """f of a file. `flat`: it takes (b, d). `shape` of one input and `batch`, the rows it takes at
-    once, are None where the file does not say (any number of rows will do, for a batch)."""
+    once, are None where the file does not say (any number of rows will do, for a batch).
+    `modules`: the same as a module with those that it was exported with (TorchScript: None)."""
 
     kind: Kind
     sha256: str
     shape: tuple[int, ...] | None
     batch: int | None
     on: Callable[[str], Callable[[Tensor], Tensor]]
+    modules: Callable[[str], nn.Module] | None = None
 
 
 def program_kind(path: Path) -> Kind | None:
@@ -103,22 +105,29 @@ def _exported(content: bytes, digest: str, path: Path) -> Program:
     ]
     if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
         raise WeightsError(
-            f"{path} takes {len(inputs)} inputs; an autoencoder takes one, a batch of images"
+            f"{path} takes {len(inputs)} inputs; it must take one, a batch of images"
         )
     rows, *shape = inputs[0].shape
     if not all(isinstance(side, int) for side in shape):
         shape = []
     dtype = inputs[0].dtype
 
-    def on(device: str) -> Callable[[Tensor], Tensor]:
+    def placed(device: str) -> torch.export.ExportedProgram:
         from torch.export.passes import move_to_device_pass
 
-        placed = program if device == "cpu" else move_to_device_pass(program, device)
-        module = placed.module()
+        return program if device == "cpu" else move_to_device_pass(program, device)
+
+    def on(device: str) -> Callable[[Tensor], Tensor]:
+        module = placed(device).module()
         return lambda x: module(x.to(dtype))
 
+    def modules(device: str) -> nn.Module:
+        with warnings.catch_warnings():  # torch's own about what it calls itself
+            warnings.simplefilter("ignore")
+            return torch.export.unflatten(placed(device))
+
     batch = rows if isinstance(rows, int) else None
-    return Program("export", digest, tuple(shape) or None, batch, on)
+    return Program("export", digest, tuple(shape) or None, batch, on, modules)
 
 
 @contextmanager

@@ -114,12 +114,18 @@ LATER_OF_FAMILY: dict[str, dict[str, Any]] = {
     "kkt": {"experiment.defence": None, "experiment.defence_layer": None},
 }
 """The same of settings that another family has had from its beginning."""
+NEVER_LATER = {"inversion": ("experiment.victim.init",)}
+"""Of these families' settings those that they have had from the start: a SplitMLP's `init` is
+"paper" unless it is named, so "torch" must stay in the manifest."""
 
 
 def without_later_settings(settings: dict[str, Any]) -> None:
     """Removes those that are as they were before they existed."""
-    family = settings["experiment"]["family"]
+    family = settings.get("experiment", {}).get("family", "")
+    from_the_start = NEVER_LATER.get(family, ())
     for name, before in (LATER_SETTINGS | LATER_OF_FAMILY.get(family, {})).items():
+        if name in from_the_start:
+            continue
         *path, last = name.split(".")
         inside: Any = settings
         for key in path:

@@ -45,9 +45,9 @@ def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -
             grid[i][0].text(-0.15, 0.5, title, transform=grid[i][0].transAxes, ha="right",
                             va="center", fontsize=7)  # fmt: skip
             for axes, (side, k) in zip(grid[i], columns, strict=True):
-                axes.imshow(
-                    pictures[f"{side}/{name}"][k].transpose(1, 2, 0), interpolation="nearest"
-                )
+                picture = pictures[f"{side}/{name}"][k]
+                rgb = np.broadcast_to(picture, (3, *picture.shape[1:]))  # grey in three channels
+                axes.imshow(rgb.transpose(1, 2, 0), interpolation="nearest")
                 axes.set_axis_off()
                 if name != "original":
                     score = record["methods"][name][side]["ssim"][rows[side][k]]

@@ -27,6 +27,7 @@ from storage.sources import ImageSet
 from tasks.evaluation_record import Arrays
 from tasks.evaluation_settings import Evaluation
 from tasks.evaluation_victims import EvaluatedRun, Victim
+from tasks.pair_stream import in_rgb
 from tasks.restore import Restores, summarised
 from tasks.train import load_restorer
 
@@ -261,7 +262,8 @@ def _restored(
     n_samples: int,
     advance: Advance,
 ) -> dict[str, Restored]:
-    """By the suffix of the method: the one answer, or the first sample and the mean of all."""
+    """By the suffix of the method: the one answer, or the first sample and the mean of all. Grey
+    pictures go in three times, and come back as the mean of what was made of them."""
     first, mean, spread = [], [], []
     n_given, n_pictures = 1, max(1, len(pictures))
     for start in range(0, n_pictures, RESTORE_ROWS):
@@ -271,8 +273,10 @@ def _restored(
             advance(min(1.0, (start + fraction * min(RESTORE_ROWS, n_pictures)) / n_pictures))
 
         samples = restorer.restore(
-            net, pictures[part], n_samples=n_samples, seeds=seeds[part], progress=progress
+            net, in_rgb(pictures[part]), n_samples=n_samples, seeds=seeds[part], progress=progress
         )
+        if pictures.shape[1] == 1:
+            samples = samples.mean(2, keepdim=True)
         n_given = len(samples)
         first.append(samples[0])
         average, disagreement = summarised(samples)

@@ -56,10 +56,10 @@ Columns = dict[str, npt.NDArray[np.float32]]
 class PairExamples(IterableDataset[Batch]):
     """Batches {"condition", "target", "augment"} of `batch_size` examples, already collated.
 
-    `condition` and `target` float32 (b, 3, h, w) in [-1, 1], `augment` float32 (b, 9). The last
-    batch of an epoch is smaller. `curation` says which pairs occur how often and how much noise is
-    added; None: each pair once, and no noise. `images_for_noise`, uint8 (n, 3, h, w), are needed
-    where noise or mixtures are added.
+    `condition` and `target` float32 (b, 3, h, w) in [-1, 1], grey ones three times, as restorers
+    want them; `augment` float32 (b, 9). The last batch of an epoch is smaller. `curation` says
+    which pairs occur how often and how much noise is added; None: each pair once, and no noise.
+    `images_for_noise`, uint8 (n, c, h, w), are needed where noise or mixtures are added.
 
     Iterating gives what is left of the epoch, and after its end nothing: call `set_epoch` for each
     epoch, as for a DistributedSampler, or be `endless`. Workers of a DataLoader get copies, so with
@@ -242,7 +242,7 @@ class PairExamples(IterableDataset[Batch]):
                 break
         made_up.put(batch, np.flatnonzero(is_made_up[: last - first]), before[0])
         n_given = last - first
-        return {name: torch.from_numpy(a[:n_given]) for name, a in batch.items() if n_given}
+        return {name: in_rgb(torch.from_numpy(a[:n_given])) for name, a in batch.items() if n_given}
 
     def _why_nothing(self, share: tuple[int, int]) -> str:
         if self._curation is None or share[1] > 1:
@@ -254,6 +254,12 @@ class PairExamples(IterableDataset[Batch]):
             f"curation n_subsets={self._curation.n_subsets} and share={self._curation.share} drew "
             "none of the pairs; raise either"
         )
+
+
+def in_rgb(pictures: Tensor) -> Tensor:
+    """(n, 3, h, w) of grey pictures (n, 1, h, w); anything else as it is."""
+    is_grey = pictures.dim() == 4 and pictures.shape[1] == 1
+    return pictures.repeat(1, 3, 1, 1) if is_grey else pictures
 
 
 @dataclass(frozen=True, kw_only=True)

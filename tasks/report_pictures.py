@@ -14,8 +14,9 @@ GAP = 1  # pixels between the pictures of a strip
 
 
 def data_uri(picture: npt.NDArray[np.uint8]) -> str:
-    """A (3, h, w) picture as a PNG inside a URL."""
-    return _url(_encoded(picture.transpose(1, 2, 0), "png"), "png")
+    """A (3, h, w) picture, or a grey (1, h, w), as a PNG inside a URL."""
+    rgb = np.broadcast_to(picture, (3, *picture.shape[1:]))
+    return _url(_encoded(rgb.transpose(1, 2, 0), "png"), "png")
 
 
 def strips(rows: Sequence[npt.NDArray[np.uint8]], *, most_bytes: int) -> tuple[list[str], bool]:

@@ -213,7 +213,8 @@ class StorePictures:
                 facts = {"part": int(part)}
                 facts |= {name.partition("/")[2]: int(taken[name][k]) for name in numbers}
                 name = "part-{part:06d}-run-{run:08d}-candidate-{candidate:05d}".format_map(facts)
-                yield InputPicture(name, pixels, facts)
+                rgb = pixels if len(pixels) == 3 else np.repeat(pixels, 3, axis=0)  # grey
+                yield InputPicture(name, rgb, facts)
 
     @property
     def description(self) -> dict[str, Any]:

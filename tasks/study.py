@@ -97,6 +97,7 @@ class Study:
     axes: dict[str, Axis] = field(default_factory=dict)
     split: Split = "heldout"
     skip_corrupt: bool = False
+    channels: Literal[1, 3] = 3
     seed: int = 0
     threads: int = 1
     encoding: Encoding = "float16"

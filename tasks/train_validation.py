@@ -30,6 +30,7 @@ from recon_core.restore.examples import make_examples, to_pictures
 from storage.dataset import Dataset
 from storage.errors import StorageError
 from storage.stream import PairStream
+from tasks.pair_stream import in_rgb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,9 @@ def read_held_out(dataset: Dataset, validation: Validation, curation: Curation) 
         batch = next(stream.batches(validation.n_pairs, scaled=False), None)
         if batch is not None:
             examples = make_examples(batch)
-            inputs, targets = to_pictures(examples.condition), to_pictures(examples.target)
+            inputs, targets = (
+                in_rgb(to_pictures(made)) for made in (examples.condition, examples.target)
+            )
             ssim = float(ssim_pairs(inputs, targets).mean())
             return HeldOut(parts, unaugmented, inputs, targets, ssim)
     raise StorageError(

@@ -39,6 +39,7 @@ from recon_core.victims.split import LeNet5, SplitNetwork, initial_weights
 from recon_core.victims.split_training import SplitTraining, train_split
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+SSIM_SIDE = 11
 INVERTED_AT_ONCE = 256
 """Images of a run that are inverted as one batch; bounds memory."""
 
@@ -345,6 +346,11 @@ class Inversion:
         """Raises ValueError if the runs cannot be one batch, or one of them cannot be trained."""
         if len(specs) != len(images):
             raise ValueError(f"{len(specs)} specs came with images of {len(images)} runs")
+        if min(images.shape[-2:]) < SSIM_SIDE:
+            raise ValueError(
+                f"images of {images.shape[-2]}x{images.shape[-1]} are smaller than SSIM's window "
+                f"of {SSIM_SIDE}x{SSIM_SIDE}, by which inversions are scored; enlarge them first"
+            )
         for spec in specs:
             if len(spec.image_ids) != images.shape[1]:
                 raise ValueError(

@@ -337,6 +337,21 @@ def test_a_batch_of_unlike_runs_is_refused() -> None:
         SMALL.run_batch([SPEC, SPEC], TILES[None, :N], device=CPU)
 
 
+@pytest.mark.parametrize(("height", "width"), [(10, 16), (16, 10)])
+def test_images_below_ssims_window_are_refused_before_any_training(
+    height: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(*_arguments: object, **_settings: object) -> None:
+        raise AssertionError("a victim was trained")
+
+    monkeypatch.setattr("recon_core.attacks.inversion.train_split", trained)
+    small = TILES[None, :N, :, :height, :width]
+    with pytest.raises(ValueError, match=f"{height}x{width} are smaller than SSIM's window of 11"):
+        SMALL.run_batch([SPEC], small, device=CPU)
+    with pytest.raises(ValueError, match="enlarge them first"):
+        SMALL.train_victim(SPEC, small[0], device=CPU)
+
+
 @pytest.mark.parametrize(
     ("victim", "shape", "n_each", "per_class", "held_out", "attack", "defence", "n_runs"),
     [

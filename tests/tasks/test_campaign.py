@@ -14,6 +14,7 @@ from recon_core.experiments import KKT, AutoencoderRecovery, Inversion
 from recon_core.sampling import Phase, Sampling
 from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.separability import MixCon, UniCon
+from recon_core.victims.split import SplitMLP
 from recon_core.victims.split_training import SplitTraining
 from recon_core.victims.training import Training
 from storage.errors import CorruptPartError, StoreMismatchError
@@ -178,6 +179,21 @@ def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
     three = replace(SAMPLING, images_per_run=9, phases=(Phase(n_runs=4),))
     split = Campaign(sampling=three, experiment=SPLIT).manifest(images)["campaign"]
     assert split["experiment"]["defence"] is None, "another family has had it from its beginning"
+
+
+def test_what_a_split_network_starts_from_is_always_in_its_manifest(images: ImageSet) -> None:
+    """Its default is "paper": without "torch", a manifest would say the other."""
+    sampling = replace(SAMPLING, images_per_run=9, phases=(Phase(n_runs=4),))
+
+    def manifest(victim: SplitMLP) -> dict[str, Any]:
+        experiment = replace(SPLIT, victim=victim)
+        return Campaign(sampling=sampling, experiment=experiment).manifest(images)["campaign"]
+
+    torchs, papers = manifest(SplitMLP(init="torch")), manifest(SplitMLP())
+    assert torchs["experiment"]["victim"]["init"] == "torch"
+    assert papers["experiment"]["victim"]["init"] == "paper"
+    stacked = Campaign(sampling=sampling, experiment=AutoencoderRecovery()).manifest(images)
+    assert "init" not in stacked["campaign"]["experiment"]["victim"]
 
 
 def test_what_a_store_of_kkt_is_known_by_never_changes(images: ImageSet) -> None:

@@ -1,0 +1,183 @@
+"""`palimpsest attack inversion`: recover images from what a given classifier's first half sends.
+
+Exit codes as everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from flows.attack_autoencoder_cli import numbers
+from flows.attack_cli import attack_app, out, this_command
+
+__all__ = ["attack_app", "attack_inversion"]
+LIST = "list"
+
+
+@attack_app.command(
+    "inversion",
+    epilog="Examples: `palimpsest attack inversion net.pt --architecture torchvision:resnet18 "
+    "--cut list` · `palimpsest attack inversion net.pt --architecture torchvision:resnet18 --cut "
+    "layer1 --data folder:my-images --public folder:others --mean .49,.48,.45 --std .2,.2,.2` · "
+    "`palimpsest attack inversion net.pt2 --trust --cut features.3 --data cifar10:PATH`",
+)
+def attack_inversion(
+    weights: Annotated[
+        Path,
+        typer.Argument(
+            help="safetensors, a state dict of torch.save, a .pt2 of torch.export or TorchScript."
+        ),
+    ],
+    *,
+    architecture: Annotated[
+        str | None,
+        typer.Option(
+            "--architecture",
+            help="torchvision:NAME | lenet5 | split-mlp; none for programs and for files that say "
+            "it themselves.",
+        ),
+    ] = None,
+    cut: Annotated[
+        str | None,
+        typer.Option("--cut", help="The module whose output is sent; `list` shows all."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="What is attacked: photos | folder:PATH | cifar10:PATH ..."),
+    ] = None,
+    public: Annotated[
+        str | None,
+        typer.Option("--public", help="Other images, that the attacker has: ours tunes on them."),
+    ] = None,
+    split: Annotated[
+        Literal["all", "train", "heldout"] | None,
+        typer.Option("--split", help="Of --data; default: all of a folder, else heldout."),
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "--store", help="Folder of what comes back; default: by the weights' name."
+        ),
+    ] = None,
+    n_classes: Annotated[
+        int | None, typer.Option("--n-classes", help="Checked against the file.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", help="Side of the images; default: as they are.")
+    ] = None,
+    mean: Annotated[
+        str, typer.Option("--mean", help="Subtracted from images in [0, 1] before the network.")
+    ] = "0",
+    std: Annotated[str, typer.Option("--std", help="What they are then divided by.")] = "1",
+    n_images: Annotated[int, typer.Option("--n-images", help="To attack.")] = 20,
+    n_public: Annotated[int, typer.Option("--n-public", help="At most, of --public.")] = 100,
+    attack: Annotated[
+        Literal["paper", "strong", "both"],
+        typer.Option("--attack", help="Paper 003's, ours, or both."),
+    ] = "both",
+    n_steps: Annotated[
+        int | None, typer.Option("--steps", help="Of each descent; default: 500 and 1000.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Of the attacks: sgd.lr=1, strong.zeta=.03; repeatable."),
+    ] = None,
+    perceptual: Annotated[
+        str,
+        typer.Option("--perceptual", help="What PSIM compares: own | vgg16:PATH of its weights."),
+    ] = "own",
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            help="Load and run a TorchScript or .pt2 file, which may do anything you can do.",
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 20,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
+    threads: Annotated[int | None, typer.Option("--threads", help="Of torch, on a CPU.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier results first.")] = False,
+) -> None:
+    """Cut a classifier, and see whether images come back from what its first half sends."""
+    from flows import attack_inversion as flow
+    from flows.fresh import start_over
+    from flows.settings import parse_assignments
+    from tasks.inversion_inputs import InversionJob
+
+    if cut == LIST:
+        _list(weights, architecture, size, data, trust=trust)
+        return
+    if data is None:
+        raise ValueError("give --data, the images to attack, for example folder:my-images")
+    target = target or Path("palimpsest-runs") / f"attack-{weights.stem}"
+    job = InversionJob(
+        weights=weights,
+        out=target,
+        data=data,
+        cut=cut,
+        architecture=architecture,
+        public=public,
+        split=split,
+        size=size,
+        n_classes=n_classes,
+        mean=numbers(mean, "--mean"),
+        std=numbers(std, "--std"),
+        n_images=n_images,
+        n_public=n_public,
+        attack=attack,
+        n_steps=n_steps,
+        settings=parse_assignments(settings or []),
+        perceptual=perceptual,
+        trust=trust,
+        seed=seed,
+        n_shown=n_shown,
+    )
+    if fresh:
+        start_over(target, flow.ENTRIES, option="--out")
+    record = flow.attack_inversion(job, device=device, threads=threads, command=this_command())
+    _show(record, target)
+
+
+def _list(
+    weights: Path, architecture: str | None, size: int | None, data: str | None, *, trust: bool
+) -> None:
+    """The places where the network can be cut."""
+    from tasks.inversion_inputs_cuts import image_shape, modules_of
+    from tasks.inversion_inputs_networks import read_network
+
+    network = read_network(weights, architecture, trust=trust)
+    shape = image_shape(network, size, data)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("--cut")
+    for name in ("output of one image", "numbers"):
+        table.add_column(name, justify="right")
+    for name, sides in modules_of(network, shape):
+        n_numbers = 1
+        for side in sides:
+            n_numbers *= side
+        table.add_row(escape(name), "x".join(map(str, sides)), f"{n_numbers:,}")
+    out.print(f"[bold]{escape(str(weights))}[/], images of {'x'.join(map(str, shape))}")
+    out.print(table)
+
+
+def _show(record: dict[str, Any], folder: Path) -> None:
+    from flows.attack_inversion import outcome, summary_rows
+
+    rows = summary_rows(record)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column == "attack" else "right")
+    for row in rows:
+        table.add_row(*row.values())
+    out.print(table)
+    for note in record["notes"]:
+        out.print(note, markup=False)
+    out.print(outcome(record), markup=False)
+    for name in ("report.html", "reconstructions.png", "inversion.json"):
+        out.print(f"  {(folder / name).absolute()}", markup=False, soft_wrap=True)
