@@ -33,8 +33,10 @@ from tasks.inversion_words import (
     brackets,
     chance,
     divergence,
+    few_networks,
     incomplete,
     measure,
+    n_networks,
     spread,
     without_front,
 )
@@ -129,7 +131,11 @@ def _scores_figure(
 ) -> InversionFigure:
     table = scores_table(figure["name"], record, found)
     scores = [
-        {"source": source, "rows": [_score_row(record, source, *numbered) for numbered in cells]}
+        {
+            "source": source,
+            "networks": n_networks([cell for _k, cell in cells]),
+            "rows": [_score_row(record, source, *numbered) for numbered in cells],
+        }
         for source, cells in found
         if cells
     ]
@@ -189,7 +195,9 @@ def pareto_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) 
     """Accuracy against SSIM, all settings and those near vanilla, a row per source."""
     table = pareto_table(figure["name"], record)
     rows, legend = pareto_rows(record, table)
-    notes = [note for source in record["sources"] for note in without_front(record, source)]
+    sources = record["sources"]
+    notes = [note for source in sources for note in without_front(record, source)]
+    notes += [note for source in sources for note in few_networks(record, source)]
     return InversionFigure(figure, [table], rows, legend, keys=_keys(record), notes=notes)
 
 

@@ -80,12 +80,12 @@ def letters(record: Record, source: Record) -> dict[int, str]:
 
 
 def role_title(record: Record, role: str) -> str:
-    """A role in words: `sweet spot under the paper's descent`."""
+    """A role in words: `sweet spot under “the paper's descent”`."""
     attacks = {attack["name"]: attack["title"] for attack in record["attacks"]}
     if role == "paper":
         return "the paper's setting"
     kind, _blank, attack = role.rpartition(" ")
-    return f"{kind} under {attacks[attack]}" if kind and attack in attacks else role
+    return f"{kind} under “{attacks[attack]}”" if kind and attack in attacks else role
 
 
 def with_role(record: Record, source: Record, role: str) -> Numbered | None:

@@ -104,7 +104,7 @@ def _answer(record: Record, source: Record) -> dict[str, Any]:
     for attack in record["attacks"]:
         spot = sweet_spot(record, source, attack["name"])
         sought = sought or spot is not None
-        if spot and spot["cell"] is not None and shown is None:
+        if spot and found_spot(spot) and shown is None:
             shown, under = record["cells"][spot["cell"]], attack["title"]
     loss = f"{100 * record['thresholds']['accuracy_loss']:g}"
     points = "point" if loss == "1" else "points"
@@ -153,8 +153,11 @@ def incomplete(record: Record, source: Record) -> list[str]:
         notes.append(f"{source['title']}: one network of each setting, so there are no intervals.")
     for attack in record["attacks"]:
         spot = sweet_spot(record, source, attack["name"])
-        if spot and spot["cell"] is None:
-            notes.append(f"{source['title']}: no sweet spot under {attack['title']}.")
+        if spot and not found_spot(spot):
+            notes.append(
+                f"{source['title']}: no sweet spot under “{attack['title']}”; no setting that "
+                "keeps the accuracy leaks less than no defence."
+            )
     lost = [cell["title"] for _k, cell in cells if cell["diverged"]]
     if lost:
         notes.append(
@@ -163,6 +166,28 @@ def incomplete(record: Record, source: Record) -> list[str]:
     if not with_roles(record, source):
         notes.append(f"{source['title']}: no cell stands for vanilla or for a chosen setting.")
     return notes
+
+
+def found_spot(spot: Mapping[str, Any] | None) -> bool:
+    """Whether a sweet spot is one: a cell was found, and it is not the one without a defence."""
+    return spot is not None and spot["cell"] is not None and spot["cell"] != spot["vanilla"]
+
+
+def few_networks(record: Record, source: Record) -> list[str]:
+    """A sentence on the cells that have one network while others have several."""
+    here = cells_of(record, source, cut=source["cut"])
+    ones = sum(len(cell["seeds"]) == 1 for _k, cell in here)
+    if not ones or source["n_seeds"] == 1:
+        return []
+    return [
+        f"{source['title']}: {ones} of {len(here)} settings have one network each, so no interval."
+    ]
+
+
+def n_networks(cells: Sequence[Record]) -> str:
+    """`3`, `1 to 3`: how many networks the cells have each."""
+    counts = sorted({len(cell["seeds"]) for cell in cells}) or [0]
+    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def without_front(record: Record, source: Record) -> list[str]:

@@ -270,7 +270,7 @@ class _Study:
             "created": "1 May", "machine": "a toaster", "fingerprint": "c" * 64,
             "settings": {"training": {"epochs": 20}, "seed": 42},
             "seconds": {"train": 2000.0, "invert": 300.0, "restore": None, "synthetic": 41.0},
-            "perceptual": "feature maps of a network trained on public images",
+            "perceptual": "those of a network trained on public images",
             "thresholds": {"accuracy_loss": 0.01}, "sources": self.sources,
             "attacks": [{"name": name, "title": title, "ours": ours}
                         for name, title, ours in ATTACKS if name in self.attacks],

@@ -77,7 +77,7 @@ def test_the_answer_on_top_is_that_of_the_sweet_spot(folder: Path, made: Made) -
     spot = next(s for s in record["sweet_spots"] if s["source"] == "digits")
     cell, vanilla = record["cells"][spot["cell"]], find(record, "vanilla")[1]
     said = (
-        f"{cell['title']} , the sweet spot under the paper's descent, has an accuracy of "
+        f"{cell['title']} , the sweet spot under “the paper's descent”, has an accuracy of "
         f"{100 * cell['accuracy']['mean']:.1f} % ({100 * vanilla['accuracy']['mean']:.1f} % "
         "without a defence). The mean SSIM of what comes back is "
         f"{cell['attacks']['paper']['ssim']['mean']:.3f} instead of "

@@ -39,7 +39,7 @@ def test_one_seed_has_no_intervals(tmp_path: Path) -> None:
 def test_only_the_papers_attack(tmp_path: Path) -> None:
     page = page_of(tmp_path, small(attacks=("paper",)))
     assert "SSIM, Adam" not in page.prose
-    assert page.prose.count("under “") == 1
+    assert page.prose.count("(chance: ") == 1
 
 
 def test_an_attack_that_was_not_run_is_said(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_no_sweet_spot_was_found(tmp_path: Path) -> None:
     page = page_of(tmp_path, (_described(record), pictures))
     assert "no setting of the grid costs at most 1 point of accuracy and leaks less; " in page.prose
     assert "; the paper’s setting, MixCon (1, 10⁻⁴) , has an accuracy of 9" in page.prose
-    assert "digits, 8×8: no sweet spot under the paper's descent." in page.prose
+    assert "digits, 8×8: no sweet spot under “the paper's descent”;" in page.prose
     assert {row["cell"] for row in rows_of(tmp_path, "sweet-spots")} == {""}
 
 
@@ -326,3 +326,25 @@ def test_a_paper_setting_that_diverged_is_not_the_answer(tmp_path: Path) -> None
     assert "On digits, 8×8 , no sweet spot was sought." in page.prose
     assert [text.strip() for text in page.rows[f"table3 {place}"]][1:] == ["–", "no attack was run"]
     assert "Without pictures here: MixCon (1, 10⁻⁴)." in page.prose
+
+
+def test_no_defence_is_no_sweet_spot(tmp_path: Path) -> None:
+    record, pictures = small()
+    for spot in record["sweet_spots"]:
+        spot["cell"] = spot["vanilla"]
+    page = page_of(tmp_path, (record, pictures))
+    assert "costs at most 1 point of accuracy and leaks less; the paper’s setting" in page.prose
+    assert "no setting that keeps the accuracy leaks less than no defence." in page.prose
+
+
+def test_what_failed_and_what_was_trained_once_is_said(tmp_path: Path) -> None:
+    record, pictures = small()
+    record["failed"] = [{"unit": "train <x>", "why": "no memory"}]
+    for name in ("mixcon 0.1 0.01", "mixcon 1 0.01"):
+        cell = find(record, name)[1]
+        cell["seeds"] = cell["seeds"][:1]
+    page = page_of(tmp_path, (record, pictures))
+    assert "1 part of the study failed , so the page lacks what follows from it: train <x>" in (
+        page.prose
+    )
+    assert "digits, 8×8: 2 of 7 settings have one network each, so no interval." in page.prose
