@@ -36,9 +36,9 @@ PAPER = "003"
 DIGITS = 6
 ATTACKS = (
     ("paper", "the paper’s descent", False),
-    ("tuned", "the same, its rate tuned", True),
+    ("tuned", "the paper’s descent, its rate tuned", True),
     ("strong", "Adam, several starts, zeta tuned", True),
-    ("restored", "... and a restorer of its pairs", True),
+    ("restored", "Adam and a restorer of its pairs", True),
 )
 """Name, title, and whether it is ours."""
 SCORES = ("ssim", "psim", "psnr")
