@@ -36,9 +36,9 @@ PAPER = "003"
 DIGITS = 6
 ATTACKS = (
     ("paper", "the paper’s descent", False),
-    ("tuned", "the paper’s descent, its rate tuned", True),
-    ("strong", "Adam, several starts, zeta tuned", True),
-    ("restored", "Adam and a restorer of its pairs", True),
+    ("tuned", "the descent, rate tuned", True),
+    ("strong", "our attack", True),
+    ("restored", "our attack, restored", True),
 )
 """Name, title, and whether it is ours."""
 SCORES = ("ssim", "psim", "psnr")

@@ -59,7 +59,7 @@ def all_diverged(cell: Record) -> bool:
 
 
 def with_roles(record: Record, source: Record) -> list[Numbered]:
-    """The cells that have a role: vanilla, then the paper's setting, then sweet spots."""
+    """The cells that have a role: vanilla, then the study's setting, then sweet spots."""
 
     def rank(numbered: Numbered) -> tuple[int, int]:
         k, cell = numbered
@@ -83,7 +83,7 @@ def role_title(record: Record, role: str) -> str:
     """A role in words: `sweet spot under “the paper's descent”`."""
     attacks = {attack["name"]: attack["title"] for attack in record["attacks"]}
     if role == "paper":
-        return "the paper's setting"
+        return "the study's setting"
     kind, _blank, attack = role.rpartition(" ")
     return f"{kind} under “{attacks[attack]}”" if kind and attack in attacks else role
 

@@ -69,7 +69,7 @@ def test_no_sweet_spot_was_found(tmp_path: Path) -> None:
     }
     page = page_of(tmp_path, (_described(record), pictures))
     assert "no setting of the grid costs at most 1 point of accuracy and leaks less; " in page.prose
-    assert "; the paper’s setting, MixCon (1, 10⁻⁴) , has an accuracy of 9" in page.prose
+    assert "; the study’s setting, MixCon (1, 10⁻⁴) , has an accuracy of 9" in page.prose
     assert "digits, 8×8: no sweet spot under “the paper's descent”;" in page.prose
     assert {row["cell"] for row in rows_of(tmp_path, "sweet-spots")} == {""}
 
@@ -333,7 +333,7 @@ def test_no_defence_is_no_sweet_spot(tmp_path: Path) -> None:
     for spot in record["sweet_spots"]:
         spot["cell"] = spot["vanilla"]
     page = page_of(tmp_path, (record, pictures))
-    assert "costs at most 1 point of accuracy and leaks less; the paper’s setting" in page.prose
+    assert "costs at most 1 point of accuracy and leaks less; the study’s setting" in page.prose
     assert "no setting that keeps the accuracy leaks less than no defence." in page.prose
 
 
