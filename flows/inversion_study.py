@@ -37,6 +37,7 @@ from tasks.inversion_record import (
     sweet_spots,
 )
 from tasks.inversion_views import describe_figures
+from tasks.inversion_weights import write_victims
 from tasks.progress import Advance, stage_progress
 from tasks.recovery_run import Outcome, Unit, run_units
 from tasks.study_record import created_now
@@ -58,8 +59,9 @@ def run_inversion_study(
     those of the store.
     1. Read the images. 2. Plan. 3. Train and invert the victims of the grid, of the cuts and of the
     synthetic experiment. 4. Choose the sweet spots, train and invert these with the other seeds,
-    and train the restorers. 5. Check the paper's claims. 6. Write inversion.json, its pictures and
-    the page. Raises UnitsFailedError after all that, if something failed, naming it.
+    and train the restorers. 5. Check the paper's claims. 6. Write inversion.json, its pictures,
+    the victims that it shows, and the page. Raises UnitsFailedError after all that, if something
+    failed, naming it.
     """
     study = resolve_inversion(preset, settings, store, only=only)
     workers = workers or Workers()
@@ -71,6 +73,7 @@ def run_inversion_study(
     failed = make_products(plan, workers)
     record = make_record(plan, failed)
     write_file(store / PICTURES, pictures_of(plan, record))
+    write_victims(plan, role_cells(plan, sweet_spots(plan)))
     write_json(store / RECORD, record)
     page = write_page(store)
     leave_table(

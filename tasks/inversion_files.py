@@ -2,6 +2,7 @@
 
 ROOT/settings.json                 the study's settings
 ROOT/products/KEY.*                what a unit gave: victims' weights, recovered images, restorers
+ROOT/victims/NAME.safetensors      networks that the page shows more of, architecture inside
 ROOT/inversion.json, inversion-pictures.npz, inversion.html, inversion-data/
 
 A key is a sha256 of settings and images, not of the code or the machine: a release that computes
@@ -23,7 +24,9 @@ SETTINGS = "settings.json"
 RECORD = "inversion.json"
 PICTURES = "inversion-pictures.npz"
 PAGE = "inversion.html"
-ENTRIES = frozenset({SETTINGS, RECORD, PICTURES, PAGE, "inversion-data", "products", CONTROL_FILE})
+ENTRIES = frozenset(
+    {SETTINGS, RECORD, PICTURES, PAGE, "inversion-data", "products", "victims", CONTROL_FILE}
+)
 """All that a study makes in its folder."""
 
 

@@ -18,10 +18,12 @@ from recon_core.similarity import unit_ssim
 from recon_core.victims.separability import MixCon, UniCon
 from tasks import inversion_units
 from tasks.inversion_images import read_sources
+from tasks.inversion_inputs_networks import read_network
 from tasks.inversion_record import describe_inversion, estimate, pictures_of, sweet_spots
 from tasks.inversion_study import Cell, InversionSource, Synthetic
 from tasks.inversion_synthetic import gaussians, synthesise
 from tasks.inversion_units import Victim, invert, train
+from tasks.inversion_weights import write_victims
 from tests.tasks.inversion_runs import plan_of, run, run_all, small
 
 
@@ -221,6 +223,26 @@ def test_restorers_learn_from_public_images_alone(tmp_path: Path) -> None:
     assert len(job.public.images) == 40 - plan.study.n_tuning
     inverted = {image.tobytes() for image in job.inverting.inverted.images}
     assert not inverted & {image.tobytes() for image in job.public.images}
+
+
+def test_the_victims_that_are_kept_are_what_the_study_had(tmp_path: Path) -> None:
+    """They say themselves what they are, and `attack inversion` reads the same features."""
+    plan = plan_of(small(), tmp_path)
+    cells = [Cell("digits", 2, None), Cell("digits", 1, MixCon(lam=1.0, beta=1e-2))]
+    run(plan, [u for u in plan.first_units() if "seed 0" in u.name or "classifier" in u.name])
+    files = write_victims(plan, [*cells, Cell("digits", 1, UniCon(lam=9.0))])
+    assert [f.name for f in files] == [
+        "digits-cut2-vanilla.safetensors", "digits-cut1-mixcon-1-0.01.safetensors"]  # fmt: skip
+    x = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    for file, cell in zip(files, cells, strict=True):
+        network = read_network(file, None)
+        assert network.shape == (1, 16, 16)
+        assert network.n_classes == 10
+        assert network.cut == f"conv{cell.cut}"
+        logits = network.on((1, 16, 16), "cpu")(x)
+        victim = Victim.of(plan.root, plan.victim(cell, 0), "cpu")
+        ours = victim.model.classify(victim.weights, victim.sent(x)[None])[0]
+        assert torch.allclose(logits, ours, atol=1e-5)
 
 
 def test_an_estimate_is_a_t_interval() -> None:
