@@ -102,7 +102,7 @@ def make_products(plan: InversionPlan, workers: Workers) -> dict[str, str]:
         sweet = sweet_spots(plan)
         run.units(plan.confirm(dict.fromkeys(sweet.values())))
         run.units(plan.restoring_units(role_cells(plan, sweet)))
-        return run.failed
+        return run.so_far.failed
 
 
 class _Rounds:
@@ -110,7 +110,7 @@ class _Rounds:
 
     def __init__(self, plan: InversionPlan, client: Client, advance: Advance) -> None:
         self.plan, self.client, self.advance = plan, client, advance
-        self.n_before, self.failed = 0, dict[str, str]()
+        self.so_far = Outcome({}, {})
 
     def units(self, units: list[Unit]) -> None:
         plan = self.plan
@@ -127,12 +127,13 @@ class _Rounds:
             ),
             then=plan.more_units,
             on_progress=self._report,
+            earlier=self.so_far,
         )
-        self.n_before += len(outcome.done) + len(outcome.failed)
-        self.failed |= outcome.failed
+        done, failed = self.so_far.done | outcome.done, self.so_far.failed | outcome.failed
+        self.so_far = Outcome(done, failed)
 
     def _report(self, done: float, total: float, note: str = "") -> None:
-        n_before = self.n_before
+        n_before = len(self.so_far.done) + len(self.so_far.failed)
         self.advance(n_before + done, max(n_before + total, self.plan.n_units), note)
 
 

@@ -61,16 +61,18 @@ def run_units(
     then: Callable[[Unit, dict[str, Any]], Iterable[Unit]] = lambda _unit, _given: (),
     on_progress: Advance,
     total: int | None = None,
+    earlier: Outcome | None = None,
 ) -> Outcome:
     """Run all units, and those that `then` gives when one of them is done.
 
-    `watch` looks after the workers and whether the study is to pause or to stop. `total`: how many
-    units there will be at most, for the progress.
+    `earlier`: what units of rounds before this one gave, which those of this one may need; a unit
+    that needs what none makes fails. `watch` looks after the workers and whether the study is to
+    pause or to stop. `total`: how many units there will be at most, for the progress.
 
     Raises StoreFullError at once, when a worker finds the device full, and CampaignError as
     `Watch.look` does.
     """
-    run = _Run(client, threads, watch, then, on_progress, total or 0)
+    run = _Run(client, threads, watch, then, on_progress, total or 0, earlier or Outcome({}, {}))
     client.subscribe_topic(TOPIC, run.on_event)
     try:
         with client.as_current(), dask.config.set({_GRAPH_WARNING: "1TB"}):
@@ -92,6 +94,7 @@ class _Run:
     then: Callable[[Unit, dict[str, Any]], Iterable[Unit]]
     on_progress: Advance
     total: int
+    earlier: Outcome
     waiting: dict[str, Unit] = field(default_factory=dict)
     running: dict[str, tuple[Unit, Future[Any]]] = field(default_factory=dict)
     fractions: dict[str, float] = field(default_factory=dict)
@@ -116,13 +119,20 @@ class _Run:
         self.happened.put(("told", event[1]))
 
     def _start_ready(self) -> None:
+        done, failed = {*self.done, *self.earlier.done}, {*self.failed, *self.earlier.failed}
+        n_waiting = len(self.waiting)
         for name, unit in list(self.waiting.items()):
-            if lost := sorted(unit.needs & set(self.failed)):
+            if lost := sorted(unit.needs & failed):
                 del self.waiting[name]
                 self.failed[name] = f"needs {lost[0]}, which failed"
-            elif unit.needs <= set(self.done):
+            elif unit.needs <= done:
                 del self.waiting[name]
                 self._start(unit)
+        if not self.running and len(self.waiting) == n_waiting:  # and nothing ever will start
+            for name, unit in self.waiting.items():
+                lost = sorted(unit.needs - done)
+                self.failed[name] = f"needs {lost[0]}, which no unit makes before it"
+            self.waiting.clear()
 
     def _start(self, unit: Unit) -> None:
         key = f"{unit.name.replace(' ', '-')}-{time.time_ns()}"

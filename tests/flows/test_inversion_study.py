@@ -20,6 +20,7 @@ from flows.inversion_studies import changed, command, inversion_study, resolve_i
 from flows.recovery_study import UnitsFailedError
 from recon_core.victims.separability import MixCon
 from tasks.inversion_files import ENTRIES
+from tasks.inversion_record import sweet_spots
 from tasks.inversion_study import Cell
 
 RUN = CliRunner()
@@ -48,8 +49,13 @@ def test_a_dry_run_says_what_it_would_take_and_makes_nothing(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(
-    tmp_path: Path, prefect_server: None
+    tmp_path: Path, prefect_server: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    confirmed = Cell("digits", 2, MixCon(lam=0.1, beta=1e-2))  # has one network until it is chosen
+    monkeypatch.setattr(
+        "flows.inversion_study.sweet_spots",
+        lambda plan: {**sweet_spots(plan), ("digits", "confirmed"): confirmed},
+    )
     store = tmp_path / "study"
     done = RUN.invoke(app, words(store, "--set", "n_seeds=3"))
     assert done.exit_code == 0, done.output
@@ -60,6 +66,8 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(
     assert [a["name"] for a in record["attacks"]] == ["paper", "tuned", "strong", "restored"]
     assert record["failed"] == []
     assert len(record["sweet_spots"]) == 2
+    cell = next(c for c in record["cells"] if c["defence"]["lam"] == 0.1)
+    assert len(cell["attacks"]["strong"]["ssim"]["values"]) == 3  # trained and inverted in the second round
     arrays = np.load(store / "inversion-pictures.npz")
     assert arrays["digits/original"].shape == (3, 16, 16)
     before = {path: path.stat().st_mtime_ns for path in (store / "products").iterdir()}

@@ -30,7 +30,7 @@ from recon_core.victims.autoencoder import (
 )
 from storage.checkpoints import load_checkpoint
 from tasks.recovery_files import METADATA, Folder, read_weights, write_weights
-from tasks.recovery_run import Unit, run_units
+from tasks.recovery_run import Outcome, Unit, run_units
 from tasks.recovery_study import RecoveryStudy
 from tasks.recovery_training import train_victim
 from tasks.recovery_units import function_of, recover
@@ -195,6 +195,10 @@ def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
         *(unit(tmp_path, "bad", "fails"), unit(tmp_path, "mortal", "dies")),
         *(unit(tmp_path, "after bad", needs=("bad",)), unit(tmp_path, "good")),
         unit(tmp_path, "after good", needs=("good",)),
+        unit(tmp_path, "after what was made before", needs=("good", "made before")),
+        unit(tmp_path, "after what failed before", needs=("failed before",)),
+        unit(tmp_path, "after nothing", needs=("unknown",)),
+        unit(tmp_path, "after that", needs=("after nothing",)),
     ]
 
     def then(done: Unit, _given: dict[str, Any]) -> list[Unit]:
@@ -213,14 +217,19 @@ def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
             threads=1,
             then=then,
             on_progress=lambda done, total, _note="": seen.append((done, total)),
+            earlier=Outcome({"made before": {}}, {"failed before": "for a reason"}),
         )
-    assert set(found.done) == {"good", "after good", "more", "mortal"}
+    made = {"good", "after good", "more", "mortal", "after what was made before"}
+    assert set(found.done) == made
     assert found.failed == {
         "bad": "ValueError: bad cannot be done",
         "after bad": "needs bad, which failed",
+        "after what failed before": "needs failed before, which failed",
+        "after nothing": "needs unknown, which no unit makes before it",
+        "after that": "needs after nothing, which no unit makes before it",
     }
     assert (tmp_path / "mortal").read_text() == "xx"
-    assert seen[-1] == (4, 6)
+    assert seen[-1] == (5, 10)
 
 
 def long_study() -> RecoveryStudy:
