@@ -33,7 +33,9 @@ class Clustering:
 
     def __post_init__(self) -> None:
         if min(self.n_tries, self.n_rounds) < 1:
-            raise ValueError(f"n_tries={self.n_tries} and n_rounds={self.n_rounds} must be 1 or more")
+            raise ValueError(
+                f"n_tries={self.n_tries} and n_rounds={self.n_rounds} must be 1 or more"
+            )
         if not 0 < self.inside < 1:
             raise ValueError(f"inside={self.inside} must be between 0 and 1, the overlaps it parts")
 
@@ -95,13 +97,13 @@ def _alike(scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"]) -> Float[T
 def _grown(
     scores: Float[Tensor, "m m"], n: int, generator: torch.Generator, how: Clustering
 ) -> Bool[Tensor, "g m"]:
-    """Groups grown from pairs, until there are n; first from encodings that are in fewest groups."""
+    """Groups grown from pairs, until there are n; first from encodings that are not in two."""
     m = len(scores)
     size = max(2 * m // n, 2)
     found = torch.zeros((0, m), dtype=torch.bool, device=scores.device)
     for _ in range(how.n_tries):
-        n_seeds = min(2 * (n - len(found)), m)
-        order = torch.rand(m, generator=generator).to(scores.device) + found.sum(0)
+        n_seeds = min(max(2 * (n - len(found)), FEWEST_SEEDS), m)
+        order = torch.rand(m, generator=generator).to(scores.device) + (found.sum(0) > 1)
         seeds = order.topk(n_seeds, largest=False).indices
         grown = _grow(scores, seeds, size, generator, how)
         found = _distinct(torch.cat([found, grown]), scores, n)
@@ -110,13 +112,16 @@ def _grown(
     return found
 
 
+FEWEST_SEEDS = 16
+
+
 def _grow(
     scores: Float[Tensor, "m m"],
     seeds: Int64[Tensor, " s"],
     size: int,
     generator: torch.Generator,
     how: Clustering,
-) -> Bool[Tensor, "s m"]:
+) -> Bool[Tensor, "g m"]:
     """From each seed and one of the encodings that seem most alike, groups."""
     likely = scores[seeds].topk(size, dim=1).indices
     drawn = torch.randint(0, size, (len(seeds), 1), generator=generator).to(seeds.device)
@@ -133,7 +138,9 @@ def _grow(
     return groups[groups.sum(1) > 2]
 
 
-def _distinct(groups: Bool[Tensor, "g m"], scores: Float[Tensor, "m m"], n: int) -> Bool[Tensor, "k m"]:
+def _distinct(
+    groups: Bool[Tensor, "g m"], scores: Float[Tensor, "m m"], n: int
+) -> Bool[Tensor, "k m"]:
     """Groups of which no two have more than half in common, the closest knit first."""
     inside = groups.to(scores)
     sizes = inside.sum(1)

@@ -199,12 +199,11 @@ def _complete(k: int) -> list[Edges]:
     return [star, np.array([[0, 1], [0, 2], [1, 2]])] if k == 3 else [star]
 
 
-Parts = list[tuple[Int64[np.ndarray, " a"], Int64[np.ndarray, " b"]]]
+Rows = Int64[np.ndarray, " _"]
+Parts = list[tuple[Rows, Rows]]
 
 
-def _seed(
-    adjacent: Bool[np.ndarray, "k k"], n_near: Int64[np.ndarray, " k"]
-) -> tuple[int, Parts]:
+def _seed(adjacent: Bool[np.ndarray, "k k"], n_near: Int64[np.ndarray, " k"]) -> tuple[int, Parts]:
     """An edge whose neighbours fall into two cliques in the fewest ways, and the pieces that do."""
     best: tuple[int, Parts] | None = None
     for edge in np.argsort(n_near, kind="stable").tolist():
@@ -242,7 +241,7 @@ def _two_coloured(apart: Bool[np.ndarray, "k k"], names: Int64[np.ndarray, " k"]
     return parts
 
 
-def _halves(parts: Parts) -> Iterator[Int64[np.ndarray, " a"]]:
+def _halves(parts: Parts) -> Iterator[Rows]:
     """One of two cliques, for every way to part; the other way round it is the same graph."""
     if not parts:
         return

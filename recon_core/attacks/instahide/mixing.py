@@ -179,9 +179,7 @@ def random_signs(shape: torch.Size, generator: torch.Generator) -> Int8[Tensor, 
     return torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1
 
 
-def _drawn(
-    m: int, n: int, k: int, what: str, generator: torch.Generator
-) -> Int64[Tensor, "m k"]:
+def _drawn(m: int, n: int, k: int, what: str, generator: torch.Generator) -> Int64[Tensor, "m k"]:
     """k different ones of n, m times."""
     if n < k:
         raise ValueError(f"{n} {what} images are too few: every encoding has {k} of them")

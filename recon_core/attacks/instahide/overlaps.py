@@ -88,9 +88,7 @@ def same_private_part(
     return (apart < within).float().mean(1) > SAME_AT
 
 
-def gram_extract(
-    y: Float[Tensor, "m d"], n_images: int, eta: float
-) -> Float[Tensor, "m m"]:
+def gram_extract(y: Float[Tensor, "m d"], n_images: int, eta: float) -> Float[Tensor, "m m"]:
     """k W W^T of 004's step 1, for images of one weight 1/sqrt(k), k = `n_images` of an encoding.
 
     Algorithm 1 of Chen et al. (2021), which the paper calls: rho^2 of each two encodings from the

@@ -78,7 +78,9 @@ def spike(
     return found
 
 
-def by_sdp(y: Float64[np.ndarray, " d"], public: Float64[np.ndarray, "p d"], mixing: Mixing) -> list[int]:
+def by_sdp(
+    y: Float64[np.ndarray, " d"], public: Float64[np.ndarray, "p d"], mixing: Mixing
+) -> list[int]:
     """The public images of one encoding by 004's semidefinite program: the oracle.
 
     The largest k_pub entries of the leading eigenvector of max <M, Z> over psd Z with trace 1 and
@@ -86,12 +88,12 @@ def by_sdp(y: Float64[np.ndarray, " d"], public: Float64[np.ndarray, "p d"], mix
     """
     import cvxpy
 
-    block = spike(
-        torch.from_numpy(y[None]), torch.from_numpy(public[None]), mixing
-    )[0].numpy()
+    block = spike(torch.from_numpy(y[None]), torch.from_numpy(public[None]), mixing)[0].numpy()
     z = cvxpy.Variable(block.shape, PSD=True)
     within = [cvxpy.trace(z) == 1, cvxpy.sum(cvxpy.abs(z)) <= mixing.k_pub]
-    problem = cvxpy.Problem(cvxpy.Maximize(cvxpy.sum(cvxpy.multiply((block + block.T) / 2, z))), within)
+    problem = cvxpy.Problem(
+        cvxpy.Maximize(cvxpy.sum(cvxpy.multiply((block + block.T) / 2, z))), within
+    )
     problem.solve(solver=cvxpy.SCS)
     if problem.status not in (cvxpy.OPTIMAL, cvxpy.OPTIMAL_INACCURATE):
         raise RuntimeError(f"the semidefinite program ended as {problem.status!r}")

@@ -8,8 +8,8 @@ to rounding. An encoding that is not explained is taken out, the images are solv
 pair and its public images are looked for again with the images known, and it returns if that explains
 it.
 
-What is not determined is said: images in ambiguous equations, parts of the graph with several
-assignments of which pixels do not decide, and images that no encoding has.
+What is not determined is said: images in ambiguous equations, parts of the graph with two
+assignments, and images that no encoding has.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Status(StrEnum):
     RECOVERED = "recovered"
     AMBIGUOUS = "ambiguous"  # either sign of an encoding has a solution
     FREE = "free"  # its encodings fix sums of images only
-    SEVERAL_GRAPHS = "several graphs"  # more than one assignment has these overlaps
+    SEVERAL_GRAPHS = "several graphs"  # two assignments explain the same encodings
     UNSOLVED = "unsolved"  # no signs were found that meet the equations
 
 
@@ -88,7 +88,7 @@ def recover(
     y: Float[Tensor, "m d"],
     mixing: Mixing,
     *,
-    public: Float[Tensor, "p d"] | None = None,
+    public: Float[Tensor, "p _"] | None = None,
     n_private: int | None = None,
     generator: torch.Generator,
     how: Exact | None = None,
@@ -144,18 +144,21 @@ class _Solving:
         self.tolerance = 1e-4 * mixing.variance**0.5 + 8 * mixing.noise
 
     def add(self, component: Component) -> None:
-        """The images of a component, by the one of its assignments that pixels agree with."""
-        rows = component.rows
-        tried = [self._solved(rows, edges) for edges in component.roots]
-        fits = [k for k, (_solved, good) in enumerate(tried) if good.all()]
-        if len(fits) == 1:
-            self._place(rows, component.roots[fits[0]], *tried[fits[0]])
-        elif fits:
-            edges = component.roots[0]
+        """The images of a component.
+
+        If it has two assignments these have the same sums, and both explain all encodings: the
+        triangle and K(1, 3), and K(1, 3) with one more edge, K4 without an edge and K4 with another
+        order of their edges. For K4, z and (z_0 + ... + z_3) / 2 - z.
+        """
+        rows, edges = component.rows, component.roots[0]
+        if len(component.roots) > 1:
             self._place(rows, edges, None, np.zeros(len(edges), bool))
+            return
+        solved, good = self._solved(rows, edges)
+        if good.all():
+            self._place(rows, edges, solved, good)
         else:
-            best = int(np.argmax([good.mean() for _solved, good in tried]))
-            self._place(rows, *self._repaired(rows, component.roots[best]))
+            self._place(rows, *self._repaired(rows, edges))
 
     def recovered(
         self, common: Int8[Tensor, "m m"], exact: bool, n_graphs: int, n_private: int | None
@@ -282,7 +285,10 @@ class _Solving:
             yield ends, ids
 
     def _publics_given(
-        self, images: Float64[Tensor, "n d"], y: Float64[Tensor, " d"], ends: Int64[np.ndarray, " 2"]
+        self,
+        images: Float64[Tensor, "n d"],
+        y: Float64[Tensor, " d"],
+        ends: Int64[np.ndarray, " 2"],
     ) -> Int64[Tensor, " k"]:
         """y^2 - s^2 = 2 s c + c^2: its product with s is, on average, in proportion to c."""
         s = self.mixing.wa * images[torch.from_numpy(ends).to(y.device)].sum(0)
@@ -335,7 +341,7 @@ def _public_part(
 def _checked(
     y: Float[Tensor, "m d"],
     mixing: Mixing,
-    public: Float[Tensor, "p d"] | None,
+    public: Float[Tensor, "p _"] | None,
     n_private: int | None,
 ) -> Float64[Tensor, "m d"]:
     m, d = y.shape

@@ -79,7 +79,8 @@ def solve(
     `tolerance`: the largest residual of an equation that is met. Where c is 0 the images of each of
     `Determined.parts` have a common sign at every pixel that nothing tells: their first is positive.
     """
-    how, known = search or SignSearch(), determined(equations)
+    how = search or SignSearch()
+    known = determined(equations, with_public=bool(c.any()))
     n, d = equations.n, y.shape[1]
     z = torch.full((n, d), torch.nan, dtype=torch.float64, device=y.device)
     residual = torch.zeros(d, dtype=torch.float64, device=y.device)
@@ -110,7 +111,8 @@ def suspects(
     Every image gets its values from two encodings, so that one that is wrong is outvoted, and no
     least squares spread its errors. A few hundred pixels say it.
     """
-    how, known = search or SignSearch(), determined(equations)
+    how = search or SignSearch()
+    known = determined(equations, with_public=bool(c.any()))
     n, d = equations.n, y.shape[1]
     some = torch.arange(0, d, max(d // PIXELS_AT_ONCE, 1), device=y.device)
     found = np.zeros(len(y), bool)
@@ -241,7 +243,9 @@ class _Part:
         for vertex, rows in zip(self.order[len(self.cycle) :], self.behind, strict=True):
             at = torch.tensor(rows, device=device)
             side = torch.from_numpy((edges[rows, 1] == vertex).astype(np.int64)).to(device)
-            before = [position[int(edges[r, 1 - s])] for r, s in zip(rows, side.tolist(), strict=True)]
+            before = [
+                position[int(edges[r, 1 - s])] for r, s in zip(rows, side.tolist(), strict=True)
+            ]
             own = weights[at, side][:, None, None]
             known = z[before] * weights[at, 1 - side][:, None, None] + c[at][:, :, None]
             seen = y[at][:, :, None]
@@ -253,7 +257,9 @@ class _Part:
             cost = cost.repeat(1, n) + errors.square_().clamp_(max=cap).sum(0)
             z, cost = _best(torch.cat([z.repeat(1, 1, n), value[None]]), cost, beam, cap)
         found = torch.empty_like(z[:, :, 0])
-        found[self.order] = z.gather(2, cost.argmin(1)[None, :, None].expand(len(z), -1, 1))[:, :, 0]
+        found[self.order] = z.gather(2, cost.argmin(1)[None, :, None].expand(len(z), -1, 1))[
+            :, :, 0
+        ]
         return found
 
     def _first(
