@@ -1,11 +1,11 @@
 """Which private images every encoding has, when overlaps are uncertain.
 
 Exact reconstruction (`line_graph`) forgives no error. Here the encodings of one private image are
-found as what they are in a noisy Gram matrix, a group whose members look alike on average: a pair of
-encodings that seem to share an image is grown to all that are like most of the group; when there
+found as what they are in a noisy Gram matrix, a group whose members look alike on average: a pair
+of encodings that seem to share an image is grown to all that are like most of the group; when there
 are as many groups as private images, every encoding is given to the two that it is most like, and
-the groups are formed anew, until nothing changes. Means over a group of 2m / n encodings have a
-(2m / n)^-1/2 of the errors of a single overlap.
+the groups are formed anew, until nothing changes. Means over a group of 2m / n encodings have a (2m
+/ n)^-1/2 of the errors of a single overlap.
 
 This is the step that Carlini et al. (2020) do by growing clusters on a learned similarity.
 """
@@ -42,8 +42,8 @@ class Clustering:
 
 @dataclass(frozen=True)
 class Assigned:
-    """`edges`: the two images of every encoding, by the group's number, ascending. `margin`: how much
-    more alike an encoding is to its second group than to the third, in common images."""
+    """`edges`: the two images of every encoding, by the group's number, ascending. `margin`: how
+    much more alike an encoding is to its second group than to the third, in common images."""
 
     edges: Int64[Tensor, "m 2"]
     margin: Float[Tensor, " m"]
@@ -131,7 +131,7 @@ def _grow(
     groups = torch.zeros_like(both, dtype=torch.bool)
     groups.scatter_(1, both.topk(max(size // 2, 3), dim=1).indices, True)
     for _ in range(how.n_rounds):
-        again = _alike(scores, groups).T > how.inside
+        again = how.inside < _alike(scores, groups).T
         if torch.equal(again, groups):
             break
         groups = again

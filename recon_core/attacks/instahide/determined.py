@@ -1,16 +1,16 @@
 """Which private images encodings determine, before any pixel is looked at.
 
-At a pixel an encoding says |a z_u + b z_v + c| = y: a linear equation W z = sigma y - c with an unknown
-sign. Which other signs have a solution, too, at a generic pixel, is a matter of the matroid of W's
-rows (with equal weights the even-cycle matroid of the graph):
+At a pixel an encoding says |a z_u + b z_v + c| = y: a linear equation W z = sigma y - c with an
+unknown sign. Which other signs have a solution, too, at a generic pixel, is a matter of the matroid
+of W's rows (with equal weights the even-cycle matroid of the graph):
 
 - With public images a circuit of rows is met by the true signs alone. An equation in no circuit (a
   coloop) is independent of all others, and either sign has a solution: 2^coloops of them.
 - Without (c = 0) the signs of a circuit may all be turned round, and those of every connected
   component of the matroid with them: 2^components solutions.
 
-Images that none of this moves are determined, without public images up to a sign that the images of a
-component share. Paper 004 does not say which are.
+Images that none of this moves are determined, without public images up to a sign that the images of
+a component share. Paper 004 does not say which are.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Equations:
 
 @dataclass(frozen=True)
 class Determined:
-    """What is determined. `coloops`: equations that are in no circuit; `ambiguous`: images that other
-    signs move; `free`: images that no encoding, or no sum of them, fixes; `parts`: the images
+    """What is determined. `coloops`: equations that are in no circuit; `ambiguous`: images that
+    other signs move; `free`: images that no encoding, or no sum of them, fixes; `parts`: the images
     that are determined, in groups whose equations are connected, and which, without public images,
     have a common sign. `n_solutions`: of a generic pixel, if nothing is free."""
 
@@ -61,7 +61,8 @@ class Determined:
     @property
     def images(self) -> Bool[np.ndarray, " n"]:
         """Whether there is one solution for the image, or two that are each other's negative."""
-        return ~(self.ambiguous | self.free)
+        known: Bool[np.ndarray, " n"] = ~(self.ambiguous | self.free)
+        return known
 
 
 def determined(equations: Equations, *, with_public: bool) -> Determined:
@@ -97,7 +98,9 @@ def circuits(w: Float64[np.ndarray, "m n"], rank: int) -> Int64[np.ndarray, " m"
     of_basis, of_others = np.nonzero(np.abs(coefficients) > TOL**0.5)
     ends = order[of_basis], order[rank + of_others]
     graph = coo_array((np.ones(len(ends[0])), ends), shape=(len(w),) * 2)
-    return connected_components(graph, directed=False)[1].astype(np.int64)
+    component: Int64[np.ndarray, " m"]
+    _n, component = connected_components(graph, directed=False)
+    return component.astype(np.int64)
 
 
 def _connected(

@@ -1,15 +1,16 @@
-"""Which private images every encoding has, from how many each two have in common (004, section 3.3).
+"""Which private images every encoding has, from how many each two have in common (004, section
+3.3).
 
 Private images are vertices, encodings that mix two of them edges: the numbers of common images are
 the Gram matrix of a graph, and to find who is in which encoding is to find a graph from its line
-graph (`assign`). Paper 004 does so by Whitney's theorem and, below five images, by trying all graphs
-(Algorithm 2; `assign_by_trying`). Here:
+graph (`assign`). Paper 004 does so by Whitney's theorem and, below five images, by trying all
+graphs (Algorithm 2; `assign_by_trying`). Here:
 
 1. Encodings with two common images are parallel edges, of which the paper's algorithm knows none:
    they are merged, and what is left is simple.
 2. The neighbours of an edge uv are the other edges at u and those at v, two cliques: the complement
-   of the graph on them is bipartite. An edge with neighbours at both ends leaves it with at most two
-   components, so that there are at most two ways to part them.
+   of the graph on them is bipartite. An edge with neighbours at both ends leaves it with at most
+   two components, so that there are at most two ways to part them.
 3. Once the star of edges at u is known, so is that at the other end w of each: N(uw) without the
    star of u. Stars are followed until all edges have two.
 4. What comes out is kept if its Gram matrix is the given one.
@@ -82,7 +83,7 @@ def assign(shared: Integer[np.ndarray, "m m"]) -> list[Component]:
 
 
 def gram(edges: Integer[np.ndarray, "m 2"]) -> Int64[np.ndarray, "m m"]:
-    """The number of common vertices of each two edges, with 2 on the diagonal (004, section 3.3)."""
+    """The number of common vertices of each two edges, 2 on the diagonal (004, section 3.3)."""
     return _common(edges).astype(np.int64)
 
 
@@ -113,7 +114,8 @@ def canonical(edges: Integer[np.ndarray, "m 2"]) -> Edges:
 
 
 def assign_by_trying(shared: Integer[np.ndarray, "m m"], n: int) -> list[Edges]:
-    """All assignments of at most n images, by trying every one (004, Algorithm 2, line 5): an oracle.
+    """All assignments of at most n images, by trying every one (004, Algorithm 2, line 5): an
+    oracle.
 
     Departs from the paper in that parallel edges are tried too, and in labelled edges: its brute
     force compares line graphs as if their vertices had an order.

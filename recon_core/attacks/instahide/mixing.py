@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int64, Int8
+from jaxtyping import Float, Int8, Int64
 from torch import Tensor
 
 FORBID = {"extra": "forbid"}

@@ -2,13 +2,13 @@
 
 The paper first estimates the Gram matrix of all images (GramExtract of Chen et al.;
 `gram_extract`), then takes the public part away. In the other order the public images c of an
-encoding are known when private ones are compared, and y says much more of them: s = +-y - c, of which
-the posterior mean is
+encoding are known when private ones are compared, and y says much more of them: s = +-y - c, of
+which the posterior mean is
 
     t = y tanh(y c / tau^2) - c,    E[t_e t_f] = v_e v_f rho / tau^2 with v = E[t^2],
 
-to first order in the correlation rho = (common images) / 2 of s_e and s_f. Without public images, or
-if they are not known, t is 0 and squares are compared: corr(y_e^2, y_f^2) = rho^2.
+to first order in the correlation rho = (common images) / 2 of s_e and s_f. Without public images,
+or if they are not known, t is 0 and squares are compared: corr(y_e^2, y_f^2) = rho^2.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ def overlaps(
     d = y.shape[1]
     if public_part is None or mixing.k_pub == 0:
         squares = y.square() / mixing.variance - 1
-        return squares @ squares.T * (mixing.variance**2 / (2 * d * mixing.wa**4))
+        found: Tensor = squares @ squares.T * (mixing.variance**2 / (2 * d * mixing.wa**4))
+        return found
     t = posterior_mean(y, public_part, mixing)
     t = t * (mixing.private_variance / mixing.wa / t.square().mean(1))[:, None]
-    return t @ t.T / d
+    product: Tensor = t @ t.T
+    return product / d
 
 
 def common_images(
@@ -85,7 +87,8 @@ def same_private_part(
     from_e = torch.stack([y_e - c_e, -y_e - c_e])
     from_f = torch.stack([y_f - c_f, -y_f - c_f])
     apart = (from_e[:, None] - from_f[None]).abs().amin((0, 1))
-    return (apart < within).float().mean(1) > SAME_AT
+    same: Tensor = (apart < within).float().mean(1) > SAME_AT
+    return same
 
 
 def gram_extract(y: Float[Tensor, "m d"], n_images: int, eta: float) -> Float[Tensor, "m m"]:

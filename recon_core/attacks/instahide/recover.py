@@ -2,11 +2,11 @@
 
     publics, then overlaps, then graph, then signs
 
-(the paper: overlaps, publics, graph, signs). Each step knows what the one before found, and the last
-checks all of them: where public images, pair and signs are right every equation |W x + c| = y is met
-to rounding. An encoding that is not explained is taken out, the images are solved without it, its
-pair and its public images are looked for again with the images known, and it returns if that explains
-it.
+(the paper: overlaps, publics, graph, signs). Each step knows what the one before found, and the
+last checks all of them: where public images, pair and signs are right every equation |W x + c| = y
+is met to rounding. An encoding that is not explained is taken out, the images are solved without
+it, its pair and its public images are looked for again with the images known, and it returns if
+that explains it.
 
 What is not determined is said: images in ambiguous equations, parts of the graph with two
 assignments, and images that no encoding has.
@@ -65,9 +65,10 @@ class Recovered:
     """Images, with `status` of each: pixels are NaN unless it is RECOVERED, and where `unmet`
     equations leave them in doubt.
 
-    `edges`: the two images of each encoding, -1 if unknown; `public`: its public images; `explained`:
-    encodings whose equations are met. `common`: the overlaps that the graph was found from. `exact`:
-    whether that was by the exact reconstruction; `n_graphs`: assignments that have these overlaps.
+    `edges`: the two images of each encoding, -1 if unknown; `public`: its public images;
+    `explained`: encodings whose equations are met. `common`: the overlaps that the graph was found
+    from. `exact`: whether that was by the exact reconstruction; `n_graphs`: assignments that have
+    these overlaps.
     """
 
     images: Float64[Tensor, "n d"]
@@ -98,8 +99,8 @@ def recover(
 
     `y`: absolute values of encodings, pixels in units of a standard normal; signs are ignored.
     `n_private`: how many images there are; without it, as many as the graph has, which must then be
-    exact. Without public images in the encodings each pixel is known up to one sign for all images of
-    a connected part, of which the first is positive.
+    exact. Without public images in the encodings each pixel is known up to one sign for all images
+    of a connected part, of which the first is positive.
 
     Raises ValueError for encodings that are not finite, too few, or have public images that are not
     given.
@@ -113,7 +114,7 @@ def recover(
     scores = overlaps(y.float(), mixing, c.float())
     common = common_images(y.float(), mixing, c.float(), scores)
     progress(0.4)
-    state = _Solving(y, pool, mixing, how, ids, c)
+    state = _Solving(y, pool, mixing, how, ids=ids, c=c)
     components, exact = _graph(common, scores, n_private, generator, how)
     n_graphs = int(np.prod([float(len(part.roots)) for part in components]))
     for k, component in enumerate(components):
@@ -123,7 +124,7 @@ def recover(
 
 
 class _Solving:
-    """What is known so far: images of the components that were solved, and encodings they explain."""
+    """What is known so far: images of components that were solved, encodings that they explain."""
 
     def __init__(
         self,
@@ -131,6 +132,7 @@ class _Solving:
         public: Float64[Tensor, "p d"],
         mixing: Mixing,
         how: Exact,
+        *,
         ids: Int64[Tensor, "m k"],
         c: Float64[Tensor, "m d"],
     ) -> None:
@@ -207,7 +209,7 @@ class _Solving:
     def _solved(
         self, rows: Int64[np.ndarray, " k"], edges: Int64[np.ndarray, "k 2"], n: int = 0
     ) -> tuple[Solved, Bool[np.ndarray, " k"]]:
-        """Images of these encodings, and which of them they explain; n images, if there are more."""
+        """Images of these encodings, of n or as many as these have, and what they explain."""
         at = torch.from_numpy(rows).to(self.y.device)
         equations = self._equations(edges, n or int(edges.max()) + 1)
         y, c = self.y[at], self.c[at]
@@ -233,7 +235,7 @@ class _Solving:
     def _repaired(
         self, rows: Int64[np.ndarray, " k"], edges: Int64[np.ndarray, "k 2"]
     ) -> tuple[Int64[np.ndarray, "k 2"], Solved, Bool[np.ndarray, " k"]]:
-        """Without the encodings that the others contradict, and with those that then are explained."""
+        """Without encodings that the others contradict, and with those that then are explained."""
         edges, at, n = edges.copy(), torch.from_numpy(rows).to(self.y.device), int(edges.max()) + 1
         for _ in range(max(self.how.n_repairs, 1)):
             wrong = suspects(
@@ -317,7 +319,7 @@ def _graph(
     generator: torch.Generator,
     how: Exact,
 ) -> tuple[list[Component], bool]:
-    """Who is in which encoding: exactly, or, if the overlaps have errors, by what is most likely."""
+    """Who is in which encoding: exactly, or what is most likely, if the overlaps have errors."""
     try:
         components = assign(np.asarray(common.cpu()))
     except NotALineGraphError:
@@ -358,7 +360,7 @@ def _checked(
         )
     if n_private is not None and not 2 <= n_private <= m:
         raise ValueError(
-            f"{m} encodings of n_private={n_private} images: there must be 2 images or more, and no "
-            "fewer encodings than images, or they are not determined"
+            f"{m} encodings of n_private={n_private} images: there must be 2 images or more, and "
+            "no fewer encodings than images, or they are not determined"
         )
     return y.abs().double()

@@ -5,8 +5,8 @@ At every pixel |a z_u + b z_v + c| = y for each encoding (u, v). The paper tries
 does better in the worst case. Graphs of encodings are not the worst case. `solve`:
 
 1. starts from the shortest odd cycle, whose L equations have one solution for each of 2^L signs;
-2. adds images in the order of how many encodings tie them to those already there: one encoding leaves
-   two values, all others say which is right. The best few combinations are kept (a beam);
+2. adds images in the order of how many encodings tie them to those already there: one encoding
+   leaves two values, all others say which is right. The best few combinations are kept (a beam);
 3. takes the signs of the best, solves by least squares, and repeats until no sign changes;
 4. where an equation is then not met, does the same with a wider beam.
 
@@ -77,7 +77,8 @@ def solve(
     """Pixels of all determined images. `c`: the weighted public images of every encoding.
 
     `tolerance`: the largest residual of an equation that is met. Where c is 0 the images of each of
-    `Determined.parts` have a common sign at every pixel that nothing tells: their first is positive.
+    `Determined.parts` have a common sign at every pixel that nothing tells: their first is
+    positive.
     """
     how = search or SignSearch()
     known = determined(equations, with_public=bool(c.any()))
@@ -215,7 +216,7 @@ class _Part:
                 if not gained or not len(some):
                     break  # where no pixel gains, equations are wrong and no beam is wide enough
                 found = self.search(y[:, some].float(), c[:, some].float(), beam, how.cap)
-                found, apart = _refined(w, inverse, found.double(), y[:, some], c[:, some], how)
+                found, apart = _refined(w, inverse, found.double(), y[:, some], c[:, some], how=how)
                 better = apart < residual[some]
                 residual[some] = apart.where(better, residual[some])
                 z[:, some] = found.where(better, z[:, some])
@@ -275,8 +276,7 @@ class _Part:
         right = signs.T[:, None] * y[self.cycle][:, :, None] - c[self.cycle][:, :, None]
         z = torch.einsum("ij,jdb->idb", inverse, right)
         among = np.isin(self.equations.edges, list(local)).all(1)
-        among[self.cycle] = False
-        others = np.flatnonzero(among).tolist()
+        others = np.setdiff1d(np.flatnonzero(among), self.cycle).tolist()
         found = torch.einsum("ri,idb->rdb", w[others], z) + c[others][:, :, None]
         cost = (found.abs() - y[others][:, :, None]).square().clamp(max=cap).sum(0)
         return _best(z, cost, beam, cap)
@@ -299,6 +299,7 @@ def _refined(
     z: Float64[Tensor, "k d"],
     y: Float64[Tensor, "m d"],
     c: Float64[Tensor, "m d"],
+    *,
     how: SignSearch,
 ) -> tuple[Float64[Tensor, "k d"], Float64[Tensor, " d"]]:
     """Least squares with the signs that z has, until they do not change."""
@@ -318,7 +319,7 @@ def _start(equations: Equations) -> tuple[list[int], list[int]]:
     Raises ValueError if there is none that is short enough.
     """
     n, edges = equations.n, equations.edges
-    ends = np.concatenate([edges + [0, n], edges + [n, 0]])
+    ends = np.concatenate([edges + np.array([0, n]), edges + np.array([n, 0])])
     double = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(2 * n, 2 * n))
     far, back = shortest_path(
         double.tocsr(), directed=False, unweighted=True, indices=range(n), return_predecessors=True

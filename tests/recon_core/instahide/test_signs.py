@@ -31,7 +31,7 @@ def test_equals_trying_all_signs(seed, with_public):
     for _ in range(30):
         n = int(rng.integers(2, 6))
         m = int(rng.integers(n + 1, 12))
-        equations, x, c, y = planted(rng, n, m, 1, with_public=with_public)
+        equations, _x, c, y = planted(rng, n, m, 1, with_public=with_public)
         known = determined(equations, with_public=with_public)
         tried = np.array(all_solutions(y[:, 0], c[:, 0], equations))
         if not known.free.any():
