@@ -1,5 +1,4 @@
-"""Which private images every encoding has, from how many each two have in common (004, section
-3.3).
+"""Which private images each encoding has, from how many each two share (004, section 3.3).
 
 Private images are vertices, encodings that mix two of them edges: the numbers of common images are
 the Gram matrix of a graph, and to find who is in which encoding is to find a graph from its line
@@ -114,8 +113,7 @@ def canonical(edges: Integer[np.ndarray, "m 2"]) -> Edges:
 
 
 def assign_by_trying(shared: Integer[np.ndarray, "m m"], n: int) -> list[Edges]:
-    """All assignments of at most n images, by trying every one (004, Algorithm 2, line 5): an
-    oracle.
+    """All assignments of at most n images, by trying every one: the oracle (004, Algorithm 2).
 
     Departs from the paper in that parallel edges are tried too, and in labelled edges: its brute
     force compares line graphs as if their vertices had an order.
