@@ -67,9 +67,7 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(
     assert record["failed"] == []
     assert len(record["sweet_spots"]) == 2
     cell = next(c for c in record["cells"] if c["defence"]["lam"] == 0.1)
-    assert (
-        len(cell["attacks"]["strong"]["ssim"]["values"]) == 3
-    )
+    assert len(cell["attacks"]["strong"]["ssim"]["values"]) == 3
     arrays = np.load(store / "inversion-pictures.npz")
     assert arrays["digits/original"].shape == (3, 16, 16)
     before = {path: path.stat().st_mtime_ns for path in (store / "products").iterdir()}

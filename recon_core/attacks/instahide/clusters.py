@@ -1,0 +1,154 @@
+"""Which private images every encoding has, when overlaps are uncertain.
+
+Exact reconstruction (`line_graph`) forgives no error. Here the encodings of one private image are
+found as what they are in a noisy Gram matrix, a group whose members look alike on average: a pair
+of encodings that seem to share an image is grown to all that are like most of the group; when there
+are as many groups as private images, every encoding is given to the two that it is most like, and
+the groups are formed anew, until nothing changes. Means over a group of 2m / n encodings have a (2m
+/ n)^-1/2 of the errors of a single overlap.
+
+This is the step that Carlini et al. (2020) do by growing clusters on a learned similarity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clustering:
+    """`n_tries`: pairs that groups are grown from, for each image that is looked for. `inside`: the
+    mean overlap to a group from which on an encoding belongs to it, halfway between 0 and 1.
+    `n_rounds`: of assigning, at most."""
+
+    n_tries: int = 30
+    inside: float = 0.5
+    n_rounds: int = 50
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if min(self.n_tries, self.n_rounds) < 1:
+            raise ValueError(
+                f"n_tries={self.n_tries} and n_rounds={self.n_rounds} must be 1 or more"
+            )
+        if not 0 < self.inside < 1:
+            raise ValueError(f"inside={self.inside} must be between 0 and 1, the overlaps it parts")
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """`edges`: the two images of every encoding, by the group's number, ascending. `margin`: how
+    much more alike an encoding is to its second group than to the third, in common images."""
+
+    edges: Int64[Tensor, "m 2"]
+    margin: Float[Tensor, " m"]
+    n_found: int
+
+
+def assign_uncertain(
+    scores: Float[Tensor, "m m"],
+    n: int,
+    *,
+    generator: torch.Generator,
+    how: Clustering | None = None,
+) -> Assigned:
+    """Two of n images for every encoding. `scores`: 1 on average where one image is common, 0 where
+    none is; the diagonal is not looked at.
+
+    Raises ValueError if fewer than three groups are found.
+    """
+    how = how or Clustering()
+    scores = scores.clone().fill_diagonal_(0.0).clamp_(max=2.0)
+    groups = _grown(scores, n, generator, how)
+    if len(groups) < 3:
+        raise ValueError(
+            f"{len(groups)} groups of encodings with a common image were found in {len(scores)}; "
+            "the overlaps are too uncertain: more encodings or more pixels are needed"
+        )
+    edges, margin = _nearest(scores, groups)
+    for _ in range(how.n_rounds):
+        groups = torch.zeros_like(groups).scatter_(0, edges.T, True)
+        again, margin = _nearest(scores, groups)
+        if torch.equal(again, edges):
+            break
+        edges = again
+    return Assigned(edges, margin, len(groups))
+
+
+def _nearest(
+    scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"]
+) -> tuple[Int64[Tensor, "m 2"], Float[Tensor, " m"]]:
+    """The two groups that each encoding is most like, itself not counted."""
+    alike = _alike(scores, groups).topk(3, dim=1)
+    return alike.indices[:, :2].sort(1).values, alike.values[:, 1] - alike.values[:, 2]
+
+
+def _alike(scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"]) -> Float[Tensor, "m g"]:
+    inside = groups.to(scores)
+    others = inside.sum(1) - inside.T
+    return scores @ inside.T / others.clamp(min=1)
+
+
+def _grown(
+    scores: Float[Tensor, "m m"], n: int, generator: torch.Generator, how: Clustering
+) -> Bool[Tensor, "g m"]:
+    """Groups grown from pairs, until there are n; first from encodings that are not in two."""
+    m = len(scores)
+    size = max(2 * m // n, 2)
+    found = torch.zeros((0, m), dtype=torch.bool, device=scores.device)
+    for _ in range(how.n_tries):
+        n_seeds = min(max(2 * (n - len(found)), FEWEST_SEEDS), m)
+        order = torch.rand(m, generator=generator).to(scores.device) + (found.sum(0) > 1)
+        seeds = order.topk(n_seeds, largest=False).indices
+        grown = _grow(scores, seeds, size, generator, how)
+        found = _distinct(torch.cat([found, grown]), scores, n)
+        if len(found) == n:
+            break
+    return found
+
+
+FEWEST_SEEDS = 16
+
+
+def _grow(
+    scores: Float[Tensor, "m m"],
+    seeds: Int64[Tensor, " s"],
+    size: int,
+    generator: torch.Generator,
+    how: Clustering,
+) -> Bool[Tensor, "g m"]:
+    """From each seed and one of the encodings that seem most alike, groups."""
+    likely = scores[seeds].topk(size, dim=1).indices
+    drawn = torch.randint(0, size, (len(seeds), 1), generator=generator).to(seeds.device)
+    partner = likely.gather(1, drawn)[:, 0]
+    both = scores[seeds] + scores[partner]
+    both[torch.arange(len(seeds)), seeds] = both[torch.arange(len(seeds)), partner] = torch.inf
+    groups = torch.zeros_like(both, dtype=torch.bool)
+    groups.scatter_(1, both.topk(max(size // 2, 3), dim=1).indices, True)
+    for _ in range(how.n_rounds):
+        again = how.inside < _alike(scores, groups).T
+        if torch.equal(again, groups):
+            break
+        groups = again
+    return groups[groups.sum(1) > 2]
+
+
+def _distinct(
+    groups: Bool[Tensor, "g m"], scores: Float[Tensor, "m m"], n: int
+) -> Bool[Tensor, "k m"]:
+    """Groups of which no two have more than half in common, the closest knit first."""
+    inside = groups.to(scores)
+    sizes = inside.sum(1)
+    knit = ((inside @ scores) * inside).sum(1) / (sizes * (sizes - 1)).clamp(min=1)
+    common = inside @ inside.T
+    overlap = common / (sizes[:, None] + sizes - common).clamp(min=1)
+    kept: list[int] = []
+    for k in knit.argsort(descending=True, stable=True).tolist():
+        if len(kept) < n and not any(overlap[k, j] > 0.5 for j in kept):
+            kept.append(k)
+    return groups[kept]

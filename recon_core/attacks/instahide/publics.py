@@ -1,0 +1,183 @@
+"""Which public images every encoding has: step 2 of paper 004 (section 3.2), without an SDP.
+
+For standard normal images E[(y^2 / var - 1) (p p^T - I)] = 2 w w^T / var over pixels, where p are
+the public images' values at a pixel and w their weights: a spike of k_pub entries. The paper finds
+it as max <M, Z> with tr Z = 1, sum |Z| <= k_pub, Z psd (`by_sdp`), which takes public images by the
+dozen. `find_publics` needs one product per encoding and image: it screens by the diagonal of M,
+builds the block of the best, adds images greedily by what they add to 1^T M_SS 1, exchanges them
+while that gains, and, at last, exchanges them by the likelihood of y itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from recon_core.attacks.instahide.mixing import Mixing, mixture
+
+AT_ONCE = 64
+"""Encodings whose blocks are computed together; bounds memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """`n_kept`: images that the diagonal leaves for the block. `n_tried`: those of them that are
+    tried in the place of a chosen one by likelihood; 0 leaves that out."""
+
+    n_kept: int = 64
+    n_tried: int = 8
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.n_kept < 1 or self.n_tried < 0:
+            raise ValueError(
+                f"n_kept={self.n_kept} must be 1 or more, n_tried={self.n_tried} 0 or more"
+            )
+
+
+def find_publics(
+    y: Float[Tensor, "m d"],
+    public: Float[Tensor, "p d"],
+    mixing: Mixing,
+    screen: Screen | None = None,
+) -> Int64[Tensor, "m k"]:
+    """The k_pub public images of every encoding, in ascending order.
+
+    Pixels are in units of a standard normal. Raises ValueError if there are fewer than k_pub.
+    """
+    how, k = screen or Screen(), mixing.k_pub
+    if len(public) < k:
+        raise ValueError(f"{len(public)} public images are too few: every encoding has {k} of them")
+    if k == 0:
+        return torch.zeros((len(y), 0), dtype=torch.int64, device=y.device)
+    kept = _screened(y, public, mixing, max(how.n_kept, k))
+    found = []
+    for rows in torch.arange(len(y), device=y.device).split(AT_ONCE):
+        some = kept[rows]
+        block = spike(y[rows], public[some], mixing)
+        chosen = _exchanged(block, _greedy(block, k))
+        ids = some.gather(1, chosen)
+        if how.n_tried:
+            ids = _by_likelihood(y[rows], public, ids, some[:, : how.n_tried + k], mixing)
+        found.append(ids.sort(1).values)
+    return torch.cat(found)
+
+
+def spike(
+    y: Float[Tensor, "b d"], public: Float[Tensor, "b s d"], mixing: Mixing
+) -> Float[Tensor, "b s s"]:
+    """M of 004, section 3.2: the mean of (y^2 / var - 1) (p p^T - I) over pixels."""
+    z = y.square() / mixing.variance - 1
+    found = (public * z[:, None]) @ public.mT / y.shape[1]
+    found.diagonal(dim1=1, dim2=2).sub_(z.mean(1, keepdim=True))
+    return found
+
+
+def by_sdp(
+    y: Float64[np.ndarray, " d"], public: Float64[np.ndarray, "p d"], mixing: Mixing
+) -> list[int]:
+    """The public images of one encoding by 004's semidefinite program: the oracle.
+
+    The largest k_pub entries of the leading eigenvector of max <M, Z> over psd Z with trace 1 and
+    sum |Z| <= k_pub; for tens of images. Raises RuntimeError if the solver fails.
+    """
+    cvxpy: Any = importlib.import_module("cvxpy")  # its names are made at run time
+    m = np.asarray(spike(torch.from_numpy(y[None]), torch.from_numpy(public[None]), mixing)[0])
+    z = cvxpy.Variable(m.shape, PSD=True)
+    within = [cvxpy.trace(z) == 1, cvxpy.sum(cvxpy.abs(z)) <= mixing.k_pub]
+    gain = cvxpy.sum(cvxpy.multiply((m + m.T) / 2, z))
+    problem = cvxpy.Problem(cvxpy.Maximize(gain), within)
+    problem.solve(solver=cvxpy.SCS)
+    if problem.status not in (cvxpy.OPTIMAL, cvxpy.OPTIMAL_INACCURATE):
+        raise RuntimeError(f"the semidefinite program ended as {problem.status!r}")
+    leading = np.linalg.eigh(np.asarray(z.value))[1][:, -1]
+    return sorted(np.argsort(-np.abs(leading), kind="stable")[: mixing.k_pub].tolist())
+
+
+def _screened(
+    y: Float[Tensor, "m d"], public: Float[Tensor, "p d"], mixing: Mixing, n_kept: int
+) -> Int64[Tensor, "m s"]:
+    """The images with the largest M_ii, best first."""
+    squares = public.square() - 1
+    scores = (y.square() / mixing.variance - 1) @ squares.T
+    return scores.topk(min(n_kept, len(public)), dim=1).indices
+
+
+def _greedy(block: Float[Tensor, "b s s"], k: int) -> Int64[Tensor, "b k"]:
+    """One after another the image that adds most to the sum of the block."""
+    gain = block.diagonal(dim1=1, dim2=2).clone()
+    chosen = []
+    for _ in range(k):
+        best = gain.argmax(1, keepdim=True)
+        chosen.append(best)
+        gain += 2 * block.gather(1, best[:, :, None].expand(-1, 1, block.shape[2]))[:, 0]
+        gain.scatter_(1, best, -torch.inf)
+    return torch.cat(chosen, 1)
+
+
+def _exchanged(block: Float[Tensor, "b s s"], chosen: Int64[Tensor, "b k"]) -> Int64[Tensor, "b k"]:
+    """One image for another while the sum of the block grows."""
+    b, k = chosen.shape
+    own = block.diagonal(dim1=1, dim2=2)
+    for _ in range(10):
+        rows = block.gather(1, chosen[:, :, None].expand(b, k, block.shape[2]))
+        others = rows.sum(1)  # (b, s): to all that are chosen
+        left = own.gather(1, chosen) + 2 * (others - own).gather(1, chosen)
+        gain = own[:, None] + 2 * (others[:, None] - rows) - left[:, :, None]
+        gain.scatter_(2, chosen[:, None].expand(b, k, k), -torch.inf)
+        best, where = gain.flatten(1).max(1)
+        better = (best > 0).nonzero()[:, 0]
+        if not len(better):
+            break
+        out, into = where // block.shape[2], where % block.shape[2]
+        chosen[better, out[better]] = into[better]
+    return chosen
+
+
+def _by_likelihood(
+    y: Float[Tensor, "b d"],
+    public: Float[Tensor, "p d"],
+    ids: Int64[Tensor, "b k"],
+    candidates: Int64[Tensor, "b t"],
+    mixing: Mixing,
+) -> Int64[Tensor, "b k"]:
+    """One image for another while the likelihood of |s + c| = y grows, s normal."""
+    k = ids.shape[1]
+    weights = y.new_full(ids.shape, mixing.wb)
+    c = mixture(public, ids, weights)
+    score = folded_likelihood(y, c, mixing.private_variance)
+    for _ in range(2 * k):
+        best, change = score, torch.full((len(ids), 2), -1, device=y.device)
+        for out in range(k):
+            without = c - mixing.wb * public[ids[:, out]]
+            for t in range(candidates.shape[1]):
+                into = candidates[:, t]
+                tried = folded_likelihood(
+                    y, without + mixing.wb * public[into], mixing.private_variance
+                )
+                tried = tried.where(~(ids == into[:, None]).any(1), -torch.inf)
+                better = tried > best
+                best = best.where(~better, tried)
+                move = torch.tensor([out, t], device=y.device)
+                change = torch.where(better[:, None], move, change)
+        rows = (change[:, 0] >= 0).nonzero()[:, 0]
+        if not len(rows):
+            break
+        ids[rows, change[rows, 0]] = candidates[rows, change[rows, 1]]
+        c, score = mixture(public, ids, weights), best
+    return ids
+
+
+def folded_likelihood(
+    y: Float[Tensor, "*b d"], c: Float[Tensor, "*b d"], variance: float
+) -> Float[Tensor, "*b"]:
+    """log p(y | c) summed over pixels, of y = |s + c| with s ~ N(0, variance), less a constant."""
+    product = (y * c).abs() / variance
+    cosh = product + torch.log1p(torch.exp(-2 * product))
+    return (cosh - c.square() / (2 * variance)).sum(-1)

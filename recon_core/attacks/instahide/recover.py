@@ -1,0 +1,366 @@
+"""All private images from InstaHide's encodings, exactly: paper 004's Algorithm 1 in another order.
+
+    publics, then overlaps, then graph, then signs
+
+(the paper: overlaps, publics, graph, signs). Each step knows what the one before found, and the
+last checks all of them: where public images, pair and signs are right every equation |W x + c| = y
+is met to rounding. An encoding that is not explained is taken out, the images are solved without
+it, its pair and its public images are looked for again with the images known, and it returns if
+that explains it.
+
+What is not determined is said: images in ambiguous equations, parts of the graph with two
+assignments, and images that no encoding has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int8, Int64
+from torch import Tensor
+
+from recon_core.attacks.instahide.clusters import Clustering, assign_uncertain
+from recon_core.attacks.instahide.determined import Equations
+from recon_core.attacks.instahide.line_graph import Component, NotALineGraphError, assign
+from recon_core.attacks.instahide.mixing import Mixing, mixture
+from recon_core.attacks.instahide.overlaps import common_images, overlaps
+from recon_core.attacks.instahide.publics import Screen, find_publics
+from recon_core.attacks.instahide.signs import SignSearch, Solved, solve, suspects
+from recon_core.types import Progress, no_progress
+
+
+class Status(StrEnum):
+    """What became of a private image."""
+
+    RECOVERED = "recovered"
+    AMBIGUOUS = "ambiguous"  # either sign of an encoding has a solution
+    FREE = "free"  # its encodings fix sums of images only
+    SEVERAL_GRAPHS = "several graphs"  # two assignments explain the same encodings
+    UNSOLVED = "unsolved"  # no signs were found that meet the equations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact:
+    """Settings of the attack. `n_repairs`: rounds in which encodings that are not explained are
+    looked at again."""
+
+    screen: Screen = field(default_factory=Screen)
+    clustering: Clustering = field(default_factory=Clustering)
+    search: SignSearch = field(default_factory=SignSearch)
+    n_repairs: int = 3
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.n_repairs < 0:
+            raise ValueError(f"n_repairs={self.n_repairs} must be 0 or more")
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Images, with `status` of each: pixels are NaN unless it is RECOVERED, and where `unmet`
+    equations leave them in doubt.
+
+    `edges`: the two images of each encoding, -1 if unknown; `public`: its public images;
+    `explained`: encodings whose equations are met. `common`: the overlaps that the graph was found
+    from. `exact`: whether that was by the exact reconstruction; `n_graphs`: assignments that have
+    these overlaps.
+    """
+
+    images: Float64[Tensor, "n d"]
+    status: tuple[Status, ...]
+    edges: Int64[np.ndarray, "m 2"]
+    public: Int64[Tensor, "m k"] | None
+    explained: Bool[np.ndarray, " m"]
+    common: Int8[Tensor, "m m"]
+    exact: bool
+    n_graphs: int
+
+    @property
+    def n_recovered(self) -> int:
+        return sum(status is Status.RECOVERED for status in self.status)
+
+
+def recover(
+    y: Float[Tensor, "m d"],
+    mixing: Mixing,
+    *,
+    public: Float[Tensor, "p _"] | None = None,
+    n_private: int | None = None,
+    generator: torch.Generator,
+    how: Exact | None = None,
+    progress: Progress = no_progress,
+) -> Recovered:
+    """Every private image that the encodings determine.
+
+    `y`: absolute values of encodings, pixels in units of a standard normal; signs are ignored.
+    `n_private`: how many images there are; without it, as many as the graph has, which must then be
+    exact. Without public images in the encodings each pixel is known up to one sign for all images
+    of a connected part, of which the first is positive.
+
+    Raises ValueError for encodings that are not finite, too few, or have public images that are not
+    given.
+    """
+    how = how or Exact()
+    y = _checked(y, mixing, public, n_private)
+    pool = y.new_zeros((0, y.shape[1])) if public is None else public.to(y)
+    ids = find_publics(y.float(), pool.float(), mixing, how.screen)
+    progress(0.3)
+    c = _public_part(pool, ids, mixing)
+    scores = overlaps(y.float(), mixing, c.float())
+    common = common_images(y.float(), mixing, c.float(), scores)
+    progress(0.4)
+    state = _Solving(y, pool, mixing, how, ids=ids, c=c)
+    components, exact = _graph(common, scores, n_private, generator, how)
+    n_graphs = int(np.prod([float(len(part.roots)) for part in components]))
+    for k, component in enumerate(components):
+        state.add(component)
+        progress(0.4 + 0.6 * (k + 1) / len(components))
+    return state.recovered(common, exact, n_graphs, n_private)
+
+
+class _Solving:
+    """What is known so far: images of components that were solved, encodings that they explain."""
+
+    def __init__(
+        self,
+        y: Float64[Tensor, "m d"],
+        public: Float64[Tensor, "p d"],
+        mixing: Mixing,
+        how: Exact,
+        *,
+        ids: Int64[Tensor, "m k"],
+        c: Float64[Tensor, "m d"],
+    ) -> None:
+        self.y, self.public, self.mixing, self.how = y, public, mixing, how
+        self.ids, self.c = ids.clone(), c.clone()
+        self.edges = np.full((len(y), 2), -1, np.int64)
+        self.explained = np.zeros(len(y), bool)
+        self.images: list[Float64[Tensor, "k d"]] = []
+        self.status: list[Status] = []
+        self.search = replace(how.search, cap=how.search.cap * mixing.variance)
+        self.tolerance = 1e-4 * mixing.variance**0.5 + 8 * mixing.noise
+
+    def add(self, component: Component) -> None:
+        """The images of a component.
+
+        If it has two assignments these have the same sums, and both explain all encodings: the
+        triangle and K(1, 3), and K(1, 3) with one more edge, K4 without an edge and K4 with another
+        order of their edges. For K4, z and (z_0 + ... + z_3) / 2 - z.
+        """
+        rows, edges = component.rows, component.roots[0]
+        if len(component.roots) > 1:
+            self._place(rows, edges, None, np.zeros(len(edges), bool))
+            return
+        solved, good = self._solved(rows, edges)
+        if good.all():
+            self._place(rows, edges, solved, good)
+        else:
+            self._place(rows, *self._repaired(rows, edges))
+
+    def recovered(
+        self, common: Int8[Tensor, "m m"], exact: bool, n_graphs: int, n_private: int | None
+    ) -> Recovered:
+        images = torch.cat(self.images)
+        status = list(self.status)
+        for _ in range((n_private or 0) - len(status)):
+            images = torch.cat([images, torch.full_like(images[:1], torch.nan)])
+            status.append(Status.FREE)
+        return Recovered(
+            images=images,
+            status=tuple(status),
+            edges=self.edges,
+            public=self.ids,
+            explained=self.explained,
+            common=common,
+            exact=exact,
+            n_graphs=n_graphs,
+        )
+
+    def _place(
+        self,
+        rows: Int64[np.ndarray, " k"],
+        edges: Int64[np.ndarray, "k 2"],
+        solved: Solved | None,
+        good: Bool[np.ndarray, " k"],
+    ) -> None:
+        n, first = int(edges.max()) + 1, len(self.status)
+        self.edges[rows] = edges + first
+        self.explained[rows] = good
+        if solved is None:
+            self.images.append(self.y.new_full((n, self.y.shape[1]), torch.nan))
+            self.status += [Status.SEVERAL_GRAPHS] * n
+            return
+        enough = float(solved.met.double().mean()) > MOST
+        self.images.append(solved.z.where(solved.met & torch.tensor(enough), torch.nan))
+        known = solved.determined
+        for k in range(n):
+            if known.free[k]:
+                self.status.append(Status.FREE)
+            elif known.ambiguous[k]:
+                self.status.append(Status.AMBIGUOUS)
+            else:
+                self.status.append(Status.RECOVERED if enough else Status.UNSOLVED)
+
+    def _solved(
+        self, rows: Int64[np.ndarray, " k"], edges: Int64[np.ndarray, "k 2"], n: int = 0
+    ) -> tuple[Solved, Bool[np.ndarray, " k"]]:
+        """Images of these encodings, of n or as many as these have, and what they explain."""
+        at = torch.from_numpy(rows).to(self.y.device)
+        equations = self._equations(edges, n or int(edges.max()) + 1)
+        y, c = self.y[at], self.c[at]
+        solved = solve(y, c, equations, tolerance=self.tolerance, search=self.search)
+        return solved, self._explained(solved.z, y, c, edges)
+
+    def _equations(self, edges: Int64[np.ndarray, "k 2"], n: int) -> Equations:
+        return Equations(edges, np.full(edges.shape, self.mixing.wa), n)
+
+    def _explained(
+        self,
+        z: Float64[Tensor, "n d"],
+        y: Float64[Tensor, "k d"],
+        c: Float64[Tensor, "k d"],
+        edges: Int64[np.ndarray, "k 2"],
+    ) -> Bool[np.ndarray, " k"]:
+        """Encodings whose equation is met at nearly all pixels that are known, or has none."""
+        ends = torch.from_numpy(edges).to(y.device)
+        left = ((self.mixing.wa * (z[ends[:, 0]] + z[ends[:, 1]]) + c).abs() - y).abs()
+        met = (left <= self.tolerance).double().mean(1) > MOST
+        return np.asarray((met | left.isnan().all(1)).cpu())
+
+    def _repaired(
+        self, rows: Int64[np.ndarray, " k"], edges: Int64[np.ndarray, "k 2"]
+    ) -> tuple[Int64[np.ndarray, "k 2"], Solved, Bool[np.ndarray, " k"]]:
+        """Without encodings that the others contradict, and with those that then are explained."""
+        edges, at, n = edges.copy(), torch.from_numpy(rows).to(self.y.device), int(edges.max()) + 1
+        for _ in range(max(self.how.n_repairs, 1)):
+            wrong = suspects(
+                self.y[at],
+                self.c[at],
+                self._equations(edges, n),
+                tolerance=self.tolerance,
+                search=self.search,
+            )
+            solved, _good = self._solved(rows[~wrong], edges[~wrong], n)
+            self._look_again(solved.z, rows, edges)
+            good = self._explained(solved.z, self.y[at], self.c[at], edges)
+            if good.all() or not good.any():
+                break
+        if good.any():
+            solved, kept = self._solved(rows[good], edges[good], n)
+            good[good] = kept
+        return edges, solved, good
+
+    def _look_again(
+        self,
+        z: Float64[Tensor, "n d"],
+        rows: Int64[np.ndarray, " k"],
+        edges: Int64[np.ndarray, "k 2"],
+    ) -> None:
+        """Pairs, then public images, of encodings that the images do not explain."""
+        images = z.nan_to_num(0.0)
+        at = torch.from_numpy(rows).to(self.y.device)
+        wrong = np.flatnonzero(~self._explained(z, self.y[at], self.c[at], edges))
+        for row in wrong.tolist():
+            k = int(rows[row])
+            for ends, ids in self._guesses(images, k, edges[row]):
+                c = _public_part(self.public, ids[None], self.mixing)
+                pair = ends[None]
+                if self._explained(z, self.y[k : k + 1], c, pair)[0]:
+                    edges[row], self.ids[k], self.c[k] = ends, ids, c[0]
+                    break
+
+    def _guesses(
+        self, images: Float64[Tensor, "n d"], k: int, ends: Int64[np.ndarray, " 2"]
+    ) -> Iterator[tuple[Int64[np.ndarray, " 2"], Int64[Tensor, " k"]]]:
+        """What encoding k could be: other public images, or another pair, or both in turn."""
+        y, ids = self.y[k], self.ids[k]
+        yield ends, self._publics_given(images, y, ends)
+        for _ in range(3):
+            ends = self._pair_given(images, y, _public_part(self.public, ids[None], self.mixing)[0])
+            yield ends, ids
+            ids = self._publics_given(images, y, ends)
+            yield ends, ids
+
+    def _publics_given(
+        self,
+        images: Float64[Tensor, "n d"],
+        y: Float64[Tensor, " d"],
+        ends: Int64[np.ndarray, " 2"],
+    ) -> Int64[Tensor, " k"]:
+        """y^2 - s^2 = 2 s c + c^2: its product with s is, on average, in proportion to c."""
+        s = self.mixing.wa * images[torch.from_numpy(ends).to(y.device)].sum(0)
+        scores = self.public @ ((y.square() - s.square()) * s)
+        return scores.topk(self.mixing.k_pub).indices.sort().values
+
+    def _pair_given(
+        self, images: Float64[Tensor, "n d"], y: Float64[Tensor, " d"], c: Float64[Tensor, " d"]
+    ) -> Int64[np.ndarray, " 2"]:
+        """The same with the parts exchanged; without public images, by squares."""
+        if self.mixing.k_pub:
+            scores = images @ ((y.square() - c.square()) * c)
+        else:
+            scores = images.square() @ (y.square() - y.square().mean())
+        return np.sort(np.asarray(scores.topk(2).indices.cpu()))
+
+
+MOST = 0.98
+"""Share of pixels of an equation that must be met, and of equations' pixels, to be believed."""
+
+
+def _graph(
+    common: Int8[Tensor, "m m"],
+    scores: Float[Tensor, "m m"],
+    n_private: int | None,
+    generator: torch.Generator,
+    how: Exact,
+) -> tuple[list[Component], bool]:
+    """Who is in which encoding: exactly, or what is most likely, if the overlaps have errors."""
+    try:
+        components = assign(np.asarray(common.cpu()))
+    except NotALineGraphError:
+        if n_private is None:
+            raise
+    else:
+        fewest = sum(min(c.n_images(k) for k in range(len(c.roots))) for c in components)
+        if n_private is None or fewest <= n_private:
+            return components, True
+    found = assign_uncertain(scores, n_private, generator=generator, how=how.clustering)
+    edges = np.unique(np.asarray(found.edges.cpu()), return_inverse=True)[1].reshape(-1, 2)
+    return [Component(np.arange(len(edges)), (edges,))], False
+
+
+def _public_part(
+    public: Float64[Tensor, "p d"], ids: Int64[Tensor, "m k"], mixing: Mixing
+) -> Float64[Tensor, "m d"]:
+    return mixture(public, ids, public.new_full(ids.shape, mixing.wb))
+
+
+def _checked(
+    y: Float[Tensor, "m d"],
+    mixing: Mixing,
+    public: Float[Tensor, "p _"] | None,
+    n_private: int | None,
+) -> Float64[Tensor, "m d"]:
+    m, d = y.shape
+    if not bool(y.isfinite().all()):
+        row = int((~y.isfinite()).any(1).nonzero()[0])
+        raise ValueError(f"encoding {row} has pixels that are not finite")
+    if mixing.k_pub and public is None:
+        raise ValueError(
+            f"k_pub={mixing.k_pub}, but no public images are given; exact recovery needs them"
+        )
+    if public is not None and public.shape[1] != d:
+        raise ValueError(
+            f"public images have {public.shape[1]} pixels, encodings {d}; they must be alike"
+        )
+    if n_private is not None and not 2 <= n_private <= m:
+        raise ValueError(
+            f"{m} encodings of n_private={n_private} images: there must be 2 images or more, and "
+            "no fewer encodings than images, or they are not determined"
+        )
+    return y.abs().double()
