@@ -21,8 +21,10 @@ from torch import Tensor
 
 from recon_core.attacks.instahide.mixing import Mixing, mixture
 
-AT_ONCE = 64
-"""Encodings whose blocks are computed together; bounds memory."""
+AT_ONCE_ON_CPU, AT_ONCE_ON_GPU = 8, 256
+"""Encodings whose blocks are computed together: on a CPU few, whose images its cache holds."""
+DOUBT = 6.0
+"""Standard deviations of the best exchange's gain, below 0, from which on a choice is certain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +60,19 @@ def find_publics(
         return torch.zeros((len(y), 0), dtype=torch.int64, device=y.device)
     kept = _screened(y, public, mixing, max(how.n_kept, k))
     found = []
-    for rows in torch.arange(len(y), device=y.device).split(AT_ONCE):
+    at_once = AT_ONCE_ON_CPU if y.device.type == "cpu" else AT_ONCE_ON_GPU
+    doubted = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    for rows in torch.arange(len(y), device=y.device).split(at_once):
         some = kept[rows]
         block = spike(y[rows], public[some], mixing)
-        chosen = _exchanged(block, _greedy(block, k))
-        ids = some.gather(1, chosen)
-        if how.n_tried:
-            ids = _by_likelihood(y[rows], public, ids, some[:, : how.n_tried + k], mixing)
-        found.append(ids.sort(1).values)
-    return torch.cat(found)
+        chosen, loss = _exchanged(block, _greedy(block, k))
+        found.append(some.gather(1, chosen))
+        doubted[rows] = loss < DOUBT * ((8 + 16 * (k - 1)) / y.shape[1]) ** 0.5
+    ids = torch.cat(found)
+    for rows in doubted.nonzero()[:, 0].split(at_once) if how.n_tried else ():
+        tried = kept[rows, : how.n_tried + k]
+        ids[rows] = _by_likelihood(y[rows], public, ids[rows], tried, mixing)
+    return ids.sort(1).values
 
 
 def spike(
@@ -121,8 +127,11 @@ def _greedy(block: Float[Tensor, "b s s"], k: int) -> Int64[Tensor, "b k"]:
     return torch.cat(chosen, 1)
 
 
-def _exchanged(block: Float[Tensor, "b s s"], chosen: Int64[Tensor, "b k"]) -> Int64[Tensor, "b k"]:
-    """One image for another while the sum of the block grows."""
+def _exchanged(
+    block: Float[Tensor, "b s s"], chosen: Int64[Tensor, "b k"]
+) -> tuple[Int64[Tensor, "b k"], Float[Tensor, " b"]]:
+    """One image for another while the sum of the block grows; and what the best exchange would
+    then lose."""
     b, k = chosen.shape
     own = block.diagonal(dim1=1, dim2=2)
     for _ in range(10):
@@ -137,7 +146,7 @@ def _exchanged(block: Float[Tensor, "b s s"], chosen: Int64[Tensor, "b k"]) -> I
             break
         out, into = where // block.shape[2], where % block.shape[2]
         chosen[better, out[better]] = into[better]
-    return chosen
+    return chosen, -best
 
 
 def _by_likelihood(
