@@ -5,7 +5,7 @@
 Public images: beside the semidefinite program. Graph: beside networkx's inverse_line_graph, which
 takes simple graphs only. Signs: beside all 2^m of Algorithm 3, vectorised over signs, at the same
 pixels. Either side of a comparison has to give the same result, or nothing is timed. The whole:
-seconds from encodings to private images for several seeds; the case says how many came back exactly.
+seconds from encodings to private images for several seeds; the case says how many came back.
 There the paper's method would have 2^m signs to try, so there is no reference. One thread.
 """
 

@@ -16,7 +16,7 @@ All pixels go together.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -85,16 +85,10 @@ def solve(
     n, d = equations.n, y.shape[1]
     z = torch.full((n, d), torch.nan, dtype=torch.float64, device=y.device)
     residual = torch.zeros(d, dtype=torch.float64, device=y.device)
-    for part in known.parts:
-        inside = np.zeros(n, bool)
-        inside[part] = True
-        rows = np.flatnonzero(inside[equations.edges].all(1) & ~known.coloops)
-        if not len(rows):
-            continue
-        own = _Part.of(equations.of(rows), part)
+    for rows, part in _parts(equations, known):
         mine = torch.from_numpy(rows).to(y.device)
-        found, left = own.solve(y[mine].double(), c[mine].double(), tolerance, how)
-        z[torch.from_numpy(part).to(y.device)] = found
+        found, left = part.solve(y[mine].double(), c[mine].double(), tolerance, how)
+        z[torch.from_numpy(part.images).to(y.device)] = found
         residual = torch.maximum(residual, left)
     return Solved(z, residual, residual <= tolerance, known)
 
@@ -114,19 +108,14 @@ def suspects(
     """
     how = search or SignSearch()
     known = determined(equations, with_public=bool(c.any()))
-    n, d = equations.n, y.shape[1]
+    d = y.shape[1]
     some = torch.arange(0, d, max(d // PIXELS_AT_ONCE, 1), device=y.device)
     found = np.zeros(len(y), bool)
-    for part in known.parts:
-        inside = np.zeros(n, bool)
-        inside[part] = True
-        rows = np.flatnonzero(inside[equations.edges].all(1) & ~known.coloops)
-        if not len(rows):
-            continue
-        own, mine = _Part.of(equations.of(rows), part), torch.from_numpy(rows).to(y.device)
+    for rows, part in _parts(equations, known):
+        mine = torch.from_numpy(rows).to(y.device)
         y_some, c_some = y[mine][:, some].float(), c[mine][:, some].float()
-        z = own.search(y_some, c_some, 2 * how.beams[0], how.cap, n_ties=2)
-        w = torch.from_numpy(own.equations.matrix).to(z)
+        z = part.search(y_some, c_some, 2 * how.beams[0], how.cap, n_ties=2)
+        w = torch.from_numpy(part.equations.matrix).to(z)
         within = max(tolerance, 1e-3 * float(y_some.square().mean().sqrt()))
         met = (((w @ z + c_some).abs() - y_some).abs() <= within).float().mean(1)
         found[rows] = np.asarray((met < met.median() / 2).cpu())
@@ -280,6 +269,18 @@ class _Part:
         found = torch.einsum("ri,idb->rdb", w[others], z) + c[others][:, :, None]
         cost = (found.abs() - y[others][:, :, None]).square().clamp(max=cap).sum(0)
         return _best(z, cost, beam, cap)
+
+
+def _parts(
+    equations: Equations, known: Determined
+) -> Iterator[tuple[Int64[np.ndarray, " _"], _Part]]:
+    """The parts that are determined, with the rows of their equations."""
+    for images in known.parts:
+        inside = np.zeros(equations.n, bool)
+        inside[images] = True
+        rows = np.flatnonzero(inside[equations.edges].all(1) & ~known.coloops)
+        if len(rows):
+            yield rows, _Part.of(equations.of(rows), images)
 
 
 def _best(
