@@ -44,7 +44,8 @@ def test_a_dry_run_says_what_it_would_take_and_makes_nothing(tmp_path: Path) -> 
     text = " ".join(done.stdout.split())
     assert "fc3-leaky_relu" in text
     assert "unet" not in text
-    assert re.search(r"7 units: at most about \d+ s of work on cpu, \d+ s on 1 workers", text)
+    time = r"[\d.]+ (s|min)"
+    assert re.search(rf"7 units: at most about {time} of work on cpu, {time} on 1 workers", text)
     assert not store.exists()
 
 

@@ -84,7 +84,8 @@ def test_a_dry_run_says_what_it_would_take_and_makes_nothing(tmp_path: Path) -> 
     shown = RUN.invoke(app, words(store, "--dry-run"))
     assert shown.exit_code == 0, shown.output
     text = " ".join(shown.stdout.split())
-    assert re.search(r"1 cell, 4 attacks: about \d+ s of work on cpu, \d+ s on 1 workers", text)
+    time = r"[\d.]+ (s|min)"
+    assert re.search(rf"1 cell, 4 attacks: about {time} of work on cpu, {time} on 1 workers", text)
     assert not store.exists()
 
 
