@@ -103,7 +103,7 @@ def recover(
     of a connected part, of which the first is positive.
 
     Raises ValueError for encodings that are not finite, too few, or have public images that are not
-    given.
+    given, and as `assign`, `assign_uncertain` and `solve` do.
     """
     how = how or Exact()
     y = _checked(y, mixing, public, n_private)
@@ -152,12 +152,12 @@ class _Solving:
         triangle and K(1, 3), and K(1, 3) with one more edge, K4 without an edge and K4 with another
         order of their edges. For K4, z and (z_0 + ... + z_3) / 2 - z.
         """
-        rows, edges = component.rows, component.roots[0]
+        rows, edges = component.rows, min(component.roots, key=np.max)  # with the fewest images
         if len(component.roots) > 1:
             self._place(rows, edges, None, np.zeros(len(edges), bool))
             return
         solved, good = self._solved(rows, edges)
-        if good.all():
+        if good.all() or not self.how.n_repairs:
             self._place(rows, edges, solved, good)
         else:
             self._place(rows, *self._repaired(rows, edges))
@@ -237,7 +237,7 @@ class _Solving:
     ) -> tuple[Int64[np.ndarray, "k 2"], Solved, Bool[np.ndarray, " k"]]:
         """Without encodings that the others contradict, and with those that then are explained."""
         edges, at, n = edges.copy(), torch.from_numpy(rows).to(self.y.device), int(edges.max()) + 1
-        for _ in range(max(self.how.n_repairs, 1)):
+        for _ in range(self.how.n_repairs):
             wrong = suspects(
                 self.y[at],
                 self.c[at],
@@ -261,7 +261,7 @@ class _Solving:
         rows: Int64[np.ndarray, " k"],
         edges: Int64[np.ndarray, "k 2"],
     ) -> None:
-        """Pairs, then public images, of encodings that the images do not explain."""
+        """Other public images and pairs for encodings that the images do not explain."""
         images = z.nan_to_num(0.0)
         at = torch.from_numpy(rows).to(self.y.device)
         wrong = np.flatnonzero(~self._explained(z, self.y[at], self.c[at], edges))
@@ -269,8 +269,7 @@ class _Solving:
             k = int(rows[row])
             for ends, ids in self._guesses(images, k, edges[row]):
                 c = _public_part(self.public, ids[None], self.mixing)
-                pair = ends[None]
-                if self._explained(z, self.y[k : k + 1], c, pair)[0]:
+                if self._explained(z, self.y[k : k + 1], c, ends[None])[0]:
                     edges[row], self.ids[k], self.c[k] = ends, ids, c[0]
                     break
 

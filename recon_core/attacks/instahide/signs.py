@@ -38,7 +38,8 @@ LONGEST = 13
 @dataclass(frozen=True, kw_only=True)
 class SignSearch:
     """`beams`: combinations kept, and how many where that was too few. `cap`: the most that one
-    encoding adds to a cost, in units of a pixel's variance, so that a wrong one does no more."""
+    encoding's squared error adds to a cost, so that a wrong one does no more; `recover` takes it in
+    units of a pixel's variance."""
 
     beams: tuple[int, ...] = (8, 64, 512)
     cap: float = 0.1
@@ -78,7 +79,7 @@ def solve(
 
     `tolerance`: the largest residual of an equation that is met. Where c is 0 the images of each of
     `Determined.parts` have a common sign at every pixel that nothing tells: their first is
-    positive.
+    positive. Raises ValueError if images have only odd cycles that are too long to start from.
     """
     how = search or SignSearch()
     known = determined(equations, with_public=bool(c.any()))
@@ -247,9 +248,8 @@ class _Part:
             cost = cost.repeat(1, n) + errors.square_().clamp_(max=cap).sum(0)
             z, cost = _best(torch.cat([z.repeat(1, 1, n), value[None]]), cost, beam, cap)
         found = torch.empty_like(z[:, :, 0])
-        found[self.order] = z.gather(2, cost.argmin(1)[None, :, None].expand(len(z), -1, 1))[
-            :, :, 0
-        ]
+        best = cost.argmin(1)[None, :, None].expand(len(z), -1, 1)
+        found[self.order] = z.gather(2, best).squeeze(2)
         return found
 
     def _first(
