@@ -42,6 +42,7 @@ class Status(StrEnum):
     FREE = "free"  # its encodings fix sums of images only
     SEVERAL_GRAPHS = "several graphs"  # two assignments explain the same encodings
     UNSOLVED = "unsolved"  # no signs were found that meet the equations
+    ESTIMATED = "estimated"  # an approximation: public images and mistaken encodings are in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,23 +63,27 @@ class Exact:
 
 @dataclass(frozen=True)
 class Recovered:
-    """Images, with `status` of each: pixels are NaN unless it is RECOVERED, and where `unmet`
-    equations leave them in doubt.
+    """Images, with `status` of each: pixels are NaN unless it is RECOVERED or ESTIMATED, and where
+    `unmet` equations leave them in doubt.
 
-    `edges`: the two images of each encoding, -1 if unknown; `public`: its public images;
-    `explained`: encodings whose equations are met. `common`: the overlaps that the graph was found
-    from. `exact`: whether that was by the exact reconstruction; `n_graphs`: assignments that have
-    these overlaps.
+    `edges`: the two images of each encoding, -1 if unknown; `weights`: theirs; `public`: its public
+    images; `explained`: encodings whose equations are met. `scores`: how much each two encodings
+    have in common, as it was measured; `common`: the overlaps that the graph was found from.
+    `exact`: whether that was by the exact reconstruction; `n_graphs`: assignments that have these
+    overlaps. `labels`: classes of the images, -1 if unknown; None where encodings have no labels.
     """
 
     images: Float64[Tensor, "n d"]
     status: tuple[Status, ...]
     edges: Int64[np.ndarray, "m 2"]
+    weights: Float64[np.ndarray, "m 2"]
     public: Int64[Tensor, "m k"] | None
     explained: Bool[np.ndarray, " m"]
+    scores: Float[Tensor, "m m"]
     common: Int8[Tensor, "m m"]
     exact: bool
     n_graphs: int
+    labels: Int64[np.ndarray, " n"] | None = None
 
     @property
     def n_recovered(self) -> int:
@@ -120,7 +125,7 @@ def recover(
     for k, component in enumerate(components):
         state.add(component)
         progress(0.4 + 0.6 * (k + 1) / len(components))
-    return state.recovered(common, exact, n_graphs, n_private)
+    return state.recovered(scores, common, exact, n_graphs, n_private=n_private)
 
 
 class _Solving:
@@ -163,7 +168,13 @@ class _Solving:
             self._place(rows, *self._repaired(rows, edges))
 
     def recovered(
-        self, common: Int8[Tensor, "m m"], exact: bool, n_graphs: int, n_private: int | None
+        self,
+        scores: Float[Tensor, "m m"],
+        common: Int8[Tensor, "m m"],
+        exact: bool,
+        n_graphs: int,
+        *,
+        n_private: int | None,
     ) -> Recovered:
         images = torch.cat(self.images)
         status = list(self.status)
@@ -174,8 +185,10 @@ class _Solving:
             images=images,
             status=tuple(status),
             edges=self.edges,
+            weights=np.full(self.edges.shape, self.mixing.wa),
             public=self.ids,
             explained=self.explained,
+            scores=scores,
             common=common,
             exact=exact,
             n_graphs=n_graphs,
