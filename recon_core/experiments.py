@@ -15,21 +15,38 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from recon_core.attacks import autoencoder_memory, inversion_memory, kkt_memory
+from recon_core.attacks import (
+    autoencoder_memory,
+    instahide_memory,
+    inversion_memory,
+    kkt_memory,
+)
 from recon_core.attacks.autoencoder import AutoencoderRecovery
+from recon_core.attacks.instahide_runs import InstaHideRecovery
 from recon_core.attacks.inversion import Inversion
 from recon_core.attacks.kkt import KKT
 from recon_core.tagged import Tagged
 
-__all__ = ["FAMILIES", "KKT", "AutoencoderRecovery", "Experiment", "Inversion", "bytes_per_run"]
+__all__ = [
+    "FAMILIES",
+    "KKT",
+    "AutoencoderRecovery",
+    "Experiment",
+    "InstaHideRecovery",
+    "Inversion",
+    "bytes_per_run",
+]
 
-Experiment = Annotated[KKT | AutoencoderRecovery | Inversion, Tagged("family")]
+Experiment = Annotated[KKT | AutoencoderRecovery | Inversion | InstaHideRecovery, Tagged("family")]
 """Any experiment."""
 
-FAMILIES: dict[str, type[KKT] | type[AutoencoderRecovery] | type[Inversion]] = {
+FAMILIES: dict[
+    str, type[KKT] | type[AutoencoderRecovery] | type[Inversion] | type[InstaHideRecovery]
+] = {
     "kkt": KKT,
     "autoencoder": AutoencoderRecovery,
     "inversion": Inversion,
+    "instahide": InstaHideRecovery,
 }
 
 
@@ -39,4 +56,6 @@ def bytes_per_run(experiment: Experiment, n_images: int, shape: tuple[int, int, 
         return autoencoder_memory.bytes_per_run(experiment, n_images, shape)
     if isinstance(experiment, Inversion):
         return inversion_memory.bytes_per_run(experiment, n_images, shape)
+    if isinstance(experiment, InstaHideRecovery):
+        return instahide_memory.bytes_per_run(experiment, n_images, shape)
     return kkt_memory.bytes_per_run(experiment, n_images, shape)

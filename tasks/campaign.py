@@ -21,7 +21,13 @@ import numpy.typing as npt
 
 import recon_core
 from recon_core.adaptive import History
-from recon_core.experiments import KKT, AutoencoderRecovery, Experiment, Inversion
+from recon_core.experiments import (
+    KKT,
+    AutoencoderRecovery,
+    Experiment,
+    InstaHideRecovery,
+    Inversion,
+)
 from recon_core.sampling import (
     Sampling,
     binary_labels,
@@ -64,6 +70,8 @@ class Campaign:
         self.experiment.check_sweep(self.sampling.attacks_per_victim)
         if isinstance(self.experiment, Inversion):
             self.experiment.check_images(self.sampling.images_per_run // self.experiment.n_classes)
+        if isinstance(self.experiment, InstaHideRecovery):
+            self.experiment.check_images(self.sampling.images_per_run)
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
         """What the store is made from. The last phase may grow: its number of runs is left out, and
@@ -247,10 +255,12 @@ class Plan:
 
 def labels_for(experiment: Experiment, images: ImageSet) -> tuple[npt.NDArray[np.int64], str]:
     """(label per image, the task in words) for the victims of an experiment: what they tell apart,
-    -1 for images that they do not know; for autoencoders the classes of the source."""
+    -1 for images that they do not know; for autoencoders and InstaHide the source's classes."""
     labels, names = images.labels, images.class_names
     if isinstance(experiment, AutoencoderRecovery):
         return labels.astype(np.int64), "images in, the same images out"
+    if isinstance(experiment, InstaHideRecovery):
+        return labels.astype(np.int64), "images of any class, mixed"
     if isinstance(experiment, KKT) and experiment.n_outputs == 1:
         return binary_labels(labels, names)
     return class_labels(labels, names, experiment.n_classes)

@@ -17,6 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from recon_core.attacks.autoencoder import AutoencoderRecovery
+from recon_core.attacks.instahide.mixing import InstaHide
+from recon_core.attacks.instahide.natural_fit import Refinement
+from recon_core.attacks.instahide.practical import Practical
+from recon_core.attacks.instahide_runs import InstaHideRecovery
 from recon_core.attacks.inversion import Inversion
 from recon_core.attacks.kkt import KKT
 from recon_core.attacks.kkt_objective import KKTAttack
@@ -63,6 +67,12 @@ SMALL: dict[str, Experiment] = {
         defence=MixCon(lam=0.1),
         held_out=1,
         attack=StrongInversion(n_steps=10, starts=("noise", "noise")),
+        keep="all",
+    ),
+    "instahide": InstaHideRecovery(
+        n_public=2,
+        scheme=InstaHide(k_pub=1, n_epochs=8),
+        attack=Practical(refinement=Refinement(n_rounds=2)),
         keep="all",
     ),
 }
@@ -178,7 +188,10 @@ def test_wrong_values_are_refused_with_the_settings_own_message(family: str) -> 
         ({"family": "inversion", "victim": {"kind": "vgg"}}, "kind must be one of lenet5, mlp"),
         ({"family": "inversion", "defence": {"kind": "unicon", "beta": 1}}, "unicon.beta"),
         ({"family": "inversion", "defence": {"kind": "x"}}, "kind must be one of mixcon, unicon"),
-        (3, "family must be one of kkt, autoencoder, inversion"),
+        ({"family": "instahide", "scheme": {"kind": "theory", "n_epochs": 3}}, "theory.n_epochs"),
+        ({"family": "instahide", "scheme": {"kind": "x"}}, "kind must be one of instahide, theory"),
+        ({"family": "instahide", "n_public": 1}, "n_public=1 must be at least 2"),
+        (3, "family must be one of kkt, autoencoder, inversion, instahide"),
     ],
 )
 def test_what_is_wrong_is_said_of_the_family_that_was_meant_and_of_no_other(

@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
+from scipy.linalg import eigh
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
@@ -57,19 +58,38 @@ def independent_groups(
     """
     how = how or Components()
     m = len(scores)
+    if n == 2:
+        return torch.ones_like(scores[:, :2])  # every encoding has both
     wanted = n + round(how.spare * n)
     if wanted >= m:
         raise ValueError(f"{m} encodings are too few for the components of {n} images")
     matrix = np.asarray(scores.double().cpu())
-    start = np.asarray(torch.rand(m, generator=generator, dtype=torch.float64))
-    white = eigsh(matrix, k=wanted, which="LA", v0=start)[1] * m**0.5
+    white = _leading(matrix, wanted, generator) * m**0.5
     found = _peaked(white, _rotation(white, generator, how))
     peaks = (found**4).mean(0)
     loads = found[:, np.sort(np.argsort(-peaks, kind="stable")[:n])]
     n_own = max(2 * m // n, 2)
     best = np.sort(loads, axis=0)[-max(round((1 - BEST) * n_own), 1)]
-    loads = loads / best
+    loads = loads / np.maximum(best, np.finfo(np.float64).tiny)
     return torch.from_numpy(np.where(loads > how.core, loads, 0.0)).to(scores)
+
+
+def _leading(
+    matrix: Float64[np.ndarray, "m m"], k: int, generator: torch.Generator
+) -> Float64[np.ndarray, "m k"]:
+    """Eigenvectors of the k largest eigenvalues."""
+    m = len(matrix)
+    if m < DENSE:
+        dense: Float64[np.ndarray, "m k"] = eigh(matrix, subset_by_index=(m - k, m - 1))[1]
+        return dense
+    start = np.asarray(torch.rand(m, generator=generator, dtype=torch.float64))
+    again = np.random.default_rng(0)  # for restarts within a space that is used up
+    found: Float64[np.ndarray, "m k"] = eigsh(matrix, k=k, which="LA", v0=start, rng=again)[1]
+    return found
+
+
+DENSE = 1500
+"""Encodings from which on eigenvectors are found by iteration."""
 
 
 def _peaked(
