@@ -162,9 +162,11 @@ def outcome(record: Mapping[str, Any]) -> str:
         f"{duration(best['seconds'])}"
     )
     if record["has_truth"]:
-        said += f"; {best['n_exact']} are the originals, no pixel off by {same_said(record)}"
+        said += (
+            f"; {best['n_exact']} are the originals, no pixel off by more than {same_said(record)}"
+        )
         if best["n_false"]:
-            said += f", {best['n_false']} are not what they are said to be"
+            said += f", {best['n_false']} are off by more, whatever they are said to be"
     rest = {k: v for k, v in best["by_status"].items() if k != "recovered"}
     if rest:
         said += ". The others: " + ", ".join(f"{v} {k}" for k, v in rest.items())

@@ -240,10 +240,11 @@ def _show(record: dict[str, Any], folder: Path) -> None:
 
     rows = summary_rows(record)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in rows[0]:
+    columns = list(dict.fromkeys(column for row in reversed(rows) for column in row))
+    for column in columns:
         table.add_column(column, justify="left" if column == "method" else "right")
     for row in rows:
-        table.add_row(*(str(row.get(column, "")) for column in rows[0]))
+        table.add_row(*(str(row.get(column, "")) for column in columns))
     out.print(table)
     for a in record["methods"]:
         if "failure" in a:

@@ -140,7 +140,7 @@ def prepare(job: AttackJob, known: tuple[str, ...]) -> Prepared:
     units = _units(challenge, scheme)
     if job.n_levels is not None:
         units = replace(units, n_levels=job.n_levels)
-    methods = (job.method,)
+    methods: tuple[str, ...] = (job.method,)
     if job.method == AUTO:
         methods = ("exact",) if units.is_normal or challenge.public is None else ("practical",)
     elif job.method == BOTH:

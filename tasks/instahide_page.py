@@ -168,6 +168,7 @@ def write_page(
     )
     environment.filters |= {"duration": duration, "uri": _uri, "map": data_uri, "share": _share}
     best = best_of(scored)
+    its = None if best is None else record["methods"][record["best"]]
     page = environment.get_template("attack-instahide.html").render(
         style=environment.get_template("report.css").render(styles={}),
         record=record,
@@ -176,10 +177,8 @@ def write_page(
         walls=_walls(scored, best, prepared, context["n_shown"]),
         heat=heat_maps(best.found) if best and best.found else [],
         graph=_graph(best.found, best, prepared) if best and best.found else None,
-        best=None if best is None else record["methods"][record["best"]],
-        open=left_open(record["methods"][record["best"]], record["scheme"]["k_pub"])
-        if best
-        else [],
+        best=its,
+        open=left_open(its, record["scheme"]["k_pub"]) if its else [],
         why=WHY,
         colours=COLOURS,
         context=context,

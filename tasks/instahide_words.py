@@ -95,7 +95,8 @@ def _signs(found: Mapping[str, Any], k_pub: int) -> list[str]:
     if found["n_free"]:
         said.append(
             f"{_n(found['n_free'], 'image')} free: for each choice of signs a pixel of "
-            f"{'it' if found['n_free'] == 1 else 'them'} has infinitely many values. Determined images are the same in all solutions."
+            f"{'it' if found['n_free'] == 1 else 'them'} has infinitely many values. "
+            "Determined images are the same in all solutions."
         )
     return said
 
