@@ -107,13 +107,16 @@ def scored(
 
 
 def _matched(images: Tensor, truth: Tensor, *, signed: bool) -> npt.NDArray[np.int64]:
-    """One true image for each that is there, all errors together the least."""
+    """One true image for each that is there, all distances together the least.
+
+    Of distances, not of their squares: then none that is exact is matched with another.
+    """
     there = np.asarray(~images.isnan().all(1))
     truth_of = np.full(len(images), -1, np.int64)
     if there.any():
         filled = images[torch.from_numpy(there)].nan_to_num(0.0)
         a, b = (filled, truth) if signed else (filled.abs(), truth.abs())
-        rows, ids = linear_sum_assignment(torch.cdist(a, b).square().numpy())
+        rows, ids = linear_sum_assignment(torch.cdist(a, b).numpy())
         truth_of[np.flatnonzero(there)[rows]] = ids
     return truth_of
 

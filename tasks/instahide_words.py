@@ -14,7 +14,7 @@ WHY = {
     "pixel decides between them; one more encoding does",
     "unsolved": "no signs were found that meet its equations: public images, pairs or weights are "
     "wrong, or the encodings are noisier than is said (--noise)",
-    "estimated": "an approximation: too few of its encodings are explained to determine it, and "
+    "estimated": "an approximation: too few of its encodings are explained to be sure of it, and "
     "public images and mistaken pairs may be in it",
 }
 
@@ -63,8 +63,6 @@ def _parts(found: Mapping[str, Any]) -> list[str]:
             f"{found['n_two_sided']} {are} no cycle of an odd number of encodings: images on one "
             f"side can grow by what those on the other shrink, so all {their} images are free."
         )
-    if found["n_unseen"]:
-        said.append(f"{_n(found['n_unseen'], 'image')} in no explained encoding: free.")
     return said
 
 
@@ -93,8 +91,9 @@ def _signs(found: Mapping[str, Any], k_pub: int) -> list[str]:
             "positive."
         )
     if found["n_free"]:
+        unseen = f", {found['n_unseen']} in no explained encoding" if found["n_unseen"] else ""
         said.append(
-            f"{_n(found['n_free'], 'image')} free: for each choice of signs a pixel of "
+            f"{_n(found['n_free'], 'image')} free{unseen}: for each choice of signs a pixel of "
             f"{'it' if found['n_free'] == 1 else 'them'} has infinitely many values. "
             "Determined images are the same in all solutions."
         )
