@@ -166,7 +166,7 @@ def outcome(record: Mapping[str, Any]) -> str:
             f"; {best['n_exact']} are the originals, no pixel off by more than {same_said(record)}"
         )
         if best["n_false"]:
-            said += f", {best['n_false']} are off by more, whatever they are said to be"
+            said += f", {best['n_false']} that are called recovered are off by more"
     rest = {k: v for k, v in best["by_status"].items() if k != "recovered"}
     if rest:
         said += ". The others: " + ", ".join(f"{v} {k}" for k, v in rest.items())
