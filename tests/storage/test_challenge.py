@@ -71,7 +71,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_a_pickled_array_is_not_opened(tmp_path: Path) -> None:
     np.save(tmp_path / "e.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(SourceError, match="cannot be read|without pickle"):
+    with pytest.raises(SourceError, match="without pickle"):
         read_challenge(tmp_path / "e.npy")
 
 
