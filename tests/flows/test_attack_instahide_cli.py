@@ -75,24 +75,30 @@ def test_photographs_are_attacked_practically(palimpsest, tmp_path: Path, prefec
 
 
 def test_pictures_of_encodings(palimpsest, tmp_path: Path, prefect_server) -> None:
-    """Absolute values, rounded to grey levels: noise that the attack is told of."""
+    """Absolute values, scaled to fit, rounded to grey levels: an error that --noise allows for."""
     c = normal_challenge(tmp_path / "c", RING)
     y = np.abs(np.load(c / "encodings.npy")) / 8
     (tmp_path / "pngs").mkdir()
     for k, one in enumerate(y):
         levels = (one.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0)
         Image.fromarray(levels).save(tmp_path / "pngs" / f"{k}.png")
-    np.save(tmp_path / "public.npy", np.load(c / "public.npy") / 8)
     words = ["attack", "instahide", tmp_path / "pngs", "--scheme", "theory", "--k-pub", 2,
+             "--wa", 2**-0.5 / 8, "--wb", 2**-0.5 / 8, "--noise", 0.002,
              "--out", tmp_path / "out", "--device", "cpu"]  # fmt: skip
     code, _shown, err = palimpsest(*words)
     assert code == 2
     assert "none are given: give --public" in " ".join(err.split())
+    more = ("--public", c / "public.npy", "--truth", c / "secret")
+    code, shown, err = palimpsest(*words, *more)
+    assert code == 0, err
+    assert "5 of 5 private images are recovered" in " ".join(shown.split())
+    record = json.loads((tmp_path / "out" / "instahide.json").read_bytes())
+    assert max(image["worst_error"] for image in record["methods"][0]["images"]) < 0.1
     Image.new("RGB", (9, 9)).save(tmp_path / "pngs" / "z.png")
-    code, _shown, err = palimpsest(*words, "--public", tmp_path / "public.npy")
+    code, _shown, err = palimpsest(*words[:-4], "--out", tmp_path / "other", *more)
     assert code == 2
     assert "must be of one size" in " ".join(err.split())
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "other").exists()
 
 
 def test_refusals_leave_nothing_behind(
