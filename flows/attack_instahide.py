@@ -166,7 +166,8 @@ def outcome(record: Mapping[str, Any]) -> str:
             f"; {best['n_exact']} are the originals, no pixel off by more than {same_said(record)}"
         )
         if best["n_false"]:
-            said += f", {best['n_false']} that are called recovered are off by more"
+            are = "is" if best["n_false"] == 1 else "are"
+            said += f", {best['n_false']} called recovered {are} off by more"
     rest = {k: v for k, v in best["by_status"].items() if k != "recovered"}
     if rest:
         said += ". The others: " + ", ".join(f"{v} {k}" for k, v in rest.items())

@@ -146,7 +146,7 @@ def _label(scored: Scored, prepared: Prepared, k: int) -> str:
     units = prepared.units
     error = scored.error[k] * (1.0 if units.is_normal else 127.5 * units.sd)
     ssim = "" if scored.ssim is None or np.isnan(scored.ssim[k]) else f" · {scored.ssim[k]:.2f}"
-    return f"±{error:.2g}{ssim}"
+    return f"±{error:.0f}{ssim}" if error >= 10 else f"±{error:.2g}{ssim}"
 
 
 def write_page(

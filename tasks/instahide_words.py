@@ -43,7 +43,7 @@ def left_open(method: Mapping[str, Any], k_pub: int) -> list[str]:
     if not method["exact_graph"]:
         said.append(
             "The graph is the most likely one, not the only one with these overlaps: they were "
-            "measured with errors. That an equation is met proves its encoding's pair."
+            "measured with errors. Equations that are met speak for it, encoding by encoding."
         )
     return said
 
