@@ -16,10 +16,13 @@ from prefect.cache_policies import NO_CACHE
 from storage.files import write_file, write_json
 from tasks.artifacts import leave_link, leave_picture, leave_table
 from tasks.campaign import code_version
-from tasks.instahide_attack import AttackJob, Prepared, Scored, attack_all, prepare, record_of
+from tasks.instahide_attack import METHODS, attack_all
 from tasks.instahide_encode import EncodeJob, encode
-from tasks.instahide_page import best_of, sheet, write_images, write_page
+from tasks.instahide_inputs import LEVELS, NORMAL, AttackJob, Prepared, prepare
+from tasks.instahide_page import best_of, clear_images, sheet, write_images, write_page
+from tasks.instahide_scores import Scored, record_of
 from tasks.progress import stage_progress
+from tasks.report import duration
 from tasks.workers import Device, resolve_device, usable_cores
 
 RECORD = "instahide.json"
@@ -50,7 +53,7 @@ def attack_instahide(
         if threads < 1:
             raise ValueError(f"threads={threads} must be at least 1")
         torch.set_num_threads(threads)
-    prepared = prepare(job)
+    prepared = prepare(job, tuple(METHODS))
     scored = do_attacks(job, prepared, resolve_device(device))
     record = record_of_job(job, prepared, scored)
     show(job, prepared, record, scored, command)
@@ -81,6 +84,7 @@ def show(
     job.out.mkdir(parents=True, exist_ok=True)
     (job.out / RECORD).unlink(missing_ok=True)  # of an earlier attack, whose pictures go now
     best = best_of(scored)
+    clear_images(job.out)
     if best is not None:
         write_images(job.out, best, prepared)
         picture = sheet(best, prepared, job.n_shown)
@@ -112,6 +116,7 @@ def record_of_job(job: AttackJob, prepared: Prepared, scored: Sequence[Scored]) 
         "version": VERSION,
         "source": str(job.path),
         "scheme": dataclasses.asdict(prepared.scheme),
+        "units": dataclasses.asdict(prepared.units) | {"exact_within": prepared.units.same},
         "n_encodings": len(challenge.encodings),
         "n_private": prepared.n_private,
         "n_public": 0 if challenge.public is None else len(challenge.public),
@@ -141,6 +146,11 @@ def summary_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def same_said(record: Mapping[str, Any]) -> str:
+    """How far a pixel of an exact image may be off."""
+    return (NORMAL if record["units"]["kind"] == NORMAL.kind else LEVELS).same_said
+
+
 def outcome(record: Mapping[str, Any]) -> str:
     """What came back, in a sentence or two."""
     if record["best"] is None:
@@ -149,12 +159,15 @@ def outcome(record: Mapping[str, Any]) -> str:
     n, got = best["n_images"], best["by_status"].get("recovered", 0)
     said = (
         f"{got} of {n} private images are recovered from {best['n_encodings']:,} encodings in "
-        f"{best['seconds']:.0f} seconds"
+        f"{duration(best['seconds'])}"
     )
     if record["has_truth"]:
-        said += f"; {best['n_exact']} are the originals, no pixel off by half a grey level"
+        said += (
+            f"; {best['n_exact']} are the originals, no pixel off by more than {same_said(record)}"
+        )
         if best["n_false"]:
-            said += f", {best['n_false']} are not what they are said to be"
+            are = "is" if best["n_false"] == 1 else "are"
+            said += f", {best['n_false']} called recovered {are} off by more"
     rest = {k: v for k, v in best["by_status"].items() if k != "recovered"}
     if rest:
         said += ". The others: " + ", ".join(f"{v} {k}" for k, v in rest.items())

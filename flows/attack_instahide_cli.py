@@ -14,6 +14,7 @@ from rich.table import Table
 from flows.attack_cli import attack_app, out, this_command
 
 __all__ = ["attack_app", "instahide_app"]
+FAILED = 1
 
 instahide_app = typer.Typer(no_args_is_help=True, help="Make InstaHide encodings.")
 
@@ -42,17 +43,27 @@ def encode(
     n_private: Annotated[int, typer.Option("--n-private")] = 100,
     n_public: Annotated[int, typer.Option("--n-public")] = 1000,
     n_epochs: Annotated[
-        int, typer.Option("--epochs", help="instahide: encodings of each private image.")
-    ] = 50,
+        int | None,
+        typer.Option("--epochs", help="instahide: encodings of each private image; default: 50."),
+    ] = None,
     m: Annotated[int | None, typer.Option("--m", help="theory: encodings.")] = None,
     largest: Annotated[
-        float, typer.Option("--largest", help="instahide: the largest coefficient.")
-    ] = 0.65,
-    noise: Annotated[float, typer.Option("--noise", help="theory: standard deviation.")] = 0.0,
+        float | None,
+        typer.Option("--largest", help="instahide: the largest coefficient; default: 0.65."),
+    ] = None,
+    noise: Annotated[
+        float | None, typer.Option("--noise", help="theory: standard deviation; default: 0.")
+    ] = None,
     normalisation: Annotated[
-        Literal["parts", "whole"],
-        typer.Option("--normalisation", help="theory: of private and public images apart, or not."),
-    ] = "whole",
+        Literal["parts", "whole"] | None,
+        typer.Option(
+            "--normalisation", help="theory: of private and public images apart, or (default) not."
+        ),
+    ] = None,
+    standardise: Annotated[
+        bool,
+        typer.Option("--standardise", help="theory: less their mean, over their deviation."),
+    ] = False,
     size: Annotated[int, typer.Option("--size", help="Side of the images.")] = 32,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
@@ -63,11 +74,16 @@ def encode(
 
     chosen: InstaHide | Mixing
     if scheme == "instahide":
-        k = 4 if k_pub is None else k_pub
-        chosen = InstaHide(k_pub=k, largest=largest, n_epochs=n_epochs)
+        _only("theory", {"--noise": noise, "--normalisation": normalisation})
+        chosen = InstaHide(
+            k_pub=4 if k_pub is None else k_pub,
+            largest=0.65 if largest is None else largest,
+            n_epochs=50 if n_epochs is None else n_epochs,
+        )
     else:
+        _only("instahide", {"--epochs": n_epochs, "--largest": largest})
         make = Mixing.by_parts if normalisation == "parts" else Mixing.as_a_whole
-        chosen = make(2 if k_pub is None else k_pub, noise=noise)
+        chosen = make(2 if k_pub is None else k_pub, noise=noise or 0.0)
     job = EncodeJob(
         data=data,
         out=target,
@@ -76,6 +92,7 @@ def encode(
         n_public=n_public,
         m=m,
         size=size,
+        standardise=standardise,
         seed=seed,
     )
     facts = flow.encode_instahide(job)
@@ -102,8 +119,10 @@ def attack_instahide(
         Path | None, typer.Option("--out", help="Folder of what comes back; default: by name.")
     ] = None,
     method: Annotated[
-        Literal["auto", "exact", "practical", "both"],
-        typer.Option("--method", help="exact: normal pixels; practical: photographs."),
+        str,
+        typer.Option(
+            "--method", help="auto | exact (normal pixels) | practical (photographs) | both"
+        ),
     ] = "auto",
     public: Annotated[
         Path | None, typer.Option("--public", help="The public images: .npy or folder.")
@@ -127,6 +146,12 @@ def attack_instahide(
     k_pub: Annotated[int | None, typer.Option("--k-pub", help="With --scheme.")] = None,
     wa: Annotated[float | None, typer.Option("--wa", help="theory: weight of private.")] = None,
     wb: Annotated[float | None, typer.Option("--wb", help="theory: weight of public.")] = None,
+    noise: Annotated[
+        float | None, typer.Option("--noise", help="theory: of encodings; default: 0.")
+    ] = None,
+    largest: Annotated[
+        float | None, typer.Option("--largest", help="instahide: of coefficients; default: 0.65.")
+    ] = None,
     n_private: Annotated[
         int | None, typer.Option("--n-private", help="Private images; a challenge says it.")
     ] = None,
@@ -144,7 +169,7 @@ def attack_instahide(
     """Recover the private images that InstaHide's encodings are made of."""
     from flows import attack_instahide as flow
     from flows.fresh import start_over
-    from tasks.instahide_attack import AttackJob
+    from tasks.instahide_inputs import AttackJob
 
     target = target or Path("palimpsest-runs") / f"attack-{encodings.stem}"
     job = AttackJob(
@@ -154,7 +179,7 @@ def attack_instahide(
         labels=labels,
         truth=truth,
         method=method,
-        scheme=_scheme(scheme, k_pub, wa, wb),
+        scheme=_scheme(scheme, k_pub=k_pub, wa=wa, wb=wb, noise=noise, largest=largest),
         n_private=n_private,
         use_public=not no_public,
         use_labels=not no_labels,
@@ -171,25 +196,43 @@ def attack_instahide(
 
 def _scheme(
     kind: Literal["instahide", "theory"] | None,
+    *,
     k_pub: int | None,
     wa: float | None,
     wb: float | None,
+    noise: float | None,
+    largest: float | None,
 ) -> Any:
     """What the options say; None if they say nothing."""
     from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 
-    given = {"--k-pub": k_pub, "--wa": wa, "--wb": wb}
+    of_theory = {"--wa": wa, "--wb": wb, "--noise": noise}
     if kind is None:
+        given = {"--k-pub": k_pub, "--largest": largest, **of_theory}
         named = [name for name, value in given.items() if value is not None]
         if named:
             raise ValueError(f"{named[0]} needs --scheme, how the encodings were made")
         return None
     if kind == "instahide":
-        if wa is not None or wb is not None:
-            raise ValueError("--wa and --wb are of --scheme theory; instahide draws its weights")
-        return InstaHide() if k_pub is None else InstaHide(k_pub=k_pub)
+        _only("theory", of_theory)
+        return InstaHide(
+            k_pub=4 if k_pub is None else k_pub, largest=0.65 if largest is None else largest
+        )
+    _only("instahide", {"--largest": largest})
     whole = Mixing.as_a_whole(2 if k_pub is None else k_pub)
-    return Mixing(k_pub=whole.k_pub, wa=wa or whole.wa, wb=wb or whole.wb)
+    return Mixing(
+        k_pub=whole.k_pub,
+        wa=whole.wa if wa is None else wa,
+        wb=whole.wb if wb is None else wb,
+        noise=noise or 0.0,
+    )
+
+
+def _only(scheme: str, options: dict[str, Any]) -> None:
+    """Refuses options of the other scheme."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name} is of --scheme {scheme}; leave it out, or change the scheme")
 
 
 def _show(record: dict[str, Any], folder: Path) -> None:
@@ -197,15 +240,18 @@ def _show(record: dict[str, Any], folder: Path) -> None:
 
     rows = summary_rows(record)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in rows[0]:
+    columns = list(dict.fromkeys(column for row in reversed(rows) for column in row))
+    for column in columns:
         table.add_column(column, justify="left" if column == "method" else "right")
     for row in rows:
-        table.add_row(*(str(row.get(column, "")) for column in rows[0]))
+        table.add_row(*(str(row.get(column, "")) for column in columns))
     out.print(table)
     for a in record["methods"]:
         if "failure" in a:
             out.print(f"{a['title']}: {a['failure']}", markup=False)
     out.print(outcome(record), markup=False)
-    for name in ("report.html", "reconstructions.png", "instahide.json"):
+    for name in ("report.html", "reconstructions.png", "statuses.csv", "instahide.json"):
         if (folder / name).exists():
             out.print(f"  {(folder / name).absolute()}", markup=False, soft_wrap=True)
+    if record["best"] is None:
+        raise typer.Exit(FAILED)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from storage.errors import SourceError
 from storage.files import write_file, write_json
-from storage.pictures import is_picture, read_picture_as_it_is
+from storage.pictures import CorruptPictureError, is_picture, read_picture_as_it_is
 
 SCHEMA, VERSION = "palimpsest-instahide-challenge", 1
 FACTS = "challenge.json"
@@ -56,8 +56,7 @@ def write_challenge(folder: Path, challenge: Challenge, secret_facts: Mapping[st
 
     Raises SourceError if the folder is there and not empty.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise SourceError(f"{folder} is not empty; give --out a new folder")
+    check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     rough = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -79,6 +78,14 @@ def write_challenge(folder: Path, challenge: Challenge, secret_facts: Mapping[st
     except BaseException:
         shutil.rmtree(rough, ignore_errors=True)
         raise
+
+
+def check_new(folder: Path) -> None:
+    """Raises SourceError if there is anything in the folder, or a file in its place."""
+    if folder.is_file():
+        raise SourceError(f"{folder} is a file; give --out a new folder")
+    if folder.exists() and any(folder.iterdir()):
+        raise SourceError(f"{folder} is not empty; give --out a new folder")
 
 
 def read_challenge(
@@ -138,6 +145,8 @@ def read_images(path: Path, what: str, *, signed: bool = False) -> npt.NDArray[n
             f"{what} in {path} are {array.dtype}; expected floating point, in the units of the "
             "scheme (InstaHide: from -1 to 1)"
         )
+    if not array.size:
+        raise SourceError(f"{what} in {path} are none: shape {array.shape}")
     bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))
     if len(bad):
         raise SourceError(f"{what} in {path}: number {bad[0]} has pixels that are not finite")
@@ -148,7 +157,12 @@ def _pictures(folder: Path, what: str, *, signed: bool) -> npt.NDArray[np.float3
     paths = sorted(p for p in folder.rglob("*") if is_picture(p, below=folder))
     if not paths:
         raise SourceError(f"{folder} has no pictures and no {FACTS}; expected {what}")
-    found = [read_picture_as_it_is(p) for p in paths]
+    found = []
+    for path in paths:
+        try:
+            found.append(read_picture_as_it_is(path))
+        except CorruptPictureError as error:
+            raise SourceError(f"{path} cannot be read: {error}; mend or remove it") from error
     for path, pixels in zip(paths, found, strict=True):
         if pixels.shape != found[0].shape:
             raise SourceError(
@@ -185,11 +199,27 @@ def _check(challenge: Challenge) -> None:
     labels = challenge.labels
     if labels is not None and (labels.ndim != 2 or len(labels) != m):
         raise SourceError(f"labels have shape {labels.shape}; expected ({m}, n_classes)")
+    if labels is not None and not (_are_numbers(labels) and bool((labels >= 0).all())):
+        raise SourceError("labels are not finite numbers of 0 or more: mixed one-hot labels are")
     private = challenge.secret.get("private")
     if private is not None and list(private.shape[1:]) != shape:
         raise SourceError(
             f"the true images have shape {tuple(private.shape[1:])}, encodings {tuple(shape)}"
         )
+    if private is not None and not _are_numbers(private):
+        raise SourceError("the true images have pixels that are not finite numbers")
+    edges = challenge.secret.get("edges")
+    if private is not None and edges is not None:
+        fits = edges.shape == (m, 2) and np.issubdtype(edges.dtype, np.integer)
+        if not fits or edges.min() < 0 or edges.max() >= len(private):
+            raise SourceError(
+                f"the truth's edges, {edges.dtype} {edges.shape}, are not the two images of each "
+                f"of {m} encodings, of {len(private)}; give the --truth of these encodings"
+            )
+
+
+def _are_numbers(array: Array) -> bool:
+    return bool(np.issubdtype(array.dtype, np.number) and np.isfinite(array).all())
 
 
 def _facts(path: Path) -> dict[str, Any]:

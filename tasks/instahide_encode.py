@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing
 from recon_core.types import seeded_generator
-from storage.challenge import Challenge, write_challenge
+from storage.challenge import Challenge, check_new, write_challenge
 from storage.sources import load_images
 
 GAUSSIAN = "gaussian"
@@ -23,7 +23,8 @@ GAUSSIAN = "gaussian"
 @dataclass(frozen=True, kw_only=True)
 class EncodeJob:
     """`data`: a source of images, or `gaussian`. `scheme`: Mixing needs `m`, the number of
-    encodings; InstaHide has n_epochs. Pixels of photographs are from -1 to 1."""
+    encodings; InstaHide has n_epochs. Pixels of photographs are from -1 to 1; `standardise`, of
+    Mixing: less their mean and divided by their standard deviation, over all images."""
 
     data: str
     out: Path
@@ -32,6 +33,7 @@ class EncodeJob:
     n_public: int = 1000
     m: int | None = None
     size: int = 32
+    standardise: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -49,6 +51,11 @@ class EncodeJob:
             )
         if isinstance(self.scheme, Mixing) and (self.m is None or self.m < 1):
             raise ValueError(f"m={self.m}; say how many encodings to make with --m")
+        if self.standardise and (self.data == GAUSSIAN or isinstance(self.scheme, InstaHide)):
+            raise ValueError(
+                "--standardise is for photographs with --scheme theory: gaussian pixels are "
+                "standard normal, and those of instahide are from -1 to 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -63,11 +70,12 @@ class Material:
 
 
 def encode(job: EncodeJob) -> dict[str, Any]:
-    """Writes the challenge; its facts.
+    """Writes the challenge; its facts. The same job gives the same bytes.
 
     Raises SourceError if the folder is not empty or the images cannot be read, ValueError if there
     are too few.
     """
+    check_new(job.out)
     material = _gaussian(job) if job.data == GAUSSIAN else _photographs(job)
     drawn = seeded_generator(job.seed, 0, "encodings")
     shape = material.private.shape[1:]
@@ -136,10 +144,17 @@ def _photographs(job: EncodeJob) -> Material:
     images = torch.from_numpy(found.images)[rows].float() * (2 / 255) - 1
     labels = torch.from_numpy(found.labels)[rows[: job.n_private]]
     n_classes = len(found.class_names)
+    facts: dict[str, Any] = {"kind": "levels", "n_levels": 256, "low": -1.0, "high": 1.0}
+    if job.standardise:
+        mean, sd = float(images.double().mean()), float(images.double().std())
+        if sd == 0:
+            raise ValueError(f"all pixels of {job.data} are equal; --standardise divides by 0")
+        images = (images - mean) / sd
+        facts = {"kind": "standardised", "n_levels": 256, "mean": mean, "sd": sd}
     return Material(
         images[: job.n_private],
         images[job.n_private :],
         functional.one_hot(labels, n_classes).float() if n_classes > 1 else None,
         f"{found.name} {found.content_hash}",
-        {"kind": "levels", "n_levels": 256, "low": -1.0, "high": 1.0},
+        facts,
     )

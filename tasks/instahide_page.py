@@ -15,16 +15,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from recon_core.attacks.instahide.recover import Recovered
 from storage.files import write_file
-from tasks.instahide_attack import Prepared, Scored, scores_of
+from tasks.instahide_figures import graph, heat_maps
+from tasks.instahide_inputs import Prepared
+from tasks.instahide_scores import Scored, image_row
+from tasks.instahide_words import WHY, left_open
 from tasks.inversion_attack_page import COLUMNS
 from tasks.report import TEMPLATES, data_uri, duration
 
-HEAT = 360
-"""Pixels of a heat map's side, at most."""
-DRAWN = 40
-"""Images up to which the graph is drawn with their pictures at its vertices."""
 ENCODINGS_SHOWN = 10
+LARGEST_SHOWN = 64
+"""Side, in pixels, from which on pictures are made smaller for the page."""
+IMAGES = "images"
 
 Picture = npt.NDArray[np.uint8]
 COLOURS = {
@@ -35,49 +38,48 @@ COLOURS = {
     "several graphs": "#1f6fb7",
     "unsolved": "#b73a3a",
 }
+COLUMNS_OF_CSV = (
+    *("image", "status", "n_encodings", "n_pixels_open", "class"),
+    *("truth", "rms_error", "worst_error", "ssim"),
+)
 
 
 def write_images(folder: Path, scored: Scored, prepared: Prepared) -> None:
-    """images.npy in the encodings' units (NaN: not determined), images/NNN.png and statuses.csv."""
-    found = scored.found
-    assert found is not None
-    shape = prepared.challenge.shape
-    images = np.asarray(found.images.cpu(), np.float32).reshape(-1, *shape)
+    """images.npy in the encodings' units (NaN: not determined), images/NNNN.png, statuses.csv."""
+    images = _images(scored, prepared)
     content = io.BytesIO()
-    np.save(content, images, allow_pickle=False)
+    np.save(content, images.astype(np.float32), allow_pickle=False)
     write_file(folder / "images.npy", content.getvalue())
-    pictures = folder / "images"
-    pictures.mkdir(exist_ok=True)
-    for old in pictures.glob("*.png"):
-        old.unlink()
+    (folder / IMAGES).mkdir(exist_ok=True)
     for k, image in enumerate(images):
         if not np.isnan(image).all():
-            write_file(pictures / f"{k:04}.png", _png(picture(image, prepared)))
+            path = folder / IMAGES / f"{k:04}.png"
+            write_file(path, _png(picture(image, prepared)))
     write_file(folder / "statuses.csv", statuses(scored).encode())
+
+
+def clear_images(folder: Path) -> None:
+    """Removes what `write_images` left of an earlier attack."""
+    for old in (folder / IMAGES).glob("[0-9]*.png"):
+        old.unlink()
+    for name in ("images.npy", "statuses.csv", "reconstructions.png"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def statuses(scored: Scored) -> str:
     """CSV: of every image its status, its encodings, and its scores where the truth is known."""
     assert scored.found is not None
     text = io.StringIO()
-    names = ["image", "status", "n_encodings", "truth", "rms_error", "worst_error", "ssim"]
-    table = csv.DictWriter(text, names, lineterminator="\n")
+    table = csv.DictWriter(text, COLUMNS_OF_CSV, lineterminator="\n")
     table.writeheader()
-    edges = scored.found.edges
-    n_seen = np.bincount(edges[edges >= 0], minlength=len(scored.found.status))
-    for k, status in enumerate(scored.found.status):
-        row = {"image": k, "status": status.value, "n_encodings": int(n_seen[k])}
-        table.writerow(row | scores_of(scored, k))
+    table.writerows(image_row(scored, k) for k in range(len(scored.found.status)))
     return text.getvalue()
 
 
 def picture(image: npt.NDArray[Any], prepared: Prepared) -> Picture:
-    """uint8 (c, h, w). Normal pixels from -3 to 3, others from -1 to 1; where nothing is known,
-    grey."""
-    normal = prepared.challenge.facts.get("pixels", {}).get("kind") == "normal"
-    span = 3.0 if normal else 1.0
-    values = np.nan_to_num(np.asarray(image, np.float64) / span, nan=0.0)
-    return ((values.clip(-1, 1) + 1) * 127.5).round().astype(np.uint8)
+    """uint8 (c, h, w); grey where nothing is known."""
+    shown = np.where(np.isnan(image), 0.5, prepared.units.shown(np.nan_to_num(image)))
+    return (shown * 255).round().astype(np.uint8)
 
 
 def sheet(scored: Scored, prepared: Prepared, n_shown: int) -> bytes:
@@ -99,7 +101,10 @@ def sheet(scored: Scored, prepared: Prepared, n_shown: int) -> bytes:
 
 
 def tiles(scored: Scored, prepared: Prepared, n_shown: int) -> list[dict[str, Any]]:
-    """Images by status, then by error: the picture, the true one if it is known, and the words."""
+    """Images by status, then by error: the picture, the true one if it is known, and the words.
+
+    Without public images a pixel's sign is not known: absolute values are shown of both.
+    """
     found = scored.found
     assert found is not None
     ranks = list(COLOURS)
@@ -110,33 +115,38 @@ def tiles(scored: Scored, prepared: Prepared, n_shown: int) -> list[dict[str, An
     )
     if len(order) > n_shown:
         order = [order[p] for p in np.linspace(0, len(order) - 1, n_shown).round().astype(int)]
-    shape = prepared.challenge.shape
+    images = _images(scored, prepared)
     private = prepared.challenge.secret.get("private")
     cells = []
     for k in order:
-        image = np.asarray(found.images[k].cpu()).reshape(shape)
-        truth = None if scored.truth_of is None else int(scored.truth_of[k])
-        original = None if truth is None or truth < 0 or private is None else private[truth]
-        if original is not None and prepared.scheme.k_pub == 0:
-            original, image = np.abs(original), np.abs(image)
+        truth = -1 if scored.truth_of is None else int(scored.truth_of[k])
+        original = None if truth < 0 or private is None else private[truth]
+        image = images[k]
+        if prepared.scheme.k_pub == 0:
+            image, original = np.abs(image), None if original is None else np.abs(original)
         cells.append(
             {
                 "number": k,
                 "status": found.status[k].value,
                 "picture": None if np.isnan(image).all() else picture(image, prepared),
                 "truth_picture": None if original is None else picture(original, prepared),
-                "label": _label(scored, k),
+                "label": _label(scored, prepared, k),
+                "n_open": int(np.isnan(image).sum()),
             }
         )
     return cells
 
 
-def _label(scored: Scored, k: int) -> str:
+def _label(scored: Scored, prepared: Prepared, k: int) -> str:
+    """`exact`, or the error in grey levels, of normal pixels in deviations, and SSIM."""
     if scored.worst is None or scored.error is None or np.isnan(scored.worst[k]):
         return ""
-    if scored.worst[k] < 1e-5:
+    if scored.worst[k] <= scored.same:
         return "exact"
-    return f"±{scored.error[k]:.2g}"
+    units = prepared.units
+    error = scored.error[k] * (1.0 if units.is_normal else 127.5 * units.sd)
+    ssim = "" if scored.ssim is None or np.isnan(scored.ssim[k]) else f" · {scored.ssim[k]:.2f}"
+    return f"±{error:.0f}{ssim}" if error >= 10 else f"±{error:.2g}{ssim}"
 
 
 def write_page(
@@ -156,16 +166,20 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"duration": duration, "uri": data_uri, "share": _share}
+    environment.filters |= {"duration": duration, "uri": _uri, "map": data_uri, "share": _share}
     best = best_of(scored)
+    its = None if best is None else record["methods"][record["best"]]
     page = environment.get_template("attack-instahide.html").render(
         style=environment.get_template("report.css").render(styles={}),
         record=record,
+        units=prepared.units,
         encodings=_encodings(prepared),
-        cells=tiles(best, prepared, context["n_shown"]) if best else [],
-        best=best,
-        heat=_heat_maps(best) if best else None,
-        graph=_graph(best, prepared) if best else None,
+        walls=_walls(scored, best, prepared, context["n_shown"]),
+        heat=heat_maps(best.found) if best and best.found else [],
+        graph=_graph(best.found, best, prepared) if best and best.found else None,
+        best=its,
+        open=left_open(its, record["scheme"]["k_pub"]) if its else [],
+        why=WHY,
         colours=COLOURS,
         context=context,
     )
@@ -178,75 +192,64 @@ def best_of(scored: Sequence[Scored]) -> Scored | None:
     return max(there, key=lambda s: s.found.n_recovered if s.found else 0, default=None)
 
 
+def _walls(
+    scored: Sequence[Scored], best: Scored | None, prepared: Prepared, n_shown: int
+) -> list[dict[str, Any]]:
+    """Every method's images, the best's first."""
+    there = [s for s in scored if s.found is not None]
+    return [
+        {
+            "title": s.title,
+            "cells": tiles(s, prepared, n_shown),
+            "n": len(s.found.status) if s.found else 0,
+        }
+        for s in sorted(there, key=lambda s: s is not best)
+    ]
+
+
+def _graph(found: Recovered, scored: Scored, prepared: Prepared) -> dict[str, Any]:
+    images = _images(scored, prepared)
+    if prepared.scheme.k_pub == 0:
+        images = np.abs(images)
+
+    def thumbnail(k: int) -> str:
+        lost = np.isnan(images[k]).all()
+        return "" if lost else _uri(picture(images[k], prepared))
+
+    return graph(found, thumbnail)
+
+
 def _encodings(prepared: Prepared) -> list[tuple[Picture, Picture]]:
-    """Some encodings as they are published and without signs."""
+    """Some encodings as they are published and without signs, both from black to white: of theirs
+    the largest values are white, less a few that stand out."""
     some = prepared.challenge.encodings[:ENCODINGS_SHOWN]
-    return [(picture(e, prepared), picture(2 * np.abs(e) - 1, prepared)) for e in some]
+    most = max(float(np.quantile(np.abs(some), 0.999)), 1e-30)
+    return [(_grey((e / most + 1) / 2), _grey(np.abs(e) / most)) for e in some]
 
 
-def _heat_maps(scored: Scored) -> dict[str, Picture]:
-    """Scores and common images, encodings ordered by the images they are found to have."""
-    found = scored.found
-    assert found is not None
-    order = np.lexsort((found.edges[:, 1], found.edges[:, 0]))
-    some = order[np.linspace(0, len(order) - 1, min(len(order), HEAT)).round().astype(int)]
-    rng = np.random.default_rng(0)
-    shuffled = rng.permutation(some)
-    scores, common = np.asarray(found.scores.cpu()), np.asarray(found.common.cpu())
-    np.fill_diagonal(common, 2)
-    return {
-        "as they came": _heat(scores[np.ix_(shuffled, shuffled)]),
-        "in the order that was found": _heat(scores[np.ix_(some, some)]),
-        "common images": _heat(common[np.ix_(some, some)].astype(np.float64), low=0.0, high=2.0),
-    }
-
-
-def _heat(values: npt.NDArray[Any], low: float | None = None, high: float | None = None) -> Picture:
-    """From white to dark blue, from the median to the 99.5th percentile off the diagonal."""
-    off = values[~np.eye(len(values), dtype=bool)] if len(values) > 1 else values
-    low = float(np.median(off)) if low is None else low
-    high = float(np.quantile(off, 0.995)) if high is None else high
-    share = ((values - low) / max(high - low, 1e-30)).clip(0, 1)
-    ends = np.array([[255, 255, 255], [16, 48, 110]], np.float64)
-    rgb = ends[0] + share[..., None] * (ends[1] - ends[0])
-    side = max(1, HEAT // max(len(values), 1))
-    large = rgb.repeat(side, 0).repeat(side, 1)
-    pixels: Picture = large.round().astype(np.uint8).transpose(2, 0, 1)
+def _grey(shares: npt.NDArray[Any]) -> Picture:
+    pixels: Picture = (shares.clip(0, 1) * 255).round().astype(np.uint8)
     return pixels
 
 
-def _graph(scored: Scored, prepared: Prepared) -> dict[str, Any]:
-    """Images on a circle and encodings between them; of many images, the matrix of encodings."""
-    found = scored.found
-    assert found is not None
-    n = len(found.status)
-    known = found.edges[(found.edges >= 0).all(1)]
-    counts = np.zeros((n, n), np.int64)
-    np.add.at(counts, (known[:, 0], known[:, 1]), 1)
-    counts += counts.T
-    if n > DRAWN:
-        return {"drawn": False, "matrix": _heat(counts.astype(float), low=0.0), "n": n}
-    angle = 2 * np.pi * np.arange(n) / n - np.pi / 2
-    x, y = 300 + 250 * np.cos(angle), 300 + 250 * np.sin(angle)
-    shape = prepared.challenge.shape
-    vertices = []
-    for k in range(n):
-        image = np.asarray(found.images[k].cpu()).reshape(shape)
-        lost = np.isnan(image).all()
-        uri = "" if lost else data_uri(picture(image, prepared))
-        colour = COLOURS[found.status[k].value]
-        vertices.append({"x": x[k], "y": y[k], "uri": uri, "colour": colour, "k": k})
-    lines = [
-        {"x1": x[i], "y1": y[i], "x2": x[j], "y2": y[j], "n": int(counts[i, j])}
-        for i in range(n)
-        for j in range(i + 1, n)
-        if counts[i, j]
-    ]
-    return {"drawn": True, "vertices": vertices, "lines": lines, "n": n}
+def _images(scored: Scored, prepared: Prepared) -> npt.NDArray[np.float64]:
+    assert scored.found is not None
+    return np.asarray(scored.found.images.cpu(), np.float64).reshape(-1, *prepared.challenge.shape)
 
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _uri(pixels: Picture) -> str:
+    """For the page: large pictures by the means of squares."""
+    step = math.ceil(max(pixels.shape[1:]) / LARGEST_SHOWN)
+    if step == 1:
+        return data_uri(pixels)
+    c, h, w = pixels.shape
+    whole = pixels[:, : h // step * step, : w // step * step].astype(np.float64)
+    means = whole.reshape(c, h // step, step, w // step, step).mean((2, 4))
+    return data_uri(means.round().astype(np.uint8))
 
 
 def _png(pixels: Picture) -> bytes:

@@ -15,6 +15,7 @@ a component share. Paper 004 does not say which are.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 TOL = 1e-9
+MOST_BITS = 1023
+"""Of a number of solutions that a float can hold."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ def determined(equations: Equations, *, with_public: bool) -> Determined:
         labels = np.unique(first[known])
         parts = tuple(np.flatnonzero(known & (first == label)) for label in labels)
         n_bits = int(component.max(initial=-1)) + 1
-    return Determined(coloops, ambiguous, free, parts, 2.0**n_bits)
+    n_solutions = 2.0**n_bits if n_bits <= MOST_BITS else math.inf
+    return Determined(coloops, ambiguous, free, parts, n_solutions)
 
 
 def circuits(w: Float64[np.ndarray, "m n"], rank: int) -> Int64[np.ndarray, " m"]:

@@ -220,12 +220,15 @@ class NaturalFit:
         gram: Float[Tensor, "n n"],
         known: Float[Tensor, "b n"],
     ) -> tuple[Int64[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-        """What the residual loses, of each first image that is likely and the best second one."""
+        """What the residual loses, of each first image that is likely and the best second one.
+
+        Where labels allow no pair, the two that are likely by themselves.
+        """
         gain = 2 * known * products - known.square() * gram.diagonal()
+        ends = gain.topk(2, dim=1).indices
         gain = gain.masked_fill(~self.private.allowed[rows], -torch.inf)
         firsts = gain.topk(min(self.how.n_candidates, len(gram)), dim=1).indices
         best = gain.new_full((len(gain),), -torch.inf)
-        ends = torch.zeros((len(gain), 2), dtype=torch.int64, device=gain.device)
         for first in firsts.T:
             own = known.gather(1, first[:, None])
             both = gain - 2 * own * known * gram[first] + gain.gather(1, first[:, None])
@@ -243,7 +246,7 @@ class NaturalFit:
     def _fitted_weights(self, f: Fitted) -> Fitted:
         """Coefficients by least squares, except those that are known."""
         if self.public_weight is not None and not bool(self.private.free.any()):
-            return f
+            return self._measured(f)
         weights, shares = f.weights.clone(), f.public_weights.clone()
         signs = self._mixed(f).sign()
         for some in torch.arange(len(self.y), device=self.y.device).split(AT_ONCE):
