@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from flows.attack_instahide_cli import instahide_app
 from flows.attack_inversion_cli import attack_app
 from flows.campaign_cli import campaign_app
 from flows.dataset_cli import dataset_app
@@ -54,6 +55,7 @@ app.add_typer(dataset_app, name="dataset")
 dataset_app.add_typer(regenerate_app)
 app.add_typer(campaign_app, name="campaign")
 app.add_typer(attack_app, name="attack")
+app.add_typer(instahide_app, name="instahide")
 app.add_typer(top_up_app)
 app.add_typer(restore_app)
 app.add_typer(report_app)

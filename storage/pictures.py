@@ -34,6 +34,12 @@ def read_picture(path: Path, size: int) -> tuple[npt.NDArray[np.uint8], bool]:
     Raises:
         CorruptPictureError: truncated, not a picture, or unreadable.
     """
+    pixels = read_picture_as_it_is(path)
+    return square(pixels, size), pixels.shape[:2] != (size, size)
+
+
+def read_picture_as_it_is(path: Path) -> npt.NDArray[np.uint8]:
+    """The picture as uint8 (h, w, 3); otherwise as `read_picture`."""
     try:
         with Image.open(path) as image:
             image.load()
@@ -45,7 +51,7 @@ def read_picture(path: Path, size: int) -> tuple[npt.NDArray[np.uint8], bool]:
         raise CorruptPictureError("a link to a file that does not exist") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise CorruptPictureError(str(error).splitlines()[0]) from error
-    return square(pixels, size), pixels.shape[:2] != (size, size)
+    return pixels
 
 
 def square(pixels: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:

@@ -23,6 +23,7 @@ from typing import ClassVar, Literal
 import torch
 from jaxtyping import Float, Int8, Int64
 from torch import Tensor
+from torch.nn import functional
 
 FORBID = {"extra": "forbid"}
 
@@ -169,10 +170,9 @@ def mixture(
     images: Float[Tensor, "n d"], ids: Int64[Tensor, "m k"], weights: Float[Tensor, "m k"]
 ) -> Float[Tensor, "m d"]:
     """Weighted sums of images."""
-    mixed = images.new_zeros(len(ids), images.shape[1])
-    for k in range(ids.shape[1]):
-        mixed.addcmul_(images[ids[:, k]], weights[:, k : k + 1])
-    return mixed
+    if not ids.numel():
+        return images.new_zeros(len(ids), images.shape[1])
+    return functional.embedding_bag(ids, images, per_sample_weights=weights.to(images), mode="sum")
 
 
 def random_signs(shape: torch.Size, generator: torch.Generator) -> Int8[Tensor, "m d"]:

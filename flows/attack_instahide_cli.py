@@ -1,0 +1,211 @@
+"""`palimpsest instahide encode` makes a challenge, `palimpsest attack instahide` takes one.
+
+Exit codes as everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from flows.attack_cli import attack_app, out, this_command
+
+__all__ = ["attack_app", "instahide_app"]
+
+instahide_app = typer.Typer(no_args_is_help=True, help="Make InstaHide encodings.")
+
+
+@instahide_app.callback()
+def _instahide() -> None:
+    """Make InstaHide encodings."""
+
+
+@instahide_app.command(
+    "encode",
+    epilog="Examples: `palimpsest instahide encode --data cifar10:PATH --out challenge` · "
+    "`palimpsest instahide encode --data gaussian --scheme theory --k-pub 2 --m 1000 --out normal`",
+)
+def encode(
+    *,
+    target: Annotated[Path, typer.Option("--out", help="The challenge's folder, a new one.")],
+    data: Annotated[
+        str, typer.Option("--data", help="photos | folder:PATH | cifar10:PATH ... | gaussian")
+    ] = "photos",
+    scheme: Annotated[
+        Literal["instahide", "theory"],
+        typer.Option("--scheme", help="Huang et al.'s, or the model of paper 004."),
+    ] = "instahide",
+    k_pub: Annotated[int | None, typer.Option("--k-pub", help="Default: 4; theory: 2.")] = None,
+    n_private: Annotated[int, typer.Option("--n-private")] = 100,
+    n_public: Annotated[int, typer.Option("--n-public")] = 1000,
+    n_epochs: Annotated[
+        int, typer.Option("--epochs", help="instahide: encodings of each private image.")
+    ] = 50,
+    m: Annotated[int | None, typer.Option("--m", help="theory: encodings.")] = None,
+    largest: Annotated[
+        float, typer.Option("--largest", help="instahide: the largest coefficient.")
+    ] = 0.65,
+    noise: Annotated[float, typer.Option("--noise", help="theory: standard deviation.")] = 0.0,
+    normalisation: Annotated[
+        Literal["parts", "whole"],
+        typer.Option("--normalisation", help="theory: of private and public images apart, or not."),
+    ] = "whole",
+    size: Annotated[int, typer.Option("--size", help="Side of the images.")] = 32,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+) -> None:
+    """Mix private images with public ones, and hide every sign."""
+    from flows import attack_instahide as flow
+    from recon_core.attacks.instahide.mixing import InstaHide, Mixing
+    from tasks.instahide_encode import EncodeJob
+
+    chosen: InstaHide | Mixing
+    if scheme == "instahide":
+        k = 4 if k_pub is None else k_pub
+        chosen = InstaHide(k_pub=k, largest=largest, n_epochs=n_epochs)
+    else:
+        make = Mixing.by_parts if normalisation == "parts" else Mixing.as_a_whole
+        chosen = make(2 if k_pub is None else k_pub, noise=noise)
+    job = EncodeJob(
+        data=data,
+        out=target,
+        scheme=chosen,
+        n_private=n_private,
+        n_public=n_public,
+        m=m,
+        size=size,
+        seed=seed,
+    )
+    facts = flow.encode_instahide(job)
+    out.print(
+        f"{facts['m']:,} encodings of {n_private} private and {n_public} public images: "
+        f"{target.absolute()}",
+        markup=False,
+        soft_wrap=True,
+    )
+    out.print(f"Next: palimpsest attack instahide {target}", markup=False, soft_wrap=True)
+
+
+@attack_app.command(
+    "instahide",
+    epilog="Examples: `palimpsest attack instahide challenge` · `palimpsest attack instahide "
+    "encodings.npy --scheme instahide --k-pub 4 --public folder:others --n-private 100`",
+)
+def attack_instahide(
+    encodings: Annotated[
+        Path, typer.Argument(help="A challenge's folder, a .npy, or a folder of pictures.")
+    ],
+    *,
+    target: Annotated[
+        Path | None, typer.Option("--out", help="Folder of what comes back; default: by name.")
+    ] = None,
+    method: Annotated[
+        Literal["auto", "exact", "practical", "both"],
+        typer.Option("--method", help="exact: normal pixels; practical: photographs."),
+    ] = "auto",
+    public: Annotated[
+        Path | None, typer.Option("--public", help="The public images: .npy or folder.")
+    ] = None,
+    no_public: Annotated[
+        bool, typer.Option("--no-public", help="Do not use the challenge's public images.")
+    ] = False,
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="Mixed labels: .npy (m, n_classes).")
+    ] = None,
+    no_labels: Annotated[
+        bool, typer.Option("--no-labels", help="Do not use the challenge's labels.")
+    ] = False,
+    truth: Annotated[
+        Path | None, typer.Option("--truth", help="Folder with private.npy, to score.")
+    ] = None,
+    scheme: Annotated[
+        Literal["instahide", "theory"] | None,
+        typer.Option("--scheme", help="How encodings were made; a challenge says it."),
+    ] = None,
+    k_pub: Annotated[int | None, typer.Option("--k-pub", help="With --scheme.")] = None,
+    wa: Annotated[float | None, typer.Option("--wa", help="theory: weight of private.")] = None,
+    wb: Annotated[float | None, typer.Option("--wb", help="theory: weight of public.")] = None,
+    n_private: Annotated[
+        int | None, typer.Option("--n-private", help="Private images; a challenge says it.")
+    ] = None,
+    n_levels: Annotated[
+        int | None,
+        typer.Option("--levels", help="Grey levels of a pixel; 0: any number. Default: 256."),
+    ] = None,
+    n_rounds: Annotated[int | None, typer.Option("--rounds", help="practical: at most.")] = None,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 40,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
+    threads: Annotated[int | None, typer.Option("--threads", help="Of torch, on a CPU.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier results first.")] = False,
+) -> None:
+    """Recover the private images that InstaHide's encodings are made of."""
+    from flows import attack_instahide as flow
+    from flows.fresh import start_over
+    from tasks.instahide_attack import AttackJob
+
+    target = target or Path("palimpsest-runs") / f"attack-{encodings.stem}"
+    job = AttackJob(
+        path=encodings,
+        out=target,
+        public=public,
+        labels=labels,
+        truth=truth,
+        method=method,
+        scheme=_scheme(scheme, k_pub, wa, wb),
+        n_private=n_private,
+        use_public=not no_public,
+        use_labels=not no_labels,
+        n_levels=n_levels,
+        n_rounds=n_rounds,
+        seed=seed,
+        n_shown=n_shown,
+    )
+    if fresh:
+        start_over(target, flow.ENTRIES, option="--out")
+    record = flow.attack_instahide(job, device=device, threads=threads, command=this_command())
+    _show(record, target)
+
+
+def _scheme(
+    kind: Literal["instahide", "theory"] | None,
+    k_pub: int | None,
+    wa: float | None,
+    wb: float | None,
+) -> Any:
+    """What the options say; None if they say nothing."""
+    from recon_core.attacks.instahide.mixing import InstaHide, Mixing
+
+    given = {"--k-pub": k_pub, "--wa": wa, "--wb": wb}
+    if kind is None:
+        named = [name for name, value in given.items() if value is not None]
+        if named:
+            raise ValueError(f"{named[0]} needs --scheme, how the encodings were made")
+        return None
+    if kind == "instahide":
+        if wa is not None or wb is not None:
+            raise ValueError("--wa and --wb are of --scheme theory; instahide draws its weights")
+        return InstaHide() if k_pub is None else InstaHide(k_pub=k_pub)
+    whole = Mixing.as_a_whole(2 if k_pub is None else k_pub)
+    return Mixing(k_pub=whole.k_pub, wa=wa or whole.wa, wb=wb or whole.wb)
+
+
+def _show(record: dict[str, Any], folder: Path) -> None:
+    from flows.attack_instahide import outcome, summary_rows
+
+    rows = summary_rows(record)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for row in rows:
+        table.add_row(*(str(row.get(column, "")) for column in rows[0]))
+    out.print(table)
+    for a in record["methods"]:
+        if "failure" in a:
+            out.print(f"{a['title']}: {a['failure']}", markup=False)
+    out.print(outcome(record), markup=False)
+    for name in ("report.html", "reconstructions.png", "instahide.json"):
+        if (folder / name).exists():
+            out.print(f"  {(folder / name).absolute()}", markup=False, soft_wrap=True)

@@ -1,0 +1,148 @@
+"""What two encodings of natural images have in common: coherence of their gradients.
+
+The Gram matrix of paper 004 takes pixels for independent and normal. Those of photographs are
+neither, and the correlation of squares says next to nothing about them. What is true of them: the
+mixed image u under y = |u| crosses zero along lines, so that within a small window its sign is
+mostly constant, and y's gradients there are u's up to one sign. So: gradients of a window, as one
+vector, whitened over all encodings (the colours and edges that all photographs share), of unit
+length; the inner product of two such vectors has the sign of both windows' signs, and its square
+has none. Its sum over windows is the statistic (`coherence`).
+
+Where public images are known, their whitened gradients are at hand, and the same inner products say
+which of them is in an encoding (`public_coherence`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from recon_core.types import Progress, no_progress
+
+ImageShape = tuple[int, int, int]
+"""Channels, height and width."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """`side` of a window, `stride` from one to the next, in pixels. `floor`: what is added to the
+    variance of every direction of a window before whitening, in shares of their mean."""
+
+    side: int = 4
+    stride: int = 4
+    floor: float = 0.2
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.side < 2 or not 1 <= self.stride <= self.side:
+            raise ValueError(
+                f"side={self.side} must be 2 or more and stride={self.stride} from 1 to it, or "
+                "pixels are left out"
+            )
+        if self.floor <= 0:
+            raise ValueError(f"floor={self.floor} must be above 0")
+
+    def of_pixels(self, shape: ImageShape) -> Int64[Tensor, "h w"]:
+        """The window whose middle is nearest to each pixel, counted row by row."""
+        rows, columns = (self._nearest(side) for side in shape[1:])
+        of: Tensor = rows[:, None] * self.n_along(shape[2]) + columns
+        return of
+
+    def n_along(self, length: int) -> int:
+        return (length - self.side) // self.stride + 1
+
+    def _nearest(self, length: int) -> Int64[Tensor, " k"]:
+        middles = torch.arange(self.n_along(length)) * self.stride + (self.side - 1) / 2
+        nearest: Tensor = (torch.arange(length)[:, None] - middles).abs().argmin(1)
+        return nearest
+
+
+def gradient_windows(
+    images: Float[Tensor, "m d"], shape: ImageShape, windows: Windows
+) -> Float[Tensor, "w m p"]:
+    """Differences to the right and to the one below, of every window as a vector.
+
+    Raises ValueError if the images are not of that shape, or smaller than a window.
+    """
+    channels, height, width = shape
+    if images.shape[1] != channels * height * width:
+        raise ValueError(
+            f"images have {images.shape[1]} pixels; shape={shape} has {channels * height * width}"
+        )
+    if min(height, width) < windows.side:
+        raise ValueError(f"images of {height} x {width} are smaller than side={windows.side}")
+    pictures = images.reshape(-1, *shape)
+    across = functional.pad(pictures.diff(dim=3), (0, 1))
+    down = functional.pad(pictures.diff(dim=2), (0, 0, 0, 1))
+    side, stride = windows.side, windows.stride
+    cut = torch.cat([across, down], 1).unfold(2, side, stride).unfold(3, side, stride)
+    vectors = cut.permute(2, 3, 0, 1, 4, 5)
+    return vectors.reshape(-1, len(images), 2 * channels * side * side)
+
+
+def whitening(cut: Float[Tensor, "w m p"], windows: Windows) -> Float[Tensor, "w p p"]:
+    """Of every window the inverse root of its vectors' covariance, about 0."""
+    covariance = cut.mT @ cut / cut.shape[1]
+    values, vectors = torch.linalg.eigh(covariance)
+    floor = windows.floor * values.mean(1, keepdim=True).clamp(min=torch.finfo(cut.dtype).tiny)
+    found: Tensor = (vectors * (values.clamp(min=0) + floor).rsqrt()[:, None]) @ vectors.mT
+    return found
+
+
+def unit(vectors: Float[Tensor, "w m p"]) -> Float[Tensor, "w m p"]:
+    """Of length 1; where there is nothing, nothing."""
+    lengths: Tensor = vectors.norm(dim=2, keepdim=True)
+    return vectors / lengths.clamp(min=1e-3 * float(lengths.mean()) + 1e-30)
+
+
+def coherence(
+    white: Float[Tensor, "w m p"], progress: Progress = no_progress
+) -> Float[Tensor, "m m"]:
+    """The sum over windows of squared inner products of unit vectors, rows and columns centred.
+
+    Of whitened windows of encodings whose signs are not known.
+    """
+    directions = unit(white)
+    total = white.new_zeros(white.shape[1], white.shape[1])
+    for k, window in enumerate(directions):
+        total += (window @ window.T).square_()
+        progress((k + 1) / len(directions))
+    return centred(total)
+
+
+def signed_coherence(
+    private: Float[Tensor, "w m p"], certainty: Float[Tensor, "w m"]
+) -> Float[Tensor, "m m"]:
+    """The same without squares, where signs are known: windows of what public images leave.
+
+    `certainty`: of a window's sign, in [0, 1].
+    """
+    directions = unit(private) * certainty.square()[:, :, None]
+    total = private.new_zeros(private.shape[1], private.shape[1])
+    for window in directions:
+        total.addmm_(window, window.T)
+    return centred(total)
+
+
+def centred(scores: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
+    """Without the diagonal, and what a row and a column have in all their entries."""
+    scores = scores.fill_diagonal_(0.0)
+    mean = scores.mean(0)
+    found: Tensor = scores - mean - mean[:, None] + mean.mean()
+    return found
+
+
+def public_coherence(
+    white: Float[Tensor, "w b p"], public: Float[Tensor, "w q p"]
+) -> Float[Tensor, "b q"]:
+    """How likely each public image is to be in an encoding: squared inner products, in standard
+    deviations of the public image's over the encodings."""
+    found = white.new_zeros(white.shape[1], public.shape[1])
+    for window, theirs in zip(unit(white), unit(public), strict=True):
+        found += (window @ theirs.T).square_()
+    return (found - found.mean(0)) / found.std(0).clamp(min=1e-30)

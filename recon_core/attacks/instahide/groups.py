@@ -1,0 +1,100 @@
+"""Which encodings have a private image in common, without knowing any: independent components.
+
+A score of common images is a noisy A A^T, where A (m, n) holds the private weights, two in a row.
+Its n leading eigenvectors span A's columns up to the noise, and which rotation of them A is, is
+told by its zeros: of all rotations it has the most peaked columns. That is independent component
+analysis (Hyvarinen 1999: fixed point, symmetric, with the cube as contrast), which needs neither
+labels nor seeds. Carlini et al. (2020) grow clusters and merge them by k-means here
+(`cluster_growth`); a column of A is known from all of its encodings at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from scipy.sparse.linalg import eigsh
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components:
+    """`spare`: components beyond the private images', in shares of their number, for what else the
+    scores hold; the most peaked are kept. `core`: the load from which on an encoding is taken to
+    have an image, in shares of that of its best. `n_rounds`: at most."""
+
+    spare: float = 0.1
+    core: float = 0.5
+    n_rounds: int = 300
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.spare < 0 or not 0 < self.core < 1 or self.n_rounds < 1:
+            raise ValueError(
+                f"spare={self.spare} must be 0 or more, core={self.core} between 0 and 1 and "
+                f"n_rounds={self.n_rounds} 1 or more"
+            )
+
+
+BEST = 0.9
+"""Of the loads above 0 of the encodings that an image has, the quantile that is called its best."""
+
+
+def independent_groups(
+    scores: Float[Tensor, "m m"],
+    n: int,
+    *,
+    generator: torch.Generator,
+    how: Components | None = None,
+) -> Float[Tensor, "m n"]:
+    """Loads of m encodings on n images: above 0 where one is taken to have it, 1 at its best.
+
+    `scores`: centred, larger where more is common. Raises ValueError if there are too few
+    encodings for n images.
+    """
+    how = how or Components()
+    m = len(scores)
+    wanted = n + round(how.spare * n)
+    if wanted >= m:
+        raise ValueError(f"{m} encodings are too few for the components of {n} images")
+    matrix = np.asarray(scores.double().cpu())
+    start = np.asarray(torch.rand(m, generator=generator, dtype=torch.float64))
+    white = eigsh(matrix, k=wanted, which="LA", v0=start)[1] * m**0.5
+    found = _peaked(white, _rotation(white, generator, how))
+    peaks = (found**4).mean(0)
+    loads = found[:, np.sort(np.argsort(-peaks, kind="stable")[:n])]
+    n_own = max(2 * m // n, 2)
+    best = np.sort(loads, axis=0)[-max(round((1 - BEST) * n_own), 1)]
+    loads = loads / best
+    return torch.from_numpy(np.where(loads > how.core, loads, 0.0)).to(scores)
+
+
+def _peaked(
+    white: Float64[np.ndarray, "m k"], rotation: Float64[np.ndarray, "k k"]
+) -> Float64[np.ndarray, "m k"]:
+    """Components with their long tails above 0."""
+    found = white @ rotation
+    turned: Float64[np.ndarray, "m k"] = found * np.sign((found**3).sum(0))
+    return turned
+
+
+def _rotation(
+    white: Float64[np.ndarray, "m k"], generator: torch.Generator, how: Components
+) -> Float64[np.ndarray, "k k"]:
+    m, k = white.shape
+    drawn = np.asarray(torch.randn(k, k, generator=generator, dtype=torch.float64))
+    rotation = np.linalg.qr(drawn)[0]
+    for _ in range(how.n_rounds):
+        u, _, vt = np.linalg.svd(white.T @ (white @ rotation) ** 3 / m - 3 * rotation)
+        again = u @ vt
+        still = np.abs((again * rotation).sum(0)).min()
+        rotation = again
+        if still > 1 - STILL:
+            break
+    return np.asarray(rotation)
+
+
+STILL = 1e-6

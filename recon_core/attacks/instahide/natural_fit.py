@@ -1,0 +1,334 @@
+"""Private images, their encodings and all coefficients, fitted to natural encodings in turns.
+
+What is fitted is y = |A x + c| for all pixels at once: with the signs that the present images and
+public images give, each encoding has its public images (`few_atoms` on whitened pixels), its two
+private images and its coefficients looked for again, and images are least squares over encodings.
+Encodings count by the inverse of their squared residual: as soon as some are explained, images are
+made of these, and then explain others. Pixels of files are whole numbers; once images are near to
+them they are rounded, and what is then explained is explained exactly.
+
+This is alternating minimisation as in phase retrieval (Netrapalli et al. 2013), with the assignment
+among the unknowns. 004 leaves natural images open (section 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from recon_core.attacks.instahide.coherence import ImageShape
+from recon_core.attacks.instahide.mixing import mixture
+from recon_core.attacks.instahide.nonnegative import few_atoms, solved
+from recon_core.types import Progress, no_progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refinement:
+    """`n_rounds`: at most. `n_levels`: grey levels that pixels have from `low` to `high`, 0 if they
+    are any number. `n_candidates`: private images that are tried as the first of a pair."""
+
+    n_rounds: int = 40
+    n_levels: int = 256
+    low: float = -1.0
+    high: float = 1.0
+    n_candidates: int = 8
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.n_rounds < 1 or self.n_candidates < 1:
+            raise ValueError(
+                f"n_rounds={self.n_rounds} and n_candidates={self.n_candidates} must be 1 or more"
+            )
+        if self.n_levels == 1 or self.n_levels < 0 or self.low >= self.high:
+            raise ValueError(
+                f"n_levels={self.n_levels} must be 0 or at least 2, low={self.low} below "
+                f"high={self.high}"
+            )
+
+    @property
+    def spacing(self) -> float:
+        """From one grey level to the next; 0 without."""
+        return (self.high - self.low) / (self.n_levels - 1) if self.n_levels else 0.0
+
+
+@dataclass(frozen=True)
+class PrivateWeights:
+    """What is known of A before it is found. `allowed`: images that an encoding may have, by its
+    label; `known`: the weight that each would have, None if labels do not say; `classes` of images,
+    None without labels. `free`: encodings whose private weights are fitted, `alike`: those with two
+    images of one class."""
+
+    allowed: Bool[Tensor, "m n"]
+    known: Float[Tensor, "m n"] | None
+    free: Bool[Tensor, " m"]
+    alike: Bool[Tensor, " m"] | None = None
+    classes: Int64[Tensor, " n"] | None = None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Images, and what every encoding is made of. `residual`: root mean square over pixels of
+    ||A x + c| - y|; `met`: the share of pixels at which that is below the tolerance."""
+
+    images: Float[Tensor, "n d"]
+    ends: Int64[Tensor, "m 2"]
+    weights: Float[Tensor, "m 2"]
+    public: Int64[Tensor, "m k"]
+    public_weights: Float[Tensor, "m k"]
+    residual: Float[Tensor, " m"]
+    met: Float[Tensor, " m"]
+
+
+class NaturalFit:
+    """The problem: encodings, public images, and what is known of the weights."""
+
+    def __init__(
+        self,
+        y: Float[Tensor, "m d"],
+        public: Float[Tensor, "q d"],
+        shape: ImageShape,
+        private: PrivateWeights,
+        *,
+        k_pub: int,
+        public_weight: float | None,
+        largest: float,
+        how: Refinement,
+    ) -> None:
+        """`public_weight`: of every public image, if it is known; `largest`: of any, if not."""
+        self.y, self.pool, self.shape, self.private, self.how = y, public, shape, private, how
+        self.k_pub, self.public_weight, self.largest = k_pub, public_weight, largest
+        self.filter = _whitening_filter(public if len(public) else y, shape)
+        self.atoms = self.whitened(public)
+        self.atoms_gram = self.atoms @ self.atoms.T
+        self.tolerance = how.spacing / 20 or 1e-3 * float(y.square().mean().sqrt())
+
+    def start(
+        self,
+        loads: Float[Tensor, "m n"],
+        signs: Float[Tensor, "m d"],
+        public_part: Float[Tensor, "m d"],
+    ) -> Fitted:
+        """From groups of encodings, the sign of every pixel and the public images' sum.
+
+        `signs` are expected ones, in [-1, 1]: where they are not known, nothing is fitted.
+        """
+        known = self.private.known
+        weights = loads / 4 if known is None else known * (loads > 0)
+        images = _ridge(weights, signs * self.y - public_part, 0.3)
+        n, k = len(self.y), self.k_pub
+        rows = torch.arange(n, device=self.y.device)
+        ends, own = self._pairs(rows, signs * self.y - public_part, images)
+        none = torch.zeros((n, k), dtype=torch.int64, device=self.y.device)
+        first = Fitted(images, ends, own, none, self.y.new_zeros(n, k), *self._nothing())
+        mixed = public_part + mixture(images, ends, own)
+        a = self._matrix(ends, own)
+        first = replace(first, images=_ridge(a, mixed.sign() * self.y - public_part, 0.1))
+        return self._public_again(
+            first, (public_part + mixture(first.images, ends, own)).sign(), penalty=0.01
+        )
+
+    def refined(self, fitted: Fitted, progress: Progress = no_progress) -> Fitted:
+        """Round after round, until every encoding is explained, or nothing changes."""
+        best = torch.inf
+        waited = 0
+        for k in range(self.how.n_rounds):
+            fitted = self._round(fitted, penalty=0.01 if k < EASY else 0.002)
+            progress((k + 1) / self.how.n_rounds)
+            left = float((fitted.met < MOST).double().mean())
+            off = left + float(fitted.residual.mean())
+            waited = 0 if off < best * (1 - 1e-3) else waited + 1
+            best = min(best, off)
+            if left == 0 or waited > PATIENCE:
+                break
+        return fitted
+
+    def whitened(self, images: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
+        """Without the spectrum that photographs share."""
+        spectrum = torch.fft.rfft2(images.reshape(-1, *self.shape)) * self.filter
+        pictures: Tensor = torch.fft.irfft2(spectrum, s=self.shape[1:])
+        return pictures.flatten(1)
+
+    def _round(self, f: Fitted, penalty: float) -> Fitted:
+        f = self._public_again(f, self._mixed(f).sign(), penalty)
+        f = self._pairs_again(f)
+        for _ in range(2):
+            f = self._fitted_weights(f)
+            f = self._images_again(f)
+        return self._measured(replace(f, images=self._rounded(f.images)))
+
+    def _images_again(self, f: Fitted) -> Fitted:
+        """Least squares, in which encodings count by the inverse of their squared residual."""
+        least = max(float(f.residual.quantile(0.02)), self.tolerance / 4)
+        trust = 1 / (f.residual.square() + least**2)
+        trust = trust / trust.amax()
+        a, public_part, images = self._matrix(f.ends, f.weights), self._public_part(f), f.images
+        for _ in range(2):
+            signs = (a @ images + public_part).sign()
+            images = _ridge(a, signs * self.y - public_part, 1e-9, trust)
+        f = replace(f, images=images)
+        return f if self.private.known is not None else self._scaled(f, trust)
+
+    def _public_again(self, f: Fitted, signs: Float[Tensor, "m d"], penalty: float) -> Fitted:
+        """Other public images for the encodings that are not explained."""
+        if not self.k_pub:
+            return f
+        rows = (f.met < MOST).nonzero()[:, 0]
+        ids, weights = f.public.clone(), f.public_weights.clone()
+        for some in rows.split(AT_ONCE):
+            private = mixture(f.images, f.ends[some], f.weights[some])
+            rest = self.whitened(signs[some] * self.y[some] - private)
+            found = few_atoms(
+                rest @ self.atoms.T,
+                self.atoms_gram,
+                self.k_pub,
+                penalty=penalty,
+                largest=self.largest,
+            )
+            ids[some], weights[some] = found.ids, found.weights
+        if self.public_weight is not None:
+            weights = torch.full_like(weights, self.public_weight)
+        return replace(f, public=ids, public_weights=weights)
+
+    def _pairs_again(self, f: Fitted) -> Fitted:
+        """Other private images for the encodings that are not explained."""
+        rows = (f.met < MOST).nonzero()[:, 0]
+        rest = self._mixed(f).sign() * self.y - self._public_part(f)
+        ends, weights = f.ends.clone(), f.weights.clone()
+        ends[rows], weights[rows] = self._pairs(rows, rest[rows], f.images)
+        return replace(f, ends=ends, weights=weights)
+
+    def _pairs(
+        self, rows: Int64[Tensor, " b"], rest: Float[Tensor, "b d"], images: Float[Tensor, "n d"]
+    ) -> tuple[Int64[Tensor, "b 2"], Float[Tensor, "b 2"]]:
+        """The two images, and their weights, that are nearest to what public images leave."""
+        theirs = self.whitened(images)
+        gram = theirs @ theirs.T
+        products = torch.cat([self.whitened(r) @ theirs.T for r in rest.split(AT_ONCE)])
+        if self.private.known is None:
+            found = few_atoms(products, gram, 2, penalty=0.001, largest=self.largest)
+            return found.ids, found.weights
+        return self._known_pairs(rows, products, gram, self.private.known[rows])
+
+    def _known_pairs(
+        self,
+        rows: Int64[Tensor, " b"],
+        products: Float[Tensor, "b n"],
+        gram: Float[Tensor, "n n"],
+        known: Float[Tensor, "b n"],
+    ) -> tuple[Int64[Tensor, "b 2"], Float[Tensor, "b 2"]]:
+        """What the residual loses, of each first image that is likely and the best second one."""
+        gain = 2 * known * products - known.square() * gram.diagonal()
+        gain = gain.masked_fill(~self.private.allowed[rows], -torch.inf)
+        firsts = gain.topk(min(self.how.n_candidates, len(gram)), dim=1).indices
+        best = gain.new_full((len(gain),), -torch.inf)
+        ends = torch.zeros((len(gain), 2), dtype=torch.int64, device=gain.device)
+        for first in firsts.T:
+            own = known.gather(1, first[:, None])
+            both = gain - 2 * own * known * gram[first] + gain.gather(1, first[:, None])
+            both.scatter_(1, first[:, None], -torch.inf)
+            classes, alike = self.private.classes, self.private.alike
+            if classes is not None and alike is not None:
+                twice = (classes == classes[first][:, None]) & ~alike[rows][:, None]
+                both = both.masked_fill(twice, -torch.inf)
+            value, second = both.max(1)
+            better = value > best
+            best = value.where(better, best)
+            ends[better] = torch.stack([first, second], 1)[better]
+        return ends, known.gather(1, ends)
+
+    def _fitted_weights(self, f: Fitted) -> Fitted:
+        """Coefficients by least squares, except those that are known."""
+        if self.public_weight is not None and not bool(self.private.free.any()):
+            return f
+        weights, shares = f.weights.clone(), f.public_weights.clone()
+        signs = self._mixed(f).sign()
+        for some in torch.arange(len(self.y), device=self.y.device).split(AT_ONCE):
+            basis = torch.cat([f.images[f.ends[some]], self.pool[f.public[some]]], 1)
+            block = (basis @ basis.mT).double()
+            right = (basis @ (signs[some] * self.y[some])[..., None])[..., 0].double()
+            both = solved(block, right).clamp(0, self.largest).to(weights)
+            fixed = (right - (block[:, :, :2] @ weights[some].double()[..., None])[..., 0])[:, 2:]
+            public = solved(block[:, 2:, 2:], fixed).clamp(0, self.largest).to(weights)
+            free = self.private.free[some][:, None]
+            weights[some] = both[:, :2].where(free, weights[some])
+            if self.public_weight is None:
+                shares[some] = both[:, 2:].where(free, public)
+        return self._measured(replace(f, weights=weights, public_weights=shares))
+
+    def _scaled(self, f: Fitted, trust: Float[Tensor, " m"]) -> Fitted:
+        """Where weights are not known, an image and its weights have a common scale that the
+        equations do not say; that all weights of an encoding sum to 1 does."""
+        a = self._matrix(f.ends, f.weights)
+        rest = (1 - f.public_weights.sum(1, keepdim=True)).clamp(min=0)
+        scale = _ridge(a, rest, 1e-6, trust)[:, 0].clamp(0.2, 5.0)
+        return replace(f, images=f.images / scale[:, None], weights=f.weights * scale[f.ends])
+
+    def _rounded(self, images: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """To grey levels, images that are near to them; chance has a mean distance of a quarter."""
+        spacing = self.how.spacing
+        if not spacing:
+            return images
+        levels = ((images - self.how.low) / spacing).round().clamp_(0, self.how.n_levels - 1)
+        near = levels * spacing + self.how.low
+        close = (images - near).abs().mean(1, keepdim=True) < NEAR * spacing
+        return near.where(close, images)
+
+    def _mixed(self, f: Fitted) -> Float[Tensor, "m d"]:
+        return self._matrix(f.ends, f.weights) @ f.images + self._public_part(f)
+
+    def _public_part(self, f: Fitted) -> Float[Tensor, "m d"]:
+        return mixture(self.pool, f.public, f.public_weights)
+
+    def _measured(self, f: Fitted) -> Fitted:
+        off = (self._mixed(f).abs() - self.y).abs()
+        met = (off <= self.tolerance).to(off).mean(1)
+        return replace(f, residual=off.square().mean(1).sqrt(), met=met)
+
+    def _nothing(self) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+        return self.y.new_full((len(self.y),), torch.inf), self.y.new_zeros(len(self.y))
+
+    def _matrix(
+        self, ends: Int64[Tensor, "m 2"], weights: Float[Tensor, "m 2"]
+    ) -> Float[Tensor, "m n"]:
+        n = self.private.allowed.shape[1]
+        return weights.new_zeros(len(ends), n).scatter_(1, ends, weights)
+
+
+AT_ONCE = 500
+"""Encodings whose pairs and weights are looked for together; bounds memory."""
+EASY = 3
+"""Rounds in which public images with small coefficients are not looked for."""
+PATIENCE = 5
+"""Rounds without gain after which no more are tried."""
+NEAR = 0.15
+"""The mean distance to a grey level, in levels, from which on images are rounded."""
+MOST = 0.98
+"""Share of an encoding's pixels that must be met for it to be explained."""
+
+
+def _ridge(
+    a: Float[Tensor, "m n"],
+    right: Float[Tensor, "m d"],
+    damping: float,
+    trust: Float[Tensor, " m"] | None = None,
+) -> Float[Tensor, "n d"]:
+    """Least squares, in float64, with `trust` in each row."""
+    weighted = (a if trust is None else a * trust[:, None]).T
+    normal: Float64[Tensor, "n n"] = (weighted @ a).double()
+    normal.diagonal().add_(damping)
+    found: Tensor = torch.linalg.solve(normal, (weighted @ right).double())
+    return found.to(a)
+
+
+def _whitening_filter(images: Float[Tensor, "q d"], shape: ImageShape) -> Float[Tensor, "h k"]:
+    """The inverse root of the mean spectrum, without the mean."""
+    pictures = images.reshape(-1, *shape)
+    away = pictures - pictures.mean((0, 2, 3), keepdim=True)
+    power = torch.fft.rfft2(away).abs().square().mean((0, 1))
+    found: Tensor = (power + 0.05 * power.mean()).rsqrt()
+    found[0, 0] = 0.0
+    return found

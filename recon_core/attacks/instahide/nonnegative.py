@@ -1,0 +1,71 @@
+"""Few atoms with coefficients at or above 0: sparse regression, many problems at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Few:
+    """`ids` of k atoms for every target, the largest coefficient first, and the `weights`."""
+
+    ids: Int64[Tensor, "b k"]
+    weights: Float[Tensor, "b k"]
+
+
+def few_atoms(
+    products: Float[Tensor, "b p"],
+    gram: Float[Tensor, "p p"],
+    k: int,
+    *,
+    n_kept: int = 48,
+    penalty: float = 0.01,
+    largest: float = 1.0,
+    n_steps: int = 80,
+) -> Few:
+    """The k atoms of which a sum with coefficients in [0, largest] is nearest to each target.
+
+    `products` of targets and atoms, `gram` of atoms. Those that are most alike are kept; proximal
+    gradient descent with a penalty on the sum of coefficients, in shares of each atom's energy,
+    orders them; the k largest are fitted by least squares.
+    """
+    energy = gram.diagonal().clamp(min=torch.finfo(gram.dtype).tiny)
+    n_kept = min(n_kept, len(gram))
+    kept = (products / energy.sqrt()).topk(n_kept, dim=1).indices
+    own = products.gather(1, kept)
+    block = gram[kept[:, :, None], kept[:, None]]
+    step = 1 / block.abs().sum(2).amax(1, keepdim=True)
+    toll = penalty * energy[kept]
+    weights = torch.zeros_like(own)
+    ahead, t = weights, 1.0
+    for _ in range(n_steps):
+        slope = own - (block @ ahead[..., None])[..., 0] - toll
+        again = (ahead + step * slope).clamp_(0, largest)
+        t, before = (1 + (1 + 4 * t * t) ** 0.5) / 2, t
+        ahead = again + (before - 1) / t * (again - weights)
+        weights = again
+    best = weights.topk(k, dim=1).indices
+    fitted = least_squares(block, own, best).clamp_(0, largest)
+    return Few(kept.gather(1, best), fitted)
+
+
+def least_squares(
+    gram: Float[Tensor, "b s s"], products: Float[Tensor, "b s"], chosen: Int64[Tensor, "b k"]
+) -> Float[Tensor, "b k"]:
+    """Coefficients of the chosen atoms; where two are the same, small ones."""
+    k = chosen.shape[1]
+    rows = gram.gather(1, chosen[:, :, None].expand(-1, -1, gram.shape[2]))
+    block = rows.gather(2, chosen[:, None].expand(-1, k, -1))
+    return solved(block, products.gather(1, chosen))
+
+
+def solved(block: Float[Tensor, "b k k"], right: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
+    """Of symmetric systems, with a millionth of their scale on the diagonal."""
+    scale = block.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(block.dtype).tiny)
+    small = torch.eye(block.shape[1], dtype=block.dtype, device=block.device) * 1e-6
+    found: Tensor = torch.linalg.solve(block + scale[:, None, None] * small, right[..., None])
+    return found[..., 0]

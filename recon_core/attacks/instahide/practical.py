@@ -1,0 +1,214 @@
+"""The practical attack: InstaHide on photographs, as it is used.
+
+1. Windows of gradients, whitened (`coherence`): in a window the lost sign is one sign.
+2. Public images, by expectation maximisation over windows' signs (`coherent_publics`).
+3. What they leave is alike in encodings with a common private image: scores.
+4. Independent components of the scores are the private images' encodings (`groups`).
+5. Images, assignment, public images and coefficients in turns, to the last grey level
+   (`natural_fit`).
+
+Labels, which InstaHide publishes, say the weights of private images and which may be in an
+encoding; without them weights are fitted. Carlini et al. (2020), who broke the challenge, train a
+network for step 3 and have no step 2: public images stay in their images as noise
+(`carlini`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from recon_core.attacks.instahide.coherence import (
+    ImageShape,
+    Windows,
+    gradient_windows,
+    signed_coherence,
+    whitening,
+)
+from recon_core.attacks.instahide.coherent_publics import (
+    PublicSearch,
+    coherent_publics,
+    window_signs,
+)
+from recon_core.attacks.instahide.determined import Equations, determined
+from recon_core.attacks.instahide.groups import Components, independent_groups
+from recon_core.attacks.instahide.line_graph import gram
+from recon_core.attacks.instahide.mixing import InstaHide, Mixing
+from recon_core.attacks.instahide.natural_fit import (
+    MOST,
+    Fitted,
+    NaturalFit,
+    PrivateWeights,
+    Refinement,
+)
+from recon_core.attacks.instahide.recover import Recovered, Status
+from recon_core.threads import share_of
+from recon_core.types import Progress, no_progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Practical:
+    """Settings of the attack on photographs."""
+
+    kind: Literal["practical"] = "practical"
+    windows: Windows = field(default_factory=Windows)
+    publics: PublicSearch = field(default_factory=PublicSearch)
+    components: Components = field(default_factory=Components)
+    refinement: Refinement = field(default_factory=Refinement)
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+def recover_practically(
+    y: Float[Tensor, "m d"],
+    shape: ImageShape,
+    *,
+    mixing: Mixing | InstaHide,
+    public: Float[Tensor, "q _"],
+    n_private: int,
+    labels: Float[Tensor, "m n_classes"] | None = None,
+    generator: torch.Generator,
+    how: Practical | None = None,
+    progress: Progress = no_progress,
+) -> Recovered:
+    """Private images of natural encodings, with the public images known.
+
+    `y`: encodings; signs are ignored. `shape`: (channels, height, width). `public`: images in the
+    encodings' units. `labels`: mixed labels, as InstaHide publishes them. Images are RECOVERED if
+    encodings that are explained determine them, else ESTIMATED.
+
+    Raises ValueError for encodings that are not finite or not of that shape, fewer encodings than
+    components, and fewer public images than are mixed.
+    """
+    how = how or Practical()
+    y, pool = _checked(y, shape, mixing, public, n_private=n_private, labels=labels)
+    largest = mixing.largest if isinstance(mixing, InstaHide) else max(mixing.wa, mixing.wb)
+    cut = gradient_windows(y, shape, how.windows)
+    whiten = whitening(cut, how.windows)
+    white = cut @ whiten
+    theirs = gradient_windows(pool, shape, how.windows) @ whiten
+    coefficients = coherent_publics(
+        white, theirs, largest=largest, how=how.publics, progress=share_of(progress, 0.0, 0.2)
+    )
+    known = torch.einsum("mq,wqp->wmp", coefficients, theirs)
+    signs = window_signs(white, known, how.publics.noise)
+    scores = signed_coherence(signs[..., None] * white - known, signs.abs())
+    progress(0.25)
+    loads = independent_groups(scores, n_private, generator=generator, how=how.components)
+    progress(0.3)
+    private = _private_weights(mixing, labels, loads)
+    problem = NaturalFit(
+        y,
+        pool,
+        shape,
+        private,
+        k_pub=mixing.k_pub,
+        public_weight=mixing.wb if isinstance(mixing, Mixing) else None,
+        largest=largest,
+        how=how.refinement,
+    )
+    places = how.windows.of_pixels(shape).flatten().repeat(shape[0]).to(y.device)
+    start = problem.start(loads, signs.T[:, places], coefficients @ pool)
+    fitted = problem.refined(start, share_of(progress, 0.35, 1.0))
+    return _recovered(fitted, scores, private, with_public=mixing.k_pub > 0)
+
+
+def _private_weights(
+    mixing: Mixing | InstaHide,
+    labels: Float[Tensor, "m n_classes"] | None,
+    loads: Float[Tensor, "m n"],
+) -> PrivateWeights:
+    """What labels and scheme say of the private weights."""
+    m, n = loads.shape
+    everywhere = torch.ones((m, n), dtype=torch.bool, device=loads.device)
+    fixed = isinstance(mixing, Mixing)
+    weight = mixing.wa if isinstance(mixing, Mixing) else 0.0
+    if labels is None:
+        known = loads.new_full((m, n), weight) if fixed else None
+        return PrivateWeights(everywhere, known, ~everywhere[:, 0] if fixed else everywhere[:, 0])
+    classes = image_classes(labels, loads)
+    has = labels > 1e-6
+    alike = has.sum(1) == 1
+    allowed = has[:, classes]
+    if fixed:
+        known = loads.new_full((m, n), weight)
+        return PrivateWeights(allowed, known, torch.zeros_like(alike), alike, classes)
+    known = labels[:, classes].to(loads) * allowed
+    known = torch.where(alike[:, None], known / 2, known)
+    return PrivateWeights(allowed, known, alike, alike, classes)
+
+
+def image_classes(
+    labels: Float[Tensor, "m n_classes"], loads: Float[Tensor, "m n"]
+) -> Int64[Tensor, " n"]:
+    """The class that an image's encodings have in common (Carlini et al.: labels intersect)."""
+    return (loads.T @ (labels > 1e-6).to(loads)).argmax(1)
+
+
+def _recovered(
+    f: Fitted, scores: Float[Tensor, "m m"], private: PrivateWeights, *, with_public: bool
+) -> Recovered:
+    n = len(f.images)
+    explained: Bool[np.ndarray, " m"] = np.asarray((f.met >= MOST).cpu())
+    ends, order = f.ends.sort(1)
+    weights = f.weights.gather(1, order)
+    edges = np.asarray(ends.cpu())
+    its = np.asarray(weights.double().cpu())
+    sure = np.zeros(n, bool)
+    if explained.any():
+        equations = Equations(edges[explained], its[explained], n)
+        sure = determined(equations, with_public=with_public).images
+    seen = np.bincount(edges[explained].ravel(), minlength=n)
+    sure &= seen > FEWEST
+    return Recovered(
+        images=f.images.double(),
+        status=tuple(Status.RECOVERED if s else Status.ESTIMATED for s in sure.tolist()),
+        edges=edges,
+        weights=its,
+        public=f.public,
+        explained=explained,
+        scores=scores,
+        common=torch.from_numpy(gram(edges).astype(np.int8)),
+        exact=False,
+        n_graphs=1,
+        labels=None if private.classes is None else np.asarray(private.classes.cpu()),
+    )
+
+
+FEWEST = 2
+"""Encodings of an image that must be explained, and one more: two can be met by any image."""
+
+
+def _checked(
+    y: Float[Tensor, "m d"],
+    shape: ImageShape,
+    mixing: Mixing | InstaHide,
+    public: Float[Tensor, "q _"],
+    *,
+    n_private: int,
+    labels: Float[Tensor, "m n_classes"] | None,
+) -> tuple[Float[Tensor, "m d"], Float[Tensor, "q d"]]:
+    m, d = y.shape
+    if not bool(y.isfinite().all()):
+        row = int((~y.isfinite()).any(1).nonzero()[0])
+        raise ValueError(f"encoding {row} has pixels that are not finite")
+    if d != shape[0] * shape[1] * shape[2]:
+        raise ValueError(f"encodings have {d} pixels, shape={shape} {np.prod(shape)}")
+    if public.shape[1] != d:
+        raise ValueError(f"public images have {public.shape[1]} pixels, encodings {d}")
+    if len(public) < max(mixing.k_pub, 2):
+        raise ValueError(
+            f"{len(public)} public images are too few: encodings have k_pub={mixing.k_pub} of them"
+        )
+    if not 2 <= n_private <= m:
+        raise ValueError(
+            f"{m} encodings of n_private={n_private} images: there must be 2 images or more, and "
+            "no fewer encodings than images"
+        )
+    if labels is not None and len(labels) != m:
+        raise ValueError(f"{len(labels)} labels for {m} encodings; give one row for each")
+    return y.abs().float(), public.to(y.device).float()

@@ -1,0 +1,222 @@
+"""An InstaHide challenge as a folder: what is published, and apart from it what is secret.
+
+    encodings.npy       float32 (m, c, h, w), every pixel with a random sign
+    public.npy          float32 (p, c, h, w), the public images, in the encodings' units
+    labels.npy          float32 (m, n_classes), mixed labels, where images have labels
+    challenge.json      the scheme, the units of pixels, the number of private images
+    secret/             private.npy, edges.npy, weights.npy, public_ids.npy, public_weights.npy and
+                        secret.json: for scoring only
+
+Nothing is unpickled. A folder is made whole or not at all.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import SourceError
+from storage.files import write_file, write_json
+from storage.pictures import is_picture, read_picture_as_it_is
+
+SCHEMA, VERSION = "palimpsest-instahide-challenge", 1
+FACTS = "challenge.json"
+SECRET = "secret"
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Challenge:
+    """What is published. `facts`: `scheme`, `n_private` and `pixels`, as far as they are known."""
+
+    encodings: Array
+    public: Array | None = None
+    labels: Array | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    secret: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        _m, c, h, w = self.encodings.shape
+        return c, h, w
+
+
+def write_challenge(folder: Path, challenge: Challenge, secret_facts: Mapping[str, Any]) -> None:
+    """Everything, under its name only when it is whole.
+
+    Raises SourceError if the folder is there and not empty.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise SourceError(f"{folder} is not empty; give --out a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    rough = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        (rough / SECRET).mkdir()
+        _write_array(rough / "encodings.npy", challenge.encodings)
+        if challenge.public is not None:
+            _write_array(rough / "public.npy", challenge.public)
+        if challenge.labels is not None:
+            _write_array(rough / "labels.npy", challenge.labels)
+        for name, array in challenge.secret.items():
+            _write_array(rough / SECRET / f"{name}.npy", array)
+        write_json(rough / SECRET / "secret.json", dict(secret_facts))
+        about = {"schema": SCHEMA, "version": VERSION, **challenge.facts}
+        write_json(rough / FACTS, about)
+        if folder.exists():
+            folder.rmdir()
+        rough.chmod(0o755)
+        rough.rename(folder)
+    except BaseException:
+        shutil.rmtree(rough, ignore_errors=True)
+        raise
+
+
+def read_challenge(
+    path: Path,
+    *,
+    public: Path | None = None,
+    labels: Path | None = None,
+    truth: Path | None = None,
+) -> Challenge:
+    """A folder made by `write_challenge`, a .npy of encodings, or a folder of pictures.
+
+    Pictures are absolute values of pixels, 0 to 255 for 0 to 1. `public`, `labels` and `truth`
+    stand for what the folder has, or has not. Raises SourceError for what cannot be read or does
+    not fit together.
+    """
+    if not path.exists():
+        raise SourceError(f"{path} is not there; give a challenge's folder, a .npy or pictures")
+    whole = path.is_dir() and (path / FACTS).is_file()
+    facts = _facts(path / FACTS) if whole else {}
+    encodings = read_images(path / "encodings.npy" if whole else path, "encodings")
+    if whole:
+        public = public or _if_there(path / "public.npy")
+        labels = labels or _if_there(path / "labels.npy")
+        truth = truth or _if_there(path / SECRET)
+    found = Challenge(
+        encodings=encodings,
+        public=None if public is None else read_images(public, "public images", signed=True),
+        labels=None if labels is None else _read_array(labels, "labels"),
+        facts=facts,
+        secret={} if truth is None else _secret(truth),
+    )
+    _check(found)
+    return found
+
+
+def read_images(path: Path, what: str, *, signed: bool = False) -> npt.NDArray[np.float32]:
+    """(n, c, h, w) from a .npy, channels first or last, or from a folder of pictures.
+
+    `signed`: pictures' pixels are from -1 to 1, as public images are.
+    """
+    if path.is_dir():
+        return _pictures(path, what, signed=signed)
+    array = _read_array(path, what)
+    if array.ndim == 3:
+        array = array[:, None]
+    if array.ndim != 4:
+        raise SourceError(
+            f"{what} in {path} have shape {array.shape}; expected (n, c, h, w), (n, h, w, c) or "
+            "(n, h, w)"
+        )
+    if array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
+        array = array.transpose(0, 3, 1, 2)
+    if array.shape[1] not in (1, 3):
+        raise SourceError(f"{what} in {path} have {array.shape[1]} channels; expected 1 or 3")
+    if not np.issubdtype(array.dtype, np.floating):
+        raise SourceError(
+            f"{what} in {path} are {array.dtype}; expected floating point, in the units of the "
+            "scheme (InstaHide: from -1 to 1)"
+        )
+    bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))
+    if len(bad):
+        raise SourceError(f"{what} in {path}: number {bad[0]} has pixels that are not finite")
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _pictures(folder: Path, what: str, *, signed: bool) -> npt.NDArray[np.float32]:
+    paths = sorted(p for p in folder.rglob("*") if is_picture(p, below=folder))
+    if not paths:
+        raise SourceError(f"{folder} has no pictures and no {FACTS}; expected {what}")
+    found = [read_picture_as_it_is(p) for p in paths]
+    for path, pixels in zip(paths, found, strict=True):
+        if pixels.shape != found[0].shape:
+            raise SourceError(
+                f"{path} has {pixels.shape[0]} x {pixels.shape[1]} pixels, {paths[0].name} "
+                f"{found[0].shape[0]} x {found[0].shape[1]}; {what} must be of one size"
+            )
+    values = np.stack(found).transpose(0, 3, 1, 2).astype(np.float32) / 255
+    return np.ascontiguousarray(2 * values - 1 if signed else values)
+
+
+def _read_array(path: Path, what: str) -> Array:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise SourceError(f"{path} is not there; it should hold {what}") from None
+    except (OSError, EOFError, ValueError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SourceError(
+            f"{path} is not an array that can be read safely ({said}); save {what} with numpy.save "
+            "as numbers, without pickle"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise SourceError(f"{path} holds several arrays; save {what} alone, as .npy")
+    return array
+
+
+def _check(challenge: Challenge) -> None:
+    m, *shape = challenge.encodings.shape
+    if challenge.public is not None and list(challenge.public.shape[1:]) != shape:
+        raise SourceError(
+            f"public images have shape {tuple(challenge.public.shape[1:])}, encodings "
+            f"{tuple(shape)}; they must be alike"
+        )
+    labels = challenge.labels
+    if labels is not None and (labels.ndim != 2 or len(labels) != m):
+        raise SourceError(f"labels have shape {labels.shape}; expected ({m}, n_classes)")
+    private = challenge.secret.get("private")
+    if private is not None and list(private.shape[1:]) != shape:
+        raise SourceError(
+            f"the true images have shape {tuple(private.shape[1:])}, encodings {tuple(shape)}"
+        )
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise SourceError(f"{path} is not JSON ({error}); make the challenge again") from error
+    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+        raise SourceError(f"{path} is not the record of a challenge; make it again")
+    if facts.get("version") != VERSION:
+        raise SourceError(f"{path} is version {facts.get('version')}, expected {VERSION}")
+    return facts
+
+
+def _secret(folder: Path) -> dict[str, Array]:
+    if not folder.is_dir():
+        raise SourceError(f"{folder} is not a folder; the truth has private.npy and edges.npy")
+    if not (folder / "private.npy").is_file():
+        raise SourceError(f"{folder} has no private.npy, the images that are compared with")
+    return {p.stem: _read_array(p, "the truth") for p in sorted(folder.glob("*.npy"))}
+
+
+def _if_there(path: Path) -> Path | None:
+    return path if path.exists() else None
+
+
+def _write_array(path: Path, array: Array) -> None:
+    content = io.BytesIO()
+    np.save(content, np.ascontiguousarray(array), allow_pickle=False)
+    write_file(path, content.getvalue())
