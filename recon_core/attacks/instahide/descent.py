@@ -19,6 +19,8 @@ Ours, off by default or said in the result:
   best.
 - Without c nothing fixes the sign of a pixel position (of all images there at once). `in_one_sign`
   chooses signs so that neighbours go together over the images; one sign for all remains.
+- `n_smooth`: what was found is put in one sign (once), blurred and the start of another descent, in which
+  alone total variation counts: before signs are aligned there is nothing smooth.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Descent:
     """Settings. `lr`: Adam's first rate, in units of pixels. `n_starts`: the first is spectral (or
     given, or 0 where c is known), others are Gaussian. `total_variation`: weight of the sum of
     absolute differences of neighbours beside the sum of squares over encodings. `low`, `high`: the
-    pixels' box. `spread`: standard deviation of what is mixed in and not known."""
+    pixels' box. `spread`: standard deviation of what is mixed in and not known. `n_smooth`: how many
+    more descents start from what was found, blurred."""
 
     n_steps: int = 200
     lr: float = 0.05
@@ -57,6 +60,7 @@ class Descent:
     low: float = -1.0
     high: float = 1.0
     spread: float = 0.0
+    n_smooth: int = 0
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -70,6 +74,11 @@ class Descent:
         for name in ("total_variation", "spread"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        if self.n_smooth < 0 or (self.total_variation and not self.n_smooth):
+            raise ValueError(
+                f"n_smooth={self.n_smooth} must be 0 or more, and 1 or more for "
+                f"total_variation={self.total_variation} to count"
+            )
 
 
 @dataclass(frozen=True)
@@ -90,24 +99,24 @@ def descend(
     generator: torch.Generator,
     public: Float[Tensor, "m d"] | None = None,
     start: Float[Tensor, "n d"] | None = None,
-    shape: tuple[int, ...] | None = None,
+    shape: tuple[int, int, int] | None = None,
     how: Descent | None = None,
     progress: Progress = no_progress,
 ) -> Descended:
     """n images from their encodings, in float32.
 
     `edges`: the two images of each encoding, -1 if unknown; such encodings are left out. `weights`:
-    theirs. `public`: c. `shape`: (c, h, w) of an image, for total variation.
+    theirs. `public`: c. `shape`: (c, h, w) of an image, where neighbours matter.
 
-    Raises ValueError for edges that are no images, and for total variation without a shape.
+    Raises ValueError for edges that are no images, and where neighbours matter without a shape.
     """
     how = how or Descent()
     if bool((edges >= n).any()) or bool((edges < -1).any()):
         raise ValueError(f"edges must be -1 or from 0 to n - 1 = {n - 1}; they reach {edges.max()}")
-    if how.total_variation and (shape is None or math.prod(shape) != y.shape[1]):
+    if how.n_smooth and (shape is None or math.prod(shape) != y.shape[1]):
         raise ValueError(
-            f"total_variation={how.total_variation} needs the shape (c, h, w) of images with "
-            f"{y.shape[1]} pixels, not {shape}"
+            f"n_smooth={how.n_smooth} needs the shape (c, h, w) of images with {y.shape[1]} "
+            f"pixels, not {shape}"
         )
     known = (edges >= 0).all(1).nonzero()[:, 0]
     matrix = mixing_matrix(edges[known], weights[known], n)
@@ -116,11 +125,15 @@ def descend(
         y[known].abs().float(),
         None if public is None else public[known].float(),
         how,
-        shape if how.total_variation else None,
+        shape if how.n_smooth else None,
     )
     x = problem.started(start, generator)
     progress(0.1)
-    problem.move(x, progress)
+    problem.move(x, 0.0)
+    for k in range(how.n_smooth):
+        progress((k + 1) / (how.n_smooth + 1))
+        problem.smooth(x, align=k == 0 and public is None)
+        problem.move(x, how.total_variation)
     images, residual = problem.chosen(x)
     images[matrix.abs().sum(0) == 0] = torch.nan
     whole = residual.new_full((len(y),), torch.nan)
@@ -145,7 +158,7 @@ class _Problem:
         y: Float32[Tensor, "m d"],
         c: Float32[Tensor, "m d"] | None,
         how: Descent,
-        shape: tuple[int, ...] | None,
+        shape: tuple[int, int, int] | None,
     ) -> None:
         self.a, self.how, self.shape = a, how, shape
         self.y = [part.contiguous() for part in y.split(COLUMNS, dim=1)]
@@ -163,26 +176,34 @@ class _Problem:
         elif self.c is not None:
             x[:, 0] = 0.0
         else:
-            for k, y in enumerate(self.y):
-                x[:, 0, self.starts[k] : self.starts[k + 1]] = self._spectral(y, x, k)
+            x[:, 0] = self._spectral(x[:, 0])
         return x.clamp_(how.low, how.high)
 
-    def _spectral(
-        self, y: Float32[Tensor, "m k"], x: Float32[Tensor, "n r d"], k: int
-    ) -> Float32[Tensor, "n k"]:
+    def _spectral(self, v: Float32[Tensor, "n d"]) -> Float32[Tensor, "n d"]:
         """Scaled so that its mixtures have the encodings' energy above the unknown part's."""
-        energy = y.square()
-        centred = energy - energy.mean(0)
-        v = x[:, 0, self.starts[k] : self.starts[k + 1]].clone()
-        shift = centred.abs().mean(0) * self.a.square().sum(0).mean()
-        for _ in range(self.how.n_power):
-            v = self.a.T @ (centred * (self.a @ v)) + shift * v
-            v /= v.norm(dim=0).clamp(min=1e-30)
-        own = (energy.mean(0) - self.how.spread**2).clamp(min=1e-6)
-        return v * (own / (self.a @ v).square().mean(0).clamp(min=1e-30)).sqrt()
+        v = v.clone()
+        for k, y in enumerate(self.y):
+            at, energy = slice(self.starts[k], self.starts[k + 1]), y.square()
+            centred = energy - energy.mean(0)
+            shift = centred.abs().mean(0) * self.a.square().sum(0).mean()
+            for _ in range(self.how.n_power):
+                u = shift * v[:, at] + self.a.T @ (centred * (self.a @ v[:, at]))
+                v[:, at] = u / u.norm(dim=0).clamp(min=1e-30)
+            own = (energy.mean(0) - self.how.spread**2).clamp(min=1e-6)
+            v[:, at] *= (own / (self.a @ v[:, at]).square().mean(0).clamp(min=1e-30)).sqrt()
+        return v
 
-    def move(self, x: Float32[Tensor, "n r d"], progress: Progress) -> None:
-        """Adam's descent from x, in place."""
+    def smooth(self, x: Float32[Tensor, "n r d"], *, align: bool) -> None:
+        """Every start blurred by 3 x 3 pixels; with `align`, in one sign before that."""
+        assert self.shape is not None
+        c, h, w = self.shape
+        for r in range(x.shape[1]):
+            one = in_one_sign(x[:, r], self.shape) if align else x[:, r]
+            padded = F.pad(one.reshape(-1, c, h, w), (1, 1, 1, 1), mode="replicate")
+            x[:, r] = F.avg_pool2d(padded, 3, 1).flatten(1)
+
+    def move(self, x: Float32[Tensor, "n r d"], variation: float) -> None:
+        """Adam's descent from x, in place. `variation`: weight of the total variation."""
         how, run = self.how, x.unsqueeze(0)
         stepper = Optimiser(rule="adam", lr=how.lr).stepper(run)
         gradient = torch.empty_like(x)
@@ -192,11 +213,10 @@ class _Problem:
                 at = slice(self.starts[k], self.starts[k + 1])
                 for r in range(how.n_starts):
                     gradient[:, r, at] = self._gradient(x[:, r, at], k)
-            if self.shape is not None:
-                gradient += how.total_variation * _variation_gradient(x, self.shape)
+            if self.shape is not None and variation:
+                gradient += variation * _variation_gradient(x, self.shape)
             stepper.step_(gradient.unsqueeze(0))
             x.clamp_(how.low, how.high)
-            progress(0.1 + 0.9 * (step + 1) / how.n_steps)
 
     def _mixed(self, x: Float32[Tensor, "n k"], k: int) -> Float32[Tensor, "m k"]:
         return torch.mm(self.a, x) if self.c is None else torch.addmm(self.c[k], self.a, x)
@@ -236,10 +256,11 @@ class _Problem:
         """What is minimised, of every pixel."""
         r, v = self._mixed(x, k), self.how.spread**2
         if not v:
-            return (r.abs() - self.y[k]).square().sum(0)
+            return r.abs_().sub_(self.y[k]).square_().sum(0)
         fold = (r * self.y[k] / v).abs()
         log_cosh = fold + F.softplus(-2 * fold) - math.log(2)
-        return (r.square() + self.y[k].square() - 2 * v * log_cosh).sum(0)
+        total: Tensor = (r.square() + self.y[k].square() - 2 * v * log_cosh).sum(0)
+        return total
 
 
 ROUNDED = 1e-2
@@ -247,19 +268,19 @@ ROUNDED = 1e-2
 
 
 def _differences(
-    x: Float[Tensor, "n r d"], shape: tuple[int, ...]
+    x: Float[Tensor, "n r d"], shape: tuple[int, int, int]
 ) -> tuple[Float[Tensor, "n r *a"], Float[Tensor, "n r *b"]]:
     images = x.reshape(*x.shape[:2], *shape)
     return images.diff(dim=-1), images.diff(dim=-2)
 
 
-def _variation(x: Float[Tensor, "n r d"], shape: tuple[int, ...]) -> Float[Tensor, ""]:
+def _variation(x: Float[Tensor, "n r d"], shape: tuple[int, int, int]) -> Float[Tensor, ""]:
     both = _differences(x, shape)
     return torch.stack([(step.square() + ROUNDED**2).sqrt().sum() for step in both]).sum()
 
 
 def _variation_gradient(
-    x: Float[Tensor, "n r d"], shape: tuple[int, ...]
+    x: Float[Tensor, "n r d"], shape: tuple[int, int, int]
 ) -> Float[Tensor, "n r d"]:
     total = torch.zeros_like(x).reshape(*x.shape[:2], *shape)
     across, down = (step / (step.square() + ROUNDED**2).sqrt() for step in _differences(x, shape))
@@ -267,7 +288,8 @@ def _variation_gradient(
     total[..., :-1] -= across
     total[..., 1:, :] += down
     total[..., :-1, :] -= down
-    return total.view_as(x)
+    flat: Tensor = total.view_as(x)
+    return flat
 
 
 def in_one_sign(images: Float[Tensor, "n d"], shape: tuple[int, int, int]) -> Float[Tensor, "n d"]:

@@ -72,7 +72,8 @@ class Unfolder(nn.Module):
         change = F.pixel_shuffle(self.correction(F.relu(fine)), PATCH)
         factor, added, weight = change.split([c, c, 1], 1)
         field: Tensor = of_unit_energy(white * (1 + factor) + added)
-        return field * (1 + weight).clamp(min=LEAST)
+        weighed: Tensor = field * (1 + weight).clamp(min=LEAST)
+        return weighed
 
     def target(self, signed: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
         """The field of mixtures whose signs are known."""
