@@ -19,8 +19,8 @@ Ours, off by default or said in the result:
   best.
 - Without c nothing fixes the sign of a pixel position (of all images there at once). `in_one_sign`
   chooses signs so that neighbours go together over the images; one sign for all remains.
-- `n_smooth`: what was found is put in one sign (once), blurred and the start of another descent, in which
-  alone total variation counts: before signs are aligned there is nothing smooth.
+- `n_smooth`: what was found is put in one sign (once), blurred and the start of another descent.
+  Total variation counts from there on: before signs are aligned nothing is smooth.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Descent:
     """Settings. `lr`: Adam's first rate, in units of pixels. `n_starts`: the first is spectral (or
     given, or 0 where c is known), others are Gaussian. `total_variation`: weight of the sum of
     absolute differences of neighbours beside the sum of squares over encodings. `low`, `high`: the
-    pixels' box. `spread`: standard deviation of what is mixed in and not known. `n_smooth`: how many
-    more descents start from what was found, blurred."""
+    pixels' box. `spread`: standard deviation of what is mixed in and not known. `n_smooth`:
+    how many more descents start from what was found, blurred."""
 
     n_steps: int = 200
     lr: float = 0.05
