@@ -5,13 +5,13 @@ mix themselves, and show it a pair at a time: m^2 / 2 passes, 12.5 million for t
 each encoding passes once. Its field (`unfolding`) is compared with another's in windows: with G_v
 the inner product of two fields in window v,
 
-    score = sum over v of w_v (sqrt(1 + (a_v G_v)^2) - 1) + l G_whole + b,
+    score = sum over v of w_v (sqrt(1 + (a_v G_v)^2) - 1) + l G_whole - e (E_1 + E_2) + b,
 
-the log odds that the two share a private image. Even in G_v, for the sign of a window is not known,
-and, as the logarithm of a hyperbolic cosine is, quadratic at first and then linear. All w, a, l, b
-and the network are learned together by logistic regression on all pairs of a batch, which is mixed
-from few private images so that many pairs share one, with `unfolding_loss` beside it. Half of all
-images are mirrored before they are mixed.
+the log odds that the two share a private image; E is the mean square of a field. Even in G_v, for
+the sign of a window is not known, and, as the logarithm of a hyperbolic cosine is, quadratic at
+first and then linear. All w, a, l, e, b and the network are learned together by logistic regression
+on all pairs of a batch, which is mixed from few private images so that many pairs share one, with
+`unfolding_loss` beside it. Half of all images are mirrored before they are mixed.
 
 Training is that of restorers (`restore.fit`): what is hidden is the condition, what it hides the
 target.
@@ -230,8 +230,9 @@ class Similarity(nn.Module):
         self.inner = nn.ParameterList(
             [torch.full((k,), n**-0.5) for k, n in zip(counts, n_values, strict=True)]
         )
-        self.outer = nn.ParameterList([torch.full((k,), 10 / k / len(counts)) for k in counts])
-        self.linear, self.bias = nn.Parameter(torch.zeros(())), nn.Parameter(torch.tensor(-5.0))
+        self.outer = nn.ParameterList([torch.full((k,), 2 / (k + 5)) for k in counts])
+        self.linear, self.energy = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+        self.bias = nn.Parameter(torch.tensor(-4.0))
 
     def forward(
         self, y: Float[Tensor, "n c h w"], signed: Float[Tensor, "n c h w"]
@@ -251,7 +252,8 @@ class Similarity(nn.Module):
     ) -> Float[Tensor, "n k"]:
         """Log odds that encodings of `one` and `other` share a private image."""
         products = windows(one @ other.mT)
-        total = self.bias + self.linear * products[-1][0, 0]
+        energy = one.square().mean((0, 1, 3))[:, None] + other.square().mean((0, 1, 3))
+        total = self.bias + self.linear * products[-1][0, 0] - self.energy * energy
         for a, w, product in zip(self.inner, self.outer, products, strict=True):
             flat = product.flatten(0, 1)
             bent = (flat.square() * a.square()[:, None, None] + 1).sqrt()
