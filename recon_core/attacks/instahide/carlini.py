@@ -34,7 +34,6 @@ from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.similarity_network import Similarity, SimilarityNetwork
 from recon_core.types import Progress, no_progress
 
-
 NOISY = Descent(n_steps=60, total_variation=0.3, n_smooth=1, spread=0.2)
 """For photographs in [-1, 1] of which four more, not known, are in every encoding."""
 
