@@ -17,7 +17,7 @@ Ours, off by default or said in the result:
 - A spectral start (Candes, Li and Soltanolkotabi 2015): the leading eigenvector of
   A^T diag(y^2 - mean) A, by power iteration; other starts are random, and each pixel keeps its
   best.
-- Without c nothing fixes the sign of a pixel position (of all images there at once). `in_one_sign`
+- Without c nothing fixes the sign of a pixel position (of all images there at once). `pixel_signs`
   chooses signs so that neighbours go together over the images; one sign for all remains.
 - `n_smooth`: what was found is put in one sign (once), blurred and the start of another descent.
   Total variation counts from there on: before signs are aligned nothing is smooth.
@@ -33,10 +33,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float32, Int64
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from torch import Tensor
 
+from recon_core.attacks.instahide.pixel_signs import in_one_sign
 from recon_core.optimisers import Optimiser
 from recon_core.types import Progress, no_progress
 
@@ -290,34 +289,3 @@ def _variation_gradient(
     total[..., :-1, :] -= down
     flat: Tensor = total.view_as(x)
     return flat
-
-
-def in_one_sign(images: Float[Tensor, "n d"], shape: tuple[int, int, int]) -> Float[Tensor, "n d"]:
-    """The images with the signs of pixel positions chosen so that neighbours agree.
-
-    Two positions (next to each other, or two channels of one) agree if their product, summed over
-    the images, is positive; a spanning tree of the strongest products decides. The first position
-    keeps its sign.
-    """
-    c, h, w = shape
-    x = np.asarray(images.nan_to_num(0.0).double().cpu()).reshape(-1, c, h, w)
-    at = np.arange(c * h * w).reshape(c, h, w)
-    pairs, products = [], []
-    for axis in range(3):
-        first = [slice(None)] * 3
-        second = [slice(None)] * 3
-        first[axis], second[axis] = slice(None, -1), slice(1, None)
-        i, j = at[tuple(first)].ravel(), at[tuple(second)].ravel()
-        flat = x.reshape(len(x), -1)
-        pairs.append(np.stack([i, j], 1))
-        products.append((flat[:, i] * flat[:, j]).sum(0))
-    pair, product = np.concatenate(pairs), np.concatenate(products)
-    cost = 1 / (1e-12 + np.abs(product))
-    graph = coo_array((cost, (pair[:, 0], pair[:, 1])), shape=(at.size, at.size))
-    signed = coo_array((np.where(product < 0, -1.0, 1.0), (pair[:, 0], pair[:, 1])), graph.shape)
-    agreement = (signed + signed.T).tocsr()
-    order, before = breadth_first_order(minimum_spanning_tree(graph), 0, directed=False)
-    sign = np.ones(at.size)
-    for k in order[1:].tolist():
-        sign[k] = sign[before[k]] * agreement[k, before[k]]
-    return images * torch.from_numpy(sign).to(images)

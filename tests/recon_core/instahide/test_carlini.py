@@ -20,7 +20,7 @@ from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.recover import Status
 from recon_core.attacks.instahide.similarity_network import shared_images
 
-N = 10
+N = 24
 FAST = Carlini(descent=Descent(n_steps=60, n_smooth=1, spread=0.1))
 
 
@@ -29,8 +29,8 @@ def test_good_scores_give_assignments_labels_and_images() -> None:
     mean = torch.randn(N + 40, 1, 1, 1, generator=drawn)
     images = (0.2 * torch.randn(N + 40, 1, 8, 8, generator=drawn) + 0.4 * mean).flatten(1)
     private, public = images[:N].clamp(-1, 1), 0.3 * images[N:].clamp(-1, 1)
-    classes = torch.arange(N) % 4
-    hot = torch.nn.functional.one_hot(classes, 4).float()
+    classes = torch.arange(N) % 6
+    hot = torch.nn.functional.one_hot(classes, 6).float()
     e = InstaHide(k_pub=2, n_epochs=40).encode(private, public, generator=drawn, labels=hot)
     noise = torch.randn(len(e.y), len(e.y), generator=drawn)
     scores = shared_images(e.private) + 0.2 * (noise + noise.T)
@@ -88,4 +88,4 @@ def test_what_is_missing_or_wrong_is_said() -> None:
     with pytest.raises(ValueError, match="n_arcs=1"):
         replace(FAST, n_arcs=1)
     with pytest.raises(ValueError, match="slack=-1"):
-        replace(FAST, slack=-1)
+        replace(FAST, slack=-1.0)
