@@ -1,0 +1,200 @@
+"""The attack of Carlini et al. (2020, arXiv 2011.05315): private images, public ones unknown.
+
+1. Scores of all pairs of encodings by a learned similarity (`similarity_network`), or given ones.
+2. Groups of encodings with an image in common.
+3. Assignment: every encoding has two images and every image its share of encodings, at the largest
+   total of scores; a flow, found here as the linear program that it is.
+4. Labels of images: the class that nearly all of a group's encodings have (the intersection).
+5. Weights: what the mixed label gives to the two classes; without labels, or with one class, equal.
+6. Images by descent on the equations, public images being noise (`descent`).
+
+Departures: 2 is independent component analysis of centred scores (`groups`), not grown clusters
+merged by k-means. With labels, pairs of encodings without a common class score nothing, and an
+encoding is only given to images of its classes. 4 comes before 3 for that. The descent's likelihood
+and smoothing are ours (`descent`); `Descent(spread=0, n_smooth=0, total_variation=0)` is the
+paper's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int64
+from scipy.optimize import linprog
+from scipy.sparse import coo_array, vstack
+from torch import Tensor
+
+from recon_core.attacks.instahide.coherence import centred
+from recon_core.attacks.instahide.descent import Descent, descend
+from recon_core.attacks.instahide.groups import Components, independent_groups
+from recon_core.attacks.instahide.recover import Recovered, Status
+from recon_core.attacks.instahide.similarity_network import Similarity, SimilarityNetwork
+from recon_core.types import Progress, no_progress
+
+NOISY = Descent(n_steps=60, total_variation=0.3, n_smooth=1, spread=0.2)
+"""For photographs in [-1, 1] of which four more, not known, are in every encoding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carlini:
+    """Settings. `n_arcs`: images that an encoding may be given to, its best. `slack`: by how much
+    an image may have more encodings than its share, in shares of it."""
+
+    kind: Literal["carlini"] = "carlini"
+    similarity: SimilarityNetwork = field(default_factory=SimilarityNetwork)
+    components: Components = field(default_factory=Components)
+    n_arcs: int = 20
+    slack: float = 0.05
+    descent: Descent = NOISY
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.n_arcs < 2:
+            raise ValueError(f"n_arcs={self.n_arcs} must be 2 or more: an encoding has two images")
+        if self.slack < 0:
+            raise ValueError(f"slack={self.slack} must be 0 or more")
+
+
+def recover_as_carlini(
+    y: Float[Tensor, "m d"],
+    shape: tuple[int, int, int],
+    *,
+    n_private: int,
+    labels: Float[Tensor, "m n_classes"] | None = None,
+    public: Float[Tensor, "p _"] | None = None,
+    scores: Float[Tensor, "m m"] | Similarity | None = None,
+    generator: torch.Generator,
+    how: Carlini | None = None,
+    progress: Progress = no_progress,
+) -> Recovered:
+    """Private images, every one ESTIMATED, or UNSOLVED if no encoding was given to it.
+
+    `y`: encodings in units of images in [-1, 1]; signs are ignored. `scores`: of all pairs, larger
+    where an image is common, or the network that gives them; without, one is trained on `public`.
+    The sign of all images together is not known.
+
+    Raises ValueError without scores and public images, for encodings that are not finite, and as
+    `independent_groups`, `assigned` and `descend` do.
+    """
+    how = how or Carlini()
+    if not bool(y.isfinite().all()):
+        raise ValueError("encodings have pixels that are not finite")
+    if scores is None:
+        if public is None:
+            raise ValueError("give scores, a trained Similarity, or public images to train one on")
+        pool = public.float().reshape(-1, *shape)
+        scores = how.similarity.train(pool, progress=lambda part: progress(0.5 * part))
+    if isinstance(scores, Similarity):
+        scores = scores.scores(y)
+    progress(0.55)
+    alike = centred(scores.float().clone())
+    has = None if labels is None else labels > PRESENT
+    if has is not None:
+        alike = centred(alike * (has.float() @ has.float().T > 0))
+    loads = independent_groups(alike, n_private, generator=generator, how=how.components)
+    core = (loads > 0).to(alike)
+    classes = None if has is None else common_classes(core, has)
+    affinity = alike @ core / (core.sum(0) - core).clamp(min=1)
+    allowed = None if has is None or classes is None else has[:, classes]
+    edges = assigned(affinity, allowed, how)
+    weights = private_weights(edges, labels, classes)
+    progress(0.65)
+    found = descend(
+        y,
+        edges,
+        weights,
+        n_private,
+        generator=generator,
+        shape=shape,
+        how=how.descent,
+        progress=lambda part: progress(0.65 + 0.35 * part),
+    )
+    given = ~found.images.isnan().any(1)
+    return Recovered(
+        images=found.images.double(),
+        status=tuple(Status.ESTIMATED if ok else Status.UNSOLVED for ok in given.tolist()),
+        edges=np.asarray(edges.cpu()),
+        weights=np.asarray(weights.double().cpu()),
+        public=None,
+        explained=np.zeros(len(y), bool),
+        scores=scores,
+        common=((core @ core.T).clamp(max=2)).to(torch.int8),
+        exact=False,
+        n_graphs=1,
+        labels=None if classes is None else np.asarray(classes.cpu()),
+    )
+
+
+PRESENT = 1e-6
+"""Share of a mixed label from which on a class is in it."""
+
+
+def common_classes(
+    core: Float[Tensor, "m n"], has: Bool[Tensor, "m n_classes"]
+) -> Int64[Tensor, " n"]:
+    """The class of each group: the one that most of its encodings have."""
+    return (core.T @ has.to(core)).argmax(1)
+
+
+def assigned(
+    affinity: Float[Tensor, "m n"], allowed: Bool[Tensor, "m n"] | None, how: Carlini
+) -> Int64[Tensor, "m 2"]:
+    """Two images for each encoding, at the largest sum of affinities with no image having more than
+    its share, 2 m / n; -1 where the flow has none. Images that are not allowed come last.
+
+    Its constraints are those of a flow, so that the linear program has whole numbers for answers.
+    Raises ValueError for fewer than two images.
+    """
+    m, n = affinity.shape
+    if n < 2:
+        raise ValueError(f"{n} images: an encoding has two of them")
+    worth = affinity.double().cpu()
+    worth = (worth - worth.mean()) / worth.std().clamp(min=1e-30)
+    if allowed is not None:
+        worth = worth - FORBIDDEN * (~allowed.cpu())
+    best = worth.topk(min(how.n_arcs, n), dim=1)
+    image = np.asarray(best.indices).ravel()
+    value = np.asarray(best.values).ravel() + 2 * FORBIDDEN  # an encoding without is worst of all
+    row = np.repeat(np.arange(m), best.indices.shape[1])
+    arc = np.arange(len(image))
+    ones = np.ones(len(arc))
+    per_row = coo_array((ones, (row, arc)), shape=(m, len(arc)))
+    per_image = coo_array((ones, (image, arc)), shape=(n, len(arc)))
+    capacity = np.ceil(2 * m / n * (1 + how.slack))
+    answer = linprog(
+        -value,
+        A_ub=vstack([per_row, per_image]).tocsr(),
+        b_ub=np.concatenate([np.full(m, 2.0), np.full(n, capacity)]),
+        bounds=(0, 1),
+        method="highs-ds",
+    )
+    if answer.x is None:
+        raise ValueError(f"no assignment of {m} encodings to {n} images: {answer.message}")
+    edges = np.full((m, 2), -1, np.int64)
+    taken = answer.x > 0.5
+    for k, i in zip(row[taken].tolist(), image[taken].tolist(), strict=True):
+        edges[k, 0 if edges[k, 0] < 0 else 1] = i
+    edges[edges[:, 1] < 0] = -1
+    return torch.from_numpy(np.sort(edges, axis=1)).to(affinity.device)
+
+
+FORBIDDEN = 1e2
+"""Cost of a class that the encoding does not have, in standard deviations of affinities."""
+
+
+def private_weights(
+    edges: Int64[Tensor, "m 2"],
+    labels: Float[Tensor, "m n_classes"] | None,
+    classes: Int64[Tensor, " n"] | None,
+) -> Float32[Tensor, "m 2"]:
+    """Of the two images of each encoding: its label's parts at their classes, half each where both
+    are of one; 1/6 each without labels, the mean of InstaHide's with four public images."""
+    if labels is None or classes is None:
+        return torch.full(edges.shape, 1 / 6, device=edges.device)
+    kind = classes[edges.clamp(min=0)]
+    share = labels.float().gather(1, kind)
+    same = kind[:, :1] == kind[:, 1:]
+    return torch.where(same, share / 2, share)

@@ -1,0 +1,291 @@
+"""The images by gradient descent: the last step of Carlini et al. (2020, arXiv 2011.05315).
+
+Given who is in which encoding and with what weight, minimise over the images X, inside the box of
+their pixels,
+
+    sum over encodings and pixels of (|A X + c| - y)^2,
+
+where row i of A holds the two weights of encoding i and c is the part of its public images. The
+paper takes c for noise, which is c = 0. The descent is Adam's with a rate that falls to zero; every
+pixel is its own problem, so all of them move at once.
+
+Ours, off by default or said in the result:
+- `spread`: where c is unknown but its standard deviation s is not, y is |N(A X, s^2)|, and what is
+  minimised is the negative log likelihood of that, (A X)^2 + y^2 - 2 s^2 log cosh(y A X / s^2).
+  In its gradient the sign of A X becomes tanh(y A X / s^2): where A X is small its sign is not
+  believed. With s = 0 it is the paper's loss.
+- A spectral start (Candes, Li and Soltanolkotabi 2015): the leading eigenvector of
+  A^T diag(y^2 - mean) A, by power iteration; other starts are random, and each pixel keeps its
+  best.
+- Without c nothing fixes the sign of a pixel position (of all images there at once). `pixel_signs`
+  chooses signs so that neighbours go together over the images; one sign for all remains.
+- `n_smooth`: what was found is put in one sign (once), blurred and the start of another descent.
+  Total variation counts from there on: before signs are aligned nothing is smooth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+from recon_core.attacks.instahide.pixel_signs import in_one_sign
+from recon_core.optimisers import Optimiser
+from recon_core.types import Progress, no_progress
+
+COLUMNS = 128
+"""Pixels that go through the equations together: 5,000 encodings of them stay in a CPU's cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """Settings. `lr`: Adam's first rate, in units of pixels. `n_starts`: the first is spectral (or
+    given, or 0 where c is known), others are Gaussian. `total_variation`: weight of the sum of
+    absolute differences of neighbours beside the sum of squares over encodings. `low`, `high`: the
+    pixels' box. `spread`: standard deviation of what is mixed in and not known. `n_smooth`:
+    how many more descents start from what was found, blurred."""
+
+    n_steps: int = 200
+    lr: float = 0.05
+    n_starts: int = 1
+    n_power: int = 20
+    total_variation: float = 0.0
+    low: float = -1.0
+    high: float = 1.0
+    spread: float = 0.0
+    n_smooth: int = 0
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        for name in ("n_steps", "n_starts", "n_power"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more")
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr} must be above 0, for example 0.05")
+        if not self.low < self.high:
+            raise ValueError(f"low={self.low} must be below high={self.high}, the pixels' box")
+        for name in ("total_variation", "spread"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        if self.n_smooth < 0 or (self.total_variation and not self.n_smooth):
+            raise ValueError(
+                f"n_smooth={self.n_smooth} must be 0 or more, and 1 or more for "
+                f"total_variation={self.total_variation} to count"
+            )
+
+
+@dataclass(frozen=True)
+class Descended:
+    """`images`: NaN where no encoding has the image. `residual`: root mean square over pixels of
+    |A X + c| - y for each encoding; NaN where its images are not known."""
+
+    images: Float32[Tensor, "n d"]
+    residual: Float32[Tensor, " m"]
+
+
+def descend(
+    y: Float[Tensor, "m d"],
+    edges: Int64[Tensor, "m 2"],
+    weights: Float[Tensor, "m 2"],
+    n: int,
+    *,
+    generator: torch.Generator,
+    public: Float[Tensor, "m d"] | None = None,
+    start: Float[Tensor, "n d"] | None = None,
+    shape: tuple[int, int, int] | None = None,
+    how: Descent | None = None,
+    progress: Progress = no_progress,
+) -> Descended:
+    """n images from their encodings, in float32.
+
+    `edges`: the two images of each encoding, -1 if unknown; such encodings are left out. `weights`:
+    theirs. `public`: c. `shape`: (c, h, w) of an image, where neighbours matter.
+
+    Raises ValueError for edges that are no images, and where neighbours matter without a shape.
+    """
+    how = how or Descent()
+    if bool((edges >= n).any()) or bool((edges < -1).any()):
+        raise ValueError(f"edges must be -1 or from 0 to n - 1 = {n - 1}; they reach {edges.max()}")
+    if how.n_smooth and (shape is None or math.prod(shape) != y.shape[1]):
+        raise ValueError(
+            f"n_smooth={how.n_smooth} needs the shape (c, h, w) of images with {y.shape[1]} "
+            f"pixels, not {shape}"
+        )
+    known = (edges >= 0).all(1).nonzero()[:, 0]
+    matrix = mixing_matrix(edges[known], weights[known], n)
+    problem = _Problem(
+        matrix,
+        y[known].abs().float(),
+        None if public is None else public[known].float(),
+        how,
+        shape if how.n_smooth else None,
+    )
+    x = problem.started(start, generator)
+    progress(0.1)
+    problem.move(x, 0.0)
+    for k in range(how.n_smooth):
+        progress((k + 1) / (how.n_smooth + 1))
+        problem.smooth(x, align=k == 0 and public is None)
+        problem.move(x, how.total_variation)
+    images, residual = problem.chosen(x)
+    images[matrix.abs().sum(0) == 0] = torch.nan
+    whole = residual.new_full((len(y),), torch.nan)
+    whole[known] = residual
+    return Descended(images, whole)
+
+
+def mixing_matrix(
+    edges: Int64[Tensor, "m 2"], weights: Float[Tensor, "m 2"], n: int
+) -> Float32[Tensor, "m n"]:
+    """A: two weights a row, of which an image that is there twice has the sum."""
+    matrix = torch.zeros(len(edges), n, device=edges.device)
+    return matrix.scatter_add_(1, edges, weights.float())
+
+
+class _Problem:
+    """Images are (n, R, d) here: R starts, beside each other like pixels."""
+
+    def __init__(
+        self,
+        a: Float32[Tensor, "m n"],
+        y: Float32[Tensor, "m d"],
+        c: Float32[Tensor, "m d"] | None,
+        how: Descent,
+        shape: tuple[int, int, int] | None,
+    ) -> None:
+        self.a, self.how, self.shape = a, how, shape
+        self.y = [part.contiguous() for part in y.split(COLUMNS, dim=1)]
+        self.c = None if c is None else [part.contiguous() for part in c.split(COLUMNS, dim=1)]
+        self.starts = np.cumsum([0] + [part.shape[1] for part in self.y]).tolist()
+
+    def started(
+        self, start: Float[Tensor, "n d"] | None, generator: torch.Generator
+    ) -> Float32[Tensor, "n r d"]:
+        n, d, how = self.a.shape[1], self.starts[-1], self.how
+        x = torch.randn((n, how.n_starts, d), generator=generator).to(self.a)
+        x *= (how.high - how.low) / 8
+        if start is not None:
+            x[:, 0] = start.to(x)
+        elif self.c is not None:
+            x[:, 0] = 0.0
+        else:
+            x[:, 0] = self._spectral(x[:, 0])
+        return x.clamp_(how.low, how.high)
+
+    def _spectral(self, v: Float32[Tensor, "n d"]) -> Float32[Tensor, "n d"]:
+        """Scaled so that its mixtures have the encodings' energy above the unknown part's."""
+        v = v.clone()
+        for k, y in enumerate(self.y):
+            at, energy = slice(self.starts[k], self.starts[k + 1]), y.square()
+            centred = energy - energy.mean(0)
+            shift = centred.abs().mean(0) * self.a.square().sum(0).mean()
+            for _ in range(self.how.n_power):
+                u = shift * v[:, at] + self.a.T @ (centred * (self.a @ v[:, at]))
+                v[:, at] = u / u.norm(dim=0).clamp(min=1e-30)
+            own = (energy.mean(0) - self.how.spread**2).clamp(min=1e-6)
+            v[:, at] *= (own / (self.a @ v[:, at]).square().mean(0).clamp(min=1e-30)).sqrt()
+        return v
+
+    def smooth(self, x: Float32[Tensor, "n r d"], *, align: bool) -> None:
+        """Every start blurred by 3 x 3 pixels; with `align`, in one sign before that."""
+        assert self.shape is not None
+        c, h, w = self.shape
+        for r in range(x.shape[1]):
+            one = in_one_sign(x[:, r], self.shape) if align else x[:, r]
+            padded = F.pad(one.reshape(-1, c, h, w), (1, 1, 1, 1), mode="replicate")
+            x[:, r] = F.avg_pool2d(padded, 3, 1).flatten(1)
+
+    def move(self, x: Float32[Tensor, "n r d"], variation: float) -> None:
+        """Adam's descent from x, in place. `variation`: weight of the total variation."""
+        how, run = self.how, x.unsqueeze(0)
+        stepper = Optimiser(rule="adam", lr=how.lr).stepper(run)
+        gradient = torch.empty_like(x)
+        for step in range(how.n_steps):
+            stepper.set_rate(how.lr * (1 + math.cos(math.pi * step / how.n_steps)) / 2)
+            for k in range(len(self.y)):
+                at = slice(self.starts[k], self.starts[k + 1])
+                for r in range(how.n_starts):
+                    gradient[:, r, at] = self._gradient(x[:, r, at], k)
+            if self.shape is not None and variation:
+                gradient += variation * _variation_gradient(x, self.shape)
+            stepper.step_(gradient.unsqueeze(0))
+            x.clamp_(how.low, how.high)
+
+    def _mixed(self, x: Float32[Tensor, "n k"], k: int) -> Float32[Tensor, "m k"]:
+        return torch.mm(self.a, x) if self.c is None else torch.addmm(self.c[k], self.a, x)
+
+    def _gradient(self, x: Float32[Tensor, "n k"], k: int) -> Float32[Tensor, "n k"]:
+        """2 A^T (r - y s), r = A x + c, s its sign as far as it is believed."""
+        r, y = self._mixed(x, k), self.y[k]
+        v = self.how.spread**2
+        sign = (r * y).mul_(1 / v).tanh_() if v else r.sign()
+        return 2 * torch.mm(self.a.T, r.addcmul_(sign, y, value=-1))
+
+    def chosen(
+        self, x: Float32[Tensor, "n r d"]
+    ) -> tuple[Float32[Tensor, "n d"], Float32[Tensor, " m"]]:
+        """The best start of each pixel (of all pixels, if they are tied together), and what it
+        leaves of each encoding."""
+        left = x.new_zeros(x.shape[1:])
+        for k in range(len(self.y)):
+            at = slice(self.starts[k], self.starts[k + 1])
+            for r in range(len(left)):
+                left[r, at] = self._losses(x[:, r, at], k)
+        if self.shape is not None:
+            rough = torch.stack(
+                [_variation(x[:, r : r + 1], self.shape) for r in range(x.shape[1])]
+            )
+            left = (left.sum(1) + self.how.total_variation * rough)[:, None].expand_as(left)
+        best = x.gather(1, left.argmin(0).expand(len(x), 1, -1))[:, 0]
+        square = x.new_zeros(len(self.a))
+        for k in range(len(self.y)):
+            square += self._left(best[:, self.starts[k] : self.starts[k + 1]], k).square().sum(1)
+        return best, (square / best.shape[1]).sqrt()
+
+    def _left(self, x: Float32[Tensor, "n k"], k: int) -> Float32[Tensor, "m k"]:
+        return self._mixed(x, k).abs_().sub_(self.y[k])
+
+    def _losses(self, x: Float32[Tensor, "n k"], k: int) -> Float32[Tensor, " k"]:
+        """What is minimised, of every pixel."""
+        r, v = self._mixed(x, k), self.how.spread**2
+        if not v:
+            return r.abs_().sub_(self.y[k]).square_().sum(0)
+        fold = (r * self.y[k] / v).abs()
+        log_cosh = fold + F.softplus(-2 * fold) - math.log(2)
+        total: Tensor = (r.square() + self.y[k].square() - 2 * v * log_cosh).sum(0)
+        return total
+
+
+ROUNDED = 1e-2
+"""Differences below this are squared rather than taken absolutely, so that descent can settle."""
+
+
+def _differences(
+    x: Float[Tensor, "n r d"], shape: tuple[int, int, int]
+) -> tuple[Float[Tensor, "n r *a"], Float[Tensor, "n r *b"]]:
+    images = x.reshape(*x.shape[:2], *shape)
+    return images.diff(dim=-1), images.diff(dim=-2)
+
+
+def _variation(x: Float[Tensor, "n r d"], shape: tuple[int, int, int]) -> Float[Tensor, ""]:
+    both = _differences(x, shape)
+    return torch.stack([(step.square() + ROUNDED**2).sqrt().sum() for step in both]).sum()
+
+
+def _variation_gradient(
+    x: Float[Tensor, "n r d"], shape: tuple[int, int, int]
+) -> Float[Tensor, "n r d"]:
+    total = torch.zeros_like(x).reshape(*x.shape[:2], *shape)
+    across, down = (step / (step.square() + ROUNDED**2).sqrt() for step in _differences(x, shape))
+    total[..., 1:] += across
+    total[..., :-1] -= across
+    total[..., 1:, :] += down
+    total[..., :-1, :] -= down
+    flat: Tensor = total.view_as(x)
+    return flat

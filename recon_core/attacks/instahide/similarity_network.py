@@ -1,0 +1,324 @@
+"""How much two encodings have in common, learned from public images alone.
+
+Carlini et al. (2020, arXiv 2011.05315, section 4.1) train a network on pairs of encodings that they
+mix themselves, and show it a pair at a time: m^2 / 2 passes, 12.5 million for their challenge. Here
+each encoding passes once. Its field (`unfolding`) is compared with another's in windows: with G_v
+the inner product of two fields in window v,
+
+    score = sum over v of w_v (sqrt(1 + (a_v G_v)^2) - 1) + l G_whole - e (E_1 + E_2) + b,
+
+the log odds that the two share a private image; E is the mean square of a field. Even in G_v, for
+the sign of a window is not known, and, as the logarithm of a hyperbolic cosine is, quadratic at
+first and then linear. All w, a, l, e, b and the network are learned together by logistic regression
+on all pairs of a batch, which is mixed from few private images so that many pairs share one, with
+`unfolding_loss` beside it. Half of all images are mirrored before they are mixed.
+
+Training is that of restorers (`restore.fit`): what is hidden is the condition, what it hides the
+target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Float32, Int64
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from recon_core.attacks.instahide.mixing import InstaHide, mixture
+from recon_core.attacks.instahide.unfolding import (
+    GRID,
+    Unfolder,
+    n_windows,
+    unfolding_loss,
+    windows,
+)
+from recon_core.restore.examples import Examples
+from recon_core.restore.fit import Fit, Training
+from recon_core.types import N_AUGMENT, Progress, no_progress, seeded_generator
+
+BLOCK = 4
+"""Side of the smallest window, in pixels."""
+
+SHORT = Training(
+    n_steps=1200,
+    batch_size=64,
+    lr=2e-3,
+    warmup_images=3200,
+    decay="cosine",
+    ema_halflife_images=3200,
+)
+"""About ten minutes on one core."""
+
+
+@dataclass(frozen=True)
+class HiddenExamples(Examples):
+    """Encodings as examples: `condition` is |s|, `target` s, in units of images in [-1, 1].
+    `private`: the two private images of each, by their number in the batch."""
+
+    private: Int64[Tensor, "n 2"] = field(kw_only=True)
+
+    def rows(self, start: int, end: int) -> HiddenExamples:
+        return self._with(super().rows(start, end), self.private[start:end])
+
+    def mirrored(self, flip: Bool[Tensor, " n"]) -> HiddenExamples:
+        return self._with(super().mirrored(flip), self.private)
+
+    def to(self, device: torch.device | str) -> HiddenExamples:
+        return self._with(super().to(device), self.private.to(device))
+
+    def _with(self, other: Examples, private: Int64[Tensor, "n 2"]) -> HiddenExamples:
+        return HiddenExamples(
+            condition=other.condition, target=other.target, augment=other.augment, private=private
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityNetwork:
+    """Settings. `width`, `deep_width`: channels of the U-Net. `n_private`: private images that a
+    batch is mixed from. `n_calibration`: mixtures that the whitening is taken from. `unfolding`:
+    weight of its loss beside the logistic one. `scheme` says what encodings are like."""
+
+    kind: Literal["network"] = "network"
+    width: int = 64
+    deep_width: int = 96
+    n_private: int = 24
+    n_calibration: int = 1000
+    unfolding: float = 1.0
+    scheme: InstaHide = field(default_factory=InstaHide)
+    training: Training = SHORT
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.deep_width) < 1:
+            raise ValueError(
+                f"width={self.width} and deep_width={self.deep_width} must be 1 or more"
+            )
+        if self.n_private < 4:
+            raise ValueError(
+                f"n_private={self.n_private} must be 4 or more: with fewer all pairs share an image"
+            )
+        if self.n_calibration < 1:
+            raise ValueError(f"n_calibration={self.n_calibration} must be 1 or more")
+        if self.unfolding < 0:
+            raise ValueError(f"unfolding={self.unfolding} must be 0 or more")
+        if self.training.mirror or self.training.accumulate > 1:
+            raise ValueError(
+                "training.mirror mirrors each encoding for itself and training.accumulate tears "
+                "pairs apart; use mirror=False (images are mirrored before mixing) and accumulate=1"
+            )
+        if self.training.batch_size < 2:
+            raise ValueError(f"batch_size={self.training.batch_size} has no pairs; use 2 or more")
+
+    def of_shape(self, shape: tuple[int, int, int]) -> _Shaped:
+        """What `Fit` trains, for images of a shape (c, h, w)."""
+        return _Shaped(self, shape)
+
+    def drawn(
+        self, images: Float[Tensor, "p c h w"], n: int, generator: torch.Generator
+    ) -> HiddenExamples:
+        """n encodings of images of which `n_private` are private and the others public.
+
+        Raises ValueError if there are too few images.
+        """
+        if len(images) < self.n_private + self.scheme.k_pub:
+            raise ValueError(
+                f"{len(images)} images are too few: a batch takes {self.n_private} as private ones "
+                f"and {self.scheme.k_pub} others"
+            )
+        order = torch.randperm(len(images), generator=generator)
+        n_public = n * self.scheme.k_pub
+        chosen = images[order[: self.n_private + n_public]].float()
+        flip = torch.rand(len(chosen), generator=generator) < 0.5
+        flat = chosen.where(~flip[:, None, None, None], chosen.flip(-1)).flatten(1)
+        own, others = flat[: self.n_private], flat[self.n_private :]
+        scheme = replace(self.scheme, n_epochs=-(-n // self.n_private))
+        mixed = scheme.encode(own, others, generator=generator)
+        rows = torch.randperm(len(mixed.y), generator=generator)[:n]
+        pairs = mixed.private[rows]
+        signed = mixture(own, pairs, mixed.private_weights[rows])
+        signed += mixture(others, mixed.public[rows], mixed.public_weights[rows])
+        target = signed.reshape(n, *images.shape[1:])
+        return HiddenExamples(
+            condition=target.abs(),
+            target=target,
+            augment=torch.zeros(n, N_AUGMENT),
+            private=pairs,
+        )
+
+    def train(
+        self,
+        images: Float[Tensor, "p c h w"],
+        *,
+        progress: Progress = no_progress,
+        device: torch.device | str = "cpu",
+    ) -> Similarity:
+        """The averaged network after the training, on public `images` in [-1, 1].
+
+        Raises NonfiniteLossError if it diverges, ValueError for images that do not fit.
+        """
+        c, h, w = images.shape[1:]
+        fit = Fit(self.of_shape((c, h, w)), self.training, device=device)
+        draw = seeded_generator(self.training.seed, 0, "similarity calibration")
+        signed = self.drawn(images, self.n_calibration, draw).target.to(device)
+        for net in (fit.net, fit.ema):
+            assert isinstance(net, Similarity)
+            net.unfold.calibrate(signed)
+        while not fit.done:
+            draw = seeded_generator(self.training.seed, fit.step, "similarity batch")
+            fit.update(self.drawn(images, self.training.batch_size, draw))
+            progress(fit.step / self.training.n_steps)
+        assert isinstance(fit.ema, Similarity)
+        return fit.ema.eval()
+
+
+@dataclass(frozen=True)
+class _Shaped:
+    """`SimilarityNetwork` for images of one shape: a `LossAndNetwork`."""
+
+    how: SimilarityNetwork
+    shape: tuple[int, int, int]
+
+    def build(self, *, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return Similarity(self.shape, self.how.width, self.how.deep_width)
+
+    def loss(
+        self,
+        net: nn.Module,
+        batch: Examples,
+        *,
+        generator: torch.Generator,
+        first: int = 0,
+        total: int | None = None,
+    ) -> Tensor:
+        """Mean over all pairs of the batch. A rank's pairs are those among its own examples."""
+        del generator, first
+        if not isinstance(batch, HiddenExamples):
+            raise TypeError(f"a {type(batch).__name__} says no private images; use HiddenExamples")
+        share = 1.0 if total is None else len(batch) / total
+        logits, fields, target = net(batch.condition, batch.target)
+        i, j = torch.triu_indices(len(batch), len(batch), 1, device=logits.device)
+        truth = shared_images(batch.private)[i, j].clamp(max=1).to(logits)
+        loss = F.binary_cross_entropy_with_logits(logits[i, j], truth)
+        if self.how.unfolding:
+            loss = loss + self.how.unfolding * unfolding_loss(fields, target, BLOCK)
+        return share * loss
+
+
+class Similarity(nn.Module):
+    """The network and the kernel, for images of one shape (c, h, w)."""
+
+    def __init__(self, shape: tuple[int, int, int], width: int, deep_width: int) -> None:
+        """Raises ValueError for sides that are no multiples of 8."""
+        super().__init__()
+        c, h, w = shape
+        if h % GRID or w % GRID or not h or not w:
+            raise ValueError(
+                f"images of {h} x {w} pixels: sides must be multiples of {GRID}; pad or resize them"
+            )
+        self.shape, self.widths = shape, (width, deep_width)
+        self.unfold = Unfolder(c, width, deep_width)
+        counts = n_windows(h // BLOCK, w // BLOCK)
+        sides = [BLOCK * 2**k for k in range(len(counts) - 1)]
+        n_values = [c * side**2 for side in sides] + [c * h * w]
+        self.inner = nn.ParameterList(
+            [torch.full((k,), n**-0.5) for k, n in zip(counts, n_values, strict=True)]
+        )
+        self.outer = nn.ParameterList([torch.full((k,), 2 / (k + 5)) for k in counts])
+        self.linear, self.energy = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+        self.bias = nn.Parameter(torch.tensor(-4.0))
+
+    def forward(
+        self, y: Float[Tensor, "n c h w"], signed: Float[Tensor, "n c h w"]
+    ) -> tuple[Float[Tensor, "n n"], Float[Tensor, "n c h w"], Float[Tensor, "n c h w"]]:
+        """Log odds of all pairs, their fields, and the fields that signs would give."""
+        fields = self.unfold(y)
+        blocks = self.blocks(fields)
+        return self.compared(blocks, blocks), fields, self.unfold.target(signed)
+
+    def blocks(self, fields: Float[Tensor, "n c h w"]) -> Float[Tensor, "gh gw n p"]:
+        c, h, w = self.shape
+        cut = fields.reshape(-1, c, h // BLOCK, BLOCK, w // BLOCK, BLOCK)
+        return cut.permute(2, 4, 0, 1, 3, 5).flatten(3)
+
+    def compared(
+        self, one: Float[Tensor, "gh gw n p"], other: Float[Tensor, "gh gw k p"]
+    ) -> Float[Tensor, "n k"]:
+        """Log odds that encodings of `one` and `other` share a private image."""
+        products = windows(one @ other.mT)
+        energy = one.square().mean((0, 1, 3))[:, None] + other.square().mean((0, 1, 3))
+        total = self.bias + self.linear * products[-1][0, 0] - self.energy * energy
+        for a, w, product in zip(self.inner, self.outer, products, strict=True):
+            flat = product.flatten(0, 1)
+            bent = (flat.square() * a.square()[:, None, None] + 1).sqrt()
+            total = total + torch.tensordot(w, bent, 1) - w.sum()
+        return total
+
+    @torch.no_grad()
+    def scores(
+        self,
+        y: Float[Tensor, "m d"],
+        *,
+        rows: int = 32,
+        progress: Progress = no_progress,
+    ) -> Float32[Tensor, "m m"]:
+        """Log odds of all pairs of encodings, of pixels in units of images in [-1, 1]; symmetric.
+        Signs are ignored. `rows` are compared with all others at a time. The diagonal says nothing.
+
+        Raises ValueError for encodings of another size.
+        """
+        c, h, w = self.shape
+        m = len(y)
+        if y.shape[1] != c * h * w:
+            raise ValueError(
+                f"encodings have {y.shape[1]} pixels, the network is for {c} x {h} x {w}"
+            )
+        device = self.bias.device
+        images = y.abs().float().to(device).reshape(m, c, h, w)
+        fields = torch.cat([self.unfold(part) for part in images.split(PASS)])
+        blocks = self.blocks(fields).contiguous()
+        found = torch.zeros(m, m, device=device)
+        for start in range(0, m, rows):
+            stop = min(start + rows, m)
+            part = self.compared(blocks[:, :, start:stop], blocks[:, :, start:])
+            found[start:stop, start:] = part
+            found[start:, start:stop] = part.T
+            progress(stop / m)
+        return found
+
+
+PASS = 128
+"""Encodings that go through the network at a time."""
+
+
+def shared_images(private: Int64[Tensor, "m 2"]) -> Int64[Tensor, "m m"]:
+    """How many private images each two encodings have in common."""
+    same = private[:, None, :, None] == private[None, :, None, :]
+    return same.sum((2, 3))
+
+
+def save(network: Similarity) -> bytes:
+    """As safetensors."""
+    state = {name: value.contiguous() for name, value in network.state_dict().items()}
+    return bytes(save_tensors(state | {"shape": torch.tensor(network.shape)}))
+
+
+def load(data: bytes) -> Similarity:
+    """What `save` gave. Raises ValueError for tensors of something else."""
+    state = load_tensors(data)
+    needed = {"shape", "unfold.patches.weight", "unfold.bottom.0.first.weight"}
+    if missing := needed - state.keys():
+        raise ValueError(
+            f"these are not the weights of a similarity: {sorted(missing)} are missing"
+        )
+    c, h, w = state.pop("shape").tolist()
+    widths = [len(state[f"unfold.{name}.weight"]) for name in ("patches", "bottom.0.first")]
+    network = Similarity((c, h, w), *widths)
+    network.load_state_dict(state)
+    return network.eval()
