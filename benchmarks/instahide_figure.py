@@ -49,12 +49,12 @@ def _shares(axes: Any, record: dict[str, Any], *, scaled: bool) -> None:
         for k, line in (("0", ":"), ("2", "-")):
             ms, share = _steps(graph["determined"][k])
             axes.plot(ms / unit, share, color=colour, lw=1.5, ls=line, zorder=1)
-        for k_pub, face in ((0, "white"), (2, colour)):
+        for k_pub, face, size in ((0, "none", 9.5), (2, colour, 5.5)):
             points = [p for p in record["points"] if (p["n"], p["k_pub"]) == (n, k_pub)]
             axes.plot(
                 [p["m"] / unit for p in points],
                 [p["n_all"] / p["n_seeds"] for p in points],
-                **{"ls": "none", "marker": marker, "ms": 6, "color": colour, "mfc": face},
+                **{"ls": "none", "marker": marker, "ms": size, "color": colour, "mfc": face},
                 label=f"n = {n}" if k_pub else None,
                 clip_on=False,
                 zorder=3 if k_pub else 2,
@@ -63,9 +63,9 @@ def _shares(axes: Any, record: dict[str, Any], *, scaled: bool) -> None:
     axes.set_ylabel("share with all images back")
     if scaled:
         axes.axvline(0.5, color=GREY, lw=1, ls="--", zorder=0)
-        axes.annotate("collector's\nn log n / 2", (0.5, 0.97), xytext=(-4, 0), color="#667079",
-                      textcoords="offset points", ha="right", va="top", fontsize=8.5)  # fmt: skip
-        axes.set_xlim(0.25, 1.8)
+        axes.annotate("n log n / 2", (0.5, 0.99), xytext=(4, 0), color="#667079",
+                      textcoords="offset points", ha="left", va="top", fontsize=8.5)  # fmt: skip
+        axes.set_xlim(0.4, 1.7)
         axes.set_xlabel("m / (n log n)")
         axes.set_title("In units of n log n the curves nearly agree", loc="left")
         handles = _legend(axes)
@@ -79,8 +79,10 @@ def _shares(axes: Any, record: dict[str, Any], *, scaled: bool) -> None:
 
 def _legend(axes: Any) -> list[Any]:
     """What filled and hollow, solid and dotted mean."""
-    (came,) = axes.plot([], [], ls="none", marker="o", color=DARK, label="came back, 2 public")
-    (bare,) = axes.plot([], [], ls="none", marker="o", color=DARK, mfc="white",
+    (came,) = axes.plot(
+        [], [], ls="none", marker="o", ms=5.5, color=DARK, label="came back, 2 public"
+    )
+    (bare,) = axes.plot([], [], ls="none", marker="o", ms=9.5, color=DARK, mfc="none",
                         label="came back, no public")  # fmt: skip
     (could,) = axes.plot([], [], color=DARK, lw=1.5, label="determined, 2 public")
     (dotted,) = axes.plot([], [], color=DARK, lw=1.5, ls=":", label="determined, no public")
@@ -94,29 +96,29 @@ def _steps(values: Sequence[int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
 
 
 def _law(axes: Any, graphs: Sequence[dict[str, Any]]) -> None:
-    """Encodings that half and 95 % of the graphs need, against n."""
+    """Encodings that half and 95 % of the graphs need, in units of n log n, against n."""
     ns = np.array([graph["n"] for graph in graphs])
     line = np.geomspace(ns.min(), ns.max(), 100)
-    axes.plot(line, line * np.log(line), color=DARK, lw=1.2, label="n log n")
-    twice = line * (np.log(line) + np.log(np.log(line))) / 2
-    axes.plot(line, twice, color=DARK, lw=1.2, ls="--", label="n (log n + log log n) / 2")
-    axes.plot(line, line * np.log(line) / 2, color=DARK, lw=1.2, ls=":", label="n log n / 2")
     for key, share, marker, colour, label in (
         ("2", 0.95, "^", COLOURS[3], "all determined, 95 % of graphs"),
         ("2", 0.5, "o", COLOURS[3], "all determined, half of them"),
-        ("once", 0.5, "o", COLOURS[0], "every image seen, half of them"),
+        ("twice", 0.5, "x", DARK, "every image in two encodings, half"),
+        ("once", 0.5, "o", COLOURS[0], "every image in one encoding, half"),
     ):
-        values = [np.quantile(g["once"] if key == "once" else g["determined"][key], share)
-                  for g in graphs]  # fmt: skip
-        axes.plot(ns, values, ls="none", marker=marker, ms=7, color=colour, label=label)
+        values = [np.quantile(g.get(key) or g["determined"][key], share) for g in graphs]
+        scaled = values / (ns * np.log(ns))
+        axes.plot(ns, scaled, ls="none", marker=marker, ms=6.5, color=colour, label=label)
+    twice = (1 + np.log(np.log(line)) / np.log(line)) / 2
+    axes.plot(line, twice, color=DARK, lw=1.2, ls="--", label="n (log n + log log n) / 2")
+    axes.axhline(0.5, color=GREY, lw=1, ls="--", label="n log n / 2", zorder=0)
     axes.set_xscale("log")
-    axes.set_yscale("log")
     axes.set_xticks(ns, [str(n) for n in ns])
     axes.minorticks_off()
+    axes.set_ylim(0, 2.4)
     axes.set_xlabel("private images n")
-    axes.set_ylabel("encodings m")
-    axes.set_title("What combinatorics asks for grows as n log n", loc="left")
-    axes.legend(frameon=False, fontsize=8.5, loc="upper left")
+    axes.set_ylabel("m / (n log n)")
+    axes.set_title("The graphs' need grows no faster than n log n", loc="left")
+    axes.legend(frameon=False, fontsize=8.5, loc="upper left", labelspacing=0.25)
 
 
 def _signs(axes: Any, cost: dict[str, Any]) -> None:
@@ -130,8 +132,8 @@ def _signs(axes: Any, cost: dict[str, Any]) -> None:
     axes.plot(*zip(*sorted(tried.items()), strict=True), color=COLOURS[1], lw=1.5, marker="s", ms=5)
     axes.plot(*zip(*sorted(ours.items()), strict=True), color=COLOURS[3], lw=1.5, marker="o", ms=5)
     axes.axhline(UNIVERSE_S, color=GREY, lw=1, ls=":")
-    axes.annotate("age of the universe", (0.99, UNIVERSE_S), xycoords=("axes fraction", "data"),
-                  xytext=(0, 3), textcoords="offset points", ha="right", fontsize=8.5,
+    axes.annotate("age of the universe", (0.02, UNIVERSE_S), xycoords=("axes fraction", "data"),
+                  xytext=(0, 3), textcoords="offset points", fontsize=8.5,
                   color="#667079")  # fmt: skip
     axes.annotate("all $2^m$ signs\n(dashed: continued)", (40, tried[last] * 2.0 ** (40 - last)),
                   xytext=(-6, 0), textcoords="offset points", ha="right", fontsize=9,

@@ -176,7 +176,7 @@ def enough(points: Sequence[Point], graphs: Sequence[Needed]) -> Finding:
         ours="m / (n log n) with which 95 % of random graphs determine all images: "
         + "; ".join(texts)
         + f". All images came back exactly at m = {most:g} n log n with {came} seeds (d={D})",
-        holds=steady and all(p.n_all == p.n_possible for p in points),
+        holds=bool(steady) and all(p.n_all == p.n_possible for p in points),
         rule="the recovery has all images back with every seed whose graph determines them, and m "
         f"/ (n log n) for 95 % of the graphs is, at the largest n, at most {GROWTH:g} times that at"
         " the smallest",
@@ -206,7 +206,7 @@ def at_least(graphs: Sequence[Needed]) -> Finding:
         ours="m / (n log n) with which, for half of the graphs, every image is in one encoding, in "
         "two, and all are determined: " + "; ".join(texts) + ". An encoding has two coupons: the "
         "collector's law is n log n / 2, and with two of each n (log n + log log n) / 2",
-        holds=ordered and shares[1] * GROWTH >= shares[0] and min(shares) >= 0.4,
+        holds=bool(ordered and shares[1] * GROWTH >= shares[0] and min(shares) >= 0.4),
         rule="each graph has its thresholds in this order, and in the median every image is in one "
         "encoding at .4 n log n or later, at the largest n not below "
         f"1/{GROWTH:g} of the share at the smallest",
