@@ -56,10 +56,9 @@ def _shares(axes: Any, record: dict[str, Any], *, scaled: bool) -> None:
                 [p["n_all"] / p["n_seeds"] for p in points],
                 **{"ls": "none", "marker": marker, "ms": size, "color": colour, "mfc": face},
                 label=f"n = {n}" if k_pub else None,
-                clip_on=False,
                 zorder=3 if k_pub else 2,
             )
-    axes.set_ylim(0, 1)
+    axes.set_ylim(-0.025, 1.04)
     axes.set_ylabel("share with all images back")
     if scaled:
         axes.axvline(0.5, color=GREY, lw=1, ls="--", zorder=0)
@@ -72,6 +71,10 @@ def _shares(axes: Any, record: dict[str, Any], *, scaled: bool) -> None:
         axes.legend(handles=handles, frameon=False, fontsize=8.5, loc="lower right")
     else:
         axes.set_xscale("log")
+        ticks = [m for m in (10, 20, 50, 100, 200, 500, 1000, 2000) if m <= axes.get_xlim()[1]]
+        axes.set_xticks(ticks, [f"{m:,}" for m in ticks])
+        axes.minorticks_off()
+        axes.set_xlim(left=7)
         axes.set_xlabel("encodings m")
         axes.set_title("All private images back (points), possible (lines)", loc="left")
         axes.legend(frameon=False, fontsize=8.5, loc="upper left")
@@ -144,7 +147,7 @@ def _signs(axes: Any, cost: dict[str, Any]) -> None:
                   ha="right", fontsize=9, color=COLOURS[3])  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_ylim(1e-5, 1e20)
+    axes.set_ylim(2e-6, 1e20)
     axes.set_xlabel("encodings m")
     axes.set_ylabel("seconds per pixel")
     axes.set_title("Hidden signs: the cost of one pixel", loc="left")
