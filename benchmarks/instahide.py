@@ -15,12 +15,12 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import networkx as nx
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
@@ -64,17 +64,55 @@ class Gaussian:
             generator=torch.Generator().manual_seed(0),
         )
 
-    def n_exact(self, found: Recovered) -> int:
-        """Images that came back with every pixel right; up to a sign of each pixel that all share
-        where there are no public images."""
+    def first(self, m: int) -> Gaussian:
+        """The same with the first m encodings only."""
+        e = self.encodings
+        fewer = Encodings(
+            y=e.y[:m],
+            private=e.private[:m],
+            private_weights=e.private_weights[:m],
+            public=e.public[:m],
+            public_weights=e.public_weights[:m],
+        )
+        return replace(self, encodings=fewer)
+
+    def matched(self, found: Recovered) -> Matched:
+        """Which true image each one is, and how far from it; up to a sign of each pixel that all
+        share where there are no public images."""
         x = found.images.nan_to_num(0.0)
         signed = self.mixing.k_pub > 0
         alike = x @ self.private.T if signed else x.abs() @ self.private.abs().T
-        rows, ids = linear_sum_assignment(-alike.numpy())
+        ids = torch.from_numpy(linear_sum_assignment(-alike.numpy())[1])
         truth = self.private[ids]
         if not signed:
-            truth = truth * torch.where((x[rows] * truth).sum(0) < 0, -1.0, 1.0)
-        return int(((x[rows] - truth).abs().amax(1) < EXACT).sum())
+            truth = truth * torch.where((x * truth).sum(0) < 0, -1.0, 1.0)
+        errors = (found.images - truth).abs()
+        known = errors.isfinite()
+        return Matched(ids, errors.nan_to_num(0.0).amax(1), known.all(1), known.any(1))
+
+    def n_exact(self, found: Recovered) -> int:
+        """Images that came back with every pixel right."""
+        return self.matched(found).n_exact
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Of each image the true one that it is, and the largest error of a pixel that is known, in
+    standard deviations. `whole`: all pixels are known; `said`: at least one is."""
+
+    ids: Int64[Tensor, " n"]
+    errors: Float64[Tensor, " n"]
+    whole: Bool[Tensor, " n"]
+    said: Bool[Tensor, " n"]
+
+    @property
+    def n_exact(self) -> int:
+        return int((self.whole & (self.errors < EXACT)).sum())
+
+    @property
+    def n_wrong(self) -> int:
+        """Images of which a pixel was given that is wrong."""
+        return int((self.said & (self.errors >= EXACT)).sum())
 
 
 def whole(mixing: Mixing, *, n: int, p: int, m: int, n_seeds: int) -> Measurement:

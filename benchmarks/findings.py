@@ -1,0 +1,104 @@
+"""Parts of a check of a paper's claims: each runs alone and replaces the claims that it gave.
+
+A part is a function of a `Run` that yields `Finding`s; a script has them by name and calls `main`.
+Its command line: `[--only NAME ...] [--quick] [--json FILE]`. FILE keeps the claims of the parts
+that were not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.claims_002 import WORDS
+from benchmarks.record import Claim, hardware, parse_claims
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What every part is given. `quick`: small cases. `folder`: where pictures and their data go;
+    None: nowhere."""
+
+    quick: bool = False
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A claim, what was found, and the verdict by `rule`; the fields are those of `Claim`."""
+
+    claim: str
+    where: str
+    theirs: str
+    ours: str
+    holds: bool | None
+    rule: str
+
+
+Part = Callable[[Run], Iterator[Finding]]
+
+
+def claims_of(script: str, name: str, part: Part, run: Run) -> list[Claim]:
+    """The claims of one part, with the command that runs it and the seconds of all of it."""
+    start = time.perf_counter()
+    findings = list(part(run))
+    seconds = round(time.perf_counter() - start, 1)
+    command = f"python -m benchmarks.{script} --only {name}" + (" --quick" if run.quick else "")
+    return [
+        Claim(
+            claim=found.claim,
+            where=found.where,
+            theirs=found.theirs,
+            ours=found.ours,
+            holds=None if found.holds is None else bool(found.holds),
+            rule=found.rule,
+            command=command,
+            seconds=seconds,
+            hardware=hardware(),
+        )
+        for found in findings
+    ]
+
+
+def part_of(claim: Claim) -> str:
+    """The name of the part that a claim comes from."""
+    return claim.command.partition("--only ")[2].partition(" ")[0]
+
+
+def merged(old: Iterable[Claim], new: Sequence[Claim], order: Sequence[str]) -> list[Claim]:
+    """`new` in the place of what the same parts gave before, parts in their order."""
+    replaced = {part_of(claim) for claim in new}
+    kept = [*(claim for claim in old if part_of(claim) not in replaced), *new]
+    places = {name: k for k, name in enumerate(order)}
+    return sorted(kept, key=lambda claim: places.get(part_of(claim), len(places)))
+
+
+def main(
+    script: str, parts: Mapping[str, Part], title: str, argv: Sequence[str] | None = None
+) -> None:
+    """The command line: prints every claim, and writes them to --json, part after part."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--only", nargs="+", choices=tuple(parts), metavar="NAME",
+                        default=tuple(parts), help=f"of {', '.join(parts)}")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="small cases")
+    parser.add_argument("--json", type=Path, help="write the claims there, pictures beside them")
+    options = parser.parse_args(argv)
+    path: Path | None = options.json
+    run = Run(quick=options.quick, folder=None if path is None else path.parent)
+    try:
+        old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
+    except ValueError as error:
+        parser.error(str(error))
+    for name in options.only:
+        new = claims_of(script, name, parts[name], run)
+        for claim in new:
+            print(f"{WORDS[claim.holds].upper()}: {claim.claim} ({claim.where})")
+            print(f"  theirs: {claim.theirs}\n  ours:   {claim.ours}\n  rule:   {claim.rule}")
+        print(f"[{name}: {new[0].seconds:g} s]", flush=True)
+        old = merged(old, new, tuple(parts))
+        if path is not None:
+            path.write_text(json.dumps([asdict(claim) for claim in old], indent=1) + "\n")
