@@ -73,9 +73,9 @@ class InstaHideRecovery:
     def __post_init__(self) -> None:
         if not 0 <= self.augment_p <= 1:
             raise ValueError(f"augment_p={self.augment_p} is not a probability in [0, 1]")
-        if self.n_public < max(self.scheme.k_pub, 2):
+        if self.n_public < max(self.scheme.k_pub, 1):
             raise ValueError(
-                f"n_public={self.n_public} must be at least 2 and scheme.k_pub="
+                f"n_public={self.n_public} must be at least 1 and scheme.k_pub="
                 f"{self.scheme.k_pub}, the public images of an encoding"
             )
         if isinstance(self.scheme, Mixing) != bool(self.n_encodings) or self.n_encodings < 0:
@@ -96,10 +96,10 @@ class InstaHideRecovery:
     def check_images(self, n_images: int) -> None:
         """Raises ValueError if a run with so many images cannot be encoded and attacked."""
         n_private = n_images - self.n_public
-        if n_private < 2:
+        if n_private < 3:
             raise ValueError(
                 f"{n_images} images of a run less n_public={self.n_public} leave "
-                f"{max(n_private, 0)} private ones; an encoding mixes 2"
+                f"{max(n_private, 0)} private ones; encodings mix 2, so that 3 can be told apart"
             )
         m = self.n_made(n_private)
         needed = n_private + round(self.attack.components.spare * n_private) + 1

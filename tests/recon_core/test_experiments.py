@@ -70,7 +70,7 @@ SMALL: dict[str, Experiment] = {
         keep="all",
     ),
     "instahide": InstaHideRecovery(
-        n_public=2,
+        n_public=1,
         scheme=InstaHide(k_pub=1, n_epochs=8),
         attack=Practical(refinement=Refinement(n_rounds=2)),
         keep="all",
@@ -190,7 +190,7 @@ def test_wrong_values_are_refused_with_the_settings_own_message(family: str) -> 
         ({"family": "inversion", "defence": {"kind": "x"}}, "kind must be one of mixcon, unicon"),
         ({"family": "instahide", "scheme": {"kind": "theory", "n_epochs": 3}}, "theory.n_epochs"),
         ({"family": "instahide", "scheme": {"kind": "x"}}, "kind must be one of instahide, theory"),
-        ({"family": "instahide", "n_public": 1}, "n_public=1 must be at least 2"),
+        ({"family": "instahide", "n_public": 1}, "n_public=1 must be at least 1 and"),
         (3, "family must be one of kkt, autoencoder, inversion, instahide"),
     ],
 )

@@ -58,8 +58,6 @@ def independent_groups(
     """
     how = how or Components()
     m = len(scores)
-    if n == 2:
-        return torch.ones_like(scores[:, :2])  # every encoding has both
     wanted = n + round(how.spare * n)
     if wanted >= m:
         raise ValueError(f"{m} encodings are too few for the components of {n} images")

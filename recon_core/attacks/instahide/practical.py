@@ -200,14 +200,14 @@ def _checked(
         raise ValueError(f"encodings have {d} pixels, shape={shape} {np.prod(shape)}")
     if public.shape[1] != d:
         raise ValueError(f"public images have {public.shape[1]} pixels, encodings {d}")
-    if len(public) < max(mixing.k_pub, 2):
+    if len(public) < max(mixing.k_pub, 1):
         raise ValueError(
             f"{len(public)} public images are too few: encodings have k_pub={mixing.k_pub} of them"
         )
-    if not 2 <= n_private <= m:
+    if not 3 <= n_private <= m:
         raise ValueError(
-            f"{m} encodings of n_private={n_private} images: there must be 2 images or more, and "
-            "no fewer encodings than images"
+            f"{m} encodings of n_private={n_private} images: there must be 3 images or more (of two "
+            "every encoding has both), and no fewer encodings than images"
         )
     if labels is not None and len(labels) != m:
         raise ValueError(f"{len(labels)} labels for {m} encodings; give one row for each")
