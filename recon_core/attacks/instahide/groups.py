@@ -68,7 +68,7 @@ def independent_groups(
     loads = found[:, np.sort(np.argsort(-peaks, kind="stable")[:n])]
     n_own = max(2 * m // n, 2)
     best = np.sort(loads, axis=0)[-max(round((1 - BEST) * n_own), 1)]
-    loads = loads / np.maximum(best, np.finfo(np.float64).tiny)
+    loads = loads / np.maximum(best, 1e-9)
     return torch.from_numpy(np.where(loads > how.core, loads, 0.0)).to(scores)
 
 

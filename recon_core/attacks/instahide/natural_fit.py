@@ -31,7 +31,7 @@ class Refinement:
     """`n_rounds`: at most. `n_levels`: grey levels that pixels have from `low` to `high`, 0 if they
     are any number. `n_candidates`: private images that are tried as the first of a pair."""
 
-    n_rounds: int = 40
+    n_rounds: int = 100
     n_levels: int = 256
     low: float = -1.0
     high: float = 1.0
@@ -72,7 +72,9 @@ class PrivateWeights:
 @dataclass(frozen=True)
 class Fitted:
     """Images, and what every encoding is made of. `residual`: root mean square over pixels of
-    ||A x + c| - y|; `met`: the share of pixels at which that is below the tolerance."""
+    ||A x + c| - y|; `met`: the share of pixels at which that is below the tolerance; `exactly`: the
+    same for a tolerance that, where images are rounded, only rounding errors keep. Images that are
+    a few levels brighter, with weights that make up for it, meet the first and not the second."""
 
     images: Float[Tensor, "n d"]
     ends: Int64[Tensor, "m 2"]
@@ -81,6 +83,7 @@ class Fitted:
     public_weights: Float[Tensor, "m k"]
     residual: Float[Tensor, " m"]
     met: Float[Tensor, " m"]
+    exactly: Float[Tensor, " m"]
 
 
 class NaturalFit:
@@ -158,7 +161,7 @@ class NaturalFit:
         for _ in range(2):
             f = self._fitted_weights(f)
             f = self._images_again(f)
-        return self._measured(replace(f, images=self._rounded(f.images)))
+        return self._rounded(f) if self.how.spacing else self._measured(f)
 
     def _images_again(self, f: Fitted) -> Fitted:
         """Least squares, in which encodings count by the inverse of their squared residual."""
@@ -270,15 +273,21 @@ class NaturalFit:
         scale = _ridge(a, rest, 1e-6, trust)[:, 0].clamp(0.2, 5.0)
         return replace(f, images=f.images / scale[:, None], weights=f.weights * scale[f.ends])
 
-    def _rounded(self, images: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """To grey levels, images that are near to them; chance has a mean distance of a quarter."""
+    def _rounded(self, f: Fitted) -> Fitted:
+        """Images to grey levels, if that proves them: encodings are met exactly with them.
+
+        An image that is off by whole levels everywhere is as near to levels as the right one.
+        """
         spacing = self.how.spacing
-        if not spacing:
-            return images
-        levels = ((images - self.how.low) / spacing).round().clamp_(0, self.how.n_levels - 1)
+        levels = ((f.images - self.how.low) / spacing).round().clamp_(0, self.how.n_levels - 1)
         near = levels * spacing + self.how.low
-        close = (images - near).abs().mean(1, keepdim=True) < NEAR * spacing
-        return near.where(close, images)
+        close = (f.images - near).abs().mean(1) < NEAR * spacing  # by chance a quarter
+        tried = replace(f, images=near.where(close[:, None], f.images))
+        tried = self._measured(self._fitted_weights(tried))
+        proofs = tried.ends[tried.exactly >= MOST].flatten()
+        proven = torch.bincount(proofs, minlength=len(close)) > FEWEST
+        kept = near.where((close & proven)[:, None], f.images)
+        return self._measured(self._fitted_weights(replace(f, images=kept)))
 
     def _mixed(self, f: Fitted) -> Float[Tensor, "m d"]:
         return self._matrix(f.ends, f.weights) @ f.images + self._public_part(f)
@@ -289,10 +298,13 @@ class NaturalFit:
     def _measured(self, f: Fitted) -> Fitted:
         off = (self._mixed(f).abs() - self.y).abs()
         met = (off <= self.tolerance).to(off).mean(1)
-        return replace(f, residual=off.square().mean(1).sqrt(), met=met)
+        least = self.tolerance / (STRICTER if self.how.spacing else 1)
+        exactly = (off <= least).to(off).mean(1)
+        return replace(f, residual=off.square().mean(1).sqrt(), met=met, exactly=exactly)
 
-    def _nothing(self) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
-        return self.y.new_full((len(self.y),), torch.inf), self.y.new_zeros(len(self.y))
+    def _nothing(self) -> tuple[Tensor, Tensor, Tensor]:
+        none = self.y.new_zeros(len(self.y))
+        return torch.full_like(none, torch.inf), none, none
 
     def _matrix(
         self, ends: Int64[Tensor, "m 2"], weights: Float[Tensor, "m 2"]
@@ -305,10 +317,14 @@ AT_ONCE = 500
 """Encodings whose pairs and weights are looked for together; bounds memory."""
 EASY = 3
 """Rounds in which public images with small coefficients are not looked for."""
-PATIENCE = 5
+PATIENCE = 15
 """Rounds without gain after which no more are tried."""
 NEAR = 0.15
 """The mean distance to a grey level, in levels, from which on images are rounded."""
+STRICTER = 50
+"""By how much an encoding must be met better to prove its images, where these are rounded."""
+FEWEST = 2
+"""Encodings that two images can always meet; one more proves something."""
 MOST = 0.98
 """Share of an encoding's pixels that must be met for it to be explained."""
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from recon_core.attacks.instahide.coherence import (
     ImageShape,
     Windows,
+    coherence,
     gradient_windows,
     signed_coherence,
     whitening,
@@ -40,6 +41,7 @@ from recon_core.attacks.instahide.groups import Components, independent_groups
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.instahide.natural_fit import (
+    FEWEST,
     MOST,
     Fitted,
     NaturalFit,
@@ -97,6 +99,8 @@ def recover_practically(
     known = torch.einsum("mq,wqp->wmp", coefficients, theirs)
     signs = window_signs(white, known, how.publics.noise)
     scores = signed_coherence(signs[..., None] * white - known, signs.abs())
+    if float(signs.abs().mean()) < UNKNOWN:  # public images say next to nothing
+        scores, signs = coherence(white), torch.ones_like(signs)
     progress(0.25)
     loads = independent_groups(scores, n_private, generator=generator, how=how.components)
     progress(0.3)
@@ -153,7 +157,7 @@ def _recovered(
     f: Fitted, scores: Float[Tensor, "m m"], private: PrivateWeights, *, with_public: bool
 ) -> Recovered:
     n = len(f.images)
-    explained: Bool[np.ndarray, " m"] = np.asarray((f.met >= MOST).cpu())
+    explained: Bool[np.ndarray, " m"] = np.asarray((f.exactly >= MOST).cpu())
     ends, order = f.ends.sort(1)
     weights = f.weights.gather(1, order)
     edges = np.asarray(ends.cpu())
@@ -179,8 +183,8 @@ def _recovered(
     )
 
 
-FEWEST = 2
-"""Encodings of an image that must be explained, and one more: two can be met by any image."""
+UNKNOWN = 0.05
+"""The mean certainty of windows' signs below which these are not used."""
 
 
 def _checked(
@@ -206,7 +210,7 @@ def _checked(
         )
     if not 3 <= n_private <= m:
         raise ValueError(
-            f"{m} encodings of n_private={n_private} images: there must be 3 images or more (of two "
+            f"{m} encodings of n_private={n_private} images: there must be 3 images or more (of 2 "
             "every encoding has both), and no fewer encodings than images"
         )
     if labels is not None and len(labels) != m:
