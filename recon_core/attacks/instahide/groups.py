@@ -3,7 +3,7 @@
 A score of common images is a noisy A A^T, where A (m, n) holds the private weights, two in a row.
 Its n leading eigenvectors span A's columns up to the noise, and which rotation of them A is, is
 told by its zeros: of all rotations it has the most lopsided columns. That is independent component
-analysis (Hyvarinen 1999: fixed point, symmetric), which needs neither labels nor seeds. Its contrast
+analysis (Hyvarinen 1999: fixed point, symmetric), which needs no labels and no seeds. Its contrast
 is the third moment, which is above 0 for a column that is mostly 0; the fourth is that of normal
 numbers if a fifth of a column is not 0, as with ten images. Carlini et al. (2020) grow clusters and
 merge them by k-means here; a column of A is known from all of its encodings at once.
