@@ -69,10 +69,10 @@ def encode(
 ) -> None:
     """Mix private images with public ones, and hide every sign."""
     from flows import attack_instahide as flow
-    from recon_core.attacks.instahide.mixing import InstaHide, Mixing
+    from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
     from tasks.instahide_encode import EncodeJob
 
-    chosen: InstaHide | Mixing
+    chosen: Scheme
     if scheme == "instahide":
         _only("theory", {"--noise": noise, "--normalisation": normalisation})
         chosen = InstaHide(

@@ -28,7 +28,7 @@ NAMED_BY_USERS = ("evaluation.external",)
 TAGS = {
     f"{experiment}.{tag}"
     for experiment in ("experiment", "heldout_experiment")
-    for tag in ("family", "attack.kind", "victim.kind", "defence.kind")
+    for tag in ("family", "attack.kind", "victim.kind", "defence.kind", "scheme.kind")
 }
 """Settings that choose among several kinds of settings: those beside it become the defaults."""
 
@@ -198,9 +198,10 @@ def explained(error: ValidationError) -> str:
 _KINDS = (
     *("unknown", "known", "noise_aware", "iteration", "fc", "unet"),
     *("sgd", "strong", "lenet5", "mlp", "mixcon", "unicon"),
+    *("theory", "instahide", "practical"),
 )
 """Of attacks on autoencoders, and of autoencoders; of attacks on split networks, of these, and of
-their defences."""
+their defences; of schemes of InstaHide, and of attacks on them."""
 
 
 def _explained(error: Mapping[str, Any]) -> str:

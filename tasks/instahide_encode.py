@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn import functional
 
-from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing
+from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
 from recon_core.types import seeded_generator
 from storage.challenge import Challenge, check_new, write_challenge
 from storage.sources import load_images
@@ -28,7 +28,7 @@ class EncodeJob:
 
     data: str
     out: Path
-    scheme: Mixing | InstaHide = field(default_factory=InstaHide)
+    scheme: Scheme = field(default_factory=InstaHide)
     n_private: int = 100
     n_public: int = 1000
     m: int | None = None

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from recon_core.attacks.instahide.mixing import InstaHide, Mixing
+from recon_core.attacks.instahide.mixing import Mixing, Scheme
 from recon_core.tagged import Tagged
 from storage.challenge import Challenge, read_challenge
 
-Scheme = Mixing | InstaHide
 SCHEME: TypeAdapter[Scheme] = TypeAdapter(Annotated[Scheme, Tagged("kind")])
 AUTO, BOTH = "auto", "both"
 BEYOND = 1.001

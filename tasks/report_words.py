@@ -50,6 +50,9 @@ ATTACKER_KNOWS = {
     "inversion": "The attack is given the first layers of a classifier and what they make of each "
     "picture, which is sent to a server that does the rest. It searches for pictures of which they "
     "make the same.",
+    "instahide": "The attack is given mixtures of private and public pictures in which the sign of "
+    "every pixel is hidden, the scheme, the public pictures and the mixed labels. It finds out "
+    "which pictures are in which mixture and solves for the private ones.",
 }
 ATTACKER_UNKNOWN = "The attack never sees the training pictures."
 CRITERIA = {

@@ -23,7 +23,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
-from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing
+from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.practical import Practical, recover_practically
 from recon_core.attacks.instahide.recover import Recovered
 from recon_core.attacks.pairing import no_pairs, own_pairs
@@ -59,7 +59,7 @@ class InstaHideRecovery:
     family: Literal["instahide"] = "instahide"
     augment_p: float = 0.0
     n_public: int = 100
-    scheme: Annotated[InstaHide | Mixing, Tagged("kind")] = field(
+    scheme: Annotated[Scheme, Tagged("kind")] = field(
         default_factory=lambda: InstaHide(k_pub=2, n_epochs=30)
     )
     n_encodings: int = 0

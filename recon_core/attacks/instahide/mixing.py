@@ -166,6 +166,11 @@ class InstaHide:
         return lam
 
 
+Scheme = InstaHide | Mixing
+"""Either, in this order: `Annotated` keeps one form for unions that only differ in it, so that a
+second order somewhere else would decide which one is meant where no `kind` is given."""
+
+
 def mixture(
     images: Float[Tensor, "n d"], ids: Int64[Tensor, "m k"], weights: Float[Tensor, "m k"]
 ) -> Float[Tensor, "m d"]:

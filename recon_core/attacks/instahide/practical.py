@@ -39,7 +39,7 @@ from recon_core.attacks.instahide.coherent_publics import (
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.groups import Components, independent_groups
 from recon_core.attacks.instahide.line_graph import gram
-from recon_core.attacks.instahide.mixing import InstaHide, Mixing
+from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.natural_fit import (
     FEWEST,
     MOST,
@@ -69,7 +69,7 @@ def recover_practically(
     y: Float[Tensor, "m d"],
     shape: ImageShape,
     *,
-    mixing: Mixing | InstaHide,
+    mixing: Scheme,
     public: Float[Tensor, "q _"],
     n_private: int,
     labels: Float[Tensor, "m n_classes"] | None = None,
@@ -122,7 +122,7 @@ def recover_practically(
 
 
 def _private_weights(
-    mixing: Mixing | InstaHide,
+    mixing: Scheme,
     labels: Float[Tensor, "m n_classes"] | None,
     loads: Float[Tensor, "m n"],
 ) -> PrivateWeights:
@@ -190,7 +190,7 @@ UNKNOWN = 0.05
 def _checked(
     y: Float[Tensor, "m d"],
     shape: ImageShape,
-    mixing: Mixing | InstaHide,
+    mixing: Scheme,
     public: Float[Tensor, "q _"],
     *,
     n_private: int,
