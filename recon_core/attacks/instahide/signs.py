@@ -41,7 +41,7 @@ class SignSearch:
     encoding's squared error adds to a cost, so that a wrong one does no more; `recover` takes it in
     units of a pixel's variance."""
 
-    beams: tuple[int, ...] = (8, 64, 512)
+    beams: tuple[int, ...] = (8, 64, 512, 4096)
     cap: float = 0.1
     n_refinements: int = 20
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
@@ -58,13 +58,18 @@ class SignSearch:
 @dataclass(frozen=True)
 class Solved:
     """`z`: pixels of every image, NaN where they are not determined. `residual`: the largest
-    | |Wz + c| - y | at each pixel, over the encodings of determined images only; `met`: whether it
-    is within tolerance. `determined`: which images, and why others are not."""
+    | |Wz + c| - y | at each pixel, over the equations of determined images that are connected with
+    this one; `met`: whether it is within tolerance. `determined`: which images, and why others are
+    not."""
 
     z: Float64[Tensor, "n d"]
-    residual: Float64[Tensor, " d"]
-    met: Bool[Tensor, " d"]
+    residual: Float64[Tensor, "n d"]
+    met: Bool[Tensor, "n d"]
     determined: Determined
+
+
+class NoShortCycleError(ValueError):
+    """There is no odd cycle that is short enough to start from."""
 
 
 def solve(
@@ -79,18 +84,19 @@ def solve(
 
     `tolerance`: the largest residual of an equation that is met. Where c is 0 the images of each of
     `Determined.parts` have a common sign at every pixel that nothing tells: their first is
-    positive. Raises ValueError if images have only odd cycles that are too long to start from.
+    positive. Images with no odd cycle that is short enough to start from meet nothing.
     """
     how = search or SignSearch()
     known = determined(equations, with_public=bool(c.any()))
     n, d = equations.n, y.shape[1]
     z = torch.full((n, d), torch.nan, dtype=torch.float64, device=y.device)
-    residual = torch.zeros(d, dtype=torch.float64, device=y.device)
+    residual = torch.full_like(z, torch.inf)
     for rows, part in _parts(equations, known):
         mine = torch.from_numpy(rows).to(y.device)
-        found, left = part.solve(y[mine].double(), c[mine].double(), tolerance, how)
-        z[torch.from_numpy(part.images).to(y.device)] = found
-        residual = torch.maximum(residual, left)
+        images = torch.from_numpy(part.images).to(y.device)
+        z[images], residual[images] = part.solve(
+            y[mine].double(), c[mine].double(), tolerance, how
+        )
     return Solved(z, residual, residual <= tolerance, known)
 
 
@@ -274,13 +280,18 @@ class _Part:
 def _parts(
     equations: Equations, known: Determined
 ) -> Iterator[tuple[Int64[np.ndarray, " _"], _Part]]:
-    """The parts that are determined, with the rows of their equations."""
+    """The parts that are determined and can be started, with the rows of their equations."""
     for images in known.parts:
         inside = np.zeros(equations.n, bool)
         inside[images] = True
         rows = np.flatnonzero(inside[equations.edges].all(1) & ~known.coloops)
-        if len(rows):
-            yield rows, _Part.of(equations.of(rows), images)
+        if not len(rows):
+            continue
+        try:
+            part = _Part.of(equations.of(rows), images)
+        except NoShortCycleError:
+            continue
+        yield rows, part
 
 
 def _best(
@@ -317,7 +328,7 @@ def _refined(
 def _start(equations: Equations) -> tuple[list[int], list[int]]:
     """Rows of a shortest odd cycle, and its vertices in the same order.
 
-    Raises ValueError if there is none that is short enough.
+    Raises NoShortCycleError if there is none that is short enough.
     """
     n, edges = equations.n, equations.edges
     ends = np.concatenate([edges + np.array([0, n]), edges + np.array([n, 0])])
@@ -328,7 +339,7 @@ def _start(equations: Equations) -> tuple[list[int], list[int]]:
     lengths = far[np.arange(n), np.arange(n) + n]
     root = int(np.argmin(lengths))
     if not lengths[root] <= LONGEST:
-        raise ValueError(
+        raise NoShortCycleError(
             f"the shortest odd cycle of {n} images has {lengths[root]:g} encodings; at most "
             f"{LONGEST} can be started from: more encodings of these images are needed"
         )

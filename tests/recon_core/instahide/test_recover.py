@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from recon_core.attacks.instahide.line_graph import (
     incidence_of,
 )
 from recon_core.attacks.instahide.mixing import Mixing
+from recon_core.attacks.instahide.overlaps import overlaps
 from recon_core.attacks.instahide.publics import find_publics
 from recon_core.attacks.instahide.recover import Exact, Status, recover
 from tests.recon_core.instahide.cases import gaussian_case, renumbered, worst_errors
@@ -116,6 +119,37 @@ def test_an_encoding_that_is_something_else_is_left_out():
     np.testing.assert_array_equal(
         renumbered(found.edges[others], case.edges[others], 30), case.edges[others]
     )
+
+
+@pytest.mark.parametrize("changed", [1, 2])
+def test_an_overlap_that_is_nearly_something_else_costs_nothing(monkeypatch, changed):
+    case = gaussian_case(Mixing.by_parts(2), n=20, p=60, d=3072, m=60, seed=3)
+    expected = recovered(case)
+
+    def mistaken(*given):
+        scores = overlaps(*given)
+        shares = gram(case.edges)
+        rows, columns = np.nonzero(np.triu(shares == 1, 1))
+        for k, score in zip((5, 40)[:changed], (0.492, 0.43), strict=False):
+            scores[rows[k], columns[k]] = scores[columns[k], rows[k]] = score
+        return scores
+
+    monkeypatch.setattr("recon_core.attacks.instahide.recover.overlaps", mistaken)
+    found = recovered(case)
+    assert found.exact
+    np.testing.assert_array_equal(found.edges, expected.edges)
+    assert found.status == expected.status
+    assert Status.RECOVERED in found.status
+
+
+def test_single_precision_is_enough():
+    case = gaussian_case(Mixing.by_parts(2), n=20, p=60, d=3072, m=120)
+    e = replace(case.encodings, y=case.encodings.y.float())
+    found = recovered(replace(case, encodings=e, public=case.public.float()))
+    assert found.n_recovered == 20
+    assert float(worst_errors(found.images, case.private, signed=True).max()) < 1e-4
+    stored = replace(case, encodings=replace(e, y=e.y.double()), public=case.public.float())
+    assert torch.equal(recovered(stored).images, found.images)
 
 
 TWO_ROOTS = [
