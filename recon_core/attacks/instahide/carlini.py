@@ -1,37 +1,38 @@
 """The attack of Carlini et al. (2020, arXiv 2011.05315): private images, public ones unknown.
 
 1. Scores of all pairs of encodings by a learned similarity (`similarity_network`), or given ones.
-2. Groups of encodings with an image in common.
+2. Groups of encodings with an image in common: independent components of all scores (`groups`), or
+   the paper's clusters (`growth`).
 3. Assignment: every encoding has two images and every image its share of encodings, at the largest
-   total of scores; a flow, found here as the linear program that it is.
+   total of scores, which is a flow (`assignment`), or the best first.
 4. Labels of images: the class that nearly all of a group's encodings have (the intersection).
 5. Weights: what the mixed label gives to the two classes; without labels, or with one class, equal.
 6. Images by descent on the equations, public images being noise (`descent`).
 
-Departures: 2 is independent component analysis of centred scores (`groups`), not grown clusters
-merged by k-means. With labels, pairs of encodings without a common class score nothing, and an
-encoding is only given to images of its classes. 4 comes before 3 for that. The descent's likelihood
-and smoothing are ours (`descent`); `Descent(spread=0, n_smooth=0, total_variation=0)` is the
-paper's.
+Departures: 2 is by independent components unless `groups` says otherwise. With labels, pairs of
+encodings without a common class score nothing, and an encoding is only given to images of its
+classes. 4 comes before 3 for that. The descent's likelihood and smoothing are ours (`descent`);
+`Descent(spread=0, n_smooth=0, total_variation=0)` is the paper's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
-from scipy.optimize import linprog
-from scipy.sparse import coo_array, vstack
 from torch import Tensor
 
+from recon_core.attacks.instahide.assignment import assigned
 from recon_core.attacks.instahide.coherence import centred
 from recon_core.attacks.instahide.descent import Descent, descend
 from recon_core.attacks.instahide.groups import Components, independent_groups
+from recon_core.attacks.instahide.growth import Growth, grown_groups
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.similarity_network import Similarity, SimilarityNetwork
+from recon_core.tagged import Tagged
 from recon_core.types import Progress, no_progress
 
 NOISY = Descent(n_steps=60, total_variation=0.3, n_smooth=1, spread=0.2)
@@ -40,12 +41,14 @@ NOISY = Descent(n_steps=60, total_variation=0.3, n_smooth=1, spread=0.2)
 
 @dataclass(frozen=True, kw_only=True)
 class Carlini:
-    """Settings. `n_arcs`: images that an encoding may be given to, its best. `slack`: by how much
-    an image may have more encodings than its share, in shares of it."""
+    """Settings. `assignment`: flow or greedy. `n_arcs`: images that an encoding may be given to,
+    its best. `slack`: by how much an image may have more encodings than its share, in shares of
+    it."""
 
     kind: Literal["carlini"] = "carlini"
     similarity: SimilarityNetwork = field(default_factory=SimilarityNetwork)
-    components: Components = field(default_factory=Components)
+    groups: Annotated[Components | Growth, Tagged("kind")] = field(default_factory=Components)
+    assignment: Literal["flow", "greedy"] = "flow"
     n_arcs: int = 20
     slack: float = 0.05
     descent: Descent = NOISY
@@ -77,7 +80,7 @@ def recover_as_carlini(
     The sign of all images together is not known.
 
     Raises ValueError without scores and public images, for encodings that are not finite, and as
-    `independent_groups`, `assigned` and `descend` do.
+    `independent_groups`, `grown_groups`, `assigned` and `descend` do.
     """
     how = how or Carlini()
     if not bool(y.isfinite().all()):
@@ -94,12 +97,11 @@ def recover_as_carlini(
     has = None if labels is None else labels > PRESENT
     if has is not None:
         alike = centred(alike * (has.float() @ has.float().T > 0))
-    loads = independent_groups(alike, n_private, generator=generator, how=how.components)
-    core = (loads > 0).to(alike)
+    core = _groups(alike, n_private, generator, how.groups).to(alike)
     classes = None if has is None else common_classes(core, has)
     affinity = alike @ core / (core.sum(0) - core).clamp(min=1)
     allowed = None if has is None or classes is None else has[:, classes]
-    edges = assigned(affinity, allowed, how)
+    edges = assigned(affinity, allowed, method=how.assignment, n_arcs=how.n_arcs, slack=how.slack)
     weights = private_weights(edges, labels, classes)
     progress(0.65)
     found = descend(
@@ -132,57 +134,19 @@ PRESENT = 1e-6
 """Share of a mixed label from which on a class is in it."""
 
 
+def _groups(
+    alike: Float[Tensor, "m m"], n: int, generator: torch.Generator, how: Components | Growth
+) -> Bool[Tensor, "m n"]:
+    if isinstance(how, Growth):
+        return grown_groups(alike, n, generator=generator, how=how)
+    return independent_groups(alike, n, generator=generator, how=how) > 0
+
+
 def common_classes(
     core: Float[Tensor, "m n"], has: Bool[Tensor, "m n_classes"]
 ) -> Int64[Tensor, " n"]:
     """The class of each group: the one that most of its encodings have."""
     return (core.T @ has.to(core)).argmax(1)
-
-
-def assigned(
-    affinity: Float[Tensor, "m n"], allowed: Bool[Tensor, "m n"] | None, how: Carlini
-) -> Int64[Tensor, "m 2"]:
-    """Two images for each encoding, at the largest sum of affinities with no image having more than
-    its share, 2 m / n; -1 where the flow has none. Images that are not allowed come last.
-
-    Its constraints are those of a flow, so that the linear program has whole numbers for answers.
-    Raises ValueError for fewer than two images.
-    """
-    m, n = affinity.shape
-    if n < 2:
-        raise ValueError(f"{n} images: an encoding has two of them")
-    worth = affinity.double().cpu()
-    worth = (worth - worth.mean()) / worth.std().clamp(min=1e-30)
-    if allowed is not None:
-        worth = worth - FORBIDDEN * (~allowed.cpu())
-    best = worth.topk(min(how.n_arcs, n), dim=1)
-    image = np.asarray(best.indices).ravel()
-    value = np.asarray(best.values).ravel() + 2 * FORBIDDEN  # an encoding without is worst of all
-    row = np.repeat(np.arange(m), best.indices.shape[1])
-    arc = np.arange(len(image))
-    ones = np.ones(len(arc))
-    per_row = coo_array((ones, (row, arc)), shape=(m, len(arc)))
-    per_image = coo_array((ones, (image, arc)), shape=(n, len(arc)))
-    capacity = np.ceil(2 * m / n * (1 + how.slack))
-    answer = linprog(
-        -value,
-        A_ub=vstack([per_row, per_image]).tocsr(),
-        b_ub=np.concatenate([np.full(m, 2.0), np.full(n, capacity)]),
-        bounds=(0, 1),
-        method="highs-ds",
-    )
-    if answer.x is None:
-        raise ValueError(f"no assignment of {m} encodings to {n} images: {answer.message}")
-    edges = np.full((m, 2), -1, np.int64)
-    taken = answer.x > 0.5
-    for k, i in zip(row[taken].tolist(), image[taken].tolist(), strict=True):
-        edges[k, 0 if edges[k, 0] < 0 else 1] = i
-    edges[edges[:, 1] < 0] = -1
-    return torch.from_numpy(np.sort(edges, axis=1)).to(affinity.device)
-
-
-FORBIDDEN = 1e2
-"""Cost of a class that the encoding does not have, in standard deviations of affinities."""
 
 
 def private_weights(

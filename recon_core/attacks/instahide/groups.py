@@ -12,7 +12,7 @@ merge them by k-means here; a column of A is known from all of its encodings at 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ class Components:
     scores hold; the most peaked are kept. `core`: the load from which on an encoding is taken to
     have an image, in shares of that of its best. `n_rounds`: at most."""
 
+    kind: Literal["independent"] = "independent"
     spare: float = 0.1
     core: float = 0.5
     n_rounds: int = 300

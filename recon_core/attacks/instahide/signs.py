@@ -94,9 +94,7 @@ def solve(
     for rows, part in _parts(equations, known):
         mine = torch.from_numpy(rows).to(y.device)
         images = torch.from_numpy(part.images).to(y.device)
-        z[images], residual[images] = part.solve(
-            y[mine].double(), c[mine].double(), tolerance, how
-        )
+        z[images], residual[images] = part.solve(y[mine].double(), c[mine].double(), tolerance, how)
     return Solved(z, residual, residual <= tolerance, known)
 
 

@@ -30,6 +30,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from recon_core.attacks.instahide.mixing import InstaHide, mixture
+from recon_core.attacks.instahide.oracle import shared_images
 from recon_core.attacks.instahide.unfolding import (
     GRID,
     Unfolder,
@@ -295,12 +296,6 @@ class Similarity(nn.Module):
 
 PASS = 128
 """Encodings that go through the network at a time."""
-
-
-def shared_images(private: Int64[Tensor, "m 2"]) -> Int64[Tensor, "m m"]:
-    """How many private images each two encodings have in common."""
-    same = private[:, None, :, None] == private[None, :, None, :]
-    return same.sum((2, 3))
 
 
 def save(network: Similarity) -> bytes:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from jaxtyping import Float
 from safetensors.torch import save as save_tensors
-from scipy.stats import rankdata
 from torch import Tensor
 
 from recon_core.attacks.instahide.mixing import InstaHide
+from recon_core.attacks.instahide.oracle import auc
 from recon_core.attacks.instahide.similarity_network import (
     HiddenExamples,
     Similarity,
     SimilarityNetwork,
     load,
     save,
-    shared_images,
 )
 from recon_core.attacks.instahide.unfolding import (
     of_unit_energy,
@@ -71,15 +69,6 @@ def leaves(n: int, seed: int, side: int = 16) -> Float[Tensor, "n 1 s s"]:
         images = torch.where(inside, value, images)
     padded = torch.nn.functional.pad(images[:, None], (1, 1, 1, 1), mode="replicate")
     return torch.nn.functional.avg_pool2d(padded, 3, 1).clamp(-1, 1)
-
-
-def auc(scores: Float[Tensor, "m m"], private: Tensor) -> float:
-    i, j = torch.triu_indices(len(scores), len(scores), 1)
-    positive = np.asarray(shared_images(private)[i, j] > 0)
-    ranks = rankdata(np.asarray(scores[i, j]))
-    n_positive = positive.sum()
-    excess = ranks[positive].sum() - n_positive * (n_positive + 1) / 2
-    return float(excess / n_positive / (~positive).sum())
 
 
 def held_out() -> HiddenExamples:
