@@ -21,6 +21,7 @@ from tasks.instahide_encode import EncodeJob, encode
 from tasks.instahide_inputs import LEVELS, NORMAL, AttackJob, Prepared, prepare
 from tasks.instahide_page import best_of, clear_images, sheet, write_images, write_page
 from tasks.instahide_scores import Scored, record_of
+from tasks.instahide_similarity import SimilarityJob, train_similarity
 from tasks.progress import stage_progress
 from tasks.report import duration
 from tasks.workers import Device, resolve_device, usable_cores
@@ -38,6 +39,24 @@ SCHEMA, VERSION = "palimpsest-attack-instahide", 1
 def encode_instahide(job: EncodeJob) -> dict[str, Any]:
     """Make a challenge; its facts."""
     return encode(job)
+
+
+@flow(name="train-similarity", flow_run_name="{job.out}")
+def train_instahide_similarity(
+    job: SimilarityJob, device: Device = "auto", threads: int | None = None
+) -> dict[str, Any]:
+    """Train the network that tells which encodings share an image; what it is."""
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"threads={threads} must be at least 1")
+        torch.set_num_threads(threads)
+    with stage_progress("Training", "step") as advance:
+        n_steps = job.how.training.n_steps
+        return train_similarity(
+            job,
+            device=resolve_device(device),
+            progress=lambda share: advance(round(share * n_steps), n_steps),
+        )
 
 
 @flow(name="attack-instahide", flow_run_name="{job.path}")

@@ -16,12 +16,12 @@ from flows.attack_cli import attack_app, out, this_command
 __all__ = ["attack_app", "instahide_app"]
 FAILED = 1
 
-instahide_app = typer.Typer(no_args_is_help=True, help="Make InstaHide encodings.")
+instahide_app = typer.Typer(no_args_is_help=True, help="Make and compare InstaHide encodings.")
 
 
 @instahide_app.callback()
 def _instahide() -> None:
-    """Make InstaHide encodings."""
+    """Make and compare InstaHide encodings."""
 
 
 @instahide_app.command(
@@ -105,6 +105,49 @@ def encode(
     out.print(f"Next: palimpsest attack instahide {target}", markup=False, soft_wrap=True)
 
 
+@instahide_app.command(
+    "similarity",
+    epilog="Example: `palimpsest instahide similarity --data cifar10:PATH --out similarity.st` · "
+    "`palimpsest attack instahide challenge --no-public --similarity similarity.st`",
+)
+def similarity(
+    *,
+    target: Annotated[Path, typer.Option("--out", help="The network's file, safetensors.")],
+    data: Annotated[
+        str, typer.Option("--data", help="photos | folder:PATH | cifar10:PATH ...; not the secret")
+    ] = "photos",
+    k_pub: Annotated[int, typer.Option("--k-pub", help="Public images in an encoding.")] = 4,
+    largest: Annotated[float, typer.Option("--largest", help="The largest coefficient.")] = 0.65,
+    size: Annotated[int, typer.Option("--size", help="Side of the images.")] = 32,
+    n_steps: Annotated[
+        int | None, typer.Option("--steps", help="Default: 1200, ten minutes on one core.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
+    threads: Annotated[int | None, typer.Option("--threads", help="Of torch, on a CPU.")] = None,
+) -> None:
+    """Train the network that tells which encodings share a private image, on other images."""
+    from flows import attack_instahide as flow
+    from recon_core.attacks.instahide.mixing import InstaHide
+    from tasks.instahide_similarity import SimilarityJob
+
+    job = SimilarityJob(
+        data=data,
+        out=target,
+        scheme=InstaHide(k_pub=k_pub, largest=largest),
+        size=size,
+        n_steps=n_steps,
+        seed=seed,
+    )
+    about = flow.train_instahide_similarity(job, device=device, threads=threads)
+    out.print(
+        f"Trained for {about['n_steps']:,} steps on {about['n_images']:,} images: "
+        f"{target.absolute()}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
 @attack_app.command(
     "instahide",
     epilog="Examples: `palimpsest attack instahide challenge` · `palimpsest attack instahide "
@@ -121,11 +164,17 @@ def attack_instahide(
     method: Annotated[
         str,
         typer.Option(
-            "--method", help="auto | exact (normal pixels) | practical (photographs) | both"
+            "--method",
+            help="auto | exact (normal pixels) | practical (photographs) | carlini (photographs, "
+            "public images unknown) | both (the first two) | all",
         ),
     ] = "auto",
     public: Annotated[
         Path | None, typer.Option("--public", help="The public images: .npy or folder.")
+    ] = None,
+    similarity: Annotated[
+        Path | None,
+        typer.Option("--similarity", help="carlini: a network of `instahide similarity`."),
     ] = None,
     no_public: Annotated[
         bool, typer.Option("--no-public", help="Do not use the challenge's public images.")
@@ -178,6 +227,7 @@ def attack_instahide(
         public=public,
         labels=labels,
         truth=truth,
+        similarity=similarity,
         method=method,
         scheme=_scheme(scheme, k_pub=k_pub, wa=wa, wb=wb, noise=noise, largest=largest),
         n_private=n_private,

@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recon_core.attacks.instahide.carlini import Carlini, recover_as_carlini
 from recon_core.attacks.instahide.line_graph import NotALineGraphError
 from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.practical import Practical, recover_practically
 from recon_core.attacks.instahide.recover import Recovered, recover
 from recon_core.types import Progress, no_progress, seeded_generator
-from tasks.instahide_inputs import AttackJob, Prepared
+from tasks.instahide_inputs import LEVELS, AttackJob, Prepared
 from tasks.instahide_scores import Scored, scored
+from tasks.instahide_similarity import read_similarity
 
 Run = Callable[[AttackJob, Prepared, str, Progress], Recovered]
 
@@ -114,10 +116,10 @@ def _practical(job: AttackJob, prepared: Prepared, device: str, progress: Progre
     if prepared.n_private is None:
         raise ValueError("say how many private images there are, with --n-private")
     y, public, labels = _tensors(prepared, device)
-    if public is None:
+    if public is None and prepared.scheme.k_pub:
         raise ValueError(
-            "the practical attack needs public images, even if encodings have none of them; give "
-            "--public, or use --method exact"
+            "the practical attack needs the public images of encodings; give --public, or use "
+            "--method carlini"
         )
     how, units = Practical(), prepared.units
     refinement = replace(how.refinement, n_levels=units.n_levels, low=units.low, high=units.high)
@@ -136,6 +138,33 @@ def _practical(job: AttackJob, prepared: Prepared, device: str, progress: Progre
     )
 
 
+def _carlini(job: AttackJob, prepared: Prepared, device: str, progress: Progress) -> Recovered:
+    if prepared.n_private is None:
+        raise ValueError("say how many private images there are, with --n-private")
+    if prepared.units.kind != LEVELS.kind:
+        raise ValueError(
+            f"--method carlini is for pictures from -1 to 1; these pixels are "
+            f"{prepared.units.kind}: use --method exact"
+        )
+    y, public, labels = _tensors(prepared, device)
+    network = None if job.similarity is None else read_similarity(job.similarity).to(device)
+    how = Carlini()
+    if isinstance(prepared.scheme, InstaHide):
+        how = replace(how, similarity=replace(how.similarity, scheme=prepared.scheme))
+    return recover_as_carlini(
+        y,
+        prepared.challenge.shape,
+        n_private=prepared.n_private,
+        mixing=prepared.scheme,
+        labels=labels,
+        public=public,
+        scores=network,
+        generator=seeded_generator(job.seed, 0, "attack"),
+        how=how,
+        progress=progress,
+    )
+
+
 METHODS: dict[str, Method] = {
     "exact": Method(
         "exact (paper 004)",
@@ -146,6 +175,11 @@ METHODS: dict[str, Method] = {
         "practical (photographs)",
         _practical,
         (("public images", 0.2), ("overlaps", 0.25), ("groups", 0.3), ("images", 1.0)),
+    ),
+    "carlini": Method(
+        "learned similarity (Carlini et al.)",
+        _carlini,
+        (("similarity", 0.55), ("groups", 0.65), ("images", 1.0)),
     ),
 }
 

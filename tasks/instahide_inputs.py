@@ -17,7 +17,11 @@ from recon_core.tagged import Tagged
 from storage.challenge import Challenge, read_challenge
 
 SCHEME: TypeAdapter[Scheme] = TypeAdapter(Annotated[Scheme, Tagged("kind")])
-AUTO, BOTH = "auto", "both"
+AUTO = "auto"
+SEVERAL = {"both": ("exact", "practical"), "all": ("exact", "practical", "carlini")}
+"""Names for several methods."""
+BLIND = "carlini"
+"""The method that needs no public images."""
 BEYOND = 1.001
 """Pixels above this are none of pictures in [-1, 1]."""
 
@@ -25,14 +29,17 @@ BEYOND = 1.001
 @dataclass(frozen=True, kw_only=True)
 class AttackJob:
     """`path`: a challenge's folder, a .npy, or a folder of pictures. Settings that a challenge says
-    itself are None. `method`: one of `tasks.instahide_attack.METHODS`, `both`, or `auto`: exact for
-    normal pixels and where no public images are known, else practical."""
+    itself are None. `method`: one of `tasks.instahide_attack.METHODS`, `both` or `all`, or `auto`:
+    exact for normal pixels, practical for pictures, or carlini if public images are in encodings
+    and not known. `similarity`: a trained network for carlini, else one is trained on the public
+    images."""
 
     path: Path
     out: Path
     public: Path | None = None
     labels: Path | None = None
     truth: Path | None = None
+    similarity: Path | None = None
     method: str = AUTO
     scheme: Scheme | None = None
     n_private: int | None = None
@@ -116,8 +123,9 @@ def prepare(job: AttackJob, known: tuple[str, ...]) -> Prepared:
 
     Raises SourceError or ValueError for what is missing or does not fit.
     """
-    if job.method not in (AUTO, BOTH, *known):
-        raise ValueError(f"method {job.method!r} is none of {', '.join((AUTO, BOTH, *known))}")
+    names = (AUTO, *SEVERAL, *known)
+    if job.method not in names:
+        raise ValueError(f"method {job.method!r} is none of {', '.join(names)}")
     challenge = read_challenge(job.path, public=job.public, labels=job.labels, truth=job.truth)
     if not job.use_public:
         challenge = replace(challenge, public=None)
@@ -131,19 +139,22 @@ def prepare(job: AttackJob, known: tuple[str, ...]) -> Prepared:
             f"{m} encodings of n_private={n_private} images: fewer encodings than images determine "
             "nothing; give more encodings, or the right --n-private"
         )
-    if scheme.k_pub and challenge.public is None:
-        raise ValueError(
-            f"encodings have k_pub={scheme.k_pub} public images, but none are given: give --public "
-            "a .npy or a folder of them"
-        )
     units = _units(challenge, scheme)
     if job.n_levels is not None:
         units = replace(units, n_levels=job.n_levels)
-    methods: tuple[str, ...] = (job.method,)
+    hidden = scheme.k_pub > 0 and challenge.public is None
+    methods = SEVERAL.get(job.method, (job.method,))
     if job.method == AUTO:
-        methods = ("exact",) if units.is_normal or challenge.public is None else ("practical",)
-    elif job.method == BOTH:
-        methods = known
+        of_theory = isinstance(scheme, Mixing) and challenge.public is None
+        methods = ("exact",) if units.is_normal or of_theory else ("practical",)
+        if hidden and job.similarity is not None:
+            methods = (BLIND,)
+    if hidden and BLIND not in methods:
+        raise ValueError(
+            f"encodings have k_pub={scheme.k_pub} public images, but none are given: give --public "
+            "a .npy or a folder of them; or, for pictures, --similarity a network that was trained "
+            "on others (palimpsest instahide similarity)"
+        )
     return Prepared(challenge, scheme, n_private, units, methods)
 
 

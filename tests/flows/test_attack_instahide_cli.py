@@ -74,6 +74,40 @@ def test_photographs_are_attacked_practically(palimpsest, tmp_path: Path, prefec
     assert len(practical["images"]) == 6
 
 
+def test_public_images_need_not_be_known(palimpsest, tmp_path: Path, prefect_server) -> None:
+    network, made, out = tmp_path / "s.st", tmp_path / "c", tmp_path / "out"
+    code, shown, err = palimpsest(
+        "instahide", "similarity", "--steps", 2, "--size", 16, "--k-pub", 2, "--out", network,
+        "--device", "cpu",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "Trained for 2 steps" in " ".join(shown.split())
+    code, _shown, err = palimpsest(
+        "instahide", "encode", "--n-private", 6, "--n-public", 10, "--k-pub", 2, "--epochs", 12,
+        "--size", 16, "--out", made,
+    )  # fmt: skip
+    assert code == 0, err
+    words = ["attack", "instahide", made, "--no-public", "--out", out, "--device", "cpu"]
+    code, _shown, err = palimpsest(*words)
+    assert code == 2
+    assert "--similarity a network" in " ".join(err.split())
+    code, _shown, err = palimpsest(*words, "--similarity", made / "encodings.npy")
+    assert code == 2
+    assert "is no similarity network" in " ".join(err.split())
+    assert not out.exists()
+    code, _shown, err = palimpsest(*words, "--similarity", network)
+    assert code == 0, err
+    record = json.loads((out / "instahide.json").read_bytes())
+    (method,) = record["methods"]
+    assert method["method"] == "carlini"
+    assert method["by_status"] == {"estimated": 6}
+    assert set(method["seconds_of_steps"]) == {"similarity", "groups", "images"}
+    Page(out / "report.html").check()
+    code, _shown, err = palimpsest("instahide", "similarity", "--out", tmp_path)
+    assert code == 2
+    assert "give --out a file" in " ".join(err.split())
+
+
 def test_pictures_of_encodings(palimpsest, tmp_path: Path, prefect_server) -> None:
     """Absolute values, scaled to fit, rounded to grey levels: an error that --noise allows for."""
     c = normal_challenge(tmp_path / "c", RING)
@@ -116,7 +150,7 @@ def test_refusals_leave_nothing_behind(
         ([challenge, "--public", flat], "expected (n, c, h, w)"),
         ([challenge, "--public", nan], "not finite"),
         ([challenge, "--labels", nan], "labels have shape"),
-        ([challenge, "--method", "magic"], "none of auto, both, exact, practical"),
+        ([challenge, "--method", "magic"], "none of auto, both, all, exact, practical, carlini"),
         ([challenge, "--k-pub", 3], "--k-pub needs --scheme"),
         ([challenge, "--scheme", "theory", "--wa", 0], "wa=0"),
         ([challenge, "--scheme", "instahide", "--wa", 1], "--wa is of --scheme theory"),

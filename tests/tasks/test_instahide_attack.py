@@ -142,7 +142,7 @@ def test_methods_are_an_entry_each(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (practical.found, practical.failure) == (None, "not today")
     with pytest.raises(ValueError, match="not today"):
         attacked(path, method="practical")
-    with pytest.raises(ValueError, match="none of auto, both, exact, practical"):
+    with pytest.raises(ValueError, match="none of auto, both, all, exact, practical, carlini"):
         attacked(path, method="magic")
 
 

@@ -17,6 +17,7 @@ classes. 4 comes before 3 for that. The descent's likelihood and smoothing are o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -30,20 +31,35 @@ from recon_core.attacks.instahide.coherence import centred
 from recon_core.attacks.instahide.descent import Descent, descend
 from recon_core.attacks.instahide.groups import Components, independent_groups
 from recon_core.attacks.instahide.growth import Growth, grown_groups
+from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.similarity_network import Similarity, SimilarityNetwork
 from recon_core.tagged import Tagged
 from recon_core.types import Progress, no_progress
 
-NOISY = Descent(n_steps=60, total_variation=0.3, n_smooth=1, spread=0.2)
-"""For photographs in [-1, 1] of which four more, not known, are in every encoding."""
+
+def noisy(mixing: Scheme) -> Descent:
+    """For photographs in [-1, 1] with others, not known, in every encoding."""
+    return Descent(n_steps=60, total_variation=0.3, n_smooth=1, spread=unknown_part(mixing))
+
+
+def unknown_part(mixing: Scheme) -> float:
+    """The standard deviation of what public photographs in [-1, 1] add to an encoding's pixel."""
+    k = 2 + mixing.k_pub
+    square = mixing.wb**2 if isinstance(mixing, Mixing) else 2 / (k * (k + 1))
+    return PIXEL_SD * math.sqrt(mixing.k_pub * square)
+
+
+PIXEL_SD = 0.46
+"""Of CIFAR-10's pixels; coefficients that are uniform on a simplex have a mean square of
+2 / (k (k + 1))."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Carlini:
     """Settings. `assignment`: flow or greedy. `n_arcs`: images that an encoding may be given to,
     its best. `slack`: by how much an image may have more encodings than its share, in shares of
-    it."""
+    it. `descent`: None is for photographs, as noisy as the scheme makes them."""
 
     kind: Literal["carlini"] = "carlini"
     similarity: SimilarityNetwork = field(default_factory=SimilarityNetwork)
@@ -51,7 +67,7 @@ class Carlini:
     assignment: Literal["flow", "greedy"] = "flow"
     n_arcs: int = 20
     slack: float = 0.05
-    descent: Descent = NOISY
+    descent: Descent | None = None
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -66,6 +82,7 @@ def recover_as_carlini(
     shape: tuple[int, int, int],
     *,
     n_private: int,
+    mixing: Scheme | None = None,
     labels: Float[Tensor, "m n_classes"] | None = None,
     public: Float[Tensor, "p _"] | None = None,
     scores: Float[Tensor, "m m"] | Similarity | None = None,
@@ -75,14 +92,16 @@ def recover_as_carlini(
 ) -> Recovered:
     """Private images, every one ESTIMATED, or UNSOLVED if no encoding was given to it.
 
-    `y`: encodings in units of images in [-1, 1]; signs are ignored. `scores`: of all pairs, larger
-    where an image is common, or the network that gives them; without, one is trained on `public`.
-    The sign of all images together is not known.
+    `y`: encodings in units of images in [-1, 1]; signs are ignored. `mixing`: their scheme, which
+    says weights and how much public images add; without, InstaHide's. `scores`: of all pairs,
+    larger where an image is common, or the network that gives them; without, one is trained on
+    `public`. From scores alone the sign of all images together is not known; with a network they
+    are on the side of what it was trained on.
 
     Raises ValueError without scores and public images, for encodings that are not finite, and as
     `independent_groups`, `grown_groups`, `assigned` and `descend` do.
     """
-    how = how or Carlini()
+    how, mixing = how or Carlini(), mixing or InstaHide()
     if not bool(y.isfinite().all()):
         raise ValueError("encodings have pixels that are not finite")
     if scores is None:
@@ -90,8 +109,10 @@ def recover_as_carlini(
             raise ValueError("give scores, a trained Similarity, or public images to train one on")
         pool = public.float().reshape(-1, *shape)
         scores = how.similarity.train(pool, progress=lambda part: progress(0.5 * part))
+    typical = None
     if isinstance(scores, Similarity):
-        scores = scores.scores(y)
+        typical = scores.typical.flatten()
+        scores = scores.scores(y, progress=lambda part: progress(0.5 + 0.05 * part))
     progress(0.55)
     alike = centred(scores.float().clone())
     has = None if labels is None else labels > PRESENT
@@ -102,7 +123,7 @@ def recover_as_carlini(
     affinity = alike @ core / (core.sum(0) - core).clamp(min=1)
     allowed = None if has is None or classes is None else has[:, classes]
     edges = assigned(affinity, allowed, method=how.assignment, n_arcs=how.n_arcs, slack=how.slack)
-    weights = private_weights(edges, labels, classes)
+    weights = private_weights(edges, labels, classes, mixing)
     progress(0.65)
     found = descend(
         y,
@@ -111,12 +132,15 @@ def recover_as_carlini(
         n_private,
         generator=generator,
         shape=shape,
-        how=how.descent,
+        how=how.descent or noisy(mixing),
         progress=lambda part: progress(0.65 + 0.35 * part),
     )
     given = ~found.images.isnan().any(1)
+    images = found.images.double()
+    if typical is not None and float((images.nanmean(0) * typical.to(images)).sum()) < 0:
+        images = -images
     return Recovered(
-        images=found.images.double(),
+        images=images,
         status=tuple(Status.ESTIMATED if ok else Status.UNSOLVED for ok in given.tolist()),
         edges=np.asarray(edges.cpu()),
         weights=np.asarray(weights.double().cpu()),
@@ -153,11 +177,14 @@ def private_weights(
     edges: Int64[Tensor, "m 2"],
     labels: Float[Tensor, "m n_classes"] | None,
     classes: Int64[Tensor, " n"] | None,
+    mixing: Scheme,
 ) -> Float32[Tensor, "m 2"]:
     """Of the two images of each encoding: its label's parts at their classes, half each where both
-    are of one; 1/6 each without labels, the mean of InstaHide's with four public images."""
+    are of one; without labels the mean of all weights. In the model of 004 all are known."""
+    if isinstance(mixing, Mixing):
+        return torch.full(edges.shape, mixing.wa, device=edges.device)
     if labels is None or classes is None:
-        return torch.full(edges.shape, 1 / 6, device=edges.device)
+        return torch.full(edges.shape, 1 / (2 + mixing.k_pub), device=edges.device)
     kind = classes[edges.clamp(min=0)]
     share = labels.float().gather(1, kind)
     same = kind[:, :1] == kind[:, 1:]

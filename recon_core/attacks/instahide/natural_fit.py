@@ -105,7 +105,7 @@ class NaturalFit:
         self.y, self.pool, self.shape, self.private, self.how = y, public, shape, private, how
         self.k_pub, self.public_weight, self.largest = k_pub, public_weight, largest
         self.filter = _whitening_filter(public if len(public) else y, shape)
-        self.atoms = self.whitened(public)
+        self.atoms = self.whitened(public) if len(public) else public
         self.atoms_gram = self.atoms @ self.atoms.T
         self.tolerance = how.spacing / 20 or 1e-3 * float(y.square().mean().sqrt())
 
@@ -133,6 +133,17 @@ class NaturalFit:
         return self._public_again(
             first, (public_part + mixture(first.images, ends, own)).sign(), penalty=0.01
         )
+
+    def start_from(
+        self,
+        images: Float[Tensor, "n d"],
+        ends: Int64[Tensor, "m 2"],
+        weights: Float[Tensor, "m 2"],
+    ) -> Fitted:
+        """From images, where encodings have no public ones."""
+        none = torch.zeros((len(self.y), 0), dtype=torch.int64, device=self.y.device)
+        first = Fitted(images, ends, weights, none, self.y.new_zeros(none.shape), *self._nothing())
+        return self._measured(first)
 
     def refined(self, fitted: Fitted, progress: Progress = no_progress) -> Fitted:
         """Round after round, until every encoding is explained, or nothing changes."""

@@ -3,7 +3,8 @@
 1. Windows of gradients, whitened (`coherence`): in a window the lost sign is one sign.
 2. Public images, by expectation maximisation over windows' signs (`coherent_publics`).
 3. What they leave is alike in encodings with a common private image: scores.
-4. Independent components of the scores are the private images' encodings (`groups`).
+4. Independent components of the scores are the private images' encodings (`groups`). Without
+   public images nothing says signs, and images start from a descent (`descent`).
 5. Images, assignment, public images and coefficients in turns, to the last grey level
    (`natural_fit`).
 
@@ -23,6 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from recon_core.attacks.instahide.assignment import assigned
 from recon_core.attacks.instahide.coherence import (
     ImageShape,
     Windows,
@@ -36,6 +38,7 @@ from recon_core.attacks.instahide.coherent_publics import (
     coherent_publics,
     window_signs,
 )
+from recon_core.attacks.instahide.descent import Descent, descend
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.groups import Components, independent_groups
 from recon_core.attacks.instahide.line_graph import gram
@@ -55,12 +58,13 @@ from recon_core.types import Progress, no_progress
 
 @dataclass(frozen=True, kw_only=True)
 class Practical:
-    """Settings of the attack on photographs."""
+    """Settings of the attack on photographs. `descent`: where encodings have no public images."""
 
     kind: Literal["practical"] = "practical"
     windows: Windows = field(default_factory=Windows)
     publics: PublicSearch = field(default_factory=PublicSearch)
     components: Components = field(default_factory=Components)
+    descent: Descent = field(default_factory=lambda: Descent(n_smooth=1))
     refinement: Refinement = field(default_factory=Refinement)
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -70,14 +74,14 @@ def recover_practically(
     shape: ImageShape,
     *,
     mixing: Scheme,
-    public: Float[Tensor, "q _"],
+    public: Float[Tensor, "q _"] | None,
     n_private: int,
     labels: Float[Tensor, "m n_classes"] | None = None,
     generator: torch.Generator,
     how: Practical | None = None,
     progress: Progress = no_progress,
 ) -> Recovered:
-    """Private images of natural encodings, with the public images known.
+    """Private images of natural encodings, with the public images known, or none in them.
 
     `y`: encodings; signs are ignored. `shape`: (channels, height, width). `public`: images in the
     encodings' units. `labels`: mixed labels, as InstaHide publishes them. Images are RECOVERED if
@@ -92,13 +96,15 @@ def recover_practically(
     cut = gradient_windows(y, shape, how.windows)
     whiten = whitening(cut, how.windows)
     white = cut @ whiten
-    theirs = gradient_windows(pool, shape, how.windows) @ whiten
-    coefficients = coherent_publics(
-        white, theirs, largest=largest, how=how.publics, progress=share_of(progress, 0.0, 0.2)
-    )
-    known = torch.einsum("mq,wqp->wmp", coefficients, theirs)
-    signs = window_signs(white, known, how.publics.noise)
-    scores = signed_coherence(signs[..., None] * white - known, signs.abs())
+    coefficients, signs = y.new_zeros(len(y), len(pool)), white.new_zeros(white.shape[:2])
+    if mixing.k_pub:
+        theirs = gradient_windows(pool, shape, how.windows) @ whiten
+        coefficients = coherent_publics(
+            white, theirs, largest=largest, how=how.publics, progress=share_of(progress, 0.0, 0.2)
+        )
+        known = torch.einsum("mq,wqp->wmp", coefficients, theirs)
+        signs = window_signs(white, known, how.publics.noise)
+        scores = signed_coherence(signs[..., None] * white - known, signs.abs())
     if float(signs.abs().mean()) < UNKNOWN:  # public images say next to nothing
         scores, signs = coherence(white), torch.ones_like(signs)
     progress(0.25)
@@ -115,10 +121,41 @@ def recover_practically(
         largest=largest,
         how=how.refinement,
     )
-    places = how.windows.of_pixels(shape).flatten().repeat(shape[0]).to(y.device)
-    start = problem.start(loads, signs.T[:, places], coefficients @ pool)
+    if mixing.k_pub:
+        places = how.windows.of_pixels(shape).flatten().repeat(shape[0]).to(y.device)
+        start = problem.start(loads, signs.T[:, places], coefficients @ pool)
+    else:
+        start = _descended(problem, scores, loads, generator, how.descent)
     fitted = problem.refined(start, share_of(progress, 0.35, 1.0))
     return _recovered(fitted, scores, private, with_public=mixing.k_pub > 0)
+
+
+def _descended(
+    problem: NaturalFit,
+    scores: Float[Tensor, "m m"],
+    loads: Float[Tensor, "m n"],
+    generator: torch.Generator,
+    how: Descent,
+) -> Fitted:
+    """A start without public images: every pixel by descent, for nothing says its sign."""
+    private = problem.private
+    core = (loads > 0).to(scores)
+    alike = scores @ core / (core.sum(0) - core).clamp(min=1)
+    ends = assigned(alike, private.allowed).clamp(min=0)
+    if private.known is None:
+        weights = torch.full(ends.shape, 0.5, device=loads.device)
+    else:
+        weights = private.known.gather(1, ends)
+    found = descend(
+        problem.y,
+        ends,
+        weights,
+        loads.shape[1],
+        generator=generator,
+        shape=problem.shape,
+        how=how,
+    )
+    return problem.start_from(found.images.nan_to_num(0.0), ends, weights)
 
 
 def _private_weights(
@@ -191,7 +228,7 @@ def _checked(
     y: Float[Tensor, "m d"],
     shape: ImageShape,
     mixing: Scheme,
-    public: Float[Tensor, "q _"],
+    public: Float[Tensor, "q _"] | None,
     *,
     n_private: int,
     labels: Float[Tensor, "m n_classes"] | None,
@@ -202,9 +239,11 @@ def _checked(
         raise ValueError(f"encoding {row} has pixels that are not finite")
     if d != shape[0] * shape[1] * shape[2]:
         raise ValueError(f"encodings have {d} pixels, shape={shape} {np.prod(shape)}")
+    if public is None or not mixing.k_pub:  # in no encoding: nothing that is public is needed
+        public = y.new_zeros(0, d)
     if public.shape[1] != d:
         raise ValueError(f"public images have {public.shape[1]} pixels, encodings {d}")
-    if len(public) < max(mixing.k_pub, 1):
+    if len(public) < mixing.k_pub:
         raise ValueError(
             f"{len(public)} public images are too few: encodings have k_pub={mixing.k_pub} of them"
         )

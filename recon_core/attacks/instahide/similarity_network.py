@@ -169,6 +169,7 @@ class SimilarityNetwork:
         for net in (fit.net, fit.ema):
             assert isinstance(net, Similarity)
             net.unfold.calibrate(signed)
+            net.typical.copy_(images.mean(0))
         while not fit.done:
             draw = seeded_generator(self.training.seed, fit.step, "similarity batch")
             fit.update(self.drawn(images, self.training.batch_size, draw))
@@ -213,7 +214,10 @@ class _Shaped:
 
 
 class Similarity(nn.Module):
-    """The network and the kernel, for images of one shape (c, h, w)."""
+    """The network and the kernel, for images of one shape (c, h, w). `typical`: the mean of the
+    images that it was trained on, which tells pictures from their negatives."""
+
+    typical: Tensor
 
     def __init__(self, shape: tuple[int, int, int], width: int, deep_width: int) -> None:
         """Raises ValueError for sides that are no multiples of 8."""
@@ -224,6 +228,7 @@ class Similarity(nn.Module):
                 f"images of {h} x {w} pixels: sides must be multiples of {GRID}; pad or resize them"
             )
         self.shape, self.widths = shape, (width, deep_width)
+        self.register_buffer("typical", torch.zeros(shape))
         self.unfold = Unfolder(c, width, deep_width)
         counts = n_windows(h // BLOCK, w // BLOCK)
         sides = [BLOCK * 2**k for k in range(len(counts) - 1)]
@@ -307,7 +312,7 @@ def save(network: Similarity) -> bytes:
 def load(data: bytes) -> Similarity:
     """What `save` gave. Raises ValueError for tensors of something else."""
     state = load_tensors(data)
-    needed = {"shape", "unfold.patches.weight", "unfold.bottom.0.first.weight"}
+    needed = {"shape", "typical", "unfold.patches.weight", "unfold.bottom.0.first.weight"}
     if missing := needed - state.keys():
         raise ValueError(
             f"these are not the weights of a similarity: {sorted(missing)} are missing"

@@ -9,10 +9,15 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from recon_core.attacks.instahide.carlini import Carlini, private_weights, recover_as_carlini
+from recon_core.attacks.instahide.carlini import (
+    Carlini,
+    private_weights,
+    recover_as_carlini,
+    unknown_part,
+)
 from recon_core.attacks.instahide.descent import Descent
 from recon_core.attacks.instahide.growth import Growth
-from recon_core.attacks.instahide.mixing import InstaHide
+from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.instahide.oracle import oracle_similarity
 from recon_core.attacks.instahide.recover import Status
 
@@ -54,8 +59,23 @@ def test_weights_are_the_labels_parts() -> None:
     classes = torch.tensor([0, 1, 1])
     edges = torch.tensor([[0, 1], [1, 2]])
     expected = torch.tensor([[0.3, 0.2], [0.25, 0.25]])
-    torch.testing.assert_close(private_weights(edges, labels, classes), expected)
-    assert torch.equal(private_weights(edges, None, None), torch.full((2, 2), 1 / 6))
+    scheme = InstaHide()
+    torch.testing.assert_close(private_weights(edges, labels, classes, scheme), expected)
+    assert torch.equal(private_weights(edges, None, None, scheme), torch.full((2, 2), 1 / 6))
+    model = Mixing.by_parts(2)
+    given = private_weights(edges, labels, classes, model)
+    torch.testing.assert_close(given, torch.full((2, 2), 0.5**0.5))
+
+
+def test_what_is_not_known_is_as_large_as_the_scheme_makes_it() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    none, public = torch.zeros(20, 500), 0.46 * torch.randn(200, 500, generator=drawn)
+    for scheme in (InstaHide(k_pub=4), InstaHide(k_pub=1, largest=0.9), InstaHide(k_pub=0)):
+        e = scheme.encode(none, public, generator=drawn)
+        assert float(e.y.square().mean().sqrt()) == pytest.approx(unknown_part(scheme), rel=0.1)
+    model = Mixing.as_a_whole(3)
+    e = model.encode(none, public, 400, generator=drawn)
+    assert float(e.y.square().mean().sqrt()) == pytest.approx(unknown_part(model), rel=0.05)
 
 
 def test_what_is_missing_or_wrong_is_said() -> None:
