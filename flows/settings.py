@@ -125,9 +125,9 @@ def value_at(tree: Mapping[str, Any], name: str) -> Any:
 
 
 def _turn(name: str) -> tuple[int, int]:
-    """When a setting has its turn: tags before what is beside them, and a defence after what it is
-    to go with, since it is read with all of that."""
-    if name.endswith(".defence.kind") or ".defence." in name:
+    """When a setting has its turn: tags before what is beside them, and a defence or a scheme after
+    what it is to go with, since it is read with all of that."""
+    if ".defence." in name or ".scheme." in name:
         return (2 if name in TAGS else 3), name.count(".")
     return (0 if name in TAGS else 1), name.count(".")
 

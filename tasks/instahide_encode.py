@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import TypeAdapter
@@ -35,6 +35,7 @@ class EncodeJob:
     size: int = 32
     standardise: bool = False
     seed: int = 0
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         if self.n_private < 2:

@@ -52,8 +52,7 @@ class InstaHideRecovery:
     all; confident as in `inversion`.
 
     A run is `unfitted` if the attack found no groups of encodings. Statistics: `train_accuracy` is
-    the share of encodings that are explained, `attack_loss` the mean squared residual of an
-    encoding's pixels, `n_iterations` the number of encodings.
+    the share of encodings that are explained, `n_iterations` the number of encodings.
     """
 
     family: Literal["instahide"] = "instahide"

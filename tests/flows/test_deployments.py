@@ -18,19 +18,23 @@ import pytest
 from pydantic import TypeAdapter
 
 from flows.attack import attack_plan
+from flows.presets import preset
 from flows.regenerate import describe
+from flows.settings import resolve as resolve_recipe
 from flows.studies import resolve, study
 from recon_core.attacks.many_starts import NoiseAware
 from storage.dataset import Dataset
 from tasks.attack import AttackJob
 from tasks.autoencoder_inputs import AutoencoderJob
 from tasks.campaign_status import find_recipe
+from tasks.instahide_inputs import AttackJob as InstaHideJob
 
 REPOSITORY = Path(__file__).parents[2]
 NIGHTLY = {"generate", "top-up", "curate", "train", "evaluate", "chain"}
 ON_DEMAND = {
-    *{("generate", "batch"), ("regenerate", "from-manifest")},
+    *{("generate", "batch"), ("generate", "instahide"), ("regenerate", "from-manifest")},
     *{("attack-kkt", "weights"), ("attack-autoencoder", "weights")},
+    ("attack-instahide", "encodings"),
     *{("study", "paper"), ("study-autoencoder", "paper"), ("study-inversion", "paper")},
 }
 STAGES_SECONDS = 240
@@ -209,6 +213,10 @@ def test_a_fresh_server_runs_nothing_by_itself(deployments: dict[str, dict[str, 
     assert (attack.attack, attack.n_attacks) == (plan.attack, plan.n_attacks)
     given = deployments["attack-autoencoder/weights"]["parameters"]["job"]
     assert TypeAdapter(AutoencoderJob).validate_python(given).methods == (NoiseAware(),)
+    given = deployments["attack-instahide/encodings"]["parameters"]["job"]
+    assert TypeAdapter(InstaHideJob).validate_python(given).method == "auto"
+    made = deployments["generate/instahide"]["parameters"]
+    assert resolve_recipe(made["recipe"], made["settings"]) == preset("instahide-small")
     asked = deployments["study/paper"]["parameters"]
     made = resolve(asked["name"], asked["preset"], asked["settings"], Path(asked["store"]))
     assert made == study("multiclass", "paper")

@@ -12,8 +12,15 @@ import pytest
 from flows.papers import EXPERIMENTS, attack_preset
 from flows.presets import PRESETS, Recipe, preset
 from flows.settings import command, from_json, parse_assignments, resolve, to_json
+from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
-from recon_core.experiments import KKT, AutoencoderRecovery, Inversion
+from recon_core.experiments import (
+    KKT,
+    AutoencoderRecovery,
+    InstaHideRecovery,
+    Inversion,
+    bytes_per_run,
+)
 from recon_core.victims.autoencoder import UNet
 from recon_core.victims.separability import MixCon, UniCon
 
@@ -105,6 +112,41 @@ def test_a_defence_of_kkt_victims_is_set_with_what_it_goes_with() -> None:
     assert resolve(batches, whole).experiment == replace(demo.experiment, defence=UniCon())
     with pytest.raises(ValueError, match=r"defence_layer=9 is no hidden layer"):
         resolve(demo, {"experiment.defence_layer": "9"})
+
+
+def test_a_scheme_is_chosen_with_the_number_of_its_encodings() -> None:
+    mixed = {"experiment.family": "instahide", "experiment.scheme.n_epochs": "9"}
+    assert resolve("demo", mixed).experiment == InstaHideRecovery(
+        scheme=InstaHide(k_pub=2, n_epochs=9)
+    )
+    small = preset("instahide-small")
+    theory = {"experiment.scheme.kind": "theory", "experiment.n_encodings": "240"}
+    chosen = resolve(small, theory | {"experiment.scheme.k_pub": "1"})
+    assert chosen.experiment == replace(small.experiment, scheme=Mixing(k_pub=1), n_encodings=240)
+    words = shlex.split(command(chosen, Path("runs/x")))
+    assert resolve("instahide-small", parse_assignments(words[7::2])) == chosen
+    back = {"experiment.scheme.kind": "instahide", "experiment.n_encodings": "0"}
+    assert resolve(chosen, back).experiment.scheme == InstaHide()
+    for settings, said in [
+        ({"experiment.scheme.kind": "theory"}, "n_encodings=0: a theory scheme needs it"),
+        ({"experiment.scheme.kind": "magic"}, "kind must be one of instahide, theory"),
+        ({"experiment.scheme.n_epoch": "4"}, "did you mean 'experiment.scheme.n_epochs'"),
+        ({"experiment.scheme.k_pub": "41"}, "n_public=40 must be at least 1 and scheme.k_pub=41"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(said)) as refusal:
+            resolve(small, settings)
+        assert "\n" not in str(refusal.value)
+
+
+def test_the_challenge_of_instahide_has_its_size_and_fits_a_gpu() -> None:
+    campaign = preset("instahide-challenge").campaign("train")
+    experiment, n_images = campaign.experiment, campaign.sampling.images_per_run
+    assert isinstance(experiment, InstaHideRecovery)
+    n_private = n_images - experiment.n_public
+    assert (n_private, experiment.n_public, experiment.scheme.k_pub) == (100, 1000, 4)
+    assert experiment.n_made(n_private) == 5000
+    assert experiment.use_labels
+    assert 1 < bytes_per_run(experiment, n_images, (3, 32, 32)) / 2**30 < 4
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.instahide.recover import Status
 from storage.challenge import read_challenge
 from tasks import instahide_attack
 from tasks.instahide_attack import METHODS, _Clock
+from tasks.instahide_encode import EncodeJob
 from tasks.instahide_inputs import LEVELS, NORMAL, AttackJob, prepare
 from tasks.instahide_scores import ambiguity, image_row, record_of, scored
 from tasks.instahide_words import left_open
@@ -22,6 +24,16 @@ from tests.tasks.challenges import RING, TAIL, attacked, normal_challenge
 
 TWO_SIDED = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 1], [1, 2]]
 K4 = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "job"), [(AttackJob, {"path": "c"}), (EncodeJob, {"data": "photos"})]
+)
+def test_unknown_settings_of_a_job_are_errors(kind: type, job: dict[str, str]) -> None:
+    read = TypeAdapter(kind)
+    assert read.validate_python(job | {"out": "o", "seed": 1}).seed == 1
+    with pytest.raises(ValidationError, match=r"sed\n.*Unexpected keyword argument"):
+        read.validate_python(job | {"out": "o", "sed": 1})
 
 
 @pytest.mark.parametrize("k_pub", [0, 2])
