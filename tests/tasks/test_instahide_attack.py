@@ -222,9 +222,10 @@ def test_records_that_make_no_sense(tmp_path: Path, changes: dict, said: str) ->
 
 
 def test_the_practical_attack_says_what_it_needs(tmp_path: Path) -> None:
-    path = normal_challenge(tmp_path / "c", RING, k_pub=0)
-    with pytest.raises(ValueError, match="needs public images"):
-        attacked(path, method="practical")
+    path = normal_challenge(tmp_path / "c", RING, k_pub=2)
+    _job, _prepared, tried = attacked(path, method="all", use_public=False)
+    assert ["public images" in one.failure for one in tried[:2]] == [True, True]
+    assert "pictures from -1 to 1; these pixels are normal" in tried[2].failure
     job = AttackJob(path=path / "encodings.npy", out=tmp_path, scheme=InstaHide(k_pub=0),
                     method="practical")  # fmt: skip
     with pytest.raises(ValueError, match="with --n-private"):
