@@ -1,10 +1,11 @@
-"""What paper 004 says of recovering InstaHide's private images, checked on Gaussian images.
+"""What paper 004 says of recovering InstaHide's private images, checked.
 
-    python -m benchmarks.claims_004 [--only NAME ...] [--quick] [--json FILE]
+    python -m benchmarks.claims_004 [--only NAME ...] [--quick] [--json FILE] [--data SOURCE]
 
 The parts are in PARTS; each can be run alone and then replaces only its own claims in FILE, which
-is docs/results/claims-004.json. All use the attack's default settings, on one thread. `samples` and
-`signs` draw their figure beside the claims and keep its numbers in `instahide/`.
+is docs/results/claims-004.json. All use the attacks' default settings: on Gaussian images and one
+thread; `similarity` and `photographs` on two threads and on the images of --data, of which they
+need 5,100. Parts that draw a figure keep what it is drawn from in `instahide/`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from benchmarks.findings import Part
 from benchmarks.instahide_agreement import agreement
 from benchmarks.instahide_blind import blind
 from benchmarks.instahide_exact import exact, large, noise, publics
+from benchmarks.instahide_photographs import photographs, similarity
 from benchmarks.instahide_samples import samples
 from benchmarks.instahide_signs import signs
 
@@ -30,11 +32,13 @@ PARTS: dict[str, Part] = {
     "noise": noise,
     "blind": blind,
     "agreement": agreement,
+    "similarity": similarity,
+    "photographs": photographs,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line, on one thread."""
+    """The command line."""
     torch.set_num_threads(1)
     findings.main("claims_004", PARTS, __doc__.splitlines()[0], argv)
 

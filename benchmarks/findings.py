@@ -1,8 +1,8 @@
 """Parts of a check of a paper's claims: each runs alone and replaces the claims that it gave.
 
 A part is a function of a `Run` that yields `Finding`s; a script has them by name and calls `main`.
-Its command line: `[--only NAME ...] [--quick] [--json FILE]`. FILE keeps the claims of the parts
-that were not run.
+Its command line: `[--only NAME ...] [--quick] [--json FILE] [--data SOURCE]`. FILE keeps the claims
+of the parts that were not run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from pathlib import Path
 from benchmarks.claims_002 import WORDS
 from benchmarks.record import Claim, hardware, parse_claims
 
+PHOTOS = "photos"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What every part is given. `quick`: small cases. `folder`: where pictures and their data go;
-    None: nowhere."""
+    None: nowhere. `data`: the source of photographs, for parts that take any."""
 
     quick: bool = False
     folder: Path | None = None
+    data: str = PHOTOS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,8 @@ def claims_of(script: str, name: str, part: Part, run: Run) -> list[Claim]:
     findings = list(part(run))
     seconds = round(time.perf_counter() - start, 1)
     command = f"python -m benchmarks.{script} --only {name}" + (" --quick" if run.quick else "")
+    if run.data != PHOTOS:
+        command += f" --data {run.data}"
     return [
         Claim(
             claim=found.claim,
@@ -86,9 +91,12 @@ def main(
                         default=tuple(parts), help=f"of {', '.join(parts)}")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="small cases")
     parser.add_argument("--json", type=Path, help="write the claims there, pictures beside them")
+    parser.add_argument("--data", default=PHOTOS, metavar="SOURCE",
+                        help="photographs, for parts that take any")  # fmt: skip
     options = parser.parse_args(argv)
     path: Path | None = options.json
-    run = Run(quick=options.quick, folder=None if path is None else path.parent)
+    folder = None if path is None else path.parent
+    run = Run(quick=options.quick, folder=folder, data=options.data)
     try:
         old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
     except ValueError as error:

@@ -1,4 +1,5 @@
-"""The figure of paper 004's sample complexity and of what signs cost, from the measured numbers."""
+"""The figures of paper 004: its sample complexity and what signs cost, from the measured numbers,
+and the private photographs that came back, from their strips."""
 
 from __future__ import annotations
 
@@ -10,6 +11,15 @@ from typing import Any
 import numpy as np
 
 NAME = "instahide-samples.png"
+PHOTOGRAPHS = "instahide-photographs.png"
+STRIPS = {
+    "original": "private images",
+    "learned-no-labels": "public images unknown,\nno labels (Carlini et al.)",
+    "learned-labels": "public images unknown,\nlabels (Carlini et al.)",
+    "practical-no-labels": "public images known,\nno labels (ours)",
+    "practical-labels": "public images known,\nlabels (ours)",
+}
+"""Files in `instahide/strips`, and what they are called, from top to bottom."""
 COLOURS = ("#c77800", "#a03c17", "#6b4a9a", "#0b6e99")
 MARKERS = ("o", "s", "^", "D")
 GREY, DARK = "#8c8c8c", "#333333"
@@ -39,6 +49,26 @@ def draw(folder: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.title.set_fontsize(10.5)
     figure.savefig(folder / NAME, metadata={"Software": None})
+
+
+def draw_photographs(folder: Path) -> None:
+    """The picture in `folder`, of the strips in its `instahide/strips`, once all are there."""
+    paths = {folder / "instahide" / "strips" / f"{key}.png": text for key, text in STRIPS.items()}
+    if not all(path.is_file() for path in paths):
+        return
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    figure = Figure(figsize=(10.4, 2.9), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (path, text) in zip(figure.subplots(len(paths)), paths.items(), strict=True):
+        axes.imshow(np.asarray(Image.open(path)), interpolation="nearest")
+        axes.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=8.5)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_visible(False)
+    figure.savefig(folder / PHOTOGRAPHS, metadata={"Software": None})
 
 
 def _shares(axes: Any, record: dict[str, Any], *, scaled: bool) -> None:

@@ -25,22 +25,12 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.instahide.assignment import assigned
-from recon_core.attacks.instahide.coherence import (
-    ImageShape,
-    Windows,
-    coherence,
-    gradient_windows,
-    signed_coherence,
-    whitening,
-)
-from recon_core.attacks.instahide.coherent_publics import (
-    PublicSearch,
-    coherent_publics,
-    window_signs,
-)
+from recon_core.attacks.instahide.coherence import ImageShape, Windows
+from recon_core.attacks.instahide.coherent_publics import PublicSearch
 from recon_core.attacks.instahide.descent import Descent, descend
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.groups import Components, independent_groups
+from recon_core.attacks.instahide.likeness import Seen, likeness, pursued
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.natural_fit import (
@@ -93,20 +83,12 @@ def recover_practically(
     how = how or Practical()
     y, pool = _checked(y, shape, mixing, public, n_private=n_private, labels=labels)
     largest = mixing.largest if isinstance(mixing, InstaHide) else max(mixing.wa, mixing.wb)
-    cut = gradient_windows(y, shape, how.windows)
-    whiten = whitening(cut, how.windows)
-    white = cut @ whiten
-    coefficients, signs = y.new_zeros(len(y), len(pool)), white.new_zeros(white.shape[:2])
-    if mixing.k_pub:
-        theirs = gradient_windows(pool, shape, how.windows) @ whiten
-        coefficients = coherent_publics(
-            white, theirs, largest=largest, how=how.publics, progress=share_of(progress, 0.0, 0.2)
-        )
-        known = torch.einsum("mq,wqp->wmp", coefficients, theirs)
-        signs = window_signs(white, known, how.publics.noise)
-        scores = signed_coherence(signs[..., None] * white - known, signs.abs())
-    if float(signs.abs().mean()) < UNKNOWN:  # public images say next to nothing
-        scores, signs = coherence(white), torch.ones_like(signs)
+    seen = Seen(y, shape, public=pool, largest=largest, windows=how.windows, search=how.publics)
+    said = pursued(seen, pool, share_of(progress, 0.0, 0.2)) if mixing.k_pub else None
+    if said is not None and float(said.signs.abs().mean()) >= UNKNOWN:
+        scores, signs = said.scores, said.signs
+    else:
+        scores, signs = likeness("coherence", seen), None
     progress(0.25)
     loads = independent_groups(scores, n_private, generator=generator, how=how.components)
     progress(0.3)
@@ -121,9 +103,10 @@ def recover_practically(
         largest=largest,
         how=how.refinement,
     )
-    if mixing.k_pub:
+    if said is not None:
         places = how.windows.of_pixels(shape).flatten().repeat(shape[0]).to(y.device)
-        start = problem.start(loads, signs.T[:, places], coefficients @ pool)
+        of_windows = torch.ones_like(said.signs) if signs is None else signs
+        start = problem.start(loads, of_windows.T[:, places], said.coefficients @ pool)
     else:
         start = _descended(problem, scores, loads, generator, how.descent)
     fitted = problem.refined(start, share_of(progress, 0.35, 1.0))
