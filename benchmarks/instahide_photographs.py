@@ -27,7 +27,7 @@ from torch.nn import functional
 from benchmarks.findings import Finding, Run
 from benchmarks.instahide_figure import draw_photographs
 from recon_core.attacks.instahide.carlini import Carlini, recover_as_carlini
-from recon_core.attacks.instahide.coherence import gradient_windows, whitening
+from recon_core.attacks.instahide.coherence import centred, gradient_windows, whitening
 from recon_core.attacks.instahide.descent import Descent
 from recon_core.attacks.instahide.groups import Components
 from recon_core.attacks.instahide.growth import Growth
@@ -392,7 +392,7 @@ def _with_true_publics(case: Case) -> Tensor:
     whiten = whitening(cut, seen.windows)
     theirs = gradient_windows(case.public, seen.shape, seen.windows) @ whiten
     true = torch.zeros(len(e.y), len(case.public)).scatter_(1, e.public, e.public_weights)
-    return left_by(true, cut @ whiten, theirs, seen.search.noise).scores
+    return centred(left_by(true, cut @ whiten, theirs, seen.search.noise).scores)
 
 
 def _supports(case: Case) -> float:

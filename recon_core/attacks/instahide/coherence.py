@@ -118,7 +118,8 @@ def coherence(
 def signed_coherence(
     private: Float[Tensor, "w m p"], certainty: Float[Tensor, "w m"]
 ) -> Float[Tensor, "m m"]:
-    """The same without squares, where signs are known: windows of what public images leave.
+    """The same without squares, where signs are known: windows of what public images leave. About
+    0 where nothing is common; not centred.
 
     `certainty`: of a window's sign, in [0, 1].
     """
@@ -126,7 +127,7 @@ def signed_coherence(
     total = private.new_zeros(private.shape[1], private.shape[1])
     for window in directions:
         total.addmm_(window, window.T)
-    return centred(total)
+    return total.fill_diagonal_(0.0)
 
 
 def centred(scores: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:

@@ -104,7 +104,7 @@ def _coherence(seen: Seen) -> Scores:
 
 def _pursuit(seen: Seen) -> Scores:
     assert seen.public is not None
-    return pursued(seen, seen.public).scores
+    return centred(pursued(seen, seen.public).scores)
 
 
 def _learned(seen: Seen) -> Scores:
@@ -126,7 +126,7 @@ STATISTICS: dict[str, Statistic] = {
 @dataclass(frozen=True)
 class Pursued:
     """What public images say: their `coefficients` in every encoding, the expected `signs` of
-    windows, from -1 to 1, and the scores of what is left when they are taken away."""
+    windows, from -1 to 1, and the scores of what is left when they are taken away, not centred."""
 
     coefficients: Float[Tensor, "m q"]
     signs: Float[Tensor, "w m"]

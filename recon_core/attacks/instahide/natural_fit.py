@@ -134,6 +134,33 @@ class NaturalFit:
             first, (public_part + mixture(first.images, ends, own)).sign(), penalty=0.01
         )
 
+    def started_again(
+        self,
+        f: Fitted,
+        rows: Int64[Tensor, " r"],
+        missing: Int64[Tensor, " k"],
+        *,
+        loads: Float[Tensor, "r k"],
+        signs: Float[Tensor, "r d"],
+        known: Float[Tensor, "r d"],
+        public_part: Float[Tensor, "r d"],
+    ) -> Fitted:
+        """Other images in the place of those that are `missing`, from the encodings `rows`.
+
+        `loads`, `signs`: as of `start`. `known`: what is not missing there, public images and
+        private ones.
+        """
+        of = self.private.known
+        own = loads / 4 if of is None else of[rows][:, missing] * (loads > 0)
+        images, y = f.images.clone(), self.y[rows]
+        images[missing] = _ridge(own, signs * y - known, 0.3)
+        ends, weights = f.ends.clone(), f.weights.clone()
+        ends[rows], weights[rows] = self._pairs(rows, signs * y - public_part, images)
+        f = replace(f, images=images, ends=ends, weights=weights)
+        whole = torch.zeros_like(self.y)
+        whole[rows] = (public_part + mixture(images, ends[rows], weights[rows])).sign()
+        return self._measured(self._public_again(f, whole, penalty=0.01))
+
     def start_from(
         self,
         images: Float[Tensor, "n d"],
@@ -284,14 +311,25 @@ class NaturalFit:
         scale = _ridge(a, rest, 1e-6, trust)[:, 0].clamp(0.2, 5.0)
         return replace(f, images=f.images / scale[:, None], weights=f.weights * scale[f.ends])
 
+    def at_levels(self, images: Float[Tensor, "n d"]) -> Bool[Tensor, " n"]:
+        """Images of which every pixel is a grey level, to rounding errors."""
+        found: Tensor = ((images - self._nearest(images)).abs() <= self.tolerance / STRICTER).all(1)
+        return found
+
+    def _nearest(self, images: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Of every pixel the nearest grey level."""
+        spacing = self.how.spacing
+        levels = ((images - self.how.low) / spacing).round().clamp_(0, self.how.n_levels - 1)
+        near: Tensor = levels * spacing + self.how.low
+        return near
+
     def _rounded(self, f: Fitted) -> Fitted:
         """Images to grey levels, if that proves them: encodings are met exactly with them.
 
         An image that is off by whole levels everywhere is as near to levels as the right one.
         """
         spacing = self.how.spacing
-        levels = ((f.images - self.how.low) / spacing).round().clamp_(0, self.how.n_levels - 1)
-        near = levels * spacing + self.how.low
+        near = self._nearest(f.images)
         close = (f.images - near).abs().mean(1) < NEAR * spacing  # by chance a quarter
         tried = replace(f, images=near.where(close[:, None], f.images))
         tried = self._measured(self._fitted_weights(tried))

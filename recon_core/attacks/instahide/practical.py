@@ -7,6 +7,8 @@
    public images nothing says signs, and images start from a descent (`descent`).
 5. Images, assignment, public images and coefficients in turns, to the last grey level
    (`natural_fit`).
+6. If images are missing, those that are proved are public from here on: 2 to 5 for the encodings
+   that are not explained, in which they leave little but the missing ones.
 
 Labels, which InstaHide publishes, say the weights of private images and which may be in an
 encoding; without them weights are fitted. Carlini et al. (2020), who broke the challenge, train a
@@ -16,7 +18,7 @@ network for step 3 and have no step 2: public images stay in their images as noi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -25,7 +27,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.instahide.assignment import assigned
-from recon_core.attacks.instahide.coherence import ImageShape, Windows
+from recon_core.attacks.instahide.coherence import ImageShape, Windows, centred
 from recon_core.attacks.instahide.coherent_publics import PublicSearch
 from recon_core.attacks.instahide.descent import Descent, descend
 from recon_core.attacks.instahide.determined import Equations, determined
@@ -48,7 +50,8 @@ from recon_core.types import Progress, no_progress
 
 @dataclass(frozen=True, kw_only=True)
 class Practical:
-    """Settings of the attack on photographs. `descent`: where encodings have no public images."""
+    """Settings of the attack on photographs. `descent`: where encodings have no public images.
+    `n_again`: how often missing images are looked for again, at most."""
 
     kind: Literal["practical"] = "practical"
     windows: Windows = field(default_factory=Windows)
@@ -56,7 +59,12 @@ class Practical:
     components: Components = field(default_factory=Components)
     descent: Descent = field(default_factory=lambda: Descent(n_smooth=1))
     refinement: Refinement = field(default_factory=Refinement)
+    n_again: int = 4
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.n_again < 0:
+            raise ValueError(f"n_again={self.n_again} must be 0 or more")
 
 
 def recover_practically(
@@ -75,7 +83,9 @@ def recover_practically(
 
     `y`: encodings; signs are ignored. `shape`: (channels, height, width). `public`: images in the
     encodings' units. `labels`: mixed labels, as InstaHide publishes them. Images are RECOVERED if
-    encodings that are explained determine them, else ESTIMATED.
+    encodings that are explained determine them, else ESTIMATED. Weights that are fitted leave two
+    images that are only in encodings with each other open up to a mixture of both; then grey levels
+    decide, and where there are none only encodings with known weights count.
 
     Raises ValueError for encodings that are not finite or not of that shape, fewer encodings than
     components, and fewer public images than are mixed.
@@ -86,7 +96,7 @@ def recover_practically(
     seen = Seen(y, shape, public=pool, largest=largest, windows=how.windows, search=how.publics)
     said = pursued(seen, pool, share_of(progress, 0.0, 0.2)) if mixing.k_pub else None
     if said is not None and float(said.signs.abs().mean()) >= UNKNOWN:
-        scores, signs = said.scores, said.signs
+        scores, signs = centred(said.scores), said.signs
     else:
         scores, signs = likeness("coherence", seen), None
     progress(0.25)
@@ -104,13 +114,79 @@ def recover_practically(
         how=how.refinement,
     )
     if said is not None:
-        places = how.windows.of_pixels(shape).flatten().repeat(shape[0]).to(y.device)
         of_windows = torch.ones_like(said.signs) if signs is None else signs
-        start = problem.start(loads, of_windows.T[:, places], said.coefficients @ pool)
+        of_pixels = _of_pixels(of_windows, seen)
+        start = problem.start(loads, of_pixels, said.coefficients @ pool)
     else:
         start = _descended(problem, scores, loads, generator, how.descent)
-    fitted = problem.refined(start, share_of(progress, 0.35, 1.0))
-    return _recovered(fitted, scores, private, with_public=mixing.k_pub > 0)
+    fitted = problem.refined(start, share_of(progress, 0.35, 0.7))
+    again = _Again(seen, mixing, labels, how, generator)
+    fitted = again.found(fitted, problem, share_of(progress, 0.7, 1.0))
+    return _recovered(fitted, problem, scores)
+
+
+def _of_pixels(signs: Float[Tensor, "w m"], seen: Seen) -> Float[Tensor, "m d"]:
+    """Every pixel's sign: its window's."""
+    places = seen.windows.of_pixels(seen.shape).flatten().repeat(seen.shape[0]).to(signs.device)
+    found: Tensor = signs.T[:, places]
+    return found
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Looks for the images that were not proved, with those that were as public images."""
+
+    seen: Seen
+    mixing: Scheme
+    labels: Float[Tensor, "m n_classes"] | None
+    how: Practical
+    generator: torch.Generator
+
+    def found(self, f: Fitted, problem: NaturalFit, progress: Progress) -> Fitted:
+        """The fit that proves most images."""
+        sure = _sure(f, problem)
+        for k in range(self.how.n_again):
+            before = problem.private
+            started = self._started(f, problem, sure)
+            if started is None:
+                break
+            share = share_of(progress, k / self.how.n_again, (k + 1) / self.how.n_again)
+            other = problem.refined(started, share)
+            now = _sure(other, problem)
+            if int(now.sum()) >= int(sure.sum()):
+                f, sure = other, now
+            else:
+                problem.private = before
+        progress(1.0)
+        return f
+
+    def _started(self, f: Fitted, problem: NaturalFit, sure: Bool[Tensor, " n"]) -> Fitted | None:
+        """From encodings that are not explained; None if there is nothing to look for, or not
+        enough of them."""
+        rows = (f.met < MOST).nonzero()[:, 0]
+        missing = (~sure).nonzero()[:, 0]
+        n = len(missing)
+        if not n or n == len(sure) or len(rows) <= n + round(self.how.components.spare * n):
+            return None
+        pool = torch.cat([problem.pool, f.images[sure]])
+        said = pursued(replace(self.seen, y=self.seen.y[rows]), pool)
+        loads = independent_groups(
+            said.scores, n, generator=self.generator, how=self.how.components
+        )
+        whole = torch.zeros_like(problem.private.allowed, dtype=loads.dtype)
+        whole.scatter_(1, f.ends, 1.0)[:, missing] = 0.0
+        whole[rows] = 0.0
+        whole[rows[:, None], missing] = loads
+        problem.private = _private_weights(self.mixing, self.labels, whole)
+        return problem.started_again(
+            f,
+            rows,
+            missing,
+            loads=loads,
+            signs=_of_pixels(said.signs, self.seen),
+            known=said.coefficients @ pool,
+            public_part=said.coefficients[:, : len(problem.pool)] @ problem.pool,
+        )
 
 
 def _descended(
@@ -173,21 +249,30 @@ def image_classes(
     return (loads.T @ (labels > 1e-6).to(loads)).argmax(1)
 
 
-def _recovered(
-    f: Fitted, scores: Float[Tensor, "m m"], private: PrivateWeights, *, with_public: bool
-) -> Recovered:
+def _sure(f: Fitted, problem: NaturalFit) -> Bool[Tensor, " n"]:
+    """Images that explained encodings determine; at grey levels, where there are any."""
     n = len(f.images)
+    proves, possible = f.exactly >= MOST, torch.ones(n, dtype=torch.bool, device=f.images.device)
+    if problem.how.spacing:
+        possible = problem.at_levels(f.images)
+    else:
+        proves = proves & ~problem.private.free
+    edges, weights = np.asarray(f.ends[proves].cpu()), np.asarray(f.weights[proves].double().cpu())
+    sure = np.zeros(n, bool)
+    if len(edges):
+        sure = determined(Equations(edges, weights, n), with_public=problem.k_pub > 0).images
+    seen = np.bincount(edges.ravel(), minlength=n)
+    return possible & torch.from_numpy(sure & (seen > FEWEST)).to(possible.device)
+
+
+def _recovered(f: Fitted, problem: NaturalFit, scores: Float[Tensor, "m m"]) -> Recovered:
+    private = problem.private
     explained: Bool[np.ndarray, " m"] = np.asarray((f.exactly >= MOST).cpu())
     ends, order = f.ends.sort(1)
     weights = f.weights.gather(1, order)
     edges = np.asarray(ends.cpu())
     its = np.asarray(weights.double().cpu())
-    sure = np.zeros(n, bool)
-    if explained.any():
-        equations = Equations(edges[explained], its[explained], n)
-        sure = determined(equations, with_public=with_public).images
-    seen = np.bincount(edges[explained].ravel(), minlength=n)
-    sure &= seen > FEWEST
+    sure = _sure(f, problem)
     return Recovered(
         images=f.images.double(),
         status=tuple(Status.RECOVERED if s else Status.ESTIMATED for s in sure.tolist()),
