@@ -66,7 +66,8 @@ class Sizes:
     practical: Practical = field(default_factory=Practical)
 
 
-def _sizes(run: Run) -> Sizes:
+def sizes_of(run: Run) -> Sizes:
+    """The challenge's, or small ones."""
     if not run.quick:
         return Sizes()
     network = SimilarityNetwork(width=8, deep_width=8, n_private=6, n_calibration=40)
@@ -104,7 +105,9 @@ class Case:
         found = load_images(data, split="train", size=sizes.side)
         wanted = sizes.n + sizes.p + sizes.n_others
         if len(found.images) < wanted:
-            raise ValueError(f"{data} has {len(found.images)} images; {wanted} are needed")
+            raise ValueError(
+                f"{data} has {len(found.images)} images; {wanted} are needed: give --data"
+            )
         drawn = torch.Generator().manual_seed(seed)
         ids = torch.randperm(len(found.images), generator=drawn)[:wanted].numpy()
         images = torch.from_numpy(found.images[ids]).flatten(1).float() * (2 / 255) - 1
@@ -215,7 +218,7 @@ def similarity(run: Run) -> Iterator[Finding]:
 
 
 def _similarity(run: Run) -> Iterator[Finding]:
-    sizes = _sizes(run)
+    sizes = sizes_of(run)
     case = Case.drawn(run.data, sizes, sizes.seeds[0])
     learning = case.others.reshape(-1, *case.shape)
     start = time.perf_counter()
@@ -311,7 +314,7 @@ def photographs(run: Run) -> Iterator[Finding]:
 
 
 def _photographs(run: Run) -> Iterator[Finding]:
-    sizes = _sizes(run)
+    sizes = sizes_of(run)
     outcomes: dict[str, Outcome] = {}
     setting = ""
     for seed in sizes.seeds:

@@ -16,7 +16,14 @@ from benchmarks.instahide import Gaussian, edges_of
 from benchmarks.instahide_agreement import agreement, all_roots
 from benchmarks.instahide_blind import share
 from benchmarks.instahide_exact import _named, outcome
-from benchmarks.instahide_figure import NAME, draw
+from benchmarks.instahide_figure import NAME, PHOTOGRAPHS, draw
+from benchmarks.instahide_photographs import (
+    Case,
+    Outcome,
+    _supports,
+    _with_true_publics,
+    sizes_of,
+)
 from benchmarks.instahide_samples import (
     Needed,
     Point,
@@ -32,8 +39,11 @@ from benchmarks.instahide_signs import Cost
 from benchmarks.record import Claim, parse_claims
 from benchmarks.results_page import build_page
 from recon_core.attacks.instahide.determined import Equations, determined
+from recon_core.attacks.instahide.likeness import likeness
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import Mixing
+from recon_core.attacks.instahide.oracle import auc
+from recon_core.attacks.instahide.recover import Recovered, Status
 
 FINDING = Finding(claim="a", where="b", theirs="c", ours="d", holds=True, rule="e")
 
@@ -173,6 +183,66 @@ def test_small_cases_agree_with_the_paper_s_algorithms() -> None:
     assert "the same for 6 of 6 encodings" in found[0].ours
 
 
+def photographed(seed: int = 0) -> Case:
+    return Case.drawn("photos", sizes_of(Run(quick=True)), seed)
+
+
+def as_true(drawn: Case) -> Recovered:
+    """What an attack would give that found everything, images in another order."""
+    n = len(drawn.private)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(1))
+    place = order.argsort()
+    return Recovered(
+        images=drawn.private[order].double(),
+        status=(Status.RECOVERED,) * n,
+        edges=np.asarray(place[drawn.encodings.private].sort(1).values),
+        weights=np.asarray(drawn.encodings.private_weights.double()),
+        public=None,
+        explained=np.ones(len(drawn.encodings.y), bool),
+        scores=torch.zeros(160, 160),
+        common=torch.zeros(160, 160, dtype=torch.int8),
+        exact=False,
+        n_graphs=1,
+    )
+
+
+def test_photographs_are_scored_by_what_came_back() -> None:
+    drawn = photographed()
+    found = as_true(drawn)
+    best = Outcome.of(found, drawn, 1.0)
+    assert (best.pairs, best.exact, best.false) == (1.0, 8, 0)
+    assert best.correlation == pytest.approx(1)
+    assert best.ssim == pytest.approx(1)
+    images = found.images.clone()
+    images[:5, ::2] += 0.5  # half the images
+    images[5] = torch.nan
+    edges = found.edges.copy()
+    edges[:16] = -1  # a tenth of the encodings
+    worse = Outcome.of(replace(found, images=images, edges=edges), drawn, 1.0)
+    assert (worse.pairs, worse.exact, worse.false) == (0.9, 2, 6)
+    assert 0.3 < worse.correlation < 0.99
+    assert worse.ssim < 0.9
+
+
+def test_true_public_images_are_the_best_that_pursuit_can_do() -> None:
+    sizes = replace(sizes_of(Run(quick=True)), side=32, n_others=0)
+    drawn = Case.drawn("photos", sizes, 0)
+    private = drawn.encodings.private
+    assert auc(_with_true_publics(drawn), private) > auc(likeness("pursuit", drawn.seen()), private)
+    assert 0.2 < _supports(drawn) <= 1
+
+
+def test_a_source_with_too_few_photographs_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"photos has .* images; 5100 are needed: give --data"):
+        Case.drawn("photos", sizes_of(Run()), 0)
+
+
+def test_the_source_of_photographs_is_in_the_command() -> None:
+    part = claims_of("claims_004", "x", lambda _run: iter([FINDING]), Run(data="folder:a"))
+    assert part[0].command == "python -m benchmarks.claims_004 --only x --data folder:a"
+    assert part_of(part[0]) == "x"
+
+
 @pytest.mark.slow
 def test_a_quick_check_of_all_parts_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "claims-004.json"
@@ -190,6 +260,7 @@ def test_a_quick_check_of_all_parts_can_be_read(tmp_path: Path) -> None:
     assert "48 recoveries of 8, 12 images" in by_part["samples"][2].ours
     assert by_part["samples"][2].holds
     assert "### Paper 004" in build_page({"claims-004.json": path.read_text()})
+    assert (tmp_path / PHOTOGRAPHS).read_bytes().startswith(b"\x89PNG")
     (tmp_path / NAME).unlink()
     draw(tmp_path)
     assert (tmp_path / NAME).exists()
