@@ -2,10 +2,13 @@
 
 Exact reconstruction (`line_graph`) forgives no error. Here the encodings of one private image are
 found as what they are in a noisy Gram matrix, a group whose members look alike on average: a pair
-of encodings that seem to share an image is grown to all that are like most of the group; when there
-are as many groups as private images, every encoding is given to the two that it is most like, and
-the groups are formed anew, until nothing changes. Means over a group of 2m / n encodings have a (2m
-/ n)^-1/2 of the errors of a single overlap.
+of encodings that seem to share an image is grown to all that are like most of the group, in what
+the groups before it leave of the scores; when there are as many groups as private images, every
+encoding is given to the two that it is most like, and the groups are formed anew, until nothing
+changes. Means over a group of 2m / n encodings have a (2m / n)^-1/2 of the errors of a single
+overlap. The groups that hold together worst are then looked for again, a few times: an image in few
+encodings is easily lost to three that are alike by chance. What explains the scores best, by least
+squares, is kept.
 
 This is the step that Carlini et al. (2020) do by growing clusters on a learned similarity.
 """
@@ -24,17 +27,20 @@ from torch import Tensor
 class Clustering:
     """`n_tries`: pairs that groups are grown from, for each image that is looked for. `inside`: the
     mean overlap to a group from which on an encoding belongs to it, halfway between 0 and 1.
-    `n_rounds`: of assigning, at most."""
+    `n_rounds`: of assigning, at most. `n_repairs`: how
+    often the groups that hold together worst are looked for again, at most."""
 
     n_tries: int = 30
     inside: float = 0.5
     n_rounds: int = 50
+    n_repairs: int = 12
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if min(self.n_tries, self.n_rounds) < 1:
+        if min(self.n_tries, self.n_rounds) < 1 or self.n_repairs < 0:
             raise ValueError(
-                f"n_tries={self.n_tries} and n_rounds={self.n_rounds} must be 1 or more"
+                f"n_tries={self.n_tries} and n_rounds={self.n_rounds} must be 1 or more, "
+                f"n_repairs={self.n_repairs} 0 or more"
             )
         if not 0 < self.inside < 1:
             raise ValueError(f"inside={self.inside} must be between 0 and 1, the overlaps it parts")
@@ -64,28 +70,81 @@ def assign_uncertain(
     """
     how = how or Clustering()
     scores = scores.clone().fill_diagonal_(0.0).clamp_(max=2.0)
-    groups = _grown(scores, n, generator, how)
+    none = torch.zeros((0, len(scores)), dtype=torch.bool, device=scores.device)
+    groups = _grown(scores, n, none, generator, how)
     if len(groups) < 3:
         raise ValueError(
             f"{len(groups)} groups of encodings with a common image were found in {len(scores)}; "
             "the overlaps are too uncertain: more encodings or more pixels are needed"
         )
-    edges, margin = _nearest(scores, groups)
-    for _ in range(how.n_rounds):
-        groups = torch.zeros_like(groups).scatter_(0, edges.T, True)
-        again, margin = _nearest(scores, groups)
-        if torch.equal(again, edges):
+    best = now = _settled(scores, groups, how)
+    most, same = _explained(scores, best), 0
+    for _ in range(how.n_repairs):
+        kept = _without_weakest(scores, now.edges, now.n_found)
+        now = _settled(scores, _grown(scores, n, kept, generator, how), how)
+        value = _explained(scores, now)
+        same = same + 1 if value == most else 0
+        if same == ENOUGH:
             break
-        edges = again
-    return Assigned(edges, margin, len(groups))
+        if value > most:
+            best, most = now, value
+    return best
 
 
-def _nearest(
-    scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"]
-) -> tuple[Int64[Tensor, "m 2"], Float[Tensor, " m"]]:
+ENOUGH = 2
+"""Repairs that come back to the best that was found, after which no more are tried."""
+
+
+def _explained(scores: Float[Tensor, "m m"], found: Assigned) -> float:
+    """By how much the squared error of the scores falls if they are explained by A A^T."""
+    a = scores.new_zeros(len(scores), found.n_found).scatter_(1, found.edges, 1.0)
+    common = (a @ a.T).fill_diagonal_(0.0)
+    return float((common * (2 * scores - common)).double().sum())
+
+
+def _settled(
+    scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"], how: Clustering
+) -> Assigned:
+    """Every encoding in the two groups that it is most like, until nothing changes."""
+    nearest = _nearest(scores, groups)
+    for _ in range(how.n_rounds):
+        groups = torch.zeros_like(groups).scatter_(0, nearest.edges.T, True)
+        before, nearest = nearest, _nearest(scores, groups)
+        if torch.equal(before.edges, nearest.edges):
+            break
+    return nearest
+
+
+def _without_weakest(
+    scores: Float[Tensor, "m m"], edges: Int64[Tensor, "m 2"], n_groups: int
+) -> Bool[Tensor, "k m"]:
+    """Groups but the few that hold together worst, and one of two that are one image's. What is no
+    image's is left with encodings that belong nowhere else; an image's is found again."""
+    groups = torch.zeros((n_groups, len(scores)), dtype=torch.bool, device=scores.device)
+    groups.scatter_(0, edges.T, True)
+    n_weak = max(round(WEAK * n_groups), 2)
+    return _distinct(groups, scores, n_groups - n_weak)
+
+
+WEAK = 0.05
+"""Share of groups that have to prove themselves again."""
+
+
+def _strength(groups: Bool[Tensor, "g m"], scores: Float[Tensor, "m m"]) -> Float[Tensor, " g"]:
+    """How much alike members are, where size counts too: three encodings are alike by chance, and
+    two images' groups together are not one."""
+    inside = groups.to(scores)
+    sizes = inside.sum(1)
+    within = ((inside @ scores) * inside).sum(1)
+    found: Tensor = within / (sizes.sqrt() * (sizes - 1)).clamp(min=1)
+    return found
+
+
+def _nearest(scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"]) -> Assigned:
     """The two groups that each encoding is most like, itself not counted."""
     alike = _alike(scores, groups).topk(3, dim=1)
-    return alike.indices[:, :2].sort(1).values, alike.values[:, 1] - alike.values[:, 2]
+    margin: Tensor = alike.values[:, 1] - alike.values[:, 2]
+    return Assigned(alike.indices[:, :2].sort(1).values, margin, len(groups))
 
 
 def _alike(scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"]) -> Float[Tensor, "m g"]:
@@ -95,18 +154,25 @@ def _alike(scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"]) -> Float[T
 
 
 def _grown(
-    scores: Float[Tensor, "m m"], n: int, generator: torch.Generator, how: Clustering
+    scores: Float[Tensor, "m m"],
+    n: int,
+    found: Bool[Tensor, "k m"],
+    generator: torch.Generator,
+    how: Clustering,
 ) -> Bool[Tensor, "g m"]:
-    """Groups grown from pairs, until there are n; first from encodings that are not in two."""
+    """Groups beside those that are found, grown from pairs until there are n; first from encodings
+    that are not in two. What found groups have in common is taken away: two encodings of a missing
+    image then have nothing else."""
     m = len(scores)
     size = max(2 * m // n, 2)
-    found = torch.zeros((0, m), dtype=torch.bool, device=scores.device)
     for _ in range(how.n_tries):
         n_seeds = min(max(2 * (n - len(found)), FEWEST_SEEDS), m)
-        order = torch.rand(m, generator=generator).to(scores.device) + (found.sum(0) > 1)
+        members = (found & (how.inside < _alike(scores, found).T)).to(scores)
+        left = (scores - members.T @ members).fill_diagonal_(0.0)
+        order = torch.rand(m, generator=generator).to(scores.device) + (members.sum(0) > 1)
         seeds = order.topk(n_seeds, largest=False).indices
-        grown = _grow(scores, seeds, size, generator, how)
-        found = _distinct(torch.cat([found, grown]), scores, n)
+        grown = _grow(left, seeds, size, generator, how)
+        found = torch.cat([found, _distinct(grown, left, n - len(found))])
         if len(found) == n:
             break
     return found
@@ -141,14 +207,14 @@ def _grow(
 def _distinct(
     groups: Bool[Tensor, "g m"], scores: Float[Tensor, "m m"], n: int
 ) -> Bool[Tensor, "k m"]:
-    """Groups of which no two have more than half in common, the closest knit first."""
+    """At most n groups, the strongest first, none of which has more than half of another one, or is
+    had by it so."""
     inside = groups.to(scores)
     sizes = inside.sum(1)
-    knit = ((inside @ scores) * inside).sum(1) / (sizes * (sizes - 1)).clamp(min=1)
     common = inside @ inside.T
-    overlap = common / (sizes[:, None] + sizes - common).clamp(min=1)
+    overlap = common / torch.minimum(sizes[:, None], sizes).clamp(min=1)
     kept: list[int] = []
-    for k in knit.argsort(descending=True, stable=True).tolist():
+    for k in _strength(groups, scores).argsort(descending=True, stable=True).tolist():
         if len(kept) < n and not any(overlap[k, j] > 0.5 for j in kept):
             kept.append(k)
     return groups[kept]
