@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recon_core.types import seeded_generator
+from recon_core.attacks.instahide_runs import two_sets
+from recon_core.types import RunSpec, seeded_generator
 from storage.dataset import Dataset
 from storage.layout import COLUMNS, OUTCOMES
 from storage.sources import ImageSet
@@ -41,7 +42,8 @@ class EvaluatedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Victim:
-    """One trained network: the attacks on it, its images, and as many that it never saw.
+    """One trained network: the attacks on it, its images, and as many that it never saw. Of
+    `instahide` a run's encodings are the victim, and its private images are its images.
 
     `margins` are y phi(x) of its images, NaN where the store has none.
     """
@@ -140,14 +142,30 @@ def _victim(dataset: Dataset, number: int, attacks: Sequence[Attack]) -> Victim:
             )
     owner = dataset.read(first.part, ["targets/run_row"])["targets/run_row"]
     images, margins = _of_targets(dataset, first.part, np.flatnonzero(owner == first.row))
+    wanted = _wanted(dataset, number, image_ids)
     return Victim(
         number=number,
         runs=tuple(run for run, _ids in attacks),
-        image_ids=image_ids,
-        targets=images,
-        margins=margins,
+        image_ids=image_ids[wanted],
+        targets=images[wanted],
+        margins=margins[wanted],
         decoy_ids=np.empty(0, np.int64),
     )
+
+
+def _wanted(
+    dataset: Dataset, number: int, image_ids: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Rows of a victim's images that an attack is after: all, but of `instahide` the private ones.
+    There every run is a victim of its own."""
+    campaign = dataset.manifest.get("campaign", {})
+    experiment = campaign.get("experiment", {})
+    if experiment.get("family") != "instahide":
+        return np.arange(len(image_ids))
+    ids = tuple(image_ids.tolist())
+    seed = int(campaign["root_seed"])
+    spec = RunSpec(run=number, root_seed=seed, image_ids=ids, labels=(0,) * len(ids))
+    return np.asarray(two_sets(spec, int(experiment["n_public"]))[0])
 
 
 def _of_targets(

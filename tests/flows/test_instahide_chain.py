@@ -48,5 +48,11 @@ def test_from_images_to_a_report(prefect_server: None, tmp_path: Path) -> None:
     assert curate(recipe, store)["n_pairs"] == dataset.n_pairs
     record = evaluate(recipe, store, workers=ONE_WORKER)
     assert record["dataset"]["n_victims"] == 1
-    assert len(record["methods"]["plain"]["targets"]["ssim"]) == 10
+    heldout = Dataset(Workspace(store).pairs("heldout"))
+    ids = heldout.column("targets/image_id")
+    paired = ids[heldout.column("pairs/target_row")]
+    targets = record["targets"]["image_id"]
+    assert len(targets) == len(record["methods"]["plain"]["targets"]["ssim"]) == 6
+    assert len(paired)
+    assert set(paired.tolist()) <= set(targets) < set(ids.tolist())  # no public image is scored
     assert "mixtures of private and public pictures" in report(recipe, store).read_text()
