@@ -22,7 +22,7 @@ from torch import Tensor
 
 from recon_core.attacks.instahide.coherence import ImageShape
 from recon_core.attacks.instahide.mixing import mixture
-from recon_core.attacks.instahide.nonnegative import few_atoms, solved
+from recon_core.attacks.instahide.nonnegative import exchanged, few_atoms, solved
 from recon_core.types import Progress, no_progress
 
 
@@ -131,7 +131,7 @@ class NaturalFit:
         a = self._matrix(ends, own)
         first = replace(first, images=_ridge(a, mixed.sign() * self.y - public_part, 0.1))
         return self._public_again(
-            first, (public_part + mixture(first.images, ends, own)).sign(), penalty=0.01
+            first, (public_part + mixture(first.images, ends, own)).sign(), easy=True
         )
 
     def started_again(
@@ -159,7 +159,7 @@ class NaturalFit:
         f = replace(f, images=images, ends=ends, weights=weights)
         whole = torch.zeros_like(self.y)
         whole[rows] = (public_part + mixture(images, ends[rows], weights[rows])).sign()
-        return self._measured(self._public_again(f, whole, penalty=0.01))
+        return self._measured(self._public_again(f, whole, easy=True))
 
     def start_from(
         self,
@@ -177,13 +177,14 @@ class NaturalFit:
         best = torch.inf
         waited = 0
         for k in range(self.how.n_rounds):
-            fitted = self._round(fitted, penalty=0.01 if k < EASY else 0.002)
+            fitted = self._round(fitted, easy=k < EASY)
             progress((k + 1) / self.how.n_rounds)
             left = float((fitted.met < MOST).double().mean())
             off = left + float(fitted.residual.mean())
             waited = 0 if off < best * (1 - 1e-3) else waited + 1
             best = min(best, off)
-            if left == 0 or waited > PATIENCE:
+            done = self.how.spacing > 0 and bool(self.at_levels(fitted.images).all())
+            if left == 0 or waited > (PATIENCE_AT_LEVELS if done else PATIENCE):
                 break
         return fitted
 
@@ -193,8 +194,8 @@ class NaturalFit:
         pictures: Tensor = torch.fft.irfft2(spectrum, s=self.shape[1:])
         return pictures.flatten(1)
 
-    def _round(self, f: Fitted, penalty: float) -> Fitted:
-        f = self._public_again(f, self._mixed(f).sign(), penalty)
+    def _round(self, f: Fitted, *, easy: bool) -> Fitted:
+        f = self._public_again(f, self._mixed(f).sign(), easy=easy)
         f = self._pairs_again(f)
         for _ in range(2):
             f = self._fitted_weights(f)
@@ -213,7 +214,7 @@ class NaturalFit:
         f = replace(f, images=images)
         return f if self.private.known is not None else self._scaled(f, trust)
 
-    def _public_again(self, f: Fitted, signs: Float[Tensor, "m d"], penalty: float) -> Fitted:
+    def _public_again(self, f: Fitted, signs: Float[Tensor, "m d"], *, easy: bool) -> Fitted:
         """Other public images for the encodings that are not explained."""
         if not self.k_pub:
             return f
@@ -222,13 +223,11 @@ class NaturalFit:
         for some in rows.split(AT_ONCE):
             private = mixture(f.images, f.ends[some], f.weights[some])
             rest = self.whitened(signs[some] * self.y[some] - private)
-            found = few_atoms(
-                rest @ self.atoms.T,
-                self.atoms_gram,
-                self.k_pub,
-                penalty=penalty,
-                largest=self.largest,
-            )
+            products, gram, largest = rest @ self.atoms.T, self.atoms_gram, self.largest
+            penalty = 0.01 if easy else 0.002
+            found = few_atoms(products, gram, self.k_pub, penalty=penalty, largest=largest)
+            if not easy:
+                found = exchanged(products, gram, found.ids, largest=largest)
             ids[some], weights[some] = found.ids, found.weights
         if self.public_weight is not None:
             weights = torch.full_like(weights, self.public_weight)
@@ -365,9 +364,10 @@ class NaturalFit:
 AT_ONCE = 500
 """Encodings whose pairs and weights are looked for together; bounds memory."""
 EASY = 3
-"""Rounds in which public images with small coefficients are not looked for."""
-PATIENCE = 15
-"""Rounds without gain after which no more are tried."""
+"""Rounds in which public images of small coefficients are not looked for: images are too rough."""
+PATIENCE, PATIENCE_AT_LEVELS = 10, 2
+"""Rounds without gain after which no more are tried: images that are all at grey levels are done,
+and only encodings are left."""
 NEAR = 0.15
 """The mean distance to a grey level, in levels, from which on images are rounded."""
 STRICTER = 50

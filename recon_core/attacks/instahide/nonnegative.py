@@ -53,6 +53,40 @@ def few_atoms(
     return Few(kept.gather(1, best), fitted)
 
 
+def exchanged(
+    products: Float[Tensor, "b p"],
+    gram: Float[Tensor, "p p"],
+    ids: Int64[Tensor, "b k"],
+    *,
+    largest: float = 1.0,
+    n_sweeps: int = 2,
+) -> Few:
+    """The same after exchanges: each atom in turn gives way to the one that, beside the others,
+    leaves least. Atoms of small coefficients, which no penalty keeps, are found so.
+
+    `products`, `gram`: as of `few_atoms`.
+    """
+    ids, energy = ids.clone(), gram.diagonal()
+    for place in list(range(ids.shape[1])) * n_sweeps:
+        others = torch.cat([ids[:, :place], ids[:, place + 1 :]], 1)
+        cross = gram[others]
+        block = _regular(cross.gather(2, others[:, None].expand(-1, others.shape[1], -1)))
+        right = torch.cat([products.gather(1, others)[..., None], cross], 2)
+        fitted = torch.linalg.solve(block, right)
+        left = products - (fitted[:, :, :1] * cross).sum(1)
+        alone = energy - (fitted[:, :, 1:] * cross).sum(1)
+        gain = left.clamp(min=0).square() / alone.clamp(min=ALONE * float(energy.mean()))
+        ids[:, place] = gain.scatter_(1, others, -1.0).argmax(1)
+    chosen = gram[ids[:, :, None], ids[:, None]]
+    weights = solved(chosen, products.gather(1, ids)).clamp_(0, largest)
+    order = weights.argsort(1, descending=True)
+    return Few(ids.gather(1, order), weights.gather(1, order))
+
+
+ALONE = 1e-3
+"""Share of the usual energy that an atom must have beside others to count for more."""
+
+
 def least_squares(
     gram: Float[Tensor, "b s s"], products: Float[Tensor, "b s"], chosen: Int64[Tensor, "b k"]
 ) -> Float[Tensor, "b k"]:
@@ -65,7 +99,11 @@ def least_squares(
 
 def solved(block: Float[Tensor, "b k k"], right: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
     """Of symmetric systems, with a millionth of their scale on the diagonal."""
+    found: Tensor = torch.linalg.solve(_regular(block), right[..., None])
+    return found[..., 0]
+
+
+def _regular(block: Float[Tensor, "b k k"]) -> Float[Tensor, "b k k"]:
     scale = block.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(block.dtype).tiny)
     small = torch.eye(block.shape[1], dtype=block.dtype, device=block.device) * 1e-6
-    found: Tensor = torch.linalg.solve(block + scale[:, None, None] * small, right[..., None])
-    return found[..., 0]
+    return block + scale[:, None, None] * small

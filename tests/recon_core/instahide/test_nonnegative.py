@@ -7,7 +7,7 @@ import itertools
 import torch
 from scipy.optimize import nnls
 
-from recon_core.attacks.instahide.nonnegative import few_atoms
+from recon_core.attacks.instahide.nonnegative import exchanged, few_atoms
 
 
 def test_the_best_two_of_eight_are_found():
@@ -39,3 +39,30 @@ def test_coefficients_stay_within_their_bounds():
     assert float(found.weights.min()) >= 0
     assert float(found.weights.max()) <= 0.65
     assert 0 in found.ids[0].tolist()
+
+
+def test_exchanges_find_atoms_of_small_coefficients():
+    """Of 200 alike atoms four, one of which has a fiftieth of the weight."""
+    drawn = torch.Generator().manual_seed(2)
+    atoms = torch.randn(200, 300, generator=drawn) + torch.randn(300, generator=drawn)
+    ids = torch.stack([torch.randperm(200, generator=drawn)[:4] for _ in range(100)])
+    weights = torch.tensor([0.4, 0.3, 0.2, 0.02])
+    targets = (atoms[ids] * weights[:, None]).sum(1)
+    targets += 0.005 * torch.randn(100, 300, generator=drawn)
+    products, gram = targets @ atoms.T, atoms @ atoms.T
+    first = few_atoms(products, gram, 4)
+    found = exchanged(products, gram, first.ids)
+    true = ids.sort(1).values
+    assert float((first.ids.sort(1).values == true).all(1).float().mean()) < 0.5
+    assert float((found.ids.sort(1).values == true).all(1).float().mean()) > 0.95
+    torch.testing.assert_close(found.weights.mean(0), weights, atol=2e-3, rtol=0)
+    again = exchanged(products, gram, found.ids)
+    assert torch.equal(again.ids, found.ids)
+
+
+def test_of_one_atom_the_best_is_taken():
+    drawn = torch.Generator().manual_seed(3)
+    atoms = torch.randn(9, 30, generator=drawn)
+    targets = 0.5 * atoms[[4, 7]] + 0.01 * torch.randn(2, 30, generator=drawn)
+    found = exchanged(targets @ atoms.T, atoms @ atoms.T, torch.zeros(2, 1, dtype=torch.int64))
+    assert found.ids.tolist() == [[4], [7]]
