@@ -19,24 +19,24 @@ def total(affinity: torch.Tensor, edges: torch.Tensor) -> float:
 def best_by_trying(affinity: torch.Tensor, capacity: int) -> float:
     """The largest total over all assignments of two images to each encoding."""
     m, n = affinity.shape
-    pairs = list(itertools.combinations(range(n), 2))
-    best = -np.inf
-    for chosen in itertools.product(pairs, repeat=m):
-        counts = np.bincount(np.ravel(chosen), minlength=n)
-        if counts.max() <= capacity:
-            best = max(best, total(affinity, torch.tensor(chosen)))
-    return best
+    pairs = np.array(list(itertools.combinations(range(n), 2)))
+    chosen = np.indices((len(pairs),) * m).reshape(m, -1)
+    counts = (pairs[chosen][..., None] == np.arange(n)).sum((0, 2))
+    worth = affinity.double().numpy()[:, pairs].sum(2)
+    totals = np.take_along_axis(worth, chosen, axis=1).sum(0)
+    return float(totals[(counts <= capacity).all(1)].max())
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_the_flow_is_the_best_of_all_assignments(seed):
-    drawn = torch.Generator().manual_seed(seed)
-    affinity = torch.randn(4, 4, generator=drawn)
-    affinity[:, 0] += 2 * (seed % 3)  # wanted by all; only its share may have it
-    edges = assigned(affinity, n_arcs=4, slack=0.0)
-    assert bool((edges[:, 0] < edges[:, 1]).all())
-    assert edges.flatten().bincount(minlength=4).tolist() == [2] * 4
-    assert total(affinity, edges) == pytest.approx(best_by_trying(affinity, 2), abs=1e-5)
+def test_the_flow_is_the_best_of_all_assignments():
+    """Of 1,296 in each of 300 cases."""
+    drawn = torch.Generator().manual_seed(0)
+    for case in range(300):
+        affinity = torch.randn(4, 4, generator=drawn)
+        affinity[:, 0] += 2 * (case % 3)  # wanted by all; only its share may have it
+        edges = assigned(affinity, n_arcs=4, slack=0.0)
+        assert bool((edges[:, 0] < edges[:, 1]).all())
+        assert edges.flatten().bincount(minlength=4).tolist() == [2] * 4
+        assert total(affinity, edges) == pytest.approx(best_by_trying(affinity, 2), abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(5))
