@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from storage.arrays import read_array
 from storage.errors import SourceError
 from storage.files import write_file, write_json
 from storage.pictures import CorruptPictureError, is_picture, read_picture_as_it_is
@@ -113,7 +114,7 @@ def read_challenge(
     found = Challenge(
         encodings=encodings,
         public=None if public is None else read_images(public, "public images", signed=True),
-        labels=None if labels is None else _read_array(labels, "labels"),
+        labels=None if labels is None else read_array(labels, "labels"),
         facts=facts,
         secret={} if truth is None else _secret(truth),
     )
@@ -128,7 +129,7 @@ def read_images(path: Path, what: str, *, signed: bool = False) -> npt.NDArray[n
     """
     if path.is_dir():
         return _pictures(path, what, signed=signed)
-    array = _read_array(path, what)
+    array = read_array(path, what)
     if array.ndim == 3:
         array = array[:, None]
     if array.ndim != 4:
@@ -171,22 +172,6 @@ def _pictures(folder: Path, what: str, *, signed: bool) -> npt.NDArray[np.float3
             )
     values = np.stack(found).transpose(0, 3, 1, 2).astype(np.float32) / 255
     return np.ascontiguousarray(2 * values - 1 if signed else values)
-
-
-def _read_array(path: Path, what: str) -> Array:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise SourceError(f"{path} is not there; it should hold {what}") from None
-    except (OSError, EOFError, ValueError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SourceError(
-            f"{path} is not an array that can be read safely ({said}); save {what} with numpy.save "
-            "as numbers, without pickle"
-        ) from error
-    if not isinstance(array, np.ndarray):
-        raise SourceError(f"{path} holds several arrays; save {what} alone, as .npy")
-    return array
 
 
 def _check(challenge: Challenge) -> None:
@@ -239,7 +224,7 @@ def _secret(folder: Path) -> dict[str, Array]:
         raise SourceError(f"{folder} is not a folder; the truth has private.npy and edges.npy")
     if not (folder / "private.npy").is_file():
         raise SourceError(f"{folder} has no private.npy, the images that are compared with")
-    return {p.stem: _read_array(p, "the truth") for p in sorted(folder.glob("*.npy"))}
+    return {p.stem: read_array(p, "the truth") for p in sorted(folder.glob("*.npy"))}
 
 
 def _if_there(path: Path) -> Path | None:

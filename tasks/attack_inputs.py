@@ -23,6 +23,7 @@ from recon_core.victims.network import (
     Parameters,
     parse_architecture,
 )
+from storage.arrays import read_array
 from storage.errors import SourceError
 from storage.layers import Layers, find_layers
 from storage.pictures import CorruptPictureError, is_picture, read_picture
@@ -216,10 +217,7 @@ def _numbers(text: str) -> list[float] | None:
 
 def _array(path: Path, shape: Shape) -> Tensor:
     """An .npy file as (c, h, w); (h, w, c), (h, w) and flat arrays are taken for what they are."""
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise SourceError(f"--mean {path} cannot be read as an .npy file ({error})") from error
+    array = read_array(path, "the mean image of --mean")
     channels, height, width = shape
     if array.shape == (height, width, channels) and channels != height:
         array = array.transpose(2, 0, 1)

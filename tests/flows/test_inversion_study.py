@@ -69,8 +69,8 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(
     assert len(record["sweet_spots"]) == 2
     cell = next(c for c in record["cells"] if c["defence"]["lam"] == 0.1)
     assert len(cell["attacks"]["strong"]["ssim"]["values"]) == 3
-    arrays = np.load(store / "inversion-pictures.npz")
-    assert arrays["digits/original"].shape == (3, 16, 16)
+    with np.load(store / "inversion-pictures.npz") as arrays:
+        assert arrays["digits/original"].shape == (3, 16, 16)
     before = {path: path.stat().st_mtime_ns for path in (store / "products").iterdir()}
     again = RUN.invoke(app, ["study", "inversion", "--store", str(store), "--device", "cpu"])
     assert again.exit_code == 0, again.output  # with the settings of the store

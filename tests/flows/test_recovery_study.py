@@ -63,10 +63,10 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(
     assert {c["method"] for c in record["cells"]} == {m["name"] for m in record["methods"]}
     assert len(record["methods"]) == 6
     assert record["failed"] == []
-    arrays = np.load(store / "recovery-pictures.npz")
-    for shown in record["shown"]:
-        place = f"{shown['victim']}/{shown['level']:g}/{shown['mask']}/{shown['sigma']:g}"
-        assert f"{place}/ddnm" in arrays
+    with np.load(store / "recovery-pictures.npz") as arrays:
+        for shown in record["shown"]:
+            place = f"{shown['victim']}/{shown['level']:g}/{shown['mask']}/{shown['sigma']:g}"
+            assert f"{place}/ddnm" in arrays
     kept = ("victims", "inpainter", "cells")
     before = {path: path.stat().st_mtime_ns for name in kept for path in (store / name).rglob("*")}
     again = RUN.invoke(app, ["study", "autoencoder", "--store", str(store), "--device", "cpu"])

@@ -206,9 +206,9 @@ def test_sweet_spots_get_all_seeds_and_the_record_has_every_cell(tmp_path: Path)
         assert len(cell["seeds"]) == (3 if k in spots or not in_grid_only else 1)
         for attack in cell["attacks"].values():
             assert attack["n"] == 10 * len(cell["seeds"])
-    arrays = np.load(io.BytesIO(pictures_of(plan, record)))
-    assert arrays["digits/original"].shape == (3, 16, 16)
-    assert arrays["0/strong"].shape == (3, 16, 16)
+    with np.load(io.BytesIO(pictures_of(plan, record))) as arrays:
+        assert arrays["digits/original"].shape == (3, 16, 16)
+        assert arrays["0/strong"].shape == (3, 16, 16)
 
 
 def test_restorers_learn_from_public_images_alone(tmp_path: Path) -> None:

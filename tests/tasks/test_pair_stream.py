@@ -38,6 +38,8 @@ from tests.storage.stores import store
 
 CURATION = Curation(n_subsets=9, share=40, noise_fraction=0.1, seed=5)
 Batch = dict[str, Tensor]
+FORKED = multiprocessing.get_context("fork")
+"""What DataLoader takes on Linux by itself, except in a process that was spawned."""
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +51,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[ProcessPoolExecutor]:
-    """A process in which nothing but the test has run. DataLoader workers are forked, and what
-    Prefect and Dask leave in a process makes its children end with an error."""
+    """A process in which nothing but the test has run. `FORKED` workers start at once, but what
+    Prefect and Dask leave in a process makes its forked children end with an error."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         pool.submit(os.getpid).result()
         yield pool
@@ -278,7 +280,8 @@ def test_workers_of_all_ranks_are_the_readers(dataset: Dataset, fresh: ProcessPo
 
 def rows_of_four_workers(root: str, rank: int) -> list[bytes]:
     source = examples(Dataset(root), rank=rank, world_size=3, batch_size=100)
-    return rows(DataLoader(source, batch_size=None, num_workers=4))
+    loader = DataLoader(source, batch_size=None, num_workers=4, multiprocessing_context=FORKED)
+    return rows(loader)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -383,7 +386,10 @@ def loaded_in_two_attempts(root: str, n_workers: int, n_left: int | None) -> Any
     dataset = Dataset(root)
 
     def loader(source: PairExamples) -> Any:
-        return stateful(source, batch_size=None, num_workers=n_workers)
+        context = FORKED if n_workers else None
+        return stateful(
+            source, batch_size=None, num_workers=n_workers, multiprocessing_context=context
+        )
 
     whole = [rows([batch]) for batch in loader(examples(dataset))]
     n_before = 0 if n_left is None else len(whole) - n_left

@@ -90,7 +90,8 @@ def test_pictures_are_those_that_are_shown(
     made: tuple[RecoveryPlan, Outcome, dict[str, Any]],
 ) -> None:
     plan, outcome, record = made
-    arrays = np.load(io.BytesIO(pictures_of(plan, outcome, record)))
+    with np.load(io.BytesIO(pictures_of(plan, outcome, record))) as file:
+        arrays = dict(file)
     groups = [f"{s['victim']}/{s['level']:g}/{s['mask']}/{s['sigma']:g}" for s in record["shown"]]
     assert groups == ["fc-a/0.03/random/0", "fc-a/0.03/window/0", "fc-a/0.03/random/0.02",
                       "fc-b/0.03/random/0", "fc-b/0.03/window/0"]  # fmt: skip

@@ -1,0 +1,65 @@
+"""An array of the user's: read without pickle, refused in words, and no file left open."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.arrays import read_array
+from storage.errors import SourceError
+
+NOT_ARRAYS = {
+    "text": (b"text", r"numpy\.save"),
+    "empty": (b"", r"numpy\.save"),
+    "half a zip": (b"PK\x03\x04 and no more", r"numpy\.save"),
+    "a header alone": (b"\x93NUMPY\x01\x00", r"numpy\.save"),
+}
+
+
+def open_files() -> set[str]:
+    gc.collect()
+    return {str(p.readlink()) for p in Path("/proc/self/fd").iterdir() if p.is_symlink()}
+
+
+@pytest.mark.parametrize("array", [np.arange(6).reshape(2, 3), np.float32(2), np.zeros((0, 3))])
+def test_what_was_saved_is_read(tmp_path: Path, array: np.ndarray) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, array)
+    back = read_array(path, "numbers")
+    np.testing.assert_array_equal(back, array)
+    assert (back.dtype, back.shape) == (array.dtype, array.shape)
+
+
+@pytest.mark.parametrize("name", NOT_ARRAYS)
+def test_what_is_no_array(tmp_path: Path, name: str) -> None:
+    content, said = NOT_ARRAYS[name]
+    path = tmp_path / "a.npy"
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=said):
+        read_array(path, "numbers")
+
+
+def test_objects_are_not_unpickled(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
+    with pytest.raises(SourceError, match="without pickle"):
+        read_array(path, "numbers")
+
+
+def test_what_is_not_there_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="is not there; it should hold the encodings"):
+        read_array(tmp_path / "absent.npy", "the encodings")
+    with pytest.raises(SourceError, match="Is a directory"):
+        read_array(tmp_path, "the encodings")
+
+
+def test_several_arrays_are_refused_and_the_file_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.zeros(3), b=np.ones(2))
+    with pytest.raises(SourceError, match="several arrays; save the mean image alone") as e:
+        read_array(path, "the mean image")
+    assert str(path) not in open_files()  # while the error with its frames is alive
+    assert e.value is not None
