@@ -1,8 +1,17 @@
-"""Shape annotations are enforced while testing; and an S3 server for whoever asks for one."""
+"""Shape annotations are enforced while testing; and an S3 server for whoever asks for one.
+
+Tests run side by side, a process per core, so a process and its children compute with one thread;
+tests of several threads ask for them.
+"""
 
 from __future__ import annotations
 
-from jaxtyping import install_import_hook
+import os
+
+for _library in ("OMP", "MKL", "OPENBLAS"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")  # before anything imports torch or numpy
+
+from jaxtyping import install_import_hook  # noqa: E402
 
 install_import_hook(["recon_core"], "beartype.beartype")  # before anything imports the core
 

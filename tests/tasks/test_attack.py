@@ -173,8 +173,11 @@ def test_every_way_to_say_the_mean(tmp_path: Path) -> None:
             read_mean(text, None, SHAPE)
     with pytest.raises(SourceError, match="cannot be read"):
         read_mean(str(tmp_path / "absent.png"), None, SHAPE)
-    with pytest.raises(SourceError, match="cannot be read"):
+    with pytest.raises(SourceError, match="is not there; it should hold the mean image of --mean"):
         read_mean(str(tmp_path / "absent.npy"), None, SHAPE)
+    (tmp_path / "text.npy").write_bytes(b"text")
+    with pytest.raises(SourceError, match="is not an array that can be read safely"):
+        read_mean(str(tmp_path / "text.npy"), None, SHAPE)
 
 
 def test_preparation_finds_labels_whichever_way_round(files: VictimFiles, tmp_path: Path) -> None:
