@@ -30,6 +30,7 @@ from flows.screen import fact_text, show_facts, show_notices
 from flows.study_cli import study_app
 from flows.top_up_cli import top_up_app
 from storage.errors import SourceError, StorageError, StoreMismatchError
+from tasks.freed_memory import keep_freed_memory
 from tasks.guard import start_guard, take_ctrl_c_alone
 from tasks.workspace import Workspace
 
@@ -254,6 +255,7 @@ def main() -> NoReturn:
     """The entry point: one line for what went wrong, how to resume, and the exit code."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     start_guard()
+    keep_freed_memory()
     take_ctrl_c_alone()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)

@@ -20,6 +20,7 @@ import torch
 from distributed import Client, LocalCluster
 
 from tasks.batch_jobs import KeepJobs, check_script
+from tasks.freed_memory import SETTINGS as KEPT_MEMORY
 from tasks.sites import (
     ALLOWED_FAILURES,
     KubernetesSite,
@@ -34,15 +35,6 @@ from tasks.sites import (
 Device = Literal["auto", "cpu", "cuda"]
 
 KINDS = ("local", "cuda", "slurm", "kubernetes")
-
-KEEP_FREED_MEMORY = {
-    "MALLOC_TRIM_THRESHOLD_": 1 << 30,
-    "MALLOC_MMAP_THRESHOLD_": 1 << 30,
-    "MALLOC_TOP_PAD_": 1 << 26,
-}
-"""Dask makes its workers' malloc return every freed block to the system; the temporaries of each
-iteration are then mapped and cleared anew, which doubled the time of a part on a CPU. Such settings
-only count in the environment that a process starts with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +150,11 @@ def dask_client(workers: Workers, *, threads: int) -> Iterator[Client]:
 
 
 def worker_environment(threads: int) -> dict[str, int]:
-    """The variables that a worker's process starts with."""
-    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEEP_FREED_MEMORY}
+    """The variables that a worker's process starts with.
+
+    Dask makes its workers' malloc return every freed block, which doubled the time of a part.
+    """
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEPT_MEMORY}
 
 
 def start_cluster(workers: Workers, threads: int, environment: dict[str, int]) -> Any:

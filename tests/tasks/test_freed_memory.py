@@ -1,0 +1,62 @@
+"""Freed blocks stay mapped: the kernel clears the memory of many iterations once."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from tasks import freed_memory
+from tasks.freed_memory import SETTINGS, keep_freed_memory
+
+PAGES = """
+import resource, sys
+from tasks.freed_memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+import numpy as np
+def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+np.ones(4 << 20)
+before = faults()
+for _ in range(20):
+    np.ones(4 << 20)  # 32 MiB
+print(faults() - before)
+"""
+"""Page faults of twenty blocks of 32 MiB, one after another."""
+GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc's malloc")
+
+
+def page_faults(*, keep: bool) -> int:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    finished = subprocess.run(
+        [sys.executable, "-c", PAGES, "keep" if keep else "default"],
+        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return int(finished.stdout)
+
+
+@GLIBC
+def test_a_block_is_mapped_once() -> None:
+    default, kept = page_faults(keep=False), page_faults(keep=True)
+    assert default > 100  # huge pages or small, each block anew
+    assert kept < default / 4
+
+
+@GLIBC
+def test_the_environment_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SETTINGS:
+        monkeypatch.setenv(name, "131072")
+    assert keep_freed_memory() == {}
+
+
+def test_elsewhere_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freed_memory.platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: pytest.fail("asked for malloc"))
+    assert keep_freed_memory() == {}
