@@ -23,6 +23,9 @@ _PARAMETERS = {
     "MALLOC_MMAP_THRESHOLD_": -3,
 }
 """mallopt's numbers for them, from malloc.h."""
+OLDER_LIMIT = 1 << 25
+"""What older versions of glibc take as a threshold for mmap at most (mallopt(3)); they refuse more,
+and would then map every block above 128 KiB anew once another of the settings is there."""
 
 
 def keep_freed_memory() -> dict[str, int]:
@@ -33,8 +36,10 @@ def keep_freed_memory() -> dict[str, int]:
     if platform.libc_ver()[0] != "glibc":
         return {}
     mallopt = ctypes.CDLL(None).mallopt
-    return {
-        name: value
-        for name, value in SETTINGS.items()
-        if name not in os.environ and mallopt(_PARAMETERS[name], value) == 1
-    }
+    kept = {}
+    for name in SETTINGS.keys() - os.environ.keys():
+        for value in (SETTINGS[name], OLDER_LIMIT):
+            if mallopt(_PARAMETERS[name], value) == 1:
+                kept[name] = value
+                break
+    return kept

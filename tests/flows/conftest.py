@@ -14,10 +14,11 @@ from flows.presets import Recipe, preset
 
 @pytest.fixture(scope="session", autouse=True)
 def no_process_of_its_own() -> Iterator[None]:
-    """Commands run in this process here, which has to keep its signals and its environment."""
+    """Commands run in this process here, which has to keep its signals, environment and malloc."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "start_guard", lambda: None)
         patch.setattr(cli, "take_ctrl_c_alone", lambda: None)
+        patch.setattr(cli, "keep_freed_memory", lambda: None)
         yield
 
 

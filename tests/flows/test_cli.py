@@ -44,6 +44,13 @@ def test_every_command_has_help_with_an_example(monkeypatch, capsys, command: st
     assert re.search(r"Examples?:\s+palimpsest " + command, capsys.readouterr().out)
 
 
+def test_every_command_keeps_freed_memory(monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(cli, "keep_freed_memory", lambda: calls.append("kept"))
+    assert run(monkeypatch, "--help") == 0
+    assert calls == ["kept"]
+
+
 @pytest.fixture
 def flat_noise(tmp_path: Path) -> Path:
     """A folder of two classes with 12 tiny pictures each."""

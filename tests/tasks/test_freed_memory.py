@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,21 @@ def test_the_environment_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SETTINGS:
         monkeypatch.setenv(name, "131072")
     assert keep_freed_memory() == {}
+
+
+def test_an_older_glibc_gets_the_most_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def mallopt(parameter: int, value: int) -> int:
+        asked.append((parameter, value))
+        return int(parameter != -3 or value <= 32 << 20)
+
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(freed_memory.platform, "libc_ver", lambda: ("glibc", "2.28"))
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    assert keep_freed_memory() == SETTINGS | {"MALLOC_MMAP_THRESHOLD_": 32 << 20}
+    assert sorted(asked) == [(-3, 32 << 20), (-3, 1 << 30), (-2, 1 << 26), (-1, 1 << 30)]
 
 
 def test_elsewhere_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
