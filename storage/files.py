@@ -12,10 +12,11 @@ import itertools
 import json
 import os
 import secrets
+import stat
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from storage.errors import StorageError, StoreFullError
 
@@ -42,6 +43,37 @@ def full_device_explained(path: Path) -> Iterator[None]:
             f"no space left to write {path}; free some space or use a folder on another device, "
             "then run the same command again: it continues from what is complete"
         ) from error
+
+
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """`path` opened for reading bytes, if it is a regular file or a link to one.
+
+    Others are refused without waiting: opening a pipe that nobody writes to, or reading a device
+    that has no end, would hang.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file: says what it is in a few words.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+            raise OSError(f"it is {kind}, not a regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def json_bytes(value: Any) -> bytes:
