@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from storage.errors import SourceError
+from storage.files import open_regular
 
 
 def read_array(path: Path, what: str) -> npt.NDArray[Any]:
@@ -20,11 +23,12 @@ def read_array(path: Path, what: str) -> npt.NDArray[Any]:
         what: What the array should be, for the errors: "the encodings", "the mean image".
 
     Raises:
-        SourceError: The file is not there, is none that numpy.save made, needs pickle, or holds
-            several arrays (.npz).
+        SourceError: The file is not there, is no regular file, none that numpy.save made, needs
+            pickle, holds several arrays (.npz), or fewer numbers than its header announces.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            _check_size(file)
             array = np.load(file, allow_pickle=False)
             if isinstance(array, np.lib.npyio.NpzFile):
                 array.close()
@@ -38,3 +42,25 @@ def read_array(path: Path, what: str) -> npt.NDArray[Any]:
             "as numbers, without pickle"
         ) from error
     return np.asarray(array)
+
+
+def _check_size(file: BinaryIO) -> None:
+    """ValueError if the header announces more than the file has, for which numpy would make room;
+    the file is then where it was."""
+    if file.read(6) == b"\x93NUMPY":
+        file.seek(0)
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            read = np.lib.format.read_array_header_2_0
+        shape, _in_columns, dtype = read(file)
+        n_bytes, n_there = math.prod(shape) * dtype.itemsize, _left(file)
+        if n_bytes > n_there and not dtype.hasobject:
+            raise ValueError(
+                f"its header announces shape {shape}, {n_bytes:,} bytes, but {n_there:,} are there"
+            )
+    file.seek(0)
+
+
+def _left(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size - file.tell()

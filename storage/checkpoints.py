@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from storage.errors import CorruptPartError
-from storage.files import full_device_explained, write_file, write_json
+from storage.files import full_device_explained, open_regular, write_file, write_json
 
 __all__ = ["load_checkpoint", "save_checkpoint", "write_json"]
 
@@ -62,24 +62,33 @@ def load_checkpoint(
     """Tensors and meta of checkpoint `name`, or None if there is none.
 
     Raises:
-        CorruptPartError: the files are not as they were written.
+        CorruptPartError: the files are not as they were written, or no regular files.
     """
     path = folder / f"{name}.json"
     fix = f"remove {path} to start over, or restore both files"
     try:
-        body = json.loads(path.read_bytes())
+        body = json.loads(_read(path))
         file, digest, meta = folder / body["tensors"], body["sha256"], dict(body["meta"])
+        if file.parent != folder:
+            raise ValueError(f"its tensors are at {body['tensors']!r}, not beside it")
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
         raise CorruptPartError(f"{path} is not a checkpoint ({error}); {fix}") from error
     try:
-        content = file.read_bytes()
+        content = _read(file)
     except FileNotFoundError as error:
         raise CorruptPartError(f"{path} names {file.name}, which is missing; {fix}") from error
+    except OSError as error:
+        raise CorruptPartError(f"{file} cannot be read ({error}); {fix}") from error
     if hashlib.sha256(content).hexdigest() != digest:
         raise CorruptPartError(f"{file} is not what was written (SHA-256 differs); {fix}")
     try:
         return load(content), meta
     except SafetensorError as error:
         raise CorruptPartError(f"{file} is not a safetensors file ({error}); {fix}") from error
+
+
+def _read(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()

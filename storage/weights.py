@@ -4,6 +4,10 @@ A file saved by `torch.save` is a pickle, and a pickle is a program. `torch.load
 builds tensors and plain containers and refuses every other name before it is called; nothing here
 ever asks for more. What kind of file it is is read from its first bytes, not from its name.
 
+Nothing is believed about sizes. A file may announce more than it has: a header, a compressed
+archive, a tensor that repeats one number ten thousand million times. All of it is compared with the
+bytes that are there before anything is allocated.
+
 What the arrays mean as layers is told by `storage.layers`.
 """
 
@@ -12,8 +16,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import pickle
 import warnings
+import zipfile
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +30,20 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import SourceError
+from storage.files import open_regular
 
-STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
-"""Where training scripts put the state dict beside an optimiser's and an epoch."""
+STATE_DICT_KEYS = (
+    *("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params"),
+    *("ema", "model_ema", "state_dict_ema", "ema_state_dict"),
+)
+"""Where training scripts put the state dict beside an optimiser and an epoch, best first. Averages
+over steps come last: they are no point at which a training ended."""
+
+NOT_OF_NETWORKS = ("optim", "sched", "scaler")
+"""Names that begin so have tensors of the training in them, not of the network."""
+
+DEEPEST = 4
+"""Dicts inside dicts that are looked into."""
 
 PREFIXES = ("module.", "_orig_mod.", "model.")
 """What torch's DataParallel, torch.compile and Lightning put before every name."""
@@ -43,18 +61,24 @@ class WeightsError(SourceError):
     """The weights cannot be used as asked: fix the file or the `--weights` argument."""
 
 
+WIDENING = 16
+"""A state dict has this many times its file's bytes at most: layers may share their weights."""
+
+
 @dataclass(frozen=True, eq=False)
 class WeightFile:
     """The tensors of one file, float32 or float64 (half precisions are widened), names cleaned.
 
     `kind` is "safetensors" or "torch". A torch file keeps the order in which the layers were made;
-    a safetensors file is sorted and has none. `sha256` is of the file.
+    a safetensors file is sorted and has none. `sha256` is of the file. `inside`: the keys that lead
+    to the state dict in what was saved, "model.ema"; empty where it is the whole.
     """
 
     path: Path
     kind: str
     tensors: dict[str, npt.NDArray[Any]]
     sha256: str
+    inside: str = ""
 
     @property
     def in_order(self) -> bool:
@@ -65,46 +89,117 @@ class WeightFile:
 def read_weights(path: Path) -> WeightFile:
     """The tensors in a safetensors file or in a state dict saved by `torch.save`.
 
-    A dict with the state dict under "state_dict", "model_state_dict" or "model" is accepted too.
-    Nothing in the file is run.
+    The state dict may lie in other dicts: under one of `STATE_DICT_KEYS`, the first that there is,
+    or anywhere as the only dict of tensors. Nothing in the file is run.
 
     Raises:
         WeightsError: no such file, another format, objects other than tensors, no tensors, integer
-            tensors, NaN or infinite entries; the message says which and what to do.
+            tensors, NaN or infinite entries, more numbers than the file has bytes for; the message
+            says which and what to do.
     """
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise WeightsError(f"{path} {what}; give --weights a file of weights")
-    content = path.read_bytes()
-    if _is_safetensors(content):
+    content, inside = _content(path), ""
+    if content.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive; a pickle
+        _check_archive(content, path)
+        kind, (inside, found) = "torch", _state_dict(_torch_load(content, path), path)
+    elif content[8:9] == b"{":
         kind, found = "safetensors", _safetensors(content, path)
-    elif content.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive; a pickle
-        kind, found = "torch", _state_dict(_torch_load(content, path), path)
     else:
         raise WeightsError(
             f"{path} is neither a safetensors file nor one that torch.save wrote; {HOW_TO_SAVE}"
         )
     if not found:
         raise WeightsError(f"{path} has no tensors in it; {HOW_TO_SAVE}")
-    tensors = {name: _array(name, value, path) for name, value in _without_prefixes(found).items()}
-    return WeightFile(path, kind, tensors, hashlib.sha256(content).hexdigest())
+    found = _without_prefixes(found)
+    _check_sizes(found, len(content), path)
+    tensors = {name: _array(name, value, path) for name, value in found.items()}
+    return WeightFile(path, kind, tensors, hashlib.sha256(content).hexdigest(), inside)
 
 
-def _is_safetensors(content: bytes) -> bool:
-    """Eight bytes of length, then a JSON object of that length."""
-    length = int.from_bytes(content[:8], "little")
-    return len(content) >= 8 + length and content[8:9] == b"{"
+def check_weights_file(path: Path) -> int:
+    """Bytes of a file that may be read as weights.
+
+    Raises:
+        WeightsError: it is not there, is no regular file (a folder, a pipe, a device), cannot be
+            opened, or is larger than the memory of this machine.
+    """
+    try:
+        with open_regular(path) as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        raise WeightsError(f"{path} does not exist; give --weights a file of weights") from None
+    except IsADirectoryError:
+        raise WeightsError(f"{path} is a folder; give --weights a file of weights") from None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise WeightsError(f"{path} cannot be read: {why}; give --weights a file") from error
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if n_bytes > memory:
+        raise WeightsError(
+            f"{path} has {n_bytes / 1e9:,.0f} GB, more than the memory of this machine "
+            f"({memory / 1e9:,.0f} GB); give --weights the file of a network that fits"
+        )
+    return n_bytes
+
+
+def _content(path: Path) -> bytes:
+    check_weights_file(path)
+    with open_regular(path) as file:
+        return file.read()
+
+
+def _check_archive(content: bytes, path: Path) -> None:
+    """WeightsError for a zip that unpacks to more than it is; torch.save compresses nothing."""
+    if not content.startswith(b"PK"):
+        return
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            n_bytes = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return  # torch says what is wrong with it
+    if n_bytes > len(content):
+        raise WeightsError(
+            f"{path} is an archive of {len(content):,} bytes that unpacks to {n_bytes:,}, which "
+            f"torch.save never writes; {HOW_TO_SAVE}"
+        )
 
 
 def _safetensors(content: bytes, path: Path) -> dict[str, Any]:
+    """Eight bytes of length, then a JSON object of that length, then the numbers."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    length = int.from_bytes(content[:8], "little")
+    if length > len(content) - 8:
+        raise WeightsError(
+            f"{path} announces a header of {length:,} bytes but has {len(content):,}: it is cut "
+            f"off, or no safetensors file; copy it again, or {HOW_TO_SAVE}"
+        )
     try:
         return dict(load(content))
     except (SafetensorError, json.JSONDecodeError, KeyError, ValueError) as error:
-        raise WeightsError(f"{path} is a damaged safetensors file ({error}); copy it again") from (
-            error
+        raise WeightsError(
+            f"{path} is a damaged safetensors file ({_first_line(error)}); copy it again, or "
+            f"{HOW_TO_SAVE}"
+        ) from error
+
+
+def _check_sizes(tensors: Mapping[str, Any], n_bytes: int, path: Path) -> None:
+    """WeightsError for tensors with more numbers than the file has, or with none."""
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+    largest = max(sizes, key=lambda name: sizes[name])
+    if sum(sizes.values()) > WIDENING * n_bytes:
+        shape = tuple(tensors[largest].shape)
+        raise WeightsError(
+            f"{path} has {n_bytes:,} bytes, but its tensors would take {sum(sizes.values()):,}, "
+            f"{largest} {shape} most: they repeat few numbers (expand) or are of no device; save "
+            "them whole: torch.save({k: v.clone() for k, v in net.state_dict().items()}, "
+            "'victim.pt')"
+        )
+    empty = next((name for name, size in sizes.items() if not size), None)
+    if empty is not None:
+        raise WeightsError(
+            f"{empty} in {path} has no numbers in it, shape {tuple(tensors[empty].shape)}; save "
+            "the network without it"
         )
 
 
@@ -141,21 +236,61 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or ["no message"])[0][:200]
 
 
-def _state_dict(loaded: Any, path: Path) -> dict[str, Any]:
-    """The mapping of names to tensors in what torch.load gave."""
+def _state_dict(loaded: Any, path: Path) -> tuple[str, dict[str, Any]]:
+    """The keys that lead to the state dict in what torch.load gave, and its tensors by name."""
     import torch
 
-    if isinstance(loaded, Mapping):
-        inner = [loaded[k] for k in STATE_DICT_KEYS if isinstance(loaded.get(k), Mapping)]
-        loaded = inner[0] if inner else loaded
     if not isinstance(loaded, Mapping):
         raise WeightsError(f"{path} holds a {type(loaded).__name__}, no state dict; {HOW_TO_SAVE}")
     others = [f"{k} ({type(v).__name__})" for k, v in loaded.items() if not torch.is_tensor(v)]
-    if others:
+    if not others:
+        return "", {str(name): tensor for name, tensor in loaded.items()}
+    found = _state_dicts(loaded)
+    first = min((_rank(keys[0]) for keys in found), default=0)
+    best = [keys for keys in found if _rank(keys[0]) == first]
+    if len(best) == 1:
+        (keys,) = best
+        return ".".join(keys), {str(name): tensor for name, tensor in found[keys].items()}
+    if best:
+        listed = ", ".join(f"{'.'.join(k)} ({len(found[k])} tensors)" for k in best[:6])
+        inner = "".join(f"[{key!r}]" for key in best[0])
         raise WeightsError(
-            f"{path} holds {', '.join(others[:4])}, where only tensors are accepted; {HOW_TO_SAVE}"
+            f"{path} holds {len(best)} dicts of tensors: {listed}; save the one that is meant, "
+            f"torch.save(torch.load('{path.name}'){inner}, 'victim.pt')"
         )
-    return {str(name): tensor for name, tensor in loaded.items()}
+    raise WeightsError(
+        f"{path} holds {', '.join(others[:4])}, where only tensors are accepted, and no dict of "
+        f"tensors (looked for under {', '.join(STATE_DICT_KEYS)} and everywhere else); "
+        f"{HOW_TO_SAVE}"
+    )
+
+
+def _state_dicts(loaded: Mapping[Any, Any]) -> dict[tuple[str, ...], Mapping[Any, Any]]:
+    """The dicts inside a dict that hold nothing but tensors, a matrix among them, by their keys."""
+    import torch
+
+    found: dict[tuple[str, ...], Mapping[Any, Any]] = {}
+    seen = {id(loaded)}
+    left: deque[tuple[tuple[str, ...], Mapping[Any, Any]]] = deque([((), loaded)])
+    while left:
+        above, outer = left.popleft()
+        for key, inner in outer.items():
+            if not isinstance(key, str) or key.lower().startswith(NOT_OF_NETWORKS):
+                continue
+            if not isinstance(inner, Mapping) or not inner or id(inner) in seen:
+                continue
+            seen.add(id(inner))
+            if all(torch.is_tensor(value) for value in inner.values()):
+                if any(value.dim() > 1 for value in inner.values()):
+                    found[*above, key] = inner
+            elif len(above) + 1 < DEEPEST:
+                left.append(((*above, key), inner))
+    return found
+
+
+def _rank(key: str) -> int:
+    """Names of state dicts in the order of `STATE_DICT_KEYS`, then all others."""
+    return STATE_DICT_KEYS.index(key) if key in STATE_DICT_KEYS else len(STATE_DICT_KEYS)
 
 
 def _without_prefixes(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -172,8 +307,11 @@ def _array(name: str, tensor: Any, path: Path) -> npt.NDArray[Any]:
 
     if name.rpartition(".")[2] in COUNTERS:
         return np.asarray(tensor.numpy())
-    if tensor.is_sparse or tensor.is_quantized or not tensor.is_floating_point():
-        kind = "sparse" if tensor.is_sparse else str(tensor.dtype).removeprefix("torch.")
+    dense = tensor.layout == torch.strided and not tensor.is_meta
+    if not dense or tensor.is_quantized or not tensor.is_floating_point():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if not dense:
+            kind = "on no device" if tensor.is_meta else "sparse"
         raise WeightsError(
             f"{name} in {path} is {kind}; weights must be dense floating point numbers: save the "
             "network before it is quantised, and without masks and counters"

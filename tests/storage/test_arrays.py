@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +56,24 @@ def test_what_is_not_there_and_a_folder(tmp_path: Path) -> None:
         read_array(tmp_path / "absent.npy", "the encodings")
     with pytest.raises(SourceError, match="Is a directory"):
         read_array(tmp_path, "the encodings")
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_a_header_that_announces_more_than_there_is(tmp_path: Path, version: Any) -> None:
+    path = tmp_path / "a.npy"
+    with path.open("wb") as file:
+        np.lib.format.write_array(file, np.zeros(3), version)
+    assert np.array_equal(read_array(path, "numbers"), np.zeros(3))
+    padded = b"(3,), }" + b" " * 10
+    path.write_bytes(path.read_bytes().replace(padded, b"(99999, 99999), }"))
+    with pytest.raises(SourceError, match=r"shape \(99999, 99999\), 79,998,400,008 bytes, but 24"):
+        read_array(path, "numbers")
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceError, match="it is a pipe"):
+        read_array(tmp_path / "pipe", "numbers")
 
 
 def test_several_arrays_are_refused_and_the_file_is_closed(tmp_path: Path) -> None:

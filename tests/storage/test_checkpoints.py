@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -128,9 +129,14 @@ def test_damage_is_named_with_the_fix(tmp_path: Path):
     tensors.unlink()
     with pytest.raises(CorruptPartError, match="which is missing"):
         load_checkpoint(tmp_path, "last")
-    path.write_text("{")
-    with pytest.raises(CorruptPartError, match="is not a checkpoint"):
+    os.mkfifo(tensors)
+    with pytest.raises(CorruptPartError, match=r"cannot be read \(it is a pipe.*restore both"):
         load_checkpoint(tmp_path, "last")
+    elsewhere = {"tensors": "../victim", "sha256": "", "meta": {}}
+    for content in ("{", "[" * 10**5, json.dumps(elsewhere)):
+        path.write_text(content)
+        with pytest.raises(CorruptPartError, match="is not a checkpoint"):
+            load_checkpoint(tmp_path, "last")
 
 
 def test_write_json_replaces_and_refuses_nan(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import zipfile
 from collections import OrderedDict
@@ -54,11 +55,74 @@ def test_both_formats_give_the_same_tensors(tmp_path: Path, kind: str) -> None:
     assert list(layers.in_order(found.tensors)) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
-@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
-def test_a_state_dict_inside_a_training_script_s_dict(tmp_path: Path, key: str) -> None:
-    state = mlp(12, 5, 1).state_dict()
-    whole = {"epoch": 3, key: state, "optimizer": {"state": {}, "lr": 0.1}}
-    assert set(read_weights(saved(tmp_path, whole)).tensors) == set(state)
+NET = mlp(12, 5, 1).state_dict()
+OTHER = mlp(12, 6, 1).state_dict()
+ADAM = {"state": {0: {"exp_avg": torch.ones(5, 12), "step": torch.ones(())}}, "param_groups": [{}]}
+NESTED: dict[str, tuple[dict[str, Any], str]] = {
+    "the usual key": ({"epoch": 3, "model": NET, "optimizer": ADAM}, "model"),
+    "another": ({"net": NET, "acc": 91.5}, "net"),
+    "of Lightning": (
+        {"state_dict": NET, "optimizer_states": [ADAM], "callbacks": {}},
+        "state_dict",
+    ),
+    "an average alone": ({"ema": {"shadow": NET, "decay": 0.999}}, "ema.shadow"),
+    "the weights before their average": ({"ema": OTHER, "model": NET}, "model"),
+    "any only dict of tensors": ({"mine": NET, "scores": {"loss": torch.ones(())}}, "mine"),
+    "beside a tensor": ({"epoch": torch.ones(()), "a": {"b": NET}}, "a.b"),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_state_dict_inside_a_training_script_s_dict(tmp_path: Path, name: str) -> None:
+    whole, inside = NESTED[name]
+    found = read_weights(saved(tmp_path, whole))
+    assert (list(found.tensors), found.inside) == (list(NET), inside)
+    np.testing.assert_array_equal(found.tensors["0.weight"], NET["0.weight"].numpy())
+
+
+def test_several_dicts_of_tensors_are_listed_with_what_takes_one(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"generator": {"main": NET}, "discriminator": OTHER, "epoch": 3})
+    said = r"2 dicts of tensors: .*generator\.main \(2 tensors\).*torch\.load\('victim-torch'\)\["
+    with pytest.raises(WeightsError, match=said):
+        read_weights(path)
+    round_about: dict[str, Any] = {"a": {"b": 1}}
+    round_about["a"]["again"] = round_about
+    with pytest.raises(WeightsError, match=r"holds a \(dict\),.*looked for under state_dict,.*ema"):
+        read_weights(saved(tmp_path, round_about))
+
+
+def test_more_numbers_than_the_file_has_are_not_made(tmp_path: Path) -> None:
+    """Each would take tens of gigabytes if it were believed."""
+    views = {"0.weight": torch.zeros(1).expand(10**5, 10**5), "1.weight": torch.ones(1, 10)}
+    with pytest.raises(WeightsError, match=r"would take 40,000,000,040, 0\.weight .*clone"):
+        read_weights(saved(tmp_path, views))
+    with pytest.raises(WeightsError, match=r"would take .*, a \(100000, 100000\) most"):
+        read_weights(saved(tmp_path, {"a": torch.empty(10**5, 10**5, device="meta")}))
+    with pytest.raises(WeightsError, match=r"a in .* has no numbers"):
+        read_weights(saved(tmp_path, {"a": torch.ones(10**12, 0), "b": torch.ones(2, 2)}))
+    path = tmp_path / "deflated"
+    whole = saved(tmp_path, {"a": torch.zeros(500, 500)})
+    with (
+        zipfile.ZipFile(whole) as archive,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for name in archive.namelist():
+            bomb.writestr(name, archive.read(name))
+    with pytest.raises(WeightsError, match=r"an archive of .* bytes that unpacks to"):
+        read_weights(path)
+    path.write_bytes((10**12).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[1],')
+    with pytest.raises(WeightsError, match="announces a header of 1,000,000,000,000 bytes"):
+        read_weights(path)
+    with path.open("wb") as file:
+        file.truncate(2**43)  # takes no room
+    with pytest.raises(WeightsError, match="more than the memory of this machine"):
+        read_weights(path)
+
+
+def test_shared_and_widened_tensors_are_no_bombs(tmp_path: Path) -> None:
+    tied = torch.ones(50, 50, dtype=torch.float16)
+    found = read_weights(saved(tmp_path, {f"{i}.weight": tied for i in range(8)}))
+    assert len(found.tensors) == 8
 
 
 def test_the_old_format_and_wrappers_prefixes_are_read(tmp_path: Path) -> None:
@@ -134,6 +198,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "absent.pt")
     with pytest.raises(WeightsError, match="is a folder"):
         read_weights(tmp_path)
+    os.mkfifo(tmp_path / "pipe")  # without a writer: to open it would hang
+    with pytest.raises(WeightsError, match=r"pipe cannot be read: it is a pipe.*--weights a file"):
+        read_weights(tmp_path / "pipe")
     path = tmp_path / "weights"
     for content in (b"", b"hello", b"\x89HDF\r\n\x1a\n" + bytes(64)):
         path.write_bytes(content)
