@@ -15,20 +15,22 @@ from storage.errors import SourceError
 from storage.files import open_regular
 
 
-def read_array(path: Path, what: str) -> npt.NDArray[Any]:
+def read_array(path: Path, what: str, *, at_most: int | None = None) -> npt.NDArray[Any]:
     """The array in `path`, of any shape and type but objects.
 
     Args:
         path: An .npy file.
         what: What the array should be, for the errors: "the encodings", "the mean image".
+        at_most: Numbers that it may have, if that is known.
 
     Raises:
         SourceError: The file is not there, is no regular file, none that numpy.save made, needs
-            pickle, holds several arrays (.npz), or fewer numbers than its header announces.
+            pickle, holds several arrays (.npz), or fewer numbers than its header announces; or more
+            than `at_most`.
     """
     try:
         with open_regular(path) as file:
-            _check_size(file)
+            _check_size(file, at_most)
             array = np.load(file, allow_pickle=False)
             if isinstance(array, np.lib.npyio.NpzFile):
                 array.close()
@@ -44,8 +46,8 @@ def read_array(path: Path, what: str) -> npt.NDArray[Any]:
     return np.asarray(array)
 
 
-def _check_size(file: BinaryIO) -> None:
-    """ValueError if the header announces more than the file has, for which numpy would make room;
+def _check_size(file: BinaryIO, at_most: int | None) -> None:
+    """ValueError if the header announces more than the file has, or `at_most`, for which numpy would make room;
     the file is then where it was."""
     if file.read(6) == b"\x93NUMPY":
         file.seek(0)
@@ -55,6 +57,8 @@ def _check_size(file: BinaryIO) -> None:
             read = np.lib.format.read_array_header_2_0
         shape, _in_columns, dtype = read(file)
         n_bytes, n_there = math.prod(shape) * dtype.itemsize, _left(file)
+        if at_most is not None and math.prod(shape) > at_most:
+            raise ValueError(f"its shape is {shape}, more than {at_most:,} numbers")
         if n_bytes > n_there and not dtype.hasobject:
             raise ValueError(
                 f"its header announces shape {shape}, {n_bytes:,} bytes, but {n_there:,} are there"

@@ -158,18 +158,18 @@ def _pictures(folder: Path, what: str, *, signed: bool) -> npt.NDArray[np.float3
     paths = sorted(p for p in folder.rglob("*") if is_picture(p, below=folder))
     if not paths:
         raise SourceError(f"{folder} has no pictures and no {FACTS}; expected {what}")
-    found = []
+    found: list[npt.NDArray[np.uint8]] = []
     for path in paths:
         try:
-            found.append(read_picture_as_it_is(path))
+            pixels = read_picture_as_it_is(path)
         except CorruptPictureError as error:
             raise SourceError(f"{path} cannot be read: {error}; mend or remove it") from error
-    for path, pixels in zip(paths, found, strict=True):
-        if pixels.shape != found[0].shape:
+        if found and pixels.shape != found[0].shape:
             raise SourceError(
                 f"{path} has {pixels.shape[0]} x {pixels.shape[1]} pixels, {paths[0].name} "
                 f"{found[0].shape[0]} x {found[0].shape[1]}; {what} must be of one size"
             )
+        found.append(pixels)
     values = np.stack(found).transpose(0, 3, 1, 2).astype(np.float32) / 255
     return np.ascontiguousarray(2 * values - 1 if signed else values)
 

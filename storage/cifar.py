@@ -7,18 +7,20 @@ running what is in them. CIFAR-100's 100 fine labels are taken, not its 20 coars
 
 from __future__ import annotations
 
-import lzma
+import gzip
+import io
 import re
 import tarfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from storage.errors import SourceError
+from storage.files import open_regular, read_bounded
 from storage.pickles import restricted_load
 
 CIFAR_CLASSES = (
@@ -28,6 +30,12 @@ CIFAR_CLASSES = (
 CIFAR_FOLDERS = ("cifar-10-batches-py", "ciFAIR-10")
 CIFAR100_FOLDERS = ("cifar-100-python", "ciFAIR-100")
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+
+MAX_IMAGES = 100_000
+"""Of one file of images; CIFAR-100's training images, the most in one, are 50,000."""
+MAX_FILE = 2**29
+MAX_ARCHIVE = 2**30
+"""Bytes of one file of images, and of an archive unpacked: three and six times the official."""
 
 Pictures = tuple[str, npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...]]
 """Name, images (n, 3, 32, 32), labels (n,) and class names."""
@@ -89,7 +97,7 @@ def _files(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
     give = f"give cifar{edition.number}:PATH to {edition.archive}"
     if path.is_dir():
         folder = _folder(path, edition)
-        found = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+        found = {name: _content(folder / name) for name in names if (folder / name).is_file()}
     elif path.is_file():
         found = _members(path, edition, names)
     else:
@@ -103,25 +111,84 @@ def _files(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
     return found
 
 
+def _content(file: Path) -> bytes:
+    try:
+        return read_bounded(file, MAX_FILE)
+    except OSError as error:
+        raise SourceError(f"{file} cannot be read ({error}); {_official_is()}") from error
+
+
 def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
     """The contents of the members of an archive that are called like one of `names`."""
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path, "r:*") as archive:
+        with (
+            open_regular(path) as file,
+            _Unpacked(file, path) as unpacked,
+            tarfile.open(fileobj=unpacked, mode="r:") as archive,
+        ):
             for member in archive:
                 name = re.split("[/\\\\]", member.name)[-1]
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None and name in names:
+                    if member.size > MAX_FILE:
+                        raise SourceError(
+                            f"{name} in {path} has {member.size:,} bytes; {_official_is()}"
+                        )
                     found[name] = content.read()
-            while archive.fileobj is not None and archive.fileobj.read(2**20):
+            while unpacked.read(2**20):
                 pass  # gzip compares its checksum at the end
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         reason = " ".join(str(error).split())  # tarfile's have several lines
         raise SourceError(
             f"{path} is not a readable .tar.gz ({reason}); download {edition.archive} again, from "
             f"{CIFAR_SITE}, or unpack it and give its folder"
         ) from error
     return found
+
+
+class _Unpacked(io.RawIOBase):
+    """A .tar.gz or .tar unpacked, up to `MAX_ARCHIVE` bytes; SourceError beyond.
+
+    Not tarfile's own unpacking, which would read whatever length a header announces.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._path = path
+        is_gzip = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        self._content = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip else file
+
+    def read(self, size: int = -1) -> bytes:
+        self._check(self._content.tell() + (MAX_ARCHIVE if size < 0 else size))
+        return self._content.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._check(offset)
+        return self._content.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._content.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._content.close()
+        super().close()
+
+    def _check(self, end: int) -> None:
+        if end > MAX_ARCHIVE:
+            raise SourceError(
+                f"{self._path} unpacks to more than {MAX_ARCHIVE:,} bytes; {_official_is()}"
+            )
+
+
+def _official_is() -> str:
+    return f"CIFAR's has far fewer: download the archive again, from {CIFAR_SITE}"
 
 
 def _batch(
@@ -136,10 +203,12 @@ def _batch(
         or rows.shape[1:] != (3072,)
         or not isinstance(labels, list)
         or not len(labels) == len(rows) > 0
+        or len(rows) > MAX_IMAGES
     ):
         raise SourceError(
-            f"{name} is not a CIFAR-{edition.number} batch: expected 'data' uint8 (n, 3072) and as "
-            f"many '{edition.label_key}'; download {edition.archive} again, from {CIFAR_SITE}"
+            f"{name} is not a CIFAR-{edition.number} batch: expected 'data' uint8 (n, 3072), at "
+            f"most {MAX_IMAGES:,}, and as many '{edition.label_key}'; download {edition.archive} "
+            f"again, from {CIFAR_SITE}"
         )
     for row, label in enumerate(labels):
         if not isinstance(label, int) or not 0 <= label < edition.number:

@@ -5,6 +5,31 @@ Every message is one line that names the value and the fix, so that a command ca
 
 from __future__ import annotations
 
+import unicodedata
+
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode's categories of what steers a terminal, turns the direction of text, ends a line, or
+(surrogates) stands for a byte of a file's name that is not UTF-8."""
+
+
+def shown(text: str, *, keep: str = "") -> str:
+    """`text` with all that cannot be seen, or would do something else, as a backslash and its code.
+
+    A file may be called anything: ESC[2J in a name would clear the screen that prints it, and a
+    byte that is not UTF-8 cannot be printed at all. Characters in `keep` stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c in keep or unicodedata.category(c) not in _UNSEEN else _escaped(c) for c in text
+    )
+
+
+def _escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # how Python calls a byte that is not UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
 
 class StorageError(Exception):
     """Anything below; show the message and stop."""

@@ -76,6 +76,20 @@ def open_regular(path: Path) -> BinaryIO:
         raise
 
 
+def read_bounded(path: Path, at_most: int) -> bytes:
+    """What is in the regular file `path`, if that is at most so many bytes.
+
+    Raises:
+        OSError: it cannot be opened, is no regular file, or has more bytes.
+    """
+    with open_regular(path) as file:
+        n_bytes = os.fstat(file.fileno()).st_size
+        content = file.read(min(n_bytes, at_most) + 1)
+    if len(content) > at_most:
+        raise OSError(f"it has {n_bytes:,} bytes, more than {at_most:,}")
+    return content
+
+
 def json_bytes(value: Any) -> bytes:
     """`value` as readable JSON; NaN and infinity are refused with ValueError."""
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()

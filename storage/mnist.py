@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from storage.errors import SourceError
+from storage.files import open_regular
 
 MNIST_CLASSES = tuple("0123456789")
 FASHION_MNIST_CLASSES = (
@@ -28,6 +31,8 @@ PREFIXES = {"train": "train", "heldout": "t10k"}
 Pictures = tuple[str, npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...]]
 """Name, images (n, 3, 28, 28), labels (n,) and class names."""
 
+MAX_IMAGES = 500_000
+"""Announced by a file that is read: eight times what the training images are."""
 _SIDE = 28
 _GZIP = b"\x1f\x8b"
 
@@ -127,41 +132,45 @@ def _file(path: Path, name: str, edition: _Edition) -> Path:
 
 def _values(file: Path, item: tuple[int, ...], edition: _Edition) -> npt.NDArray[np.uint8]:
     """The values (n, *item) of an idx file of uint8."""
-    content = _content(file, edition)
     n_dims = 1 + len(item)
     magic, header = bytes((0, 0, 8, n_dims)), 4 + 4 * n_dims
-    if content[:4] != magic or len(content) < header:
-        raise SourceError(
-            f"{file} begins with {content[:header]!r}; an idx file of {n_dims} dimensions begins "
-            f"with {magic!r} and their lengths: {_download(file, edition)}"
+    try:
+        with ExitStack() as stack:
+            content = _opened(file, stack)
+            head = content.read(header)
+            if head[:4] != magic or len(head) < header:
+                raise SourceError(
+                    f"{file} begins with {head!r}; an idx file of {n_dims} dimensions begins with "
+                    f"{magic!r} and their lengths: {_download(file, edition)}"
+                )
+            n, *lengths = (int(length) for length in np.frombuffer(head, ">u4", offset=4))
+            if tuple(lengths) != item or not 0 < n <= MAX_IMAGES:
+                expected = f"({', '.join(['n', *map(str, item)])}{',' if not item else ''})"
+                raise SourceError(
+                    f"{file} says that it has the shape {(n, *lengths)}; expected {expected} with "
+                    f"n > 0, at most {MAX_IMAGES:,}: {_download(file, edition)}"
+                )
+            n_bytes = n * int(np.prod(item, dtype=np.int64))
+            values = content.read(n_bytes + 1)  # one more: there must not be one
+    except (EOFError, OSError, zlib.error) as error:
+        raise SourceError(f"{file} cannot be unpacked ({error}); {_download(file, edition)}") from (
+            error
         )
-    n, *lengths = (int(length) for length in np.frombuffer(content, ">u4", n_dims, offset=4))
-    if tuple(lengths) != item or n == 0:
+    if len(values) != n_bytes:
+        found = f"{len(values):,}" if len(values) < n_bytes else f"more than {n_bytes:,}"
         raise SourceError(
-            f"{file} says that it has the shape {(n, *lengths)}; expected "
-            f"({', '.join(['n', *map(str, item)])}{',' if not item else ''}) with n > 0: "
+            f"{file} has {found} bytes of values, but says that it has {n_bytes:,}; "
             f"{_download(file, edition)}"
         )
-    n_bytes = n * int(np.prod(item, dtype=np.int64))
-    if len(content) - header != n_bytes:
-        raise SourceError(
-            f"{file} has {len(content) - header:,} bytes of values, but says that it has "
-            f"{n_bytes:,}; {_download(file, edition)}"
-        )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(n, *item)
+    return np.frombuffer(values, np.uint8).reshape(n, *item)
 
 
-def _content(file: Path, edition: _Edition) -> bytes:
-    """A file's bytes, unpacked if they are gzipped, whatever its name says."""
-    content = file.read_bytes()
-    if not content.startswith(_GZIP):
-        return content
-    try:
-        return gzip.decompress(content)
-    except (EOFError, OSError, zlib.error) as error:
-        raise SourceError(
-            f"{file} cannot be unpacked ({error}); {_download(file, edition)}"
-        ) from error
+def _opened(file: Path, stack: ExitStack) -> BinaryIO:
+    """A file's bytes, unpacked as they are read if they are gzipped, whatever its name says."""
+    packed = stack.enter_context(open_regular(file))
+    is_gzip = packed.read(len(_GZIP)) == _GZIP
+    packed.seek(0)
+    return cast(BinaryIO, stack.enter_context(gzip.open(packed))) if is_gzip else packed
 
 
 def _download(file: Path, edition: _Edition) -> str:

@@ -4,6 +4,10 @@ CIFAR-10 and CIFAR-100 are distributed as Python pickles. A pickle is a program:
 which torchvision's own reader uses, runs any function the file names. The batches need only dicts,
 lists, strings and one uint8 array, so `restricted_load` resolves the five names that numpy's arrays
 are pickled with and refuses every other one before it is called.
+
+Nor can a small file take much memory: the unpickler is the one written in Python, which allocates
+nothing by a number in the file, and what may be called is called only as often, and on as much
+text, as the file itself can hold once.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ import numpy as np
 
 from storage.errors import SourceError
 
+MAX_ARRAYS = 8
+"""In one file; CIFAR's have one."""
+
 
 def restricted_load(content: bytes, name: str) -> Any:
     """The object in `content`: dicts, lists, numbers, strings (as bytes) and numpy arrays.
@@ -26,7 +33,7 @@ def restricted_load(content: bytes, name: str) -> Any:
             how the message calls the file.
     """
     try:
-        return _RestrictedUnpickler(io.BytesIO(content), name).load()
+        return _RestrictedUnpickler(content, name).load()
     except SourceError:
         raise
     except Exception as error:  # a broken pickle may fail in any way
@@ -36,13 +43,17 @@ def restricted_load(content: bytes, name: str) -> Any:
         ) from error
 
 
-class _RestrictedUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, name: str) -> None:
-        super().__init__(file, encoding="bytes")
+class _RestrictedUnpickler(pickle._Unpickler):
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
         self._name = name
+        self._n_arrays = 0
+        self._text_left = len(content)
 
     def find_class(self, module: str, name: str) -> Any:
+        own = {_reconstruct: self._one_more_array, _encode: self._bounded_text}
         allowed = _ALLOWED.get((module, name))
+        allowed = own.get(allowed, allowed)
         if allowed is None:
             raise SourceError(
                 f"{self._name} names {module}.{name}, which a CIFAR batch has no use for; "
@@ -50,13 +61,29 @@ class _RestrictedUnpickler(pickle.Unpickler):
             )
         return allowed
 
+    def _one_more_array(self, *how: Any) -> Any:
+        self._n_arrays += 1
+        if self._n_arrays > MAX_ARRAYS:
+            raise ValueError(f"more than {MAX_ARRAYS} arrays")
+        return _reconstruct(*how)
+
+    def _bounded_text(self, text: str, encoding: str) -> bytes:
+        self._text_left -= len(text)
+        if self._text_left < 0:
+            raise ValueError("more text than is in the file")
+        return _encode(text, encoding)
+
     def persistent_load(self, _pid: Any) -> Any:
         raise SourceError(f"{self._name} refers to outside objects, which CIFAR does not do")
 
 
+class _NdArray:
+    """Stands for numpy's ndarray, which is only named: called, it would allocate any shape."""
+
+
 def _reconstruct(kind: Any, shape: tuple[int, ...], _typecode: Any) -> np.ndarray[Any, Any]:
     """Stands for numpy's `_reconstruct`: an empty array that the pickle fills afterwards."""
-    if kind is not np.ndarray or shape != (0,):
+    if kind is not _NdArray or shape != (0,):
         raise ValueError(f"array of kind {kind!r} and initial shape {shape!r}")
     return np.ndarray((0,), np.int8)
 
@@ -82,7 +109,7 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy.core.numeric", "_frombuffer"): _frombuffer,
     ("numpy._core.numeric", "_frombuffer"): _frombuffer,
-    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "ndarray"): _NdArray,
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): _encode,
 }

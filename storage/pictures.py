@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from storage.errors import shown
+from storage.files import open_regular
+
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""What is looked for in a file, whatever its name: Pillow would give PostScript to a program."""
+MAX_PIXELS = 89_478_485
+"""Largest width times height: Pillow's limit, a quarter of a gigabyte in colour, where it warns."""
 
 
 class CorruptPictureError(Exception):
@@ -40,18 +49,50 @@ def read_picture(path: Path, size: int) -> tuple[npt.NDArray[np.uint8], bool]:
 
 def read_picture_as_it_is(path: Path) -> npt.NDArray[np.uint8]:
     """The picture as uint8 (h, w, 3); otherwise as `read_picture`."""
+    return decoded(path).pixels
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """A picture in its own size, uint8 (h, w, 3), and the mode that its file has (Pillow's)."""
+
+    pixels: npt.NDArray[np.uint8]
+    mode: str
+
+
+def decoded(path: Path) -> Decoded:
+    """The picture in a file, upright and in colour; otherwise as `read_picture`.
+
+    Its size is checked where the file announces it, before any memory is taken for its pixels.
+    """
     try:
-        with Image.open(path) as image:
-            image.load()
-            upright = ImageOps.exif_transpose(image) if image.getexif() else image
-            pixels = rgb_pixels(upright)
+        with open_regular(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # refused below
+            with Image.open(file, formats=FORMATS) as image:
+                check_pixels(*image.size)
+                mode = image.mode
+                image.load()
+                upright = ImageOps.exif_transpose(image) if image.getexif() else image
+                return Decoded(rgb_pixels(upright), mode)
     except UnidentifiedImageError as error:
         raise CorruptPictureError("not a known picture format") from error
     except FileNotFoundError as error:
         raise CorruptPictureError("a link to a file that does not exist") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise CorruptPictureError(str(error).splitlines()[0]) from error
-    return pixels
+    except OSError as error:
+        raise CorruptPictureError(_said(error.strerror or str(error))) from error
+    except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise CorruptPictureError(_said(str(error))) from error
+
+
+def check_pixels(width: int, height: int) -> None:
+    """Raises ValueError if a picture would have more than `MAX_PIXELS`."""
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width} x {height} is more than {MAX_PIXELS:,} pixels; make it smaller")
+
+
+def _said(text: str) -> str:
+    """The first line of another library's message."""
+    return shown(text.splitlines()[0]) if text else "no reason given"
 
 
 def square(pixels: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:

@@ -22,10 +22,11 @@ from PIL import Image
 
 from storage.cifar import CIFAR_CLASSES, CIFAR_FOLDERS, cifar10_pictures, cifar100_pictures
 from storage.digits import DIGITS_CLASSES, N_TRAIN, digits_pictures
-from storage.errors import SourceError
+from storage.errors import SourceError, shown
 from storage.mnist import fashion_mnist_pictures, mnist_pictures
 from storage.photographs import photograph_tiles
-from storage.pictures import CorruptPictureError, is_picture, read_picture, square
+from storage.picture_files import Reading, listed, read_picture_files
+from storage.pictures import check_pixels, is_picture, square
 from storage.svhn import SVHN_CLASSES, svhn_pictures
 from storage.tiny_imagenet import tiny_imagenet_files
 
@@ -56,7 +57,8 @@ class ImageSet:
     `images` is uint8 (n, c, h, w) with c = 3, or 1 where grey was asked for; `labels` is int64 (n,)
     indexing `class_names`. An image's id is its row. `content_hash` is the SHA-256 over shape,
     images, labels and class names. `notes` says, one sentence each, whatever a reader of the
-    results should know about how the images were made.
+    results should know about how the images were made. `reading`: what was read of the source, of
+    both splits where it is not divided itself; None where nothing is known of it.
     """
 
     name: str
@@ -65,6 +67,7 @@ class ImageSet:
     labels: npt.NDArray[np.int64]
     class_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    reading: Reading | None = None
     content_hash: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,6 +78,18 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was read, for people, before work starts."""
+        n_read = len(self) if self.reading is None else self.reading.n_read
+        of = f" of {n_read:,} that were read" if n_read != len(self) else ""
+        facts = {
+            "source": self.name,
+            "pictures": f"{len(self):,}{of}",
+            "classes": f"{len(self.class_names)}: {listed(self.class_names, 10)}",
+        }
+        return facts | ({} if self.reading is None else self.reading.facts)
 
     def without(self, rows: Sequence[int], *, because: str) -> ImageSet:
         """The set without the pictures in `rows`, with a note that says how many and `because`.
@@ -121,7 +136,7 @@ def load_images(
     Raises:
         SourceError: nothing of that kind is there, or a file is corrupt (`skip_corrupt=True` leaves
             corrupt pictures out and counts them in the notes).
-        ValueError: `size` is not positive, or `channels` neither 3 nor 1.
+        ValueError: `size` is not positive or too large, or `channels` neither 3 nor 1.
     """
     kind, _colon, path = source.partition(":")
     if kind not in _LOADERS or (kind in EMBEDDED) == bool(path):
@@ -132,6 +147,7 @@ def load_images(
         )
     if size < 1:
         raise ValueError(f"size={size}; expected a positive number of pixels")
+    check_pixels(size, size)
     if channels not in (1, 3):
         raise ValueError(f"channels={channels}; expected 3 for RGB or 1 for grey")
     found = _LOADERS[kind](Path(path).expanduser(), split, size, skip_corrupt)
@@ -165,7 +181,7 @@ def _photos(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageS
 def _digits(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
     images, labels = digits_pictures(split)
     which = f"first {N_TRAIN:,}" if split == "train" else f"last {len(labels):,}"
-    images, resized = _resized(images, size)
+    images, resized, reading = _resized(images, size)
     return ImageSet(
         name="digits",
         split=split,
@@ -177,6 +193,7 @@ def _digits(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageS
             f"4.0): the {which} of its test set.",
             *resized,
         ),
+        reading=reading,
     )
 
 
@@ -190,26 +207,28 @@ def _folder(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet
         trees = {"train": _classes(path / "train"), "heldout": _classes(heldout)}
     else:
         heldout, trees = None, {"all": _only_split(path) or _classes(path)}
-    class_names = tuple(sorted({name for tree in trees.values() for name in tree}))
+    names = sorted({name for tree in trees.values() for name in tree})
     classes = trees[split if heldout else "all"]
-    entries = [(p, class_names.index(name)) for name in sorted(classes) for p in classes[name]]
+    entries = [(p, names.index(name)) for name in sorted(classes) for p in classes[name]]
     if not entries:
         raise SourceError(
             f"no pictures for split {split!r} in {path}; expected PATH/<class>/*.jpg (or .png, "
             ".webp, ...), or such trees in PATH/train and PATH/test"
         )
-    images, labels, notes = _read_entries(entries, size, skip_corrupt)
+    images, labels, reading = _read_entries(entries, size, skip_corrupt, path)
+    notes, class_names = _notes_of(reading), tuple(shown(name) for name in names)
+    folder = shown(path.name)
     if _FLAT in class_names:
         class_names, labels = ("even", "odd"), np.arange(len(labels), dtype=np.int64) % 2
         notes.append(
-            f"{path.name} has no class folders: pictures were put into two arbitrary classes, "
+            f"{folder} has no class folders: pictures were put into two arbitrary classes, "
             "even and odd places in the sorted order."
         )
     if heldout is None:
         chosen = _hash_split(images, split)
         images, labels = images[chosen], labels[chosen]
         notes.append(
-            f"{path.name} has no train and test folders: about one picture in {HELDOUT_ONE_IN} is "
+            f"{folder} has no train and test folders: about one picture in {HELDOUT_ONE_IN} is "
             "held out, chosen by the hash of its pixels, so that copies stay on one side."
         )
         if not len(images):
@@ -218,12 +237,13 @@ def _folder(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet
                 "or make the folders train and test yourself"
             )
     return ImageSet(
-        name=f"folder {path.name}",
+        name=f"folder {folder}",
         split=split,
         images=images,
         labels=labels,
         class_names=class_names,
         notes=tuple(notes),
+        reading=reading,
     )
 
 
@@ -257,37 +277,29 @@ def _classes(root: Path) -> dict[str, list[Path]]:
 
 
 def _read_entries(
-    entries: list[tuple[Path, int]], size: int, skip_corrupt: bool
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], list[str]]:
-    """Images, labels and notes of `entries`, decoded straight into one array."""
-    images = np.empty((len(entries), 3, size, size), np.uint8)
-    kept: list[int] = []
-    n_resized = n_corrupt = 0
-    for path, label in entries:
-        try:
-            picture, resized = read_picture(path, size)
-        except CorruptPictureError as error:
-            if not skip_corrupt:
-                raise SourceError(
-                    f"{path} cannot be read as a picture ({error}); remove it, or set "
-                    "skip_corrupt=true to leave such files out"
-                ) from error
-            n_corrupt += 1
-            continue
-        images[len(kept)] = picture.transpose(2, 0, 1)
-        kept.append(label)
-        n_resized += resized
+    entries: list[tuple[Path, int]], size: int, skip_corrupt: bool, below: Path
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], Reading]:
+    """Images, labels and what was read of `entries`."""
+    files = [path for path, _label in entries]
+    images, kept, reading = read_picture_files(files, size, below=below, skip_corrupt=skip_corrupt)
+    return images, np.array([entries[place][1] for place in kept], np.int64), reading
+
+
+def _notes_of(reading: Reading) -> list[str]:
+    n_found = reading.n_read + len(reading.left_out)
     notes = []
-    if n_resized:
+    if reading.n_resized:
+        side = reading.size[0] if reading.size else 0
         notes.append(
-            f"{n_resized} of {len(entries)} pictures were not {size} x {size}: they were cropped "
-            "to the central square and resized."
+            f"{reading.n_resized} of {n_found} pictures were not {side} x {side}: they were "
+            "cropped to the central square and resized."
         )
-    if n_corrupt:
-        notes.append(f"{n_corrupt} of {len(entries)} files could not be read and were left out.")
-    if not kept:
-        raise SourceError(f"none of the {len(entries)} files could be read; use other pictures")
-    return images[: len(kept)], np.array(kept, np.int64), notes
+    if reading.left_out:
+        notes.append(
+            f"{len(reading.left_out)} of {n_found} files could not be read and were left out: "
+            f"{listed([name for name, _why in reading.left_out])}."
+        )
+    return notes
 
 
 def _hash_split(images: npt.NDArray[np.uint8], split: Split) -> npt.NDArray[np.bool_]:
@@ -319,7 +331,8 @@ def _svhn(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
 
 def _tiny_imagenet(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
     files, class_names = tiny_imagenet_files(path, split)
-    images, labels, notes = _read_entries(files, size, skip_corrupt)
+    images, labels, reading = _read_entries(files, size, skip_corrupt, path)
+    notes = _notes_of(reading)
     if split == "heldout":
         notes.insert(0, "Tiny ImageNet's validation images are held out.")
     return ImageSet(
@@ -329,6 +342,7 @@ def _tiny_imagenet(path: Path, split: Split, size: int, skip_corrupt: bool) -> I
         labels=labels,
         class_names=class_names,
         notes=tuple(notes),
+        reading=reading,
     )
 
 
@@ -343,7 +357,7 @@ def _official(
 ) -> ImageSet:
     """A data set that comes divided into training and test images."""
     notes = [f"{name}'s test images are held out."] if split == "heldout" else []
-    images, resized = _resized(images, size)
+    images, resized, reading = _resized(images, size)
     return ImageSet(
         name=name,
         split=split,
@@ -351,21 +365,23 @@ def _official(
         labels=labels,
         class_names=class_names,
         notes=(*notes, *resized),
+        reading=reading,
     )
 
 
 def _resized(
     images: npt.NDArray[np.uint8], size: int
-) -> tuple[npt.NDArray[np.uint8], tuple[str, ...]]:
-    """Square images in another size, and a note if they had to be resized."""
+) -> tuple[npt.NDArray[np.uint8], tuple[str, ...], Reading]:
+    """Square images in another size, a note if they had to be resized, and the reading."""
     side = images.shape[-1]
+    sizes = ((f"{side} x {side}", len(images)),)
     if side == size:
-        return images, ()
+        return images, (), Reading(sizes=sizes)
     note = f"all {len(images)} pictures were resized from {side} x {side} to {size} x {size}."
     resized = np.empty((len(images), 3, size, size), np.uint8)
     for row, image in enumerate(images):
         resized[row] = square(image.transpose(1, 2, 0), size).transpose(2, 0, 1)
-    return resized, (note,)
+    return resized, (note,), Reading(sizes=sizes, size=(size, size), n_resized=len(images))
 
 
 _LOADERS: dict[str, Callable[[Path, Split, int, bool], ImageSet]] = {

@@ -3,23 +3,34 @@
 `train_32x32.mat` and `test_32x32.mat` are MATLAB version 5 files. Their `X` is uint8
 (32, 32, 3, n): row, column, channel, image; their `y` has a digit per image, 10 for 0. The digits
 of `extra_32x32.mat` are not read. scipy's reader of these files runs nothing that is in them, and
-only the two variables are read.
+only the two variables are read, once their announced kinds and shapes are what SVHN has.
 """
 
 from __future__ import annotations
 
+import io
+import struct
 import warnings
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from storage.errors import SourceError
+from storage.files import open_regular
 
 SVHN_CLASSES = tuple("0123456789")
 SVHN_SITE = "http://ufldl.stanford.edu/housenumbers/"
+MAX_IMAGES = 600_000
+"""In one file; the largest, extra_32x32.mat, has 531,131."""
+MAX_BYTES = 2**31
+"""Of a file unpacked: `MAX_IMAGES` pictures, and what is around them."""
 SVHN_FILES = {"train": "train_32x32.mat", "heldout": "test_32x32.mat"}
+
+_COMPRESSED = 15
+_NO_NUMBERS = ("cell", "struct", "object", "function", "opaque", "unknown", "sparse", "char")
 
 
 def svhn_pictures(path: Path, split: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -47,10 +58,10 @@ def svhn_pictures(path: Path, split: str) -> tuple[npt.NDArray[np.uint8], npt.ND
 
 def _variables(file: Path) -> dict[str, Any]:
     """X and y of a MATLAB file, as far as they are in it."""
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
     try:
-        with file.open("rb") as content, warnings.catch_warnings():
+        with open_regular(file) as content, warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # scipy warns of variables it cannot read
             if content.read(10).startswith((b"\x89HDF", b"MATLAB 7.3")):
                 raise SourceError(
@@ -58,7 +69,11 @@ def _variables(file: Path) -> dict[str, Any]:
                     f"again, from {SVHN_SITE}, or save X and y with MATLAB's option -v7"
                 )
             content.seek(0)
-            return dict(loadmat(content, variable_names=["X", "y"]))
+            unpacked = _unpacked(content)
+            for name, shape, kind in whosmat(unpacked):
+                _check_announced(name, shape, kind, file)
+            unpacked.seek(0)
+            return dict(loadmat(unpacked, variable_names=["X", "y"]))
     except SourceError:
         raise
     except Exception as error:  # a broken file may fail in any way
@@ -67,6 +82,40 @@ def _variables(file: Path) -> dict[str, Any]:
             f"{file} cannot be read as a MATLAB file ({reason}); download it again, from "
             f"{SVHN_SITE}"
         ) from error
+
+
+def _unpacked(content: BinaryIO) -> io.BytesIO:
+    """The file with its compressed variables unpacked, so that it is as large as it can get.
+
+    After 128 bytes of header come elements, each of two 32-bit numbers, its type and its size, and
+    its content; type 15 is a compressed element. Raises ValueError beyond `MAX_BYTES`.
+    """
+    header = content.read(128)
+    order = "<" if header[126:128] == b"IM" else ">"
+    made = io.BytesIO()
+    made.write(header)
+    while len(tag := content.read(8)) == 8:
+        kind, n_bytes = struct.unpack(f"{order}II", tag)
+        room = MAX_BYTES - made.tell()
+        element = content.read(min(n_bytes, room + 1))
+        if kind == _COMPRESSED:
+            element = zlib.decompressobj().decompress(element, room + 1)
+        else:
+            element = tag + element
+        if len(element) > room:
+            raise ValueError(f"it unpacks to more than {MAX_BYTES:,} bytes")
+        made.write(element)
+    made.seek(0)
+    return made
+
+
+def _check_announced(name: str, shape: tuple[int, ...], kind: str, file: Path) -> None:
+    """Raises SourceError for an X or y that would take memory of another kind or size."""
+    if name in ("X", "y") and (kind in _NO_NUMBERS or max(shape, default=0) > MAX_IMAGES):
+        raise SourceError(
+            f"{file} has {name} as {kind} {shape}; expected numbers of at most {MAX_IMAGES:,} "
+            f"images: download it again, from {SVHN_SITE}"
+        )
 
 
 def _images(X: Any, file: Path) -> npt.NDArray[np.uint8]:

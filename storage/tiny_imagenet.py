@@ -11,9 +11,12 @@ from collections import Counter
 from pathlib import Path
 
 from storage.errors import SourceError
+from storage.files import read_bounded
 from storage.pictures import is_picture
 
 TINY_IMAGENET_FOLDER = "tiny-imagenet-200"
+MAX_TEXT = 2**26
+"""Bytes of one of its text files; words.txt, the largest, has 2.6 million."""
 TINY_IMAGENET_SITE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
@@ -100,9 +103,12 @@ def _lines(file: Path) -> list[str]:
     if not file.is_file():
         raise SourceError(f"{file.parent} has no {file.name}; {_unpack_again()}")
     try:
-        lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+        text = read_bounded(file, MAX_TEXT).decode()
     except UnicodeDecodeError as error:
         raise SourceError(f"{file} is not text; {_unpack_again()}") from error
+    except OSError as error:
+        raise SourceError(f"{file} cannot be read ({error}); {_unpack_again()}") from error
+    lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise SourceError(f"{file} is empty; {_unpack_again()}")
     return lines

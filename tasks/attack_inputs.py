@@ -217,7 +217,7 @@ def _numbers(text: str) -> list[float] | None:
 
 def _array(path: Path, shape: Shape) -> Tensor:
     """An .npy file as (c, h, w); (h, w, c), (h, w) and flat arrays are taken for what they are."""
-    array = read_array(path, "the mean image of --mean")
+    array = read_array(path, "the mean image of --mean", at_most=int(np.prod(shape)))
     channels, height, width = shape
     if array.shape == (height, width, channels) and channels != height:
         array = array.transpose(2, 0, 1)

@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float
-from PIL import Image
 from torch import Tensor
 
 from recon_core.degradation import check_degraded, degrade, mask_from_picture, mask_pattern
 from recon_core.types import seeded_generator
 from storage.errors import SourceError
-from storage.pictures import CorruptPictureError, is_picture, read_picture, rgb_pixels
+from storage.pictures import CorruptPictureError, is_picture, read_picture, read_picture_as_it_is
 from storage.sources import HELDOUT_FOLDERS, load_images
 from tasks.attack_inputs import LUMA
 from tasks.autoencoder_inputs import NO_CONTROL, AutoencoderJob, Split
@@ -272,9 +271,8 @@ def _same_size(files: list[Path], shape: Shape, option: str) -> npt.NDArray[np.u
 def _pixels(file: Path) -> npt.NDArray[np.uint8]:
     """(h, w, 3) as it is; transparent parts are black."""
     try:
-        with Image.open(file) as image:
-            return rgb_pixels(image)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return read_picture_as_it_is(file)
+    except CorruptPictureError as error:
         raise SourceError(f"{file} cannot be read as a picture ({error}); remove it") from error
 
 

@@ -16,11 +16,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image
 
 from storage.dataset import Dataset, is_store
 from storage.errors import SourceError
-from storage.pictures import CorruptPictureError, is_picture, read_picture, rgb_pixels
+from storage.pictures import (
+    CorruptPictureError,
+    check_pixels,
+    is_picture,
+    read_picture_as_it_is,
+)
 from storage.places import Location
 from tasks.export_pairs import rendered
 
@@ -69,13 +74,16 @@ def open_inputs(source: Location, *, limit: int | None = None, size: Size | None
     centre of that shape and resized to that size (`resized`); a store's never are.
 
     Raises:
-        ValueError: `limit` or a side of `size` below 1, or a `size` for a store.
+        ValueError: `limit` or a side of `size` below 1, a `size` beyond what a picture may have, or
+            one for a store.
         SourceError: there is no picture, or two have the same name but for the ending.
         StorageError: a store that cannot be read.
     """
     sides = (size, size) if isinstance(size, int) else size
     if (limit is not None and limit < 1) or (sides is not None and min(sides) < 1):
         raise ValueError(f"limit={limit} and size={size} must be at least 1, or left out")
+    if sides is not None:
+        check_pixels(*sides)
     if is_store(source):
         if sides is not None:
             raise ValueError(
@@ -145,7 +153,7 @@ class FolderPictures:
         for place in places:
             path = self.files[place]
             try:
-                pixels = _pixels(path)
+                pixels = read_picture_as_it_is(path)
             except CorruptPictureError as error:
                 raise SourceError(
                     f"{path} cannot be read as a picture ({error}); remove it, or replace it"
@@ -272,17 +280,3 @@ def resized(pixels: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArr
     resample = Image.Resampling.BOX if tall >= height else Image.Resampling.BICUBIC
     box = (left, top, left + wide, top + tall)
     return np.asarray(Image.fromarray(pixels).resize((width, height), resample, box=box))
-
-
-def _pixels(path: Path) -> npt.NDArray[np.uint8]:
-    """The picture, upright, in colour and in its own size, (h, w, 3).
-
-    Raises CorruptPictureError if it cannot be read.
-    """
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return rgb_pixels(ImageOps.exif_transpose(image) if image.getexif() else image)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        read_picture(path, 1)  # says in its words what is wrong
-        raise

@@ -181,14 +181,14 @@ def test_more_values_than_the_header_says_are_refused(tmp_path: Path):
     write(tmp_path, "t10k", packed=False)
     with (tmp_path / LABELS_FILE).open("ab") as file:
         file.write(b"\x01")
-    with pytest.raises(SourceError, match="has 3 bytes of values, but says that it has 2;"):
+    with pytest.raises(SourceError, match=r"more than 2 bytes of values, but says .* 2;"):
         load_images(f"mnist:{tmp_path}", split="heldout")
 
 
 def test_a_header_may_not_promise_what_overflows(tmp_path: Path):
     write(tmp_path, "t10k", packed=False)
     (tmp_path / LABELS_FILE).write_bytes(b"\0\0\x08\x01\xff\xff\xff\xff\x01\x02")
-    with pytest.raises(SourceError, match="2 bytes of values, but says that it has 4,294,967,295"):
+    with pytest.raises(SourceError, match=r"shape \(4294967295,\); expected .* at most 500,000"):
         load_images(f"mnist:{tmp_path}", split="heldout")
 
 

@@ -209,12 +209,12 @@ def test_one_corrupt_jpeg_is_named_with_the_fix(tmp_path: Path, damage: str):
     bad.write_bytes(
         {"truncated": content[: len(content) // 2], "garbage": b"#" * 99, "empty": b""}[damage]
     )
-    with pytest.raises(SourceError, match=r"bad\.jpg cannot be read.*skip_corrupt=true") as caught:
+    with pytest.raises(SourceError, match=r"bad\.jpg cannot be read.*--skip-corrupt") as caught:
         load_images(f"folder:{tmp_path}", split="train")
     assert "\n" not in str(caught.value)
     images = load_images(f"folder:{tmp_path}", split="train", skip_corrupt=True)
     assert len(images) == 6
-    assert "1 of 7 files could not be read" in images.notes[0]
+    assert images.notes[0] == "1 of 7 files could not be read and were left out: train/a/bad.jpg."
 
 
 def test_folders_without_pictures(tmp_path: Path):

@@ -193,4 +193,5 @@ def test_corrupt_pictures_are_named_or_left_out(root: Path):
         load_images(f"tiny-imagenet:{root}", split="train", size=64)
     read = load_images(f"tiny-imagenet:{root}", split="train", size=64, skip_corrupt=True)
     assert read.labels.tolist() == [0, 0, 1, 2, 2]
-    assert read.notes == ("1 of 6 files could not be read and were left out.",)
+    left_out = file.relative_to(root).as_posix()
+    assert read.notes == (f"1 of 6 files could not be read and were left out: {left_out}.",)
