@@ -47,8 +47,8 @@ def read_array(path: Path, what: str, *, at_most: int | None = None) -> npt.NDAr
 
 
 def _check_size(file: BinaryIO, at_most: int | None) -> None:
-    """ValueError if the header announces more than the file has, or `at_most`, for which numpy would make room;
-    the file is then where it was."""
+    """ValueError if the header announces more than the file has, for which numpy would make room,
+    or more than `at_most` numbers; the file is then where it was."""
     if file.read(6) == b"\x93NUMPY":
         file.seek(0)
         version = np.lib.format.read_magic(file)
