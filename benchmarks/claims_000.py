@@ -1,11 +1,10 @@
 """What paper 000 says of its results, as our own studies of autoencoders found it.
 
-    python -m benchmarks.claims_000 [--json docs/results/claims-000.json] STUDY...
+    python -m benchmarks.claims_000 [--check] [--json docs/results/claims-000.json] STUDY...
 
 STUDY is a recovery.json, or its folder. Every study checks its claims itself when it is made
 (`tasks.recovery_claims`, with the rules); they are checked again here, on its numbers, and must
-come out the same. Run it on the machine that made the studies: seconds are theirs, hardware is this
-machine's.
+come out the same. Hardware and --check are as in `benchmarks.claims_002`.
 """
 
 from __future__ import annotations

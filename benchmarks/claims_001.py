@@ -23,12 +23,12 @@ import numpy as np
 from benchmarks.evaluated import PLAIN, Evaluated, NotTestableError, read_evaluation
 from benchmarks.record import Claim, hardware
 from recon_core.summary import NOTICEABLE, proportion_interval
+from tasks.study_claims import Outcome, outcome_of
 
 FEW = 0.01
 """At most this share of images is "almost none"."""
 STABLE = 0.02
 """Curves that are no further apart than this, in mean SSIM, are "very consistent"."""
-WORDS = {True: "holds", False: "does not hold", None: "not testable here"}
 
 Verdict = tuple[str, bool]
 
@@ -321,17 +321,18 @@ def check(e: Evaluated, *, name: str, command: str) -> Iterator[Claim]:
     spent = sum(e.record["seconds"].values())
     for statement in STATEMENTS:
         start = time.perf_counter()
-        holds: bool | None
+        outcome: Outcome
         try:
             ours, holds = statement.check(e)
+            outcome = outcome_of(holds)
         except NotTestableError as reason:
-            ours, holds = str(reason), None
+            ours, outcome = str(reason), "not testable"
         yield Claim(
             claim=statement.claim,
             where=statement.where,
             theirs=statement.theirs,
             ours=f"{name}: {ours}",
-            holds=None if holds is None else bool(holds),
+            outcome=outcome,
             rule=statement.rule,
             command=command,
             seconds=round(spent + time.perf_counter() - start, 3),
@@ -362,7 +363,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     checked = [check(e, name=name, command=command) for name, e in evaluations]
     claims = [claim for of_each in zip(*checked, strict=True) for claim in of_each]
     for claim in claims:
-        print(f"{WORDS[claim.holds].upper()}: {claim.claim} ({claim.where})")
+        print(f"{claim.outcome.upper()}: {claim.claim} ({claim.where})")
         print(f"  theirs: {claim.theirs}\n  ours:   {claim.ours}\n  rule:   {claim.rule}")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")

@@ -1,11 +1,12 @@
 """What paper 002 says of its results, as our own studies found it.
 
-    python -m benchmarks.claims_002 [--json docs/results/claims-002.json] STUDY...
+    python -m benchmarks.claims_002 [--check] [--json docs/results/claims-002.json] STUDY...
 
 STUDY is a study.json, or its folder. Every study checks its claims itself when it is made
 (`tasks.study_claims`, with the rules); they are checked again here, on its numbers, and must come
-out the same. Run it on the machine that made the studies: seconds are theirs, hardware is this
-machine's.
+out the same. Seconds are the studies', and so is the hardware of those that FILE already has; that
+of others is this machine's: collect them where they were made. With --check nothing is written: it
+fails if FILE's claims are not those of the studies.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Claim, hardware
+from benchmarks.record import Claim, Hardware, hardware, parse_claims
 from tasks.study_claims import check_claims
 from tasks.study_record import SCHEMA, VERSION
-
-WORDS = {True: "holds", False: "does not hold", None: "not decided here"}
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -58,20 +57,24 @@ def read_record(
     return record
 
 
-def claims_of(record: Mapping[str, Any]) -> Iterator[Claim]:
-    """Every claim of a study, in its order; the study's name and size stand before our numbers."""
+def claims_of(record: Mapping[str, Any], machines: Mapping[str, Hardware]) -> Iterator[Claim]:
+    """Every claim of a study, in its order; the study's name and size stand before our numbers.
+
+    `machines`: what made a study, by its command; this machine if it is not there.
+    """
     name = f"{record['name']} ({record['preset']})"
+    machine = machines.get(record["command"]) or hardware()
     for found in record["claims"]:
         yield Claim(
             claim=found["claim"],
             where=found["where"],
             theirs=found["theirs"],
             ours=f"{name}: {found['ours']}",
-            holds=found["holds"],
+            outcome=found["outcome"],
             rule=found["rule"],
             command=record["command"],
             seconds=round(sum(record["seconds"].values()), 1),
-            hardware=hardware(),
+            hardware=machine,
         )
 
 
@@ -91,17 +94,25 @@ def collect(
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("studies", type=Path, nargs="+", metavar="STUDY")
     parser.add_argument("--json", type=Path, help=f"also write docs/results/claims-{paper}.json")
+    parser.add_argument("--check", action="store_true", help="only compare with the file of --json")
     options = parser.parse_args(argv)
+    path: Path | None = options.json
     try:
-        records = [read(path) for path in options.studies]
+        records = [read(study) for study in options.studies]
+        old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
     except ValueError as error:
         parser.error(str(error))
-    claims = [claim for record in records for claim in claims_of(record)]
+    machines = {claim.command: claim.hardware for claim in old}
+    claims = [claim for record in records for claim in claims_of(record, machines)]
+    if options.check:
+        if claims != old:
+            parser.error(f"{path} has other claims than these studies; run it without --check")
+        return
     for claim in claims:
-        print(f"{WORDS[claim.holds].upper()}: {claim.claim} ({claim.where})")
+        print(f"{claim.outcome.upper()}: {claim.claim} ({claim.where})")
         print(f"  theirs: {claim.theirs}\n  ours:   {claim.ours}\n  rule:   {claim.rule}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
+    if path is not None:
+        path.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
 
 
 if __name__ == "__main__":

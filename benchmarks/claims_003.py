@@ -1,11 +1,10 @@
 """What paper 003 says of its results, as our own studies of split classifiers found it.
 
-    python -m benchmarks.claims_003 [--json docs/results/claims-003.json] STUDY...
+    python -m benchmarks.claims_003 [--check] [--json docs/results/claims-003.json] STUDY...
 
 STUDY is an inversion.json, or its folder. Every study checks its claims itself when it is made
 (`tasks.inversion_claims`, with the rules); they are checked again here, on its numbers, and must
-come out the same. Run it on the machine that made the studies: seconds are theirs, hardware is this
-machine's.
+come out the same. Hardware and --check are as in `benchmarks.claims_002`.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.claims_002 import WORDS
 from benchmarks.record import Claim, hardware, parse_claims
+from tasks.study_claims import outcome_of
 
 PHOTOS = "photos"
 
@@ -32,7 +32,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A claim, what was found, and the verdict by `rule`; the fields are those of `Claim`."""
+    """A claim, what was found, and the verdict by `rule`: None leaves it undecided."""
 
     claim: str
     where: str
@@ -59,7 +59,7 @@ def claims_of(script: str, name: str, part: Part, run: Run) -> list[Claim]:
             where=found.where,
             theirs=found.theirs,
             ours=found.ours,
-            holds=None if found.holds is None else bool(found.holds),
+            outcome=outcome_of(found.holds),
             rule=found.rule,
             command=command,
             seconds=seconds,
@@ -104,7 +104,7 @@ def main(
     for name in options.only:
         new = claims_of(script, name, parts[name], run)
         for claim in new:
-            print(f"{WORDS[claim.holds].upper()}: {claim.claim} ({claim.where})")
+            print(f"{claim.outcome.upper()}: {claim.claim} ({claim.where})")
             print(f"  theirs: {claim.theirs}\n  ours:   {claim.ours}\n  rule:   {claim.rule}")
         print(f"[{name}: {new[0].seconds:g} s]", flush=True)
         old = merged(old, new, tuple(parts))

@@ -24,6 +24,8 @@ from typing import ClassVar, TypeVar
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from tasks.study_claims import Outcome
+
 VERSIONS = ("torch", "numpy", "scikit-image", "zarr", "dask", "prefect")
 RATIO_TOLERANCE = 0.01
 
@@ -72,15 +74,14 @@ class Measurement:
 class Claim:
     """A claim of a paper, and what our check of it gave.
 
-    `holds` is None where the claim cannot be tested at the size that was run; `ours` says why.
-    `rule`: what decides, in words.
+    `outcome`: as `tasks.study_claims` tells them apart. `rule`: what decides, in words.
     """
 
     claim: str
     where: str
     theirs: str
     ours: str
-    holds: bool | None
+    outcome: Outcome
     rule: str | None = None
     command: str
     seconds: float

@@ -19,6 +19,7 @@ from benchmarks.record import Claim, Hardware, Measurement, parse_claims, parse_
 from benchmarks.restoration import Interval
 from benchmarks.results_studies import KINDS, study_table
 from benchmarks.run_summary import RunSummary, Scores, parse_run
+from tasks.study_claims import Outcome
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 INTRODUCTION = """# Results
@@ -28,7 +29,13 @@ by the command beside it. A *good* reconstruction has an SSIM above the threshol
 counts stand beside those of *decoys*: images that no victim was trained on, matched in the same
 way. A good decoy is a false positive.
 """
-HOLDS = {True: "yes", False: "**no**", None: "not testable at this size"}
+CLAIMS = """*Undecided*: tested, and the numbers leave it open at the size that was run. *Not
+testable*: what the claim is about was not run; "ours" says what is missing.
+"""
+OUTCOMES: dict[Outcome, str] = {
+    "holds": "yes", "does not hold": "**no**", "undecided": "undecided",
+    "not testable": "not testable",
+}  # fmt: skip
 
 
 def build_page(files: Mapping[str, str]) -> str:
@@ -52,7 +59,7 @@ def build_page(files: Mapping[str, str]) -> str:
             lines, header, rows = study_table(text, name=name)
             sections.append("\n".join([*lines, _table(header, rows)]))
     if claims:
-        sections.append("## Claims of the papers\n")
+        sections.append(f"## Claims of the papers\n\n{CLAIMS}")
         for name, text in sorted(claims.items()):
             paper = name.removeprefix("claims-").removesuffix(".json")
             sections.append(_claims(paper, parse_claims(text, name=name)))
@@ -229,13 +236,13 @@ def _claims(paper: str, claims: Iterable[Claim]) -> str:
             claim.where,
             claim.theirs,
             claim.ours,
-            HOLDS[claim.holds],
+            OUTCOMES[claim.outcome],
             claim.rule or "",
             f"`{claim.command}`, {_number(claim.seconds)} s, {_hardware(claim.hardware)}",
         )
         for claim in claims
     ]
-    header = ("claim", "where", "theirs", "ours", "holds", "rule", "how")
+    header = ("claim", "where", "theirs", "ours", "outcome", "rule", "how")
     return f"### Paper {paper}\n\n{_table(header, rows)}"
 
 

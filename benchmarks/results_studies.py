@@ -135,7 +135,7 @@ def _read(text: str, name: str, expected: tuple[str, int]) -> dict[str, Any]:
 
 def _heading(record: Mapping[str, Any], name: str, page: str, more: str) -> list[str]:
     folder = name.rpartition("/")[0]
-    n_hold = sum(claim["holds"] is True for claim in record["claims"])
+    n_hold = sum(claim["outcome"] == "holds" for claim in record["claims"])
     whose = whose_claims(record)
     return [
         f"### {record['title']}\n",

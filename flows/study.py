@@ -235,8 +235,6 @@ def cell_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def claim_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row per claim."""
-    words = {True: "holds", False: "does not hold", None: "not decided here"}
     return [
-        {"claim": c["claim"], "here": words[c["holds"]], "ours": c["ours"]}
-        for c in record["claims"]
+        {"claim": c["claim"], "here": c["outcome"], "ours": c["ours"]} for c in record["claims"]
     ]

@@ -28,9 +28,9 @@ from tasks.report import environment
 from tasks.report_data import Table
 from tasks.report_record import Record
 from tasks.report_words import NOTHING, duration, leaves
-from tasks.study_words import number, outcome, short
+from tasks.study_words import number, short
 
-SCHEMA, VERSION = "palimpsest-inversion", 1
+SCHEMA, VERSION = "palimpsest-inversion", 2
 PAGE, DATA_FOLDER = "inversion.html", "inversion-data"
 COMMAND = "palimpsest study inversion"
 MOST_INLINE = 300_000  # letters of a table that the page itself holds
@@ -68,7 +68,7 @@ def render(record: Record, pictures: Arrays) -> str:
 
 def _render(record: Record, figures: Sequence[InversionFigure], tables: Mapping[str, Table]) -> str:
     env = environment()
-    env.filters |= {"number": number, "outcome": outcome, "short": short}
+    env.filters |= {"number": number, "short": short}
     facts = {
         "Time": {
             STAGES.get(stage, stage): NOTHING if seconds is None else duration(seconds)

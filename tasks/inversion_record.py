@@ -26,7 +26,7 @@ from tasks.recovery_charts import power
 from tasks.recovery_files import Arrays
 
 SCHEMA = "palimpsest-inversion"
-VERSION = 1
+VERSION = 2
 TITLE = "Split networks: what the features give away, and what MixCon hides"
 QUESTION = (
     "A client sends the features of an image to a server. How much of the image comes back, does "

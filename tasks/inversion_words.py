@@ -19,7 +19,7 @@ from tasks.recovery_charts import power
 from tasks.recovery_words import decibels
 from tasks.report_record import Record
 from tasks.report_words import NOTHING, percent, score
-from tasks.study_words import short
+from tasks.study_words import claim_counts, short
 
 VALUES = {
     "accuracy": "test accuracy",
@@ -82,14 +82,10 @@ def divergence(cell: Record) -> str:
 
 def headline(record: Record) -> dict[str, Any]:
     """What the first sentences say: claims by outcome, and the answer for every source."""
-    outcomes = [claim["holds"] for claim in record["claims"]]
     ours = any(claim["where"] == "ours" for claim in record["claims"])
     return {
-        "n_claims": len(outcomes),
+        **claim_counts(record),
         "whose": "of the paper and ours" if ours else "of the paper",
-        "holds": sum(holds is True for holds in outcomes),
-        "fails": sum(holds is False for holds in outcomes),
-        "untested": sum(holds is None for holds in outcomes),
         "answers": [_answer(record, source) for source in record["sources"]],
     }
 

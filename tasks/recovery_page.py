@@ -30,9 +30,9 @@ from tasks.report import environment
 from tasks.report_data import Table
 from tasks.report_record import Record
 from tasks.report_words import NOTHING, duration, leaves
-from tasks.study_words import number, outcome, runs, short
+from tasks.study_words import number, runs, short
 
-SCHEMA, VERSION = "palimpsest-recovery", 1
+SCHEMA, VERSION = "palimpsest-recovery", 2
 PAGE, DATA_FOLDER = "recovery.html", "recovery-data"
 COMMAND = "palimpsest study autoencoder"
 MOST_INLINE = 3_000_000  # letters of a table that the page itself holds
@@ -65,7 +65,6 @@ def _render(record: Record, figures: Sequence[RecoveryFigure], tables: Mapping[s
     env = environment()
     env.filters |= {
         "number": number,
-        "outcome": outcome,
         "runs": runs,
         "short": short,
         "power": power,

@@ -27,7 +27,7 @@ from tasks.recovery_study import RecoveryVictim, level_name
 from tasks.recovery_units import ESTIMATE_H, Batch, Group
 
 SCHEMA = "palimpsest-recovery"
-VERSION = 1
+VERSION = 2
 DIGITS = 6
 QUESTION = "Do overfitted autoencoders give back training images of which pixels are missing?"
 TITLE = "Training images from overfitted autoencoders"

@@ -94,7 +94,7 @@ def _list(values: Sequence[float]) -> str:
 
 def claims_table(record: Record) -> Table:
     """One row per claim."""
-    keys = ("claim", "where", "theirs", "ours", "rule", "holds")
+    keys = ("claim", "where", "theirs", "ours", "rule", "outcome")
     return Table(
         "claims", {key: [_plain(claim[key]) for claim in record["claims"]] for key in keys}
     )

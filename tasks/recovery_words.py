@@ -11,7 +11,7 @@ from tasks.report_data import Table
 from tasks.report_record import Record
 from tasks.report_words import NOTHING, percent
 from tasks.study_tables import rows_of
-from tasks.study_words import plural, short
+from tasks.study_words import claim_counts, plural, short
 
 TITLES = {
     "accurate": "accurate recovery",
@@ -42,17 +42,13 @@ def with_interval(value: str, found: float | None, low: float | None, high: floa
 
 def headline(record: Record, summary: Table) -> dict[str, Any]:
     """What the first sentences say: claims by outcome, and the network of the summary."""
-    outcomes = [claim["holds"] for claim in record["claims"]]
     victim = best_victim(record)
     rows = list(rows_of(summary))
     blind = [row for row in rows if not row["knows_mask"] and row["train n"]]
     tested = [row for row in rows if row["test n"]]
     return {
-        "n_claims": len(outcomes),
+        **claim_counts(record),
         "whose": whose_claims(record),
-        "holds": sum(holds is True for holds in outcomes),
-        "fails": sum(holds is False for holds in outcomes),
-        "untested": sum(holds is None for holds in outcomes),
         "victim": victim,
         "level": lowest(victim) if victim else None,
         "rows": rows,

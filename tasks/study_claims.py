@@ -3,20 +3,23 @@
 A comparison of cells is of good reconstructions per victim. It holds if the difference is above 0,
 its interval of 95 % (a bootstrap over the images of each victim) does not reach 0, and no single
 pair of victims, which share their images and random numbers, says the opposite. It does not hold if
-the whole interval is at 0 or below. Between the two the study is too small to decide: null, neither
-true nor false, as for what cannot be tested on it at all.
+the whole interval is at 0 or below. Between the two the claim is undecided; where the study lacks
+what it is about, it is not testable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from tasks import study_checks as checks
 from tasks.study_results import NotTestableError, Record, Results
 
 R = TypeVar("R")
+Outcome = Literal["holds", "does not hold", "undecided", "not testable"]
+"""Of a claim. Undecided: tested, and the numbers leave it open. Not testable: its subject is not
+among what was run; `ours` then says what is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +42,21 @@ def check_claims(record: Record) -> list[dict[str, Any]]:
     return decided(STATEMENTS.get(str(record["name"]), ()), Results(record))
 
 
+def outcome_of(holds: bool | None) -> Outcome:
+    """The outcome of a claim that was tested, by the verdict of its rule; None: it is left open."""
+    return "undecided" if holds is None else "holds" if holds else "does not hold"
+
+
 def decided(statements: Iterable[Statement[R]], results: R) -> list[dict[str, Any]]:
     """What each claim comes to on these results, as it stands in a record."""
     found = []
     for statement in statements:
-        holds: bool | None
+        outcome: Outcome
         try:
             ours, holds = statement.check(results)
+            outcome = outcome_of(holds)
         except NotTestableError as reason:
-            ours, holds = str(reason), None
+            ours, outcome = str(reason), "not testable"
         found.append(
             {
                 "claim": statement.claim,
@@ -55,7 +64,7 @@ def decided(statements: Iterable[Statement[R]], results: R) -> list[dict[str, An
                 "theirs": statement.theirs,
                 "ours": ours,
                 "rule": statement.rule,
-                "holds": holds if holds is None else bool(holds),
+                "outcome": outcome,
             }
         )
     return found

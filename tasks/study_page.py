@@ -26,9 +26,9 @@ from tasks.study_tables import (
     shown_table,
     victims_table,
 )
-from tasks.study_words import count, headline, networks, number, outcome, runs, short, spread
+from tasks.study_words import count, headline, networks, number, runs, short, spread
 
-SCHEMA, VERSION = "palimpsest-study", 1
+SCHEMA, VERSION = "palimpsest-study", 2
 PAGE, DATA_FOLDER = "study.html", "study-data"
 MOST_INLINE = 3_000_000  # letters of a table that the page itself holds
 LARGE_CELLS = 6  # with more cells, their pictures are shown smaller
@@ -69,7 +69,6 @@ def _render(
     env.filters |= {
         "number": number,
         "count": count,
-        "outcome": outcome,
         "runs": runs,
         "short": short,
     }

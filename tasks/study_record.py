@@ -26,7 +26,7 @@ from tasks.evaluation_record import rounded
 from tasks.study import Cell, Study, StudyPlan
 
 SCHEMA = "palimpsest-study"
-VERSION = 1
+VERSION = 2
 DIGITS = 6
 N_SHOWN = 10
 """Pairs of a cell that are kept as pictures, the best first."""

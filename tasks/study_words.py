@@ -8,13 +8,6 @@ from typing import Any
 from tasks.report_record import Record
 from tasks.report_words import NOTHING, interval, percent, score
 
-OUTCOMES = {True: "holds", False: "does not hold", None: "not decided at this size"}
-
-
-def outcome(holds: bool | None) -> str:
-    """A claim's outcome in words."""
-    return OUTCOMES[holds]
-
 
 def number(value: Any) -> str:
     """A number as short as it can be said exactly enough, a text as it is, a dash for None."""
@@ -63,21 +56,29 @@ def plural(n: int, one: str, many: str) -> str:
     return f"{n} {one if n == 1 else many}"
 
 
+def claim_counts(record: Record) -> dict[str, int]:
+    """How many claims there are, and how many of each outcome."""
+    outcomes = [claim["outcome"] for claim in record["claims"]]
+    return {
+        "n_claims": len(outcomes),
+        "holds": outcomes.count("holds"),
+        "fails": outcomes.count("does not hold"),
+        "undecided": outcomes.count("undecided"),
+        "untestable": outcomes.count("not testable"),
+    }
+
+
 def headline(record: Record) -> dict[str, Any]:
     """What the first sentence says: counts of claims by outcome, the best and the worst cell.
 
     The best is the one with the largest share of good images, then the highest mean SSIM; the worst
     is None if there is one cell, or none.
     """
-    outcomes = [claim["holds"] for claim in record["claims"]]
     ranked = sorted(
         (cell for cell in record["cells"] if cell["targets"]["n"]), key=_merit, reverse=True
     )
     return {
-        "n_claims": len(outcomes),
-        "holds": sum(holds is True for holds in outcomes),
-        "fails": sum(holds is False for holds in outcomes),
-        "untested": sum(holds is None for holds in outcomes),
+        **claim_counts(record),
         "best": ranked[0] if ranked else None,
         "worst": ranked[-1] if len(ranked) > 1 else None,
         "any_good": any(cell["targets"]["n_good"] for cell in record["cells"]),

@@ -278,12 +278,12 @@ def test_the_file_has_every_claim_of_every_evaluation(
     claims = parse_claims(out.read_text(), name=out.name)
     assert len(claims) == 2 * len(STATEMENTS)
     assert [claim.ours.split(":")[0] for claim in claims[:2]] == ["small", "large"]
-    assert [claim.holds for claim in claims[:2]] == [True, None]
+    assert [claim.outcome for claim in claims[:2]] == ["holds", "not testable"]
     assert all(4 <= claim.seconds < 60 for claim in claims)
     assert {claim.command for claim in claims} == {"palimpsest x"}
     printed = capsys.readouterr().out
     assert "HOLDS: Restoration raises the number of good reconstructions" in printed
-    assert "NOT TESTABLE HERE: " in printed
+    assert "NOT TESTABLE: " in printed
     page = build_page({"claims-001.json": out.read_text()})
     for claim in claims:
         assert claim.rule is not None
@@ -297,8 +297,8 @@ def test_what_evaluate_writes_can_be_checked(tmp_path: Path) -> None:
     claims = {claim.claim: claim for claim in check(e, name="job", command="x")}
     assert len(claims) == len(STATEMENTS)
     given_up = claims["Some attacks go wrong early and are given up"]
-    assert (given_up.ours, given_up.holds) == ("job: 2 of 6 runs (4 to 78 %)", True)
-    untestable = [claim.ours for claim in claims.values() if claim.holds is None]
+    assert (given_up.ours, given_up.outcome) == ("job: 2 of 6 runs (4 to 78 %)", "holds")
+    untestable = [claim.ours for claim in claims.values() if claim.outcome == "not testable"]
     assert not untestable, untestable
 
 

@@ -39,7 +39,7 @@ CLAIM = Claim(
     where="figure 1",
     theirs="59 of 500",
     ours="3 of 40",
-    holds=True,
+    outcome="holds",
     rule="any",
     command="make claims",
     seconds=12.5,
@@ -88,11 +88,11 @@ def test_refuses_a_file_without_measurements() -> None:
 
 def test_claims_read_back_and_malformed_ones_are_refused() -> None:
     raw = dataclasses.asdict(CLAIM)
-    untestable = raw | {"holds": None}
+    untestable = raw | {"outcome": "not testable"}
     claims = parse_claims(json.dumps([raw, untestable]), name="claims-001.json")
     assert claims[0] == CLAIM
-    assert claims[1].holds is None
-    for bad in ({"holds": "yes"}, {"seconds": None}, {"verdict": True}):
+    assert claims[1].outcome == "not testable"
+    for bad in ({"outcome": "yes"}, {"seconds": None}, {"verdict": True}):
         with pytest.raises(ValueError, match=rf"claims-001\.json: 1\.{next(iter(bad))}"):
             parse_claims(json.dumps([raw, raw | bad]), name="claims-001.json")
 

@@ -117,10 +117,13 @@ def test_the_page_does_not_depend_on_the_order_of_the_files() -> None:
     assert build_page(files()) == build_page(dict(reversed(files().items())))
 
 
-@pytest.mark.parametrize(("holds", "shown"), [(False, "**no**"), (None, "not testable")])
-def test_claims_that_do_not_hold_say_so(holds: bool | None, shown: str) -> None:
-    claim = dataclasses.asdict(CLAIM) | {"holds": holds}
-    assert shown in build_page({"claims-004.json": json.dumps([claim])})
+@pytest.mark.parametrize(
+    ("outcome", "shown"),
+    [("does not hold", "**no**"), ("undecided", "undecided"), ("not testable", "not testable")],
+)
+def test_claims_that_do_not_hold_say_so(outcome: str, shown: str) -> None:
+    claim = dataclasses.asdict(CLAIM) | {"outcome": outcome}
+    assert f"| {shown} |" in build_page({"claims-004.json": json.dumps([claim])})
 
 
 def test_a_bar_in_a_text_does_not_break_the_table() -> None:

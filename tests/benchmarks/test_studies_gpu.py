@@ -86,7 +86,7 @@ def test_claims_of_studies_are_collected_and_checked_again(
         record = record_of(study(name, "cpu"), lambda cell, seed: 5.0 / cell["n_images"])
         record |= {
             "schema": "palimpsest-study",
-            "version": 1,
+            "version": 2,
             "preset": "cpu",
             "command": f"palimpsest study {name}",
             "seconds": {"attack": 5.0, "score": 1.5},
@@ -104,7 +104,7 @@ def test_claims_of_studies_are_collected_and_checked_again(
     assert claims[0].seconds == 6.5
     assert claims[-1].command == "palimpsest study width"
     assert "HOLDS: Victims of regression losses" in capsys.readouterr().out
-    record["claims"][0]["holds"] = not record["claims"][0]["holds"]
+    record["claims"][0]["outcome"] = "not testable"
     (tmp_path / "width" / "study.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="are not what its numbers give"):
         claims_002.read_study(tmp_path / "width")

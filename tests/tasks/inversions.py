@@ -91,11 +91,11 @@ def claims() -> list[dict[str, Any]]:
     """One claim of each outcome."""
     return [
         {"claim": "MixCon lowers what comes back", "where": "table 3", "theirs": "0.64 to 0.14",
-         "rule": "the SSIM is lower", "ours": "0.71 to 0.66", "holds": True},
+         "rule": "the SSIM is lower", "ours": "0.71 to 0.66", "outcome": "holds"},
         {"claim": "It does so against a stronger attack", "where": "ours", "theirs": None,
-         "rule": "the SSIM is lower", "ours": 0.25, "holds": False},
+         "rule": "the SSIM is lower", "ours": 0.25, "outcome": "does not hold"},
         {"claim": "Deeper layers leak less", "where": "D.2", "theirs": "yes", "rule": "in order",
-         "ours": None, "holds": None},
+         "ours": None, "outcome": "undecided"},
     ]  # fmt: skip
 
 
@@ -263,7 +263,7 @@ class _Study:
 
     def record(self, synthetic: bool) -> dict[str, Any]:
         return {
-            "schema": "palimpsest-inversion", "version": 1, "name": "inversion", "preset": "cpu",
+            "schema": "palimpsest-inversion", "version": 2, "name": "inversion", "preset": "cpu",
             "title": "Does MixCon hide what a layer sees?",
             "question": "Can features be made hard to invert, and stay useful?",
             "paper": "003", "command": "palimpsest study inversion --set x=<1>",

@@ -146,11 +146,12 @@ def claims() -> list[dict[str, Any]]:
     """One claim of each outcome."""
     return [
         {"claim": "The method beats iterating f", "where": "figure 3", "theirs": "78 % against 4 %",
-         "ours": "60 % against 5 %", "rule": "the lower end is above the upper", "holds": True},
+         "ours": "60 % against 5 %", "rule": "the lower end is above",
+         "outcome": "holds"},
         {"claim": "Test images do not come back", "where": "section 4", "theirs": "0 %",
-         "ours": 0.25, "rule": "no test image is accurate", "holds": False},
+         "ours": 0.25, "rule": "no test image is accurate", "outcome": "does not hold"},
         {"claim": "25,000 images", "where": "table 1", "theirs": "54.2 %", "ours": None,
-         "rule": "more than half", "holds": None},
+         "rule": "more than half", "outcome": "undecided"},
     ]  # fmt: skip
 
 
@@ -270,7 +271,7 @@ class _Study:
         names = ("random pixels", "blocks", "stripes", "text", "lower half", "window")
         numbered = {mask: f"mask {k + 1}: {names[k]}" for k, mask in enumerate(MASKS)}
         return {
-            "schema": "palimpsest-recovery", "version": 1, "name": "autoencoder", "preset": "test",
+            "schema": "palimpsest-recovery", "version": 2, "name": "autoencoder", "preset": "test",
             "title": "Training images from overfitted autoencoders",
             "question": "Do missing pixels of training images come back?",
             "paper": "000, section 4", "command": "palimpsest study autoencoder --set x=<1>",

@@ -150,7 +150,7 @@ class _Study:
                         0, 256, (12, 3, KERNEL, KERNEL), dtype=np.uint8
                     )
         return {
-            "schema": "palimpsest-study", "version": 1, "name": "made-up", "preset": "test",
+            "schema": "palimpsest-study", "version": 2, "name": "made-up", "preset": "test",
             "title": "More classes, more pictures", "question": "Do more classes leak more?",
             "paper": "002, section 4.2", "command": "palimpsest study made-up --set x=<1>",
             "created": "1 May", "machine": "a toaster", "fingerprint": "c" * 64,
@@ -174,11 +174,11 @@ def claims() -> list[dict[str, Any]]:
     """One claim of each outcome."""
     return [
         {"claim": "More classes, more good ones", "where": "figure 3", "theirs": "101 against 40",
-         "ours": "12 against 3", "rule": "more good at 10 classes than at 2", "holds": True},
+         "ours": "12 against 3", "rule": "more good at 10 classes than at 2", "outcome": "holds"},
         {"claim": "Weight decay helps", "where": "figure 5", "theirs": "higher", "ours": 0.25,
-         "rule": "the best decay beats both baselines", "holds": False},
+         "rule": "the best decay beats both baselines", "outcome": "does not hold"},
         {"claim": "5,000 images", "where": "appendix G", "theirs": "some", "ours": None,
-         "rule": "good ones among 5,000", "holds": None},
+         "rule": "good ones among 5,000", "outcome": "undecided"},
     ]  # fmt: skip
 
 

@@ -94,8 +94,12 @@ def _synthetic() -> list[Record]:
     ]  # fmt: skip
 
 
-def verdicts(found: Record) -> dict[str, bool | None]:
-    return {claim["claim"]: claim["holds"] for claim in check_inversion(found)}
+READ = {"holds": True, "does not hold": False, "undecided": None}
+"""Outcomes by the verdict of a rule; the fourth, not testable, stays as it is."""
+
+
+def verdicts(found: Record) -> dict[str, bool | str | None]:
+    return {c["claim"]: READ.get(c["outcome"], c["outcome"]) for c in check_inversion(found)}
 
 
 def test_all_claims_hold_where_everything_is_as_the_paper_says() -> None:
@@ -230,7 +234,7 @@ def test_what_a_study_lacks_is_said(change: Callable[[Record], Any], reason: str
     found = record()
     change(found)
     claims = check_inversion(found)
-    assert any(reason in claim["ours"] and claim["holds"] is None for claim in claims)
+    assert any(reason in claim["ours"] and claim["outcome"] == "not testable" for claim in claims)
 
 
 def test_a_sweet_spot_without_a_defence_decides_nothing() -> None:
@@ -239,7 +243,7 @@ def test_a_sweet_spot_without_a_defence_decides_nothing() -> None:
         spots = cell["name"] == "vanilla" and cell["cut"] == 2
         cell["roles"] = ["vanilla", "sweet spot tuned", "sweet spot strong"] if spots else []
     (claim,) = [c for c in check_inversion(found) if c["claim"].startswith("At matched")]
-    assert claim["holds"] is None
+    assert claim["outcome"] == "not testable"
     assert "no defence of the grid leaks less" in claim["ours"]
 
 

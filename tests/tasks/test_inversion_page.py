@@ -87,7 +87,7 @@ def test_the_answer_on_top_is_that_of_the_sweet_spot(folder: Path, made: Made) -
     )
     prose = Page(folder / "inversion.html").prose
     assert said in prose
-    assert "Of 3 claims of the paper and ours, 1 holds here, 1 does not, 1 cannot" in prose
+    assert "Of 3 claims of the paper and ours, 1 holds here, 1 does not, 1 is undecided" in prose
 
 
 def test_table_3_is_the_record(folder: Path, made: Made) -> None:
@@ -281,7 +281,11 @@ def test_all_cells_and_claims_are_in_the_page(folder: Path, made: Made) -> None:
     assert [int(row["cell"]) for row in table] == list(range(len(cells)))
     assert float(table[0]["strong ssim worst"]) == cells[0]["attacks"]["strong"]["worst"]["ssim"]
     assert len(rows_of(folder, "seeds")) == 3 * len(cells)
-    assert [row["holds"] for row in rows_of(folder, "claims")] == ["True", "False", ""]
+    assert [row["outcome"] for row in rows_of(folder, "claims")] == [
+        "holds",
+        "does not hold",
+        "undecided",
+    ]
     spots = rows_of(folder, "sweet-spots")
     assert [int(row["cell"]) for row in spots] == [s["cell"] for s in made[0]["sweet_spots"]]
 

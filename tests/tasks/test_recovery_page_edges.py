@@ -106,7 +106,7 @@ def test_no_level_was_reached_at_all(tmp_path: Path) -> None:
     record["cells"] = []
     page = page_of(tmp_path, (_described(record), pictures))
     assert best_victim(record) is None
-    assert "1 cannot be decided at this size; no network was attacked: none reached" in page.prose
+    assert "1 is undecided; no network was attacked: none reached" in page.prose
     assert "Nothing was run on this network" in page.prose
     assert {figure["kind"] for figure in record["figures"]} == {"masks", "contraction"}
 
@@ -204,7 +204,7 @@ def test_what_is_unknown_is_a_dash(tmp_path: Path) -> None:
         victim |= {"test_loss": None, "seconds": None}
         victim["last"]["loss"] = None
     for claim in record["claims"]:
-        claim.update(theirs=None, ours=None, holds=None)
+        claim.update(theirs=None, ours=None, outcome="not testable")
     record["seconds"] = {"train": None, "inpainter": None, "recover": None}
     shown = group_name(record["shown"][0])
     pictures[f"{shown}/unknown/mse"] = np.array([np.nan, np.inf, 0.0])
@@ -331,7 +331,7 @@ def test_pictures_that_do_not_belong_are_refused(part: str) -> None:
     [
         ({}, "has no recovery.json; run `palimpsest study autoencoder` first"),
         ({"recovery.json": "{"}, "is not JSON"),
-        ({"recovery.json": "[]"}, "is None version None, expected 'palimpsest-recovery' version 1"),
+        ({"recovery.json": "[]"}, "is None version None, expected 'palimpsest-recovery' version 2"),
         ({"recovery.json": '{"schema": "palimpsest-recovery", "version": 9}'}, "version 9, expec"),
         ({"recovery.json": json.dumps(small()[0])}, "has no recovery-pictures.npz"),
         (

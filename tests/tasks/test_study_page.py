@@ -163,29 +163,33 @@ def test_kernels_are_their_csv_and_the_pictures(folder: Path, made: Made) -> Non
 
 def test_claims_say_their_outcome_in_words(folder: Path, made: Made) -> None:
     page = Page(folder / "study.html")
-    outcomes = ("holds", "does not hold", "not decided at this size")
+    outcomes = ("holds", "does not hold", "undecided")
     for k, (claim, outcome) in enumerate(zip(made[0]["claims"], outcomes, strict=True)):
         cells = [cell.strip() for cell in page.rows[f"claim {k}"]]
         assert cells[0] == f"{claim['claim']}Rule: {claim['rule']}"
         assert cells[1:3] == [claim["where"], claim["theirs"]]
         assert cells[4] == outcome
     assert [page.rows[f"claim {k}"][3] for k in range(3)] == ["12 against 3", "0.25", "–"]
-    assert [row["holds"] for row in rows_of(folder, "claims")] == ["True", "False", ""]
-    said = "Of 3 claims of the paper, 1 holds here, 1 does not, 1 cannot be decided at this size;"
+    assert [row["outcome"] for row in rows_of(folder, "claims")] == list(outcomes)
+    said = "Of 3 claims of the paper, 1 holds here, 1 does not, 1 is undecided;"
     assert said in page.prose
 
 
 @pytest.mark.parametrize(
-    ("holds", "said"),
+    ("outcome", "said"),
     [
-        (True, "The one claim of the paper holds here;"),
-        (False, "Of 1 claim of the paper, 0 hold here, 1 does not;"),
+        ("holds", "The one claim of the paper holds here;"),
+        ("does not hold", "Of 1 claim of the paper, 0 hold here, 1 does not;"),
+        ("undecided", "Of 1 claim of the paper, 0 hold here, 1 is undecided;"),
+        ("not testable", "Of 1 claim of the paper, 0 hold here, 1 is not testable on this study;"),
     ],
 )
-def test_one_claim(tmp_path: Path, holds: bool, said: str) -> None:
+def test_one_claim(tmp_path: Path, outcome: str, said: str) -> None:
     record, pictures = study(grid=2, decays=0, losses=0)
-    record["claims"] = [record["claims"][0] | {"holds": holds}]
-    assert said in page_of(tmp_path, (record, pictures)).prose
+    record["claims"] = [record["claims"][0] | {"outcome": outcome}]
+    page = page_of(tmp_path, (record, pictures))
+    assert said in page.prose
+    assert page.rows["claim 0"][4].strip() == outcome
 
 
 def test_the_first_sentence_names_the_best_and_the_worst_cell(folder: Path, made: Made) -> None:

@@ -30,7 +30,7 @@ def _emptied(record: dict[str, Any]) -> None:
     for key in ("label", "margin", "loss", "ssim", "ssim3", "decoy_ssim"):
         images[key] = [None] * len(images["cell"])
     for claim in record["claims"]:
-        claim.update(theirs=None, ours=None, holds=None)
+        claim.update(theirs=None, ours=None, outcome="not testable")
     record["seconds"] = {"attack": None, "score": None}
     for figure in record["figures"]:
         if "value" in figure:
@@ -190,7 +190,7 @@ def test_pictures_that_do_not_belong_are_refused() -> None:
     [
         ({}, "has no study.json"),
         ({"study.json": "{"}, "is not JSON"),
-        ({"study.json": "[]"}, "is None version None, expected 'palimpsest-study' version 1"),
+        ({"study.json": "[]"}, "is None version None, expected 'palimpsest-study' version 2"),
         ({"study.json": '{"schema": "palimpsest-study", "version": 9}'}, "version 9, expected"),
         ({"study.json": json.dumps(study()[0])}, "has no study-pictures.npz"),
         ({"study.json": json.dumps(study()[0]), "study-pictures.npz": "PK"}, "cannot be read"),

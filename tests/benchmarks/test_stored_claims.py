@@ -1,0 +1,59 @@
+"""docs/results: what is kept of claims is what the rules give on the studies that are kept."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import claims_000, claims_002, claims_003
+from benchmarks.results_page import RESULTS
+
+ORDER = ("multiclass", "losses", "weight-decay", "cnn", "width", "large")
+PAPERS: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {
+    "000": (claims_000.main, ("autoencoder",)),
+    "002": (claims_002.main, ORDER),
+    "003": (claims_003.main, ("inversion",)),
+}
+
+
+def arguments(paper: str, file: Path) -> list[str]:
+    return [
+        "--check",
+        "--json",
+        str(file),
+        *(str(RESULTS / "studies" / s) for s in PAPERS[paper][1]),
+    ]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_kept_claims_are_those_of_the_kept_studies(
+    paper: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = PAPERS[paper][0]
+    kept = RESULTS / f"claims-{paper}.json"
+    main(arguments(paper, kept))
+    claims = json.loads(kept.read_text())
+    claims[0]["ours"] += "!"
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps(claims))
+    with pytest.raises(SystemExit):
+        main(arguments(paper, changed))
+    assert "has other claims than these studies" in capsys.readouterr().err
+
+
+def test_every_kept_study_is_collected() -> None:
+    kept = {folder.name for folder in (RESULTS / "studies").iterdir()}
+    assert kept == {name for _main, names in PAPERS.values() for name in names}
+
+
+def test_kept_pages_have_the_outcomes_of_their_records() -> None:
+    for file in (RESULTS / "studies").glob("*/*.json"):
+        claims = json.loads(file.read_bytes())["claims"]
+        table = file.with_suffix(".html").read_text().partition('<table class="claims"')[2]
+        marks = re.findall(r'<span class="outcome \w+">.*?</svg>([^<]*)</span>',
+                           table.partition("</table>")[0])  # fmt: skip
+        assert marks == [claim["outcome"] for claim in claims], file
