@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from flows.screen import Screen
 
 REFUSED = 2
 SIGNS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "stop": "[red]stop[/]   "}
 
 attack_app = typer.Typer(no_args_is_help=True, help="Attack a network that is already trained.")
-out = Console()
+out = Screen()
 
 
 @attack_app.command(

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from flows.dataset_cli import store_location
-from flows.screen import show_facts
+from flows.screen import Screen, show_facts
 from storage.dataset import Dataset
 from storage.errors import StorageError
 from storage.parts import read_store_file
@@ -38,8 +37,8 @@ NOTICED = "a running campaign notices within seconds"
 campaign_app = typer.Typer(
     no_args_is_help=True, help="How far a campaign is; pause it, resume it, end it."
 )
-out = Console()
-err = Console(stderr=True)
+out = Screen()
+err = Screen(stderr=True)
 
 StoreOption = Annotated[
     str, typer.Option("--store", help="A job's folder, a store's, or s3://bucket/prefix.")

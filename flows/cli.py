@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from flows.attack_instahide_cli import instahide_app
@@ -26,10 +25,10 @@ from flows.fresh import start_over
 from flows.regenerate_cli import regenerate_app
 from flows.report_cli import report_app
 from flows.restore_cli import restore_app
-from flows.screen import fact_text, show_facts, show_notices
+from flows.screen import Screen, fact_text, show_facts, show_notices
 from flows.study_cli import study_app
 from flows.top_up_cli import top_up_app
-from storage.errors import SourceError, StorageError, StoreMismatchError
+from storage.errors import SourceError, StorageError, StoreMismatchError, shown
 from tasks.freed_memory import keep_freed_memory
 from tasks.guard import start_guard, take_ctrl_c_alone
 from tasks.workspace import Workspace
@@ -61,8 +60,8 @@ app.add_typer(top_up_app)
 app.add_typer(restore_app)
 app.add_typer(report_app)
 app.add_typer(study_app)
-out = Console()
-err = Console(stderr=True)
+out = Screen()
+err = Screen(stderr=True)
 
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the job's products.")]
 PresetOption = Annotated[
@@ -260,6 +259,7 @@ def main() -> NoReturn:
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     show_notices()
+    _refuse_other_bytes(sys.argv[1:])
     try:
         code = app(standalone_mode=False)
     except (ValueError, SourceError, StoreMismatchError) as error:
@@ -279,6 +279,19 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else DONE)
 
 
+def _refuse_other_bytes(words: list[str]) -> None:
+    """Flows' settings are JSON, which has no place for a path that is not UTF-8; pictures and
+    folders below one that is may be called anything."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            error = ValueError(
+                f"{shown(word)} is not UTF-8; rename it, or give a link to it that is"
+            )
+            _fail(error, BAD_USAGE)
+
+
 def _is_expected(error: Exception) -> bool:
     """Failures that explain themselves in one line; anything else deserves its traceback."""
     from flows.curate import NothingToLearnError
@@ -290,7 +303,8 @@ def _is_expected(error: Exception) -> bool:
 
 
 def _fail(error: Exception, code: int) -> NoReturn:
-    err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+    said = shown(str(error)) if isinstance(error, StorageError) else str(error)  # one line
+    err.print(f"error: {said}", style="red", markup=False, soft_wrap=True)
     sys.exit(code)
 
 

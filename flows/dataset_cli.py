@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from flows.screen import counting, fact_text, show_facts, size_text
+from flows.screen import Screen, counting, fact_text, show_facts, size_text
 from storage.dataset import Dataset
 from storage.errors import StorageError
 from storage.parts import STORE_FILE
@@ -29,8 +28,8 @@ N_SHOWN = 5
 dataset_app = typer.Typer(
     no_args_is_help=True, help="Look after a store of pairs, and take its pairs elsewhere."
 )
-out = Console()
-err = Console(stderr=True)
+out = Screen()
+err = Screen(stderr=True)
 
 StoreOption = Annotated[
     str, typer.Option("--store", help="A job's folder, a store's, or s3://bucket/prefix.")

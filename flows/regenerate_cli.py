@@ -6,18 +6,17 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from flows.dataset_cli import DEFAULT_STORE, SplitOption, StoreOption, store_location
-from flows.screen import show_facts, size_text
+from flows.screen import Screen, show_facts, size_text
 from storage.dataset import Dataset
 from storage.errors import StorageError
 
 FAILED = 1
 
 regenerate_app = typer.Typer()
-out = Console()
-err = Console(stderr=True)
+out = Screen()
+err = Screen(stderr=True)
 
 
 @regenerate_app.command(

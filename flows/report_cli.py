@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from flows.screen import Screen
+
 report_app = typer.Typer()
-out = Console()
+out = Screen()
 
 
 @report_app.command(

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
-from flows.screen import show_facts
+from flows.screen import Screen, show_facts
 
 restore_app = typer.Typer()
-out = Console()
+out = Screen()
 
 
 @restore_app.command(

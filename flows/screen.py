@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, HighlighterType, JustifyMethod, OverflowMethod
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -19,6 +19,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.style import Style
+from rich.text import Text
+
+from storage.errors import shown
 
 LOG_EVERY_SECONDS = 10.0
 
@@ -26,11 +30,40 @@ Counted = Callable[[int, int], None]
 """Called with what is done and the total."""
 
 
+class Screen(Console):
+    """The terminal, where every text is printed as `storage.errors.shown` makes it: the name of a
+    file neither clears the screen nor ends the command because it is not UTF-8."""
+
+    def render_str(
+        self,
+        text: str,
+        *,
+        style: str | Style = "",
+        justify: JustifyMethod | None = None,
+        overflow: OverflowMethod | None = None,
+        emoji: bool | None = None,
+        markup: bool | None = None,
+        highlight: bool | None = None,
+        highlighter: HighlighterType | None = None,
+    ) -> Text:
+        """A text that is printed, or in a table, as it will appear."""
+        return super().render_str(
+            shown(text, keep="\n\t"),
+            style=style,
+            justify=justify,
+            overflow=overflow,
+            emoji=emoji,
+            markup=markup,
+            highlight=highlight,
+            highlighter=highlighter,
+        )
+
+
 class _Notices(logging.Handler):
     """Lines on the standard error of the moment, so that a bar there makes room for them."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(self.format(record) + "\n")
+        sys.stderr.write(shown(self.format(record), keep="\n") + "\n")
 
 
 def show_notices() -> None:
@@ -74,7 +107,7 @@ def counting(title: str, unit: str) -> Iterator[Counted]:
 
     Unlike `tasks.progress` it is no artifact of a Prefect run: looking at a store needs no server.
     """
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     bar = Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=24),

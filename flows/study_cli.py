@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.screen import Screen
+
 study_app = typer.Typer()
-out = Console()
+out = Screen()
 
 ENTRIES = frozenset(
     {

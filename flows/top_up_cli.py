@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
-from flows.screen import show_facts
+from flows.screen import Screen, show_facts
 
 FAILED = 1
 
 top_up_app = typer.Typer()
-out = Console()
-err = Console(stderr=True)
+out = Screen()
+err = Screen(stderr=True)
 
 
 @top_up_app.command(

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from flows.naming import unknown_name
 from flows.presets import Recipe
+from flows.screen import Screen
 from flows.settings import from_json, parse_assignments, resolve, to_json
 from recon_core.restore import NonfiniteLossError
 from storage.dataset import Dataset
@@ -92,7 +92,7 @@ def _group(device: Device) -> tuple[Group, str]:
 
 def _lines(name: str, *, shown: bool) -> OnStep:
     """A line on stderr every ten seconds."""
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     started = last = time.monotonic()
     before: int | None = None
 
@@ -122,7 +122,7 @@ def main() -> None:
 
 def _fail(error: Exception, code: int) -> NoReturn:
     who = f"process {os.environ['RANK']}: " if started_by_torchrun() else ""
-    Console(stderr=True).print(
+    Screen(stderr=True).print(
         f"{who}error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
     )
     sys.exit(code)

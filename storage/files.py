@@ -91,8 +91,16 @@ def read_bounded(path: Path, at_most: int) -> bytes:
 
 
 def json_bytes(value: Any) -> bytes:
-    """`value` as readable JSON; NaN and infinity are refused with ValueError."""
-    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    """`value` as readable JSON; NaN and infinity are refused with ValueError.
+
+    A byte of a file's name that is not UTF-8 becomes JSON's escape, and is read back as it was.
+    """
+    return text_bytes(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def text_bytes(text: str) -> bytes:
+    """`text` as UTF-8; what has no place there, bytes of files' names that are not, with `\\u`."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from safetensors.numpy import save
 from torch import Tensor
 
-from storage.files import write_file
+from storage.files import text_bytes, write_file
 from tasks.attack_inputs import Pictures
 from tasks.attack_results import GOOD, Matches, Results
 from tasks.report import TEMPLATES, data_uri, duration, score
@@ -188,7 +188,7 @@ def write_page(
         good=GOOD,
         context=context,
     )
-    write_file(path, page.encode())
+    write_file(path, text_bytes(page))
 
 
 def _plates(given: Pictures | None, found: Matches | None, limit: int) -> Iterator[dict[str, Any]]:

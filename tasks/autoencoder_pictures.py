@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recon_core.degradation import check_degraded, degrade, mask_from_picture, mask_pattern
 from recon_core.types import seeded_generator
-from storage.errors import SourceError
+from storage.errors import SourceError, shown
 from storage.pictures import CorruptPictureError, is_picture, read_picture, read_picture_as_it_is
 from storage.sources import HELDOUT_FOLDERS, load_images
 from tasks.attack_inputs import LUMA
@@ -122,7 +122,7 @@ def read_source(source: str, split: Split, shape: Shape, limit: int, seed: int) 
         files = _files(Path(path).expanduser(), "the source")
         chosen = [files[row] for row in _drawn(len(files), limit, seed)]
         pixels = np.stack([_square(file, height) for file in chosen])
-        names = [str(file.relative_to(Path(path).expanduser())) for file in chosen]
+        names = [shown(str(file.relative_to(Path(path).expanduser()))) for file in chosen]
         labels, classes = _class_folders(files, chosen, Path(path).expanduser())
     else:
         found = load_images(source, split="train" if split == "train" else "heldout", size=height)
@@ -142,7 +142,8 @@ def _class_folders(
     if min(len(names) for names in parts.values()) < 2:
         return None, ()
     classes = sorted({names[0] for names in parts.values()})
-    return tuple(classes.index(parts[file][0]) for file in chosen), tuple(classes)
+    labels = tuple(classes.index(parts[file][0]) for file in chosen)
+    return labels, tuple(shown(name) for name in classes)
 
 
 def _control(job: AutoencoderJob, split: Split, shape: Shape) -> Named | None:
@@ -206,16 +207,17 @@ def _degraded_material(job: AutoencoderJob, shape: Shape, folder: Path) -> Mater
     files = _files(folder, "--degraded")[: job.limit]
     y = _floats(_same_size(files, shape, "--degraded"), shape[0])
     check_degraded(y, job.noise or None)
-    names = tuple(str(file.relative_to(folder)) for file in files)
+    inside = [file.relative_to(folder) for file in files]
+    names = tuple(shown(str(file)) for file in inside)
     train = None
     if job.originals is not None:
-        absent = [name for name in names if not (job.originals / name).is_file()]
+        absent = [file for file in inside if not (job.originals / file).is_file()]
         if absent:
             raise SourceError(
                 f"{job.originals / absent[0]} does not exist; --originals need a picture of the "
                 f"same name for each of the {len(names)} in {folder}"
             )
-        originals = [job.originals / name for name in names]
+        originals = [job.originals / file for file in inside]
         pixels = _same_size(originals, shape, "--originals")
         train = Named(f"folder:{job.originals}", _floats(pixels, shape[0]), names)
     known = None

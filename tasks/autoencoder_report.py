@@ -17,7 +17,7 @@ from jaxtyping import Float
 from safetensors.numpy import save
 from torch import Tensor
 
-from storage.files import write_file
+from storage.files import text_bytes, write_file
 from tasks.attack_report import STEPS
 from tasks.autoencoder_pictures import Case
 from tasks.autoencoder_results import SIDES, Cell, arrays, pairs
@@ -142,7 +142,7 @@ def write_page(
         steps=STEPS,
         context=context,
     )
-    write_file(path, page.encode())
+    write_file(path, text_bytes(page))
 
 
 def percent(estimate: Sequence[float]) -> str:

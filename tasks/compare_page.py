@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.files import write_file, write_json
+from storage.files import text_bytes, write_file, write_json
 from tasks.compare import METRICS, Evaluated
 from tasks.report import environment
 from tasks.report_chart import N_MARKERS, Line, Panel, Style, lines, rank_axis, unit_axis
@@ -34,7 +34,7 @@ def write_comparison(
         )
     }
     for table in tables.values():
-        write_file(data / f"{table.name}.csv", table.csv().encode())
+        write_file(data / f"{table.name}.csv", text_bytes(table.csv()))
     write_json(page.with_suffix(".json"), comparison)
     looks = [Style(k, COLOURS[k % len(COLOURS)], k % N_MARKERS) for k in range(len(runs))]
     names = [run.name for run in runs]
@@ -56,7 +56,7 @@ def write_comparison(
             folder=data.name,
         )
     )
-    write_file(page, html.encode())
+    write_file(page, text_bytes(html))
     return {"page": page, "numbers": page.with_suffix(".json"), "data": data}
 
 

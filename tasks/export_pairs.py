@@ -21,7 +21,7 @@ from storage.dataset import Dataset
 from storage.export import OnPart, Pairs, Selection, selected_pairs
 from storage.export_card import CardFacts, dataset_card
 from storage.export_folder import check_replaceable, whole_folder, write_description
-from storage.files import write_file
+from storage.files import text_bytes, write_file
 
 Format = Literal["webdataset", "parquet", "huggingface"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -89,7 +89,7 @@ def export_pairs(
                 selection=selection,
                 written=files,
             )
-            write_file(staging / "README.md", dataset_card(facts).encode())
+            write_file(staging / "README.md", text_bytes(dataset_card(facts)))
         write_description(
             staging,
             {

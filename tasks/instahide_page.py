@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recon_core.attacks.instahide.recover import Recovered
-from storage.files import write_file
+from storage.files import text_bytes, write_file
 from tasks.instahide_figures import graph, heat_maps
 from tasks.instahide_inputs import Prepared
 from tasks.instahide_scores import Scored, image_row
@@ -55,7 +55,7 @@ def write_images(folder: Path, scored: Scored, prepared: Prepared) -> None:
         if not np.isnan(image).all():
             path = folder / IMAGES / f"{k:04}.png"
             write_file(path, _png(picture(image, prepared)))
-    write_file(folder / "statuses.csv", statuses(scored).encode())
+    write_file(folder / "statuses.csv", text_bytes(statuses(scored)))
 
 
 def clear_images(folder: Path) -> None:
@@ -183,7 +183,7 @@ def write_page(
         colours=COLOURS,
         context=context,
     )
-    write_file(path, page.encode())
+    write_file(path, text_bytes(page))
 
 
 def best_of(scored: Sequence[Scored]) -> Scored | None:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from safetensors.numpy import save
 from torch import Tensor
 
-from storage.files import write_file
+from storage.files import text_bytes, write_file
 from tasks.autoencoder_pictures import Named
 from tasks.inversion_attack import Attacked
 from tasks.report import TEMPLATES, data_uri, duration
@@ -126,7 +126,7 @@ def write_page(
         walls=walls,
         context=context,
     )
-    write_file(path, page.encode())
+    write_file(path, text_bytes(page))
 
 
 def _figure(value: float | None, digits: int = 2) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.files import write_file
+from storage.files import text_bytes, write_file
 from tasks.inversion_charts import attack_styles
 from tasks.inversion_figures import InversionFigure, inversion_figures
 from tasks.inversion_tables import (
@@ -56,7 +56,7 @@ def write_page(folder: Path) -> Path:
     tables = _tables(record, figures)
     html = _render(record, figures, tables)
     write_tables(folder / DATA_FOLDER, tables)
-    write_file(folder / PAGE, html.encode())
+    write_file(folder / PAGE, text_bytes(html))
     return folder / PAGE
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from storage.files import write_file
+from storage.files import text_bytes, write_file
 from tasks.report_data import Table
 
 
@@ -57,4 +57,4 @@ def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
     for old in folder.glob("*.csv"):
         old.unlink()
     for name, table in tables.items():
-        write_file(folder / f"{name}.csv", table.csv().encode())
+        write_file(folder / f"{name}.csv", text_bytes(table.csv()))

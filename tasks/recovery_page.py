@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.files import write_file
+from storage.files import text_bytes, write_file
 from tasks.page_files import read_arrays, read_record, write_tables
 from tasks.recovery_charts import power, styles_of
 from tasks.recovery_figures import recovery_figures
@@ -51,7 +51,7 @@ def write_page(folder: Path) -> Path:
     tables = _tables(record, figures)
     html = _render(record, figures, tables)
     write_tables(folder / DATA_FOLDER, tables)
-    write_file(folder / PAGE, html.encode())
+    write_file(folder / PAGE, text_bytes(html))
     return folder / PAGE
 
 

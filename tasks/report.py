@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.files import write_file, write_json
+from storage.files import text_bytes, write_file, write_json
 from tasks import report_plates as plates
 from tasks.report_chart import marker
 from tasks.report_data import (
@@ -112,11 +112,11 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     for old in (page.parent / DATA_FOLDER).glob("*.csv"):
         old.unlink()
     for table in tables:
-        write_file(page.parent / DATA_FOLDER / f"{table.name}.csv", table.csv().encode())
+        write_file(page.parent / DATA_FOLDER / f"{table.name}.csv", text_bytes(table.csv()))
     if context:
         write_json(page.parent / DATA_FOLDER / CONTEXT, dict(context))
     html = _render(record, pictures, EMPTY_CONTEXT | dict(context), figures, tables)
-    write_file(page, html.encode())
+    write_file(page, text_bytes(html))
     return page
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from storage.files import text_bytes
 from tasks.report_record import SIDES, Record, sampled_means
 
 THRESHOLDS = [k / 100 for k in range(101)]
@@ -48,7 +49,7 @@ class Table:
 
     def uri(self) -> str:
         """The CSV inside a URL."""
-        content = base64.b64encode(self.csv().encode()).decode()
+        content = base64.b64encode(text_bytes(self.csv())).decode()
         return f"data:text/csv;charset=utf-8;base64,{content}"
 
     def where(self, column: str, value: Cell) -> Table:

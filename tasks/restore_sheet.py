@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from storage.errors import shown
+
 N_ROWS = 24
 N_SAMPLES_SHOWN = 4
 TILE, GAP, MARGIN, HEAD, TITLE = 96, 8, 20, 26, 66
@@ -56,7 +58,7 @@ def restoration_sheet(
         draw.text((middle, top - 8), head, INK, _font(12), anchor="ms")
     for r, row in enumerate(rows):
         y = top + r * (TILE + GAP)
-        draw.text((MARGIN, y + TILE // 2), _fitting(row.name, NAME_WIDTH - GAP, 12), INK,
+        draw.text((MARGIN, y + TILE // 2), _fitting(shown(row.name), NAME_WIDTH - GAP, 12), INK,
                   _font(12), anchor="lm")  # fmt: skip
         facts = row_facts(row, disagreement=n_samples > 0)
         for k, said in enumerate(facts, 1):

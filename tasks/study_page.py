@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from storage.files import write_file
+from storage.files import text_bytes, write_file
 from tasks.page_files import read_arrays, read_record, write_tables
 from tasks.report import environment
 from tasks.report_chart import Style
@@ -49,7 +49,7 @@ def write_page(folder: Path) -> Path:
     tables = _tables(record, figures)
     html = _render(record, pictures, figures, tables)
     write_tables(folder / DATA_FOLDER, tables)
-    write_file(folder / PAGE, html.encode())
+    write_file(folder / PAGE, text_bytes(html))
     return folder / PAGE
 
 

@@ -18,7 +18,7 @@ from recon_core.restore.examples import Examples
 from storage.checkpoints import save_checkpoint
 from storage.dataset import Dataset
 from storage.errors import StorageError
-from storage.files import write_file
+from storage.files import text_bytes, write_file
 from tasks.pair_stream import Batch, PairExamples
 from tasks.train_card import PAGE, device_name, model_page, versions
 from tasks.train_log import TensorBoard, TrainingLog
@@ -235,7 +235,7 @@ class Trainer:
             "versions": versions(),
             "loss_curve": self.record.curve.points,
         }
-        write_file(self.out / PAGE, model_page(card).encode())
+        write_file(self.out / PAGE, text_bytes(model_page(card)))
         save_checkpoint(self.out, MODEL, weights, card)
         remove(self.out, LATEST)
         return card
