@@ -28,6 +28,7 @@ def restore(
     *,
     limit: int | None = None,
     size: Size | None = None,
+    skip_corrupt: bool = False,
     fresh: bool = False,
     onnx_range: OnnxRange = "0..1",
     device: Device = "auto",
@@ -38,7 +39,7 @@ def restore(
     maps of how far these disagree. 4. Say it. Raises what `tasks.restore` and its neighbours raise.
     """
     restorer = open_restorer(weights, device=device, onnx_range=onnx_range)
-    inputs = open_inputs(source, limit=limit, size=size)
+    inputs = open_inputs(source, limit=limit, size=size, skip_corrupt=skip_corrupt)
     record = restore_all(restorer, inputs, out, config or Restoration(), fresh=fresh)
     leave_facts("restoration", summary(record), f"Restored into {out}")
     leave_picture("contact-sheet", (out / SHEET).read_bytes(), f"Pictures of {out}, chosen evenly")
@@ -62,10 +63,13 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
         "restorer": model["name"],
         "fingerprint": model["fingerprint"],
         "pictures": record["n_pictures"],
+        "left out": len(record.get("read", {}).get("left_out", ())),
         "samples": max(samples),
         "mean_disagreement": round(record["mean_disagreement"], 4),
         "device": record["device"],
     }
+    if not facts["left out"]:
+        del facts["left out"]
     if facts["samples"] == 1:  # nothing that could disagree: 0 would read as certainty
         del facts["mean_disagreement"]
     return facts

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from flows.screen import Screen, show_facts
+from storage.picture_files import facts_of
 
 restore_app = typer.Typer()
 out = Screen()
@@ -57,6 +58,10 @@ def restore(
             "(24x32); default: as they are.",
         ),
     ] = None,
+    skip_corrupt: Annotated[
+        bool,
+        typer.Option("--skip-corrupt", help="Leave out files of a folder that cannot be read."),
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Another one, other samples.")] = 0,
     batch_size: Annotated[
         int, typer.Option("--batch", help="(Sample, picture) pairs at once; changes no result.")
@@ -70,24 +75,32 @@ def restore(
     ] = False,
 ) -> None:
     """Restore pictures, with a map of how sure each pixel is; resumes what was interrupted."""
-    from flows import restore as flow
     from flows.dataset_cli import store_location
+    from tasks.restore import open_restorer
     from tasks.restore_folder import SHEET
-    from tasks.restore_inputs import parse_size
-    from tasks.restore_job import Restoration
+    from tasks.restore_inputs import open_inputs, parse_size
+    from tasks.restore_job import Restoration, check_restoration
 
     config = Restoration(
         n_samples=n_samples, seed=seed, keep_samples=keep_samples, batch_size=batch_size
     )
     if "://" in str(target) or str(target).startswith("s3:"):
         raise ValueError(f"--out {target}: give a folder of this machine, and upload it afterwards")
+    at, sides = store_location(source, split), None if size is None else parse_size(size)
+    inputs = open_inputs(at, limit=limit, size=sides, skip_corrupt=skip_corrupt)
+    restorer = open_restorer(weights, device=device, onnx_range=onnx_range)
+    reading = check_restoration(restorer, inputs, target, config, fresh=fresh)
+    show_facts(out, str(at), facts_of(len(inputs), (), reading))
+    from flows import restore as flow  # Prefect, after all that may be refused
+
     record = flow.restore(
         weights,
-        store_location(source, split),
+        at,
         target,
         config,
         limit=limit,
-        size=None if size is None else parse_size(size),
+        size=sides,
+        skip_corrupt=skip_corrupt,
         fresh=fresh,
         onnx_range=onnx_range,
         device=device,

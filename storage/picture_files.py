@@ -96,8 +96,11 @@ class Tally:
 
     def count(self, picture: Decoded) -> None:
         height, width = picture.pixels.shape[:2]
+        self.count_one(width, height, picture.mode)
+
+    def count_one(self, width: int, height: int, mode: str) -> None:
         self.sizes[width, height] += 1
-        self.modes[picture.mode] += 1
+        self.modes[mode] += 1
 
     def leave_out(self, file: str, why: str) -> None:
         self.left_out.append((shown(file), why))
@@ -152,6 +155,15 @@ def unreadable(path: Path, error: CorruptPictureError) -> SourceError:
         f"{path} cannot be read as a picture ({error}); remove it, or leave such files out with "
         "--skip-corrupt"
     )
+
+
+def facts_of(n: int, class_names: Sequence[str], reading: Reading | None) -> dict[str, str]:
+    """What was read of a source, for people, of which `n` pictures are used."""
+    n_read = n if reading is None else reading.n_read
+    facts = {"pictures": f"{n:,}" + (f" of {n_read:,} that were read" if n_read != n else "")}
+    if class_names:
+        facts["classes"] = f"{len(class_names)}: {listed(class_names, 10)}"
+    return facts | ({} if reading is None else reading.facts)
 
 
 def listed(names: Sequence[str], n: int = N_LISTED) -> str:

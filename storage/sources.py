@@ -25,7 +25,7 @@ from storage.digits import DIGITS_CLASSES, N_TRAIN, digits_pictures
 from storage.errors import SourceError, shown
 from storage.mnist import fashion_mnist_pictures, mnist_pictures
 from storage.photographs import photograph_tiles
-from storage.picture_files import Reading, listed, read_picture_files
+from storage.picture_files import Reading, facts_of, listed, read_picture_files
 from storage.pictures import check_pixels, is_picture, square
 from storage.svhn import SVHN_CLASSES, svhn_pictures
 from storage.tiny_imagenet import tiny_imagenet_files
@@ -82,14 +82,7 @@ class ImageSet:
     @property
     def facts(self) -> dict[str, str]:
         """What was read, for people, before work starts."""
-        n_read = len(self) if self.reading is None else self.reading.n_read
-        of = f" of {n_read:,} that were read" if n_read != len(self) else ""
-        facts = {
-            "source": self.name,
-            "pictures": f"{len(self):,}{of}",
-            "classes": f"{len(self.class_names)}: {listed(self.class_names, 10)}",
-        }
-        return facts | ({} if self.reading is None else self.reading.facts)
+        return {"source": self.name} | facts_of(len(self), self.class_names, self.reading)
 
     def without(self, rows: Sequence[int], *, because: str) -> ImageSet:
         """The set without the pictures in `rows`, with a note that says how many and `because`.

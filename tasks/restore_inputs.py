@@ -8,6 +8,7 @@ around the mean image of their run. Of each candidate of an attack its last save
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +20,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from storage.dataset import Dataset, is_store
-from storage.errors import SourceError
-from storage.pictures import (
-    CorruptPictureError,
-    check_pixels,
-    is_picture,
-    read_picture_as_it_is,
-)
+from storage.errors import SourceError, shown
+from storage.picture_files import COLOUR, GREY, Reading, Tally, unreadable
+from storage.pictures import CorruptPictureError, check_pixels, decoded, is_picture
 from storage.places import Location
 from tasks.export_pairs import rendered
 
@@ -40,12 +37,15 @@ ROWS_AT_ONCE = 256
 class InputPicture:
     """A picture to restore: uint8 `pixels` (3, h, w), and in `facts` where it is from.
 
-    `name` is unique among the inputs and a relative path without an ending.
+    `name` is unique among the inputs and a relative path without an ending. `given`: (height,
+    width) that it had, and `mode`, what its file holds (Pillow's).
     """
 
     name: str
     pixels: npt.NDArray[np.uint8]
     facts: dict[str, Any]
+    given: tuple[int, int]
+    mode: str = COLOUR
 
 
 class Inputs(Protocol):
@@ -66,9 +66,21 @@ class Inputs(Protocol):
     def description(self) -> dict[str, Any]:
         """What they are, wherever they are, but for their pixels."""
 
+    def tally(self) -> Tally:
+        """What is known before any is counted: the size they are made into, what is left out."""
 
-def open_inputs(source: Location, *, limit: int | None = None, size: Size | None = None) -> Inputs:
+
+def open_inputs(
+    source: Location,
+    *,
+    limit: int | None = None,
+    size: Size | None = None,
+    skip_corrupt: bool = False,
+) -> Inputs:
     """The pictures in the folder, or in the store of pairs, at `source`; the first `limit`.
+
+    With `skip_corrupt` files of a folder that cannot be read are left out, which reads them all
+    once more.
 
     Pictures have the size that they have. With `size` every one of a folder is cropped to its
     centre of that shape and resized to that size (`resized`); a store's never are.
@@ -96,7 +108,7 @@ def open_inputs(source: Location, *, limit: int | None = None, size: Size | None
         raise SourceError(
             f"--input {source} is neither a folder of pictures nor a store of pairs; give one"
         )
-    return FolderPictures.found(folder, limit, sides)
+    return FolderPictures.found(folder, limit, sides, skip_corrupt=skip_corrupt)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -123,16 +135,31 @@ class FolderPictures:
     folder: Path
     files: tuple[Path, ...]
     size: tuple[int, int] | None = None
+    left_out: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def found(cls, folder: Path, limit: int | None, size: tuple[int, int] | None) -> FolderPictures:
+    def found(
+        cls,
+        folder: Path,
+        limit: int | None,
+        size: tuple[int, int] | None,
+        *,
+        skip_corrupt: bool = False,
+    ) -> FolderPictures:
         files = sorted(path for path in folder.rglob("*") if is_picture(path, below=folder))
         if not files:
             raise SourceError(
                 f"{folder} has no picture (.png, .jpg, ...) and is no store of pairs; give a "
                 "folder that has some"
             )
-        chosen = files[:limit]
+        left_out: list[tuple[str, str]] = []
+        if skip_corrupt:
+            readable = _readable(files, folder, left_out)
+            chosen = list(itertools.islice(readable, limit))
+            if not chosen:
+                raise SourceError(f"none of the {len(files)} files in {folder} could be read")
+        else:
+            chosen = files[:limit]
         names: dict[str, Path] = {}
         for path in chosen:
             other = names.setdefault(_name(path, folder), path)
@@ -140,7 +167,7 @@ class FolderPictures:
                 raise SourceError(
                     f"{other} and {path} would be restored to the same name; rename one"
                 )
-        return cls(folder, tuple(chosen), size)
+        return cls(folder, tuple(chosen), size, tuple(left_out))
 
     def __len__(self) -> int:
         return len(self.files)
@@ -153,16 +180,22 @@ class FolderPictures:
         for place in places:
             path = self.files[place]
             try:
-                pixels = read_picture_as_it_is(path)
+                picture = decoded(path)
             except CorruptPictureError as error:
-                raise SourceError(
-                    f"{path} cannot be read as a picture ({error}); remove it, or replace it"
-                ) from error
+                raise unreadable(path, error) from error
+            pixels = picture.pixels
+            height, width = pixels.shape[:2]
             if self.size is not None:
                 pixels = resized(pixels, *self.size)
             channels_first = np.ascontiguousarray(pixels.transpose(2, 0, 1))
             file = path.relative_to(self.folder).as_posix()
-            yield InputPicture(_name(path, self.folder), channels_first, {"file": file})
+            yield InputPicture(
+                _name(path, self.folder),
+                channels_first,
+                {"file": file},
+                (height, width),
+                picture.mode,
+            )
 
     @property
     def description(self) -> dict[str, Any]:
@@ -172,6 +205,10 @@ class FolderPictures:
     @property
     def location(self) -> str:
         return str(self.folder.absolute())
+
+    def tally(self) -> Tally:
+        size = None if self.size is None else (self.size[1], self.size[0])
+        return Tally(size, left_out=[(shown(file), why) for file, why in self.left_out])
 
 
 @dataclass(frozen=True)
@@ -222,7 +259,9 @@ class StorePictures:
                 facts |= {name.partition("/")[2]: int(taken[name][k]) for name in numbers}
                 name = "part-{part:06d}-run-{run:08d}-candidate-{candidate:05d}".format_map(facts)
                 rgb = pixels if len(pixels) == 3 else np.repeat(pixels, 3, axis=0)  # grey
-                yield InputPicture(name, rgb, facts)
+                yield InputPicture(
+                    name, rgb, facts, rgb.shape[1:], COLOUR if len(pixels) == 3 else GREY
+                )
 
     @property
     def description(self) -> dict[str, Any]:
@@ -232,19 +271,38 @@ class StorePictures:
     def location(self) -> str:
         return self.dataset.root
 
+    def tally(self) -> Tally:
+        return Tally()
 
-def content_of(inputs: Inputs, check: Callable[[InputPicture], None]) -> str:
-    """SHA-256 over the names, facts and pixels of all inputs, each of which is read and checked.
+
+def content_of(inputs: Inputs, check: Callable[[InputPicture], None]) -> tuple[str, Reading]:
+    """SHA-256 over the names, facts and pixels of all inputs, each of which is read and checked,
+    and what was read.
 
     Raises what reading and `check` raise: nothing is begun on inputs that cannot be finished.
     """
-    digest = hashlib.sha256()
+    digest, tally = hashlib.sha256(), inputs.tally()
     for picture in inputs:
         check(picture)
         head = [picture.name, picture.facts, picture.pixels.shape]
         digest.update(json.dumps(head, sort_keys=True).encode())
         digest.update(picture.pixels.data)
-    return digest.hexdigest()
+        height, width = picture.given
+        tally.count_one(width, height, picture.mode)
+    return digest.hexdigest(), tally.reading()
+
+
+def _readable(
+    files: Sequence[Path], folder: Path, left_out: list[tuple[str, str]]
+) -> Iterator[Path]:
+    """Those that can be read; the others, and why, go to `left_out`."""
+    for path in files:
+        try:
+            decoded(path)
+        except CorruptPictureError as error:
+            left_out.append((path.relative_to(folder).as_posix(), str(error)))
+        else:
+            yield path
 
 
 def _last_of_confident(dataset: Dataset, part: int) -> npt.NDArray[np.int64]:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from storage.errors import SourceError
 from storage.files import TEMPORARY_PREFIX, full_device_explained, write_file, write_json
+from storage.picture_files import Reading
 from tasks.restore import (
     BATCH_SIZE,
     N_SAMPLES,
@@ -102,11 +103,11 @@ def restore_pictures(
         StoreFullError: the device is full; the same call continues later.
     """
     check_free(out, inputs.location, fresh=fresh)
-    settings, names = _settings(restorer, inputs, config)
+    settings, names, reading = _settings(restorer, inputs, config)
     with locked(out):
         if fresh:
             clear(out)
-        job = _Job(restorer, inputs, out, config, settings, names)
+        job = _Job(restorer, inputs, out, config, settings, names, reading)
         finished = read_record(out / FINISHED, settings)
         begun = finished or read_record(out / UNFINISHED, settings) or {"pictures": []}
         job.take_up(begun["pictures"])
@@ -121,6 +122,22 @@ def restore_pictures(
         write_json(out / FINISHED, record)
         (out / UNFINISHED).unlink(missing_ok=True)
     return record
+
+
+def check_restoration(
+    restorer: OpenRestorer, inputs: Inputs, out: Path, config: Restoration, *, fresh: bool = False
+) -> Reading:
+    """What was read of the inputs, all of which are.
+
+    Raises all that `restore_pictures` raises before it begins: a command asks this before it starts
+    anything.
+    """
+    check_free(out, inputs.location, fresh=fresh)
+    settings, _names, reading = _settings(restorer, inputs, config)
+    if not fresh:
+        for name in (FINISHED, UNFINISHED):
+            read_record(out / name, settings)
+    return reading
 
 
 @dataclass
@@ -138,6 +155,7 @@ class _Job:
     config: Restoration
     settings: dict[str, Any]
     names: list[str]
+    reading: Reading
     done: dict[str, dict[str, Any]] = field(default_factory=dict)
     shown: dict[str, tuple[Pixels, ...]] = field(default_factory=dict)
 
@@ -175,6 +193,7 @@ class _Job:
             "version": VERSION,
             "settings": self.settings,
             "input_at": self.inputs.location,
+            "read": self.reading.record,
             "device": self.restorer.device,
             "disagreement_of_white": WHITE,
             "n_pictures": len(pictures),
@@ -276,8 +295,9 @@ def grey_of(disagreement: Tensor) -> Pixels:
 
 def _settings(
     restorer: OpenRestorer, inputs: Inputs, config: Restoration
-) -> tuple[dict[str, Any], list[str]]:
-    """Everything that the restored pictures depend on, as JSON has it; and the inputs' names."""
+) -> tuple[dict[str, Any], list[str], Reading]:
+    """Everything that the restored pictures depend on, as JSON has it; the inputs' names, and what
+    was read of them."""
     names: list[str] = []
 
     def check(picture: InputPicture) -> None:
@@ -291,6 +311,7 @@ def _settings(
                 fix = "use a restorer that was trained on pictures of this size"
             raise SourceError(f"{picture.facts.get('file', picture.name)} {wrong}; {fix}")
 
+    fingerprint, reading = content_of(inputs, check)
     settings = {
         "model": {
             "name": restorer.name,
@@ -300,13 +321,13 @@ def _settings(
         "input": {
             **inputs.description,
             "n_pictures": len(inputs),
-            "fingerprint": content_of(inputs, check),
+            "fingerprint": fingerprint,
         },
         "n_samples": config.n_samples,
         "seed": config.seed,
         "keep_samples": config.keep_samples,
     }
-    return json.loads(json.dumps(settings)), names
+    return json.loads(json.dumps(settings)), names, reading
 
 
 def _floats(pictures: Sequence[InputPicture]) -> Tensor:
