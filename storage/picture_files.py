@@ -71,7 +71,7 @@ class Reading:
             "n_read": self.n_read,
             "sizes": dict(self.sizes),
             "modes": dict(self.modes),
-            "resized_to": self.size,
+            "resized_to": None if self.size is None else list(self.size),
             "n_cropped": self.n_cropped,
             "n_resized": self.n_resized,
             "left_out": [{"file": name, "why": why} for name, why in self.left_out],

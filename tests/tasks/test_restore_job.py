@@ -96,6 +96,38 @@ def test_pictures_in_folders_and_of_several_sizes_keep_their_names(tmp_path: Pat
     assert np.abs(written - np.round(mean[1] * 255)).max() <= 1
 
 
+def test_pictures_may_be_called_anything(tmp_path: Path) -> None:
+    """Their names are files' names again in the folder, and those of the record are these."""
+    folder = picture_folder(tmp_path / "in", pixels(3))
+    names = ["bytes\udcff", "clear\x1b[2J", "two\nlines"]
+    for k, name in enumerate(names):
+        (folder / f"p{k:02d}.png").rename(folder / f"{name}.png")
+    record = restore(identity(), folder, tmp_path / "out")
+    assert [picture["name"] for picture in record["pictures"]] == names
+    assert json.loads((tmp_path / "out/restored.json").read_bytes()) == record
+    np.testing.assert_array_equal(read(tmp_path / f"out/mean/{names[0]}.png"), pixels(3)[0])
+    assert restore(identity(), folder, tmp_path / "out") == record
+
+
+def test_what_was_read_is_in_the_record(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(3))
+    Image.new("L", (30, 12)).save(folder / "wide.png")
+    (folder / "not\x1b.png").write_bytes(b"no picture")
+    with pytest.raises(SourceError, match="--skip-corrupt"):
+        restore(identity(), folder, tmp_path / "out")
+    record = restore(identity(), folder, tmp_path / "out", size=8, limit=4, skip_corrupt=True)
+    assert record["read"] == {
+        "n_read": 4,
+        "sizes": {"8 x 8": 3, "30 x 12": 1},
+        "modes": {"RGB": 3, "L": 1},
+        "resized_to": [8, 8],
+        "n_cropped": 1,
+        "n_resized": 1,
+        "left_out": [{"file": r"not\x1b.png", "why": "not a known picture format"}],
+    }
+    assert [picture["name"] for picture in record["pictures"]] == ["p00", "p01", "p02", "wide"]
+
+
 def test_batches_change_no_picture(tmp_path: Path, edm: OpenRestorer) -> None:
     folder = picture_folder(tmp_path / "in", pixels(4))
     for batch_size in (1, 5, 256):
