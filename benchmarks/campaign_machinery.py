@@ -34,7 +34,6 @@ from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
-from prefect import flow
 from torch import Tensor
 
 from benchmarks.record import Measurement, hardware, said, versions
@@ -55,6 +54,7 @@ from recon_core.types import (
 from storage.dataset import Dataset
 from storage.sources import ImageSet
 from tasks.campaign import Campaign, Plan, open_store
+from tasks.orchestration import flow
 from tasks.workers import Workers
 
 SIZES = (10_000, 50_000, 150_000)

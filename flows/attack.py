@@ -11,9 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
-
 from flows.naming import unknown_name
 from flows.papers import EXPERIMENTS, AttackPlan, attack_preset
 from flows.presets import Recipe
@@ -31,6 +28,7 @@ from tasks.attack_preflight import Prepared, prepare
 from tasks.attack_report import contact_sheet, write_page, write_reconstructions
 from tasks.attack_results import Results, gather, record_of
 from tasks.campaign import code_version
+from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.workers import Device, resolve_device, usable_cores
 
@@ -206,7 +204,7 @@ def attack_kkt(
     return record
 
 
-@task(name="attack", cache_policy=NO_CACHE)
+@task(name="attack")
 def do_attacks(job: AttackJob, prepared: Prepared, device: str) -> list[AttackRun]:
     """The attacks that are not done yet; an interrupted one goes on where it was."""
     with stage_progress("Attack", "attack") as advance:

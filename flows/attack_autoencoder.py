@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, TypeVar, get_args
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
 from pydantic import TypeAdapter, ValidationError
 
 from flows.naming import unknown_name
@@ -27,6 +25,7 @@ from tasks.autoencoder_preflight import Prepared, prepare
 from tasks.autoencoder_report import contact_sheet, write_page, write_recoveries
 from tasks.autoencoder_results import Cell, conventions, pairs, record_of_cell, score
 from tasks.campaign import code_version
+from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.workers import Device, resolve_device, usable_cores
 
@@ -126,7 +125,7 @@ def attack_autoencoder(
     return record
 
 
-@task(name="recover", cache_policy=NO_CACHE)
+@task(name="recover")
 def do_recoveries(job: AutoencoderJob, prepared: Prepared, device: str) -> list[Recovery]:
     """What is not done yet."""
     with stage_progress("Recover", "image") as advance:

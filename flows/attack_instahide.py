@@ -10,8 +10,6 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
 
 from storage.files import write_file, write_json
 from tasks.artifacts import leave_link, leave_picture, leave_table
@@ -22,6 +20,7 @@ from tasks.instahide_inputs import LEVELS, NORMAL, AttackJob, Prepared, prepare
 from tasks.instahide_page import best_of, clear_images, sheet, write_images, write_page
 from tasks.instahide_scores import Scored, record_of
 from tasks.instahide_similarity import SimilarityJob, train_similarity
+from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.report import duration
 from tasks.workers import Device, resolve_device, usable_cores
@@ -80,7 +79,7 @@ def attack_instahide(
     return record
 
 
-@task(name="attack-encodings", cache_policy=NO_CACHE)
+@task(name="attack-encodings")
 def do_attacks(job: AttackJob, prepared: Prepared, device: str) -> list[Scored]:
     """All methods."""
     with stage_progress("Attack", "percent") as advance:

@@ -10,8 +10,6 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
 
 from flows.attack_autoencoder import with_setting
 from recon_core.attacks.feature_matching import MNIST, SVHN
@@ -22,6 +20,7 @@ from tasks.campaign import code_version
 from tasks.inversion_attack import Attacked, Method, attack_all, record_of, separability_of
 from tasks.inversion_attack_page import contact_sheet, write_page, write_reconstructions
 from tasks.inversion_inputs import Attack, InversionJob, Prepared, prepare
+from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.workers import Device, resolve_device, usable_cores
 
@@ -85,7 +84,7 @@ def attack_inversion(
     return record
 
 
-@task(name="invert", cache_policy=NO_CACHE)
+@task(name="invert")
 def do_inversions(
     job: InversionJob, prepared: Prepared, methods: Sequence[Method], device: str
 ) -> list[Attacked]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
-
 from flows.curate import curate
 from flows.evaluate import evaluate
 from flows.generate import generate
@@ -14,6 +12,7 @@ from flows.presets import Recipe
 from flows.report import report
 from flows.settings import resolve
 from flows.train import train
+from tasks.orchestration import flow
 from tasks.workers import Workers
 
 

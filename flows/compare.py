@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
-
 from tasks.artifacts import leave_link, leave_table
 from tasks.compare import compare as compared
 from tasks.compare import open_runs
 from tasks.compare_page import write_comparison
+from tasks.orchestration import flow
 from tasks.report_words import interval, percent, score
 
 

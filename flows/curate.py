@@ -6,14 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
-
 from flows.presets import Recipe
 from flows.settings import resolve, to_json
 from recon_core.balance import occurrences, summarise
 from storage.dataset import Dataset
 from storage.files import write_json
 from tasks.artifacts import leave_facts
+from tasks.orchestration import flow
 from tasks.workspace import Workspace
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
-
 from flows.generate import generate
 from flows.heldout import images_of
 from flows.presets import Recipe
@@ -20,6 +17,7 @@ from tasks.artifacts import leave_picture, leave_table
 from tasks.contact_sheet import contact_sheet
 from tasks.evaluate import Evaluation, read_excluded
 from tasks.evaluate import evaluate as score
+from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.workers import Device, Workers, resolve_device
 from tasks.workspace import Workspace
@@ -87,7 +85,7 @@ def _attacked(recipe: Recipe, store: Path, workers: Workers) -> Dataset:
     return dataset
 
 
-@task(name="score methods", cache_policy=NO_CACHE)
+@task(name="score methods")
 def score_methods(
     config: Evaluation,
     *,

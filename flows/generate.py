@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
-
 from flows.heldout import images_of
 from flows.presets import Recipe
 from flows.settings import resolve, to_json
@@ -20,6 +17,7 @@ from tasks.campaign import AnyPlan, Plan, open_store
 from tasks.campaign_state import read_quarantine, resume_if_stopped
 from tasks.campaign_watch import CampaignError, log_notice
 from tasks.generate import run_campaign
+from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.workers import Workers, dask_client, device_of
 from tasks.workspace import Workspace
@@ -102,7 +100,7 @@ def _where(pairs_at: str | None) -> str:
     return "in the folder itself" if pairs_at is None else f"at {pairs_at}"
 
 
-@task(name="make pairs", cache_policy=NO_CACHE)
+@task(name="make pairs")
 def make_pairs(
     plan: AnyPlan, dataset: Dataset, workers: Workers, device: str, title: str
 ) -> Dataset:

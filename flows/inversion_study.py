@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Client
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
 
 from flows.inversion_studies import command, resolve_inversion, to_json
 from flows.recovery_study import UnitsFailedError
@@ -38,6 +36,7 @@ from tasks.inversion_record import (
 )
 from tasks.inversion_views import describe_figures
 from tasks.inversion_weights import write_victims
+from tasks.orchestration import flow, task
 from tasks.progress import Advance, stage_progress
 from tasks.recovery_run import Outcome, Unit, run_units
 from tasks.study_record import created_now
@@ -90,7 +89,7 @@ def run_inversion_study(
     return page
 
 
-@task(name="make products", cache_policy=NO_CACHE)
+@task(name="make products")
 def make_products(plan: InversionPlan, workers: Workers) -> dict[str, str]:
     """Every unit's product, on Dask workers that live as long as this; what failed, and why."""
     with (

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
-
 from flows.recovery_studies import command, resolve_recovery, to_json
 from flows.study import claim_rows
 from storage.errors import StorageError
@@ -19,6 +16,7 @@ from tasks.artifacts import leave_link, leave_table
 from tasks.campaign import sha256_of
 from tasks.campaign_state import resume_if_stopped
 from tasks.campaign_watch import Pace, Watch, log_notice
+from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.recovery_claims import check_recovery
 from tasks.recovery_files import PICTURES, RECORD, SETTINGS
@@ -91,7 +89,7 @@ def run_recovery_study(
     return page
 
 
-@task(name="make products", cache_policy=NO_CACHE)
+@task(name="make products")
 def make_products(plan: RecoveryPlan, workers: Workers) -> Outcome:
     """Every unit's product, on Dask workers that live as long as this task."""
     with (

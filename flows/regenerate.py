@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prefect import flow
 
 from flows.generate import generate
 from flows.heldout import images_of
@@ -26,6 +25,7 @@ from storage.errors import SourceError, StorageError, StoreMismatchError
 from storage.receipts import Receipt
 from tasks.artifacts import leave_campaign, leave_facts
 from tasks.campaign import code_version
+from tasks.orchestration import flow
 from tasks.workers import Workers
 from tasks.workspace import Workspace
 

@@ -9,8 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
-
 from flows.presets import Recipe
 from flows.settings import command, resolve, to_json
 from storage.dataset import Dataset, is_store
@@ -18,6 +16,7 @@ from storage.errors import StorageError
 from tasks.artifacts import leave_link, leave_picture
 from tasks.campaign import code_version
 from tasks.contact_sheet import contact_sheet, curves_sheet
+from tasks.orchestration import flow
 from tasks.report import saved_context, write_report
 from tasks.report_record import evaluation_folder
 from tasks.workers import usable_cores

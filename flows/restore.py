@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
-
 from storage.places import Location
 from tasks.artifacts import leave_facts, leave_picture
 from tasks.onnx_restorer import OnnxRange
+from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.restore import OpenRestorer, open_restorer
 from tasks.restore_folder import SHEET
@@ -46,7 +44,7 @@ def restore(
     return record
 
 
-@task(name="restore pictures", cache_policy=NO_CACHE)
+@task(name="restore pictures")
 def restore_all(
     restorer: OpenRestorer, inputs: Inputs, out: Path, config: Restoration, *, fresh: bool
 ) -> dict[str, Any]:

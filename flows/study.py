@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
 
 from flows.evaluate import score_methods
 from flows.generate import make_pairs
@@ -28,6 +26,7 @@ from tasks.campaign_watch import log_notice
 from tasks.evaluation_pictures import KeptPictures
 from tasks.evaluation_victims import find_victims
 from tasks.generate import VICTIMS
+from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.study import Study, StudyPlan
 from tasks.study_claims import check_claims
@@ -108,7 +107,7 @@ def run_study(
     return page
 
 
-@task(name="ask victims", cache_policy=NO_CACHE)
+@task(name="ask victims")
 def ask_victims(plan: StudyPlan, dataset: Dataset, *, device: str) -> dict[int, Examined]:
     """What only the victims know; those that are not kept are trained again."""
     study, tests = plan.study, unseen_images(plan, dataset)

@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_run_logger
-
 from flows.coverage_goal import (
     Ending,
     Goal,
@@ -39,7 +37,8 @@ from storage.sources import Split
 from tasks.artifacts import leave_campaign, leave_facts, leave_progress
 from tasks.campaign_state import read_control, read_quarantine
 from tasks.campaign_status import last_phase_of, stored_sampling
-from tasks.campaign_watch import CampaignError
+from tasks.campaign_watch import CampaignError, log_notice
+from tasks.orchestration import flow
 from tasks.workers import Workers, dask_client, device_of
 from tasks.workspace import Workspace
 
@@ -85,7 +84,7 @@ def top_up(
     progress(before.coverage / coverage)
     ending, now, job = grow(job, goal, before, workers or Workers(), progress)
     why = statement(ending, now, goal, job.place)
-    get_run_logger().info(why)
+    log_notice(why)
     facts = {
         "ending": ending,
         "why": why,
@@ -189,7 +188,7 @@ def generate_planned(job: Job, workers: Workers) -> None:
     the way; CampaignError if it fails otherwise."""
     name = f"{job.title}, {job.sampling.n_runs:,} runs"
     try:
-        generate.with_options(flow_run_name=name)(
+        generate.named(name)(
             job.recipe, job.store, job.split, workers=workers, resume_stopped=False
         )
     except CampaignError:

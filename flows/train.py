@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
-
 from flows.curate import curate
 from flows.naming import unknown_name
 from flows.presets import Recipe, RestorerPlan
@@ -17,6 +14,7 @@ from storage.dataset import Dataset
 from storage.files import write_json
 from storage.sources import ImageSet
 from tasks.artifacts import leave_facts
+from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.train import train_restorer
 from tasks.workers import Device, resolve_device
@@ -60,7 +58,7 @@ def train(
     return cards
 
 
-@task(name="train restorer", cache_policy=NO_CACHE)
+@task(name="train restorer")
 def train_one(
     plan: RestorerPlan,
     curation: Curation,

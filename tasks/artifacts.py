@@ -1,6 +1,7 @@
 """What a flow leaves on its Prefect page: tables, a picture, how far it is, and a campaign.
 
-Thin on purpose: which facts is the flows' business.
+Thin on purpose: which facts is the flows' business. Without a server nothing is left anywhere, and
+one that goes away ends nothing (`tasks.orchestration`).
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from storage.dataset import Dataset
 from tasks.campaign_status import CampaignStatus, campaign_status, coverage_curve
 from tasks.campaign_watch import log_notice
 from tasks.coverage_plot import coverage_plot
+from tasks.orchestration import recorded
 
 
 def leave_table(key: str, rows: list[dict[str, Any]], description: str) -> None:
     """A table artifact; `key` is lower-case words joined by dashes."""
-    create_table_artifact(table=rows, key=key, description=description)
+    recorded(lambda: create_table_artifact(table=rows, key=key, description=description))
 
 
 def leave_facts(key: str, facts: Mapping[str, Any], description: str) -> None:
@@ -39,20 +41,23 @@ def leave_facts(key: str, facts: Mapping[str, Any], description: str) -> None:
 def leave_picture(key: str, png: bytes, description: str) -> None:
     """An image artifact that needs no file server: the PNG is in the artifact itself."""
     url = "data:image/png;base64," + base64.b64encode(png).decode()
-    create_image_artifact(image_url=url, key=key, description=description)
+    recorded(lambda: create_image_artifact(image_url=url, key=key, description=description))
 
 
 def leave_link(key: str, path: Path, description: str) -> None:
     """A note that says where on this machine a file is."""
-    create_markdown_artifact(f"`{path.absolute()}`", key=key, description=description)
+    text = f"`{path.absolute()}`"
+    recorded(lambda: create_markdown_artifact(text, key=key, description=description))
 
 
 def leave_progress(key: str, description: str) -> Callable[[float], None]:
     """A progress artifact; the value to call with the fraction that is done, cut to 0 to 1."""
-    artifact = cast(UUID, create_progress_artifact(0.0, key=key, description=description))
+    made = recorded(lambda: create_progress_artifact(0.0, key=key, description=description))
 
     def update(fraction: float) -> None:
-        update_progress_artifact(artifact, progress=100 * min(1.0, max(0.0, fraction)))
+        progress = 100 * min(1.0, max(0.0, fraction))
+        if made is not None:
+            recorded(lambda: update_progress_artifact(cast(UUID, made), progress=progress))
 
     return update
 

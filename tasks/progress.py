@@ -10,10 +10,8 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, cast
-from uuid import UUID
+from typing import Protocol
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -25,6 +23,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+from tasks.artifacts import leave_progress
 
 LOG_EVERY_SECONDS = 10.0
 ARTIFACT_EVERY_SECONDS = 5.0
@@ -79,7 +79,7 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
         disable=not console.is_terminal,
     )
     key = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    artifact = cast(UUID, create_progress_artifact(0.0, key=key, description=title))
+    tell = leave_progress(key, title)
     task = bar.add_task(title, total=None, start=False, before=0.0, note="")
     started = last_log = last_artifact = time.monotonic()
     before: float | None = None
@@ -93,7 +93,7 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
         bar.update(task, completed=done, total=total, before=before, note=note)
         if now - last_artifact >= ARTIFACT_EVERY_SECONDS:
             last_artifact = now
-            update_progress_artifact(artifact, progress=100 * done / total)
+            tell(done / total)
         if not console.is_terminal and now - last_log >= LOG_EVERY_SECONDS:
             last_log = now
             line = progress_line(title, unit, done, total, now - started, before=before)
@@ -101,7 +101,7 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
 
     with bar:
         yield advance
-    update_progress_artifact(artifact, progress=100.0)
+    tell(1.0)
 
 
 def progress_line(

@@ -1,9 +1,10 @@
 """Dask workers for the length of a flow: started here, through a batch system, or somebody's own.
 
 One process per worker and one part at a time per process; with GPUs one process per GPU. `local`
-listens on loopback only. `cuda`, `slurm` and `kubernetes` go through dask-cuda, dask-jobqueue and
-dask-kubernetes (`tasks.sites` has their settings), which are imported when they are asked for. No
-choice here changes what is computed.
+and `cuda` listen on loopback only, with a certificate that lives as long as they do: Dask runs what
+it is sent, so nobody else on the machine may send it anything. `cuda`, `slurm` and `kubernetes` go
+through dask-cuda, dask-jobqueue and dask-kubernetes (`tasks.sites` has their settings), which are
+imported when they are asked for. No choice here changes what is computed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import dask.config
 import torch
 from distributed import Client, LocalCluster
+from distributed.security import Security
 
 from tasks.batch_jobs import KeepJobs, check_script
 from tasks.freed_memory import SETTINGS as KEPT_MEMORY
@@ -35,6 +37,8 @@ from tasks.sites import (
 Device = Literal["auto", "cpu", "cuda"]
 
 KINDS = ("local", "cuda", "slurm", "kubernetes")
+_credentials: dict[str, Security] = {}
+"""Of the clusters that this process has started, by their schedulers' addresses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +136,8 @@ def dask_client(workers: Workers, *, threads: int) -> Iterator[Client]:
         ValueError: a package is missing, or a site's settings are wrong; the message has the fix.
     """
     if workers.kind not in KINDS:
-        with Client(workers.cluster, set_as_default=False) as client:
+        security = _credentials.get(workers.cluster)
+        with Client(workers.cluster, set_as_default=False, security=security) as client:
             yield client
         return
     environment = worker_environment(threads)
@@ -146,7 +151,12 @@ def dask_client(workers: Workers, *, threads: int) -> Iterator[Client]:
         start_cluster(workers, threads, environment) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        yield client
+        address = client.scheduler.addr
+        _credentials[address] = client.security
+        try:
+            yield client
+        finally:
+            del _credentials[address]
 
 
 def worker_environment(threads: int) -> dict[str, int]:
@@ -160,7 +170,8 @@ def worker_environment(threads: int) -> dict[str, int]:
 def start_cluster(workers: Workers, threads: int, environment: dict[str, int]) -> Any:
     """The cluster, its workers on their way; a context manager that ends them."""
     if workers.kind == "cuda":
-        return imported("dask_cuda").LocalCUDACluster(**cuda_arguments(workers.n_workers))
+        arguments = cuda_arguments(workers.n_workers)
+        return imported("dask_cuda").LocalCUDACluster(**arguments, **_private())
     if workers.kind == "slurm":
         return _slurm_cluster(workers, threads, environment)
     if workers.kind == "kubernetes":
@@ -178,7 +189,13 @@ def start_cluster(workers: Workers, threads: int, environment: dict[str, int]) -
         host="127.0.0.1",
         dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
+        **_private(),
     )
+
+
+def _private() -> dict[str, Any]:
+    """Encrypted, and closed to whoever lacks the certificate, which is in memory only."""
+    return {"protocol": "tls", "security": Security.temporary()}
 
 
 def _slurm_cluster(workers: Workers, threads: int, environment: dict[str, int]) -> Any:
