@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from distributed.comm import connect
+from distributed.security import Security
 
 from tasks import workers as workers_module
 from tasks.batch_jobs import KeepJobs
@@ -285,7 +289,9 @@ def test_cuda_is_told_of_one_process_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
         workers_module, "imported", lambda _name: SimpleNamespace(LocalCUDACluster=Recorded)
     )
     cluster = start_cluster(Workers(cluster="cuda"), 1, {})
-    assert cluster.arguments == cuda_arguments(0)
+    assert cluster.arguments.items() >= cuda_arguments(0).items()
+    assert cluster.arguments["protocol"] == "tls"
+    assert cluster.arguments["security"].require_encryption
     assert cluster.arguments["resources"] == {"GPU": 1}
     assert cluster.arguments["n_workers"] is None
 
@@ -333,6 +339,26 @@ def test_a_local_cluster_listens_on_loopback_only_beside_another_one() -> None:
         assert second.submit(sum, [1, 2]).result() == 3
         opened = listening() - before
     assert {ip for ip, _port in opened} == {"127.0.0.1"}
+
+
+def test_a_local_cluster_takes_work_from_its_owner_only() -> None:
+    """Dask runs what it is sent: a scheduler that strangers can talk to runs their code as ours."""
+    with dask_client(Workers(n_workers=1, device="cpu"), threads=1) as client:
+        scheduler: Any = client.scheduler
+        host = scheduler.addr.removeprefix("tls://")
+        worker = next(iter(client.scheduler_info()["workers"]))
+        assert worker.startswith("tls://")
+        credulous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        credulous.check_hostname, credulous.verify_mode = False, ssl.CERT_NONE
+        for address, arguments in (
+            (f"tcp://{host}", {}),
+            (f"tls://{host}", {"ssl_context": credulous}),
+            (f"tls://{host}", Security.temporary().get_connection_args("client")),
+        ):
+            with pytest.raises(OSError, match=rf"{host}|TLS certificate does not match"):
+                asyncio.run(connect(address, timeout=1, **arguments))
+        with dask_client(Workers(cluster=scheduler.addr), threads=1) as known:
+            assert known.submit(sum, [1, 2]).result() == 3
 
 
 def test_local_workers_take_a_gpu_each_by_number_and_dask_cudas_the_first_they_see(
