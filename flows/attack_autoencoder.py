@@ -5,18 +5,11 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any, TypeVar, get_args
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from flows.naming import unknown_name
-from flows.settings import explained, replace_setting
-from recon_core.attacks.feature_matching import GradientInversion
-from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
-from recon_core.attacks.strong_inversion import StrongInversion
 from storage.files import write_file, write_json
 from tasks.artifacts import leave_link, leave_picture, leave_table
 from tasks.autoencoder_attack import Recovery, recover_all
@@ -37,69 +30,7 @@ ENTRIES = frozenset(
 )
 """What an attack leaves in its folder."""
 SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "safetensors")
-DEEP = 15
-"""Layers from which on a dense network takes the settings that 000 has for 20."""
 SCHEMA, VERSION = "palimpsest-attack-autoencoder", 1
-AnyMethod = TypeVar("AnyMethod", bound=Method | GradientInversion | StrongInversion)
-METHODS: dict[str, type[Method]] = {
-    cls.__dataclass_fields__["kind"].default: cls for cls in get_args(Method)
-}
-
-
-def attack_methods(
-    names: Sequence[str], *, architecture: str = "", noise: float = 0.0,
-    settings: Mapping[str, str] | None = None,
-) -> tuple[Method, ...]:  # fmt: skip
-    """The methods by name, with paper 000's settings for a kind of network, then changed.
-
-    `settings`: `gamma=.5` for every method that has it, `unknown.gamma=.5` for one. Raises
-    ValueError for unknown names and bad values.
-    """
-    for name in names:
-        if name not in METHODS:
-            raise ValueError(unknown_name("method", name, METHODS))
-    methods = [_papers(METHODS[name](), architecture, noise) for name in names]
-    for setting, value in (settings or {}).items():
-        methods = with_setting(methods, setting, value)
-    return tuple(methods)
-
-
-def _papers(method: Method, architecture: str, noise: float) -> Method:
-    """000, appendix D and G: gamma by network and noise, and where H starts with a U-Net."""
-    is_unet = architecture.startswith("unet")
-    is_deep = "prelu" in architecture or architecture.count("-") >= DEEP
-    gamma = 0.1 if noise or (is_deep and not is_unet) else 1.0 if is_unet else 0.5
-    if isinstance(method, UnknownMask):
-        return replace(method, gamma=gamma, start="nothing" if is_unet else "random")
-    if isinstance(method, KnownMask):
-        return replace(method, gamma=gamma, noisy=noise > 0)
-    return method
-
-
-def with_setting(methods: Sequence[AnyMethod], setting: str, value: str) -> list[AnyMethod]:
-    """Methods with `name=value` for all that have it, or `kind.name=value` for one; ValueError."""
-    prefix, dot, name = setting.rpartition(".")
-    if dot and prefix not in [m.kind for m in methods]:
-        raise ValueError(unknown_name("method in --set", prefix, [m.kind for m in methods]))
-    takes = [m for m in methods if _has(m, name) and prefix in ("", m.kind)]
-    if not takes:
-        known = {f.name for m in methods for f in fields(m) if f.name != "kind"}
-        raise ValueError(unknown_name("setting", name, known))
-    return [_with(m, name, value) if m in takes else m for m in methods]
-
-
-def _has(method: AnyMethod, name: str) -> bool:
-    return name != "kind" and name in {f.name for f in fields(method)}
-
-
-def _with(method: AnyMethod, name: str, value: str) -> AnyMethod:
-    tree = json.loads(json.dumps(asdict(method)))
-    replace_setting(tree, name, value)
-    adapter: TypeAdapter[AnyMethod] = TypeAdapter(type(method))
-    try:
-        return adapter.validate_python(tree)
-    except ValidationError as error:
-        raise ValueError(f"--set {name}={value}: {explained(error)}") from error
 
 
 @flow(name="attack-autoencoder", flow_run_name="{job.weights}")

@@ -12,7 +12,18 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from flows.attack_cli import REFUSED, attack_app, out, show_preflight, show_victim, this_command
+from flows.attack_cli import (
+    REFUSED,
+    OutOption,
+    assignments,
+    attack_app,
+    default_folder,
+    numbers,
+    out,
+    show_preflight,
+    show_victim,
+    this_command,
+)
 
 __all__ = ["attack_app", "attack_autoencoder"]
 
@@ -33,10 +44,7 @@ def attack_autoencoder(
             help="safetensors, a state dict of torch.save, TorchScript, or a .pt2 of torch.export.",
         ),
     ],
-    target: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder of what comes back; default: by the weights' name."),
-    ] = None,
+    target: OutOption = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -130,19 +138,17 @@ def attack_autoencoder(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier results first.")] = False,
 ) -> None:
     """Degrade an autoencoder's training images, and see whether it gives them back; resumes."""
-    from flows import attack_autoencoder as flow
-    from flows.attack import parse_shape
-    from flows.fresh import start_over
-    from flows.settings import parse_assignments
+    from flows.attack_methods import autoencoder_methods
+    from flows.attack_plan import parse_shape
     from tasks.autoencoder_inputs import AutoencoderJob
     from tasks.autoencoder_networks import Architecture
     from tasks.autoencoder_preflight import prepare
-    from tasks.workers import resolve_device
+    from tasks.devices import resolve_device
 
-    target = target or Path("palimpsest-runs") / f"attack-{weights.stem}"
+    target = target or default_folder(weights)
     given = tuple(mask_files or ())
     names = ("random", "half") if masks is None and not given else _names(masks or "")
-    kinds, changes = _names(methods), parse_assignments(settings or [])
+    kinds, changes = _names(methods), assignments(settings)
     if degraded is not None and masks is not None:
         raise ValueError("--masks degrade the images of --data; pictures in --degraded are already")
     job = AutoencoderJob(
@@ -166,14 +172,14 @@ def attack_autoencoder(
         masks=names,
         mask_files=given,
         noise=noise,
-        methods=flow.attack_methods(kinds, noise=noise, settings=changes),
+        methods=autoencoder_methods(kinds, noise=noise, settings=changes),
         seed=seed,
         n_shown=n_shown,
     )  # fmt: skip
     prepared = prepare(job, resolve_device(device))
     facts = prepared.victim.facts
     kind = f"{facts['architecture']} {facts.get('activation', '')}"
-    chosen = flow.attack_methods(kinds, architecture=kind, noise=noise, settings=changes)
+    chosen = autoencoder_methods(kinds, architecture=kind, noise=noise, settings=changes)
     job = replace(job, methods=chosen)
     show_victim(prepared)
     show_preflight(prepared)
@@ -181,6 +187,9 @@ def attack_autoencoder(
         raise typer.Exit(REFUSED)
     if preflight_only:
         return
+    from flows import attack_autoencoder as flow
+    from flows.fresh import start_over
+
     if fresh:
         start_over(target, flow.ENTRIES, option="--out")
     record = flow.attack_autoencoder(job, device=device, force=force, command=this_command())
@@ -217,12 +226,3 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def numbers(text: str, option: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise ValueError(f"{option} {text} is no number, nor one per channel: 0.5,0.5,0.5") from (
-            error
-        )

@@ -22,6 +22,16 @@ SIGNS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "stop": "[r
 attack_app = typer.Typer(no_args_is_help=True, help="Attack a network that is already trained.")
 out = Screen()
 
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "--store",
+        help="Folder of what comes back; default: palimpsest-runs/attack-, and the file's name.",
+    ),
+]
+"""Where every attack leaves its results."""
+
 
 @attack_app.command(
     "kkt",
@@ -34,10 +44,7 @@ def attack_kkt(
     weights: Annotated[
         Path, typer.Option("--weights", help="safetensors, or a state dict of torch.save.")
     ],
-    target: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder of what comes back; default: by the weights' name."),
-    ] = None,
+    target: OutOption = None,
     arch: Annotated[
         str | None,
         typer.Option("--arch", help="mlp:3072-1000-1000-1 | conv:3x32:3072-1000-1; else inferred."),
@@ -80,6 +87,10 @@ def attack_kkt(
         str | None,
         typer.Option("--mean", help="What was subtracted: .npy | picture | 0.49,0.48,0.45 | none."),
     ] = None,
+    std: Annotated[
+        str | None,
+        typer.Option("--std", help="What inputs were then divided by, as 0.25,0.24,0.26 or 1."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     dtype: Annotated[Literal["float32", "float64"], typer.Option("--dtype")] = "float32",
     n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 40,
@@ -91,17 +102,16 @@ def attack_kkt(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier results first.")] = False,
 ) -> None:
     """Reconstruct training images from a file of weights; resumes what was interrupted."""
-    from flows import attack as flow
-    from flows.fresh import start_over
-    from flows.settings import parse_assignments
+    from flows.attack_plan import attack_job, parse_shape
     from tasks.attack_preflight import prepare
+    from tasks.devices import resolve_device
 
-    target = target or Path("palimpsest-runs") / f"attack-{weights.stem}"
-    job = flow.attack_job(
+    target = target or default_folder(weights)
+    job = attack_job(
         weights,
         target,
         arch=arch,
-        shape=None if shape is None else flow.parse_shape(shape),
+        shape=None if shape is None else parse_shape(shape),
         activation=activation,
         leak=leak,
         condition=condition,
@@ -109,14 +119,16 @@ def attack_kkt(
         n_attacks=n_attacks,
         n_images=n_images,
         n_iterations=n_iterations,
-        settings=parse_assignments(settings or []),
+        settings=assignments(settings),
         data=data,
         decoys=decoys,
         mean=mean,
+        std=None if std is None else numbers(std, "--std"),
         seed=seed,
         dtype=dtype,
         n_shown=n_shown,
     )
+    resolve_device(device)
     prepared = prepare(job)
     show_victim(prepared)
     show_preflight(prepared)
@@ -124,10 +136,37 @@ def attack_kkt(
         raise typer.Exit(REFUSED)
     if preflight_only:
         return
+    from flows import attack as flow
+    from flows.fresh import start_over
+
     if fresh:
         start_over(target, flow.ENTRIES, option="--out")
     record = flow.attack_kkt(job, device=device, force=force, command=this_command())
     _show_attack(record, target)
+
+
+def default_folder(attacked: Path) -> Path:
+    """Where results go unless `--out` says it."""
+    return Path("palimpsest-runs") / f"attack-{attacked.stem}"
+
+
+def assignments(settings: list[str] | None) -> dict[str, str]:
+    """The name=value pairs of `--set`; whatever knows all settings is loaded only if there are."""
+    if not settings:
+        return {}
+    from flows.settings import parse_assignments
+
+    return parse_assignments(settings)
+
+
+def numbers(text: str, option: str) -> tuple[float, ...]:
+    """One number, or one per channel with commas; ValueError naming the option."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{option} {text} is no number, nor one per channel: 0.5,0.5,0.5") from (
+            error
+        )
 
 
 def show_victim(prepared: Any) -> None:

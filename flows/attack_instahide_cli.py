@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from flows.attack_cli import attack_app, out, this_command
+from flows.attack_cli import OutOption, attack_app, default_folder, out, this_command
 
 __all__ = ["attack_app", "instahide_app"]
 FAILED = 1
@@ -124,7 +124,9 @@ def similarity(
     ] = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
-    threads: Annotated[int | None, typer.Option("--threads", help="Of torch, on a CPU.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Of torch, on a CPU.")
+    ] = None,
 ) -> None:
     """Train the network that tells which encodings share a private image, on other images."""
     from flows import attack_instahide as flow
@@ -158,9 +160,7 @@ def attack_instahide(
         Path, typer.Argument(help="A challenge's folder, a .npy, or a folder of pictures.")
     ],
     *,
-    target: Annotated[
-        Path | None, typer.Option("--out", help="Folder of what comes back; default: by name.")
-    ] = None,
+    target: OutOption = None,
     method: Annotated[
         str,
         typer.Option(
@@ -212,15 +212,17 @@ def attack_instahide(
     seed: Annotated[int, typer.Option("--seed")] = 0,
     n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 40,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
-    threads: Annotated[int | None, typer.Option("--threads", help="Of torch, on a CPU.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Of torch, on a CPU.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier results first.")] = False,
 ) -> None:
     """Recover the private images that InstaHide's encodings are made of."""
-    from flows import attack_instahide as flow
-    from flows.fresh import start_over
-    from tasks.instahide_inputs import AttackJob
+    from tasks.devices import resolve_device
+    from tasks.instahide_attack import METHODS
+    from tasks.instahide_inputs import AttackJob, prepare
 
-    target = target or Path("palimpsest-runs") / f"attack-{encodings.stem}"
+    target = target or default_folder(encodings)
     job = AttackJob(
         path=encodings,
         out=target,
@@ -238,6 +240,12 @@ def attack_instahide(
         seed=seed,
         n_shown=n_shown,
     )
+    resolve_device(device)
+    prepare(job, tuple(METHODS))  # refuses before a server is started
+
+    from flows import attack_instahide as flow
+    from flows.fresh import start_over
+
     if fresh:
         start_over(target, flow.ENTRIES, option="--out")
     record = flow.attack_instahide(job, device=device, threads=threads, command=this_command())

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from flows.attack_autoencoder import with_setting
-from recon_core.attacks.feature_matching import MNIST, SVHN
-from recon_core.attacks.strong_inversion import StrongInversion
+from flows.attack_methods import inversion_methods
 from storage.files import write_file, write_json
 from tasks.artifacts import leave_link, leave_picture, leave_table
 from tasks.campaign import code_version
 from tasks.inversion_attack import Attacked, Method, attack_all, record_of, separability_of
 from tasks.inversion_attack_page import contact_sheet, write_page, write_reconstructions
-from tasks.inversion_inputs import Attack, InversionJob, Prepared, prepare
+from tasks.inversion_inputs import InversionJob, Prepared, prepare
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.workers import Device, resolve_device, usable_cores
@@ -29,34 +26,6 @@ ENTRIES = frozenset({RECORD, "reconstructions.safetensors", "reconstructions.png
 """What an attack leaves in its folder."""
 SHOWN_VERSIONS = ("palimpsest", "torch", "torchvision", "numpy", "safetensors")
 SCHEMA, VERSION = "palimpsest-attack-inversion", 1
-
-
-def attack_methods(
-    attack: Attack, *, channels: int, n_steps: int | None = None,
-    settings: Mapping[str, str] | None = None,
-) -> tuple[Method, ...]:  # fmt: skip
-    """The paper's attack, with its settings for grey or coloured images, ours, or both; changed.
-
-    `settings`: `lr=.1` for every attack that has it, `sgd.lr=1` or `strong.zeta=.03` for one.
-    Raises ValueError for unknown names and bad values.
-    """
-    paper = SVHN if channels == 3 else MNIST
-    chosen: dict[Attack, list[Method]] = {
-        "paper": [paper],
-        "strong": [StrongInversion()],
-        "both": [paper, StrongInversion()],
-    }
-    methods = chosen[attack]
-    if n_steps is not None:
-        methods = [replace(m, n_steps=n_steps) for m in methods]
-    for setting, value in (settings or {}).items():
-        methods = with_setting(methods, setting, value)
-    for method in methods:
-        if method.value_range != (0.0, 1.0):
-            raise ValueError(
-                f"value_range={method.value_range}, but images are in [0, 1]; leave it as it is"
-            )
-    return tuple(methods)
 
 
 @flow(name="attack-inversion", flow_run_name="{job.weights}")
@@ -74,7 +43,7 @@ def attack_inversion(
         torch.set_num_threads(threads)
     place = resolve_device(device)
     prepared = prepare(job, place)
-    methods = attack_methods(
+    methods = inversion_methods(
         job.attack, channels=prepared.shape[0], n_steps=job.n_steps, settings=job.settings
     )
     attacked = do_inversions(job, prepared, methods, place)

@@ -12,8 +12,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flows.attack_autoencoder_cli import numbers
-from flows.attack_cli import attack_app, out, this_command
+from flows.attack_autoencoder_cli import attack_app
+from flows.attack_cli import (
+    OutOption,
+    assignments,
+    default_folder,
+    numbers,
+    out,
+    this_command,
+)
 
 __all__ = ["attack_app", "attack_inversion"]
 LIST = "list"
@@ -21,19 +28,25 @@ LIST = "list"
 
 @attack_app.command(
     "inversion",
-    epilog="Examples: `palimpsest attack inversion net.pt --architecture torchvision:resnet18 "
-    "--cut list` · `palimpsest attack inversion net.pt --architecture torchvision:resnet18 --cut "
-    "layer1 --data folder:my-images --public folder:others --mean .49,.48,.45 --std .2,.2,.2` · "
-    "`palimpsest attack inversion net.pt2 --trust --cut features.3 --data cifar10:PATH`",
+    epilog="Examples: `palimpsest attack inversion --weights net.pt --architecture "
+    "torchvision:resnet18 --cut list` · `palimpsest attack inversion --weights net.pt "
+    "--architecture torchvision:resnet18 --cut layer1 --data folder:my-images --public "
+    "folder:others --mean .49,.48,.45 --std .2,.2,.2` · "
+    "`palimpsest attack inversion --weights net.pt2 --trust --cut features.3 --data cifar10:PATH`",
 )
 def attack_inversion(
-    weights: Annotated[
-        Path,
-        typer.Argument(
-            help="safetensors, a state dict of torch.save, a .pt2 of torch.export or TorchScript."
-        ),
-    ],
+    positional: Annotated[
+        Path | None, typer.Argument(metavar="[WEIGHTS]", help="As --weights; the older spelling.")
+    ] = None,
     *,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--weights",
+            help="safetensors, a state dict of torch.save, TorchScript, or a .pt2 of torch.export.",
+        ),
+    ] = None,
+    target: OutOption = None,
     architecture: Annotated[
         str | None,
         typer.Option(
@@ -57,12 +70,6 @@ def attack_inversion(
     split: Annotated[
         Literal["all", "train", "heldout"] | None,
         typer.Option("--split", help="Of --data; default: all of a folder, else heldout."),
-    ] = None,
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "--store", help="Folder of what comes back; default: by the weights' name."
-        ),
     ] = None,
     n_classes: Annotated[
         int | None, typer.Option("--n-classes", help="Checked against the file.")
@@ -101,21 +108,26 @@ def attack_inversion(
     seed: Annotated[int, typer.Option("--seed")] = 0,
     n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 20,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
-    threads: Annotated[int | None, typer.Option("--threads", help="Of torch, on a CPU.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Of torch, on a CPU.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier results first.")] = False,
 ) -> None:
     """Cut a classifier, and see whether images come back from what its first half sends."""
-    from flows import attack_inversion as flow
-    from flows.fresh import start_over
-    from flows.settings import parse_assignments
-    from tasks.inversion_inputs import InversionJob
+    from flows.attack_methods import inversion_methods
+    from tasks.devices import resolve_device
+    from tasks.inversion_inputs import InversionJob, prepare
 
+    if (weights is None) == (positional is None):
+        raise ValueError("give the network once, as --weights FILE")
+    weights = weights or positional
+    assert weights is not None
     if cut == LIST:
         _list(weights, architecture, size, data, trust=trust)
         return
     if data is None:
         raise ValueError("give --data, the images to attack, for example folder:my-images")
-    target = target or Path("palimpsest-runs") / f"attack-{weights.stem}"
+    target = target or default_folder(weights)
     job = InversionJob(
         weights=weights,
         out=target,
@@ -132,12 +144,18 @@ def attack_inversion(
         n_public=n_public,
         attack=attack,
         n_steps=n_steps,
-        settings=parse_assignments(settings or []),
+        settings=assignments(settings),
         perceptual=perceptual,
         trust=trust,
         seed=seed,
         n_shown=n_shown,
     )
+    prepared = prepare(job, resolve_device(device))  # refuses before a server is started
+    inversion_methods(attack, channels=prepared.shape[0], n_steps=n_steps, settings=job.settings)
+
+    from flows import attack_inversion as flow
+    from flows.fresh import start_over
+
     if fresh:
         start_over(target, flow.ENTRIES, option="--out")
     record = flow.attack_inversion(job, device=device, threads=threads, command=this_command())

@@ -67,10 +67,10 @@ def _show_costs(made: Any, asked: Asked) -> None:
     """What every source takes, and the sums."""
     from rich.table import Table
 
+    from tasks.devices import resolve_device, usable_cores
     from tasks.inversion_cost import costs_of
     from tasks.inversion_images import read_sources
     from tasks.inversion_plan import InversionPlan
-    from tasks.workers import resolve_device, usable_cores
 
     where = resolve_device(asked.device)
     plan = InversionPlan(made, read_sources(made), asked.store, device=where)

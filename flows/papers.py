@@ -9,9 +9,8 @@ setting.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
 
+from flows.attack_plan import AttackPlan
 from flows.naming import unknown_name
 from recon_core.attacks.kkt_objective import KKTAttack, Search
 from recon_core.experiments import KKT, AutoencoderRecovery
@@ -157,19 +156,6 @@ IMAGES_PER_RUN = {
     "restoration-generate": 300,
     "restoration-evaluate": 500,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttackPlan:
-    """An attack on weights that are already there, and how often it is repeated."""
-
-    attack: KKTAttack
-    n_attacks: int = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    def __post_init__(self) -> None:
-        if self.n_attacks < 1:
-            raise ValueError(f"n_attacks={self.n_attacks} must be at least 1")
 
 
 def attack_preset(name: str) -> AttackPlan:

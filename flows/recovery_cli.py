@@ -83,10 +83,10 @@ def _show_costs(made: Any, asked: Asked) -> None:
     """What every victim and the generic methods take, and the sums."""
     from rich.table import Table
 
+    from tasks.devices import resolve_device, usable_cores
     from tasks.recovery_cost import costs_of
     from tasks.recovery_images import Sources
     from tasks.recovery_plan import RecoveryPlan
-    from tasks.workers import resolve_device, usable_cores
 
     where = resolve_device(asked.device)
     plan = RecoveryPlan(made, Sources.read(made), asked.store, device=where)

@@ -148,9 +148,9 @@ def _show_studies() -> None:
 def _show_costs(made: Any, device: Literal["auto", "cpu", "cuda"], n_workers: int) -> None:
     """The cells with their estimates, and the sums."""
     from storage.sources import load_images
+    from tasks.devices import resolve_device, usable_cores
     from tasks.study import StudyPlan
     from tasks.study_cost import cost_of, measured_pace, total
-    from tasks.workers import resolve_device, usable_cores
 
     images = load_images(
         made.data, split=made.split, skip_corrupt=made.skip_corrupt, channels=made.channels

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from recon_core.metrics import ssim_pairs
@@ -269,6 +268,8 @@ def assign_one_to_one(
     Hungarian method, on the CPU). An image without a candidate of its own, because there are fewer
     candidates or none with a finite score is left, has candidate -1 and score -1.
     """
+    from scipy.optimize import linear_sum_assignment  # a third of a second, for those who assign
+
     matrix = scores.detach().double().cpu().numpy()
     usable = np.isfinite(matrix)
     low, high = matrix.min(initial=0.0, where=usable), matrix.max(initial=0.0, where=usable)

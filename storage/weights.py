@@ -32,6 +32,9 @@ import numpy.typing as npt
 from storage.errors import SourceError
 from storage.files import open_regular
 
+METADATA = "palimpsest"
+"""The entry of a safetensors file that describes the network, as JSON, in this project's own."""
+
 STATE_DICT_KEYS = (
     *("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params"),
     *("ema", "model_ema", "state_dict_ema", "ema_state_dict"),

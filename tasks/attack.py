@@ -10,6 +10,7 @@ stopped.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,8 +57,8 @@ class AttackJob:
     """An attack on given weights: everything but where it is computed.
 
     `arch` and `shape` (c, h, w) are checked against the file, and inferred without. `data`,
-    `decoys`, `mean` are what is known beside the weights (`attack_inputs`); they change how results
-    are shown and scored, never the attack. `n_shown`: pictures on the contact sheet.
+    `decoys`, `mean`, `std` are what is known beside the weights (`attack_inputs`); they change how
+    results are shown and scored, never the attack. `n_shown`: pictures on the contact sheet.
     """
 
     weights: Path
@@ -71,6 +72,7 @@ class AttackJob:
     data: str | None = None
     decoys: str | None = None
     mean: str | None = None
+    std: tuple[float, ...] | None = None
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     n_shown: int = 40
@@ -83,6 +85,8 @@ class AttackJob:
             raise ValueError(f"n_shown={self.n_shown} must be at least 1")
         if self.decoys is not None and self.data is None:
             raise ValueError("--decoys are compared with the training images; give --data, too")
+        if not all(math.isfinite(s) and s > 0 for s in self.std or ()):
+            raise ValueError(f"std={self.std} must be positive and finite, as in 0.25,0.24,0.26")
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,20 @@ def read_mean(text: str | None, truth: Pictures | None, shape: Shape) -> Tensor 
     return mean
 
 
+def read_std(numbers: tuple[float, ...] | None, shape: Shape) -> Tensor | None:
+    """The standard deviation (c, 1, 1) that inputs were divided by in training, None if unknown.
+
+    Raises ValueError for another number of them than one or one per channel.
+    """
+    if numbers is None:
+        return None
+    if len(numbers) not in (1, shape[0]):
+        raise ValueError(
+            f"--std has {len(numbers)} numbers for {shape[0]} channels; give one, or one each"
+        )
+    return torch.tensor(numbers).expand(shape[0])[:, None, None]
+
+
 def binary_signs(
     truth: Pictures, output: Float[Tensor, " n"]
 ) -> tuple[Float[Tensor, " n"] | None, str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recon_core.attacks.kkt_objective import Condition
+from recon_core.victims.diagnostics import channel_scales
+from recon_core.victims.evidence import Finding
 from recon_core.victims.preflight import Preflight, preflight
 from tasks.attack import AttackJob
 from tasks.attack_inputs import (
@@ -17,17 +19,23 @@ from tasks.attack_inputs import (
     binary_signs,
     read_mean,
     read_pictures,
+    read_std,
     read_victim,
 )
+
+ONE_SCALE = 1.1
+"""Channels whose scales differ by less look the same in pictures."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What an attack starts from. `mean` and the pictures are None where they are not known."""
+    """What an attack starts from. `mean`, `std` and the pictures are None where they are not
+    known."""
 
     victim: Victim
     mean: Tensor | None
     mean_source: str
+    std: Tensor | None
     truth: Pictures | None
     decoys: Pictures | None
     preflight: Preflight
@@ -68,10 +76,10 @@ def prepare(job: AttackJob) -> Prepared:
     decoys = None if job.decoys is None else read_pictures(job.decoys, shape)
     if truth is not None and decoys is not None:
         _check_disjoint(truth, decoys)
-    mean = read_mean(job.mean, truth, shape)
+    mean, std = read_mean(job.mean, truth, shape), read_std(job.std, shape)
     images, labels, said = None, None, ""
     if truth is not None and mean is not None:
-        images = (truth.images - mean).flatten(1)
+        images = ((truth.images - mean) / (1.0 if std is None else std)).flatten(1)
         labels, said = _labels(victim, truth, images, job.attack.condition)
     unknown = [(unknown.name, unknown.kind) for unknown in victim.layers.unknown]
     found = preflight(
@@ -82,8 +90,12 @@ def prepare(job: AttackJob) -> Prepared:
         images=images,
         labels=labels,
     )
+    centred = None if truth is None or mean is None else (truth.images - mean).flatten(1)
+    scale = _scale(victim, centred, std)
+    if scale is not None and not found.stopped:
+        found = replace(found, findings=(*found.findings, scale))
     source = job.mean or ("unknown" if mean is None else "that of the training images")
-    return Prepared(victim, mean, source, truth, decoys, found, said)
+    return Prepared(victim, mean, source, std, truth, decoys, found, said)
 
 
 def _labels(
@@ -102,6 +114,34 @@ def _labels(
         return output.argmax(1), said
     signs, said = binary_signs(truth, output[:, 0])
     return signs, "" if signs is None and condition == "regression" else said
+
+
+def _scale(victim: Victim, images: Tensor | None, std: Tensor | None) -> Finding | None:
+    """Whether inputs were divided by a standard deviation per channel, `std` if it is given.
+
+    `images` (n, d) are the training images less the mean.
+    """
+    subject, channels = "scale of the channels", victim.architecture.shape[0]
+    if channels == 1:
+        return None  # the scale of all pixels together is lost anyway
+    found = None
+    if images is not None and victim.architecture.network.conv is None:
+        found = channel_scales(victim.parameters.weights[0][0], images, channels)
+    if found is None:
+        text = (
+            "Were inputs divided by a standard deviation per channel, as torchvision's Normalize "
+            "does? Weights alone do not show it: if so, give --std, for example 0.247,0.243,0.262."
+        )
+        return Finding("ok", subject, text) if std is None else None
+    said = torch.ones(channels) if std is None else std.flatten()
+    ratio, listed = found / said, " : ".join(f"{scale:.2f}" for scale in found.tolist())
+    text = f"by the first layer and these images, channels were divided by {listed}"
+    if float(ratio.max() / ratio.min()) <= ONE_SCALE:
+        return Finding("ok", subject, f"{text}, as is {'assumed' if std is None else 'said'}.")
+    numbers = ",".join(f"{scale / 4:.3f}" for scale in found.tolist())
+    text += f". Give --std in this ratio, {numbers}, or colours come back distorted. "
+    text += "(Training by Adam or Adadelta undoes a division, by gradient descent it does not.)"
+    return Finding("warning", subject, text)
 
 
 def _check_disjoint(truth: Pictures, decoys: Pictures) -> None:

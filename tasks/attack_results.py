@@ -103,12 +103,16 @@ def gather(
     shape: Shape,
     n_outputs: int,
     mean: Tensor | None,
+    std: Tensor | None = None,
     truth: Pictures | None,
     decoys: Pictures | None,
 ) -> Results:
-    """Rank and score what the attacks in `job.out` left at their last saved iteration."""
+    """Rank and score what the attacks in `job.out` left at their last saved iteration.
+
+    `std`: what the victim's inputs were divided by, (c, 1, 1) or None.
+    """
     usable = [run for run in runs if run.ending == "ok"]
-    last = _Candidates(job.out / "cache", usable, shape)
+    last = _Candidates(job.out / "cache", usable, shape, 1.0 if std is None else std)
     convention: SSIMConvention = "gaussian11" if min(shape[1:]) >= MIN_WINDOW else "gaussian3"
     scoring = _Scoring(last, mean, convention)
     labels = _labels(job, n_outputs)
@@ -150,13 +154,16 @@ def to_pictures(x: Float[Tensor, "p c h w"], mean: Tensor | None) -> Float[Tenso
 class _Candidates:
     """The attacks' candidates at the last saved iteration, one attack in memory at a time."""
 
-    def __init__(self, cache: Path, runs: Sequence[AttackRun], shape: Shape) -> None:
-        self.cache, self.runs, self.shape = cache, runs, shape
+    def __init__(
+        self, cache: Path, runs: Sequence[AttackRun], shape: Shape, std: Tensor | float
+    ) -> None:
+        self.cache, self.runs, self.shape, self.std = cache, runs, shape, std
 
     def saved(self, number: int) -> tuple[Float[Tensor, "s m c h w"], Float[Tensor, " m"]]:
-        """x at every saved iteration, and lam at the end, in float32."""
+        """x at every saved iteration, times std and so in units of pictures, and lam at the end,
+        in float32."""
         x, lam = read_candidates(self.cache, number)
-        return x.float().unflatten(-1, self.shape), lam.float()
+        return x.float().unflatten(-1, self.shape) * self.std, lam.float()
 
     def __iter__(self) -> Iterator[tuple[int, Float[Tensor, "m c h w"]]]:
         for run in self.runs:

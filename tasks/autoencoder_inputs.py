@@ -15,7 +15,7 @@ from torch import Tensor
 from recon_core.attacks.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.degradation import MASKS
-from storage.weights import WeightsError, read_weights
+from storage.weights import WeightsError, check_weights_file, read_weights
 from tasks.autoencoder_networks import (
     Architecture,
     Built,
@@ -127,9 +127,7 @@ def read_victim(job: AutoencoderJob, hint: Callable[[], Shape | None]) -> Autoen
         WeightsError: the file cannot be used, is not trusted, or gives no images back.
         ValueError: settings that do not fit the network.
     """
-    if not job.weights.is_file():
-        what = "is a folder" if job.weights.is_dir() else "does not exist"
-        raise WeightsError(f"{job.weights} {what}; give --weights a file")
+    check_weights_file(job.weights)
     kind = program_kind(job.weights)
     if kind is None:
         return _from_weights(job, hint)

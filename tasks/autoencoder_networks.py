@@ -23,8 +23,7 @@ from torch import Tensor
 
 from recon_core.victims.autoencoder import Autoencoder, UNet, single
 from storage.layers import find_layers, natural_key
-from storage.weights import WeightFile, WeightsError
-from tasks.recovery_files import METADATA
+from storage.weights import METADATA, WeightFile, WeightsError
 
 Shape = tuple[int, int, int]
 Activation = Literal[

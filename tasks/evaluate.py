@@ -28,6 +28,7 @@ from typing import Any
 from storage.dataset import Dataset
 from storage.files import write_json
 from storage.sources import ImageSet
+from tasks.devices import Device
 from tasks.evaluation_criteria import describe_hallucination, describe_ranking, describe_runs
 from tasks.evaluation_pictures import (
     KeptPictures,
@@ -65,7 +66,6 @@ from tasks.evaluation_sweep import (
 )
 from tasks.evaluation_victims import Victim, attacks_per_victim, find_victims
 from tasks.restore import OpenRestorer, open_restorer
-from tasks.workers import Device
 
 __all__ = ["BASELINES", "Baseline", "Evaluation", "evaluate", "read_excluded"]
 

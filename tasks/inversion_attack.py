@@ -34,7 +34,7 @@ from recon_core.similarity import perceptual_similarity, similarities, spread
 from recon_core.types import seeded_generator
 from recon_core.victims.separability import separability
 from tasks.inversion_inputs import InversionJob, Prepared, features
-from tasks.perceptual import OWN, MapsOf, feature_maps
+from tasks.perceptual import MapsOf
 
 Method = GradientInversion | StrongInversion
 OnProgress = Callable[[float, float], None]
@@ -85,7 +85,7 @@ def attack_all(
 
     Raises ValueError for features that cannot be attacked.
     """
-    maps_of = own_maps(prepared) if job.perceptual == OWN else feature_maps(job.perceptual, device)
+    maps_of = prepared.maps or own_maps(prepared)
     attacked = []
     with float32_arithmetic("float32", torch.device(device)):
         for i, method in enumerate(methods):

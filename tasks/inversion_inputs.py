@@ -25,6 +25,7 @@ from tasks.autoencoder_networks import Shape
 from tasks.autoencoder_pictures import Named, read_source
 from tasks.inversion_inputs_cuts import check_size, chosen_cut, image_shape, probed
 from tasks.inversion_inputs_networks import OUTPUT, Network, read_network
+from tasks.perceptual import OWN, MapsOf, feature_maps
 
 Attack = Literal["paper", "strong", "both"]
 H = Callable[[Tensor], Tensor]
@@ -83,7 +84,7 @@ class InversionJob:
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """What an attack starts from, checked. `h` takes images in [0, 1] on the device to features
-    (b, m); `logits` is None where the file has no g."""
+    (b, m); `logits` is None where the file has no g, `maps` where the network's own are compared."""
 
     network: Network
     cut: str
@@ -97,6 +98,7 @@ class Prepared:
     z: Tensor
     accuracy: float | None
     notes: tuple[str, ...]
+    maps: MapsOf | None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -121,6 +123,7 @@ def prepare(job: InversionJob, device: str = "cpu") -> Prepared:
     shape = image_shape(network, job.size, job.data)
     if network.shape is None and network.channels is None and not network.cut_inside:
         shape = probed(network, shape)
+    maps = None if job.perceptual == OWN else feature_maps(job.perceptual, device)
     cut = chosen_cut(job.cut or network.cut, network, shape)
     data, public = _images(job, shape)
     module = network.on(shape, device)
@@ -137,7 +140,7 @@ def prepare(job: InversionJob, device: str = "cpu") -> Prepared:
         logits = whole if network.cut_inside else None
         accuracy, notes = _accuracy(logits, data, network.n_classes, device)
     return Prepared(
-        network, cut, shape, data, public, h, logits, module, normalise, z, accuracy, notes
+        network, cut, shape, data, public, h, logits, module, normalise, z, accuracy, notes, maps
     )
 
 

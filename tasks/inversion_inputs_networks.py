@@ -29,10 +29,9 @@ from torch import Tensor, nn
 from recon_core.torchvision_compat import import_torchvision
 from recon_core.victims.split import KERNEL, LeNet5, SplitMLP
 from storage.layers import natural_key
-from storage.weights import WeightFile, WeightsError, read_weights
+from storage.weights import METADATA, WeightFile, WeightsError, check_weights_file, read_weights
 from tasks.autoencoder_networks import Shape, shape_of
 from tasks.autoencoder_programs import program_kind, read_program
-from tasks.recovery_files import METADATA
 
 TORCHVISION = "torchvision:"
 OWN = ("lenet5", "split-mlp")
@@ -87,9 +86,7 @@ def read_network(path: Path, architecture: str | None, *, trust: bool = False) -
         WeightsError: the file cannot be used, is not trusted, or does not fit the architecture.
         ValueError: an architecture that there is not.
     """
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise WeightsError(f"{path} {what}; give a file of weights, or a program")
+    check_weights_file(path)
     kind = program_kind(path)
     if kind is not None:
         if architecture is not None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
-from tasks.workers import Device
+from tasks.devices import Device
 
 OnnxRange = Literal["0..1", "-1..1"]
 ONNX_RANGES: tuple[OnnxRange, ...] = get_args(OnnxRange)

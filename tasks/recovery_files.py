@@ -28,6 +28,7 @@ from torch import Tensor
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import CorruptPartError
 from storage.files import full_device_explained, write_file
+from storage.weights import METADATA
 from tasks.campaign_state import CONTROL_FILE
 from tasks.recovery_study import level_name
 
@@ -42,8 +43,6 @@ ENTRIES = frozenset(
 )
 """All that a study makes in its folder."""
 TRAINED, STATE = "trained", "state"
-METADATA = "palimpsest"
-"""The entry of a safetensors file that describes the network, as JSON."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -32,10 +32,10 @@ from recon_core.restore import EDM, BFDnCNN
 from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets
 from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
+from tasks.devices import Device, resolve_device
 from tasks.evaluation_record import fingerprint_of, weights_digest
 from tasks.onnx_restorer import OnnxRange, OnnxRestorer
 from tasks.train import load_restorer, model_folder
-from tasks.workers import Device, resolve_device
 
 N_SAMPLES = 20
 BATCH_SIZE = 256

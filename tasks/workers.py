@@ -10,11 +10,10 @@ imported when they are asked for. No choice here changes what is computed.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import dask.config
 import torch
@@ -22,6 +21,7 @@ from distributed import Client, LocalCluster
 from distributed.security import Security
 
 from tasks.batch_jobs import KeepJobs, check_script
+from tasks.devices import Device, resolve_device, usable_cores
 from tasks.freed_memory import SETTINGS as KEPT_MEMORY
 from tasks.sites import (
     ALLOWED_FAILURES,
@@ -34,7 +34,17 @@ from tasks.sites import (
     slurm_arguments,
 )
 
-Device = Literal["auto", "cpu", "cuda"]
+__all__ = [
+    "Device",
+    "Workers",
+    "dask_client",
+    "device_of",
+    "resolve_device",
+    "site_of",
+    "start_cluster",
+    "usable_cores",
+    "worker_environment",
+]
 
 KINDS = ("local", "cuda", "slurm", "kubernetes")
 _credentials: dict[str, Security] = {}
@@ -91,18 +101,6 @@ class Workers:
         if "://" in self.cluster:
             return self.cluster_file
         return self.cluster.partition(":")[2] or self.cluster_file
-
-
-def resolve_device(device: Device, *, elsewhere: bool = False) -> str:
-    """`cuda` or `cpu`; ValueError if CUDA is asked for and not there.
-
-    `elsewhere`: the workers run on other machines, so what this one has does not matter.
-    """
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not elsewhere and not torch.cuda.is_available():
-        raise ValueError("device='cuda' but torch sees no CUDA device; use --device cpu or auto")
-    return device
 
 
 def device_of(workers: Workers) -> str:
@@ -220,13 +218,6 @@ def _hint(site: SlurmSite) -> str:
     if site.interface in (None, "lo"):
         hint += "; the scheduler listens on loopback: other machines need the site's `interface`"
     return hint
-
-
-def usable_cores() -> int:
-    """The cores this process may use, which in a container can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _default_workers(device: Device, threads: int) -> int:

@@ -19,7 +19,6 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64, UInt8
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
@@ -273,4 +272,6 @@ def two_sets(spec: RunSpec, n_public: int) -> tuple[Int64[Tensor, " a"], Int64[T
 def nearest(x: Float[Tensor, "n c h w"], truth: Float[Tensor, "n c h w"]) -> Int64[Tensor, " n"]:
     """The true image that each found one is: together nearest, by squared distance."""
     apart = torch.cdist(x.flatten(1), truth.flatten(1)).square()
+    from scipy.optimize import linear_sum_assignment
+
     return torch.from_numpy(linear_sum_assignment(apart.numpy())[1])

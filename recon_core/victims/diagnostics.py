@@ -36,6 +36,11 @@ PROBE_STD = 0.25
 SCALE = 2.0
 RANK_TOLERANCE = 1e-12
 FLOAT32_ROUNDING = 1e-7
+AGREED = 0.9
+"""Share of the squares that channels have in common where a layer is made of the images."""
+NULL = 1e-3
+"""Directions of images with a smaller share of the largest singular value are none: the subtracted
+mean is zero but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,34 @@ def spectrum(weight: Float[Tensor, "o i"]) -> Spectrum:
         n_signal = above
     share = float(energy[:n_signal].sum()) / total if total > 0 else 0.0
     return Spectrum(n_signal, share, noise_std, float(values[0]) if len(values) else 0.0)
+
+
+def channel_scales(
+    weight: Float[Tensor, "o d"], images: Float[Tensor, "n d"], n_channels: int
+) -> Float[Tensor, " c"] | None:
+    """Scales, of geometric mean 1, by which the channels of the images were divided in training.
+
+    A first layer is sum_i c_i d_i x_i^T, with the same c_i d_i for all channels of x_i. Least
+    squares gives them from each channel by itself, smaller where the channel was divided by more,
+    and their first singular vector has the ratio. None if the channels do not agree (the layer is
+    not made of these images), or if there are more images than half of a channel's pixels, which
+    leave the coefficients open.
+    """
+    layers = weight.double().unflatten(1, (n_channels, -1)).unbind(1)
+    pixels = images.double().unflatten(1, (n_channels, -1)).unbind(1)
+    if len(images) > pixels[0].shape[1] // 2:
+        return None
+    found = torch.stack(
+        [
+            torch.linalg.lstsq(x.mT, w.mT, rcond=NULL, driver="gelsd").solution.flatten()
+            for x, w in zip(pixels, layers, strict=True)
+        ]
+    )
+    vectors, values, _rest = torch.linalg.svd(found, full_matrices=False)
+    if float(values[0].square() / values.square().sum()) < AGREED:
+        return None
+    seen = vectors[:, 0].abs().clamp_min(1e-6)
+    return (seen.log().mean() - seen.log()).exp()
 
 
 def margins(

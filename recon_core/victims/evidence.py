@@ -116,7 +116,7 @@ class Evidence:
             text = (
                 f"{n - n_right} of {n} images are on the wrong side (loss {float(loss):.3g}). The "
                 "theory needs all of them right: train longer, or check that these are the "
-                "training images, with their labels and the mean that was subtracted."
+                "training images, with their labels, mean and standard deviation."
             )
             return Finding("warning", "fit", text)
         text = (

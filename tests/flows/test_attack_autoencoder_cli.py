@@ -17,7 +17,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from flows.attack_autoencoder import ENTRIES, attack_autoencoder, attack_methods
+from flows.attack_autoencoder import ENTRIES, attack_autoencoder
+from flows.attack_methods import autoencoder_methods
 from recon_core.attacks.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from tasks import autoencoder_attack
@@ -287,17 +288,17 @@ def test_f_that_gives_nan_is_a_stop(palimpsest, tmp_path: Path, files: Autoencod
 
 def test_methods_have_the_papers_settings_and_then_the_users() -> None:
     names = ("noise_aware", "unknown", "known", "iteration")
-    plain = attack_methods(names, architecture="fc:192-64-192 leaky_relu")
+    plain = autoencoder_methods(names, architecture="fc:192-64-192 leaky_relu")
     assert plain == (NoiseAware(), UnknownMask(), KnownMask(), Iteration())
-    unet = attack_methods(names, architecture="unet:16-32, with skips leaky_relu")
+    unet = autoencoder_methods(names, architecture="unet:16-32, with skips leaky_relu")
     assert unet[1:3] == (UnknownMask(gamma=1.0, start="nothing"), KnownMask(gamma=1.0))
-    prelu = attack_methods(("unknown",), architecture="fc:192-64-192 prelu")
+    prelu = autoencoder_methods(("unknown",), architecture="fc:192-64-192 prelu")
     assert prelu == (UnknownMask(gamma=0.1),)
-    deep = attack_methods(("known",), architecture="fc:" + "-".join(["192"] * 21))
+    deep = autoencoder_methods(("known",), architecture="fc:" + "-".join(["192"] * 21))
     assert deep == (KnownMask(gamma=0.1),)
-    noisy = attack_methods(("known",), noise=0.02)
+    noisy = autoencoder_methods(("known",), noise=0.02)
     assert noisy == (KnownMask(gamma=0.1, noisy=True),)
-    changed = attack_methods(
+    changed = autoencoder_methods(
         names, settings={"gamma": ".3", "unknown.n_admm": "7", "gammas": "0.1,0.2"}
     )
     assert changed == (

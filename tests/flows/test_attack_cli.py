@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from flows.attack import ENTRIES, attack_job, attack_kkt, attack_plan, parse_shape
+from flows.attack import ENTRIES, attack_kkt
+from flows.attack_plan import attack_job, attack_plan, parse_shape
 from flows.fresh import start_over
 from flows.papers import ATTACKS_PER_VICTIM, EXPERIMENTS
 from tasks import attack as attack_module

@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from flows.attack_inversion import ENTRIES, attack_methods
+from flows import attack_inversion
+from flows.attack_inversion import ENTRIES
+from flows.attack_methods import inversion_methods
 from recon_core.attacks.feature_matching import GradientInversion
 from recon_core.attacks.strong_inversion import StrongInversion
 from recon_core.victims.split import LeNet5
@@ -99,16 +101,17 @@ def test_cuts_are_listed_without_an_attack(palimpsest, files: ClassifierFiles) -
     assert "3,072" in shown
 
 
-def test_refusals_leave_nothing_behind(
-    palimpsest, tmp_path: Path, files: ClassifierFiles, prefect_server
+def test_refusals_start_no_server_and_leave_nothing_behind(
+    palimpsest, monkeypatch, tmp_path: Path, files: ClassifierFiles
 ) -> None:
+    monkeypatch.setattr(attack_inversion, "attack_inversion", None)  # the flow
     out = tmp_path / "out"
     for more, said in [
         (["--cut", "frist"], "no cut 'frist'"),
         (["--cut", "first", "--size", 8], "smaller than the 11x11"),
         (["--cut", "first", "--set", "sgd.rate=1"], "unknown setting"),
         (["--cut", "first", "--mean", "grey"], "--mean grey is no number"),
-        (["--cut", "first", "--threads", 0], "threads=0"),
+        (["--cut", "first", "--threads", 0], "greater than or equal to 1"),
         (["--cut", "first", "--perceptual", "lpips"], "names no network"),
     ]:
         code, _shown, err = palimpsest(*words(files, out, *more, "--steps", 2))
@@ -121,11 +124,11 @@ def test_refusals_leave_nothing_behind(
 
 
 def test_the_papers_attack_has_its_settings_for_grey_and_colour() -> None:
-    colour, ours = attack_methods("both", channels=3)
-    (grey,) = attack_methods("paper", channels=1, n_steps=7)
+    colour, ours = inversion_methods("both", channels=3)
+    (grey,) = inversion_methods("paper", channels=1, n_steps=7)
     assert isinstance(colour, GradientInversion)
     assert isinstance(grey, GradientInversion)
     assert (colour.zeta, grey.zeta, grey.n_steps) == (0.01, 1e-5, 7)
     assert isinstance(ours, StrongInversion)
     with pytest.raises(ValueError, match="value_range"):
-        attack_methods("paper", channels=1, settings={"value_range": "0,2"})
+        inversion_methods("paper", channels=1, settings={"value_range": "0,2"})

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from pydantic import TypeAdapter
 
-from flows.attack import attack_plan
+from flows.attack_plan import attack_plan
 from flows.presets import preset
 from flows.regenerate import describe
 from flows.settings import resolve as resolve_recipe

@@ -29,7 +29,8 @@ from recon_core.victims.autoencoder import (
     single,
 )
 from storage.checkpoints import load_checkpoint
-from tasks.recovery_files import METADATA, Folder, read_weights, write_weights
+from storage.weights import METADATA
+from tasks.recovery_files import Folder, read_weights, write_weights
 from tasks.recovery_run import Outcome, Unit, run_units
 from tasks.recovery_study import RecoveryStudy
 from tasks.recovery_training import train_victim
