@@ -84,7 +84,7 @@ class InversionJob:
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """What an attack starts from, checked. `h` takes images in [0, 1] on the device to features
-    (b, m); `logits` is None where the file has no g, `maps` where the network's own are compared."""
+    (b, m); `logits` is None where the file has no g, `maps` where PSIM compares h's own."""
 
     network: Network
     cut: str
