@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -21,7 +22,9 @@ from flows.attack_instahide_cli import instahide_app
 from flows.attack_inversion_cli import attack_app
 from flows.campaign_cli import campaign_app
 from flows.dataset_cli import dataset_app
+from flows.failures import commands_known, expected_line
 from flows.fresh import start_over
+from flows.naming import PRESET_HELP
 from flows.regenerate_cli import regenerate_app
 from flows.report_cli import report_app
 from flows.restore_cli import restore_app
@@ -49,7 +52,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Measure what trained networks remember of their training images.",
 )
 app.add_typer(dataset_app, name="dataset")
 dataset_app.add_typer(regenerate_app)
@@ -63,10 +65,29 @@ app.add_typer(study_app)
 out = Screen()
 err = Screen(stderr=True)
 
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"palimpsest {metadata.version('palimpsest')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def palimpsest(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Say which release this is.", is_eager=True, callback=_say_version
+        ),
+    ] = False,
+) -> None:
+    """Measure what trained networks remember of their training images."""
+
+
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the job's products.")]
 PresetOption = Annotated[
     str | None,
-    typer.Option("--preset", help="Named settings; default: those of the store, else demo."),
+    typer.Option("--preset", help=PRESET_HELP),
 ]
 DataOption = Annotated[
     str | None,
@@ -163,9 +184,15 @@ def curate(
     settings: SetOption = None,
 ) -> None:
     """Balance the pairs over the images, for the restorers' training."""
-    from flows.curate import curate as flow
+    from flows.settings import to_json
+    from storage.files import write_json
+    from tasks.curate import curate_pairs
 
-    show_facts(out, "Curation", flow(_recipe(store, preset, None, settings), store))
+    recipe = _recipe(store, preset, None, settings)
+    workspace = Workspace(store, recipe.pairs_at)
+    facts = curate_pairs(recipe.curation, workspace)
+    write_json(workspace.recipe, to_json(recipe))
+    show_facts(out, "Curation", facts)
 
 
 @app.command(
@@ -233,20 +260,21 @@ def report(
     settings: SetOption = None,
 ) -> None:
     """Rebuild the HTML report from a finished evaluation."""
-    from flows.report import rebuild
-    from flows.report import report as flow
-
     if run is None:
         if page is not None:
             raise ValueError(f"--out {page} goes with a folder: palimpsest report RUN --out {page}")
+        from flows.report_page import report_of_job
+
         store = store or DEFAULT_STORE
-        made = flow(_recipe(store, preset, None, settings), store)
+        made = report_of_job(_recipe(store, preset, None, settings), store)
     elif store is not None or preset is not None or settings:
         raise ValueError(
             f"{run} is rebuilt from its folder alone; leave out --store, --preset and --set"
         )
     else:
-        made = rebuild(run, page)
+        from tasks.report import rebuild_report
+
+        made = rebuild_report(run, page)
     out.print(f"Report: [bold]{Path(made).absolute()}[/]")
 
 
@@ -267,10 +295,13 @@ def main() -> NoReturn:
     except Exception as error:
         if hasattr(error, "show"):  # click's usage errors know how to present themselves
             error.show()
+            if known := commands_known(error):
+                err.print(known, markup=False, highlight=False, soft_wrap=True)
             sys.exit(BAD_USAGE)
-        if _is_expected(error):
-            _fail(error, FAILED)
-        raise
+        line = expected_line(error)
+        if line is None:
+            raise
+        _fail(line, FAILED)
     if code == INTERRUPTED:
         err.print(
             f"interrupted; nothing finished is lost. Resume with: {_same_command()}", soft_wrap=True
@@ -286,23 +317,10 @@ def _refuse_other_bytes(words: list[str]) -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            error = ValueError(
-                f"{shown(word)} is not UTF-8; rename it, or give a link to it that is"
-            )
-            _fail(error, BAD_USAGE)
+            _fail(f"{shown(word)} is not UTF-8; rename it, or give a link to it that is", BAD_USAGE)
 
 
-def _is_expected(error: Exception) -> bool:
-    """Failures that explain themselves in one line; anything else deserves its traceback."""
-    from flows.curate import NothingToLearnError
-    from recon_core.restore.fit import NonfiniteLossError
-    from tasks.generate import CampaignError
-
-    expected = (StorageError, CampaignError, NothingToLearnError, NonfiniteLossError)
-    return isinstance(error, expected)
-
-
-def _fail(error: Exception, code: int) -> NoReturn:
+def _fail(error: Exception | str, code: int) -> NoReturn:
     said = shown(str(error)) if isinstance(error, StorageError) else str(error)  # one line
     err.print(f"error: {said}", style="red", markup=False, soft_wrap=True)
     sys.exit(code)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from flows.presets import Recipe
 from flows.settings import resolve, to_json
-from recon_core.balance import occurrences, summarise
-from storage.dataset import Dataset
 from storage.files import write_json
 from tasks.artifacts import leave_facts
+from tasks.curate import curate_pairs
 from tasks.orchestration import flow
 from tasks.workspace import Workspace
-
-
-class NothingToLearnError(Exception):
-    """The store has no confident pair, so there is nothing to train a restorer on."""
 
 
 @flow(name="curate", flow_run_name="{store}")
@@ -33,18 +27,7 @@ def curate(
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)
-    dataset = Dataset(workspace.pairs("train"))
-    with workspace.timed("curate"):
-        z = occurrences(*dataset.image_counts(recipe.curation.min_iteration))
-        balance = summarise(z, recipe.curation)
-    if balance.n_pairs == 0:
-        raise NothingToLearnError(
-            f"{dataset.root} has {dataset.n_pairs} pairs but none that is confident and saved at "
-            f"iteration {recipe.curation.min_iteration} or later; use smaller victims "
-            "(--set sampling.images_per_run=10), more epochs or more iterations"
-        )
-    facts = {**asdict(balance), "dataset_hash": dataset.content_hash}
-    write_json(workspace.curation, {"curation": asdict(recipe.curation), **facts})
+    facts = curate_pairs(recipe.curation, workspace)
     write_json(workspace.recipe, to_json(recipe))
     leave_facts("curation", facts, "How the pairs are balanced over the images")
     return facts

@@ -10,7 +10,8 @@ from pathlib import Path
 def start_over(folder: Path, entries: Collection[str], *, option: str) -> None:
     """Delete `folder` if all in it is among `entries`, the names that the command itself makes.
 
-    Raises ValueError naming `option`, under which the folder was given, if there is anything else.
+    The last step before the work begins: whatever can be refused was refused before. Raises
+    ValueError naming `option`, under which the folder was given, if there is anything else.
     """
     if not folder.exists():
         return
@@ -20,4 +21,7 @@ def start_over(folder: Path, entries: Collection[str], *, option: str) -> None:
             f"--fresh would delete {folder}, which also holds {', '.join(strangers[:3])}; "
             f"remove the folder yourself or use another {option}"
         )
-    shutil.rmtree(folder)
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:  # which has the last part of the path only
+        raise OSError(error.errno, error.strerror, str(folder)) from error

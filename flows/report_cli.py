@@ -1,6 +1,6 @@
 """`palimpsest compare`: several evaluations on one page, from a terminal.
 
-Exit codes as everywhere.
+A short piece of work on finished files, so no flow. Exit codes as everywhere.
 """
 
 from __future__ import annotations
@@ -33,20 +33,15 @@ def compare(
     ] = Path("compare.html"),
 ) -> None:
     """Put evaluations side by side: settings that differ, scores, differences with intervals."""
-    from flows import compare as flow
+    from tasks.compare_page import compare_runs, difference_rows
 
-    written = flow.compare(runs, page)
-    _show(written["numbers"])
+    comparison, written = compare_runs(runs, page)
+    _show(difference_rows(comparison))
     for path in written.values():
         out.print(str(path.absolute()), markup=False, highlight=False, soft_wrap=True)
 
 
-def _show(numbers: Path) -> None:
-    import json
-
-    from flows.compare import difference_rows
-
-    rows = difference_rows(json.loads(numbers.read_bytes()))
+def _show(rows: list[dict[str, str]]) -> None:
     if not rows:
         out.print("The runs have no method in common.")
         return

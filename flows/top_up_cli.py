@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from flows.naming import PRESET_HELP
 from flows.screen import Screen, show_facts
 
 FAILED = 1
@@ -51,7 +52,7 @@ def top_up(
     split: Annotated[Literal["train", "heldout"], typer.Option("--split")] = "train",
     preset: Annotated[
         str | None,
-        typer.Option("--preset", help="Named settings; default: those of the store, else demo."),
+        typer.Option("--preset", help=PRESET_HELP),
     ] = None,
     data: Annotated[
         str | None,

@@ -12,7 +12,6 @@ from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 N_BOOTSTRAP = 2000
 MIN_VALUES = 3
@@ -109,6 +108,8 @@ class _Ranks:
     """Ranks of values within groups, for any number of copies of each value."""
 
     def __init__(self, values: Values, groups: npt.NDArray[np.int64]) -> None:
+        from scipy import stats  # half a second, for those who rank
+
         level = stats.rankdata(values, method="dense").astype(np.int64)
         keys, self.key = np.unique(groups * (level.max() + 1) + level, return_inverse=True)
         self.group_of_key = keys // (level.max() + 1)

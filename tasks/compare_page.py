@@ -7,15 +7,48 @@ from pathlib import Path
 from typing import Any
 
 from storage.files import text_bytes, write_file, write_json
-from tasks.compare import METRICS, Evaluated
+from tasks.compare import METRICS, Evaluated, compare, open_runs
 from tasks.report import environment
 from tasks.report_chart import N_MARKERS, Line, Panel, Style, lines, rank_axis, unit_axis
 from tasks.report_data import Cell, Table, table_of
 from tasks.report_figures import METRIC_TITLES, Figure
 from tasks.report_record import SIDES
-from tasks.report_words import method_title
+from tasks.report_words import interval, method_title, percent, score
 
 COLOURS = (2, 4, 3, 5, 6, 10, 0, 8, 7, 9, 11, 1)
+
+
+def compare_runs(runs: Sequence[Path], page: Path) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The comparison of finished evaluations with the first, and the files written of it.
+
+    `runs` are jobs' folders or evaluations' own. Raises ValueError for fewer than two, for one
+    without a finished evaluation, or if `page` does not end in .html.
+    """
+    if page.suffix != ".html":
+        raise ValueError(f"--out {page} does not end in .html; the page is one")
+    opened = open_runs(runs)
+    comparison = compare(opened)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    return comparison, write_comparison(comparison, opened, page)
+
+
+def difference_rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
+    """One row per method and run: the differences of the targets, as a screen has them."""
+    rows = []
+    for found in comparison["differences"]:
+        body = found["targets"]
+        rows.append(
+            {
+                "method": found["method"],
+                "run": found["run"],
+                "images": "paired" if body["paired"] else "unpaired",
+                "good": percent(body["good_fraction"]),
+                "SSIM": score(body["mean_ssim"]),
+                "95 %": interval(body["mean_ssim_interval"]),
+                "HaarPSI": score(body["mean_haarpsi"]),
+            }
+        )
+    return rows
 
 
 def write_comparison(

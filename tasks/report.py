@@ -137,6 +137,17 @@ def saved_context(run: Path) -> dict[str, Any]:
     return context
 
 
+def rebuild_report(run: Path, page: Path | None = None) -> Path:
+    """The report of a finished evaluation, written from its folder alone, by default into it.
+
+    `run` is a job's folder or the evaluation's own; no store is opened. What the evaluation itself
+    does not know (times, settings of the job) is taken from an earlier report there, if any.
+    Raises ValueError for a folder without a finished evaluation, or of another version.
+    """
+    folder = evaluation_folder(run)
+    return write_report(folder, saved_context(folder), page=page)
+
+
 def environment() -> Any:
     """The templates, with the filters that turn numbers into words."""
     import jinja2

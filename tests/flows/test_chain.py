@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from flows.chain import chain
-from flows.curate import NothingToLearnError, curate
+from flows.curate import curate
 from flows.evaluate import evaluate, summary_rows
 from flows.generate import generate
 from flows.presets import Recipe
@@ -19,6 +19,7 @@ from recon_core.attacks.kkt_objective import Search
 from storage.dataset import Dataset
 from storage.errors import StorageError, StoreMismatchError
 from storage.sources import load_images
+from tasks.curate import NothingToLearnError
 from tasks.workers import Workers
 from tasks.workspace import Workspace
 from tests.storage.s3_server import S3Server

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from PIL import Image
 
 from flows import cli
 from flows.fresh import start_over
+from flows.naming import PRESET_NAMES
+from flows.presets import PRESETS
 from storage.dataset import Dataset
 from storage.places import open_place
 from tasks.campaign_state import write_control
@@ -36,6 +39,15 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return int(end.value.code or 0)
+
+
+def test_the_release_is_said(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"palimpsest {metadata.version('palimpsest')}\n"
+
+
+def test_the_help_names_every_preset() -> None:
+    assert tuple(PRESETS) == PRESET_NAMES
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -74,7 +86,9 @@ def flat_noise(tmp_path: Path) -> Path:
         (["generate", "--cluster", "slurn"], "tcp://"),
         (["generate", "--device", "tpu"], "tpu"),
         (["generate", "--bogus"], "--bogus"),
-        (["nonsense"], "nonsense"),
+        (["nonsense"], ": demo, generate, curate"),
+        (["dataset", "nonsense"], "dataset: info, verify"),
+        (["generate", "--preset", "demmo"], "instahide-challenge"),
     ],
 )
 def test_bad_usage_ends_with_2_and_says_the_fix(

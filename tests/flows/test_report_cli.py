@@ -5,22 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.sorting import ArtifactSort
 
 from tests.flows.test_cli import run
 from tests.tasks.report_records import made_up, write
 
 
-def _artifacts() -> dict[str, str]:
-    with get_client(sync_client=True) as client:
-        newest = client.read_artifacts(sort=ArtifactSort.CREATED_DESC)
-    return {artifact.key: artifact.type for artifact in newest}
-
-
-def test_a_report_is_rebuilt_from_a_folder(
-    monkeypatch, capsys, tmp_path: Path, prefect_server
-) -> None:
+def test_a_report_is_rebuilt_from_a_folder(monkeypatch, capsys, tmp_path: Path) -> None:
     folder = write(tmp_path / "run" / "evaluation", *made_up())
     assert run(monkeypatch, "report", str(tmp_path / "run")) == 0
     assert str(folder / "report.html") in capsys.readouterr().out.replace("\n", "")
@@ -28,12 +18,9 @@ def test_a_report_is_rebuilt_from_a_folder(
     assert run(monkeypatch, "report", str(folder), "--out", str(page)) == 0
     assert page.read_text() == (folder / "report.html").read_text()
     assert (tmp_path / "report-data" / "methods.csv").is_file()
-    found = _artifacts()
-    assert found["report"] == "markdown"
-    assert found["report-best-images"] == found["report-ranked-curves"] == "image"
 
 
-def test_a_report_of_no_picture_at_all_is_made(monkeypatch, tmp_path, prefect_server) -> None:
+def test_a_report_of_no_picture_at_all_is_made(monkeypatch, tmp_path) -> None:
     folder = write(tmp_path, *made_up(outcome="stopped", grid_rows=0))
     assert run(monkeypatch, "report", str(folder)) == 0
     assert (folder / "report.html").is_file()
@@ -53,7 +40,7 @@ def test_a_report_of_no_picture_at_all_is_made(monkeypatch, tmp_path, prefect_se
     ],
 )
 def test_bad_usage_is_said_in_one_line(
-    monkeypatch, capsys, tmp_path: Path, prefect_server, words: list[str], said: str
+    monkeypatch, capsys, tmp_path: Path, words: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     record, pictures = made_up()
@@ -69,7 +56,7 @@ def test_bad_usage_is_said_in_one_line(
     assert not list(tmp_path.rglob("*.html"))
 
 
-def test_runs_are_compared(monkeypatch, capsys, tmp_path: Path, prefect_server) -> None:
+def test_runs_are_compared(monkeypatch, capsys, tmp_path: Path) -> None:
     write(tmp_path / "a", *made_up())
     write(tmp_path / "b", *made_up(level=0.5))
     out = tmp_path / "pages" / "ab.html"
@@ -81,9 +68,6 @@ def test_runs_are_compared(monkeypatch, capsys, tmp_path: Path, prefect_server) 
     assert out.is_file()
     assert out.with_suffix(".json").is_file()
     assert (tmp_path / "pages" / "ab-data" / "differences.csv").is_file()
-    found = _artifacts()
-    assert found["comparison"] == "markdown"
-    assert found["differences"] == "table"
 
 
 @pytest.mark.parametrize("command", ["report", "compare"])

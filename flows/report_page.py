@@ -1,0 +1,74 @@
+"""The page of a job's finished evaluation, with what the job knows beyond the scores."""
+
+from __future__ import annotations
+
+import json
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from flows.presets import Recipe
+from flows.settings import command, to_json
+from storage.dataset import Dataset, is_store
+from storage.errors import StorageError
+from tasks.campaign import code_version
+from tasks.report import write_report
+from tasks.workers import usable_cores
+from tasks.workspace import Workspace
+
+SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "zarr", "dask", "prefect", "scikit-image", "piq")
+
+
+def report_of_job(recipe: Recipe, store: Path) -> Path:
+    """The report of the job at `store`, written from its evaluation; needs nothing else.
+
+    Raises StorageError if there is no evaluation yet.
+    """
+    workspace = Workspace(store, recipe.pairs_at)
+    if not (workspace.evaluation / "evaluation.json").is_file():
+        raise StorageError(
+            f"{workspace.evaluation} has no evaluation.json; run: palimpsest evaluate "
+            f"--store {store}"
+        )
+    return write_report(workspace.evaluation, context(recipe, workspace))
+
+
+def context(recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
+    """Everything the page says beyond the scores."""
+    train_store = workspace.pairs("train")
+    pairs: dict[str, Any] = {}
+    if is_store(train_store):
+        dataset = Dataset(train_store)
+        pairs = {
+            "n_runs": dataset.n_runs,
+            "n_pairs": dataset.n_pairs,
+            "n_targets": dataset.n_targets,
+            "content_hash": dataset.content_hash,
+        }
+    cards = {
+        name: json.loads((workspace.restorer(name) / "model.json").read_text())["meta"]
+        for name in recipe.restorers
+        if (workspace.restorer(name) / "model.json").is_file()
+    }
+    return {
+        "recipe": to_json(recipe),
+        "seeds": {
+            "victims of the restorers": recipe.campaign("train").root_seed,
+            "held-out victims": recipe.campaign("heldout").root_seed,
+            "curation": recipe.curation.seed,
+            "decoys": recipe.evaluation.decoy_seed,
+        },
+        "stages": [{"name": k, "seconds": v} for k, v in workspace.timings.items()],
+        "pairs": pairs,
+        "restorers": cards,
+        "versions": {
+            "code": code_version(),
+            "python": platform.python_version(),
+            **{name: version(name) for name in SHOWN_VERSIONS},
+        },
+        "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
+        "command": command(recipe, workspace.root),
+        "created": datetime.now(UTC).isoformat(timespec="minutes"),
+    }
