@@ -78,7 +78,7 @@ def graphs_agree(n_cases: int) -> Finding:
         n_parallel += len(np.unique(edges, axis=0)) < m
     return Finding(
         claim="The graph is found with all its roots",
-        where="theorem 3.6 and algorithm 2",
+        where="lemma 3.6 and algorithm 2",
         theirs="one graph, up to the images' numbers, unless it is a triangle or a star of three",
         ours=f"the same assignments as by trying all graphs, as many and no others, in {same} of "
         f"{n_cases} cases of at most 5 images and 7 encodings: {n_roots} assignments; "

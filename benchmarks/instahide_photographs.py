@@ -231,7 +231,7 @@ def _similarity(run: Run) -> Iterator[Finding]:
     setting = _setting(case, run)
     yield Finding(
         claim="Ours: which photographs share an image shows once windows' signs are minded",
-        where="ours; Gram matrix of section 4",
+        where="ours; Gram matrix of section 3.1",
         theirs="squares of pixels, for independent normal ones",
         ours=f"{setting}; AUC: "
         + ", ".join(f"{name} {value:.3f}" for name, value in aucs.items())
@@ -256,7 +256,7 @@ def _similarity(run: Run) -> Iterator[Finding]:
     yield Finding(
         claim="Carlini et al.: with a learned similarity private images can be made out, public "
         "images unknown",
-        where="Carlini et al. 2020, section 4; 004 section 1",
+        where="Carlini et al. 2020, section 4; 004, appendix B",
         theirs="all 100 private images of the challenge, to the eye",
         ours=f"{setting}, network trained on {len(case.others)} other photographs in "
         f"{trained_s:.0f} s: "
@@ -350,7 +350,7 @@ def _photographs(run: Run) -> Iterator[Finding]:
     _record(run, "photographs", outcomes)
     yield Finding(
         claim="Paper: what is proved for normal pixels does not hold for photographs",
-        where="section 1.2; section 6",
+        where="section 4, what is left open",
         theirs="the Gram matrix of photographs is left open",
         ours=f"the exact attack on the same images, standardised, in {sizes.n_model} encodings of "
         f"the model with {model.scheme.k_pub} public images each: pairs {exact.pairs:.1%}, "

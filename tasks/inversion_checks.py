@@ -15,11 +15,13 @@ from tasks.inversion_results import (
     Difference,
     InversionResults,
     Record,
+    Value,
     accuracy,
+    best_score,
     difference,
     distance,
-    rank_correlation,
     score,
+    trend_within,
 )
 from tasks.study_checks import Verdict, every
 from tasks.study_results import NotTestableError
@@ -28,6 +30,8 @@ CLEARLY = 0.1
 """By so much more SSIM than unrelated images have, something came back."""
 RANKS = 0.3
 """A rank correlation from which on a trend over the grid is one."""
+UNLIKELY = 0.025
+"""At most so many shuffles may give as strong a trend."""
 SIMILAR = 0.05
 CHANCE = 0.6
 """Of two classes: accuracies up to here are hardly better than guessing."""
@@ -82,15 +86,20 @@ def beta_costs(r: InversionResults) -> Verdict:
 
 
 def beta_bounds(r: InversionResults) -> Verdict:
-    return _trend(r, "beta", _mean_of("distance"), sign=1)
+    return _trend(r, "beta", _mean_of("min_distance"), sign=1)
 
 
 def beta_hides(r: InversionResults) -> Verdict:
-    def ssim(cell: Record) -> float | None:
-        there = cell["attacks"].get(JUDGE)
-        return None if there is None else there["ssim"]["mean"]
+    return _trend(r, "beta", _mean_ssim, sign=1)
 
-    return _trend(r, "beta", ssim, sign=1)
+
+def lambda_hides(r: InversionResults) -> Verdict:
+    return _trend(r, "lam", _mean_ssim, sign=-1)
+
+
+def _mean_ssim(cell: Record) -> float | None:
+    there = cell["attacks"].get(JUDGE)
+    return None if there is None else there["ssim"]["mean"]
 
 
 def _mean_of(name: str) -> Callable[[Record], float | None]:
@@ -100,33 +109,51 @@ def _mean_of(name: str) -> Callable[[Record], float | None]:
 def _trend(
     r: InversionResults, axis: str, value: Callable[[Record], float | None], *, sign: int
 ) -> Verdict:
+    """By source: rank correlations along one axis of the grid where the other is the same."""
     found: Found = []
+    fixed = "beta" if axis == "lam" else "lam"
     for source in r.sources:
-        pairs = [(cell["defence"][axis], value(cell)) for cell in r.grid(source)]
-        known = [(float(x), float(y)) for x, y in pairs if y is not None]
-        if len(known) < 4:
-            raise NotTestableError(f"the grid of {source['title']} has {len(known)} values")
-        rho = rank_correlation(known)
-        holds = True if sign * rho > RANKS else False if sign * rho < -RANKS else None
-        found.append((f"{source['title']}: {rho:+.2f} over {len(known)} cells", holds))
+        rows: dict[float, list[tuple[float, float]]] = {}
+        for cell in r.grid(source):
+            y = value(cell)
+            if y is not None:
+                at = cell["defence"]
+                rows.setdefault(float(at[fixed]), []).append((float(at[axis]), float(y)))
+        rho, share, each = trend_within(rows[level] for level in sorted(rows))
+        clear = share <= UNLIKELY
+        holds = True if clear and sign * rho > RANKS else None
+        if clear and sign * rho < -RANKS:
+            holds = False
+        listed = ", ".join(f"{one:+.2f}" for one in each)
+        name = "lambda" if fixed == "lam" else "beta"
+        text = f"{source['title']}: {rho:+.2f}, by {name} {listed}; {share:.1%} of shuffles"
+        found.append((text, holds))
     return _verdict(found)
 
 
 def table_3_ssim(r: InversionResults) -> Verdict:
-    return _table_3(r, "ssim")
+    return _table_3(r, score(JUDGE))
 
 
 def table_3_psim(r: InversionResults) -> Verdict:
-    return _table_3(r, "psim")
+    return _table_3(r, score(JUDGE, "psim"))
 
 
-def _table_3(r: InversionResults, name: str, attack: str = JUDGE) -> Verdict:
+def table_3_best_ssim(r: InversionResults) -> Verdict:
+    return _table_3(r, best_score(JUDGE))
+
+
+def table_3_best_psim(r: InversionResults) -> Verdict:
+    return _table_3(r, best_score(JUDGE, "psim"))
+
+
+def _table_3(r: InversionResults, value: Value, attack: str = JUDGE) -> Verdict:
     found: Found = []
     for source in r.sources:
         plain, sweet = r.role(source, "vanilla"), r.sweet(source, attack)
-        d = r.compare(plain, sweet, score(attack, name), seeds=r.confirming)
+        d = r.compare(plain, sweet, value, seeds=r.confirming)
         lost = r.compare(plain, sweet, accuracy, seeds=r.confirming)
-        means = [cell["attacks"][attack][name]["mean"] for cell in (plain, sweet)]
+        means = [float(np.mean([value(seed) for seed in cell["seeds"]])) for cell in (plain, sweet)]
         text = (
             f"{source['title']}, {sweet['title']}: {means[0]:.3f} to {means[1]:.3f}, difference "
             f"{d}, accuracy lost {lost}"
@@ -136,7 +163,16 @@ def _table_3(r: InversionResults, name: str, attack: str = JUDGE) -> Verdict:
 
 
 def unicon_hides_less(r: InversionResults) -> Verdict:
+    return _table_4(r, score(JUDGE))
+
+
+def unicon_best(r: InversionResults) -> Verdict:
+    return _table_4(r, best_score(JUDGE))
+
+
+def _table_4(r: InversionResults, value: Value) -> Verdict:
     found: Found = []
+    unmatched: list[str] = []
     limit = r.record["thresholds"]["accuracy_loss"]
     for source in r.sources:
         plain, mixcon = r.role(source, "vanilla"), r.role(source, "paper")
@@ -146,11 +182,14 @@ def unicon_hides_less(r: InversionResults) -> Verdict:
             lost = r.compare(plain, unicon, accuracy)
             if lost.value > limit:
                 text = f"{source['title']}: UniCon loses {lost.value:.1%} of accuracy, no match"
-                found.append((text, None))
+                unmatched.append(text)
                 continue
-            d = r.compare(unicon, mixcon, score(JUDGE))
+            d = r.compare(unicon, mixcon, value)
             found.append((f"{source['title']}: {d}", d.above))
-    return _verdict(found)
+    if not found and unmatched:
+        raise NotTestableError("; ".join(unmatched))
+    text, holds = _verdict(found)
+    return "; ".join([text, *unmatched]), holds
 
 
 def earlier_is_easier(r: InversionResults) -> Verdict:
@@ -199,7 +238,7 @@ def strong_undoes(r: InversionResults) -> Verdict:
 
 
 def still_hides(r: InversionResults) -> Verdict:
-    return _table_3(r, "ssim", "strong")
+    return _table_3(r, score("strong"), "strong")
 
 
 def restorer_adds(r: InversionResults) -> Verdict:
@@ -220,17 +259,12 @@ def synthetic_learns(r: InversionResults) -> Verdict:
 
 
 def synthetic_collapses(r: InversionResults) -> Verdict:
-    found = r.record["synthetic"]
-    cells = [c for c in (found["cells"] if found else []) if c["defence"]["beta"] == 0]
-    known = [cell for cell in cells if cell["test_accuracy"]["mean"] is not None]
-    if not known:
-        raise NotTestableError("the synthetic experiment has no setting with beta = 0")
-    largest = max(cell["defence"]["lam"] for cell in known)
+    cells = [r.synthetic("mixcon 0.1 0", server) for server in ("default", "deeper", "wider")]
+    means = [float(cell["test_accuracy"]["mean"]) for cell in cells]
     texts = [
-        f"{cell['title']}, {cell['server']}: {cell['test_accuracy']['mean']:.1%}" for cell in known
+        f"{c['title']}, {c['server']}: {mean:.1%}" for c, mean in zip(cells, means, strict=True)
     ]
-    judged = [c["test_accuracy"]["mean"] for c in known if c["defence"]["lam"] == largest]
-    return "; ".join(texts), max(judged) <= CHANCE
+    return "; ".join(texts), max(means) <= CHANCE
 
 
 def servers_help(r: InversionResults) -> Verdict:
@@ -255,6 +289,28 @@ def table_2(r: InversionResults) -> Verdict:
     d = _of_values(one["se"], other["se"], "mean")
     means = [cell["se"]["mean"]["mean"] for cell in (other, one)]
     return f"{means[0]:.3g} to {means[1]:.3g}: {d}", d.above
+
+
+def table_2_cosine(r: InversionResults) -> Verdict:
+    one, other = r.synthetic("vanilla"), r.synthetic("mixcon 0.1 0.01")
+    if one["cs"] is None or other["cs"] is None:
+        raise NotTestableError("the synthetic vectors were not recovered")
+    d = _of_values(one["cs"], other["cs"], "mean")
+    means = [cell["cs"]["mean"]["mean"] for cell in (one, other)]
+    return f"{means[0]:.3g} to {means[1]:.3g}: {d}", d.above
+
+
+def table_2_worst(r: InversionResults) -> Verdict:
+    cells = [r.synthetic(name) for name in ("vanilla", "mixcon 0.1 0.01")]
+    if any(cell["se"] is None or cell["cs"] is None for cell in cells):
+        raise NotTestableError("the synthetic vectors were not recovered")
+    errors, cosines = ([float(cell[name]["worst"]) for cell in cells] for name in ("se", "cs"))
+    harder = {errors[1] > errors[0], cosines[1] < cosines[0]}
+    text = (
+        f"squared error {errors[0]:.3g} to {errors[1]:.3g}, cosine {cosines[0]:.3g} to "
+        f"{cosines[1]:.3g}; of all seeds together, no interval"
+    )
+    return text, harder.pop() if len(harder) == 1 else None
 
 
 def _of_values(one: Record, other: Record, name: str) -> Difference:

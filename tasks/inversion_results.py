@@ -13,6 +13,9 @@ from tasks.study_results import NotTestableError
 
 Record = Mapping[str, Any]
 Value = Callable[[Record], float]
+MIN_ROW = 3
+"""Fewer settings of a row of the grid have no trend: two of them order themselves by chance."""
+N_SHUFFLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -152,12 +155,39 @@ def score(attack: str, name: str = "ssim") -> Value:
     return value
 
 
-def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's; NotTestableError where one side is constant."""
-    first, second = zip(*pairs, strict=True)
-    if len(set(first)) < 2 or len(set(second)) < 2:
-        raise NotTestableError("one of the two does not vary over the grid")
-    return float(stats.spearmanr(first, second).statistic)
+def best_score(attack: str, name: str = "ssim") -> Value:
+    """The score of a seed's best recovered image, the worst case of the paper's tables."""
+
+    def value(seed: Record) -> float:
+        if attack not in seed["attacks"]:
+            raise NotTestableError(f"attack {attack!r} was not run everywhere")
+        return float(np.max(seed["attacks"][attack][name]))
+
+    return value
+
+
+def trend_within(
+    rows: Iterable[Sequence[tuple[float, float]]],
+) -> tuple[float, float, list[float]]:
+    """The mean of the rows' rank correlations, the share of shuffles within rows whose mean is as
+    far on the same side of 0, and each row's.
+
+    Rows of fewer than MIN_ROW pairs, or whose values do not vary, say nothing of a trend and are
+    left out. Raises NotTestableError if none is left.
+    """
+    usable = [np.array(row) for row in rows if len(row) >= MIN_ROW]
+    ranked = [stats.rankdata(row, axis=0) for row in usable if np.ptp(row, axis=0).all()]
+    if not ranked:
+        raise NotTestableError(f"no {MIN_ROW} settings differ in one of lambda and beta alone")
+    scaled = [(rank - rank.mean(0)) / (rank.std(0) * np.sqrt(len(rank))) for rank in ranked]
+    each = [float(x @ y) for x, y in (one.T for one in scaled)]
+    rho = float(np.mean(each))
+    rng = np.random.default_rng(0)
+    shuffled = np.zeros(N_SHUFFLES)
+    for x, y in (one.T for one in scaled):
+        shuffled += rng.permuted(np.tile(x, (N_SHUFFLES, 1)), axis=1) @ y / len(scaled)
+    share = float(np.mean(shuffled * np.sign(rho) >= abs(rho) - 1e-9))
+    return rho, share, each
 
 
 def _has(seed: Record, *values: Value) -> bool:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
+from recon_core.summary import proportion_interval
 from tasks.study_results import Difference, Floats, NotTestableError, Results, difference
 
 Verdict = tuple[str, bool | None]
@@ -98,6 +100,22 @@ def _effective(cell: Mapping[str, Any], than: Mapping[str, Any]) -> Verdict:
     return ours, all(a > b for a, b in pairs)
 
 
+def vote_beats_nearest(r: Results) -> Verdict:
+    """Cells were trained on their own images, so they are drawn independently of each other."""
+    cells = [cell for cell in r.cells() if cell["vote"] and cell["targets"]["mean_ssim"]]
+    if len(cells) < 2:
+        raise NotTestableError("no vote was scored in two cells")
+    gains = np.array([cell["vote"]["mean_ssim"] - cell["targets"]["mean_ssim"] for cell in cells])
+    half = float(stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains))
+    low, high = gains.mean() - half, gains.mean() + half
+    votes, nearest = (sum(cell[of]["n_good"] for cell in cells) for of in ("vote", "targets"))
+    ours = (
+        f"mean SSIM {gains.mean():+.4f} [{low:+.4f}, {high:+.4f}] over {len(cells)} cells; good "
+        f"{nearest} of the nearest alone, {votes} of the mean"
+    )
+    return ours, True if low > 0 else False if high <= 0 else None
+
+
 # losses
 
 
@@ -114,15 +132,17 @@ def regression_reconstructs(r: Results) -> Verdict:
 
 
 def large_portions(r: Results) -> Verdict:
-    shares = [
-        (cell["name"], r.share(cell))
-        for loss in ("MSE", "L2.5", "Huber")
-        for cell in r.cells("grid", loss=loss)
-    ]
-    best = {
-        loss: max(v for n, v in shares if n.startswith(loss)) for loss in ("MSE", "L2.5", "Huber")
-    }
-    return f"good share, {_text(shares)}", all(v >= 0.25 for v in best.values())
+    """Judged at the largest number of images: of a few, any network gives a large portion."""
+    largest = max(cell["n_images"] for cell in r.cells("grid"))
+    cells = [c for loss in ("MSE", "L2.5", "Huber") for c in r.cells("grid", loss=loss)]
+    shares = [(cell["name"], r.share(cell)) for cell in cells]
+    verdicts = []
+    for cell in cells:
+        if cell["n_images"] == largest:
+            good = np.concatenate(r.good(cell))
+            low, high = proportion_interval(int(good.sum()), len(good))
+            verdicts.append(True if low >= 0.25 else False if high < 0.25 else None)
+    return f"good share, {_text(shares)}", every(verdicts)
 
 
 def higher_loss_comes_back_better(r: Results) -> Verdict:
@@ -331,6 +351,19 @@ def some_come_back(r: Results) -> Verdict:
     (cell,) = r.cells("large")
     d = r.beyond_decoys(cell)
     return f"{r.count(cell):.3g} good of {cell['n_images']} per victim; beyond decoys {d}", d.holds
+
+
+def minibatches_come_back(r: Results) -> Verdict:
+    """Batches are read from the settings; a full batch is no stochastic gradient."""
+    found = []
+    for cell, settings in zip(r.cells(), r.record["settings"]["cells"], strict=True):
+        size = settings["experiment"]["training"]["batch_size"]
+        if size is not None and size < cell["n_images"]:
+            name = f"{cell['name']}, batches of {size}"
+            found.append((f"{name} ({r.count(cell):.3g} good per victim)", r.beyond_decoys(cell)))
+    if not found:
+        raise NotTestableError("every victim was trained with its full batch")
+    return _all(found)
 
 
 def most_near_few_good(r: Results) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ def record_of(
     n_effective: Callable[[dict[str, Any]], int | None] = lambda cell: 3,
     accuracy: Callable[[dict[str, Any]], float] = lambda cell: 1.0,
     tested: Callable[[dict[str, Any]], float | None] = lambda cell: 0.7,
+    vote: Callable[[int], float] = lambda number: 0.1 + 0.01 * (number % 3),
 ) -> dict[str, Any]:
     """A study's record as if `share` of the images of each victim had come back.
 
@@ -42,6 +44,8 @@ def record_of(
             "number": number, "name": cell.name, "panel": cell.panel, "at": dict(cell.at),
             "n_images": cell.images_per_run,
             "victims": [number * made.n_victims + s for s in range(made.n_victims)],
+            "targets": {"mean_ssim": 0.5, "n_good": 5},
+            "vote": {"mean_ssim": 0.5 + vote(number), "n_good": 6},
         }  # fmt: skip
         n = cell.images_per_run
         for seed, victim in enumerate(body["victims"]):
@@ -64,6 +68,7 @@ def record_of(
         cells.append(body)
     return {
         "name": made.name, "good_threshold": 0.4, "cells": cells, "images": columns,
+        "settings": {"cells": [asdict(cell) for cell in made.cells]},
     }  # fmt: skip
 
 
@@ -115,8 +120,8 @@ def test_multiclass(preset: str) -> None:
     margins = record_of(made, more, n_effective=lambda cell: int(cell["at"]["n_classes"]))
     found = verdicts(margins)
     # of two images, one of each class, a quarter is no number of images
-    assert found[2:] == [True] * 4
-    assert verdicts(record_of(made, fewer, slope=1.0))[1:] == [False] * 5
+    assert found[2:] == [True] * 5
+    assert verdicts(record_of(made, fewer, slope=1.0))[1:6] == [False] * 5
 
 
 def test_more_classes_at_equal_images_per_class() -> None:
@@ -140,17 +145,55 @@ def test_losses() -> None:
     made = study("losses", "cpu")
 
     def share(cell: dict[str, Any], _seed: int) -> float:
-        return 5.0 / cell["n_images"]
+        return 0.3 + 5.0 / cell["n_images"]
 
     assert verdicts(record_of(made, share)) == [True] * 4
     assert verdicts(record_of(made, share, decoys=1.0))[0] is False
 
     def opposite(cell: dict[str, Any], _seed: int) -> float:
-        return 0.0 if cell["n_images"] == 10 else 0.2
+        return 0.0 if cell["n_images"] == 10 else 0.1
 
     assert verdicts(record_of(made, opposite, slope=1.0)) == [False] * 4
     alike = verdicts(record_of(made, lambda cell, seed: 0.1, slope=1.0))
     assert alike == [None, False, False, None]
+
+
+def test_a_large_portion_is_one_of_the_largest_number_of_images() -> None:
+    made = study("losses", "cpu")
+
+    def at_60(share: float) -> Share:
+        return lambda cell, seed: share if cell["n_images"] == 60 else 0.9
+
+    found = [verdicts(record_of(made, at_60(share)))[1] for share in (0.5, 0.1, 0.27)]
+    assert found == [True, False, None]
+
+
+@pytest.mark.parametrize("name", ["multiclass", "cnn"])
+def test_the_vote_is_compared_with_the_nearest_alone(name: str) -> None:
+    made = study(name, "cpu")
+
+    def last(vote: Callable[[int], float]) -> bool | str | None:
+        return verdicts(record_of(made, lambda cell, seed: 0.5, vote=vote))[-1]
+
+    found = [last(lambda k: 0.01 + 0.001 * (k % 2)), last(lambda k: -0.01 - 0.001 * (k % 2)),
+             last(lambda k: 0.01 * (-1) ** k)]  # fmt: skip
+    assert found == [True, False, None]
+    record = record_of(made, lambda cell, seed: 0.5)
+    for cell in record["cells"]:
+        cell["vote"] = None
+    assert verdicts(record)[-1] == "not testable"
+
+
+def test_minibatches_are_those_of_the_settings() -> None:
+    def found(share: float, decoys: float, **training: Any) -> bool | str | None:
+        made = study("large", "cpu")
+        record = record_of(made, lambda cell, seed: share, decoys=decoys)
+        for cell in record["settings"]["cells"]:
+            cell["experiment"]["training"] |= training
+        return verdicts(record)[1]
+
+    assert [found(0.2, 0.0), found(0.1, 0.2), found(0.2, 0.19)] == [True, False, None]
+    assert found(0.2, 0.0, batch_size=None) == found(0.2, 0.0, batch_size=200) == "not testable"
 
 
 def test_weight_decay() -> None:
@@ -205,7 +248,7 @@ def test_cnn() -> None:
         middle = cell["at"]["kernel"] in (8, 16)
         return (0.0 if middle else 0.4) + 0.05 * cell["at"]["channels"]
 
-    assert verdicts(record_of(made, share)) == [True] * 5
+    assert verdicts(record_of(made, share)) == [True] * 6
 
     def opposite(cell: dict[str, Any], _seed: int) -> float:
         if cell["panel"] != "grid":
@@ -214,9 +257,9 @@ def test_cnn() -> None:
             return 0.9
         return 0.7 if cell["at"]["kernel"] in (8, 16) else 0.0
 
-    assert verdicts(record_of(made, opposite, slope=1.0)) == [True, False, False, False, False]
+    assert verdicts(record_of(made, opposite, slope=1.0))[:5] == [True] + [False] * 4
     alike = verdicts(record_of(made, lambda cell, seed: 0.3, slope=1.0))
-    assert alike == [True, None, None, None, False]
+    assert alike[:5] == [True, None, None, None, False]
 
 
 def test_width() -> None:
@@ -238,9 +281,9 @@ def test_width() -> None:
 def test_large() -> None:
     made = study("large", "cpu")
     few = record_of(made, lambda cell, seed: 0.1, n_effective=lambda cell: 100)
-    assert verdicts(few) == [True, True]
+    assert verdicts(few) == [True] * 3
     none = record_of(made, lambda cell, seed: 0.0, n_effective=lambda cell: 0)
-    assert verdicts(none) == [False, False]
+    assert verdicts(none) == [False] * 3
 
 
 def test_a_study_that_lacks_cells_is_not_testable() -> None:
