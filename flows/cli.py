@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +32,7 @@ from flows.study_cli import study_app
 from flows.top_up_cli import top_up_app
 from storage.errors import SourceError, StorageError, StoreMismatchError, shown
 from tasks.freed_memory import keep_freed_memory
-from tasks.guard import start_guard, take_ctrl_c_alone
+from tasks.guard import end_on_sigterm, start_guard, take_ctrl_c_alone
 from tasks.workspace import Workspace
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
@@ -280,11 +279,12 @@ def report(
 
 def main() -> NoReturn:
     """The entry point: one line for what went wrong, how to resume, and the exit code."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    end_on_sigterm()
     start_guard()
     keep_freed_memory()
     take_ctrl_c_alone()
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    for name in ("HANDLERS_CONSOLE_LEVEL", "INTERNAL_LEVEL"):
+        os.environ.setdefault(f"PREFECT_LOGGING_{name}", "CRITICAL")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     show_notices()
     _refuse_other_bytes(sys.argv[1:])
@@ -324,10 +324,6 @@ def _fail(error: Exception | str, code: int) -> NoReturn:
     said = shown(str(error)) if isinstance(error, StorageError) else str(error)  # one line
     err.print(f"error: {said}", style="red", markup=False, soft_wrap=True)
     sys.exit(code)
-
-
-def _as_interrupt(_signal: int, _frame: Any) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _same_command() -> str:

@@ -1,9 +1,9 @@
-"""What becomes of the processes that a command starts when it is interrupted or killed.
+"""Ends, with a command that is interrupted or killed, the processes that it has started.
 
-A command starts others: Prefect's temporary server, Dask's workers. Ctrl-C and SIGTERM end them
-with it; after SIGKILL, as the kernel sends it when memory runs out, the server would stay for ever.
-So a command is watched by a small process, which learns from a closed pipe that the command has
-ended, however that was. What then still carries the command's mark is asked to end, and made to.
+A command starts others: Dask's workers above all. Ctrl-C and SIGTERM end them with it; after
+SIGKILL, as the kernel sends it when memory runs out, some would stay for ever. So a command is
+watched by a small process, which learns from a closed pipe that the command has ended, however that
+was. What then still carries the command's mark is asked to end, and made to.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 GRACE_S = 10.0
 """How long the command's own way of ending them is waited for; as long again after SIGTERM."""
 MARK = "PALIMPSEST_COMMAND"
 """The variable in the environment of everything that a command starts."""
+SAME_REQUEST_S = 2.0
+"""Signals so soon after the first are the same request: `timeout`, systemd and Slurm tell a process
+and its group, and both reach the command."""
 
 
 def start_guard(*, grace_s: float = GRACE_S) -> None:
@@ -41,11 +45,29 @@ def start_guard(*, grace_s: float = GRACE_S) -> None:
     os.environ[MARK] = mark
 
 
+def end_on_sigterm() -> None:
+    """SIGTERM then interrupts this process, once; asked again later, it ends where it stands.
+
+    An interrupt in the middle of the clean-up that the first one has begun would leave half of it.
+    """
+    first: list[float] = []
+
+    def interrupt(_signal: int, _frame: Any) -> None:
+        if not first:
+            first.append(time.monotonic())
+            raise KeyboardInterrupt
+        if time.monotonic() - first[0] > SAME_REQUEST_S:
+            os.write(sys.stderr.fileno(), b"ended at once; the same command goes on\n")
+            os._exit(1)  # what it has started is the guard's
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
 def take_ctrl_c_alone() -> None:
     """Ctrl-C then ends this process as SIGTERM does, and does not reach those that it starts.
 
-    A terminal sends SIGINT to a command and to its children. Prefect's server would be gone before
-    the command could tell it that the run is over, and the command would wait for it for ever.
+    A terminal sends SIGINT to a command and to its children, whose own answers to it would mix with
+    the command's.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
     threading.Thread(target=_pass_on, name="ctrl-c", daemon=True).start()

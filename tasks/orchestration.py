@@ -13,10 +13,12 @@ import copy
 import functools
 import inspect
 import logging
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 import httpx
@@ -43,6 +45,8 @@ class _Ending:
 
     value: Any = _UNSET
     raised: BaseException | None = None
+    on_sigterm: Any = field(default_factory=lambda: signal.getsignal(signal.SIGTERM))
+    """What was to be done about SIGTERM before Prefect put its own answer there."""
 
 
 _ending: ContextVar[_Ending | None] = ContextVar("palimpsest_ending", default=None)
@@ -159,7 +163,8 @@ def _noted(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         token = _ending.set(None)
         try:
-            ending.value = function(*args, **kwargs)
+            with _sigterm(ending.on_sigterm):
+                ending.value = function(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
             ending.raised = interrupt
             state: Any = Cancelled(message=INTERRUPTED)
@@ -173,6 +178,19 @@ def _noted(function: Callable[P, R]) -> Callable[P, R]:
         return value
 
     return noted
+
+
+@contextmanager
+def _sigterm(answer: Any) -> Iterator[None]:
+    """An answer to SIGTERM inside; Prefect's own makes a crash of it, twice if it comes twice."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _is_lost_server(error: BaseException | None) -> bool:
