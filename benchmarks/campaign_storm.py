@@ -2,6 +2,7 @@
 
     python -m benchmarks.campaign_storm [--quick] [--json FILE] [--folder DIR]
                                         [--samplers uniform,...] [--workers 1,2,4]
+                                        [--kinds group,server]
 
 For each sampler one campaign of 208 real runs is left alone. Then the same command is run again in
 new folders, with one, two and four workers, and things are killed with SIGKILL: a worker, the
@@ -9,7 +10,9 @@ process that coordinates them, or everything at once. What of it comes when is r
 waits for a random number of the first half of the parts to be there, and then up to four seconds,
 so that all of them hit before the end. A killed command is simply started again. A part that
 happens to lose three workers in one go is quarantined, as it should be, and cleared with
-`campaign retry`.
+`campaign retry`. `--kinds` draws from others: `group` is SIGTERM to the command's process group, as
+`timeout`, systemd and Slurm send it, after which the command has a minute to end; `server` kills a
+Prefect server that records the campaign, which comes back while the campaign goes on.
 
 It ends with an error unless every campaign has the content hash of the undisturbed one of its
 sampler, verifies, and leaves no process behind.
@@ -20,21 +23,26 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
 from benchmarks.record import Measurement, hardware, said, versions
+from flows import PREFECT_DEFAULTS
 from flows.presets import Recipe, kkt, one_phase
 from flows.settings import to_json
 from recon_core.sampling import Phase, Sampling
@@ -43,7 +51,7 @@ from storage.files import write_json
 from storage.verify import vacuum, verify_store
 
 Sampler = Literal["uniform", "least_seen", "adaptive"]
-Kind = Literal["worker", "coordinator", "machine"]
+Kind = Literal["worker", "coordinator", "machine", "group", "server"]
 SAMPLERS: tuple[Sampler, ...] = ("uniform", "least_seen", "adaptive")
 KINDS: tuple[Kind, ...] = ("worker", "worker", "coordinator", "machine")
 """What is drawn, each equally likely. A worker that is not there yet when its turn comes is drawn
@@ -52,6 +60,8 @@ MARK = "PALIMPSEST_STORM"
 """A variable in the environment of every process of a campaign, to find them by."""
 LONGEST_DELAY_S = 4.0
 LEFT_OVER_S = 60.0
+LONGEST_END_S = 60.0
+"""From SIGTERM to the end of the command; a campaign's parts are far shorter."""
 TIMEOUT_S = 3600.0
 
 
@@ -64,6 +74,7 @@ class Size:
     n_kills: int = 30
     workers: tuple[int, ...] = (1, 2, 4)
     samplers: tuple[Sampler, ...] = SAMPLERS
+    kinds: tuple[Kind, ...] = KINDS
 
     @property
     def n_parts(self) -> int:
@@ -104,13 +115,53 @@ class Report:
     n_pairs: int = 0
     content_hash: str = ""
     seconds: float = 0.0
+    longest_end_s: float = 0.0
+
+
+class Server:
+    """A Prefect server of the campaign's own, on loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.home = folder / "prefect"
+        self.api = f"http://127.0.0.1:{self.port}/api"
+        self.start()
+
+    def start(self) -> None:
+        words = ["uvicorn", "--factory", "prefect.server.api.server:create_app"]
+        words += ["--host", "127.0.0.1", "--port", str(self.port), "--log-level", "critical"]
+        environment = {**os.environ, **PREFECT_DEFAULTS, "PREFECT_HOME": str(self.home)}
+        self.process = subprocess.Popen([sys.executable, "-m", *words], env=environment)
+
+    def kill(self) -> bool:
+        """Kills it, if it serves by now, and starts another one."""
+        if not self._serves():
+            return False
+        self.end()
+        self.start()
+        return True
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def _serves(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.api}/health", timeout=2) as answer:
+                return bool(answer.status == HTTPStatus.OK)
+        except OSError:
+            return False
 
 
 class Campaign:
     """`palimpsest generate` in a folder, as often as it takes."""
 
-    def __init__(self, folder: Path, recipe: Recipe, n_workers: int) -> None:
-        self.folder, self.n_workers = folder, n_workers
+    def __init__(
+        self, folder: Path, recipe: Recipe, n_workers: int, server: Server | None = None
+    ) -> None:
+        self.folder, self.n_workers, self.server = folder, n_workers, server
         self.mark = f"{folder.name}-{time.time_ns()}"
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "recipe.json", to_json(recipe))
@@ -158,6 +209,10 @@ class Campaign:
 
     def kill(self, kind: Kind, coordinator: psutil.Process, rng: random.Random) -> bool:
         """Kills something of that kind; False if there is nothing of it now."""
+        if kind in ("group", "server"):
+            ended = self._end_group(coordinator) if kind == "group" else self._kill_server()
+            self.report.kills[kind] += ended
+            return ended
         try:
             victims = {
                 "worker": lambda: rng.sample(w, 1) if (w := self.workers(coordinator)) else [],
@@ -175,6 +230,19 @@ class Campaign:
             self.report.kills[kind] += 1
         return bool(victims)
 
+    def _end_group(self, coordinator: psutil.Process) -> bool:
+        """SIGTERM to the command and what it has started; SystemExit if it does not end."""
+        start = time.monotonic()
+        os.killpg(coordinator.pid, signal.SIGTERM)
+        gone, _alive = psutil.wait_procs([coordinator], timeout=LONGEST_END_S)
+        if not gone:
+            sys.exit(f"{self.folder.name}: SIGTERM to the group, and the command is still there")
+        self.report.longest_end_s = max(self.report.longest_end_s, time.monotonic() - start)
+        return True
+
+    def _kill_server(self) -> bool:
+        return self.server is not None and self.server.kill()
+
     def left_over(self) -> list[str]:
         """Command lines of processes that are there a minute after the end."""
         until = time.monotonic() + LEFT_OVER_S
@@ -186,7 +254,12 @@ class Campaign:
         return subprocess.Popen(
             [str(Path(sys.executable).with_name("palimpsest")), *words],
             cwd=Path(__file__).parents[1],
-            env={**os.environ, "OMP_NUM_THREADS": "1", MARK: self.mark},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                MARK: self.mark,
+                **({} if self.server is None else {"PREFECT_API_URL": self.server.api}),
+            },
             stdout=self.log,
             stderr=self.log,
             start_new_session=True,
@@ -202,12 +275,13 @@ def undisturbed(folder: Path, recipe: Recipe) -> Report:
     return concluded(campaign, start)
 
 
-def stormy(folder: Path, recipe: Recipe, n_workers: int, n_kills: int, seed: int) -> Report:
-    """The campaign in which `n_kills` random kills happen before its last part."""
+def stormy(folder: Path, recipe: Recipe, n_workers: int, size: Size, seed: int) -> Report:
+    """The campaign in which `size.n_kills` random kills happen before its last part."""
     rng = random.Random(seed)
-    campaign = Campaign(folder, recipe, n_workers)
+    server = Server(folder) if "server" in size.kinds else None
+    campaign = Campaign(folder, recipe, n_workers, server)
     n_parts = recipe.sampling.n_parts
-    due = sorted(rng.randrange(n_parts // 2) for _ in range(n_kills))
+    due = sorted(rng.randrange(n_parts // 2) for _ in range(size.n_kills))
     start = time.monotonic()
     command = campaign.start()
     while True:
@@ -223,10 +297,12 @@ def stormy(folder: Path, recipe: Recipe, n_workers: int, n_kills: int, seed: int
         if due and campaign.n_stored() >= due[0]:
             time.sleep(rng.uniform(0.0, LONGEST_DELAY_S))
             if command.poll() is None and campaign.kill(
-                rng.choice(KINDS), psutil.Process(command.pid), rng
+                rng.choice(size.kinds), psutil.Process(command.pid), rng
             ):
                 due.pop(0)
         time.sleep(0.05)
+    if server is not None:
+        server.end()
     return concluded(campaign, start)
 
 
@@ -258,7 +334,7 @@ def measure(size: Size, folder: Path, seed: int) -> Iterator[Measurement]:
         yield measured(f"{what}, left alone, 2 workers", alone.seconds, "s")
         for n_workers in size.workers:
             where = folder / f"{sampler}-{n_workers}"
-            report = stormy(where, recipe, n_workers, size.n_kills, seed)
+            report = stormy(where, recipe, n_workers, size, seed)
             if report.content_hash != alone.content_hash:
                 sys.exit(
                     f"{where.name}: dataset {report.content_hash[:12]}, but "
@@ -272,10 +348,12 @@ def of_storm(case: str, report: Report) -> Iterator[Measurement]:
     """The numbers of one storm that ended well."""
     kinds = ", ".join(f"{n} of {kind}" for kind, n in sorted(report.kills.items()))
     yield measured(
-        f"{case}: SIGKILLs survived with the same dataset ({kinds})", report.kills.total(), "kills"
+        f"{case}: kills survived with the same dataset ({kinds})", report.kills.total(), "kills"
     )
     yield measured(f"{case}: starts of the command", report.n_starts, "starts")
     yield measured(f"{case}: time", report.seconds, "s")
+    if report.longest_end_s:
+        yield measured(f"{case}: longest end after SIGTERM", report.longest_end_s, "s")
     for name, n in (("orphans freed", report.n_orphans), ("parts cleared", report.n_cleared)):
         if n:
             yield measured(f"{case}: {name}", n, name.split()[0])
@@ -305,6 +383,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="where the campaigns lie; default: temporary")
     parser.add_argument("--samplers", help="with commas between them")
     parser.add_argument("--workers", help="numbers of workers, with commas between them")
+    parser.add_argument("--kinds", help="what is killed, with commas between them")
     parser.add_argument("--kills", type=int)
     parser.add_argument("--seed", type=int, help="default: another one each time")
     options = parser.parse_args(argv)
@@ -313,6 +392,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         size = replace(size, samplers=tuple(options.samplers.split(",")))
     if options.workers:
         size = replace(size, workers=tuple(int(n) for n in options.workers.split(",")))
+    if options.kinds:
+        size = replace(size, kinds=tuple(options.kinds.split(",")))
     if options.kills is not None:
         size = replace(size, n_kills=options.kills)
     seed = time.time_ns() % 2**32 if options.seed is None else options.seed

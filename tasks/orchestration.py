@@ -24,6 +24,7 @@ from typing import Any, ParamSpec, TypeVar
 import httpx
 from prefect import Flow, Task
 from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled
 from prefect.utilities.callables import call_with_parameters, get_call_parameters
@@ -120,8 +121,9 @@ def is_recorded() -> bool:
 
 
 def recorded(tell: Callable[[], T]) -> T | None:
-    """What `tell` has from the server; None without one, also if it has just gone away."""
-    if not is_recorded():
+    """What `tell` has from the server about the present run; None without one or the other, and if
+    the server has just gone away."""
+    if not is_recorded() or FlowRunContext.get() is None:
         return None
     try:
         return tell()

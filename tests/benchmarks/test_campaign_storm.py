@@ -13,7 +13,17 @@ import psutil
 import pytest
 
 from benchmarks import campaign_storm
-from benchmarks.campaign_storm import MARK, Campaign, Report, Size, main, measure, of_storm
+from benchmarks.campaign_storm import (
+    KINDS,
+    MARK,
+    Campaign,
+    Kind,
+    Report,
+    Size,
+    main,
+    measure,
+    of_storm,
+)
 
 TINY = Size(n_runs=24, runs_per_part=2, n_kills=2, workers=(2,), samplers=("adaptive",))
 
@@ -30,11 +40,12 @@ def test_the_full_size_is_208_runs_30_kills_every_sampler_and_three_numbers_of_w
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kinds", [KINDS, ("group", "server")], ids=["kills", "signals"])
 def test_a_killed_campaign_ends_as_one_that_nobody_disturbed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, kinds: tuple[Kind, ...]
 ) -> None:
-    lines = list(measure(TINY, tmp_path, seed=3))
-    (survived,) = [line for line in lines if "SIGKILLs survived" in line.case]
+    lines = list(measure(replace(TINY, kinds=kinds), tmp_path, seed=3))
+    (survived,) = [line for line in lines if "kills survived" in line.case]
     assert survived.value == 2
     assert (tmp_path / "adaptive-2" / "pairs" / "receipts" / "part-000011.json").exists()
 
@@ -72,7 +83,7 @@ def test_everything_with_the_campaigns_mark_is_found_and_killed(tmp_path: Path) 
 def test_lines_count_kills_by_kind() -> None:
     report = Report(kills=Counter(worker=2, machine=1), n_starts=2, seconds=9.0)
     cases = {line.case: line.value for line in of_storm("c", report)}
-    assert cases["c: SIGKILLs survived with the same dataset (1 of machine, 2 of worker)"] == 3
+    assert cases["c: kills survived with the same dataset (1 of machine, 2 of worker)"] == 3
     assert cases["c: starts of the command"] == 2
 
 

@@ -161,7 +161,7 @@ def test_fresh_deletes_only_what_it_knows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize("how", ["timeout", "Ctrl-C"])
 def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(
     how: str, tmp_path: Path
 ) -> None:
@@ -187,8 +187,9 @@ def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(
         time.sleep(0.2)
     assert (store / "recipe.json").exists()
     time.sleep(8)  # the workers are starting or at work
-    if how == "SIGTERM":
+    if how == "timeout":  # as `timeout`, systemd and Slurm do: to the command, and to its group
         process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)
     else:  # as a terminal does: to the command and all that it has started
         os.killpg(process.pid, signal.SIGINT)
     _out, shown = process.communicate(timeout=120)
