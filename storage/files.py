@@ -90,6 +90,11 @@ def read_bounded(path: Path, at_most: int) -> bytes:
     return content
 
 
+def machine_memory() -> int:
+    """Bytes of memory that this machine has; nothing that takes more needs to be tried."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def json_bytes(value: Any) -> bytes:
     """`value` as readable JSON; NaN and infinity are refused with ValueError.
 

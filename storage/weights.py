@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import SourceError
-from storage.files import open_regular
+from storage.files import machine_memory, open_regular
 
 METADATA = "palimpsest"
 """The entry of a safetensors file that describes the network, as JSON, in this project's own."""
@@ -135,7 +135,7 @@ def check_weights_file(path: Path) -> int:
     except OSError as error:
         why = error.strerror or str(error)
         raise WeightsError(f"{path} cannot be read: {why}; give --weights a file") from error
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = machine_memory()
     if n_bytes > memory:
         raise WeightsError(
             f"{path} has {n_bytes / 1e9:,.0f} GB, more than the memory of this machine "

@@ -41,6 +41,7 @@ from tasks.attack_inputs import Victim
 
 ROWS_AT_ONCE = 1 << 14
 """Candidates of one stack of attacks on a GPU."""
+MAX_ATTACKS = 100_000
 STATE_EVERY = 25
 """Iterations after which a running attack can be saved or stopped."""
 SAVE_SECONDS = 30.0
@@ -79,8 +80,8 @@ class AttackJob:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.n_attacks < 1:
-            raise ValueError(f"n_attacks={self.n_attacks} must be at least 1")
+        if not 1 <= self.n_attacks <= MAX_ATTACKS:
+            raise ValueError(f"n_attacks={self.n_attacks} must be from 1 to {MAX_ATTACKS:,}")
         if self.n_shown < 1:
             raise ValueError(f"n_shown={self.n_shown} must be at least 1")
         if self.decoys is not None and self.data is None:

@@ -14,6 +14,7 @@ from recon_core.victims.evidence import Finding
 from recon_core.victims.preflight import Preflight, preflight
 from tasks.attack import AttackJob
 from tasks.attack_inputs import (
+    DTYPES,
     Pictures,
     Victim,
     binary_signs,
@@ -22,7 +23,11 @@ from tasks.attack_inputs import (
     read_std,
     read_victim,
 )
+from tasks.devices import check_memory
 
+PER_CANDIDATE = 6
+"""Numbers for each of a candidate's that an attack keeps at the least: itself, its gradient, what
+the optimiser remembers."""
 ONE_SCALE = 1.1
 """Channels whose scales differ by less look the same in pictures."""
 
@@ -72,6 +77,12 @@ def prepare(job: AttackJob) -> Prepared:
     architecture = victim.architecture
     job.attack.classes(architecture.n_outputs, torch.device("cpu"))  # condition and outputs fit?
     shape = architecture.shape
+    numbers = job.attack.n_candidates * architecture.d * (PER_CANDIDATE + len(job.attack.save_at))
+    check_memory(
+        numbers * DTYPES[job.dtype].itemsize,
+        f"an attack with {job.attack.n_candidates:,} candidates",
+        "lower --n-images-guess",
+    )
     truth = None if job.data is None else read_pictures(job.data, shape)
     decoys = None if job.decoys is None else read_pictures(job.decoys, shape)
     if truth is not None and decoys is not None:

@@ -27,6 +27,7 @@ from tasks.autoencoder_networks import (
     shape_of,
 )
 from tasks.autoencoder_programs import Program, program_kind, read_program
+from tasks.devices import check_memory
 
 Method = NoiseAware | UnknownMask | KnownMask | Iteration
 Split = Literal["all", "train", "heldout"]
@@ -179,6 +180,8 @@ def _from_program(
             "correct --shape, or leave it out"
         )
     flat, batch = len(found or shape) == 1, job.batch or program.batch
+    rows = f"--batch {batch} of images of {_times(shape)}"
+    check_memory(4.0 * (batch or 1) * math.prod(shape), rows, "give the rows it takes at once")
     if found is None:
         flat, batch = _probed(program, shape, job)
     texts = {"file": str(job.weights), "format": program.kind, "sha256": program.sha256}

@@ -44,6 +44,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "linear": lambda z: z,
 }
+MAX_CONVOLUTIONS = 64
+"""Per level of a U-Net."""
 HOW_ELSE = (
     "or save it as a program, torch.export.save(torch.export.export(net, (x,)), 'net.pt2'), and "
     "give --trust"
@@ -68,8 +70,10 @@ class Architecture:
     def __post_init__(self) -> None:
         if not 0 <= self.leak < 1:
             raise ValueError(f"leak={self.leak} is outside [0, 1); torch's default is 0.01")
-        if self.convolutions is not None and self.convolutions < 1:
-            raise ValueError(f"convolutions={self.convolutions} must be at least 1")
+        if self.convolutions is not None and not 1 <= self.convolutions <= MAX_CONVOLUTIONS:
+            raise ValueError(
+                f"convolutions={self.convolutions} must be from 1 to {MAX_CONVOLUTIONS}"
+            )
         if self.arch is not None:
             parse_architecture(self.arch)
 

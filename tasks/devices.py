@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 
+from storage.files import machine_memory
+
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -27,3 +29,12 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def check_memory(n_bytes: float, what: str, fix: str) -> None:
+    """ValueError if `what` takes more memory than this machine has; `fix` says what to change."""
+    if n_bytes > machine_memory():
+        raise ValueError(
+            f"{what} would take {n_bytes / 1e9:,.0f} GB, and this machine has "
+            f"{machine_memory() / 1e9:,.0f}; {fix}"
+        )

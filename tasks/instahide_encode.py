@@ -15,6 +15,7 @@ from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Sc
 from recon_core.types import seeded_generator
 from storage.challenge import Challenge, check_new, write_challenge
 from storage.sources import load_images
+from tasks.devices import check_memory
 
 GAUSSIAN = "gaussian"
 """A source of standard normal images, the model of paper 004."""
@@ -52,6 +53,13 @@ class EncodeJob:
             )
         if isinstance(self.scheme, Mixing) and (self.m is None or self.m < 1):
             raise ValueError(f"m={self.m}; say how many encodings to make with --m")
+        n_epochs = self.scheme.n_epochs if isinstance(self.scheme, InstaHide) else 0
+        images = self.n_private * (1 + n_epochs) + self.n_public + (self.m or 0)
+        check_memory(
+            2 * 4.0 * 3 * self.size**2 * images,
+            f"{images:,} images and encodings of {self.size}x{self.size}",
+            "lower --size, --n-private, --n-public, or --epochs and --m",
+        )
         if self.standardise and (self.data == GAUSSIAN or isinstance(self.scheme, InstaHide)):
             raise ValueError(
                 "--standardise is for photographs with --scheme theory: gaussian pixels are "

@@ -15,17 +15,23 @@ from tasks.inversion_inputs_networks import OUTPUT, Network
 
 MIN_SIDE = 11
 """SSIM's window."""
+MAX_SIDE = 2048
 DEFAULT_SIDE = 32
 N_NAMED = 20
 """Modules that an error names."""
 
 
 def check_size(size: int) -> None:
-    """ValueError for images that are too small to be scored."""
+    """ValueError for images that are too small to be scored, or too large to be inverted."""
     if size < MIN_SIDE:
         raise ValueError(
             f"images of {size}x{size} are smaller than the {MIN_SIDE}x{MIN_SIDE} window of SSIM, "
             f"by which they are scored; give --size {MIN_SIDE} or more, if the network takes it"
+        )
+    if size > MAX_SIDE:
+        raise ValueError(
+            f"images of {size}x{size} are larger than {MAX_SIDE}x{MAX_SIDE}; give --size as the "
+            "network was trained with"
         )
 
 
