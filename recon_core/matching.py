@@ -15,8 +15,10 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 from torch import Tensor
@@ -44,15 +46,29 @@ class Voted:
     nearest: Int[Tensor, " t"]
 
 
+@overload
+def fit_to_range(x: Tensor, mean: Tensor) -> Tensor: ...
+
+
+@overload
+def fit_to_range(x: npt.NDArray[Any], mean: npt.NDArray[Any]) -> npt.NDArray[Any]: ...
+
+
 def fit_to_range(
-    x: Float[Tensor, "p c h w"], mean: Float[Tensor, "c h w"] | Float[Tensor, "p c h w"]
-) -> Float[Tensor, "p c h w"]:
+    x: Float[Tensor, "p c h w"] | Float[np.ndarray, "p c h w"],
+    mean: Float[Tensor, "*p c h w"] | Float[np.ndarray, "*p c h w"],
+) -> Float[Tensor, "p c h w"] | Float[np.ndarray, "p c h w"]:
     """Pictures r x + mean in [0, 1], with the largest r that fits, per image (001, section 5.1).
 
     `x` is in the victim's input space at an arbitrary scale, `mean` in [0, 1]. A zero x gives the
     mean itself; a non-finite x gives a picture of NaN. Where the mean is 0 everywhere, nothing was
-    subtracted from the victim's images, and x is a picture as it is: only clamped.
+    subtracted from the victim's images, and x is a picture as it is: only clamped. Of numpy arrays,
+    as a store has them, the pictures are an array, too.
     """
+    if isinstance(x, np.ndarray):
+        given = [torch.from_numpy(np.require(a, requirements=("C", "W"))) for a in (x, mean)]
+        return np.asarray(fit_to_range(*given).numpy())
+    mean = torch.as_tensor(mean)
     mean = mean.to(x.dtype).expand_as(x)
     finite = x.isfinite().flatten(1).all(dim=1)[:, None, None, None]
     peak = x.abs().amax(dim=(1, 2, 3), keepdim=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -58,6 +59,16 @@ def test_fitting_recovers_an_image_that_touches_black_and_white() -> None:
     image[0, 0, 0, 0], image[0, 1, 1, 1] = 0.0, 1.0
     mean = torch.full((3, 8, 8), 0.45)
     torch.testing.assert_close(fit_to_range(1e-7 * (image - mean), mean), image)
+
+
+def test_arrays_of_numpy_are_fitted_as_tensors_are() -> None:
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    mean = torch.full((3, 4, 4), 0.25)
+    seen = x.numpy()[::-1]  # a view that torch does not take, and that nobody may write to
+    seen.flags.writeable = False
+    picture = fit_to_range(seen, mean.numpy())
+    assert isinstance(picture, np.ndarray)
+    np.testing.assert_array_equal(picture[::-1], fit_to_range(x, mean).numpy())
 
 
 def test_fitting_degenerate_reconstructions() -> None:

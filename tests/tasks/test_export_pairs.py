@@ -36,6 +36,24 @@ def test_pictures_are_fitted_to_the_range_around_the_mean_of_their_run():
     np.testing.assert_allclose(got / 255, wanted, atol=0.5 / 255 + 1e-6)
 
 
+def test_the_document_s_own_lines_read_a_store_and_draw_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    written = store(tmp_path / "store", 2, size=8)
+    text = (Path(__file__).parents[2] / "docs" / "dataset.md").read_text()
+    reading = text.partition("## Reading it")[2].partition("## Files")[0]
+    blocks = re.findall(r"```python\n(.*?)```", reading, re.DOTALL)
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(blocks), names)
+    taken = written.read(1, ["pairs/reconstruction", "runs/mean_image", "pairs/run_row"])
+    x, mean = taken["pairs/reconstruction"], taken["runs/mean_image"][taken["pairs/run_row"]]
+    np.testing.assert_allclose(names["x"], x, rtol=1e-6)
+    assert isinstance(names["picture"], np.ndarray)
+    wanted = fit_to_range(torch.from_numpy(x), torch.from_numpy(mean)).numpy()
+    np.testing.assert_allclose(names["picture"], wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_same_export_twice_is_the_same_bytes(tmp_path: Path, dataset: Dataset, format: Format):
     reports = [export_pairs(dataset, tmp_path / n, format, rows_per_file=50) for n in "ab"]
