@@ -27,7 +27,7 @@ from flows.naming import PRESET_HELP
 from flows.regenerate_cli import regenerate_app
 from flows.report_cli import report_app
 from flows.restore_cli import restore_app
-from flows.screen import Screen, fact_text, show_facts, show_notices
+from flows.screen import Screen, fact_text, show_facts, show_images, show_notices
 from flows.study_cli import study_app
 from flows.top_up_cli import top_up_app
 from storage.errors import SourceError, StorageError, StoreMismatchError, shown
@@ -96,6 +96,9 @@ DataOption = Annotated[
         "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
     ),
 ]
+SkipOption = Annotated[
+    bool, typer.Option("--skip-corrupt", help="Leave out files of a folder that cannot be read.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="name=value, any setting of the recipe; repeatable."),
@@ -122,6 +125,7 @@ def demo(
     store: StoreOption = DEFAULT_STORE,
     preset: PresetOption = None,
     data: DataOption = None,
+    skip_corrupt: SkipOption = False,
     settings: SetOption = None,
     device: DeviceOption = "auto",
     n_workers: WorkersOption = 0,
@@ -129,9 +133,6 @@ def demo(
     fresh: FreshOption = False,
 ) -> None:
     """From images to a report, through every stage; finished stages are not repeated."""
-    from flows.chain import chain
-    from tasks.workers import Workers
-
     if fresh:
         elsewhere = Workspace.found(store).pairs_at
         if elsewhere is not None:
@@ -140,8 +141,12 @@ def demo(
                 "and the folder yourself, or use another --store"
             )
         start_over(store, WORKSPACE_ENTRIES, option="--store")
-    recipe = _recipe(store, preset, data, settings)
+    recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
     out.print(f"[bold]palimpsest[/]  {recipe.name} on {recipe.data}, store {store}")
+    show_images_of(recipe, "train", "heldout")
+    from flows.chain import chain
+    from tasks.workers import Workers
+
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     products = chain(recipe, store, workers=workers)
     show_facts(out, "Pairs", products["pairs"])
@@ -158,6 +163,7 @@ def generate(
     split: SplitOption = "train",
     preset: PresetOption = None,
     data: DataOption = None,
+    skip_corrupt: SkipOption = False,
     settings: SetOption = None,
     device: DeviceOption = "auto",
     n_workers: WorkersOption = 0,
@@ -165,11 +171,12 @@ def generate(
     batch: BatchOption = None,
 ) -> None:
     """Train victims, attack them, store the pairs; resumes what is there."""
+    recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
+    show_images_of(recipe, split)
     from flows.batch import with_batch
     from flows.generate import generate as flow
     from tasks.workers import Workers
 
-    recipe = _recipe(store, preset, data, settings)
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     if batch is not None:
         recipe = with_batch(recipe, store, split, batch, workers)
@@ -225,6 +232,7 @@ def evaluate(
     store: StoreOption = DEFAULT_STORE,
     preset: PresetOption = None,
     data: DataOption = None,
+    skip_corrupt: SkipOption = False,
     settings: SetOption = None,
     device: DeviceOption = "auto",
     n_workers: WorkersOption = 0,
@@ -232,10 +240,11 @@ def evaluate(
 ) -> None:
     """Attack the held-out victims, if that is not done, and score every method on their images and
     on decoys; resumes what was interrupted."""
+    recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
+    show_images_of(recipe, "heldout")
     from flows.evaluate import evaluate as flow
     from tasks.workers import Workers
 
-    recipe = _recipe(store, preset, data, settings)
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     _show_scores(flow(recipe, store, device=device, workers=workers))
 
@@ -331,13 +340,31 @@ def _same_command() -> str:
     return " ".join(["palimpsest", *words])
 
 
-def _recipe(store: Path, preset: str | None, data: str | None, settings: list[str] | None) -> Any:
+def show_images_of(recipe: Any, *splits: Literal["train", "heldout"]) -> None:
+    """Says what is read of a recipe's images, so that what cannot be is refused before any server
+    starts; of the held-out ones near copies of the others are left out, so these are read, too."""
+    if recipe.near_duplicates is not None and "heldout" in splits:
+        splits = ("train", "heldout")
+    for split in splits:
+        show_images(out, split, recipe.images(split).facts)
+
+
+def _recipe(
+    store: Path,
+    preset: str | None,
+    data: str | None,
+    settings: list[str] | None,
+    *,
+    skip_corrupt: bool = False,
+) -> Any:
     """The preset asked for, else the recipe found in the store, else the demo; then the changes."""
     from flows.settings import from_json, parse_assignments, resolve
 
     changes = parse_assignments(settings or [])
     if data is not None:
         changes["data"] = data
+    if skip_corrupt:
+        changes["skip_corrupt"] = "true"
     found = Workspace(store).recipe
     if preset is None and found.is_file():
         return resolve(from_json(json.loads(found.read_text())), changes)

@@ -10,6 +10,7 @@ from rich.markup import escape
 from flows import study_cli as shared
 from flows.fresh import start_over
 from flows.recovery_cli import Asked
+from flows.screen import show_images
 
 INVERSION = "inversion"
 
@@ -39,6 +40,7 @@ def study_inversions(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
     from flows.inversion_study import inversion_rows, run_inversion_study
     from flows.recovery_study import UnitsFailedError
     from flows.study import claim_rows
+    from tasks.inversion_images import read_sources
     from tasks.workers import Workers
 
     shared.out.print(
@@ -46,6 +48,9 @@ def study_inversions(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
         f"{escape(', '.join(source.data for source in made.sources))}, "
         f"store {escape(str(asked.store))}"
     )
+    for source in read_sources(made).values():
+        for split, facts in source.facts.items():
+            show_images(shared.out, split, facts)
     workers = Workers(cluster=asked.cluster, n_workers=asked.n_workers, device=asked.device)
     failure: UnitsFailedError | None = None
     try:

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from flows import study_cli as shared
 from flows.fresh import start_over
+from flows.screen import show_images
 
 AUTOENCODER = "autoencoder"
 
@@ -55,6 +56,7 @@ def study_autoencoders(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
         return
     from flows.recovery_study import UnitsFailedError, recovery_rows, run_recovery_study
     from flows.study import claim_rows
+    from tasks.recovery_images import Sources
     from tasks.workers import Workers
 
     shared.out.print(
@@ -62,6 +64,8 @@ def study_autoencoders(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
         f"autoencoders, {len(made.masks)} masks, on {escape(made.data)}, "
         f"store {escape(str(asked.store))}"
     )
+    for images in Sources.read(made).images:
+        show_images(shared.out, images.split, images.facts)
     workers = Workers(cluster=asked.cluster, n_workers=asked.n_workers, device=asked.device)
     failure: UnitsFailedError | None = None
     try:

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 import typer
 
 from flows.screen import Screen, show_facts
-from storage.picture_files import facts_of
 
 restore_app = typer.Typer()
 out = Screen()
@@ -76,6 +75,7 @@ def restore(
 ) -> None:
     """Restore pictures, with a map of how sure each pixel is; resumes what was interrupted."""
     from flows.dataset_cli import store_location
+    from storage.picture_files import facts_of
     from tasks.restore import open_restorer
     from tasks.restore_folder import SHEET
     from tasks.restore_inputs import open_inputs, parse_size

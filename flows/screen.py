@@ -85,6 +85,11 @@ def show_facts(console: Console, title: str, facts: Mapping[str, Any]) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
 
+def show_images(console: Console, split: str, facts: Mapping[str, str]) -> None:
+    """What was read of a source (`ImageSet.facts`), before work starts on it."""
+    show_facts(console, f"Images ({split})", facts)
+
+
 def fact_text(value: Any) -> str:
     """A number as people read it."""
     if isinstance(value, float):

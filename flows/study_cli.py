@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flows.screen import Screen
+from flows.screen import Screen, show_images
 
 study_app = typer.Typer()
 out = Screen()
@@ -52,6 +52,10 @@ def study(
     store: Annotated[
         Path | None, typer.Option("--store", help="Default: palimpsest-runs/study-NAME.")
     ] = None,
+    skip_corrupt: Annotated[
+        bool,
+        typer.Option("--skip-corrupt", help="Leave out files of a folder that cannot be read."),
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,6 +103,8 @@ def study(
 
     store = store or Path(f"palimpsest-runs/study-{name}")
     chosen: dict[str, Any] = {} if data is None else {"data": data}
+    if skip_corrupt:
+        chosen["skip_corrupt"] = True
     chosen |= parse_assignments(settings or [])
     if name in (AUTOENCODER, INVERSION):
         asked = Asked(store, preset, chosen, only, device, n_workers, cluster)
@@ -113,19 +119,28 @@ def study(
     if dry_run:
         _show_costs(made, device, n_workers)
         return
-    from flows.study import cell_rows, claim_rows, run_study
-    from tasks.workers import Workers
-
     out.print(
         f"[bold]palimpsest study {name}[/]  {made.preset}, {_cells(len(made.cells))}, "
         f"{made.n_runs} attacks, on {escape(made.data)}, store {escape(str(store))}"
     )
+    show_images(out, made.split, _images_of(made).facts)
+    from flows.study import cell_rows, claim_rows, run_study
+    from tasks.workers import Workers
+
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     page = run_study(name, store, preset, chosen, only=only, workers=workers)
     record = json.loads((store / "study.json").read_bytes())
     show_rows(cell_rows(record))
     show_claims(claim_rows(record))
     out.print(f"Page: [bold]{escape(str(Path(page).absolute()))}[/]", soft_wrap=True)
+
+
+def _images_of(made: Any) -> Any:
+    from storage.sources import load_images
+
+    return load_images(
+        made.data, split=made.split, skip_corrupt=made.skip_corrupt, channels=made.channels
+    )
 
 
 def _show_studies() -> None:
@@ -147,14 +162,12 @@ def _show_studies() -> None:
 
 def _show_costs(made: Any, device: Literal["auto", "cpu", "cuda"], n_workers: int) -> None:
     """The cells with their estimates, and the sums."""
-    from storage.sources import load_images
     from tasks.devices import resolve_device, usable_cores
     from tasks.study import StudyPlan
     from tasks.study_cost import cost_of, measured_pace, total
 
-    images = load_images(
-        made.data, split=made.split, skip_corrupt=made.skip_corrupt, channels=made.channels
-    )
+    images = _images_of(made)
+    show_images(out, made.split, images.facts)
     StudyPlan(made, images)
     where = resolve_device(device)
     c, h, w = images.images.shape[1:]

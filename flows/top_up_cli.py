@@ -62,6 +62,10 @@ def top_up(
             "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
         ),
     ] = None,
+    skip_corrupt: Annotated[
+        bool,
+        typer.Option("--skip-corrupt", help="Leave out files of a folder that cannot be read."),
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="name=value, any setting of the recipe; repeatable."),
@@ -71,13 +75,16 @@ def top_up(
     cluster: Annotated[str, typer.Option("--cluster", help="As of palimpsest generate.")] = "local",
 ) -> None:
     """Generate what is planned, then more until enough images are covered; resumes."""
-    from flows.cli import _recipe
+    from flows.cli import _recipe, show_images_of
+
+    recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
+    show_images_of(recipe, split)
     from flows.coverage_goal import DONE
     from flows.top_up import top_up as flow
     from tasks.workers import Workers
 
     facts = flow(
-        _recipe(store, preset, data, settings),
+        recipe,
         store,
         coverage=coverage,
         n_runs_at_most=n_runs_at_most,

@@ -51,9 +51,9 @@ class Reading:
             facts["resized"] = (
                 f"{self.n_resized:,} to {width} x {height}{cropped if self.n_cropped else ''}"
             )
-        converted = tuple((_MODES.get(mode, mode), n) for mode, n in self.modes if mode != COLOUR)
+        converted = [f"{n:,} {_MODES.get(mode, mode)}" for mode, n in self.modes if mode != COLOUR]
         if converted:
-            facts["converted to colour"] = _counts(converted)
+            facts["converted to colour"] = listed(converted)
         if self.left_out:
             facts["left out"] = self.left_out_text
         return facts

@@ -32,7 +32,7 @@ class Part:
 @dataclass(frozen=True)
 class SourceImages:
     """`train` and `public` are of the train split, `tests` of the other one; no image is in two
-    sets, nor a copy of it. The first of `tests` are inverted."""
+    sets, nor a copy of it. The first of `tests` are inverted. `facts`: what was read, by split."""
 
     train: Part
     tests: Part
@@ -40,6 +40,7 @@ class SourceImages:
     class_names: tuple[str, ...]
     content_hash: str
     notes: tuple[str, ...]
+    facts: dict[str, dict[str, str]]
 
 
 def read_sources(study: InversionStudy) -> dict[str, SourceImages]:
@@ -77,6 +78,7 @@ def read_source(source: InversionSource, study: InversionStudy) -> SourceImages:
             f"{own.content_hash} {other.content_hash}".encode()
         ).hexdigest(),
         notes=(*own.notes, *(note for note in other.notes if note not in own.notes)),
+        facts={found.split: found.facts for found in (own, other)},
     )
 
 

@@ -73,6 +73,11 @@ class Sources:
             made.victim_ids(victim)
         return made
 
+    @property
+    def images(self) -> list[ImageSet]:
+        """All that were read."""
+        return [images for splits in self.sets.values() for images in splits.values()]
+
     def images_of(self, victim: RecoveryVictim) -> ImageSet:
         """The split that the victim's images are drawn from."""
         return self.sets[self.study.source_of(victim)][self.study.split]
