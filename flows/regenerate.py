@@ -61,8 +61,7 @@ def regenerate(
     """
     expected = read_manifest(manifest)
     split = expected["manifest"]["source"]["split"]
-    changes = {} if data is None else {"data": data}
-    recipe = replace(from_json({**expected["recipe"], **changes}), pairs_at=pairs_at)
+    recipe = replace(recipe_in(expected, data), pairs_at=pairs_at)
     _check_images(expected, recipe, store, manifest)
     place = Workspace(store, pairs_at).pairs(split)
     _check_new(expected, place)
@@ -81,6 +80,11 @@ def regenerate(
     leave_facts(f"regenerate-{split}", shown, f"{dataset.root} against {manifest}")
     leave_campaign(dataset, split, title=f"{store}, {split}")
     return facts
+
+
+def recipe_in(manifest: Mapping[str, Any], data: str | None) -> Recipe:
+    """The recipe of what `read_manifest` gave; `data` is where its images are now."""
+    return from_json({**manifest["recipe"], **({} if data is None else {"data": data})})
 
 
 def describe(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from flows.dataset_cli import DEFAULT_STORE, SplitOption, StoreOption, store_location
-from flows.screen import Screen, show_facts, size_text
+from flows.screen import Screen, show_facts, show_images, size_text
 from storage.dataset import Dataset
 from storage.errors import StorageError
 
@@ -72,12 +72,15 @@ def dataset_regenerate(
     cluster: Annotated[str, typer.Option("--cluster", help="As of palimpsest generate.")] = "local",
 ) -> None:
     """Make a dataset again and compare; exit code 1, and in what they differ, if they do."""
-    from flows.regenerate import foreseen, read_manifest, regenerate
+    from flows.regenerate import foreseen, read_manifest, recipe_in, regenerate
     from tasks.workers import Workers
 
     _check_local(store, "--store", "use --pairs-at for the pairs")
-    for sentence in foreseen(read_manifest(manifest)):
+    expected = read_manifest(manifest)
+    for sentence in foreseen(expected):
         err.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    made_of = expected["manifest"]["source"]["split"]
+    show_images(out, made_of, recipe_in(expected, data).images(made_of).facts)
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     facts = regenerate(manifest, store, data, pairs_at, workers=workers)
     differences = facts.pop("differences")

@@ -1,5 +1,6 @@
 """The command line: exit codes, one-line errors with the fix, and a clean stop."""
 
+import json
 import os
 import re
 import signal
@@ -113,17 +114,44 @@ def test_a_folder_without_images_is_refused(monkeypatch, capsys, tmp_path, prefe
     assert not (tmp_path / "s").exists()
 
 
-def test_a_corrupt_picture_is_named(
+STARTED = {
+    "demo": ("flows.chain.chain", "--store"),
+    "generate": ("flows.generate.generate", "--store"),
+    "evaluate": ("flows.evaluate.evaluate", "--store"),
+    "top-up --coverage 0.5": ("flows.top_up.top_up", "--store"),
+    "study width": ("flows.study.run_study", "--store"),
+    "study autoencoder --preset tiny": ("flows.recovery_study.run_recovery_study", "--store"),
+    "study inversion --preset tiny": ("flows.inversion_study.run_inversion_study", "--store"),
+}
+
+
+@pytest.mark.parametrize("command", STARTED)
+def test_a_picture_that_cannot_be_read_is_refused_before_anything_starts(
+    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, command: str
+) -> None:
+    flow, store = STARTED[command]
+    monkeypatch.setattr(flow, lambda *_args, **_kwargs: pytest.fail("started"))
+    (flat_noise / "b" / "bad\x1b.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
+    words = [*command.split(), "--data", f"folder:{flat_noise}", store, str(tmp_path / "s")]
+    assert run(monkeypatch, *words) == 2
+    shown = capsys.readouterr().err
+    assert r"bad\x1b.jpg cannot be read as a picture (" in shown
+    assert "or leave such files out with --skip-corrupt" in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "s" / "pairs").exists()
+
+
+def test_what_was_read_and_left_out_is_said(
     monkeypatch, capsys, tmp_path: Path, flat_noise: Path, prefect_server
 ) -> None:
     (flat_noise / "b" / "bad.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
     words = ["generate", *TINY, "--data", f"folder:{flat_noise}", "--store", str(tmp_path / "s")]
-    assert run(monkeypatch, *words) == 2
-    shown = capsys.readouterr().err
-    assert "bad.jpg" in shown
-    assert "skip_corrupt=true" in shown
-    assert shown.count("\n") == 1
-    assert run(monkeypatch, *words, "--set", "skip_corrupt=true") == 0
+    assert run(monkeypatch, *words, "--skip-corrupt") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"Images \(train\) source folder \S+ pictures \d+ of \d+ that were read", said)
+    assert "classes 2: a, b sizes all " in said
+    assert "left out 1 that cannot be read: b/bad.jpg (" in said
+    assert json.loads((tmp_path / "s" / "recipe.json").read_bytes())["skip_corrupt"] is True
 
 
 def test_generate_info_verify_and_another_setting(
