@@ -191,6 +191,8 @@ def show_preflight(prepared: Any) -> None:
         row.add_row(f"  {SIGNS[finding.level]}", text)
         out.print(row)
     out.print(f"[bold]{escape(prepared.preflight.verdict)}[/]")
+    if prepared.preflight.stopped:
+        out.print("Mend what is marked stop, or give --force to attack all the same.")
 
 
 def _show_attack(record: dict[str, Any], folder: Path) -> None:

@@ -27,6 +27,10 @@ UnknownKind = Literal["normalisation", "activation", "other"]
 REPARAMETRISED = re.compile(r"weight_(g|v|orig|mask)$|parametrizations")
 NORMALISING = ("running_mean", "running_var", "num_batches_tracked")
 AMBIGUOUS = 2
+ELSEWHERE = (
+    "try its features instead, as a program: palimpsest attack inversion --weights net.pt2 --trust"
+)
+"""What is left for networks that the attack on weights does not know."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Tensors that are no layer: the name they share, and what they probably are."""
+    """Tensors that are no layer: the name they share, and what they probably are.
+
+    Of the kind "other" each is named by itself, with its shape, and with the renaming that would
+    make a bias of it where there is one.
+    """
 
     name: str
     kind: UnknownKind
@@ -98,7 +106,8 @@ def find_layers(file: WeightFile, shape: tuple[int, int, int] | None = None) -> 
     if len(convolutions) > 1:
         raise WeightsError(
             f"{file.path} has {len(convolutions)} convolutions ({', '.join(convolutions[:4])}); "
-            "this attack knows networks of dense layers with at most one convolution before them"
+            "this attack knows networks of dense layers with at most one convolution before them; "
+            f"{ELSEWHERE}"
         )
     if not dense:
         raise WeightsError(
@@ -113,7 +122,7 @@ def find_layers(file: WeightFile, shape: tuple[int, int, int] | None = None) -> 
         raise WeightsError(
             f"{file.path} has a single dense layer, {ordered[0]} {shapes[ordered[0]]}; the attack "
             "needs at least one hidden dense layer: a linear model keeps one direction per output, "
-            "not its images"
+            "not its images; attack one with a hidden layer"
         )
     architecture, shape = _architecture(layers, shape, file)
     return Layers(layers, unknown, architecture, shape, _bias_pattern(layers, file), note)
@@ -145,7 +154,7 @@ def _ordered(
         raise WeightsError(
             f"the matrices in {file.path} make no chain of dense layers, in which each takes in "
             f"what the one before gives: {_listed({name: shapes[name] for name in dense})}; this "
-            "attack knows plain multilayer networks only, without branches or skips"
+            f"attack knows plain multilayer networks only, without branches or skips; {ELSEWHERE}"
         )
     chain = chains[0]
     if shapes[chain[0]][1] < shapes[chain[-1]][0]:
@@ -214,8 +223,25 @@ def _biases(
         left = [name for name in left if name not in vectors]
     kinds: dict[str, UnknownKind] = {}
     for name in left:
-        kinds.setdefault(_stem(name), _kind(name, left, shapes))
+        kind = _kind(name, left, shapes)
+        said = _stem(name) if kind != "other" else _described(name, weights, biases, shapes)
+        kinds.setdefault(said, kind)
     return biases, tuple(Unknown(stem, kind) for stem, kind in kinds.items())
+
+
+def _described(
+    name: str,
+    weights: Sequence[str],
+    biases: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> str:
+    """A tensor's name and shape, and what to call it if it is the bias of the layer it fits."""
+    fits = [w for w in weights if w not in biases and shapes[name] == (shapes[w][0],)]
+    near = [w for w in fits if _stem(w) == _stem(name)] or fits
+    said = f"{name} {shapes[name]}"
+    if len(near) == 1:
+        said += f" (if it is the bias of {near[0]}, rename it to {_stem(near[0])}.bias)"
+    return said
 
 
 def _stem(name: str) -> str:
@@ -261,7 +287,7 @@ def _architecture(
     side = math.isqrt(n_positions)
     where = f"{layers[0].weight} {layers[0].shape} in {file.path}"
     if kernel != kernel_wide:
-        raise WeightsError(f"{where} has no square kernel; this attack knows square ones only")
+        raise WeightsError(f"{where} has no square kernel, which this attack needs; {ELSEWHERE}")
     if shape is None and side**2 == n_positions and not rest:
         shape = (n_colours, side + kernel - 1, side + kernel - 1)
     expected = [] if shape is None else [edge - kernel + 1 for edge in shape[1:]]
@@ -270,7 +296,8 @@ def _architecture(
         images = "" if shape is None else f" on images of {'x'.join(map(str, shape))}"
         raise WeightsError(
             f"{where}{images} is followed by a layer of {sizes[0]} inputs, which no convolution "
-            "with stride 1, without padding and without pooling gives; others are not supported"
+            "with stride 1, without padding and without pooling gives; give --shape if the images "
+            f"are no squares, or {ELSEWHERE}"
         )
     text = f"conv:{kernel}x{n_channels}:" + "-".join(map(str, [math.prod(shape), *sizes[1:]]))
     return text, shape
@@ -287,7 +314,8 @@ def _bias_pattern(layers: Sequence[Layer], file: WeightFile) -> Bias:
     those = ", ".join(layer.weight for layer in layers if layer.bias is not None)
     raise WeightsError(
         f"in {file.path} only {those} have biases; this attack knows networks with biases in no "
-        "layer, in the first, or in all"
+        "layer, in the first, or in all; if others are there under another name, rename them as "
+        f"{_stem(layers[0].weight)}.bias, or {ELSEWHERE}"
     )
 
 

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recon_core.victims.autoencoder import Autoencoder, UNet, single
-from storage.layers import find_layers, natural_key
+from storage.layers import Unknown, find_layers, natural_key
 from storage.weights import METADATA, WeightFile, WeightsError
 
 Shape = tuple[int, int, int]
@@ -156,7 +156,8 @@ def candidates(built: Built) -> tuple[Activation, ...]:
 
 
 def _dense(file: WeightFile, said: Architecture, sizes: tuple[int, ...]) -> Built:
-    layers = find_layers(file).layers
+    known = find_layers(file)
+    layers = known.layers
     widths = [layers[0].n_inputs, *(layer.n_outputs for layer in layers)]
     text = "fc:" + "-".join(map(str, widths))
     if any(len(layer.shape) != 2 for layer in layers) or widths[0] != widths[-1]:
@@ -172,7 +173,7 @@ def _dense(file: WeightFile, said: Architecture, sizes: tuple[int, ...]) -> Buil
     names = {name for layer in layers for name in (layer.weight, layer.bias)}
     order = _in_order(file)
     left = [name for name in order if name not in names]
-    slopes = _slopes(left, widths[1:-1], file)
+    slopes = _slopes(left, widths[1:-1], file, known.unknown)
     activation, guessed = _activation(said, bool(slopes), file)
     tensors = {name: torch.from_numpy(tensor) for name, tensor in file.tensors.items()}
     weights = [tensors[layer.weight] for layer in layers]
@@ -204,16 +205,18 @@ def _activated(z: Tensor, activation: Activation, leak: float, slope: Tensor | N
     return F.leaky_relu(z, leak) if activation == "leaky_relu" else ACTIVATIONS[activation](z)
 
 
-def _slopes(left: list[str], hidden: list[int], file: WeightFile) -> list[str]:
+def _slopes(
+    left: list[str], hidden: list[int], file: WeightFile, unknown: Sequence[Unknown]
+) -> list[str]:
     """The names of the PReLUs' slopes; WeightsError for tensors that are something else."""
     shapes = [file.tensors[name].shape for name in left]
     fits = len(left) == len(hidden) and all(
         shape in ((), (1,), (width,)) for shape, width in zip(shapes, hidden, strict=False)
     )
     if left and not fits:
-        described = [f"{name} {shape}" for name, shape in zip(left, shapes, strict=True)]
+        described = ", ".join(one.name for one in unknown[:4])
         raise WeightsError(
-            f"{file.path} has tensors beside its dense layers ({', '.join(described[:4])}) which "
+            f"{file.path} has tensors beside its dense layers ({described}) which "
             f"are no PReLUs; save the network without them, {HOW_ELSE}"
         )
     return left
@@ -314,11 +317,14 @@ def _state(
     theirs = list(wanted) if set(wanted) == set(file.tensors) else order
     shapes = [file.tensors[name].shape for name in theirs]
     pairs = itertools.zip_longest(shapes, wanted.values())
-    for place, (there, here) in enumerate(pairs, start=1):
+    for place, (there, here) in enumerate(pairs):
         if there != here and not (here == () and there == (1,)):
+            found = f"{theirs[place]} is {there}" if place < len(theirs) else "nothing is left"
+            ours = f"{list(wanted)[place]} is {here}" if place < len(wanted) else "nothing is left"
             raise WeightsError(
-                f"the tensors in {file.path} are not those of {network}: number {place} is {there} "
-                f"there, {here} in it; correct --arch, --convolutions or --skips, {HOW_ELSE}"
+                f"the tensors in {file.path} are not those of {network}: at number {place + 1} "
+                f"{found} there, {ours} in it; correct --arch, --convolutions or --skips, "
+                f"{HOW_ELSE}"
             )
     return {
         ours: torch.from_numpy(file.tensors[name]).reshape(wanted[ours])

@@ -214,9 +214,18 @@ def _mismatch(file: WeightFile, name: str, key: str, wanted: tuple[int, ...]) ->
     found = file.tensors.get(key)
     what = "is not there" if found is None else f"has shape {found.shape}"
     return (
-        f"{key} {what} in {file.path}, but is {wanted} in torchvision's {name}; correct "
-        f"--architecture, {HOW_ELSE}"
+        f"{key} {what} in {file.path}, but is {wanted} in torchvision's {name}; "
+        f"{_rename(file, key, wanted) if found is None else ''}correct --architecture, {HOW_ELSE}"
     )
+
+
+def _rename(file: WeightFile, key: str, wanted: tuple[int, ...]) -> str:
+    """The renaming of the tensor that is meant by `key`, by the end of its name or its shape."""
+    longer = [name for name in file.tensors if name.endswith(f".{key}")]
+    alike = longer or [name for name, tensor in file.tensors.items() if tensor.shape == wanted]
+    if len(alike) != 1:
+        return ""
+    return f"if {alike[0]} is meant, rename it to {key} and the others accordingly; or "
 
 
 def _description(file: WeightFile) -> dict[str, Any] | None:
@@ -244,8 +253,9 @@ def _own(file: WeightFile, architecture: str | None, about: dict[str, Any] | Non
     if not dense or len(shapes.get(first, ())) != (4 if kind == "lenet5" else 2):
         raise WeightsError(
             f"{file.path} has tensors {', '.join(list(shapes)[:4])}, ..., which are not those of "
-            f"{kind}; it needs {first} and fc1.weight as this project names them: correct "
-            f"--architecture, {HOW_ELSE}"
+            f"{kind}; it needs {', '.join(dict.fromkeys([first, 'fc1.weight']))}, as this project "
+            "names them: "
+            f"{_renames(shapes, kind)}correct --architecture, {HOW_ELSE}"
         )
     n_classes = shapes[dense[-1]][0]
     shape = None if about is None or "shape" not in about else _three(about["shape"])
@@ -267,6 +277,19 @@ def _own(file: WeightFile, architecture: str | None, about: dict[str, Any] | Non
         n_parameters=sum(tensor.size for tensor in file.tensors.values()),
         cut=None if said is None else name,
     )  # fmt: skip
+
+
+def _renames(shapes: Mapping[str, tuple[int, ...]], kind: str) -> str:
+    """How weights, in the order of the file, would be called in a network of this project."""
+    convolutions = [name for name, shape in shapes.items() if len(shape) == 4]
+    dense = [name for name, shape in shapes.items() if len(shape) == 2]
+    fits = len(convolutions) == (2 if kind == "lenet5" else 0) and len(dense) > 1
+    if not fits:
+        return ""
+    names = {old: f"conv{i}.weight" for i, old in enumerate(convolutions, 1)}
+    names |= {old: f"fc{i}.weight" for i, old in enumerate(dense, 1)}
+    listed = ", ".join(f"{old} to {new}" for old, new in names.items() if old != new)
+    return f"rename {listed}, their biases alike; or "
 
 
 def _settings(file: WeightFile, about: Mapping[str, Any]) -> LeNet5 | SplitMLP:

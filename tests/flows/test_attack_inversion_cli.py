@@ -31,9 +31,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ClassifierFiles:
 
 
 def words(files: ClassifierFiles, out: Path, *more: object) -> list[object]:
-    return ["attack", "inversion", files.exported, "--trust", "--out", out, "--device", "cpu",
+    return ["attack", "inversion", "--weights", files.exported, "--trust", "--out", out,
             "--data", f"folder:{files.pictures}", "--public", f"folder:{files.public}",
-            *more]  # fmt: skip
+            "--device", "cpu", *more]  # fmt: skip
 
 
 def test_from_a_program_to_a_page(
@@ -121,6 +121,9 @@ def test_refusals_start_no_server_and_leave_nothing_behind(
     code, _shown, err = palimpsest("attack", "inversion", files.exported, "--trust")
     assert code == 2
     assert "give --data" in err
+    for twice in ([], [files.exported, "--weights", files.exported]):
+        code, _shown, err = palimpsest("attack", "inversion", *twice)
+        assert (code, "give the network once, as --weights FILE" in err) == (2, True)
 
 
 def test_the_papers_attack_has_its_settings_for_grey_and_colour() -> None:

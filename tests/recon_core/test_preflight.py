@@ -13,6 +13,7 @@ from torch import Tensor
 from recon_core.victims.diagnostics import (
     all_rivals,
     best_multipliers,
+    channel_scales,
     explained,
     gram_systems,
     homogeneity_gap,
@@ -278,6 +279,20 @@ def test_broken_weights_are_stopped_and_nothing_else_is_asked() -> None:
     dead = Parameters((parameters.weights[0] * 0, *parameters.weights[1:]), parameters.biases)
     result = preflight(architecture, dead, images=x)
     assert [(f.subject, f.level) for f in result.findings] == [("a dead layer", "stop")]
+
+
+def test_channel_scales_are_read_off_a_layer_made_of_the_images() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 3, 49, generator=generator)
+    x -= x.mean(0)  # one direction less than there are images
+    std = torch.tensor([0.1, 0.25, 0.6])
+    weight = torch.randn(20, 6, generator=generator) @ (x / std[:, None]).flatten(1)
+    scales = channel_scales(weight, x.flatten(1), 3)
+    assert scales is not None
+    torch.testing.assert_close(scales / scales[0], (std / 0.1).double(), rtol=1e-4, atol=0)
+    noise = torch.randn(20, 147, generator=generator)
+    assert channel_scales(noise, x.flatten(1), 3) is None
+    assert channel_scales(weight, x.flatten(1).repeat(5, 1), 3) is None  # too many images
 
 
 def test_layers_beside_the_architecture_are_stopped_with_the_reason() -> None:

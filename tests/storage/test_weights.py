@@ -291,9 +291,18 @@ def test_normalisations_and_other_strangers_are_named() -> None:
     assert layers.architecture == "mlp:30-8-6-1"
     kinds = {unknown.name: unknown.kind for unknown in layers.unknown}
     assert kinds == {
-        "1": "normalisation", "4": "normalisation", "5": "activation", "temperature": "other",
-        "pos": "other",
+        "1": "normalisation", "4": "normalisation", "5": "activation", "temperature ()": "other",
+        "pos.grid (3, 1, 1)": "other",
     }  # fmt: skip
+
+
+def test_what_fits_as_a_bias_is_named_with_the_renaming_that_makes_it_one() -> None:
+    shapes = {"fc1.weight": (8, 30), "fc1.shift": (8,), "fc2.weight": (1, 8), "odd": (5,)}
+    bias, odd = find_layers(file_of(shapes)).unknown
+    said = "fc1.shift (8,) (if it is the bias of fc1.weight, rename it to fc1.bias)"
+    assert (bias.name, odd.name) == (said, "odd (5,)")
+    renamed = {name.replace("shift", "bias"): shape for name, shape in shapes.items()}
+    assert [unknown.name for unknown in find_layers(file_of(renamed)).unknown] == ["odd (5,)"]
 
 
 def test_a_batch_norm_counter_is_not_taken_for_a_bad_integer(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def attacked(job: AttackJob) -> tuple[Prepared, Results]:
         shape=prepared.victim.architecture.shape,
         n_outputs=prepared.victim.architecture.n_outputs,
         mean=prepared.mean,
+        std=prepared.std,
         truth=prepared.truth,
         decoys=prepared.decoys,
     )
@@ -195,6 +196,52 @@ def test_preparation_finds_labels_whichever_way_round(files: VictimFiles, tmp_pa
     assert unknown.preflight.numbers == pytest.approx(prepared.preflight.numbers)
     blind = prepare(job_of(files, tmp_path, data=None, decoys=None))
     assert (blind.mean, blind.truth, blind.mean_source) == (None, None, "unknown")
+
+
+def test_divided_inputs_are_asked_about_seen_and_turned_back(
+    files: VictimFiles, tmp_path: Path
+) -> None:
+    """A first layer made of the images divided by a deviation per channel, as of gradient descent:
+    preflight says the ratio, and with --std candidates are drawn as the images were."""
+
+    def asked(job: AttackJob) -> list[tuple[str, str]]:
+        findings = prepare(job).preflight.findings
+        return [(f.level, f.text) for f in findings if f.subject == "scale of the channels"]
+
+    [(level, text)] = asked(job_of(files, tmp_path, data=None, decoys=None))
+    assert (level, "give --std" in text) == ("ok", True)
+    assert asked(job_of(files, tmp_path, data=None, decoys=None, std=(0.2, 0.2, 0.3))) == []
+    [(level, text)] = asked(job_of(files, tmp_path))
+    assert (level, "as is assumed" in text) == ("ok", True)
+    std = torch.tensor([0.1, 0.25, 0.6])
+    inputs = ((pictures(N_IMAGES, 0) - files.mean) / std[:, None, None]).flatten(1)
+    later = files.parameters.weights[1:]
+    made = torch.randn(32, N_IMAGES, generator=torch.Generator().manual_seed(0)) @ inputs
+    state = files.architecture.to_state_dict(
+        replace(files.parameters, weights=(made[None], *later))
+    )
+    torch.save(state, tmp_path / "divided.pt")
+    job = job_of(files, tmp_path / "out", weights=tmp_path / "divided.pt", n_attacks=1)
+    [(level, text)] = asked(job)
+    assert (level, "0.41 : 1.01 : 2.43" in text, "--std" in text) == ("warning", True, True)
+    [(level, text)] = asked(replace(job, std=(0.1, 0.25, 0.6)))
+    assert (level, "as is said" in text) == ("ok", True)
+    raw = attacked(job)[1].ranked
+    drawn = attacked(replace(job, std=(0.1, 0.25, 0.6)))[1].ranked[0]  # the same attack
+    assert any(torch.allclose(drawn.x, r.x * std[:, None, None]) for r in raw)
+    for numbers, said in [((0.2, 0.2), "--std has 2 numbers for 3"), ((0.0,), "positive")]:
+        with pytest.raises(ValueError, match=said):
+            prepare(job_of(files, tmp_path, std=numbers))
+
+
+def test_numbers_that_no_machine_has_room_for_are_refused(
+    files: VictimFiles, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="n_attacks=1000000000000 must be from 1 to 100,000"):
+        job_of(files, tmp_path, n_attacks=10**12)
+    huge = replace(ATTACK, n_candidates=10**12)
+    with pytest.raises(ValueError, match=r"1,000,000,000,000 candidates would take .* GB.*guess"):
+        prepare(job_of(files, tmp_path, attack=huge))
 
 
 def test_decoys_must_be_others_and_need_images(files: VictimFiles, tmp_path: Path) -> None:

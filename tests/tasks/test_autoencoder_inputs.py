@@ -84,7 +84,7 @@ def test_u_nets_by_name_and_by_order(tmp_path: Path, skips: bool, activation: st
     theirs = victim_of(tmp_path / "theirs.pt", hint=(3, 8, 8), network=said)
     assert torch.equal(theirs.function("cpu")(x), expected)
     wrong = Architecture(arch="unet:4-5-6", convolutions=1, skips=not skips)
-    with pytest.raises(WeightsError, match=r"number \d+ is"):
+    with pytest.raises(WeightsError, match=r"number \d+ layer\d+\.tensor is"):
         victim_of(tmp_path / "theirs.pt", hint=(3, 8, 8), network=wrong)
     with pytest.raises(ValueError, match="give --shape"):
         victim_of(tmp_path / "ours.safetensors")

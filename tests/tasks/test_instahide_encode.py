@@ -111,3 +111,10 @@ def test_an_earlier_challenge_is_kept(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="not empty"):
         encode(job(tmp_path / "c", seed=1))
     assert every_file(tmp_path / "c") == before
+
+
+def test_more_images_than_memory_has_room_for_are_refused(tmp_path: Path) -> None:
+    theory = Mixing.as_a_whole(2)
+    for changes in ({"m": 10**12}, {"m": 10, "size": 999_999}, {"m": 10, "n_private": 10**9}):
+        with pytest.raises(ValueError, match=r"would take .* GB, and this machine has .*lower"):
+            EncodeJob(data="gaussian", out=tmp_path, scheme=theory, **changes)  # type: ignore[arg-type]

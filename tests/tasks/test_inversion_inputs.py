@@ -220,6 +220,7 @@ def test_images_and_settings_that_do_not_fit_are_refused(files: ClassifierFiles,
     start = {"weights": files.exported, "out": tmp_path, "data": "photos"}
     for changes, said in [
         ({"size": 10}, "smaller than the 11x11 window"),
+        ({"size": 999_999}, "larger than 2048x2048"),
         ({"n_images": 1}, "n_images=1 must be at least 2"),
         ({"std": (0.0,)}, "must be positive"),
         ({"mean": (float("nan"),)}, "must be finite"),
@@ -243,6 +244,19 @@ def test_images_and_settings_that_do_not_fit_are_refused(files: ClassifierFiles,
     assert small
     with pytest.raises(WeightsError, match=r"fc1\.weight has shape \(120, 400\)"):
         prepare(job_of(files, tmp_path / "lenet.safetensors", architecture="lenet5", cut="conv1"))
+
+
+def test_tensors_under_other_names_are_named_with_the_renaming_that_helps(tmp_path: Path):
+    state = torchvision_net("resnet18", num_classes=5).state_dict()
+    torch.save({f"backbone.{name}": value for name, value in state.items()}, tmp_path / "a.pt")
+    with pytest.raises(
+        WeightsError, match=r"if backbone\.fc\.bias is meant, rename it to fc\.bias"
+    ):
+        read_network(tmp_path / "a.pt", "torchvision:resnet18")
+    mlp = nn.Sequential(nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2))
+    torch.save(mlp.state_dict(), tmp_path / "b.pt")
+    with pytest.raises(WeightsError, match=r"rename 0\.weight to fc1\.weight, 2\.weight to fc2\."):
+        read_network(tmp_path / "b.pt", "split-mlp")
 
 
 def test_accuracy_is_left_out_where_classes_cannot_be_matched(
