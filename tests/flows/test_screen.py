@@ -59,8 +59,10 @@ def test_errors_are_one_line_whatever_a_file_is_called(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == rf"error: x\nerror: {SEEN} is not there" + "\n"
 
 
-def test_notices_are_printable(capsys: pytest.CaptureFixture[str]):
+def test_notices_are_printable(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    """Prefect's own handler, if an earlier test set it up, writes to another place."""
     show_notices()
+    monkeypatch.setattr(logging.getLogger("palimpsest"), "propagate", False)
     logging.getLogger("palimpsest").warning("waiting for %s", EVIL)
     assert capsys.readouterr().err.endswith(f"waiting for {SEEN}\n")
 
