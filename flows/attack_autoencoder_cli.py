@@ -20,6 +20,7 @@ from flows.attack_cli import (
     default_folder,
     numbers,
     out,
+    show_pictures,
     show_preflight,
     show_victim,
     this_command,
@@ -128,6 +129,9 @@ def attack_autoencoder(
             help="Load and run a TorchScript or .pt2 file, which may do anything you can do.",
         ),
     ] = False,
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be read.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 10,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
@@ -175,6 +179,7 @@ def attack_autoencoder(
         methods=autoencoder_methods(kinds, noise=noise, settings=changes),
         seed=seed,
         n_shown=n_shown,
+        skip_corrupt=skip_corrupt,
     )  # fmt: skip
     prepared = prepare(job, resolve_device(device))
     facts = prepared.victim.facts
@@ -182,6 +187,8 @@ def attack_autoencoder(
     chosen = autoencoder_methods(kinds, architecture=kind, noise=noise, settings=changes)
     job = replace(job, methods=chosen)
     show_victim(prepared)
+    material = prepared.material
+    show_pictures({"Training images": material.train, "Control images": material.control})
     show_preflight(prepared)
     if prepared.preflight.stopped and not force:
         raise typer.Exit(REFUSED)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flows.screen import Screen
+from flows.screen import Screen, show_facts
 
 REFUSED = 2
 SIGNS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "stop": "[red]stop[/]   "}
@@ -91,6 +92,9 @@ def attack_kkt(
         str | None,
         typer.Option("--std", help="What inputs were then divided by, as 0.25,0.24,0.26 or 1."),
     ] = None,
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be read.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     dtype: Annotated[Literal["float32", "float64"], typer.Option("--dtype")] = "float32",
     n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 40,
@@ -127,10 +131,12 @@ def attack_kkt(
         seed=seed,
         dtype=dtype,
         n_shown=n_shown,
+        skip_corrupt=skip_corrupt,
     )
     resolve_device(device)
     prepared = prepare(job)
     show_victim(prepared)
+    show_pictures({"Training images": prepared.truth, "Decoys": prepared.decoys})
     show_preflight(prepared)
     if prepared.preflight.stopped and not force:
         raise typer.Exit(REFUSED)
@@ -178,6 +184,13 @@ def show_victim(prepared: Any) -> None:
         if name != "file":
             text = f"{value:,}" if isinstance(value, int) else str(value)
             out.print(f"  {name:{width}}{text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_pictures(read: Mapping[str, Any]) -> None:
+    """What was read of each source that is known, by what it is."""
+    for title, pictures in read.items():
+        if pictures is not None:
+            show_facts(out, title, {"source": pictures.source} | pictures.facts)
 
 
 def show_preflight(prepared: Any) -> None:

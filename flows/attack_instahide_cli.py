@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from flows.attack_cli import OutOption, attack_app, default_folder, out, this_command
+from flows.screen import show_images
 
 __all__ = ["attack_app", "instahide_app"]
 FAILED = 1
@@ -66,11 +67,13 @@ def encode(
     ] = False,
     size: Annotated[int, typer.Option("--size", help="Side of the images.")] = 32,
     seed: Annotated[int, typer.Option("--seed")] = 0,
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be read.")
+    ] = False,
 ) -> None:
     """Mix private images with public ones, and hide every sign."""
-    from flows import attack_instahide as flow
     from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
-    from tasks.instahide_encode import EncodeJob
+    from tasks.instahide_encode import GAUSSIAN, EncodeJob
 
     chosen: Scheme
     if scheme == "instahide":
@@ -94,7 +97,12 @@ def encode(
         size=size,
         standardise=standardise,
         seed=seed,
+        skip_corrupt=skip_corrupt,
     )
+    if data != GAUSSIAN:
+        show_images(out, "train", job.images.facts)
+    from flows import attack_instahide as flow
+
     facts = flow.encode_instahide(job)
     out.print(
         f"{facts['m']:,} encodings of {n_private} private and {n_public} public images: "
@@ -123,13 +131,15 @@ def similarity(
         int | None, typer.Option("--steps", help="Default: 1200, ten minutes on one core.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be read.")
+    ] = False,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Of torch, on a CPU.")
     ] = None,
 ) -> None:
     """Train the network that tells which encodings share a private image, on other images."""
-    from flows import attack_instahide as flow
     from recon_core.attacks.instahide.mixing import InstaHide
     from tasks.instahide_similarity import SimilarityJob
 
@@ -140,7 +150,11 @@ def similarity(
         size=size,
         n_steps=n_steps,
         seed=seed,
+        skip_corrupt=skip_corrupt,
     )
+    show_images(out, "train", job.images.facts)
+    from flows import attack_instahide as flow
+
     about = flow.train_instahide_similarity(job, device=device, threads=threads)
     out.print(
         f"Trained for {about['n_steps']:,} steps on {about['n_images']:,} images: "

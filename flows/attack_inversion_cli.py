@@ -19,6 +19,7 @@ from flows.attack_cli import (
     default_folder,
     numbers,
     out,
+    show_pictures,
     this_command,
 )
 
@@ -105,6 +106,9 @@ def attack_inversion(
             help="Load and run a TorchScript or .pt2 file, which may do anything you can do.",
         ),
     ] = False,
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be read.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 20,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
@@ -149,8 +153,10 @@ def attack_inversion(
         trust=trust,
         seed=seed,
         n_shown=n_shown,
+        skip_corrupt=skip_corrupt,
     )
     prepared = prepare(job, resolve_device(device))  # refuses before a server is started
+    show_pictures({"Images": prepared.data, "Public images": prepared.public})
     inversion_methods(attack, channels=prepared.shape[0], n_steps=n_steps, settings=job.settings)
 
     from flows import attack_inversion as flow

@@ -104,6 +104,7 @@ def attack_job(
     seed: int = 0,
     dtype: Literal["float32", "float64"] = "float32",
     n_shown: int = 40,
+    skip_corrupt: bool = False,
 ) -> AttackJob:
     """The job of a command: a plan that fits the network in `weights`, and what is known of it.
 
@@ -137,6 +138,7 @@ def attack_job(
         seed=seed,
         dtype=dtype,
         n_shown=n_shown,
+        skip_corrupt=skip_corrupt,
     )
 
 

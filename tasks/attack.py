@@ -60,6 +60,7 @@ class AttackJob:
     `arch` and `shape` (c, h, w) are checked against the file, and inferred without. `data`,
     `decoys`, `mean`, `std` are what is known beside the weights (`attack_inputs`); they change how
     results are shown and scored, never the attack. `n_shown`: pictures on the contact sheet.
+    `skip_corrupt`: pictures that cannot be read are left out, and are no error.
     """
 
     weights: Path
@@ -77,6 +78,7 @@ class AttackJob:
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     n_shown: int = 40
+    skip_corrupt: bool = False
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:

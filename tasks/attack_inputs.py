@@ -24,8 +24,9 @@ from recon_core.victims.network import (
     parse_architecture,
 )
 from storage.arrays import read_array
-from storage.errors import SourceError
+from storage.errors import SourceError, shown
 from storage.layers import Layers, find_layers
+from storage.picture_files import Reading, facts_of, read_picture_files
 from storage.pictures import CorruptPictureError, is_picture, read_picture
 from storage.sources import CIFAR_CLASSES, load_images
 from storage.weights import WeightFile, WeightsError, read_weights
@@ -74,6 +75,12 @@ class Pictures:
     images: Float[Tensor, "n c h w"]
     labels: Int64[Tensor, " n"]
     class_names: tuple[str, ...]
+    reading: Reading | None = None
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was read, for people."""
+        return facts_of(len(self), tuple(name for name in self.class_names if name), self.reading)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -112,7 +119,7 @@ def read_victim(
     return Victim(file, layers, architecture, parameters)
 
 
-def read_pictures(source: str, shape: Shape) -> Pictures:
+def read_pictures(source: str, shape: Shape, *, skip_corrupt: bool = False) -> Pictures:
     """The pictures of a source in a victim's shape.
 
     `folder:PATH` takes every picture below PATH, the first folder on the way being its class; other
@@ -126,15 +133,18 @@ def read_pictures(source: str, shape: Shape) -> Pictures:
             "or 3 channels and a square; give --shape, or leave out --data and --decoys"
         )
     kind, _colon, path = source.partition(":")
+    reading: Reading | None
     if kind == "folder" and path:
-        pixels, labels, class_names = _folder(Path(path).expanduser(), height)
+        root = Path(path).expanduser()
+        pixels, labels, class_names, reading = _folder(root, height, skip_corrupt)
     else:
-        found = load_images(source, split="train", size=height)
-        pixels, labels, class_names = found.images, found.labels, found.class_names
-    images = torch.from_numpy(pixels).float() / 255
+        images = load_images(source, split="train", size=height, skip_corrupt=skip_corrupt)
+        pixels, labels, class_names = images.images, images.labels, images.class_names
+        reading = images.reading
+    floats = torch.from_numpy(pixels).float() / 255
     if channels == 1:
-        images = (images * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
-    return Pictures(source, images, torch.from_numpy(labels), class_names)
+        floats = (floats * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
+    return Pictures(source, floats, torch.from_numpy(labels), class_names, reading)
 
 
 def read_mean(text: str | None, truth: Pictures | None, shape: Shape) -> Tensor | None:
@@ -203,23 +213,20 @@ def binary_signs(
 
 
 def _folder(
-    path: Path, size: int
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...]]:
-    """Every picture below a folder, its class, and the classes."""
+    path: Path, size: int, skip_corrupt: bool
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...], Reading]:
+    """Every picture below a folder, its class, the classes, and what was read."""
     if not path.is_dir():
         raise SourceError(f"{path} is not a folder; give folder:PATH with pictures inside")
     files = sorted(p for p in path.rglob("*") if is_picture(p, below=path))
     if not files:
         raise SourceError(f"{path} has no pictures in it (.png, .jpg, .webp, ...)")
-    names = [p.relative_to(path).parts[0] if p.parent != path else "" for p in files]
-    class_names = tuple(sorted(set(names)))
-    pixels = np.empty((len(files), 3, size, size), np.uint8)
-    for row, file in enumerate(files):
-        try:
-            pixels[row] = read_picture(file, size)[0].transpose(2, 0, 1)
-        except CorruptPictureError as error:
-            raise SourceError(f"{file} cannot be read as a picture ({error}); remove it") from error
-    return pixels, np.array([class_names.index(name) for name in names], np.int64), class_names
+    pixels, kept, reading = read_picture_files(files, size, below=path, skip_corrupt=skip_corrupt)
+    inside = [files[place].relative_to(path) for place in kept]
+    names = [file.parts[0] if len(file.parts) > 1 else "" for file in inside]
+    classes = sorted(set(names))
+    labels = np.array([classes.index(name) for name in names], np.int64)
+    return pixels, labels, tuple(shown(name) for name in classes), reading
 
 
 def _numbers(text: str) -> list[float] | None:

@@ -83,8 +83,14 @@ def prepare(job: AttackJob) -> Prepared:
         f"an attack with {job.attack.n_candidates:,} candidates",
         "lower --n-images-guess",
     )
-    truth = None if job.data is None else read_pictures(job.data, shape)
-    decoys = None if job.decoys is None else read_pictures(job.decoys, shape)
+    truth = (
+        None if job.data is None else read_pictures(job.data, shape, skip_corrupt=job.skip_corrupt)
+    )
+    decoys = (
+        None
+        if job.decoys is None
+        else read_pictures(job.decoys, shape, skip_corrupt=job.skip_corrupt)
+    )
     if truth is not None and decoys is not None:
         _check_disjoint(truth, decoys)
     mean, std = read_mean(job.mean, truth, shape), read_std(job.std, shape)

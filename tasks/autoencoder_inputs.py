@@ -46,6 +46,7 @@ class AutoencoderJob:
     `control`: images that the network never saw, "none" for none; None takes what `data` holds out.
     `mean` and `std`: how inputs are normalised, one number or one per channel. `batch`: the rows
     that a program takes at once. `limit`: images of each kind. `n_shown`: on the contact sheet.
+    `skip_corrupt`: pictures of sources that cannot be read are left out, and are no error.
     """
 
     weights: Path
@@ -68,6 +69,7 @@ class AutoencoderJob:
     methods: tuple[Method, ...] = field(default_factory=lambda: (NoiseAware(),))
     seed: int = 0
     n_shown: int = 10
+    skip_corrupt: bool = False
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from recon_core.degradation import check_degraded, degrade, mask_from_picture, mask_pattern
 from recon_core.types import seeded_generator
 from storage.errors import SourceError, shown
-from storage.pictures import CorruptPictureError, is_picture, read_picture, read_picture_as_it_is
+from storage.picture_files import Reading, facts_of, read_picture_files
+from storage.pictures import CorruptPictureError, is_picture, read_picture_as_it_is
 from storage.sources import HELDOUT_FOLDERS, load_images
 from tasks.attack_inputs import LUMA
 from tasks.autoencoder_inputs import NO_CONTROL, AutoencoderJob, Split
@@ -37,6 +38,12 @@ class Named:
     names: tuple[str, ...]
     labels: tuple[int, ...] | None = None
     class_names: tuple[str, ...] = ()
+    reading: Reading | None = None
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was read, for people."""
+        return facts_of(len(self), self.class_names, self.reading)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -71,19 +78,18 @@ def shape_hint(job: AutoencoderJob) -> Shape | None:
     """The shape of the job's images, as far as the pictures themselves say it."""
     if job.degraded is not None:
         files = _files(job.degraded, "--degraded")
-        height, width = _pixels(files[0]).shape[:2]
+        height, width = _first_size(files)
         return 3, height, width
     kind, _colon, path = (job.data or "").partition(":")
     if kind == "folder":
-        height, width = _pixels(_files(Path(path).expanduser(), "--data")[0]).shape[:2]
+        height, width = _first_size(_files(Path(path).expanduser(), "--data"))
         return (3, height, width) if height == width else None
     return (3, SIDES[kind], SIDES[kind]) if kind in SIDES else None
 
 
 def picture_size(folder: Path) -> tuple[int, int]:
-    """(height, width) of the first picture in a folder; SourceError if there is none."""
-    height, width = _pixels(_files(folder, "the source")[0]).shape[:2]
-    return height, width
+    """(height, width) of a folder's first picture that can be read; SourceError without one."""
+    return _first_size(_files(folder, "the source"))
 
 
 def read_material(job: AutoencoderJob, shape: Shape) -> Material:
@@ -96,7 +102,7 @@ def read_material(job: AutoencoderJob, shape: Shape) -> Material:
         return _degraded_material(job, shape, job.degraded)
     assert job.data is not None
     split = job.split or _default_split(job.data)
-    train = read_source(job.data, split, shape, job.limit, job.seed)
+    train = _read(job, job.data, split, shape)
     control = _control(job, split, shape)
     _check_disjoint(train, control)
     sides = [("train", train), *([] if control is None else [("control", control)])]
@@ -107,7 +113,13 @@ def read_material(job: AutoencoderJob, shape: Shape) -> Material:
     return Material(train, control, tuple(cases))
 
 
-def read_source(source: str, split: Split, shape: Shape, limit: int, seed: int) -> Named:
+def _read(job: AutoencoderJob, source: str, split: Split, shape: Shape) -> Named:
+    return read_source(source, split, shape, job.limit, job.seed, skip_corrupt=job.skip_corrupt)
+
+
+def read_source(
+    source: str, split: Split, shape: Shape, limit: int, seed: int, *, skip_corrupt: bool = False
+) -> Named:
     """At most `limit` images of a source, drawn by the seed, in the source's order."""
     channels, height, width = shape
     if channels not in (1, 3) or height != width:
@@ -118,19 +130,30 @@ def read_source(source: str, split: Split, shape: Shape, limit: int, seed: int) 
     kind, _colon, path = source.partition(":")
     if split == "all" and kind != "folder":
         raise ValueError(f"--split all is for folders; {source} has train and heldout")
+    reading: Reading | None
     if split == "all":
         files = _files(Path(path).expanduser(), "the source")
         chosen = [files[row] for row in _drawn(len(files), limit, seed)]
-        pixels = np.stack([_square(file, height) for file in chosen])
-        names = [shown(str(file.relative_to(Path(path).expanduser()))) for file in chosen]
-        labels, classes = _class_folders(files, chosen, Path(path).expanduser())
+        root = Path(path).expanduser()
+        pixels, kept, reading = read_picture_files(
+            chosen, height, below=root, skip_corrupt=skip_corrupt
+        )
+        chosen = [chosen[place] for place in kept]
+        names = [shown(str(file.relative_to(root))) for file in chosen]
+        labels, classes = _class_folders(files, chosen, root)
     else:
-        found = load_images(source, split="train" if split == "train" else "heldout", size=height)
+        found = load_images(
+            source,
+            split="train" if split == "train" else "heldout",
+            size=height,
+            skip_corrupt=skip_corrupt,
+        )
+        reading = found.reading
         rows = _drawn(len(found), limit, seed)
         pixels, names = found.images[rows], [f"{split} {row}" for row in rows]
         labels, classes = tuple(found.labels[rows].tolist()), found.class_names
     images = _floats(pixels, channels)
-    return Named(f"{source} ({split})", images, tuple(names), labels, classes)
+    return Named(f"{source} ({split})", images, tuple(names), labels, classes, reading)
 
 
 def _class_folders(
@@ -152,11 +175,11 @@ def _control(job: AutoencoderJob, split: Split, shape: Shape) -> Named | None:
         return None
     if job.control is not None:
         own: Split = "all" if job.control.startswith("folder:") else "heldout"
-        return read_source(job.control, own, shape, job.limit, job.seed)
+        return _read(job, job.control, own, shape)
     if job.data is None or split == "all":
         return None
     other: Split = "heldout" if split == "train" else "train"
-    return read_source(job.data, other, shape, job.limit, job.seed)
+    return _read(job, job.data, other, shape)
 
 
 def _default_split(source: str) -> Split:
@@ -255,6 +278,19 @@ def _files(path: Path, option: str) -> list[Path]:
     return files
 
 
+def _first_size(files: list[Path]) -> tuple[int, int]:
+    """(height, width) of the first that can be read, or SourceError for the first of all: whether
+    others are refused is asked where all are read."""
+    for file in files:
+        try:
+            height, width = read_picture_as_it_is(file).shape[:2]
+        except CorruptPictureError:
+            continue
+        return height, width
+    height, width = _pixels(files[0]).shape[:2]
+    return height, width
+
+
 def _same_size(files: list[Path], shape: Shape, option: str) -> npt.NDArray[np.uint8]:
     """(n, 3, h, w), every one exactly of the network's size: what is degraded is not resized."""
     pictures = []
@@ -274,13 +310,6 @@ def _pixels(file: Path) -> npt.NDArray[np.uint8]:
     """(h, w, 3) as it is; transparent parts are black."""
     try:
         return read_picture_as_it_is(file)
-    except CorruptPictureError as error:
-        raise SourceError(f"{file} cannot be read as a picture ({error}); remove it") from error
-
-
-def _square(file: Path, size: int) -> npt.NDArray[np.uint8]:
-    try:
-        return read_picture(file, size)[0].transpose(2, 0, 1)
     except CorruptPictureError as error:
         raise SourceError(f"{file} cannot be read as a picture ({error}); remove it") from error
 

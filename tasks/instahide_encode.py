@@ -14,7 +14,7 @@ from torch.nn import functional
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
 from recon_core.types import seeded_generator
 from storage.challenge import Challenge, check_new, write_challenge
-from storage.sources import load_images
+from storage.sources import ImageSet, load_images
 from tasks.devices import check_memory
 
 GAUSSIAN = "gaussian"
@@ -36,7 +36,13 @@ class EncodeJob:
     size: int = 32
     standardise: bool = False
     seed: int = 0
+    skip_corrupt: bool = False
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    @property
+    def images(self) -> ImageSet:
+        """The source's split for training; SourceError if it cannot be read."""
+        return load_images(self.data, split="train", size=self.size, skip_corrupt=self.skip_corrupt)
 
     def __post_init__(self) -> None:
         if self.n_private < 2:
@@ -141,7 +147,7 @@ def _gaussian(job: EncodeJob) -> Material:
 
 
 def _photographs(job: EncodeJob) -> Material:
-    found = load_images(job.data, split="train", size=job.size)
+    found = job.images
     wanted = job.n_private + job.n_public
     if len(found) < wanted:
         raise ValueError(

@@ -19,7 +19,7 @@ from recon_core.attacks.instahide.similarity_network import (
 from recon_core.types import Progress, no_progress
 from storage.errors import SourceError
 from storage.files import write_file
-from storage.sources import load_images
+from storage.sources import ImageSet, load_images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,12 @@ class SimilarityJob:
     size: int = 32
     n_steps: int | None = None
     seed: int = 0
+    skip_corrupt: bool = False
+
+    @property
+    def images(self) -> ImageSet:
+        """The source's split for training; SourceError if it cannot be read."""
+        return load_images(self.data, split="train", size=self.size, skip_corrupt=self.skip_corrupt)
 
     @property
     def how(self) -> SimilarityNetwork:
@@ -53,7 +59,7 @@ def train_similarity(
     """
     if job.out.is_dir():
         raise ValueError(f"{job.out} is a folder; give --out a file, for example similarity.st")
-    found = load_images(job.data, split="train", size=job.size)
+    found = job.images
     images = torch.from_numpy(found.images).float() * (2 / 255) - 1
     network = job.how.train(images, progress=progress, device=device)
     data = save(network.cpu())

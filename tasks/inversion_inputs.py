@@ -40,6 +40,7 @@ class InversionJob:
     of `data`. `mean` and `std`: how the network's inputs are normalised, one number or one per
     channel. `settings`: of the attacks, `sgd.lr` or `strong.zeta`. `perceptual`: see
     `tasks.perceptual`. `n_shown`: on the contact sheet and the page.
+    `skip_corrupt`: pictures that cannot be read are left out, and are no error.
     """
 
     weights: Path
@@ -62,6 +63,7 @@ class InversionJob:
     trust: bool = False
     seed: int = 0
     n_shown: int = 20
+    skip_corrupt: bool = False
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -155,7 +157,12 @@ def _check_classes(job: InversionJob, network: Network) -> None:
 
 def _images(job: InversionJob, shape: Shape) -> tuple[Named, Named | None]:
     data = read_source(
-        job.data, job.split or _default_split(job.data, "heldout"), shape, job.n_images, job.seed
+        job.data,
+        job.split or _default_split(job.data, "heldout"),
+        shape,
+        job.n_images,
+        job.seed,
+        skip_corrupt=job.skip_corrupt,
     )
     if len(data) < 2:
         raise ValueError(
@@ -164,7 +171,9 @@ def _images(job: InversionJob, shape: Shape) -> tuple[Named, Named | None]:
     if job.public is None:
         return data, None
     split = _default_split(job.public, "train")
-    public = read_source(job.public, split, shape, job.n_public, job.seed)
+    public = read_source(
+        job.public, split, shape, job.n_public, job.seed, skip_corrupt=job.skip_corrupt
+    )
     seen = {image.numpy().tobytes() for image in data.images}
     n_shared = sum(image.numpy().tobytes() in seen for image in public.images)
     if n_shared:
