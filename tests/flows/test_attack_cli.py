@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -71,6 +72,24 @@ def test_from_weights_to_a_page(
     assert run(monkeypatch, *words(files, out, "--seed", "1")) == 2
     assert "seed is 0 there, 1 here" in capsys.readouterr().err
     assert run(monkeypatch, *words(files, out, "--seed", "1", "--fresh", "--attacks", "1")) == 0
+
+
+def test_the_pictures_that_were_read_are_said_and_others_refused_or_left_out(
+    monkeypatch, capsys, tmp_path: Path, files: VictimFiles
+) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(files.images, images)
+    (images / "clear\x1b[2J.png").write_bytes(b"no picture")
+    asked = words(files, tmp_path / "out", "--data", f"folder:{images}", "--preflight")
+    assert run(monkeypatch, *asked) == 2
+    seen = capsys.readouterr().err
+    assert seen.startswith("error: ")
+    assert r"clear\x1b[2J.png cannot be read as a picture (not a known picture format)" in seen
+    assert seen.count("\n") == 1
+    assert run(monkeypatch, *asked, "--skip-corrupt") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Training images source folder:{images} pictures {N_IMAGES} " in said
+    assert r"left out 1 that cannot be read: clear\x1b[2J.png (not a known picture format)" in said
 
 
 def test_preflight_alone_attacks_nothing(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from recon_core.victims.autoencoder import UNet, initial_weights
@@ -16,7 +17,7 @@ from storage.errors import SourceError
 from storage.weights import WeightsError
 from tasks.autoencoder_inputs import AutoencoderJob, AutoencoderVictim, read_victim
 from tasks.autoencoder_networks import Architecture, parse_architecture, shape_of
-from tasks.autoencoder_pictures import read_material, read_source, shape_hint
+from tasks.autoencoder_pictures import picture_size, read_material, read_source, shape_hint
 from tasks.autoencoder_preflight import prepare
 from tasks.recovery_files import write_weights
 from tests.tasks.attack_victims import write_pictures
@@ -252,3 +253,18 @@ def test_architectures_and_shapes_are_read() -> None:
     assert shape_of(784) == (1, 28, 28)
     assert shape_of(100 * 3) == (3, 10, 10)
     assert shape_of(50) is None
+
+
+def test_pictures_that_cannot_be_read_are_left_out_when_asked(tmp_path: Path) -> None:
+    """The first one, too, which says what size they have; names are printable."""
+    for number, name in enumerate(["b\x1b", "c\udcff", "d"]):
+        Image.new("RGB", (4, 4), (number, 9, 9)).save(tmp_path / f"{name}.png")
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    source = f"folder:{tmp_path}"
+    assert picture_size(tmp_path) == (4, 4)
+    with pytest.raises(SourceError, match=r"a\.png cannot be read as a picture"):
+        read_source(source, "all", (3, 4, 4), 9, 0)
+    named = read_source(source, "all", (3, 4, 4), 9, 0, skip_corrupt=True)
+    assert named.names == (r"b\x1b.png", r"c\xff.png", "d.png")
+    assert named.images[:, 0, 0, 0].tolist() == pytest.approx([0, 1 / 255, 2 / 255])
+    assert named.facts["left out"] == "1 that cannot be read: a.png (not a known picture format)"
