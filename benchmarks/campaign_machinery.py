@@ -1,6 +1,6 @@
 """What a campaign costs beside its runs: 150,000 runs that do nothing, planned, handed out, stored.
 
-Everything is real but the runs: a Prefect flow on Prefect's temporary server, with the task, the
+Everything is real but the runs: a flow (recorded, if `PREFECT_API_URL` names a server), with the task, the
 progress and the tables of `generate`; the coordinator and local Dask processes; parts that are
 written and published by `write_part`, their receipts returned and, for the least-seen phase, read
 back into the plan. A run trains on 300 of 50,000 images as in paper 001, but comes back at once

@@ -1,8 +1,7 @@
 """What happens, in which order: Prefect flows, presets and the command line.
 
-Importing this package turns off Prefect's usage reports, keeps its servers on loopback and gives
-the temporary server time to make its database, unless the user's environment says otherwise; it
-must therefore be imported before prefect.
+Importing this package turns off Prefect's usage reports and keeps what it starts on loopback, unless
+the user's environment says otherwise; it must therefore be imported before prefect.
 """
 
 import os
@@ -14,7 +13,6 @@ PREFECT_DEFAULTS = {
     "PREFECT_SERVER_API_HOST": "127.0.0.1",
     "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
     "PREFECT_RUNNER_SERVER_HOST": "127.0.0.1",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
 }
 
 for _name, _value in PREFECT_DEFAULTS.items():

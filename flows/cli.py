@@ -38,6 +38,13 @@ from tasks.workspace import Workspace
 DONE, FAILED, BAD_USAGE = 0, 1, 2
 INTERRUPTED = 130
 """What typer makes of a KeyboardInterrupt."""
+QUIET_PREFECT = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
+    "PREFECT_CLIENT_MAX_RETRIES": "4",
+}
+"""A server that records the command is its page and no more: half a minute is waited for one that
+went away, and what it says itself is not for the screen."""
 DEFAULT_STORE = Path("palimpsest-runs/demo")
 WORKSPACE_ENTRIES = frozenset(
     {
@@ -292,8 +299,8 @@ def main() -> NoReturn:
     start_guard()
     keep_freed_memory()
     take_ctrl_c_alone()
-    for name in ("HANDLERS_CONSOLE_LEVEL", "INTERNAL_LEVEL"):
-        os.environ.setdefault(f"PREFECT_LOGGING_{name}", "CRITICAL")
+    for name, value in QUIET_PREFECT.items():
+        os.environ.setdefault(name, value)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     show_notices()
     _refuse_other_bytes(sys.argv[1:])

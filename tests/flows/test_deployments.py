@@ -46,9 +46,11 @@ PROMPT = {
 
 
 class Server:
-    """A Prefect server of this test's own, on loopback."""
+    """A Prefect server of this test's own, on loopback; commands are given in `folder`, which is no
+    checkout."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.folder = folder
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
@@ -85,7 +87,7 @@ class Server:
         finished = subprocess.run(
             [sys.executable, "-m", "prefect", "--no-prompt", *words],
             env=self.environment,
-            cwd=REPOSITORY,
+            cwd=self.folder,
             capture_output=True,
             text=True,
             timeout=STAGES_SECONDS,
@@ -136,9 +138,9 @@ ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with a work pool, to which everything is deployed."""
-    server = Server(tmp_path_factory.mktemp("prefect"))
+    server = Server(tmp_path_factory.mktemp("prefect"), tmp_path_factory.mktemp("elsewhere"))
     server.prefect("work-pool", "create", "palimpsest", "--type", "process")
-    server.prefect("deploy", "--all")
+    server.prefect("deploy", "--all", "--prefect-file", str(REPOSITORY / "prefect.yaml"))
     yield server
     end(server.process)
 
@@ -157,7 +159,7 @@ def worker(server: Server) -> Iterator[psutil.Process]:
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", *words],
         env=server.environment,
-        cwd=REPOSITORY,
+        cwd=server.folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
