@@ -1,9 +1,9 @@
 """What a campaign costs beside its runs: 150,000 runs that do nothing, planned, handed out, stored.
 
-Everything is real but the runs: a flow (recorded, if `PREFECT_API_URL` names a server), with the task, the
-progress and the tables of `generate`; the coordinator and local Dask processes; parts that are
-written and published by `write_part`, their receipts returned and, for the least-seen phase, read
-back into the plan. A run trains on 300 of 50,000 images as in paper 001, but comes back at once
+Everything is real but the runs: a flow (recorded, if `PREFECT_API_URL` names a server), with the
+task, the progress and the tables of `generate`; the coordinator and local Dask processes; parts
+that are written and published by `write_part`, their receipts returned and, for the least-seen
+phase, read back into the plan. A run trains on 300 of 50,000 images as in paper 001, but comes back at once
 with two targets and one pair of 8 x 8 pixels. Two thirds of the runs are uniform, one third
 least-seen, 50 a part.
 

@@ -1,7 +1,7 @@
 """What happens, in which order: Prefect flows, presets and the command line.
 
-Importing this package turns off Prefect's usage reports and keeps what it starts on loopback, unless
-the user's environment says otherwise; it must therefore be imported before prefect.
+Importing this package turns off Prefect's usage reports and keeps what it starts on loopback,
+unless the user's environment says otherwise; it must therefore be imported before prefect.
 """
 
 import os
