@@ -15,7 +15,7 @@ from storage.files import write_file, write_json
 from storage.sources import ImageSet
 from tasks.artifacts import leave_picture, leave_table
 from tasks.contact_sheet import contact_sheet
-from tasks.evaluate import Evaluation, read_excluded
+from tasks.evaluate import Evaluation, open_elsewhere, read_excluded
 from tasks.evaluate import evaluate as score
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
@@ -40,6 +40,7 @@ def evaluate(
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)
     heldout = images_of(recipe, "heldout", store)
+    open_elsewhere(recipe.evaluation, heldout, "cpu")  # refused before anything is attacked
     dataset = _attacked(recipe, store, workers or Workers(device=device))
     restorers = {
         name: workspace.restorer(name) / "model.json"

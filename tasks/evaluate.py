@@ -102,7 +102,7 @@ def evaluate(
         StorageError: an external restorer cannot be read.
     """
     check_names(restorers, taken=config.external)
-    opened = _opened(config, heldout, device)
+    opened = open_elsewhere(config, heldout, device)
     digests = {name: restorer.fingerprint for name, restorer in opened.items()}
     digests |= {name: weights_digest(path) for name, path in restorers.items()}
     n_attacks = attacks_per_victim(dataset)
@@ -171,8 +171,13 @@ def read_excluded(out: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def _opened(config: Evaluation, heldout: ImageSet, device: str) -> dict[str, OpenRestorer]:
-    """The restorers that were not trained here, classical ones first."""
+def open_elsewhere(config: Evaluation, heldout: ImageSet, device: str) -> dict[str, OpenRestorer]:
+    """The restorers that were not trained here, classical ones first.
+
+    Raises:
+        ValueError: there is none of that name, or it does not take the held-out images.
+        StorageError: its file cannot be read.
+    """
     opened = {str(name): open_restorer(name) for name in config.baselines}
     where: Device = "cuda" if device.startswith("cuda") else "cpu"
     for name, path in config.external.items():

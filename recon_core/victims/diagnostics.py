@@ -142,7 +142,8 @@ def channel_scales(
     if float(values[0].square() / values.square().sum()) < AGREED:
         return None
     seen = vectors[:, 0].abs().clamp_min(1e-6)
-    return (seen.log().mean() - seen.log()).exp()
+    scales: Tensor = (seen.log().mean() - seen.log()).exp()
+    return scales
 
 
 def margins(
