@@ -19,6 +19,7 @@ from benchmarks.findings import Part
 from benchmarks.instahide_agreement import agreement
 from benchmarks.instahide_blind import blind
 from benchmarks.instahide_exact import exact, large, noise, publics
+from benchmarks.instahide_gram import gram
 from benchmarks.instahide_photographs import photographs, similarity
 from benchmarks.instahide_samples import samples
 from benchmarks.instahide_signs import signs
@@ -26,6 +27,7 @@ from benchmarks.instahide_signs import signs
 PARTS: dict[str, Part] = {
     "exact": exact,
     "samples": samples,
+    "gram": gram,
     "publics": publics,
     "large": large,
     "signs": signs,
