@@ -5,8 +5,8 @@
 STUDY is a study.json, or its folder. Every study checks its claims itself when it is made
 (`tasks.study_claims`, with the rules); they are checked again here, on its numbers, and must come
 out the same. Seconds are the studies', and so is the hardware of those that FILE already has; that
-of others is this machine's: collect them where they were made. With --check nothing is written: it
-fails if FILE's claims are not those of the studies.
+of others is this machine's: collect them where they were made. Claims that a benchmark put into
+FILE stay. With --check nothing is written: it fails if FILE's claims are not those of the studies.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def collect(
     except ValueError as error:
         parser.error(str(error))
     machines = {claim.command: claim.hardware for claim in old}
-    claims = [claim for record in records for claim in claims_of(record, machines)]
+    claims = [claim for claim in old if claim.command.startswith("python -m benchmarks.")]
+    claims += [claim for record in records for claim in claims_of(record, machines)]
     if options.check:
         if claims != old:
             parser.error(f"{path} has other claims than these studies; run it without --check")

@@ -113,7 +113,7 @@ class ReferenceAttack:
     published code, differentiates with respect to the network's parameters too.
     """
 
-    condition: Literal["binary", "multiclass", "regression"] = "binary"
+    condition: Literal["binary", "multiclass", "every class", "regression"] = "binary"
     alpha: float = 20.0
     lam_min: float = 0.5
     lam_scale: Literal["candidates", "none"] = "candidates"
@@ -134,7 +134,8 @@ def objective(
 ) -> Tensor:
     """L of candidates x (m, d) and multipliers lam (m,), differentiable in both.
 
-    `y` (m,): signs for `binary`, classes for `multiclass`; None for `regression`.
+    `y` (m,): signs for `binary`, classes for `multiclass`; None for `regression`. Under `every
+    class` lam is (m, C): one for each other class (002, eq. 8); that of its own counts for nothing.
     """
     if (y is None) != (attack.condition == "regression"):
         raise ValueError(f"condition={attack.condition!r} and y={y}; only regression has no y")
@@ -158,6 +159,8 @@ def _margin(output: Tensor, y: Tensor | None, condition: str) -> Tensor:
     if condition == "binary":
         return y * output.squeeze(1)
     own = output.gather(1, y[:, None]).squeeze(1)
+    if condition == "every class":
+        return own[:, None] - output
     return own - output.scatter(1, y[:, None], -torch.inf).max(dim=1).values
 
 
