@@ -39,10 +39,10 @@ class Size:
 
     per_class: int = 2
     width: int = 200
-    epochs: int = 10_000
+    epochs: int = 5_000
     victims: int = 3
-    attacks: int = 2
-    iterations: int = 1000
+    attacks: int = 1
+    iterations: int = 600
 
 
 def multipliers(run: Run) -> Iterator[Finding]:
