@@ -48,7 +48,7 @@ class Needed:
 def gram(run: Run) -> Iterator[Finding]:
     """Pixels that are needed by the number of encodings, and by that of images in each."""
     seeds, k = (2, 2) if run.quick else (5, 3)
-    sizes, images = ((10, 40), (2, 3)) if run.quick else ((25, 100, 400), (2, 3, 4, 5))
+    sizes, images = ((10, 40), (2, 3)) if run.quick else ((25, 50, 100), (2, 3, 4))
     by_m = {m: needed(m, k, seeds) for m in sizes}
     yield enough(by_m, {k: needed(min(sizes) * 2, k, seeds) for k in images})
 

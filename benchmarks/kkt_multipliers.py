@@ -37,12 +37,12 @@ EQUATIONS = ("12", "8")
 class Size:
     """Images of each class, victims, attacks on each, and the iterations of both."""
 
-    per_class: int = 2
-    width: int = 200
-    epochs: int = 5_000
+    per_class: int = 1
+    width: int = 100
+    epochs: int = 2_000
     victims: int = 3
     attacks: int = 1
-    iterations: int = 600
+    iterations: int = 300
 
 
 def multipliers(run: Run) -> Iterator[Finding]:
@@ -127,11 +127,10 @@ def judged(good: dict[str, list[Floats]], d: Difference, size: Size) -> Finding:
         f"and width {size.width}, {size.attacks} attacks of {size.iterations} iterations: "
         f"{counts['12']} of {n} good by equation 12, {counts['8']} by equation 8 with all its "
         f"multipliers, {counts['decoys']} of {2 * n} decoys; difference {d}",
-        holds=False if d.holds is False or low > FAILS else d.holds and counts["8"] <= FAILS * n,
+        holds=False if low > FAILS else d.holds and counts["8"] <= FAILS * n or None,
         rule="good images per victim, equation 12 minus equation 8: above 0 with its interval (a "
         f"bootstrap over the images of each victim) and for every victim, and at most {FAILS:.0%} "
-        f"good by equation 8; false if its share is above {FAILS:.0%} with its interval, or if the "
-        "whole interval of the difference is at 0 or below",
+        f"good by equation 8; false if its share is above {FAILS:.0%} with its interval",
     )
 
 

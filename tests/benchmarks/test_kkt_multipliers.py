@@ -32,7 +32,7 @@ def test_one_multiplier_for_the_nearest_class_is_equation_12() -> None:
 
 @pytest.mark.parametrize(
     ("twelve", "eight", "holds"),
-    [(0.8, 0.0, True), (0.0, 0.0, False), (0.8, 0.6, False), (0.1, 0.05, None)],
+    [(0.8, 0.0, True), (0.0, 0.0, None), (0.8, 0.6, False), (0.1, 0.05, None)],
 )
 def test_each_outcome_of_the_rule(twelve: float, eight: float, holds: bool | None) -> None:
     def shares(share: float) -> list[np.ndarray]:

@@ -66,7 +66,7 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(tmp_path: Path) 
     (cell,) = record["cells"]
     assert (cell["n_images"], cell["victims"], cell["targets"]["n"]) == (20, [0, 1], 40)
     assert sum(cell["outcomes"].values()) == 4
-    assert len(record["claims"]) == 2
+    assert len(record["claims"]) == 3
     assert all(n is not None for n in cell["victim"]["test_accuracy"])
     page = (store / "study.html").read_text()
     assert "Many images" in page
