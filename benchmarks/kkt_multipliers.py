@@ -127,7 +127,7 @@ def judged(good: dict[str, list[Floats]], d: Difference, size: Size) -> Finding:
         f"and width {size.width}, {size.attacks} attacks of {size.iterations} iterations: "
         f"{counts['12']} of {n} good by equation 12, {counts['8']} by equation 8 with all its "
         f"multipliers, {counts['decoys']} of {2 * n} decoys; difference {d}",
-        holds=False if low > FAILS else d.holds and counts["8"] <= FAILS * n or None,
+        holds=False if low > FAILS else (d.holds and counts["8"] <= FAILS * n) or None,
         rule="good images per victim, equation 12 minus equation 8: above 0 with its interval (a "
         f"bootstrap over the images of each victim) and for every victim, and at most {FAILS:.0%} "
         f"good by equation 8; false if its share is above {FAILS:.0%} with its interval",
