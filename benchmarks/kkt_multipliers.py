@@ -37,17 +37,17 @@ EQUATIONS = ("12", "8")
 class Size:
     """Images of each class, victims, attacks on each, and the iterations of both."""
 
-    per_class: int = 1
+    per_class: int = 5
     width: int = 100
     epochs: int = 2_000
-    victims: int = 3
+    victims: int = 2
     attacks: int = 1
     iterations: int = 300
 
 
 def multipliers(run: Run) -> Iterator[Finding]:
     """Good images of every victim by either equation, from the same starts."""
-    size = Size(victims=2, width=20, epochs=200, iterations=5) if run.quick else Size()
+    size = Size(per_class=1, width=20, epochs=200, iterations=5) if run.quick else Size()
     found = load_images(run.data, split="train")
     good: dict[str, list[Floats]] = {name: [] for name in (*EQUATIONS, "decoys")}
     for seed in range(size.victims):

@@ -36,7 +36,7 @@ def test_one_multiplier_for_the_nearest_class_is_equation_12() -> None:
 )
 def test_each_outcome_of_the_rule(twelve: float, eight: float, holds: bool | None) -> None:
     def shares(share: float) -> list[np.ndarray]:
-        return [(np.arange(20) < 20 * share).astype(np.float64)] * 3
+        return [(np.arange(50) < 50 * share).astype(np.float64)] * 2
 
     good = {"12": shares(twelve), "8": shares(eight), "decoys": shares(0.0)}
     assert judged(good, difference(good["12"], good["8"]), Size()).holds is holds
