@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from flows.attack_cli import OutOption, attack_app, default_folder, out, this_command
-from flows.screen import show_images
+from flows.screen import show_facts, show_images
 
 __all__ = ["attack_app", "instahide_app"]
 FAILED = 1
@@ -255,7 +255,14 @@ def attack_instahide(
         n_shown=n_shown,
     )
     resolve_device(device)
-    prepare(job, tuple(METHODS))  # refuses before a server is started
+    challenge = prepare(job, tuple(METHODS)).challenge  # refuses before a server is started
+    known = challenge.public
+    read = {
+        "encodings": f"{len(challenge.encodings):,} of {'x'.join(map(str, challenge.shape))}",
+        "public images": "not known" if known is None else f"{len(known):,}",
+        "labels": "not known" if challenge.labels is None else "known",
+    }
+    show_facts(out, str(encodings), read)
 
     from flows import attack_instahide as flow
     from flows.fresh import start_over

@@ -310,6 +310,7 @@ def main() -> NoReturn:
         _fail(error, BAD_USAGE)
     except Exception as error:
         if hasattr(error, "show"):  # click's usage errors know how to present themselves
+            vars(error)["message"] = shown(str(vars(error)["message"]), keep="\n")
             error.show()
             if known := commands_known(error):
                 err.print(known, markup=False, highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from rich.table import Table
 from flows import cli
 from flows.screen import Screen, show_facts, show_notices
 from storage.errors import SourceError, shown
+from tests.flows.test_cli import run
 
 EVIL = "a\x1b[2J\x07\x9b\udcff\u202eb.png"
 SEEN = r"a\x1b[2J\x07\x9b\xff\u202eb.png"
@@ -75,3 +76,12 @@ def test_a_path_that_is_not_utf8_is_refused_by_its_name(
         cli._refuse_other_bytes(sys.argv[1:])
     assert ended.value.code == cli.BAD_USAGE
     assert r"pictures\xff is not UTF-8; rename it" in capsys.readouterr().err
+
+
+def test_usage_errors_are_printable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert run(monkeypatch, "demo\x1b[2J") == cli.BAD_USAGE
+    said = capsys.readouterr().err
+    assert r"demo\x1b[2J" in said
+    assert "\x1b[2J" not in said
