@@ -50,7 +50,7 @@ def study(
         ),
     ] = None,
     store: Annotated[
-        Path | None, typer.Option("--store", help="Default: palimpsest-runs/study-NAME.")
+        Path | None, typer.Option("--store", "--out", help="Default: palimpsest-runs/study-NAME.")
     ] = None,
     skip_corrupt: Annotated[
         bool,
