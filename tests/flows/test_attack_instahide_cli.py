@@ -155,7 +155,7 @@ def test_refusals_leave_nothing_behind(
         ([challenge, "--scheme", "theory", "--wa", 0], "wa=0"),
         ([challenge, "--scheme", "instahide", "--wa", 1], "--wa is of --scheme theory"),
         ([challenge, "--scheme", "theory", "--largest", 1], "--largest is of --scheme instahide"),
-        ([challenge, "--threads", 0], "threads=0"),
+        ([challenge, "--threads", 0], "greater than or equal to 1"),
         ([bad], "without pickle"),
         ([nan, "--scheme", "theory"], "not finite"),
         ([flat, "--scheme", "theory"], "expected (n, c, h, w)"),
