@@ -119,6 +119,11 @@ class RecoveryResults:
     def share(self, cells: Sequence[Record], score: Score) -> float:
         return float(self.by_image(cells, score).mean())
 
+    def mean(self, cells: Sequence[Record], score: Score) -> Paired:
+        """The share of `cells`, with its interval over images."""
+        values = self.by_image(cells, score)
+        return Paired(float(values.mean()), *bootstrap_interval(values))
+
     def difference(self, cells: Sequence[Record], than: Sequence[Record], score: Score) -> Paired:
         """The mean over images of how much higher their scores are; over the masks of both."""
         masks = {cell["mask"] for cell in cells} & {cell["mask"] for cell in than}
