@@ -228,14 +228,16 @@ def restoration() -> Recipe:
 
 def restoration_small() -> Recipe:
     """Every step of `restoration` in a night on one GPU: 600 runs, smaller restorers, and a victim
-    of 500 images that is attacked 30 times."""
+    of 500 images that is attacked 30 times, in float32 where the paper has float64."""
     evaluated = EXPERIMENTS["restoration-evaluate"]()
     return replace(
         restoration(),
         name="restoration-small",
         sampling=Sampling(phases=(Phase(n_runs=400), Phase(sampler="least_seen", n_runs=200))),
         heldout_experiment=replace(
-            evaluated, training=replace(evaluated.training, epochs=200_000, span="auto")
+            evaluated,
+            training=replace(evaluated.training, epochs=200_000, span="auto"),
+            dtype="float32",
         ),
         heldout=sweep(30, images=500, per_part=3),
         restorers=half_hour_restorers(),
@@ -247,8 +249,9 @@ def restoration_cpu() -> Recipe:
     """Every step of `restoration` in five hours on two cores: the pairs and restorers of
     `cifar-hundred`, and a victim of 100 images that is attacked 32 times.
 
-    The victim is trained as in the paper, for 1e6 epochs of gradient descent, but has width 200.
-    Attacks have a twentieth of the paper's iterations, which lam reaches only at higher rates.
+    The victim is trained as in the paper, for 1e6 epochs of gradient descent, but has width 200 and
+    is trained and attacked in float32, where the paper has float64. Attacks have a twentieth of the
+    paper's iterations, which lam reaches only at higher rates.
     """
     evaluated = EXPERIMENTS["restoration-evaluate"]()
     return replace(
@@ -265,6 +268,7 @@ def restoration_cpu() -> Recipe:
                 search=Search(lr=(0.01, 1.0), lam_lr=(0.01, 3.0)),
                 stop_after=500,
             ),
+            dtype="float32",
         ),
         heldout=sweep(32, images=100, per_part=4),
         near_duplicates=NEAR_DUPLICATE,
@@ -407,7 +411,8 @@ def half_hour_restorers() -> dict[str, RestorerPlan]:
 
 
 def paper_restorers() -> dict[str, RestorerPlan]:
-    """Both restorers as paper 001 trained them (sections 3 and 4)."""
+    """Both restorers as paper 001 trained them (sections 3 and 4), but for what `PAPER_TRAININGS`
+    names."""
     return {
         "bf_dncnn": RestorerPlan(restorer=BFDnCNN(), training=PAPER_TRAININGS["bf_dncnn"]),
         "edm": RestorerPlan(restorer=EDM(), training=PAPER_TRAININGS["edm"]),

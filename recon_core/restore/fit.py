@@ -121,7 +121,8 @@ class NonfiniteLossError(ArithmeticError):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a restorer is trained. The defaults are EDM's for CIFAR-10, as paper 001 used them.
+    """How a restorer is trained. The defaults are EDM's for CIFAR-10, which paper 001 used but for
+    two things (section 3): its batch had 513 examples, on three GPUs, and its precision was double.
 
     The learning rate rises linearly over the first `warmup_images`; then `decay` "none" keeps it,
     "halving" halves it after `halve_first_step` steps and every `halve_every_steps` from there on

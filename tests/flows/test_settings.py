@@ -227,6 +227,8 @@ def test_the_smaller_presets_of_paper_001_keep_every_step(name: str) -> None:
         heldout.experiment.training.optimiser
         == whole.campaign("heldout").experiment.training.optimiser
     )
+    precisions = (heldout.experiment.dtype, whole.campaign("heldout").experiment.dtype)
+    assert precisions == ("float32", "float64"), "the protocol that 001 replicates is float64"
     attack = heldout.experiment.attack
     assert attack.search is not None
     assert len(attack.save_at) == 4
