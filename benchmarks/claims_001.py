@@ -11,26 +11,17 @@ are theirs, hardware is this machine's. `--command` is what made them.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks import evaluation_checks as checks
 from benchmarks.evaluated import PLAIN, Evaluated, NotTestableError, read_evaluation
 from benchmarks.record import Claim, hardware
-from recon_core.summary import NOTICEABLE, proportion_interval
+from recon_core.summary import NOTICEABLE
 from tasks.study_claims import Outcome, outcome_of
-
-FEW = 0.01
-"""At most this share of images is "almost none"."""
-STABLE = 0.02
-"""Curves that are no further apart than this, in mean SSIM, are "very consistent"."""
-
-Verdict = tuple[str, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,259 +35,116 @@ class Statement:
     where: str
     theirs: str
     rule: str
-    check: Callable[[Evaluated], Verdict]
+    check: Callable[[Evaluated], checks.Verdict]
 
 
-def good_count_rises(e: Evaluated) -> Verdict:
-    name = e.restored()
-    before, after = e.good(PLAIN), e.good(name)
-    if not before.any() and not after.any():
-        raise NotTestableError(f"no picture is good, neither of {PLAIN} nor of {name}")
-    share = e.mean(after - before)
-    everywhere = ""
-    if "plain_all" in e.methods:
-        everywhere = f" ({e.good('plain_all').sum():.0f} at all saved iterations)"
-    ours = (
-        f"{before.sum():.0f}{everywhere} -> {after.sum():.0f} good of {len(after)} with {name}; "
-        f"share {share}"
-    )
-    return ours, share.is_above_0
-
-
-def good_count_rises_beyond_decoys(e: Evaluated) -> Verdict:
-    name = e.restored()
-    gains = [e.good(name, side) - e.good(PLAIN, side) for side in ("targets", "decoys")]
-    if not any(e.good(method).any() for method in (PLAIN, name)):
-        raise NotTestableError(f"no picture is good, neither of {PLAIN} nor of {name}")
-    excess = e.mean(e.with_decoys(gains[0], -gains[1]))
-    counts = [
-        f"{e.good(PLAIN, 'decoys').sum():.0f} -> {e.good(name, 'decoys').sum():.0f} decoys",
-        f"{e.good(PLAIN).sum():.0f} -> {e.good(name).sum():.0f} targets",
-    ]
-    ours = f"{counts[1]}, {counts[0]} good of {len(gains[0])} each; excess share {excess}"
-    return ours, excess.is_above_0
-
-
-def mean_beats_one_sample(e: Evaluated) -> Verdict:
-    one, mean = e.samples()
-    ssim, haarpsi = (e.mean(e.gain(mean, one, metric)) for metric in ("ssim", "haarpsi"))
-    return f"{mean} over {one}: SSIM {ssim}, HaarPSI {haarpsi}", ssim.is_above_0
-
-
-def trained_beat_generic(e: Evaluated) -> Verdict:
-    found = {
-        (name, other): e.mean(e.gain(name, other))
-        for name, other in itertools.product(e.trained(), e.generic())
-    }
-    ours = "SSIM " + ", ".join(f"{name} over {other} {d}" for (name, other), d in found.items())
-    return ours, all(d.is_above_0 for d in found.values())
-
-
-def generic_gain_little(e: Evaluated) -> Verdict:
-    name = e.restored()
-    best = max(e.generic(), key=lambda method: e.scores(method).mean())
-    gain, theirs = e.mean(e.gain(name)), e.mean(e.gain(best))
-    less_than_half = e.mean(e.gain(name) - 2 * e.gain(best))
-    ours = f"SSIM {PLAIN} to {best}, the best of {len(e.generic())}: {theirs}; to {name}: {gain}"
-    return ours, gain.is_above_0 and less_than_half.is_above_0
-
-
-def almost_none_is_worse(e: Evaluated) -> Verdict:
-    return _few_worse(e, np.ones(len(e.scores(PLAIN)), np.bool_), "targets")
-
-
-def almost_none_of_the_good_is_worse(e: Evaluated) -> Verdict:
-    was_good = e.good(PLAIN) > 0
-    if not was_good.any():
-        raise NotTestableError(f"no picture of {PLAIN} is good")
-    return _few_worse(e, was_good, "targets that were good before")
-
-
-def _few_worse(e: Evaluated, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
-               who: str) -> Verdict:  # fmt: skip
-    name = e.restored()
-    changes = e.gain(name)[chosen]
-    n_worse = int((changes < -NOTICEABLE).sum())
-    n_better = int((changes > NOTICEABLE).sum())
-    low, high = proportion_interval(n_worse, len(changes))
-    ours = (
-        f"with {name} {n_worse} of {len(changes)} {who} are worse ({100 * low:.1f} to "
-        f"{100 * high:.1f} %), {n_better} better; the largest loss is {max(0, -changes.min()):.3f}"
-    )
-    return ours, n_worse <= FEW * len(changes)
-
-
-def halves_agree(e: Evaluated) -> Verdict:
-    names = [PLAIN, e.restored()]
-    apart = {}
-    for name in names:
-        halves = e.methods[name]["halves"]
-        if halves is None:
-            raise NotTestableError("victims were not attacked several times")
-        first, second = (np.sort(half) for half in halves["targets"]["ssim"])
-        apart[name] = float(np.abs(first - second).mean())
-    ours = "curves are apart by " + ", ".join(f"{d:.4f} ({name})" for name, d in apart.items())
-    return ours, max(apart.values()) <= STABLE
-
-
-def disagreement_grows_with_error(e: Evaluated) -> Verdict:
-    _one, mean = e.samples()
-    found = e.record["hallucination"].get(mean)
-    if found is None or found["spearman"] is None or found["interval"] is None:
-        raise NotTestableError(f"{mean} has too few pictures to rank")
-    low, high = found["interval"]
-    ours = f"rank correlation of {mean} {found['spearman']:+.3f} [{low:+.3f}, {high:+.3f}]"
-    bins = [b["mean_rmse"] for b in found["bins"] if b["mean_rmse"] is not None]
-    if bins:
-        ours += f"; RMSE {bins[0]:.3f} where the samples agree most, {bins[-1]:.3f} where least"
-    return ours, low > 0
-
-
-def some_runs_are_given_up(e: Evaluated) -> Verdict:
-    dataset = e.record["dataset"]
-    if dataset["attacks_per_victim"] == 1:
-        raise NotTestableError("victims were not attacked several times")
-    n, n_stopped = dataset["n_runs"], dataset["outcomes"].get("stopped", 0)
-    low, high = proportion_interval(n_stopped, n)
-    ours = f"{n_stopped} of {n} runs ({100 * low:.0f} to {100 * high:.0f} %)"
-    return ours, 0 < n_stopped < n / 2
-
-
-def vote_beats_best(e: Evaluated) -> Verdict:
-    names = e.of_kind("vote")
-    if not names:
-        raise NotTestableError("no vote was scored")
-    ssim, haarpsi = (e.mean(e.gain(names[0], PLAIN, metric)) for metric in ("ssim", "haarpsi"))
-    return f"{names[0]} over {PLAIN}: SSIM {ssim}, HaarPSI {haarpsi}", ssim.is_above_0
-
-
-def scores_are_about_training_images(e: Evaluated) -> Verdict:
-    name = e.restored()
-    before, after = e.detection(PLAIN), e.detection(name)
-    area, change = e.mean(after), e.mean(after - before)
-    ours = (
-        f"area under the ROC curve {before.mean():.3f} -> {area.mean:.3f} [{area.low:.3f}, "
-        f"{area.high:.3f}] with {name}; change {change}"
-    )
-    return ours, area.low > 0.5 and not change.is_below_0
-
-
-def measures_agree(e: Evaluated) -> Verdict:
-    clear, opposite = 0, []
-    for one, other in itertools.combinations(e.methods, 2):
-        ssim, haarpsi = (e.mean(e.gain(one, other, metric)) for metric in ("ssim", "haarpsi"))
-        if any(d.low <= 0 <= d.high for d in (ssim, haarpsi)):
-            continue
-        clear += 1
-        if ssim.is_above_0 != haarpsi.is_above_0:
-            opposite.append(f"{one} and {other}")
-    if not clear:
-        raise NotTestableError("no two methods differ clearly in both measures")
-    ours = f"{clear - len(opposite)} of {clear} pairs of methods have the same order in both"
-    return ours + (f"; not {', '.join(opposite)}" if opposite else ""), not opposite
-
-
-def fast_search_misses_little(e: Evaluated) -> Verdict:
-    found = {name: body["fast"] for name, body in e.methods.items() if body["fast"] is not None}
-    n = len(e.scores(PLAIN))
-    if not found:
-        raise NotTestableError("the fast search was not made")
-    ours = "good found: " + ", ".join(
-        f"{name} {fast['n_good']} of {e.good(name).sum():.0f}" for name, fast in found.items()
-    )
-    return ours, all(fast["n_missed_good"] <= FEW * n for fast in found.values())
-
-
-MORE = "the mean difference is above 0, and so is its interval"
+MORE = "the mean difference is above 0, and so is its interval; false if that ends at 0 or below"
 STATEMENTS = (
     Statement(
         claim="Restoration raises the number of good reconstructions",
         where="section 5.1.1",
         theirs="59 -> 214 good of 500 with the mean of 20 samples",
         rule=f"difference of the share of good targets: {MORE}",
-        check=good_count_rises,
+        check=checks.good_count_rises,
     ),
     Statement(
         claim="Restoration raises it more than among images that were not trained on",
         where="section 5.1.1",
         theirs="no such images were scored",
         rule=f"difference of the shares, targets less decoys: {MORE}",
-        check=good_count_rises_beyond_decoys,
+        check=checks.good_count_rises_beyond_decoys,
     ),
     Statement(
         claim="The mean of several samples is better than one sample",
         where="section 5.1.1, figure 2",
         theirs="20 samples against 1; curves, no number",
         rule=f"SSIM: {MORE}",
-        check=mean_beats_one_sample,
+        check=checks.mean_beats_one_sample,
     ),
     Statement(
         claim="Restorers trained on reconstructions beat generic ones",
         where="section 5.1.1, figure 2",
         theirs="diffusion model and BF-DnCNN above all three Restormers; curves, no number",
         rule=f"SSIM, every trained restorer over every generic one: {MORE}",
-        check=trained_beat_generic,
+        check=checks.trained_beat_generic,
+    ),
+    Statement(
+        claim="The diffusion model is better than BF-DnCNN trained on the same pairs",
+        where="sections 4 and 5.1.1, figure 2",
+        theirs="BF-DnCNN is the baseline below it; curves, no number",
+        rule=f"SSIM, the mean of samples over every other trained restorer: {MORE}",
+        check=checks.diffusion_beats_cnn,
     ),
     Statement(
         claim="Generic restorers help only slightly",
         where="section 5.1.1",
         theirs="Restormer: slight, but not dramatic improvements",
         rule="the best of them gains less than half of what the trained one gains: the trained "
-        "gain, and that gain less twice the other, are above 0, and so are their intervals",
-        check=generic_gain_little,
+        "gain, and that gain less twice the other, are above 0, and so are their intervals; "
+        "false if one ends at 0 or below",
+        check=checks.generic_gain_little,
     ),
     Statement(
         claim="Almost no image is reconstructed worse after restoration",
         where="section 5.1.1, figure 3",
         theirs="none of 500",
-        rule=f"at most {FEW:.0%} of the targets lose more than {NOTICEABLE:g} SSIM",
-        check=almost_none_is_worse,
+        rule=f"at most {checks.FEW:.0%} of the targets lose more than {NOTICEABLE:g} SSIM",
+        check=checks.almost_none_is_worse,
     ),
     Statement(
         claim="Almost no good reconstruction is worse after restoration",
         where="section 5.1.1, figure 3",
         theirs="none of 500, so none of these 59",
-        rule=f"at most {FEW:.0%} of the targets that were good before lose more than "
+        rule=f"at most {checks.FEW:.0%} of the targets that were good before lose more than "
         f"{NOTICEABLE:g} SSIM",
-        check=almost_none_of_the_good_is_worse,
+        check=checks.almost_none_of_the_good_is_worse,
     ),
     Statement(
         claim="Results are consistent between halves of the attacks",
         where="appendix A.1, figure 5",
         theirs="very consistent; narrow bands, no number",
         rule="SSIM of the i-th best image of one random half less that of the other: the mean of "
-        f"the absolute differences is at most {STABLE:g}, of {PLAIN} and of the restored",
-        check=halves_agree,
+        f"the absolute differences is at most {checks.STABLE:g}, of {PLAIN} and of the restored",
+        check=checks.halves_agree,
     ),
     Statement(
         claim="Samples disagree where the restoration is wrong",
         where="section 5.1.1, figure 4",
         theirs="vastly different outputs for poor reconstructions; examples, no number",
         rule="Spearman's correlation of disagreement and RMSE over targets: the interval is above "
-        "0",
-        check=disagreement_grows_with_error,
+        "0; false if it ends at 0 or below",
+        check=checks.disagreement_grows_with_error,
+    ),
+    Statement(
+        claim="Pictures that show next to nothing give diverse samples",
+        where="section 3 and 5.1.1, figure 4",
+        theirs="samples from a wide distribution; 10 % of the training pairs are noise for it",
+        rule="the samples disagree more on targets that are not good, and on decoys, than on good "
+        "targets: means whose intervals do not touch; false if one lies below",
+        check=checks.poor_pictures_give_diverse_samples,
     ),
     Statement(
         claim="Some attacks go wrong early and are given up",
         where="section 5.1",
         theirs="56 of 303 runs",
         rule="at least one run, and fewer than half of them",
-        check=some_runs_are_given_up,
+        check=checks.some_runs_are_given_up,
     ),
     Statement(
         claim="Averaging the candidates nearest to an image is better than the best of them",
         where="paper 002, appendix A.1",
         theirs="not in 001, which takes the best candidate",
         rule=f"SSIM: {MORE}",
-        check=vote_beats_best,
+        check=checks.vote_beats_best,
     ),
     Statement(
         claim="Restored scores are about training images",
         where="section 5.1.1",
         theirs="no image that was not trained on was scored",
         rule="the area under the ROC curve after restoration is above .5 with its interval, and "
-        "its change is not below 0 with its interval",
-        check=scores_are_about_training_images,
+        f"the interval of its change is not below -{checks.SLACK:g}; false if one of them lies on "
+        "the other side, of .5 and of 0",
+        check=checks.scores_are_about_training_images,
     ),
     Statement(
         claim="SSIM and HaarPSI put methods in the same order",
@@ -304,14 +152,14 @@ STATEMENTS = (
         theirs="curves and scatter plots alike in both; no number",
         rule="no two methods that differ in both measures, with intervals that exclude 0, do so "
         "in opposite directions",
-        check=measures_agree,
+        check=checks.measures_agree,
     ),
     Statement(
         claim="A fast search finds nearly all good matches",
         where="section 5.1.1, footnote 3",
         theirs="used instead of all pairs; not compared",
-        rule=f"of no method does it miss good matches of more than {FEW:.0%} of the targets",
-        check=fast_search_misses_little,
+        rule=f"of no method does it miss good matches of more than {checks.FEW:.0%} of the targets",
+        check=checks.fast_search_misses_little,
     ),
 )
 

@@ -39,13 +39,13 @@ class Difference:
     low: float
     high: float
 
-    @property
-    def is_above_0(self) -> bool:
-        return self.low > 0
+    def above(self, margin: float = 0.0) -> bool | None:
+        """Whether it is above the margin, beyond chance; None if the interval holds it."""
+        return True if self.low > margin else False if self.high <= margin else None
 
-    @property
-    def is_below_0(self) -> bool:
-        return self.high < 0
+    def not_below(self, slack: float) -> bool | None:
+        """True: by at most `slack` below 0. False: below 0 beyond chance. Else None."""
+        return False if self.high < 0 else True if self.low >= -slack else None
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"

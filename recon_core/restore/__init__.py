@@ -26,8 +26,9 @@ PAPER_TRAININGS: dict[str, Training] = {
 }
 """How paper 001 trained each kind (sections 3 and 4); BF-DnCNN has no averaged weights there.
 
-Where we depart: the diffusion model trains on EDM's batches of 512, which 2, 4 or 8 GPUs divide, not
-513, and in float32 as EDM's code does, not in double precision. Open: how many steps (here EDM's).
+Where we depart: the diffusion model trains on EDM's batches of 512, which 2, 4 or 8 GPUs divide,
+not 513, and in float32 as EDM's code does, not in double precision. Open: the number of steps (here
+EDM's).
 """
 
 CPU_TRAININGS: dict[str, Training] = {
