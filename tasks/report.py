@@ -21,7 +21,9 @@ from tasks.report_data import (
     examples_table,
     excluded_table,
     grid_table,
+    images_table,
     methods_table,
+    runs_table,
     unlike_table,
 )
 from tasks.report_figures import (
@@ -195,8 +197,10 @@ def _tables(record: Record, figures: Mapping[str, Figure]) -> Iterator[Table]:
         yield unlike_table(record)
     if record["excluded"]:
         yield excluded_table(record)
-    for figure in figures.values():
-        yield from figure.tables
+    of_figures = {table.name: table for figure in figures.values() for table in figure.tables}
+    for always in (images_table(record), runs_table(record)):
+        of_figures.setdefault(always.name, always)
+    yield from of_figures.values()
 
 
 def _render(
