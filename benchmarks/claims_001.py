@@ -1,11 +1,14 @@
 """What paper 001 says of its results, checked on evaluations of our own.
 
     python -m benchmarks.claims_001 [--json docs/results/claims-001.json] EVALUATION...
+    python -m benchmarks.claims_001 --json docs/results/claims-001.json --check
 
-EVALUATION is an evaluation.json of version 4, or its folder. Every claim has a rule, stated beside
-the verdict: "more" needs an interval that excludes 0 (`benchmarks.evaluated`), and what cannot be
+EVALUATION is an evaluation.json of version 4, its folder, or the report-data of its report
+(`benchmarks.evaluated_tables`), which docs/results keeps. Every claim has a rule, stated beside the
+verdict: "more" needs an interval that excludes 0 (`benchmarks.evaluated`), and what cannot be
 tested on an evaluation is said to be so. Run it on the machine that made the evaluations: seconds
-are theirs, hardware is this machine's. `--command` is what made them.
+are theirs, hardware is this machine's. `--command` is what made them. How the dataset grew is
+checked on docs/results/coverage_real.json (`benchmarks.coverage_claims`).
 """
 
 from __future__ import annotations
@@ -14,14 +17,20 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks import evaluation_checks as checks
+from benchmarks.coverage_claims import coverage_claims
 from benchmarks.evaluated import PLAIN, Evaluated, NotTestableError, read_evaluation
-from benchmarks.record import Claim, hardware
+from benchmarks.evaluated_tables import TABLES, has_tables, read_tables
+from benchmarks.record import Claim, hardware, parse_claims, parse_lines
 from recon_core.summary import NOTICEABLE
 from tasks.study_claims import Outcome, outcome_of
+
+COVERAGE = Path(__file__).parent.parent / "docs" / "results" / "coverage_real.json"
+NOT_KEPT = "not recomputed: the scores of single images by these restorers were not kept"
+"""In a claim's numbers: they are those of an evaluation whose tables lack them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +125,8 @@ STATEMENTS = (
         check=checks.disagreement_grows_with_error,
     ),
     Statement(
-        claim="Pictures that show next to nothing give diverse samples",
-        where="section 3 and 5.1.1, figure 4",
+        claim="Samples disagree more where a picture shows next to nothing",
+        where="sections 3 and 5.1.1, figure 4",
         theirs="samples from a wide distribution; 10 % of the training pairs are noise for it",
         rule="the samples disagree more on targets that are not good, and on decoys, than on good "
         "targets: means whose intervals do not touch; false if one lies below",
@@ -191,30 +200,107 @@ def check(e: Evaluated, *, name: str, command: str) -> Iterator[Claim]:
 def named(path: Path) -> str:
     """An evaluation's name: that of its job's folder."""
     folder = path.resolve() if path.is_dir() else path.resolve().parent
-    return folder.parent.name if folder.name == "evaluation" else folder.name
+    for inner in ("report-data", "evaluation"):
+        folder = folder.parent if folder.name == inner else folder
+    return folder.name
+
+
+def name_of(claim: Claim) -> str:
+    """The evaluation that a claim was checked on."""
+    return claim.ours.partition(":")[0]
+
+
+def read(path: Path) -> Evaluated:
+    """The evaluation at `path`: its record, or the tables of its report.
+
+    Raises ValueError if it is neither.
+    """
+    return read_tables(path) if has_tables(path) else read_evaluation(path)
+
+
+def recomputed(claim: Claim, kept: Sequence[Claim], *, from_tables: bool) -> Claim:
+    """`claim` beside what was kept of its evaluation.
+
+    Tables were measured elsewhere: command, seconds and hardware are those that were kept. Where
+    they lack what the numbers came from, the kept numbers stay, with the rule of today.
+    """
+    same = next((old for old in kept if old.claim == claim.claim), None)
+    if not from_tables or not kept:
+        return claim
+    if same is not None and NOT_KEPT in same.ours:
+        return replace(same, where=claim.where, theirs=claim.theirs, rule=claim.rule)
+    like = same or kept[0]
+    return replace(claim, command=like.command, seconds=like.seconds, hardware=like.hardware)
+
+
+def collected(
+    paths: Sequence[Path], old: Sequence[Claim], *, command: str | None, coverage: Path
+) -> list[Claim]:
+    """The claims on these evaluations and on the campaigns of `coverage`, and those of `old` on
+    others: claim by claim, evaluations in the order of `old`, then of `paths`.
+
+    Raises ValueError if one of the files is something else.
+    """
+    made_by = command or f"python -m benchmarks.claims_001 {' '.join(p.as_posix() for p in paths)}"
+    found: dict[str, list[Claim]] = {}
+    for claim in old:
+        found.setdefault(name_of(claim), []).append(claim)
+    for path in paths:
+        name, kept = named(path), found.get(named(path), [])
+        found[name] = [
+            recomputed(claim, kept, from_tables=command is None and has_tables(path))
+            for claim in check(read(path), name=name, command=made_by)
+        ]
+    campaigns = parse_lines(coverage.read_text(), name=coverage.name)
+    found[coverage.stem] = list(coverage_claims(campaigns, name=coverage.stem))
+    places = {statement.claim: k for k, statement in enumerate(STATEMENTS)}
+    every = [claim for of_one in found.values() for claim in of_one]
+    return sorted(every, key=lambda claim: places.get(claim.claim, len(places)))
+
+
+def kept_tables(claims: Sequence[Claim], results: Path) -> list[Path]:
+    """The tables in `results` of the evaluations that these claims were checked on.
+
+    Raises ValueError if those of one are not there.
+    """
+    names = dict.fromkeys(name_of(claim) for claim in claims)
+    paths = [results / name / "report-data" for name in names if name != COVERAGE.stem]
+    for path in paths:
+        if not has_tables(path):
+            raise ValueError(f"{path} lacks some of {', '.join(TABLES)}; keep them there")
+    return paths
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line: prints every claim, and writes them to --json."""
+    """The command line: prints every claim, and writes them to --json; or only compares."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("evaluations", type=Path, nargs="+", metavar="EVALUATION")
-    parser.add_argument("--json", type=Path, help="also write docs/results/claims-001.json")
+    parser.add_argument("evaluations", type=Path, nargs="*", metavar="EVALUATION")
+    parser.add_argument("--json", type=Path, help="also write docs/results/claims-001.json, where "
+                        "claims on other evaluations stay")  # fmt: skip
     parser.add_argument("--command", help="the command that made the evaluations")
+    parser.add_argument("--check", action="store_true", help="only compare the file of --json with "
+                        "what the tables of its evaluations, beside it, give")  # fmt: skip
     options = parser.parse_args(argv)
-    command = options.command or "python -m benchmarks.claims_001 " + " ".join(
-        path.as_posix() for path in options.evaluations
-    )
+    path: Path | None = options.json
     try:
-        evaluations = [(named(path), read_evaluation(path)) for path in options.evaluations]
-    except ValueError as error:
+        old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
+        paths = kept_tables(old, path.parent) if options.check and path else options.evaluations
+        coverage = COVERAGE if path is None else path.parent / COVERAGE.name
+        claims = collected(paths, old, command=options.command, coverage=coverage)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
-    checked = [check(e, name=name, command=command) for name, e in evaluations]
-    claims = [claim for of_each in zip(*checked, strict=True) for claim in of_each]
+    if options.check:
+        wrong = [c.claim for c in (*claims, *old) if c not in claims or c not in old]
+        if wrong or path is None:
+            parser.error(f"{path} is not what its tables give: {wrong or 'name it with --json'}")
+        n = sum(NOT_KEPT in claim.ours for claim in claims)
+        print(f"{path}: {len(claims) - n} claims recomputed; of {n} the data were not kept")
+        return
     for claim in claims:
         print(f"{claim.outcome.upper()}: {claim.claim} ({claim.where})")
         print(f"  theirs: {claim.theirs}\n  ours:   {claim.ours}\n  rule:   {claim.rule}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
+    if path is not None:
+        path.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.record import Claim, Measurement
+from tasks.study_claims import outcome_of
 
 UNEQUAL = 0.5
 """A Gini coefficient at which two images differ by as many pairs, on average, as an image has."""
@@ -106,7 +107,7 @@ def coverage_claims(measurements: Sequence[Measurement], *, name: str) -> Iterat
             where=where,
             theirs=their_numbers,
             ours=f"{name}: {ours}",
-            holds=holds,
+            outcome=outcome_of(holds),
             rule=rule,
             command=COMMAND,
             seconds=0.0,
