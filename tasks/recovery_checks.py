@@ -109,6 +109,7 @@ def _inpainter(r: RecoveryResults) -> str:
 def mask_estimate_converges(r: RecoveryResults) -> Verdict:
     """Of every victim: how many runs stop changing, and the worst mask's share of right pixels."""
     found: list[tuple[str, bool | None]] = []
+    most = r.record["settings"]["methods"]["unknown"]["n_alternations"]
     for victim in r.perfect:
         cells = r.cells(victim, "unknown")
         n, n_ended = sum(c["n"] for c in cells), sum(c["endings"]["converged"] for c in cells)
@@ -116,9 +117,9 @@ def mask_estimate_converges(r: RecoveryResults) -> Verdict:
         worst = min(cells, key=lambda cell: float(cell["mask_accuracy"]))
         mean = sum(cell["mask_accuracy"] for cell in cells) / len(cells)
         text = (
-            f"{victim['title']}: {n_ended} of {n} runs ended of themselves ({100 * low:.0f} to "
-            f"{100 * high:.0f} %), {mean:.3f} of the pixels are right, "
-            f"{worst['mask_accuracy']:.3f} under {worst['mask']}"
+            f"{victim['title']}: {n_ended} of {n} runs ended of themselves within {most} "
+            f"alternations ({100 * low:.0f} to {100 * high:.0f} %), {mean:.3f} of the pixels are "
+            f"right, {worst['mask_accuracy']:.3f} under {worst['mask']}"
         )
         ended = True if low > MOSTLY else False if high <= MOSTLY else None
         found.append((text, every([ended, worst["mask_accuracy"] > MOSTLY])))
