@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims_002 import collect, read_record
+from benchmarks.record import Claim
 from tasks.recovery_claims import check_recovery
 from tasks.recovery_files import RECORD
 from tasks.recovery_record import SCHEMA, VERSION
@@ -27,9 +28,24 @@ def read_study(path: Path) -> dict[str, Any]:
     return read_record(path, RECORD, (SCHEMA, VERSION), check_recovery)
 
 
+def first_tested(claims: list[Claim]) -> list[Claim]:
+    """Of each claim, what the first study that can test it gave; of one that none can, the first.
+
+    A later study so fills what an earlier one lacks, and adds no second opinion.
+    """
+    found: dict[str, Claim] = {}
+    for claim in claims:
+        if (
+            claim.claim not in found
+            or found[claim.claim].outcome == "not testable" != claim.outcome
+        ):
+            found[claim.claim] = claim
+    return list(found.values())
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line: prints every claim, and writes them to --json."""
-    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="000")
+    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="000", choose=first_tested)
 
 
 if __name__ == "__main__":

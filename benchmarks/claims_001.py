@@ -233,10 +233,8 @@ def recomputed(claim: Claim, kept: Sequence[Claim], *, from_tables: bool) -> Cla
     return replace(claim, command=like.command, seconds=like.seconds, hardware=like.hardware)
 
 
-def collected(
-    paths: Sequence[Path], old: Sequence[Claim], *, command: str | None, coverage: Path
-) -> list[Claim]:
-    """The claims on these evaluations and on the campaigns of `coverage`, and those of `old` on
+def collected(paths: Sequence[Path], old: Sequence[Claim], *, command: str | None) -> list[Claim]:
+    """The claims on these evaluations and on the campaigns of `COVERAGE`, and those of `old` on
     others: claim by claim, evaluations in the order of `old`, then of `paths`.
 
     Raises ValueError if one of the files is something else.
@@ -251,8 +249,8 @@ def collected(
             recomputed(claim, kept, from_tables=command is None and has_tables(path))
             for claim in check(read(path), name=name, command=made_by)
         ]
-    campaigns = parse_lines(coverage.read_text(), name=coverage.name)
-    found[coverage.stem] = list(coverage_claims(campaigns, name=coverage.stem))
+    campaigns = parse_lines(COVERAGE.read_text(), name=COVERAGE.name)
+    found[COVERAGE.stem] = list(coverage_claims(campaigns, name=COVERAGE.stem))
     places = {statement.claim: k for k, statement in enumerate(STATEMENTS)}
     every = [claim for of_one in found.values() for claim in of_one]
     return sorted(every, key=lambda claim: places.get(claim.claim, len(places)))
@@ -285,8 +283,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
         paths = kept_tables(old, path.parent) if options.check and path else options.evaluations
-        coverage = COVERAGE if path is None else path.parent / COVERAGE.name
-        claims = collected(paths, old, command=options.command, coverage=coverage)
+        claims = collected(paths, old, command=options.command)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     if options.check:

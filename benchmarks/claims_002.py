@@ -89,8 +89,9 @@ def collect(
     read: Callable[[Path], dict[str, Any]],
     title: str,
     paper: str,
+    choose: Callable[[list[Claim]], list[Claim]] = list,
 ) -> None:
-    """The command line of a paper's claims."""
+    """The command line of a paper's claims; `choose` picks from those of all studies."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("studies", type=Path, nargs="+", metavar="STUDY")
     parser.add_argument("--json", type=Path, help=f"also write docs/results/claims-{paper}.json")
@@ -104,7 +105,7 @@ def collect(
         parser.error(str(error))
     machines = {claim.command: claim.hardware for claim in old}
     claims = [claim for claim in old if claim.command.startswith("python -m benchmarks.")]
-    claims += [claim for record in records for claim in claims_of(record, machines)]
+    claims += choose([claim for record in records for claim in claims_of(record, machines)])
     if options.check:
         if claims != old:
             parser.error(f"{path} has other claims than these studies; run it without --check")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,20 @@ import pytest
 
 from benchmarks import claims_001
 from benchmarks import evaluation_checks as checks
-from benchmarks.claims_001 import STATEMENTS, Statement, check, named
+from benchmarks.claims_001 import STATEMENTS, Statement, check, name_of, named
+from benchmarks.coverage_claims import (
+    THEIRS,
+    Campaigns,
+    last_of,
+    least_seen_covers_more,
+    some_come_back_more,
+)
 from benchmarks.evaluated import Evaluated, NotTestableError, read_evaluation
-from benchmarks.record import parse_claims
-from benchmarks.results_page import build_page
+from benchmarks.record import parse_claims, parse_lines
+from benchmarks.results_page import RESULTS, build_page
+from benchmarks.run_summary import parse_run
 from recon_core.summary import bootstrap_interval, detect
+from tasks.report import write_report
 from tests.tasks.evaluations import evaluated_sweep
 
 N_VICTIMS, N_IMAGES = 12, 30
@@ -228,7 +238,7 @@ OPEN = {
         several(*(spread(side, lambda ssim: 100 * ssim % 0.4) for side in ("targets", "decoys")))
     ],
     checks.vote_beats_best: [noisy("vote", -0.1)],
-    checks.scores_are_about_training_images: [shift("edm_x20", 0.115, side="decoys")],
+    checks.scores_are_about_training_images: [noisy("edm_x20", -0.07)],
 }
 NULL = {
     checks.good_count_rises: [nothing_good, without("trained")],
@@ -341,8 +351,9 @@ def test_the_file_has_every_claim_of_every_evaluation(
     out = tmp_path / "claims-001.json"
     paths = [tmp_path / "small/evaluation", tmp_path / "large/evaluation/evaluation.json"]
     claims_001.main([*map(str, paths), "--json", str(out), "--command", "palimpsest x"])
-    claims = parse_claims(out.read_text(), name=out.name)
+    *claims, grown, least_seen = parse_claims(out.read_text(), name=out.name)
     assert len(claims) == 2 * len(STATEMENTS)
+    assert {name_of(grown), name_of(least_seen)} == {"coverage_real"}
     assert [claim.ours.split(":")[0] for claim in claims[:2]] == ["small", "large"]
     assert [claim.outcome for claim in claims[:2]] == ["holds", "not testable"]
     assert all(4 <= claim.seconds < 60 for claim in claims)
@@ -355,6 +366,105 @@ def test_the_file_has_every_claim_of_every_evaluation(
         assert claim.rule is not None
         assert f"| {claim.claim} | {claim.where} | {claim.theirs} |" in page
         assert f"| {claim.rule} |" in page
+
+
+def job_with_report(folder: Path) -> Path:
+    """The evaluation of a job in `folder`, with the tables of its report."""
+    evaluated_sweep(folder, outcomes=(0, 0, 3))
+    out = (folder / "out").rename(folder / "evaluation")
+    evaluation = {"good_threshold": 0.4, "baselines": ["tv"]}
+    recipe = {"evaluation": evaluation, "heldout": {"attacks_per_victim": 3}}
+    stages = [{"name": "evaluate", "seconds": 12.0}, {"name": "curate", "seconds": 3.0}]
+    write_report(folder, {"recipe": recipe, "stages": stages})
+    return out
+
+
+def test_the_tables_of_a_report_give_the_claims_of_its_record(tmp_path: Path) -> None:
+    out = job_with_report(tmp_path / "job")
+    record, tables = claims_001.read(out), claims_001.read(out / "report-data")
+    assert tables.record["seconds"] == {"evaluate": 12.0}
+    for one, other in zip(
+        check(record, name="job", command="x"), check(tables, name="job", command="x"), strict=True
+    ):
+        same = dataclasses.replace(other, seconds=one.seconds, hardware=one.hardware)
+        assert one == same, one.claim
+    (out / "report-data" / "methods.csv").write_text("method,kind\r\nvote,vote\r\n")
+    with pytest.raises(ValueError, match="is no report-data of an evaluation"):
+        claims_001.read(out / "report-data")
+
+
+def test_a_kept_file_is_checked_with_its_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims_001, "STATEMENTS", STATEMENTS[:2])
+    out = job_with_report(tmp_path / "job")
+    tables = out.rename(tmp_path / "job" / "old") / "report-data"
+    kept = tmp_path / "claims-001.json"
+    tables = tables.rename(tmp_path / "job" / "report-data")
+    claims_001.main([str(tables), "--json", str(kept), "--command", "palimpsest x"])
+    made = json.loads(kept.read_text())
+    claims_001.main(["--json", str(kept), "--check"])
+    assert f"{len(made)} claims recomputed; of 0" in capsys.readouterr().out
+
+    lost = next(claim for claim in made if claim["claim"].startswith("Restoration raises"))
+    lost["ours"] = f"job: 1 -> 2 good of 3; {claims_001.NOT_KEPT}"
+    kept.write_text(json.dumps(made))
+    claims_001.main(["--json", str(kept), "--check"])
+    assert "of 1 the data were not kept" in capsys.readouterr().out
+
+    made[-1]["outcome"] = "does not hold"
+    kept.write_text(json.dumps(made))
+    with pytest.raises(SystemExit):
+        claims_001.main(["--json", str(kept), "--check"])
+    assert "is not what its tables give: ['Sampling from" in capsys.readouterr().err
+    shutil.rmtree(tables)
+    with pytest.raises(SystemExit):
+        claims_001.main(["--json", str(kept), "--check"])
+    assert "lacks some of before-after.csv" in capsys.readouterr().err
+
+
+def test_the_kept_claims_are_those_of_the_kept_tables() -> None:
+    claims_001.main(["--json", str(RESULTS / "claims-001.json"), "--check"])
+
+
+def test_the_kept_scores_are_those_that_the_run_summed_up() -> None:
+    e = claims_001.read(RESULTS / "cifar-hundred" / "report-data")
+    run = parse_run((RESULTS / "run-cifar-hundred.json").read_text(), name="run-cifar-hundred.json")
+    assert set(run.methods) - set(e.methods) == {"bf_dncnn", "edm_x1", "edm_x20"}
+    for name in e.methods:
+        summed = run.methods[name].targets
+        assert e.good(name).sum() == summed.n_good
+        assert e.scores(name).mean() == pytest.approx(summed.mean_ssim, abs=1e-6)
+        assert e.detection(name).mean() == pytest.approx(run.methods[name].auc, abs=1e-6)
+
+
+def campaigns(covered: tuple[float, ...], gini: tuple[float, ...]) -> Campaigns:
+    return Campaigns(n_runs=400, n_images=300, covered=covered, gini=gini)
+
+
+@pytest.mark.parametrize(
+    ("rule", "uniform", "theirs", "holds"),
+    [
+        (some_come_back_more, ((9, 9), (0.6, 0.7)), ((9, 9), (0.1, 0.1)), True),
+        (some_come_back_more, ((9, 9), (0.4, 0.5)), ((9, 9), (0.6, 0.6)), False),
+        (some_come_back_more, ((9, 9), (0.6, 0.4)), ((9, 9), (0.6, 0.6)), None),
+        (least_seen_covers_more, ((9, 8), (0.6, 0.6)), ((10, 11), (0.6, 0.6)), True),
+        (least_seen_covers_more, ((9, 8), (0.6, 0.6)), ((10, 11), (0.4, 0.4)), False),
+        (least_seen_covers_more, ((12, 13), (0.6, 0.6)), ((10, 11), (0.6, 0.6)), False),
+        (least_seen_covers_more, ((9, 10), (0.6, 0.6)), ((10, 11), (0.6, 0.6)), None),
+        (least_seen_covers_more, ((9, 8), (0.6, 0.6)), ((10, 11), (0.6, 0.4)), None),
+    ],
+)
+def test_rules_of_campaigns(rule: Any, uniform: Any, theirs: Any, holds: bool | None) -> None:
+    assert rule(campaigns(*uniform), campaigns(*theirs))[1] is holds
+
+
+def test_campaigns_are_read_where_they_end() -> None:
+    measured = parse_lines(claims_001.COVERAGE.read_text(), name="coverage_real.json")
+    assert last_of(measured, "uniform") == campaigns((192, 189), (0.676, 0.691))
+    assert last_of(measured, THEIRS).covered == (234, 235)
+    with pytest.raises(ValueError, match="no campaign of the sampler 'least'"):
+        last_of(measured, "least")
 
 
 def test_what_evaluate_writes_can_be_checked(tmp_path: Path) -> None:
