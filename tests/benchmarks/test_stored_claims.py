@@ -14,7 +14,7 @@ from benchmarks.results_page import RESULTS
 
 ORDER = ("multiclass", "losses", "weight-decay", "cnn", "width", "large")
 PAPERS: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {
-    "000": (claims_000.main, ("autoencoder",)),
+    "000": (claims_000.main, ("autoencoder", "noise-20-layers")),
     "002": (claims_002.main, ORDER),
     "003": (claims_003.main, ("inversion",)),
 }
