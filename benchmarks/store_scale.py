@@ -31,12 +31,11 @@ from benchmarks.record import Measurement, hardware, main, versions
 from benchmarks.store_sample import QUICK, Sizes, sample_store
 from recon_core.balance import Curation, curated_repeats, occurrences, summarise
 from storage.dataset import Dataset, create_or_open
+from storage.image_table import image_table, pack_images
 from storage.layout import COLUMNS, ENCODINGS, TABLES, receipt_name, shape_of
 from storage.receipts import (
     RECEIPTS_FOLDER,
     Receipt,
-    image_table,
-    pack_images,
     schema_name,
 )
 from storage.shards import shard_names

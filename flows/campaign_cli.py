@@ -19,8 +19,8 @@ from flows.dataset_cli import store_location
 from flows.screen import Screen, show_facts
 from storage.dataset import Dataset
 from storage.errors import StorageError
-from storage.parts import read_store_file
 from storage.places import Place, open_place
+from storage.store_file import read_store_file
 from tasks.campaign_state import (
     clear_quarantine,
     read_quarantine,

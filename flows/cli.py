@@ -6,7 +6,6 @@ what an earlier command left there, and from `--set name=value`, in that order.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -366,16 +365,16 @@ def _recipe(
     skip_corrupt: bool = False,
 ) -> Any:
     """The preset asked for, else the recipe found in the store, else the demo; then the changes."""
-    from flows.settings import from_json, parse_assignments, resolve
+    from flows.settings import parse_assignments, read_recipe, resolve
 
     changes = parse_assignments(settings or [])
     if data is not None:
         changes["data"] = data
     if skip_corrupt:
         changes["skip_corrupt"] = "true"
-    found = Workspace(store).recipe
-    if preset is None and found.is_file():
-        return resolve(from_json(json.loads(found.read_text())), changes)
+    found = read_recipe(Workspace(store)) if preset is None else None
+    if found is not None:
+        return resolve(found, changes)
     return resolve(preset or "demo", changes)
 
 

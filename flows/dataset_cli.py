@@ -17,7 +17,7 @@ from rich.table import Table
 from flows.screen import Screen, counting, fact_text, show_facts, size_text
 from storage.dataset import Dataset
 from storage.errors import StorageError
-from storage.parts import STORE_FILE
+from storage.store_file import STORE_FILE
 from tasks.workspace import Workspace
 
 FAILED = 1

@@ -14,6 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from flows.inversion_grids import PRESETS
 from flows.naming import unknown_name
 from flows.settings import explained, replace_setting, values_of
+from flows.studies import SETTINGS_FIX
+from storage.documents import read_document, understood
 from tasks.inversion_files import SETTINGS
 from tasks.inversion_study import InversionStudy
 
@@ -69,14 +71,16 @@ def resolve_inversion(
     at a CPU's size by default. Raises ValueError as `inversion_study` does, and for a store of
     another kind of study."""
     path = store / SETTINGS
-    if preset is not None or only or not path.is_file():
+    if preset is not None or only or not path.exists():
         return inversion_study(preset or "cpu", settings, only=only)
-    tree = json.loads(path.read_bytes())
+    tree = read_document(path, SETTINGS_FIX)
     if tree.get("name") != "inversion":
         raise ValueError(
             f"{store} holds study {tree.get('name')!r}, not 'inversion'; use another --store"
         )
-    return changed(from_json(tree), settings or {})
+    with understood(path, SETTINGS_FIX):
+        kept = from_json(tree)
+    return changed(kept, settings or {})
 
 
 def from_json(tree: Mapping[str, Any]) -> InversionStudy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from flows.naming import unknown_name
 from flows.recovery_grids import PRESETS
 from flows.settings import explained, replace_setting, values_of
-from flows.studies import study_command
+from flows.studies import SETTINGS_FIX, study_command
+from storage.documents import read_document, understood
 from tasks.recovery_files import SETTINGS
 from tasks.recovery_study import RecoveryStudy
 
@@ -70,14 +70,16 @@ def resolve_recovery(
     at a CPU's size by default. Raises ValueError as `recovery_study` does, and for a store of
     another kind of study."""
     path = store / SETTINGS
-    if preset is not None or only or not path.is_file():
+    if preset is not None or only or not path.exists():
         return recovery_study(preset or "cpu", settings, only=only)
-    tree = json.loads(path.read_bytes())
+    tree = read_document(path, SETTINGS_FIX)
     if tree.get("name") != "autoencoder":
         raise ValueError(
             f"{store} holds study {tree.get('name')!r}, not 'autoencoder'; use another --store"
         )
-    return changed(from_json(tree), settings or {})
+    with understood(path, SETTINGS_FIX):
+        kept = from_json(tree)
+    return changed(kept, settings or {})
 
 
 def from_json(tree: Mapping[str, Any]) -> RecoveryStudy:

@@ -8,21 +8,23 @@ not, the comparison says in which parts and columns, and what is not the same ab
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
 import torch
+from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from flows.generate import generate
 from flows.heldout import images_of
 from flows.presets import HELDOUT_SEED_OFFSET, Recipe
-from flows.settings import from_json, to_json
+from flows.settings import explained, from_json, to_json
 from storage.dataset import Dataset, is_store, manifest_differences
-from storage.errors import SourceError, StorageError, StoreMismatchError
+from storage.documents import read_document, understood
+from storage.errors import CorruptPartError, SourceError, StorageError, StoreMismatchError
 from storage.receipts import Receipt
+from storage.store_file import fits
 from tasks.artifacts import leave_campaign, leave_facts
 from tasks.campaign import code_version
 from tasks.orchestration import flow
@@ -32,10 +34,34 @@ from tasks.workspace import Workspace
 MANIFEST_SCHEMA = "palimpsest-manifest/1"
 PLAN = "plan"
 """Stands before the columns: the hash of which images a part's runs train on."""
-_REQUIRED = {
-    *("manifest", "recipe", "content_hash", "first_group", "columns", "parts"),
-    *("code_versions", "torch_versions", "devices", "threads"),
-}
+
+
+class _Source(TypedDict):
+    split: Literal["train", "heldout"]
+    hash: str
+    n: int
+
+
+class _MadeFrom(TypedDict):
+    source: _Source
+
+
+class _Manifest(TypedDict):
+    """What `describe` writes, as far as somebody reads it."""
+
+    manifest: _MadeFrom
+    recipe: dict[str, Any]
+    content_hash: str
+    first_group: str
+    columns: list[str]
+    parts: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,6}$")], str]
+    code_versions: list[str]
+    torch_versions: list[str]
+    devices: list[str]
+    threads: list[int]
+
+
+_MANIFEST = TypeAdapter(_Manifest)
 _HASH_CHARS = 16
 _SHOWN = 5
 
@@ -105,6 +131,12 @@ def describe(
             f"{dataset.root} is not complete yet: part {gaps[0]} is missing; let its generate "
             "command finish, then describe it"
         )
+    others = [r.part for r in dataset.receipts if fits(dataset.manifest, r.fingerprint) is False]
+    if others:
+        raise CorruptPartError(
+            f"{dataset.root}: its store.json has not the settings that part {others[0]} was made "
+            "with; restore it, then describe the store"
+        )
     base = dict(recipe or {"name": "regenerated"}) | ({} if data is None else {"data": data})
     if "data" not in base:
         raise ValueError(
@@ -157,23 +189,31 @@ def recipe_of(dataset: Dataset, base: Mapping[str, Any]) -> Recipe:
     return from_json(tree)
 
 
+MANIFEST_FIX = "write one with: palimpsest dataset manifest --store STORE --out manifest.json"
+
+
 def read_manifest(file: Path) -> dict[str, Any]:
     """The manifest in `file`; ValueError if there is none or it is of another kind."""
     try:
-        manifest = dict(json.loads(file.read_bytes()))
-        schema = manifest["schema"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{file} is not a manifest ({type(error).__name__}: {error}); write one with: "
-            "palimpsest dataset manifest --store STORE --out manifest.json"
-        ) from error
+        manifest = read_document(file, MANIFEST_FIX)
+    except FileNotFoundError as error:
+        raise ValueError(f"{file} is not there; {MANIFEST_FIX}") from error
+    schema = manifest.get("schema")
     if schema != MANIFEST_SCHEMA:
         raise ValueError(
             f"{file} has schema {schema!r}, expected {MANIFEST_SCHEMA!r}; read it with the release "
             "of palimpsest that wrote it"
         )
-    if missing := sorted(_REQUIRED - set(manifest)):
-        raise ValueError(f"{file} lacks {', '.join(missing)}; write the manifest again")
+    with understood(file, MANIFEST_FIX):
+        try:
+            _MANIFEST.validate_python(manifest, strict=True)
+        except ValidationError as error:
+            raise ValueError(explained(error)) from error
+        from_json(manifest["recipe"])
+        n_columns = len(manifest["columns"])
+        for part, hashes in manifest["parts"].items():
+            if len(hashes.split()) != n_columns:
+                raise ValueError(f"part {part} has not one hash for each of {n_columns} columns")
     return manifest
 
 

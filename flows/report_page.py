@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -11,10 +10,12 @@ from typing import Any
 
 from flows.presets import Recipe
 from flows.settings import command, to_json
+from storage.checkpoints import read_meta
 from storage.dataset import Dataset, is_store
 from storage.errors import StorageError
 from tasks.campaign import code_version
 from tasks.report import write_report
+from tasks.train_state import MODEL
 from tasks.workers import usable_cores
 from tasks.workspace import Workspace
 
@@ -48,9 +49,9 @@ def context(recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
             "content_hash": dataset.content_hash,
         }
     cards = {
-        name: json.loads((workspace.restorer(name) / "model.json").read_text())["meta"]
+        name: card
         for name in recipe.restorers
-        if (workspace.restorer(name) / "model.json").is_file()
+        if (card := read_meta(workspace.restorer(name), MODEL)) is not None
     }
     return {
         "recipe": to_json(recipe),

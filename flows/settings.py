@@ -17,6 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from flows.naming import unknown_name
 from flows.presets import PRESETS, Recipe, preset
 from recon_core.experiments import FAMILIES
+from storage.documents import understood
+from tasks.workspace import RECIPE_FIX, Workspace
 
 RECIPE = TypeAdapter(Recipe)
 _ABSENT = object()
@@ -64,6 +66,15 @@ def from_json(tree: Mapping[str, Any]) -> Recipe:
         return RECIPE.validate_python(tree)
     except ValidationError as error:
         raise ValueError(explained(error)) from error
+
+
+def read_recipe(workspace: Workspace) -> Recipe | None:
+    """The recipe in a job's folder; None without one. Raises DocumentError if it is no recipe."""
+    tree = workspace.settings()
+    if tree is None:
+        return None
+    with understood(workspace.recipe, RECIPE_FIX):
+        return from_json(tree)
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
@@ -169,7 +180,7 @@ def _parsed(value: Any, current: Any) -> Any:
         return value.split(",")
     try:
         return json.loads(f"[{value}]" if as_list else value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or none that can be held
         return value
 
 

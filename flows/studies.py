@@ -18,12 +18,14 @@ from pydantic import TypeAdapter, ValidationError
 from flows import study_grids as grids
 from flows.naming import unknown_name
 from flows.settings import explained, replace_setting, replace_settings
+from storage.documents import read_document, understood
 from tasks.study import Cell, Study
 
 STUDY, CELL = TypeAdapter(Study), TypeAdapter(Cell)
 PRESETS = tuple(grids.SIZES)
 Preset = Literal["paper", "cpu"]
 SETTINGS = "settings.json"
+SETTINGS_FIX = "restore it, or use another --store"
 """In the store's folder: every setting of its study."""
 OF_EVERY_CELL = "experiment."
 """Settings that begin with this are set in the experiment of every cell."""
@@ -131,9 +133,10 @@ def resolve(
     path = store / SETTINGS
     if name not in STUDIES:
         raise ValueError(unknown_name("study", name, STUDIES))
-    if preset is not None or only or not path.is_file():
+    if preset is not None or only or not path.exists():
         return study(name, preset or "cpu", settings, only=only)
-    kept = from_json(json.loads(path.read_bytes()))
+    with understood(path, SETTINGS_FIX):
+        kept = from_json(read_document(path, SETTINGS_FIX))
     if kept.name != name:
         raise ValueError(f"{store} holds study {kept.name!r}, not {name!r}; use another --store")
     return changed(kept, settings or {})

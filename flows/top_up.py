@@ -11,7 +11,6 @@ receipts what is done. So it may be killed at any time, and started every night.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -150,8 +149,7 @@ class Job:
         stored = stored_sampling(dataset.manifest, None)
         if stored is None or _up_to_last_phase(stored) != _up_to_last_phase(sampling):
             return self
-        found = Workspace(self.store).recipe
-        recipe = json.loads(found.read_bytes()) if found.is_file() else None
+        recipe = Workspace(self.store).settings()
         n_earlier = sampling.n_runs - sampling.phases[-1].n_runs
         n_parts = dataset.receipts[-1].part + 1 if dataset.receipts else 0
         n_runs = max(

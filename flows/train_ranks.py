@@ -7,7 +7,6 @@ they have finished as finished.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -19,7 +18,7 @@ import typer
 from flows.naming import unknown_name
 from flows.presets import Recipe
 from flows.screen import Screen
-from flows.settings import from_json, parse_assignments, resolve, to_json
+from flows.settings import parse_assignments, read_recipe, resolve, to_json
 from recon_core.restore import NonfiniteLossError
 from storage.dataset import Dataset
 from storage.errors import SourceError, StorageError, StoreMismatchError
@@ -73,13 +72,13 @@ def train_on_ranks(
 
 
 def _recipe(workspace: Workspace, settings: list[str]) -> Recipe:
-    if not workspace.recipe.is_file():
+    recipe = read_recipe(workspace)
+    if recipe is None:
         raise StorageError(
             f"{workspace.root} has no recipe.json; start with `palimpsest generate --store "
             f"{workspace.root}`"
         )
-    tree = json.loads(workspace.recipe.read_bytes())
-    return resolve(from_json(tree), parse_assignments(settings))
+    return resolve(recipe, parse_assignments(settings))
 
 
 def _group(device: Device) -> tuple[Group, str]:

@@ -13,7 +13,6 @@ Nothing is unpickled. A folder is made whole or not at all.
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -25,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.arrays import read_array
-from storage.errors import SourceError
+from storage.documents import read_document
+from storage.errors import DocumentError, SourceError
 from storage.files import write_file, write_json
 from storage.pictures import CorruptPictureError, is_picture, read_picture_as_it_is
 
@@ -209,10 +209,10 @@ def _are_numbers(array: Array) -> bool:
 
 def _facts(path: Path) -> dict[str, Any]:
     try:
-        facts = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise SourceError(f"{path} is not JSON ({error}); make the challenge again") from error
-    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+        facts = read_document(path, "make the challenge again")
+    except DocumentError as error:
+        raise SourceError(str(error)) from error
+    if facts.get("schema") != SCHEMA:
         raise SourceError(f"{path} is not the record of a challenge; make it again")
     if facts.get("version") != VERSION:
         raise SourceError(f"{path} is version {facts.get('version')}, expected {VERSION}")

@@ -20,12 +20,14 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from storage.errors import CorruptPartError
+from storage.documents import read_document, understood
+from storage.errors import CorruptPartError, DocumentError
 from storage.files import full_device_explained, open_regular, write_file, write_json
 
 __all__ = ["load_checkpoint", "save_checkpoint", "write_json"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
+_TENSORS = re.compile(r"[A-Za-z0-9_.]+-[0-9a-f]{16}\.safetensors")
 
 
 def save_checkpoint(
@@ -64,17 +66,11 @@ def load_checkpoint(
     Raises:
         CorruptPartError: the files are not as they were written, or no regular files.
     """
-    path = folder / f"{name}.json"
-    fix = f"remove {path} to start over, or restore both files"
-    try:
-        body = json.loads(_read(path))
-        file, digest, meta = folder / body["tensors"], body["sha256"], dict(body["meta"])
-        if file.parent != folder:
-            raise ValueError(f"its tensors are at {body['tensors']!r}, not beside it")
-    except FileNotFoundError:
+    described = _described(folder, name)
+    if described is None:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
-        raise CorruptPartError(f"{path} is not a checkpoint ({error}); {fix}") from error
+    path, fix = folder / f"{name}.json", _fix(folder, name)
+    file, digest, meta = described
     try:
         content = _read(file)
     except FileNotFoundError as error:
@@ -87,6 +83,35 @@ def load_checkpoint(
         return load(content), meta
     except SafetensorError as error:
         raise CorruptPartError(f"{file} is not a safetensors file ({error}); {fix}") from error
+
+
+def read_meta(folder: Path, name: str) -> dict[str, Any] | None:
+    """The meta of checkpoint `name`, or None if there is none; its tensors are not looked at.
+
+    Raises:
+        CorruptPartError: the JSON file is not as it was written.
+    """
+    described = _described(folder, name)
+    return None if described is None else described[2]
+
+
+def _described(folder: Path, name: str) -> tuple[Path, str, dict[str, Any]] | None:
+    """What the JSON file says: the file of the tensors, its SHA-256, and the meta."""
+    path, fix = folder / f"{name}.json", _fix(folder, name)
+    try:
+        with understood(path, fix):
+            body = read_document(path, fix)
+            if not _TENSORS.fullmatch(body["tensors"]):
+                raise ValueError(f"its tensors are at {body['tensors']!r}, not beside it")
+            return folder / body["tensors"], body["sha256"], dict(body["meta"])
+    except FileNotFoundError:
+        return None
+    except DocumentError as error:
+        raise CorruptPartError(str(error)) from error
+
+
+def _fix(folder: Path, name: str) -> str:
+    return f"remove {folder / f'{name}.json'} to start over, or restore both files"
 
 
 def _read(path: Path) -> bytes:

@@ -15,28 +15,27 @@ import numpy.typing as npt
 
 from storage.errors import StoreMismatchError
 from storage.files import json_bytes
+from storage.image_table import count_pairs
 from storage.layout import (
     CHUNK_ROWS,
     COLUMNS,
     ENCODINGS,
-    SCHEMA,
-    VERSION,
     Encoding,
     dtype_of,
     expand_reconstruction,
     receipt_name,
     table_of,
 )
-from storage.parts import STORE_FILE, read_column, read_store_file
+from storage.parts import read_column
 from storage.places import Location, Place, open_place
 from storage.receipts import (
     PARTS_FOLDER,
     RECEIPTS_FOLDER,
     Receipt,
-    count_pairs,
     load_receipts,
     receipt_parts,
 )
+from storage.store_file import STORE_FILE, create_store_file, read_store_file
 from storage.verify import VerifyReport, verify_store
 
 _SHOWN_DIFFERENCES = 3
@@ -60,9 +59,10 @@ class Dataset:
     def __init__(self, root: Location | Place) -> None:
         self.place: Place = open_place(root)
         store = read_store_file(self.place)
-        self.manifest, self.encoding = store["manifest"], store["encoding"]
+        self.manifest, self.encoding = store.manifest, store.encoding
         self._files: dict[tuple[str, str], Receipt] = {}
         self._only: frozenset[int] | None = None
+        self._whole_files = False
         self.refresh()
 
     @property
@@ -99,6 +99,14 @@ class Dataset:
         restricted._only = chosen
         restricted._list({key: r for key, r in self._files.items() if r.part in chosen})
         return restricted
+
+    def with_whole_files(self) -> Dataset:
+        """The same store, whose reads compare every file with its checksum before they first use
+        it: for what is to carry the store's hash. A file that stands in another one's place is not
+        noticed otherwise. The price is reading each file once more, from end to end."""
+        checking = copy.copy(self)
+        checking._whole_files = True
+        return checking
 
     def without(self, parts: Iterable[int]) -> Dataset:
         """The `subset` of all present parts but `parts`."""
@@ -157,7 +165,8 @@ class Dataset:
         Raises:
             ValueError, CorruptPartError: as `read`.
         """
-        return read_column(self.place, self.receipt(part), name, rows)
+        receipt = self.receipt(part)
+        return read_column(self.place, receipt, name, rows, whole_files=self._whole_files)
 
     def expand(
         self, stored: npt.NDArray[Any], scale: npt.NDArray[np.float32]
@@ -288,15 +297,14 @@ def create_or_open(
     if encoding not in ENCODINGS:
         raise ValueError(f"encoding={encoding!r}; expected one of {', '.join(ENCODINGS)}")
     place = open_place(root)
-    wanted = json.loads(json_bytes({"encoding": encoding, "manifest": manifest}))
+    wanted = json.loads(json_bytes({"manifest": manifest}))
     if not is_store(place):
         place.make_folders([PARTS_FOLDER, RECEIPTS_FOLDER])
         if not receipt_parts(place.children(RECEIPTS_FOLDER)):
-            body = {"schema": SCHEMA, "version": VERSION, **wanted}
-            place.create(STORE_FILE, json_bytes(body))
+            create_store_file(place, encoding, wanted["manifest"])
     found = read_store_file(place)
     differences = manifest_differences(
-        found["manifest"] | {"encoding": found["encoding"]},
+        found.manifest | {"encoding": found.encoding},
         wanted["manifest"] | {"encoding": encoding},
     )
     if differences:

@@ -53,3 +53,7 @@ class StoreFullError(StorageError):
 
 class UnsettledError(StorageError):
     """A request failed without an answer and may still take effect: look again, then repeat it."""
+
+
+class DocumentError(StorageError, ValueError):
+    """A JSON document is not what its reader understands: mend, restore or remove that file."""

@@ -1,8 +1,8 @@
 """Pairs on their way to other formats: which ones, joined with what belongs to them.
 
 An export is a copy for other tools; the store stays the original, with its hashes and receipts. It
-reads part by part, so it needs memory for a thousand pairs and not for the store. The same store
-and selection give the same bytes.
+reads part by part, so it needs memory for a thousand pairs, and for a file of a part while its
+checksum is compared, and not for the store. The same store and selection give the same bytes.
 """
 
 from __future__ import annotations
@@ -108,8 +108,10 @@ def selected_pairs(
 ) -> Iterator[Pairs]:
     """The selected pairs in the order of the store, a thousand at a time.
 
-    Raises CorruptPartError where the stored bytes are not what was written.
+    Every file is compared with its checksum before it is used, because exports state the hash of
+    the store. Raises CorruptPartError where the stored bytes are not what was written.
     """
+    dataset = dataset.with_whole_files()
     left = dataset.n_pairs if selection.limit is None else selection.limit
     n_parts = len(dataset.receipts)
     on_part(0, n_parts)

@@ -26,6 +26,9 @@ TEMPORARY_PREFIX = ".tmp-"
 Content = bytes | Sequence[bytes]
 """What a file holds, in one piece or in several that are not copied together."""
 
+WHOLE_BYTES = 2**26
+"""The most that a document may have; the files of parts have limits of their own."""
+
 _PIECES_AT_ONCE = 512  # of at least 1,024 that one call takes
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -80,14 +83,23 @@ def read_bounded(path: Path, at_most: int) -> bytes:
     """What is in the regular file `path`, if that is at most so many bytes.
 
     Raises:
-        OSError: it cannot be opened, is no regular file, or has more bytes.
+        OSError: it cannot be opened, is no regular file, or has more bytes, which is seen before
+            anything is read.
     """
     with open_regular(path) as file:
-        n_bytes = os.fstat(file.fileno()).st_size
-        content = file.read(min(n_bytes, at_most) + 1)
-    if len(content) > at_most:
+        check_size(os.fstat(file.fileno()).st_size, at_most)
+        return file.read()
+
+
+def check_size(n_bytes: int, at_most: int) -> None:
+    """Raises OSError if a file of `n_bytes` bytes has more than `at_most`."""
+    if n_bytes > at_most:
         raise OSError(f"it has {n_bytes:,} bytes, more than {at_most:,}")
-    return content
+
+
+def reason_of(error: OSError) -> str:
+    """Why a file cannot be read, in a few words without its name."""
+    return error.strerror or str(error) or type(error).__name__
 
 
 def machine_memory() -> int:

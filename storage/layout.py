@@ -12,6 +12,8 @@ x = (stored - offset) * scale.
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +32,13 @@ TABLES = ("runs", "targets", "pairs")
 PICTURE = ("c", "h", "w")
 CHUNK_ROWS = 256
 SHARD_ROWS = 16384
+
+MAX_PART = 999_999
+"""Parts are numbered up to this one."""
+MAX_PART_BYTES = 2**34
+"""The arrays of one part, whole chunks of them: a writer has all of them in memory."""
+MAX_IMAGE_ID = 2**26 - 1
+"""Images are counted in arrays of this length."""
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -106,6 +115,10 @@ _REFERENCES = {
 }
 
 
+CHECKED_COLUMNS = (*_REFERENCES, "runs/run", "runs/outcome", "targets/image_id")
+"""Columns whose values depend on each other; see `check_values`."""
+
+
 def table_of(name: str) -> str:
     """`pairs` of `pairs/iteration`."""
     return name.partition("/")[0]
@@ -136,8 +149,33 @@ def receipt_name(part: int) -> str:
     return f"part-{part:06d}.json"
 
 
-RECEIPT_PATTERN = re.compile(r"part-(\d{6,})\.json")
-GROUP_PATTERN = re.compile(r"part-(\d{6,})-[0-9a-f]{8}\.zarr")
+RECEIPT_PATTERN = re.compile(r"part-(\d{6,})\.json", re.ASCII)
+GROUP_PATTERN = re.compile(r"part-(\d{6,})-[0-9a-f]{8}\.zarr", re.ASCII)
+
+
+def check_size_of_part(n_rows: Mapping[str, int], picture: tuple[int, ...]) -> None:
+    """Raises ValueError if a part with so many rows in each of `TABLES` and pictures (c, h, w)
+    takes more than `MAX_PART_BYTES`, all columns counted, the reconstructions as float32."""
+    n_bytes = sum(
+        -(-n_rows[table] // CHUNK_ROWS) * CHUNK_ROWS * row
+        for table, row in _row_bytes(picture).items()
+    )
+    if n_bytes > MAX_PART_BYTES:
+        raise ValueError(
+            f"{', '.join(f'{n_rows[table]} {table}' for table in TABLES)} with pictures of "
+            f"{' x '.join(map(str, picture))} take {n_bytes:,} bytes; expected at most "
+            f"{MAX_PART_BYTES:,} in one part"
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _row_bytes(picture: tuple[int, ...]) -> dict[str, int]:
+    """Bytes of a row of each table, at most."""
+    sizes = dict.fromkeys(TABLES, 0)
+    for name in COLUMNS:
+        row = math.prod(shape_of(name, 1, picture)) * dtype_of(name, "float32").itemsize
+        sizes[table_of(name)] += row
+    return sizes
 
 
 def compress_reconstruction(
@@ -213,12 +251,13 @@ def checked_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
     sizes: dict[str, int] = {}
     for name in names:
         _check_shape(name, columns[name], sizes)
+    check_size_of_part(sizes, tuple(sizes[letter] for letter in PICTURE))
     reconstruction = np.asarray(columns["pairs/reconstruction"], np.float32)
     cast = {
         name: reconstruction if name == "pairs/reconstruction" else _cast(name, columns[name])
         for name in names
     }
-    _check_values(cast, sizes)
+    check_values(cast, sizes)
     return {name: np.ascontiguousarray(cast[name]) for name in names}
 
 
@@ -267,7 +306,17 @@ def _cast(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array.astype(dtype)
 
 
-def _check_values(cast: Columns, sizes: Mapping[str, int]) -> None:
+def limit_of(name: str, n_rows: Mapping[str, int]) -> int | None:
+    """What the values of a column are below, from 0 on, in a part with so many rows in each of
+    `TABLES`; None for measured values. Others are used as row numbers, so readers check them."""
+    if name in _REFERENCES:
+        return n_rows[_REFERENCES[name]]
+    return {"runs/outcome": len(OUTCOMES), "targets/image_id": MAX_IMAGE_ID + 1}.get(name)
+
+
+def check_values(cast: Columns, sizes: Mapping[str, int]) -> None:
+    """Raises ValueError if columns in the dtypes on disk refer to rows that are not there, or
+    contradict each other. Needs those of `CHECKED_COLUMNS`; `sizes` are the rows of each table."""
     for name, table in _REFERENCES.items():
         rows, n_rows = cast[name], sizes[table]
         if rows.size and (rows.min() < 0 or rows.max() >= n_rows):
@@ -285,6 +334,12 @@ def _check_values(cast: Columns, sizes: Mapping[str, int]) -> None:
     if sizes["runs"] and cast["runs/outcome"].max() >= len(OUTCOMES):
         raise ValueError(
             f"runs/outcome has {cast['runs/outcome'].max()}; expected an index into {OUTCOMES}"
+        )
+    image_ids = cast["targets/image_id"]
+    if image_ids.size and not 0 <= image_ids.min() <= image_ids.max() <= MAX_IMAGE_ID:
+        raise ValueError(
+            f"targets/image_id goes from {image_ids.min()} to {image_ids.max()}; expected rows of "
+            f"the source, from 0 to {MAX_IMAGE_ID} at most"
         )
     if len(np.unique(cast["runs/run"])) != sizes["runs"]:
         raise ValueError("runs/run has a run number twice; give each run once")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from storage.dataset import Dataset, create_or_open, is_store, manifest_differences
 from storage.errors import CorruptPartError, StoreMismatchError, UnsettledError
+from storage.files import reason_of
 from storage.places import Location, Place
 from storage.receipts import PARTS_FOLDER, Receipt, is_published, publish_receipt
 from storage.shards import crc32c
@@ -152,11 +153,15 @@ def _checked_files(found: _Found) -> Iterator[dict[str, bytes]]:
     """The files of a part, some at a time, each compared with its receipt."""
     receipt, place = found.receipt, found.dataset.place
     for names in _batches(receipt):
-        paths = [f"{PARTS_FOLDER}/{receipt.group}/{name}" for name in names]
+        folder = f"{PARTS_FOLDER}/{receipt.group}"
+        limits = {f"{folder}/{name}": receipt.files[name][0] for name in names}
         try:
-            files = dict(zip(names, place.read_many(paths), strict=True))
+            files = dict(zip(names, place.read_many(limits), strict=True))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise _damaged(found, f"a file of {receipt.group} is missing ({error})") from error
+        except OSError as error:
+            what = f"a file of {receipt.group} cannot be read ({reason_of(error)})"
+            raise _damaged(found, what) from error
         for name, content in files.items():
             if (len(content), crc32c(content)) != tuple(receipt.files[name]):
                 raise _damaged(found, f"{receipt.group}/{name} is not what was written")

@@ -10,7 +10,6 @@ file's unused bits, and a missing shard, read back silently in zarr.
 from __future__ import annotations
 
 import functools
-import json
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -19,17 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.encoder import GroupEncoder
-from storage.errors import CorruptPartError, StorageError, StoreMismatchError, UnsettledError
+from storage.errors import CorruptPartError, UnsettledError
 from storage.layout import (
     COLUMNS,
-    ENCODINGS,
     LATER_COLUMNS,
-    SCHEMA,
-    VERSION,
+    MAX_PART,
     Columns,
     Encoding,
     checked_columns,
     dtype_of,
+    limit_of,
     shape_of,
     table_of,
 )
@@ -48,13 +46,14 @@ from storage.receipts import (
 from storage.shards import (
     Chunks,
     ShardError,
+    crc32c,
     read_index,
     read_rows,
     shard_names,
     shard_rows,
 )
+from storage.store_file import read_store_file
 
-STORE_FILE = "store.json"
 _OPEN_INDEXES = 8192
 
 
@@ -74,10 +73,10 @@ def write_part(
         StoreFullError: the device is full. No receipt was published; what was there is unharmed.
         UnsettledError: S3 did not answer; the part may be there. Writing it again settles it.
     """
-    if part < 0:
-        raise ValueError(f"part={part}; expected 0 or more")
+    if not 0 <= part <= MAX_PART:
+        raise ValueError(f"part={part}; expected 0 to {MAX_PART}")
     place = open_place(root)
-    encoding: Encoding = read_store_file(place)["encoding"]
+    encoding = read_store_file(place).encoding
     checked = checked_columns(columns)
     try:
         return check_same(load_receipt(place, receipt_path(part)), _hashes(checked, encoding))
@@ -112,45 +111,20 @@ def _hashes(checked: Columns, encoding: Encoding) -> dict[str, str]:
         return encoder.array_hashes()
 
 
-def read_store_file(place: Place) -> dict[str, Any]:
-    """`store.json` of the store at `place`: its `manifest` and its `encoding`.
-
-    Raises:
-        StorageError: there is none.
-        StoreMismatchError: another schema, or a version that this code does not know.
-    """
-    try:
-        content = place.read(STORE_FILE)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise StorageError(
-            f"{place} is not a store: it has no {STORE_FILE}; generate one first"
-        ) from error
-    try:
-        store = dict(json.loads(content))
-        schema, version = store["schema"], store["version"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StoreMismatchError(
-            f"{place}/{STORE_FILE} is not the description of a store ({error}); restore it or use "
-            "another folder"
-        ) from error
-    if schema != SCHEMA or version != VERSION:
-        raise StoreMismatchError(
-            f"{place} has schema {schema!r} version {version!r}, this is {SCHEMA!r} version "
-            f"{VERSION}; use the release of palimpsest that wrote it, or another folder"
-        )
-    if store.get("encoding") not in ENCODINGS or not isinstance(store.get("manifest"), dict):
-        raise StoreMismatchError(
-            f"{place}/{STORE_FILE} has encoding {store.get('encoding')!r}, expected one of "
-            f"{', '.join(ENCODINGS)}, and a manifest; restore it or use another folder"
-        )
-    return store
-
-
 def read_column(
-    place: Place, receipt: Receipt, name: str, rows: slice | None = None
+    place: Place,
+    receipt: Receipt,
+    name: str,
+    rows: slice | None = None,
+    *,
+    whole_files: bool = False,
 ) -> npt.NDArray[Any]:
     """Column `name` of a part as stored, all rows or the contiguous `rows`. Threads may share it.
     A later column that the part lacks is all NaN.
+
+    Every chunk that is read has a checksum, but another part's file in the place of one of this
+    part has right ones, too. With `whole_files` a file is compared with its checksum in the
+    receipt, once, before the first of its rows is used.
 
     Raises:
         ValueError: unknown column, or `rows` with a step.
@@ -171,7 +145,8 @@ def read_column(
         low, high = max(start, first), min(stop, first + per_shard)
         path = f"{PARTS_FOLDER}/{receipt.group}/{name}/{file}"
         try:
-            chunks = _index(place, path, receipt.files[f"{name}/{file}"][0], n_rows)
+            size, checksum = receipt.files[f"{name}/{file}"]
+            chunks = _index(place, path, size, n_rows, checksum if whole_files else None)
             read_rows(
                 functools.partial(place.read_range, path),
                 chunks,
@@ -185,6 +160,13 @@ def read_column(
                 f"part {receipt.part}: {place}/{path} {what}; run verify, then remove the part's "
                 "receipt and generate it again"
             ) from error
+    limit = limit_of(name, receipt.n_rows)
+    if limit is not None and out.size and not 0 <= out.min() <= out.max() < limit:
+        raise CorruptPartError(
+            f"part {receipt.part} of {place}: {name} goes from {out.min()} to {out.max()}, "
+            f"expected 0 to {limit - 1}; run verify, then remove the part's receipt and generate "
+            "it again"
+        )
     return out
 
 
@@ -224,12 +206,17 @@ def rows_of(receipt: Receipt, name: str) -> int:
     """How many rows column `name` has in this part; ValueError for an unknown name."""
     if name not in COLUMNS:
         raise ValueError(f"unknown column {name!r}; there are {', '.join(COLUMNS)}")
-    return {"runs": receipt.n_runs, "targets": receipt.n_targets, "pairs": receipt.n_pairs}[
-        table_of(name)
-    ]
+    return receipt.n_rows[table_of(name)]
 
 
 @functools.lru_cache(maxsize=_OPEN_INDEXES)
-def _index(place: Place, path: str, size: int, n_rows: int) -> Chunks:
-    """Parts are immutable, so an index that was read stays valid."""
-    return read_index(functools.partial(place.read_range, path), size, n_rows)
+def _index(place: Place, path: str, size: int, n_rows: int, checksum: int | None) -> Chunks:
+    """Parts are immutable, so an index that was read stays valid, and so does a file that had the
+    `checksum` that it is to have (None: any)."""
+    read = functools.partial(place.read_range, path)
+    if checksum is not None:
+        content = place.read(path, size)
+        if len(content) != size or crc32c(content) != checksum:
+            raise ShardError("it is not the file that was written (its checksum differs)")
+        read = functools.partial(_bytes_between, content)
+    return read_index(read, size, n_rows)

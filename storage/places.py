@@ -14,20 +14,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from storage.errors import StorageError
 from storage.files import (
+    WHOLE_BYTES,
     Content,
     create_file,
     full_device_explained,
+    open_regular,
+    read_bounded,
     sync_folder,
     write_file,
     write_synced,
 )
-
-if TYPE_CHECKING:
-    pass
 
 Location = str | Path
 """A folder, or "s3://bucket/prefix"."""
@@ -37,7 +37,6 @@ Tree = Mapping[str, Content] | Iterable[tuple[str, Content]]
 
 S3_SCHEME = "s3://"
 _WRITERS = 8
-_S3_REQUESTS = 16
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,8 @@ class FileInfo:
 class Place(Protocol):
     """The files below one location. Names are relative, with "/" between folders.
 
-    Reading what is not there raises FileNotFoundError. Writing on a full device raises
+    Reading what is not there raises FileNotFoundError; what is no regular file, or larger than the
+    limit that the reader gives, OSError before anything is read. Writing on a full device raises
     StoreFullError; an unreachable or refusing service StorageError. `n_parallel` is the number of
     small requests that are worth making at once.
     """
@@ -62,14 +62,16 @@ class Place(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def read(self, name: str) -> bytes: ...
+    def read(self, name: str, limit: int = WHOLE_BYTES) -> bytes:
+        """A whole file of at most `limit` bytes."""
+        ...
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop), fewer where the file ends before."""
         ...
 
-    def read_many(self, names: Sequence[str]) -> Iterator[bytes]:
-        """`read` of each, in order."""
+    def read_many(self, limits: Mapping[str, int]) -> Iterator[bytes]:
+        """`read` of each name with its limit, in order."""
         ...
 
     def size(self, name: str) -> int: ...
@@ -144,19 +146,19 @@ class LocalPlace:
     def __str__(self) -> str:
         return str(self.root)
 
-    def read(self, name: str) -> bytes:
-        return (self.root / name).read_bytes()
+    def read(self, name: str, limit: int = WHOLE_BYTES) -> bytes:
+        return read_bounded(self.root / name, limit)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        with (self.root / name).open("rb", buffering=0) as file:
+        with open_regular(self.root / name) as file:
             pieces = []
             while start < stop and (piece := os.pread(file.fileno(), stop - start, start)):
                 pieces.append(piece)
                 start += len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def read_many(self, names: Sequence[str]) -> Iterator[bytes]:
-        return map(self.read, names)
+    def read_many(self, limits: Mapping[str, int]) -> Iterator[bytes]:
+        return map(self.read, limits.keys(), limits.values())
 
     def size(self, name: str) -> int:
         return (self.root / name).stat().st_size

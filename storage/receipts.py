@@ -9,9 +9,7 @@ edits are noticed. How often each image came back is in it, too, packed: plannin
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
@@ -19,10 +17,11 @@ from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-from numcodecs.zstd import Zstd
 
-from storage.errors import CorruptPartError
-from storage.files import json_bytes
+from storage.documents import parse_document, seal_of
+from storage.errors import CorruptPartError, DocumentError
+from storage.files import json_bytes, reason_of
+from storage.image_table import ImageTable, image_table, pack_images, unpack_images
 from storage.layout import (
     OUTCOMES,
     RECEIPT_PATTERN,
@@ -33,6 +32,7 @@ from storage.layout import (
     receipt_name,
 )
 from storage.places import Place
+from storage.receipt_check import check_receipt
 
 RECEIPTS_FOLDER = "receipts"
 PARTS_FOLDER = "parts"
@@ -84,14 +84,27 @@ class Receipt:
     outcomes: dict[str, int]
     images: str
 
+    @property
+    def n_rows(self) -> dict[str, int]:
+        """Rows of each table."""
+        return {"runs": self.n_runs, "targets": self.n_targets, "pairs": self.n_pairs}
+
     def image_table(self) -> ImageTable:
-        """How the part's images fared; unpacked anew each time."""
-        return unpack_images(self.images)
+        """How the part's images fared; unpacked anew each time.
+
+        Raises CorruptPartError if the receipt's `images` are no such table.
+        """
+        try:
+            return unpack_images(self.images, self.n_targets)
+        except ValueError as error:
+            raise CorruptPartError(
+                f"the receipt of part {self.part} cannot be read: {error}; {_FIX}"
+            ) from error
 
     def to_json(self) -> bytes:
         """The file's content, sealed."""
         body = asdict(self)
-        return json_bytes(body | {_SEAL: _seal(body)})
+        return json_bytes(body | {_SEAL: seal_of(body)})
 
 
 def schema_name() -> str:
@@ -155,64 +168,6 @@ def make_receipt(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class ImageTable:
-    """How the distinct images among a part's targets fared, int64 (n,) each, ids ascending.
-
-    `n_runs`: runs that trained on the image; `n_back`: those of them in which a confident pair of
-    it came back; `n_pairs`: confident pairs.
-    """
-
-    image_ids: npt.NDArray[np.int64]
-    n_runs: npt.NDArray[np.int64]
-    n_back: npt.NDArray[np.int64]
-    n_pairs: npt.NDArray[np.int64]
-
-
-def image_table(columns: Columns) -> ImageTable:
-    """How a part's images fared.
-
-    Needs the columns targets/image_id, targets/run_row, pairs/target_row, pairs/confident.
-    """
-    image_ids, position = np.unique(columns["targets/image_id"], return_inverse=True)
-    confident = columns["pairs/target_row"][columns["pairs/confident"]]
-    target_pairs = np.bincount(confident, minlength=len(position))
-    n_images = len(image_ids)
-    of_run = columns["targets/run_row"].astype(np.int64) * n_images + position
-    trained, back = np.unique(of_run), np.unique(of_run[target_pairs > 0])
-    return ImageTable(
-        image_ids=image_ids.astype(np.int64),
-        n_runs=np.bincount(trained % max(1, n_images), minlength=n_images),
-        n_back=np.bincount(back % max(1, n_images), minlength=n_images),
-        n_pairs=np.bincount(position[confident], minlength=n_images),
-    )
-
-
-def pack_images(table: ImageTable) -> str:
-    """A table of images as text: base64 of zstd of four rows of little-endian int32, the first the
-    differences of the ids (from 0)."""
-    ids = np.diff(table.image_ids, prepend=0)
-    rows = np.stack([ids, table.n_runs, table.n_back, table.n_pairs]).astype("<i4")
-    return base64.b64encode(Zstd(level=1, checksum=True).encode(rows)).decode()
-
-
-def unpack_images(packed: str) -> ImageTable:
-    """The inverse of `pack_images`."""
-    rows = np.frombuffer(Zstd().decode(base64.b64decode(packed)), "<i4").reshape(4, -1)
-    ids, n_runs, n_back, n_pairs = rows.astype(np.int64)
-    return ImageTable(np.cumsum(ids), n_runs, n_back, n_pairs)
-
-
-def count_pairs(columns: Columns, *, min_iteration: int) -> npt.NDArray[np.int64]:
-    """Confident pairs, saved at `min_iteration` or later, of each distinct image of the targets.
-
-    Needs the columns targets/image_id, pairs/target_row, pairs/confident and pairs/iteration.
-    """
-    image_ids, position = np.unique(columns["targets/image_id"], return_inverse=True)
-    counted = columns["pairs/confident"] & (columns["pairs/iteration"] >= min_iteration)
-    return np.bincount(position[columns["pairs/target_row"][counted]], minlength=len(image_ids))
-
-
 def publish_receipt(place: Place, receipt: Receipt) -> Receipt:
     """The receipt that stands for this part: `receipt`, or the one somebody else published before.
 
@@ -268,8 +223,9 @@ def load_receipt(place: Place, name: str) -> Receipt:
     except FileNotFoundError:
         raise
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise CorruptPartError(f"{place}/{name} cannot be read ({reason}); {_FIX}") from error
+        raise CorruptPartError(
+            f"{place}/{name} cannot be read ({reason_of(error)}); {_FIX}"
+        ) from error
     return parse_receipt(content, f"{place}/{name}")
 
 
@@ -303,11 +259,14 @@ def parse_receipt(content: bytes, where: str) -> Receipt:
         CorruptPartError: as `load_receipt`.
     """
     try:
-        body = json.loads(content)
-        seal, schema = body.pop(_SEAL), body["schema"]
-        intact = seal == _seal(body)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptPartError(f"{where} is not a receipt ({error}); {_FIX}") from error
+        body = parse_document(content, where, _FIX)
+    except DocumentError as error:
+        raise CorruptPartError(str(error)) from error
+    schema, seal = body.get("schema"), body.pop(_SEAL, None)
+    try:
+        intact = seal == seal_of(body)
+    except ValueError:  # infinity, which no writer seals
+        intact = False
     if not intact:
         raise CorruptPartError(f"{where} was edited after it was written; {_FIX}")
     if schema != schema_name() or set(body) != _FIELDS:
@@ -316,6 +275,12 @@ def parse_receipt(content: bytes, where: str) -> Receipt:
             + (" in a form of before the first release" if schema == schema_name() else "")
             + f", expected {schema_name()!r}; read it with the version of palimpsest that wrote it"
         )
+    try:
+        check_receipt(body)
+    except ValueError as error:
+        raise CorruptPartError(
+            f"{where} is not a receipt of this schema: {error}; {_FIX}"
+        ) from error
     body["picture"] = tuple(body["picture"])
     body["files"] = {name: (size, crc) for name, (size, crc) in body["files"].items()}
     receipt = Receipt(**body)
@@ -328,11 +293,6 @@ def receipt_parts(names: Iterable[str]) -> list[int]:
     """The parts whose receipts are among the file names, ascending."""
     matches = (RECEIPT_PATTERN.fullmatch(name.rpartition("/")[2]) for name in names)
     return sorted(int(match[1]) for match in matches if match)
-
-
-def _seal(body: dict[str, Any]) -> str:
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 _FIELDS = {field.name for field in fields(Receipt)}

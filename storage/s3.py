@@ -8,13 +8,13 @@ from the usual `AWS_*` variables.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from storage.errors import StorageError, UnsettledError
-from storage.files import pieces_of
+from storage.files import WHOLE_BYTES, check_size, pieces_of
 from storage.places import S3_SCHEME, FileInfo, Tree, tree_items
 
 if TYPE_CHECKING:
@@ -56,11 +56,13 @@ class S3Place:
             )
         return self._opened
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, limit: int = WHOLE_BYTES) -> bytes:
         import obstore
 
         with self._explained(name):
-            return bytes(obstore.get(self._store, name).bytes())
+            found = obstore.get(self._store, name)
+            check_size(int(found.meta["size"]), limit)
+            return bytes(found.bytes())
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         import obstore
@@ -76,9 +78,9 @@ class S3Place:
                     raise
                 return b""
 
-    def read_many(self, names: Sequence[str]) -> Iterator[bytes]:
+    def read_many(self, limits: Mapping[str, int]) -> Iterator[bytes]:
         with ThreadPoolExecutor(_S3_REQUESTS) as pool:
-            yield from pool.map(self.read, names)
+            yield from pool.map(self.read, limits.keys(), limits.values())
 
     def size(self, name: str) -> int:
         import obstore

@@ -27,6 +27,7 @@ _ABSENT = np.iinfo(np.uint64).max
 _CRC_BYTES = 4
 _INDEX_ENTRY = np.dtype("<u8")
 _MAGIC, _LONGEST_HEADER = b"\x28\xb5\x2f\xfd", 18
+_CHUNK_OVERHEAD = 1024
 
 Chunks = npt.NDArray[np.uint64]
 """(chunks, 2): first byte of each inner chunk in its shard, and how many it has."""
@@ -121,6 +122,30 @@ def read_rows(
         ]
 
 
+def largest_shard(n_rows: int, row_bytes: int) -> int:
+    """Bytes that a shard of an array of `n_rows` rows may have, if nothing can be compressed."""
+    n_chunks = shard_rows(n_rows) // CHUNK_ROWS
+    chunk = CHUNK_ROWS * row_bytes
+    per_chunk = chunk + chunk // 256 + _CHUNK_OVERHEAD + 2 * _INDEX_ENTRY.itemsize
+    return n_chunks * per_chunk + _CRC_BYTES
+
+
+def content_size(frame: bytes | memoryview) -> int | None:
+    """What a zstd frame's header says of the size of its content (RFC 8878, section 3.1.1.1); None
+    if it says nothing, or is no frame."""
+    header = bytes(frame[:_LONGEST_HEADER])
+    if len(header) < len(_MAGIC) + 2 or not header.startswith(_MAGIC):
+        return None
+    descriptor = header[4]
+    flag, single_segment = descriptor >> 6, bool(descriptor & 32)
+    n_bytes = (1 if single_segment else 0, 2, 4, 8)[flag]
+    start = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    if n_bytes == 0 or len(header) < start + n_bytes:
+        return None
+    size = int.from_bytes(header[start : start + n_bytes], "little")
+    return size + 256 if flag == 1 else size
+
+
 def crc32c(content: Content) -> int:
     """CRC-32C (Castagnoli): finds every damage of up to 32 bits in a row, and others but for one in
     2^32."""
@@ -131,21 +156,9 @@ def crc32c(content: Content) -> int:
 
 
 def _decode(encoded: memoryview, out: npt.NDArray[np.generic]) -> None:
-    if _content_size(encoded) != out.nbytes:
+    if content_size(encoded) != out.nbytes:
         raise ShardError("a chunk is of another size")
     try:
         Zstd().decode(encoded, out.reshape(-1).view(np.uint8))
     except (RuntimeError, ValueError) as error:
         raise ShardError(f"a chunk does not decode: {error}") from error
-
-
-def _content_size(frame: memoryview) -> int | None:
-    """What a zstd frame's header says of the size of its content (RFC 8878, section 3.1.1.1)."""
-    if len(frame) < _LONGEST_HEADER or frame[:4].tobytes() != _MAGIC:
-        return None
-    descriptor = frame[4]
-    flag, single_segment = descriptor >> 6, bool(descriptor & 32)
-    n_bytes = (1 if single_segment else 0, 2, 4, 8)[flag]
-    start = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
-    size = int.from_bytes(frame[start : start + n_bytes], "little")
-    return size + 256 if flag == 1 else size

@@ -18,27 +18,37 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import CorruptPartError
-from storage.files import TEMPORARY_PREFIX
-from storage.layout import GROUP_PATTERN, OUTCOMES, RECEIPT_PATTERN, receipt_name
-from storage.parts import STORE_FILE, columns_of, decode_column, files_of, read_store_file
+from storage.files import TEMPORARY_PREFIX, reason_of
+from storage.image_table import image_table, pack_images
+from storage.layout import (
+    CHECKED_COLUMNS,
+    GROUP_PATTERN,
+    OUTCOMES,
+    RECEIPT_PATTERN,
+    check_values,
+    receipt_name,
+)
+from storage.parts import columns_of, decode_column, files_of
 from storage.places import FileInfo, Location, Place, open_place
 from storage.receipts import (
     PARTS_FOLDER,
     RECEIPTS_FOLDER,
     Receipt,
     array_hash,
-    image_table,
     load_receipts,
-    pack_images,
     receipt_parts,
     receipt_path,
 )
 from storage.shards import ShardError, crc32c
+from storage.store_file import STORE_FILE, StoreFile, fits, read_store_file
 
 _MAX_PARTS = 4
 """Parts that are checked side by side; each is in memory as a whole."""
 GRACE_SECONDS = 86400.0
 """A group younger than this may belong to a writer that is alive."""
+
+_COUNTED = (*CHECKED_COLUMNS, "pairs/confident")
+"""Columns that the counts in a receipt follow from; the others are let go when they are checked."""
 
 _FIX = "remove its receipt and generate it again"
 
@@ -52,13 +62,15 @@ class VerifyReport:
 
     `ok` when every receipt's arrays are there and are what was written. `orphans` (what killed
     writers left behind, or live ones are writing) and `gaps` (part numbers without receipt below
-    the last) are not faults: generating again fills the gaps, and orphans may be removed.
+    the last) are not faults: generating again fills the gaps, and orphans may be removed. `notes`
+    say what could not be checked.
     """
 
     problems: tuple[str, ...]
     orphans: tuple[str, ...]
     gaps: tuple[int, ...]
     n_checked: int
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -74,22 +86,21 @@ def verify_store(
         StorageError: there is no store at `root`, or it has another schema.
     """
     place = open_place(root)
-    encoding = read_store_file(place)["encoding"]
     problems: list[str] = []
+    store = None
+    try:
+        store = read_store_file(place)
+    except CorruptPartError as error:
+        problems.append(str(error))
     receipts: list[Receipt] = []
     parts = receipt_parts(place.children(RECEIPTS_FOLDER))
     for part in parts:
         try:
-            (receipt,) = load_receipts(place, [receipt_path(part)])
+            receipts.extend(load_receipts(place, [receipt_path(part)]))
         except CorruptPartError as error:
             problems.append(str(error))
-            continue
-        receipts.append(receipt)
-        if receipt.encoding != encoding:
-            problems.append(
-                f"part {part} is in encoding {receipt.encoding}, the store in {encoding}; restore "
-                f"{STORE_FILE}, or remove the part's receipt and generate it again"
-            )
+    if store is not None:
+        problems.extend(_of_other_settings(place, store, receipts))
     with ThreadPoolExecutor(min(_MAX_PARTS, len(os.sched_getaffinity(0)))) as pool:
         found = pool.map(lambda receipt: list(_part_problems(place, receipt)), receipts)
         for done, of_part in enumerate(found, 1):
@@ -102,7 +113,40 @@ def verify_store(
         orphans=tuple(orphans),
         gaps=tuple(sorted(set(range(max(named, default=-1) + 1)) - set(parts))),
         n_checked=len(receipts),
+        notes=tuple(_unchecked(place, store, receipts)),
     )
+
+
+def _unchecked(place: Place, store: StoreFile | None, receipts: list[Receipt]) -> Iterator[str]:
+    if store is not None and not (
+        store.sealed or any(fits(store.manifest, r.fingerprint) for r in receipts)
+    ):
+        yield (
+            f"{place}/{STORE_FILE} is of an earlier release, without a seal, and no receipt says "
+            "what its settings were, so they are not checked"
+        )
+
+
+def _of_other_settings(place: Place, store: StoreFile, receipts: list[Receipt]) -> Iterator[str]:
+    """Where the receipts say that `store.json` is not what their parts were made from."""
+    for receipt in receipts:
+        if receipt.encoding != store.encoding:
+            yield (
+                f"part {receipt.part} is in encoding {receipt.encoding}, the store in "
+                f"{store.encoding}; restore {STORE_FILE}, or remove the part's receipt and "
+                "generate it again"
+            )
+    others = [r.part for r in receipts if fits(store.manifest, r.fingerprint) is False]
+    if others:
+        yield (
+            f"{place}/{STORE_FILE} has not the settings that {_count(others)} made with (the "
+            f"fingerprint of part {others[0]} is of another manifest); restore it, or remove those "
+            "receipts and generate the parts again"
+        )
+
+
+def _count(parts: list[int]) -> str:
+    return f"part {parts[0]} was" if len(parts) == 1 else f"{len(parts):,} parts were"
 
 
 def vacuum(
@@ -170,15 +214,22 @@ def _part_problems(place: Place, receipt: Receipt) -> Iterator[str]:
         yield f"part {receipt.part}: {place}/{path} does not belong there; remove it"
     columns: dict[str, npt.NDArray[Any]] = {}
     names = columns_of(receipt)
+    intact = True
     for name in names:
         problems, column = _check_column(place, receipt, name)
         yield from problems
-        if column is not None:
+        intact = intact and column is not None
+        if column is not None and name in _COUNTED:
             columns[name] = column
     of_columns = {file for name in names for file in files_of(receipt, name)}
     for file in sorted(set(receipt.files) - of_columns):
         yield from _check_file(place, receipt, file)[0]
-    if len(columns) < len(names):
+    if not intact:
+        return
+    try:
+        check_values(columns, receipt.n_rows)
+    except ValueError as error:
+        yield f"part {receipt.part}: {error}; {_FIX}"
         return
     counts = np.bincount(columns["runs/outcome"], minlength=len(OUTCOMES)).tolist()
     outcomes = {name: receipt.outcomes.get(name, 0) for name in OUTCOMES}
@@ -210,11 +261,11 @@ def _check_file(place: Place, receipt: Receipt, file: str) -> tuple[list[str], b
     size, checksum = receipt.files[file]
     content = b""
     try:
-        content = place.read(path)
+        content = place.read(path, size)
     except FileNotFoundError:
         problem = "is missing"
     except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
+        problem = f"cannot be read ({reason_of(error)})"
     else:
         if len(content) != size:
             problem = f"has {len(content)} bytes, not {size}"

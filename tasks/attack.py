@@ -35,6 +35,7 @@ from recon_core.attacks.kkt_solver import Attacked, AttackState, reconstruct
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Activation
 from storage.checkpoints import load_checkpoint, save_checkpoint
+from storage.documents import read_document
 from storage.errors import StorageError, StoreMismatchError
 from storage.files import write_json
 from tasks.attack_inputs import Victim
@@ -299,8 +300,8 @@ def _claim(cache: Path, job: AttackJob, victim: Victim, device: str) -> None:
     """Write down what the attacks in `cache` are of, or compare with what is there."""
     wanted = description(job, victim, device)
     path = cache / "job.json"
-    if path.is_file():
-        found = json.loads(path.read_bytes())
+    if path.exists():
+        found = read_document(path, "remove it with what is beside it, or start over with --fresh")
         if found != wanted:
             raise StoreMismatchError(
                 f"{job.out} holds attacks with other settings: {_difference(found, wanted)}; use "

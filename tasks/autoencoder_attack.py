@@ -24,6 +24,7 @@ from recon_core.attacks.autoencoder_preflight import reconstruction_errors
 from recon_core.attacks.plug_and_play import Degraded, Function, KnownMask
 from recon_core.types import seeded_generator
 from storage.checkpoints import load_checkpoint, save_checkpoint
+from storage.documents import read_document
 from storage.errors import StoreMismatchError
 from storage.files import write_json
 from tasks.autoencoder_inputs import AutoencoderJob, AutoencoderVictim, Method
@@ -162,8 +163,8 @@ def _claim(cache: Path, job: AutoencoderJob, victim: AutoencoderVictim) -> None:
     """One folder is of one file of weights."""
     wanted: dict[str, Any] = {"weights": victim.sha256}
     path = cache / "job.json"
-    if path.is_file():
-        found = json.loads(path.read_bytes())
+    if path.exists():
+        found = read_document(path, "remove it with what is beside it, or start over with --fresh")
         if found != wanted:
             raise StoreMismatchError(
                 f"{job.out} holds an attack on other weights; use another --out, or --fresh to "

@@ -8,19 +8,23 @@ a folder or a bucket, and no data: nothing here changes what the pairs are.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from storage.errors import StorageError
-from storage.files import json_bytes
+from pydantic import TypeAdapter
+
+from storage.documents import parse_document, understood
+from storage.errors import DocumentError
+from storage.files import json_bytes, reason_of
 from storage.places import Place
 
 CONTROL_FILE = "control.json"
 QUARANTINE_FOLDER = "quarantine"
+CONTROL_FIX = "write it again with palimpsest campaign resume, or remove it"
+QUARANTINE_FIX = "remove it, and the part is tried again"
 LOG_TAIL_CHARS = 20_000
 _QUARANTINE_PATTERN = re.compile(r"part-(\d{6,})\.json")
 
@@ -48,6 +52,9 @@ class Quarantined:
     since: float
 
 
+_QUARANTINED = TypeAdapter(Quarantined)
+
+
 def read_control(place: Place) -> Control:
     """What the campaign of the store at `place` is asked to do; running if nobody asked.
 
@@ -57,16 +64,12 @@ def read_control(place: Place) -> Control:
         content = place.read(CONTROL_FILE)
     except FileNotFoundError:
         return Control()
-    try:
-        asked = json.loads(content)
-        control = Control(asked["state"], float(asked["since"]))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StorageError(
-            f"{place}/{CONTROL_FILE} does not say what to do ({error}); write it again with "
-            "palimpsest campaign resume, or remove it"
-        ) from error
-    _check_state(control.state, f"{place}/{CONTROL_FILE}: ")
-    return control
+    except OSError as error:
+        raise _unreadable(f"{place}/{CONTROL_FILE}", error, CONTROL_FIX) from error
+    with understood(f"{place}/{CONTROL_FILE}", CONTROL_FIX):
+        asked = parse_document(content, f"{place}/{CONTROL_FILE}", CONTROL_FIX)
+        _check_state(asked["state"])
+        return Control(asked["state"], float(asked["since"]))
 
 
 def write_control(place: Place, state: State) -> Control:
@@ -104,14 +107,11 @@ def read_quarantine(place: Place) -> list[Quarantined]:
             content = place.read(path)
         except FileNotFoundError:
             continue
-        try:
-            body: dict[str, Any] = json.loads(content)
-            found.append(Quarantined(**{**body, "workers": tuple(body["workers"])}))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StorageError(
-                f"{place}/{path} does not say what was given up ({error}); remove it, and the part "
-                "is tried again"
-            ) from error
+        except OSError as error:
+            raise _unreadable(f"{place}/{path}", error, QUARANTINE_FIX) from error
+        with understood(f"{place}/{path}", QUARANTINE_FIX):
+            body = parse_document(content, f"{place}/{path}", QUARANTINE_FIX)
+            found.append(_QUARANTINED.validate_python(body))
     return sorted(found, key=lambda quarantined: quarantined.part)
 
 
@@ -166,10 +166,13 @@ def age_text(seconds: float) -> str:
     return f"{days} days {hours} h"
 
 
-def _check_state(state: str, where: str = "") -> None:
+def _unreadable(where: str, error: OSError, fix: str) -> DocumentError:
+    return DocumentError(f"{where} cannot be read ({reason_of(error)}); {fix}")
+
+
+def _check_state(state: str) -> None:
     if state not in get_args(State):
-        kind = StorageError if where else ValueError
-        raise kind(
-            f"{where}state {state!r} is none of {', '.join(get_args(State))}; write one of them, "
+        raise ValueError(
+            f"state {state!r} is none of {', '.join(get_args(State))}; write one of them, "
             "for example with palimpsest campaign resume"
         )

@@ -6,7 +6,6 @@ is the one thing that a store does not say (its last phase may grow); it is in t
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from tasks.campaign_state import (
     read_control,
     read_quarantine,
 )
+from tasks.workspace import Workspace
 
 HOUR_SECONDS = 3600.0
 WENT_WELL = ("ok", "stopped")
@@ -186,8 +186,8 @@ def find_recipe(store: str) -> dict[str, Any] | None:
     folder = Path(store)
     above = [folder.absolute().parent] if folder.name in ("pairs", "heldout") else []
     for job in (folder, *above):
-        if (job / "recipe.json").is_file():
-            return dict(json.loads((job / "recipe.json").read_bytes()))
+        if (found := Workspace(job).settings()) is not None:
+            return found
     return None
 
 

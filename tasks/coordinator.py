@@ -27,7 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from recon_core.sampling import Sampling
-from storage.receipts import ImageTable, Receipt, pack_images
+from storage.image_table import ImageTable, pack_images
+from storage.receipts import (
+    Receipt,
+)
 
 MAX_KILLS = 3
 """Workers that a part may take with it."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.dataset import Dataset
+from storage.documents import read_document, understood
 from storage.files import write_json
 from storage.sources import ImageSet
 from tasks.devices import Device
@@ -159,16 +160,13 @@ def read_excluded(out: Path) -> dict[str, Any] | None:
     Raises ValueError if it is something else.
     """
     path = out.parent / EXCLUDED_FILE
-    if not path.is_file():
+    if not path.exists():
         return None
-    try:
-        found = dict(json.loads(path.read_bytes()))
+    fix = "make it again, or remove it"
+    with understood(path, fix):
+        found = read_document(path, fix)
         rows = [dict(row) for row in found["rows"]]
         return {"threshold": float(found["threshold"]), "n": len(rows), "rows": rows}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} does not have a threshold and rows ({error!r}); make it again, or remove it"
-        ) from error
 
 
 def open_elsewhere(config: Evaluation, heldout: ImageSet, device: str) -> dict[str, OpenRestorer]:

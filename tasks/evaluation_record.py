@@ -20,6 +20,7 @@ import numpy.typing as npt
 from recon_core.summary import compare, detect, n_above_every, roc, summarise
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.dataset import Dataset
+from storage.documents import read_document
 from storage.layout import OUTCOMES
 from storage.sources import ImageSet
 
@@ -78,7 +79,7 @@ def read_finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
     path = out / "evaluation.json"
     if not path.is_file() or not (out / "pictures.npz").is_file():
         return None
-    record: dict[str, Any] = json.loads(path.read_bytes())
+    record = read_document(path, "remove it, and it is evaluated again")
     return record if record.get("fingerprint") == fingerprint else None
 
 

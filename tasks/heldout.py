@@ -7,7 +7,6 @@ for the same reason.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from recon_core.duplicates import THRESHOLD, near_duplicates
 from recon_core.types import Progress, no_progress
+from storage.documents import read_document
 from storage.files import write_json
 from storage.sources import ImageSet
 
@@ -77,7 +77,7 @@ def _known(report: Path, question: dict[str, Any]) -> list[dict[str, Any]] | Non
     if not report.is_file():
         return None
     try:
-        found = json.loads(report.read_bytes())
+        found = read_document(report, "remove it")
         if {name: found.get(name) for name in question} != question:
             return None
         return [dict(row, image_id=int(row["image_id"])) for row in found["rows"]]

@@ -235,7 +235,7 @@ def _description(file: WeightFile) -> dict[str, Any] | None:
     try:
         with safe_open(file.path, "np") as opened:
             about = json.loads((opened.metadata() or {}).get(METADATA, "null"))
-    except (SafetensorError, ValueError):
+    except (SafetensorError, ValueError, RecursionError):
         return None
     is_ours = isinstance(about, dict) and isinstance(about.get("network"), dict)
     return about if is_ours and about["network"].get("kind") in ("lenet5", "mlp") else None

@@ -23,7 +23,7 @@ from tasks.inversion_tables import (
 )
 from tasks.inversion_views import attacks_in, cells_of, letters, value_of
 from tasks.inversion_words import brackets, chance, divergence, headline, measure, spread
-from tasks.page_files import read_arrays, read_record, write_tables
+from tasks.page_files import page_of, read_arrays, read_record, write_tables
 from tasks.report import environment
 from tasks.report_data import Table
 from tasks.report_record import Record
@@ -52,9 +52,10 @@ def write_page(folder: Path) -> Path:
     """
     record = read_record(folder / "inversion.json", schema=SCHEMA, version=VERSION, command=COMMAND)
     pictures = read_arrays(folder / "inversion-pictures.npz", command=COMMAND)
-    figures = inversion_figures(record, pictures)
-    tables = _tables(record, figures)
-    html = _render(record, figures, tables)
+    with page_of(folder / "inversion.json", COMMAND):
+        figures = inversion_figures(record, pictures)
+        tables = _tables(record, figures)
+        html = _render(record, figures, tables)
     write_tables(folder / DATA_FOLDER, tables)
     write_file(folder / PAGE, text_bytes(html))
     return folder / PAGE

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from storage.documents import read_document, understood
 from storage.files import text_bytes, write_file
 from tasks.report_data import Table
 
@@ -21,20 +22,33 @@ def read_record(path: Path, *, schema: str, version: int, command: str) -> dict[
     Raises ValueError, which names `command` as the way to make it, if there is no such file, or it
     is something else.
     """
-    if not path.is_file():
-        raise ValueError(f"{path.parent} has no {path.name}; run `{command}` first")
     try:
-        record = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); run `{command}` again") from error
-    found = (record.get("schema"), record.get("version")) if isinstance(record, dict) else None
-    if found != (schema, version):
-        name, other = found or (None, None)
+        record = read_document(path, f"run `{command}` again")
+    except FileNotFoundError:
+        raise ValueError(f"{path.parent} has no {path.name}; run `{command}` first") from None
+    name, other = record.get("schema"), record.get("version")
+    if (name, other) != (schema, version):
         raise ValueError(
             f"{path} is {name!r} version {other!r}, expected {schema!r} version {version}; "
             f"run `{command}` again with this release"
         )
-    return dict(record)
+    return record
+
+
+@contextlib.contextmanager
+def page_of(records: Path | str, command: str) -> Iterator[None]:
+    """Turns what a page cannot be made of into one line that names its `records` and the
+    `command` that makes them anew.
+
+    Raises ValueError.
+    """
+    import jinja2
+
+    with understood(records, f"run `{command}` again"):
+        try:
+            yield
+        except jinja2.UndefinedError as error:
+            raise ValueError(str(error)) from error
 
 
 def read_arrays(path: Path, *, command: str) -> dict[str, npt.NDArray[Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.files import text_bytes, write_file
-from tasks.page_files import read_arrays, read_record, write_tables
+from tasks.page_files import page_of, read_arrays, read_record, write_tables
 from tasks.recovery_charts import power, styles_of
 from tasks.recovery_figures import recovery_figures
 from tasks.recovery_tables import (
@@ -47,9 +47,10 @@ def write_page(folder: Path) -> Path:
     """
     record = read_record(folder / "recovery.json", schema=SCHEMA, version=VERSION, command=COMMAND)
     pictures = read_arrays(folder / "recovery-pictures.npz", command=COMMAND)
-    figures = recovery_figures(record, pictures)
-    tables = _tables(record, figures)
-    html = _render(record, figures, tables)
+    with page_of(folder / "recovery.json", COMMAND):
+        figures = recovery_figures(record, pictures)
+        tables = _tables(record, figures)
+        html = _render(record, figures, tables)
     write_tables(folder / DATA_FOLDER, tables)
     write_file(folder / PAGE, text_bytes(html))
     return folder / PAGE

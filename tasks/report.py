@@ -7,13 +7,14 @@ in the dark. The numbers behind each figure lie beside it, in report-data/ (docs
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from storage.documents import read_document
 from storage.files import text_bytes, write_file, write_json
 from tasks import report_plates as plates
+from tasks.page_files import page_of
 from tasks.report_chart import marker
 from tasks.report_data import (
     Table,
@@ -108,8 +109,10 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     record = read_record(folder / "evaluation.json")
     pictures = read_pictures(folder / "pictures.npz")
     page = page or folder / "report.html"
-    figures = {figure.name: figure for figure in _figures(record)}
-    tables = list(_tables(record, figures))
+    with page_of(folder / "evaluation.json", "palimpsest evaluate"):
+        figures = {figure.name: figure for figure in _figures(record)}
+        tables = list(_tables(record, figures))
+        html = _render(record, pictures, EMPTY_CONTEXT | dict(context), figures, tables)
     (page.parent / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
     for old in (page.parent / DATA_FOLDER).glob("*.csv"):
         old.unlink()
@@ -117,7 +120,6 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
         write_file(page.parent / DATA_FOLDER / f"{table.name}.csv", text_bytes(table.csv()))
     if context:
         write_json(page.parent / DATA_FOLDER / CONTEXT, dict(context))
-    html = _render(record, pictures, EMPTY_CONTEXT | dict(context), figures, tables)
     write_file(page, text_bytes(html))
     return page
 
@@ -128,13 +130,10 @@ def saved_context(run: Path) -> dict[str, Any]:
     Raises ValueError if there is no finished evaluation, or the file is not a context.
     """
     path = evaluation_folder(run) / DATA_FOLDER / CONTEXT
-    if not path.is_file():
+    if not path.exists():
         return {}
-    try:
-        context = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); remove it") from error
-    if not isinstance(context, dict) or set(context) - set(EMPTY_CONTEXT):
+    context = read_document(path, "remove it")
+    if set(context) - set(EMPTY_CONTEXT):
         raise ValueError(f"{path} is not a report's context; remove it")
     return context
 

@@ -5,7 +5,6 @@ docs/evaluation.md specifies both files. Nothing here computes a number.
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from storage.documents import read_document
 from tasks.evaluation_record import SCHEMA, SIDES, VERSION
 
 __all__ = ["SIDES", "Pictures", "Record", "evaluation_folder", "read_pictures", "read_record"]
@@ -48,18 +48,14 @@ def read_record(path: Path) -> dict[str, Any]:
 
     Raises ValueError if it is not JSON, not an evaluation's, or of another version.
     """
-    try:
-        record = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); evaluate again") from error
-    found = (record.get("schema"), record.get("version")) if isinstance(record, dict) else None
-    if found != (SCHEMA, VERSION):
-        name, version = found or (None, None)
+    record = read_document(path, "evaluate again")
+    name, version = record.get("schema"), record.get("version")
+    if (name, version) != (SCHEMA, VERSION):
         raise ValueError(
             f"{path} is {name!r} version {version!r}, expected {SCHEMA!r} version {VERSION}; "
             "evaluate again with this release: palimpsest evaluate --store FOLDER"
         )
-    return dict(record)
+    return record
 
 
 def read_pictures(path: Path) -> dict[str, npt.NDArray[np.uint8]]:

@@ -6,7 +6,6 @@ What is in it is in `restore_job`.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.dataset import manifest_differences
-from storage.errors import StorageError, StoreMismatchError
+from storage.documents import read_document
+from storage.errors import DocumentError, StorageError, StoreMismatchError
 from storage.files import TEMPORARY_PREFIX
 
 SCHEMA, VERSION = "palimpsest-restored", 1
@@ -77,14 +77,16 @@ def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
 
     Raises StoreMismatchError if it is not one of a restoration with the same settings; says how.
     """
-    if not path.is_file():
+    if not path.exists():
         return None
     fix = "use those settings again, another --out, or --fresh to replace it"
     try:
-        record: dict[str, Any] = json.loads(path.read_bytes())
+        record = read_document(path, fix)
         there = dict(record["settings"])
         if record.get("schema") != SCHEMA:
             raise ValueError(f"schema is {record.get('schema')!r}, not {SCHEMA!r}")
+    except DocumentError as error:
+        raise StoreMismatchError(str(error)) from error
     except (ValueError, KeyError, TypeError) as error:
         raise StoreMismatchError(f"{path} is not a restoration's ({error}); {fix}") from error
     versions = [{"version": record.get("version")} | there, {"version": VERSION} | settings]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from storage.files import text_bytes, write_file
-from tasks.page_files import read_arrays, read_record, write_tables
+from tasks.page_files import page_of, read_arrays, read_record, write_tables
 from tasks.report import environment
 from tasks.report_chart import Style
 from tasks.report_data import Table
@@ -45,9 +45,10 @@ def write_page(folder: Path) -> Path:
         folder / "study.json", schema=SCHEMA, version=VERSION, command="palimpsest study"
     )
     pictures = read_arrays(folder / "study-pictures.npz", command="palimpsest study")
-    figures = study_figures(record, pictures)
-    tables = _tables(record, figures)
-    html = _render(record, pictures, figures, tables)
+    with page_of(folder / "study.json", "palimpsest study"):
+        figures = study_figures(record, pictures)
+        tables = _tables(record, figures)
+        html = _render(record, pictures, figures, tables)
     write_tables(folder / DATA_FOLDER, tables)
     write_file(folder / PAGE, text_bytes(html))
     return folder / PAGE

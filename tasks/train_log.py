@@ -23,6 +23,7 @@ from jaxtyping import Float32
 from PIL import Image
 from torch import Tensor
 
+from storage.documents import parse_document
 from storage.files import write_file
 
 LOG, PICTURE, TENSORBOARD = "log.jsonl", "validation.png", "tensorboard"
@@ -105,7 +106,9 @@ def read_log(out: Path) -> list[dict[str, Any]]:
     path = out / LOG
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
+    lines = enumerate(path.read_bytes().splitlines(), start=1)
+    fix = "remove the line"
+    return [parse_document(line, f"{path}, line {number},", fix) for number, line in lines]
 
 
 def _lines_until(path: Path, step: int) -> list[bytes]:

@@ -12,15 +12,19 @@ ROOT/timings.json     seconds of work per stage, summed over interrupted attempt
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from storage.documents import read_document, understood
+from storage.errors import DocumentError
 from storage.files import write_json
 from storage.places import Location
+
+RECIPE_FIX = "restore it, or name the settings with --preset"
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,24 @@ class Workspace:
     @classmethod
     def found(cls, root: Path) -> Workspace:
         """The workspace of the job that was started at `root`, its pairs where they were put."""
-        recipe = cls(root).recipe
-        settings = json.loads(recipe.read_bytes()) if recipe.is_file() else {}
-        return cls(root, settings.get("pairs_at"))
+        found = cls(root)
+        pairs_at = (found.settings() or {}).get("pairs_at")
+        if not isinstance(pairs_at, str | None):
+            raise DocumentError(
+                f"{found.recipe}: pairs_at is {pairs_at!r}, expected a folder or null; {RECIPE_FIX}"
+            )
+        return cls(root, pairs_at)
 
     @property
     def recipe(self) -> Path:
         return self.root / "recipe.json"
+
+    def settings(self) -> dict[str, Any] | None:
+        """The settings in recipe.json; None without one. Raises DocumentError."""
+        try:
+            return read_document(self.recipe, RECIPE_FIX)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def pairs(self, split: str) -> Location:
         """The store of the victims trained on one split of the images."""
@@ -72,13 +87,18 @@ class Workspace:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds of work per stage so far."""
-        path = self._timings
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
+        """Seconds of work per stage so far. Raises DocumentError."""
+        if not self._timings.exists():
+            return {}
+        fix = "remove it: only the times of the report are in it"
+        with understood(self._timings, fix):
+            found = read_document(self._timings, fix)
+            return {stage: round(float(seconds), 3) for stage, seconds in found.items()}
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Adds the time spent inside to the stage's, also when it is interrupted."""
+        _ = self.timings  # refused before the work, and not after it
         started = time.perf_counter()
         try:
             yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from storage.dataset import Dataset, create_or_open
 from storage.layout import LATER_COLUMNS
 from storage.parts import write_part
+from storage.places import Location
 from storage.receipts import Provenance, Receipt
 
 MANIFEST = {"experiment": {"family": "kkt", "width": 20}, "root_seed": 0}
@@ -79,12 +79,12 @@ def provenance(**changes: Any) -> Provenance:
     return Provenance(**(values | changes))  # type: ignore[typeddict-item]
 
 
-def write(root: Path, part: int, **shape: int) -> Receipt:
+def write(root: Location, part: int, **shape: int) -> Receipt:
     create_or_open(root, MANIFEST)
     return write_part(root, part, columns(seed=part, **shape), provenance=provenance())
 
 
-def store(root: Path, n_parts: int = 3, **shape: int) -> Dataset:
+def store(root: Location, n_parts: int = 3, **shape: int) -> Dataset:
     """A store with `n_parts` parts."""
     create_or_open(root, MANIFEST)
     for part in range(n_parts):

@@ -18,7 +18,7 @@ from recon_core.victims.split import SplitMLP
 from recon_core.victims.split_training import SplitTraining
 from recon_core.victims.training import Training
 from storage.errors import CorruptPartError, StoreMismatchError
-from storage.receipts import ImageTable
+from storage.image_table import ImageTable
 from storage.sources import ImageSet
 from tasks.campaign import Campaign, Plan, open_store
 

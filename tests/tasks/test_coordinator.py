@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from recon_core.sampling import Phase, Sampling
-from storage.receipts import ImageTable, Receipt, pack_images
+from storage.image_table import ImageTable, pack_images
+from storage.receipts import (
+    Receipt,
+)
 from tasks.campaign import Plan
 from tasks.coordinator import Coordinator, KnownCounts
 from tests.tasks.troubled_runs import MIXED, UNIFORM, no_op, small_images

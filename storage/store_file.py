@@ -1,0 +1,93 @@
+"""`store.json`: what a store was made from, sealed so that no byte of it changes unnoticed.
+
+The seal, `store_sha256`, is that of the other fields, as in a receipt. Stores of earlier releases
+have none; `storage.verify` compares their manifest with the receipts, whose fingerprint is its hash
+(`fits`), and a sealed one as well: it could be another store's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storage.documents import parse_document, seal_of
+from storage.errors import CorruptPartError, DocumentError, StorageError, StoreMismatchError
+from storage.files import json_bytes, reason_of
+from storage.layout import ENCODINGS, SCHEMA, VERSION, Encoding
+from storage.places import Place
+
+STORE_FILE = "store.json"
+_SEAL = "store_sha256"
+_FIELDS = {"schema", "version", "encoding", "manifest"}
+_FIX = "restore it, or use another folder"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreFile:
+    """What `store.json` says; `sealed` unless an earlier release wrote it."""
+
+    encoding: Encoding
+    manifest: dict[str, Any]
+    sealed: bool
+
+
+def fits(manifest: Mapping[str, Any], fingerprint: str) -> bool | None:
+    """Whether a receipt with this fingerprint is of a store with this manifest; None if it cannot
+    be told, because its writer's fingerprints are no SHA-256."""
+    return fingerprint == seal_of(manifest) if _SHA256.fullmatch(fingerprint) else None
+
+
+def create_store_file(place: Place, encoding: Encoding, manifest: dict[str, Any]) -> None:
+    """Writes the `store.json` of a new store, unless somebody else has."""
+    body = {"schema": SCHEMA, "version": VERSION, "encoding": encoding, "manifest": manifest}
+    place.create(STORE_FILE, json_bytes(body | {_SEAL: seal_of(body)}))
+
+
+def read_store_file(place: Place) -> StoreFile:
+    """The `store.json` of the store at `place`.
+
+    Raises:
+        StorageError: there is none.
+        CorruptPartError: it cannot be read, or is not what was written.
+        StoreMismatchError: another schema, or a version that this code does not know.
+    """
+    where = f"{place}/{STORE_FILE}"
+    try:
+        body = parse_document(place.read(STORE_FILE), where, _FIX)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StorageError(
+            f"{place} is not a store: it has no {STORE_FILE}; generate one first"
+        ) from error
+    except OSError as error:
+        raise CorruptPartError(f"{where} cannot be read ({reason_of(error)}); {_FIX}") from error
+    except DocumentError as error:
+        raise CorruptPartError(str(error)) from error
+    schema, version = body.get("schema"), body.get("version")
+    if isinstance(schema, str) and type(version) is int and (schema, version) != (SCHEMA, VERSION):
+        raise StoreMismatchError(
+            f"{place} has schema {schema!r} version {version!r}, this is {SCHEMA!r} version "
+            f"{VERSION}; use the release of palimpsest that wrote it, or another folder"
+        )
+    seal = body.pop(_SEAL, None)
+    manifest, encoding = body.get("manifest"), body.get("encoding")
+    if set(body) != _FIELDS or encoding not in ENCODINGS or not isinstance(manifest, dict):
+        raise CorruptPartError(
+            f"{where} has {', '.join(sorted(body)) or 'nothing'}, expected "
+            f"{', '.join(sorted(_FIELDS))}, with a manifest and an encoding of "
+            f"{', '.join(ENCODINGS)}; {_FIX}"
+        )
+    if seal is not None and not _is_seal(seal, body):
+        raise CorruptPartError(
+            f"{where} is not what was written (its {_SEAL} differs from its content); {_FIX}"
+        )
+    return StoreFile(encoding=encoding, manifest=manifest, sealed=seal is not None)
+
+
+def _is_seal(seal: Any, body: dict[str, Any]) -> bool:
+    try:
+        return bool(seal == seal_of(body))
+    except ValueError:  # a number that is too large for a float was none when it was written
+        return False
