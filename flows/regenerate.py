@@ -9,9 +9,9 @@ not, the comparison says in which parts and columns, and what is not the same ab
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import StringConstraints, TypeAdapter, ValidationError
@@ -36,17 +36,20 @@ PLAN = "plan"
 """Stands before the columns: the hash of which images a part's runs train on."""
 
 
-class _Source(TypedDict):
+@dataclass(frozen=True)
+class _Source:
     split: Literal["train", "heldout"]
     hash: str
     n: int
 
 
-class _MadeFrom(TypedDict):
+@dataclass(frozen=True)
+class _MadeFrom:
     source: _Source
 
 
-class _Manifest(TypedDict):
+@dataclass(frozen=True)
+class _Manifest:
     """What `describe` writes, as far as somebody reads it."""
 
     manifest: _MadeFrom
@@ -206,7 +209,7 @@ def read_manifest(file: Path) -> dict[str, Any]:
         )
     with understood(file, MANIFEST_FIX):
         try:
-            _MANIFEST.validate_python(manifest, strict=True)
+            _MANIFEST.validate_python(manifest)
         except ValidationError as error:
             raise ValueError(explained(error)) from error
         from_json(manifest["recipe"])

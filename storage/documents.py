@@ -55,8 +55,8 @@ def parse_document(content: bytes, where: str, fix: str) -> dict[str, Any]:
             object_pairs_hook=_unambiguous,
             parse_constant=_not_json,
         )
-        if b"\\u" in content:
-            json.dumps(found, ensure_ascii=False).encode()  # half a character cannot be shown
+        if b"\\u" in content:  # half a character stands for a byte of a file's name, or is none
+            json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogateescape")
     except (ValueError, RecursionError) as error:
         raise DocumentError(f"{where} is not JSON ({_short(error)}); {fix}") from error
     if not isinstance(found, dict):

@@ -68,7 +68,7 @@ def read_store_file(place: Place) -> StoreFile:
     schema, version = body.get("schema"), body.get("version")
     if isinstance(schema, str) and type(version) is int and (schema, version) != (SCHEMA, VERSION):
         raise StoreMismatchError(
-            f"{place} has schema {schema!r} version {version!r}, this is {SCHEMA!r} version "
+            f"{where} has schema {schema!r} version {version!r}, this is {SCHEMA!r} version "
             f"{VERSION}; use the release of palimpsest that wrote it, or another folder"
         )
     seal = body.pop(_SEAL, None)

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from recon_core.summary import N_BOOTSTRAP, bootstrap_interval
+from tasks.page_files import page_of
 from tasks.report_record import SIDES, Record, evaluation_folder, read_record
 from tasks.report_words import NOTHING, leaves
 
 SCHEMA, VERSION = "palimpsest-comparison", 1
+COMMAND = "palimpsest evaluate"
 METRICS = ("ssim", "haarpsi")
 DECIMALS = 6
 SAME_SOURCE = "the two runs scored the same images"
@@ -56,7 +58,18 @@ def open_runs(runs: Sequence[Path]) -> list[Evaluated]:
 
 
 def compare(runs: Sequence[Evaluated]) -> dict[str, Any]:
-    """The comparison as JSON has it; the first run is the one that the others are compared with."""
+    """The comparison as JSON has it; the first run is the one that the others are compared
+    with. Raises ValueError if a record is not one."""
+    with page_of(records_of(runs), COMMAND):
+        return _compared(runs)
+
+
+def records_of(runs: Sequence[Evaluated]) -> str:
+    """The files that a comparison is made from, for messages."""
+    return " or ".join(str(run.folder / "evaluation.json") for run in runs)
+
+
+def _compared(runs: Sequence[Evaluated]) -> dict[str, Any]:
     methods = dict.fromkeys(name for run in runs for name in run.record["methods"])
     first = runs[0]
     return {

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.files import text_bytes, write_file, write_json
-from tasks.compare import METRICS, Evaluated, compare, open_runs
+from tasks.compare import COMMAND, METRICS, Evaluated, compare, open_runs, records_of
+from tasks.page_files import page_of
 from tasks.report import environment
 from tasks.report_chart import N_MARKERS, Line, Panel, Style, lines, rank_axis, unit_axis
 from tasks.report_data import Cell, Table, table_of
@@ -54,7 +55,17 @@ def difference_rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
 def write_comparison(
     comparison: Mapping[str, Any], runs: Sequence[Evaluated], page: Path
 ) -> dict[str, Path]:
-    """Writes `page`, and beside it PAGE.json and the CSVs in PAGE-data/; returns where they are."""
+    """Writes `page`, and beside it PAGE.json and the CSVs in PAGE-data/; returns where they are.
+
+    Raises ValueError if a record has not what the page shows.
+    """
+    with page_of(records_of(runs), COMMAND):
+        return _written(comparison, runs, page)
+
+
+def _written(
+    comparison: Mapping[str, Any], runs: Sequence[Evaluated], page: Path
+) -> dict[str, Path]:
     data = page.with_name(f"{page.stem}-data")
     data.mkdir(parents=True, exist_ok=True)
     tables = {

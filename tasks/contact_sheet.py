@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.report_record import read_record
+from storage.documents import read_document
 from tasks.report_words import method_title
 
 TILE_INCHES = 0.62
@@ -23,7 +23,7 @@ def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -
     """
     from matplotlib.figure import Figure
 
-    record = read_record(evaluation / "evaluation.json")
+    record = read_document(evaluation / "evaluation.json", "evaluate again")
     methods = record["grid"]["methods"]
     rows = {"targets": record["grid"]["targets"][:n_targets]}
     rows["decoys"] = record["grid"]["decoys"][:n_decoys]
@@ -65,7 +65,7 @@ def curves_sheet(evaluation: Path) -> bytes:
     """PNG of the SSIM of the i-th best image per method: targets solid, decoys dashed."""
     from matplotlib.figure import Figure
 
-    record = read_record(evaluation / "evaluation.json")
+    record = read_document(evaluation / "evaluation.json", "evaluate again")
     figure = Figure(figsize=(7, 3.6), dpi=130, layout="constrained")
     axes = figure.subplots()
     for k, (name, method) in enumerate(record["methods"].items()):

@@ -133,9 +133,13 @@ def test_damage_is_named_with_the_fix(tmp_path: Path):
     with pytest.raises(CorruptPartError, match=r"cannot be read \(it is a pipe.*restore both"):
         load_checkpoint(tmp_path, "last")
     elsewhere = {"tensors": "../victim", "sha256": "", "meta": {}}
-    for content in ("{", "[" * 10**5, json.dumps(elsewhere)):
+    for content, said in (
+        ("{", "is not JSON"),
+        ("[" * 10**5, "is not JSON"),
+        (json.dumps(elsewhere), r"its tensors are at '\.\./victim', not beside it"),
+    ):
         path.write_text(content)
-        with pytest.raises(CorruptPartError, match="is not a checkpoint"):
+        with pytest.raises(CorruptPartError, match=said):
             load_checkpoint(tmp_path, "last")
 
 

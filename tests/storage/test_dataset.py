@@ -201,7 +201,7 @@ def test_what_is_no_store(tmp_path: Path):
     with pytest.raises(StorageError, match=r"has no store\.json"):
         create_or_open(tmp_path / "s", MANIFEST)
     (tmp_path / "s/store.json").write_text("[]")
-    with pytest.raises(StoreMismatchError, match="not the description of a store"):
+    with pytest.raises(CorruptPartError, match=r"store\.json is a list, expected a JSON object"):
         create_or_open(tmp_path / "s", MANIFEST)
 
 

@@ -385,7 +385,7 @@ def test_damaged_metadata_is_found_and_changes_no_values(tmp_path: Path):
     expected = dataset.stored(0, "pairs/iteration")
     metadata = tmp_path / "s/parts" / dataset.receipts[0].group / "pairs/iteration/zarr.json"
     metadata.write_text(metadata.read_text().replace('"int32"', '"uint32"'))
-    assert "zarr.json has" in dataset.verify().problems[0]
+    assert "zarr.json cannot be read (it has 1,147 bytes" in dataset.verify().problems[0]
     np.testing.assert_array_equal(Dataset(tmp_path / "s").stored(0, "pairs/iteration"), expected)
     metadata.unlink()
     assert "zarr.json is missing" in dataset.verify().problems[0]

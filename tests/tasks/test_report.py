@@ -295,7 +295,7 @@ def test_what_the_evaluation_writes_of_a_sweep(tmp_path: Path) -> None:
         ({}, "has no finished evaluation"),
         ({"evaluation.json": "{}"}, "evaluation.json but no pictures.npz"),
         ({"evaluation.json": "{", "pictures.npz": ""}, "is not JSON"),
-        ({"evaluation.json": "[]", "pictures.npz": ""}, "is None version None, expected"),
+        ({"evaluation.json": "[]", "pictures.npz": ""}, "is a list, expected a JSON object"),
         (
             {"evaluation.json": '{"schema": "palimpsest-evaluation", "version": 2}',
              "pictures.npz": ""},

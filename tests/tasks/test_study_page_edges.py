@@ -190,7 +190,7 @@ def test_pictures_that_do_not_belong_are_refused() -> None:
     [
         ({}, "has no study.json"),
         ({"study.json": "{"}, "is not JSON"),
-        ({"study.json": "[]"}, "is None version None, expected 'palimpsest-study' version 2"),
+        ({"study.json": "[]"}, "is a list, expected a JSON object"),
         ({"study.json": '{"schema": "palimpsest-study", "version": 9}'}, "version 9, expected"),
         ({"study.json": json.dumps(study()[0])}, "has no study-pictures.npz"),
         ({"study.json": json.dumps(study()[0]), "study-pictures.npz": "PK"}, "cannot be read"),
