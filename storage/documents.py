@@ -22,7 +22,7 @@ from storage.files import WHOLE_BYTES, read_bounded, reason_of
 MAX_DEPTH = 64
 """Objects and lists inside each other; the deepest that is written has 9."""
 
-_CONTAINERS = (dict, list)
+_CONTAINERS = {dict, list}
 _LONGEST_REASON = 200
 
 
@@ -55,7 +55,7 @@ def parse_document(content: bytes, where: str, fix: str) -> dict[str, Any]:
             object_pairs_hook=_unambiguous,
             parse_constant=_not_json,
         )
-        if b"\\u" in content:  # half a character stands for a byte of a file's name, or is none
+        if b"\\" in content:  # half a character stands for a byte of a file's name, or is none
             json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogateescape")
     except (ValueError, RecursionError) as error:
         raise DocumentError(f"{where} is not JSON ({_short(error)}); {fix}") from error
@@ -106,8 +106,8 @@ def _is_deeper(value: Any, limit: int) -> bool:
         level = [
             inside
             for container in level
-            for inside in (container.values() if isinstance(container, dict) else container)
-            if isinstance(inside, _CONTAINERS)
+            for inside in (container.values() if type(container) is dict else container)
+            if type(inside) in _CONTAINERS
         ]
         if not level:
             return False

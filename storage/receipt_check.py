@@ -14,6 +14,7 @@ from typing import Any
 
 from storage.image_table import check_packed
 from storage.layout import (
+    CHUNK_ROWS,
     COLUMNS,
     ENCODINGS,
     GROUP_PATTERN,
@@ -43,11 +44,11 @@ _COUNTS = {
     "threads": 2**31 - 1,
 }
 _REQUIRED_COLUMNS = COLUMNS.keys() - set(LATER_COLUMNS)
-_MAX_METADATA = 2**20
 _MAX_CRC = 2**32 - 1
-_METADATA = frozenset(
-    ["zarr.json", *(f"{name}/zarr.json" for name in (*TABLES, *COLUMNS))],
+_METADATA = dict.fromkeys(
+    ["zarr.json", *(f"{name}/zarr.json" for name in (*TABLES, *COLUMNS))], 2**20
 )
+"""Files of metadata and the most bytes that each may have."""
 
 
 def check_receipt(body: Mapping[str, Any]) -> None:
@@ -132,31 +133,44 @@ def _check_files(
     is in it can have."""
     if type(found) is not dict:
         raise ValueError(f"its files are {_shown(found)}, expected an object")
-    n_shards = sum(-(-rows[table_of(name)] // SHARD_ROWS) for name in hashes)
+    n_shards = sum(-(-rows[table_of(name)] // SHARD_ROWS) for name in _REQUIRED_COLUMNS)
     if n_shards > len(found):
         raise ValueError(f"it has {len(found)} files, too few for its rows: {n_shards:,} shards")
-    limits: dict[str, int] = {}
-    for name in hashes:
-        limits.update(_shards_of(name, rows[table_of(name)], picture, encoding))
-    if missing := limits.keys() - found.keys():
+    needed: dict[str, int] = {}
+    names = frozenset(hashes)
+    for table, n_rows in rows.items():
+        n_chunks = -(-n_rows // CHUNK_ROWS)
+        needed |= _shards_of(table, names, n_chunks * CHUNK_ROWS, picture, encoding)
+    if missing := needed.keys() - found.keys():
         raise ValueError(f"its files lack {_shown(min(missing))}")
+    limits = needed | _METADATA
     for name, facts in found.items():
-        if name not in limits and name not in _METADATA:
+        limit = limits.get(name)
+        if limit is None:
             raise ValueError(f"its files have {_shown(name)}, which no part has")
         if type(facts) is not list or len(facts) != 2:
             raise ValueError(f"its file {name} is {_shown(facts)}, expected bytes and checksum")
-        _check_count(f"the size of its file {name}", facts[0], limits.get(name, _MAX_METADATA))
-        _check_count(f"the checksum of its file {name}", facts[1], _MAX_CRC)
+        size, checksum = facts
+        if type(size) is not int or not 0 <= size <= limit:
+            _check_count(f"the size of its file {name}", size, limit)
+        if type(checksum) is not int or not 0 <= checksum <= _MAX_CRC:
+            _check_count(f"the checksum of its file {name}", checksum, _MAX_CRC)
 
 
 @functools.lru_cache(maxsize=1024)
 def _shards_of(
-    name: str, n_rows: int, picture: tuple[int, ...], encoding: Encoding
-) -> Mapping[str, int]:
-    """The shard files of a column and the most bytes that each may have."""
-    shape = shape_of(name, n_rows, picture)
-    row = math.prod(shape[1:]) * dtype_of(name, encoding).itemsize
-    return dict.fromkeys([f"{name}/{s}" for s in shard_names(shape)], largest_shard(n_rows, row))
+    table: str, names: frozenset[str], n_rows: int, picture: tuple[int, ...], encoding: Encoding
+) -> dict[str, int]:
+    """The shard files of those of the columns that are of a table of `n_rows` rows, which is whole
+    chunks, and the most bytes that each may have; not to be changed."""
+    limits: dict[str, int] = {}
+    for name in names:
+        if table_of(name) == table:
+            shape = shape_of(name, n_rows, picture)
+            row = math.prod(shape[1:]) * dtype_of(name, encoding).itemsize
+            shards = [f"{name}/{shard}" for shard in shard_names(shape)]
+            limits |= dict.fromkeys(shards, largest_shard(n_rows, row))
+    return limits
 
 
 def _shown(value: Any) -> str:
