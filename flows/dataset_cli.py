@@ -126,6 +126,8 @@ def dataset_verify(
             f"{_count(len(found.orphans), 'orphan')}, {_count(len(found.gaps), 'gap')}",
             highlight=False,
         )
+        for note in found.notes:
+            _note(note)
         if found.orphans:
             _note(
                 f"orphans, left by killed writers or of live ones: {_first(found.orphans)}; "

@@ -20,7 +20,7 @@ from storage.errors import DocumentError
 from storage.files import WHOLE_BYTES, read_bounded, reason_of
 
 MAX_DEPTH = 64
-"""Objects and lists inside each other; the deepest that is written has 9."""
+"""Objects and lists inside each other; the deepest of the records has 8."""
 
 _CONTAINERS = {dict, list}
 _LONGEST_REASON = 200
