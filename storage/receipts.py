@@ -263,6 +263,9 @@ def parse_receipt(content: bytes, where: str) -> Receipt:
     except DocumentError as error:
         raise CorruptPartError(str(error)) from error
     schema, seal = body.get("schema"), body.pop(_SEAL, None)
+    if schema is None or seal is None:
+        missing = "schema" if schema is None else _SEAL
+        raise CorruptPartError(f"{where} is not a receipt (it has no {missing}); {_FIX}")
     try:
         intact = seal == seal_of(body)
     except ValueError:  # infinity, which no writer seals
