@@ -105,6 +105,9 @@ def make_pairs(
     plan: AnyPlan, dataset: Dataset, workers: Workers, device: str, title: str
 ) -> Dataset:
     """Every part that has no receipt, on Dask workers that live as long as this task."""
+    if n_stored := len(dataset.receipts):
+        n_parts = plan.sampling.n_parts
+        log_notice(f"{title}: goes on, {n_stored:,} of {n_parts:,} parts are stored")
     with (
         stage_progress(title, "run") as advance,
         dask_client(workers, threads=plan.campaign.threads) as client,

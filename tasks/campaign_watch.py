@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from distributed import Client
+from typing import TYPE_CHECKING
 
 from storage.errors import StorageError
 from storage.places import Place
 from tasks.campaign_state import State, read_control
 from tasks.coordinator import RETRY_DELAYS_S
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 OnNotice = Callable[[str], None]
 """Called with a sentence about what the campaign waits for, repeats or gives up."""

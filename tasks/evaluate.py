@@ -29,6 +29,7 @@ from storage.dataset import Dataset
 from storage.documents import read_document, understood
 from storage.files import write_json
 from storage.sources import ImageSet
+from tasks.campaign_watch import log_notice
 from tasks.devices import Device
 from tasks.evaluation_criteria import describe_hallucination, describe_ranking, describe_runs
 from tasks.evaluation_pictures import (
@@ -195,6 +196,7 @@ class _Work:
     n_jobs: int
     on_progress: Progress
     n_done: int = 0
+    n_found: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     def do(
@@ -210,9 +212,18 @@ class _Work:
             done = 100 * self.n_done + int(100 * fraction)
             self.on_progress(done, 100 * self.n_jobs, message)
 
+        def missing() -> dict[str, Arrays]:
+            if 0 < self.n_done == self.n_found:
+                log_notice(
+                    f"Evaluate: goes on, {self.n_done:,} of {self.n_jobs:,} steps are finished"
+                )
+            self.n_found = -1
+            return compute(advance)
+
         advance(0.0)
         key = fingerprint_of(*self.key, *settings)
-        results, spent = cached(self.folder, name, key, partial(compute, advance))
+        results, spent = cached(self.folder, name, key, missing)
+        self.n_found += self.n_found == self.n_done
         self.seconds[step] = self.seconds.get(step, 0.0) + spent
         self.n_done += 1
         return results

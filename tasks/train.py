@@ -60,8 +60,9 @@ def train_restorer(
     """The card of the model that is then in `out`; trains it only as far as it is not there yet.
 
     `images_for_noise` are the training images of the source, uint8 (n, 3, h, w). A checkpoint is
-    written every `checkpoint_seconds`, less often where writing takes long. A model or checkpoint
-    of other settings in `out` is replaced. `group`: the processes that train together, each calling
+    written every `checkpoint_seconds`, less often where writing takes long, and when SIGTERM or
+    SIGINT comes, which then waits for the end of a step. A model or checkpoint of other settings in
+    `out` is replaced. `group`: the processes that train together, each calling
     this with its own `device`.
 
     Raises:
@@ -91,11 +92,12 @@ def train_restorer(
         fingerprint=fingerprint,
         group=group,
     )
-    try:
-        trainer.run(on_step, checkpoint_seconds, tensorboard)
-    except NonfiniteLossError as error:
-        raise error.with_note(_what_is_kept(out, fingerprint)) from None
-    return trainer.finish()
+    with trainer.interruption:
+        try:
+            trainer.run(on_step, checkpoint_seconds, tensorboard)
+        except NonfiniteLossError as error:
+            raise error.with_note(_what_is_kept(out, fingerprint)) from None
+        return trainer.finish()
 
 
 def _what_is_kept(out: Path, fingerprint: str) -> str:

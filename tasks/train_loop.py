@@ -19,6 +19,8 @@ from storage.checkpoints import save_checkpoint
 from storage.dataset import Dataset
 from storage.errors import StorageError
 from storage.files import text_bytes, write_file
+from tasks.campaign_watch import log_notice
+from tasks.interruption import Interruption
 from tasks.pair_stream import Batch, PairExamples
 from tasks.train_card import PAGE, device_name, model_page, versions
 from tasks.train_log import TensorBoard, TrainingLog
@@ -97,6 +99,8 @@ class Trainer:
             endless=True,
         )
         self.record = Record.of(training.n_steps)
+        # Other processes would wait for ever for one that saves while they do not.
+        self.interruption = Interruption(holds=self.group.size == 1)
         self._resume()
         self.started = time.monotonic() - self.record.seconds
 
@@ -117,6 +121,10 @@ class Trainer:
         self.fit.load_state_dict(state)
         self.feed.load_state_dict(meta["feeds"][min(self.group.rank, len(meta["feeds"]) - 1)])
         self.record.load_state_dict(meta["record"])
+        if self.writes:
+            log_notice(
+                f"{self.out.name} goes on after step {self.fit.step:,} of {self.training.n_steps:,}"
+            )
 
     @property
     def writes(self) -> bool:
@@ -159,11 +167,12 @@ class Trainer:
             due = now - last_saved >= max(checkpoint_seconds, saving / CHECKPOINT_SHARE)
             # Steps that are repeated may round otherwise, and the best not be the best again.
             needed = improved and self.validation.keep == "best"
-            if self.group.agree(due or needed):
+            if self.group.agree(due or needed or self.interruption.waits):
                 self._require_finite(loss)
                 self.save()
                 last_saved = time.monotonic()
                 saving = last_saved - now
+            self.interruption.deliver()
 
     def validate(self, log: TrainingLog) -> bool:
         """Scores the averaged weights on the held-out pairs, and keeps them if they are best."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -193,6 +194,66 @@ def test_an_interrupted_training_continues_bit_for_bit(
     assert same(tmp_path / "through", tmp_path / "out")
     assert resumed["loss_curve"] == through["loss_curve"]
     assert resumed["n_images"] == through["n_images"]
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGTERM as a command takes it."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_every_interruption_keeps_the_step_and_says_where_it_goes_on(
+    dataset: Dataset, tmp_path: Path, interruptible: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(dataset, tmp_path / "through")
+    first_steps = []
+    for last in (3, 4, 9, 12):
+        steps: list[int] = []
+
+        def step(done: int, _n: int, _loss: float, steps: list[int] = steps, last: int = last):
+            steps.append(done)
+            if done == last < 12:
+                signal.raise_signal(signal.SIGTERM)
+
+        with suppress(KeyboardInterrupt):  # no checkpoint is due within 20 s
+            train(dataset, tmp_path / "out", on_step=step)
+        first_steps.append(steps[0])
+        assert steps[-1] == last
+    assert first_steps == [1, 4, 5, 10]
+    assert same(tmp_path / "through", tmp_path / "out")
+    said = [record.message for record in caplog.records if record.name == "palimpsest"]
+    assert said == [f"out goes on after step {step} of 12" for step in (3, 4, 9)]
+
+
+def test_a_second_interruption_does_not_wait(
+    dataset: Dataset, tmp_path: Path, interruptible: None
+) -> None:
+    def twice(_done: int, _n_steps: int, _loss: float) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("the second one did nothing")
+
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset, tmp_path / "out", on_step=twice)
+    assert not (tmp_path / "out" / "latest.json").exists()
+
+
+def test_an_interruption_of_the_last_step_comes_when_the_model_is_there(
+    dataset: Dataset, tmp_path: Path, interruptible: None
+) -> None:
+    def last(done: int, n_steps: int, _loss: float) -> None:
+        if done == n_steps:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset, tmp_path / "out", on_step=last)
+    assert load_checkpoint(tmp_path / "out", "model") is not None
 
 
 KILLED = """
