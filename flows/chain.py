@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flows.curate import curate
 from flows.evaluate import evaluate
 from flows.generate import generate
@@ -12,8 +14,15 @@ from flows.presets import Recipe
 from flows.report import report
 from flows.settings import resolve
 from flows.train import train
+from recon_core.restore.precision import require_precision
+from storage.sources import Split
+from tasks.campaign import Plan
+from tasks.devices import resolve_device
+from tasks.evaluate import open_elsewhere
+from tasks.evaluation_settings import check_names
 from tasks.orchestration import flow
-from tasks.workers import Workers
+from tasks.train_log import summary_writer
+from tasks.workers import Workers, check_workers
 
 
 @flow(name="chain", flow_run_name="{store}")
@@ -45,3 +54,21 @@ def chain(
         "evaluation": evaluation,
         "report": page,
     }
+
+
+def check_chain(recipe: Recipe, workers: Workers) -> None:
+    """Raises what a stage would raise of its settings, its images, the device or the cluster.
+
+    Before anything is started or deleted; nothing is written.
+    """
+    check_workers(workers)
+    here = resolve_device(workers.device)
+    splits: tuple[Split, ...] = ("train", "heldout")
+    images = {split: recipe.images(split) for split in splits}
+    for split, found in images.items():
+        Plan(recipe.campaign(split), found)
+    for plan in recipe.restorers.values():
+        require_precision(plan.training.precision, torch.device(here))
+        summary_writer(plan.tensorboard)
+    check_names(recipe.restorers, taken=recipe.evaluation.external)
+    open_elsewhere(recipe.evaluation, images["heldout"], here)

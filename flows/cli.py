@@ -139,6 +139,12 @@ def demo(
     fresh: FreshOption = False,
 ) -> None:
     """From images to a report, through every stage; finished stages are not repeated."""
+    from flows.chain import chain, check_chain
+    from tasks.workers import Workers
+
+    start = "demo" if fresh and preset is None else preset  # the store's settings go with it
+    recipe = _recipe(store, start, data, settings, skip_corrupt=skip_corrupt)
+    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     if fresh:
         elsewhere = Workspace.found(store).pairs_at
         if elsewhere is not None:
@@ -146,14 +152,10 @@ def demo(
                 f"--fresh would leave the pairs of {store} at {elsewhere}; remove the stores there "
                 "and the folder yourself, or use another --store"
             )
+        check_chain(recipe, workers)
         start_over(store, WORKSPACE_ENTRIES, option="--store")
-    recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
     out.print(f"[bold]palimpsest[/]  {recipe.name} on {recipe.data}, store {store}")
     show_images_of(recipe, "train", "heldout")
-    from flows.chain import chain
-    from tasks.workers import Workers
-
-    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     products = chain(recipe, store, workers=workers)
     show_facts(out, "Pairs", products["pairs"])
     _show_scores(products["evaluation"])

@@ -31,8 +31,6 @@ def study_inversions(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
     from flows.inversion_studies import resolve_inversion
     from tasks.inversion_files import ENTRIES, PAGE, RECORD
 
-    if fresh and not dry_run:
-        start_over(asked.store, ENTRIES, option="--store")
     made = resolve_inversion(asked.preset, asked.settings, asked.store, only=asked.only)
     if dry_run:
         _show_costs(made, asked)
@@ -41,8 +39,14 @@ def study_inversions(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
     from flows.recovery_study import UnitsFailedError
     from flows.study import claim_rows
     from tasks.inversion_images import read_sources
-    from tasks.workers import Workers
+    from tasks.inversion_plan import InversionPlan
+    from tasks.workers import Workers, check_workers, device_of
 
+    workers = Workers(cluster=asked.cluster, n_workers=asked.n_workers, device=asked.device)
+    if fresh:
+        check_workers(workers)
+        InversionPlan(made, read_sources(made), asked.store, device=device_of(workers))
+        start_over(asked.store, ENTRIES, option="--store")
     shared.out.print(
         f"[bold]palimpsest study {INVERSION}[/]  {made.preset}, {len(made.cells)} cells, on "
         f"{escape(', '.join(source.data for source in made.sources))}, "
@@ -51,7 +55,6 @@ def study_inversions(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
     for source in read_sources(made).values():
         for split, facts in source.facts.items():
             show_images(shared.out, split, facts)
-    workers = Workers(cluster=asked.cluster, n_workers=asked.n_workers, device=asked.device)
     failure: UnitsFailedError | None = None
     try:
         run_inversion_study(

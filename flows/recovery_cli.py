@@ -48,8 +48,6 @@ def study_autoencoders(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
     from flows.recovery_studies import resolve_recovery
     from tasks.recovery_files import ENTRIES, RECORD
 
-    if fresh and not dry_run:
-        start_over(asked.store, ENTRIES, option="--store")
     made = resolve_recovery(asked.preset, asked.settings, asked.store, only=asked.only)
     if dry_run:
         _show_costs(made, asked)
@@ -57,8 +55,14 @@ def study_autoencoders(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
     from flows.recovery_study import UnitsFailedError, recovery_rows, run_recovery_study
     from flows.study import claim_rows
     from tasks.recovery_images import Sources
-    from tasks.workers import Workers
+    from tasks.recovery_plan import RecoveryPlan
+    from tasks.workers import Workers, check_workers, device_of
 
+    workers = Workers(cluster=asked.cluster, n_workers=asked.n_workers, device=asked.device)
+    if fresh:
+        check_workers(workers)
+        RecoveryPlan(made, Sources.read(made), asked.store, device=device_of(workers))
+        start_over(asked.store, ENTRIES, option="--store")
     shared.out.print(
         f"[bold]palimpsest study {AUTOENCODER}[/]  {made.preset}, {len(made.victims)} "
         f"autoencoders, {len(made.masks)} masks, on {escape(made.data)}, "
@@ -66,7 +70,6 @@ def study_autoencoders(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
     )
     for images in Sources.read(made).images:
         show_images(shared.out, images.split, images.facts)
-    workers = Workers(cluster=asked.cluster, n_workers=asked.n_workers, device=asked.device)
     failure: UnitsFailedError | None = None
     try:
         run_recovery_study(

@@ -70,10 +70,8 @@ def run_study(
     study = resolve(name, preset, settings, store, only=only)
     workers = workers or Workers()
     workspace, device = Workspace(store), device_of(workers)
-    images = load_images(
-        study.data, split=study.split, skip_corrupt=study.skip_corrupt, channels=study.channels
-    )
-    plan = StudyPlan(study, images)
+    plan = plan_of(study)
+    images = plan.images
     dataset = open_store(workspace.pairs("heldout"), study, images)
     write_json(store / SETTINGS, to_json(study))
     if notice := resume_if_stopped(dataset.place):
@@ -105,6 +103,14 @@ def run_study(
     leave_table("claims", claim_rows(record), f"Study {study.name}: the paper's claims")
     leave_link("study", page, f"The page of study {study.name}")
     return page
+
+
+def plan_of(study: Study) -> StudyPlan:
+    """The study's images, and which run trains on which; raises what either refuses."""
+    images = load_images(
+        study.data, split=study.split, skip_corrupt=study.skip_corrupt, channels=study.channels
+    )
+    return StudyPlan(study, images)
 
 
 @task(name="ask victims")

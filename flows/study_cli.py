@@ -106,6 +106,8 @@ def study(
     if skip_corrupt:
         chosen["skip_corrupt"] = True
     chosen |= parse_assignments(settings or [])
+    if fresh and preset is None:  # the settings of the store go with it
+        preset = "cpu"
     if name in (AUTOENCODER, INVERSION):
         asked = Asked(store, preset, chosen, only, device, n_workers, cluster)
         run = study_autoencoders if name == AUTOENCODER else study_inversions
@@ -113,21 +115,23 @@ def study(
         return
     if name not in STUDIES:
         raise ValueError(unknown_name("study", name, [*STUDIES, AUTOENCODER, INVERSION, "list"]))
-    if fresh and not dry_run:
-        start_over(store, ENTRIES, option="--store")
     made = resolve(name, preset, chosen, store, only=only)
     if dry_run:
         _show_costs(made, device, n_workers)
         return
+    from flows.study import cell_rows, claim_rows, plan_of, run_study
+    from tasks.workers import Workers, check_workers
+
+    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+    if fresh:
+        check_workers(workers)
+        plan_of(made)
+        start_over(store, ENTRIES, option="--store")
     out.print(
         f"[bold]palimpsest study {name}[/]  {made.preset}, {_cells(len(made.cells))}, "
         f"{made.n_runs} attacks, on {escape(made.data)}, store {escape(str(store))}"
     )
     show_images(out, made.split, _images_of(made).facts)
-    from flows.study import cell_rows, claim_rows, run_study
-    from tasks.workers import Workers
-
-    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     page = run_study(name, store, preset, chosen, only=only, workers=workers)
     record = json.loads((store / "study.json").read_bytes())
     show_rows(cell_rows(record))

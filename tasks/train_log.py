@@ -43,7 +43,7 @@ class TrainingLog:
 
     def __init__(self, out: Path, *, step: int, tensorboard: TensorBoard = "auto") -> None:
         self._out = out
-        summary_writer = _summary_writer(tensorboard)
+        writer = summary_writer(tensorboard)
         out.mkdir(parents=True, exist_ok=True)
         kept = b"".join(_lines_until(out / LOG, step)) if step else b""
         write_file(out / LOG, kept)
@@ -53,9 +53,9 @@ class TrainingLog:
                 events.unlink()
             (out / PICTURE).unlink(missing_ok=True)
         self._writer: Any = None
-        if summary_writer is not None:  # it drops events from its first step on
+        if writer is not None:  # it drops events from its first step on
             purge = step + 1 if step else None
-            self._writer = summary_writer(str(out / TENSORBOARD), purge_step=purge)
+            self._writer = writer(str(out / TENSORBOARD), purge_step=purge)
 
     def scalars(self, step: int, **values: float) -> None:
         """Values after `step` steps; those of a validation begin with "validation_"."""
@@ -138,8 +138,8 @@ def _tag(name: str) -> str:
     return f"validation/{rest}" if not group and rest else f"train/{name}"
 
 
-def _summary_writer(tensorboard: TensorBoard) -> Any:
-    """torch's SummaryWriter, or None if there is to be none."""
+def summary_writer(tensorboard: TensorBoard) -> Any:
+    """torch's SummaryWriter, or None if there is to be none; ValueError if it cannot be had."""
     if tensorboard == "off":
         return None
     try:

@@ -10,6 +10,7 @@ imported when they are asked for. No choice here changes what is computed.
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any, ClassVar
 import dask.config
 import torch
 from distributed import Client, LocalCluster
+from distributed.comm.addressing import parse_address, parse_host_port
 from distributed.security import Security
 
 from tasks.batch_jobs import KeepJobs, check_script
@@ -37,6 +39,7 @@ from tasks.sites import (
 __all__ = [
     "Device",
     "Workers",
+    "check_workers",
     "dask_client",
     "device_of",
     "resolve_device",
@@ -46,6 +49,7 @@ __all__ = [
     "worker_environment",
 ]
 
+CONNECT_SECONDS = 5.0
 KINDS = ("local", "cuda", "slurm", "kubernetes")
 _credentials: dict[str, Security] = {}
 """Of the clusters that this process has started, by their schedulers' addresses."""
@@ -126,14 +130,39 @@ def site_of(workers: Workers) -> SlurmSite | KubernetesSite:
     return read_site(KubernetesSite, workers.site_file)
 
 
+def check_workers(workers: Workers) -> None:
+    """Raises ValueError for what `dask_client` would refuse, before it starts anything."""
+    device_of(workers)
+    packages = {"cuda": "dask_cuda", "slurm": "dask_jobqueue", "kubernetes": "dask_kubernetes"}
+    if workers.kind in packages:
+        imported(packages[workers.kind])
+    elif workers.kind not in KINDS:
+        _require_answer(workers.cluster)
+
+
+def _require_answer(address: str) -> None:
+    """Raises ValueError if nothing listens at the address of a scheduler, which Dask's client
+    would try again for half a minute."""
+    host, port = parse_host_port(parse_address(address)[1])
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ValueError(
+            f"cluster={address!r}: no Dask scheduler answers there ({error}); start one with "
+            f"`dask scheduler --port {port}`, correct the address, or use --cluster local"
+        ) from error
+
+
 @contextmanager
 def dask_client(workers: Workers, *, threads: int) -> Iterator[Client]:
     """A client of `workers`, each with `threads` CPU threads; what was started here ends with it.
 
     Raises:
-        ValueError: a package is missing, or a site's settings are wrong; the message has the fix.
+        ValueError: a package is missing, a site's settings are wrong, or no scheduler answers at
+            an address; the message has the fix.
     """
     if workers.kind not in KINDS:
+        _require_answer(workers.cluster)
         security = _credentials.get(workers.cluster)
         with Client(workers.cluster, set_as_default=False, security=security) as client:
             yield client

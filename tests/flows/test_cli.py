@@ -236,3 +236,32 @@ def test_what_a_campaign_is_asked_to_do_stands_on_the_screen(
     capsys.readouterr()
     assert run(monkeypatch, *words) == 0
     assert re.search(r"^\d\d:\d\d:\d\d .*cancelled", capsys.readouterr().err, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("demo --preset smokee", "did you mean 'smoke'"),
+        ("demo --preset smoke --data folder:nowhere", "nowhere"),
+        ("demo --preset smoke --set restorers.edm.training.precision=tf32", "tf32"),
+        ("demo --preset smoke --set evaluation.external.mine=m.onnx", "m.onnx"),
+        ("demo --preset smoke --cluster tcp://127.0.0.1:1", "no Dask scheduler answers"),
+        ("demo --preset smoke --cluster slurm:none.yaml --workers 1", "none.yaml"),
+        ("study width --set n_victimss=1", "n_victims"),
+        ("study width --data folder:nowhere", "nowhere"),
+        ("study width --data digits --cluster tcp://127.0.0.1:1", "no Dask scheduler answers"),
+        ("study autoencoder --preset tiny --data folder:nowhere", "nowhere"),
+        ("study inversion --preset tiny --only nothing", "nothing"),
+    ],
+)
+def test_fresh_deletes_nothing_before_everything_is_validated(
+    palimpsest, tmp_path: Path, words: str, said: str
+) -> None:
+    (tmp_path / "s" / "evaluation").mkdir(parents=True)
+    code, _out, complained = palimpsest(
+        *words.split(), "--device", "cpu", "--fresh", "--store", tmp_path / "s"
+    )
+    assert code in (1, 2)
+    assert said in complained
+    assert complained.count("\n") == 1
+    assert (tmp_path / "s" / "evaluation").is_dir()
