@@ -38,7 +38,7 @@ from tasks.inversion_views import describe_figures
 from tasks.inversion_weights import write_victims
 from tasks.orchestration import flow, task
 from tasks.progress import Advance, stage_progress
-from tasks.recovery_run import Outcome, Unit, run_units
+from tasks.recovery_run import Outcome, Unit, run_units, say_what_is_there
 from tasks.study_record import created_now
 from tasks.workers import Workers, dask_client, device_of, usable_cores
 
@@ -92,6 +92,7 @@ def run_inversion_study(
 @task(name="make products")
 def make_products(plan: InversionPlan, workers: Workers) -> dict[str, str]:
     """Every unit's product, on Dask workers that live as long as this; what failed, and why."""
+    say_what_is_there("Study inversion", Path(plan.root) / "products", plan.n_units)
     with (
         stage_progress("Study inversion", "unit") as advance,
         dask_client(workers, threads=plan.study.threads) as client,

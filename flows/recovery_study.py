@@ -32,7 +32,7 @@ from tasks.recovery_record import (
     describe_recovery,
     pictures_of,
 )
-from tasks.recovery_run import Outcome, run_units
+from tasks.recovery_run import Outcome, run_units, say_what_is_there
 from tasks.recovery_training import STATE_SECONDS
 from tasks.recovery_views import describe_figures
 from tasks.study_record import created_now
@@ -92,6 +92,7 @@ def run_recovery_study(
 @task(name="make products")
 def make_products(plan: RecoveryPlan, workers: Workers) -> Outcome:
     """Every unit's product, on Dask workers that live as long as this task."""
+    say_what_is_there("Study autoencoder", Path(plan.root) / "cells", plan.n_units)
     with (
         stage_progress("Study autoencoder", "unit") as advance,
         dask_client(workers, threads=plan.study.threads) as client,

@@ -196,7 +196,7 @@ class _Work:
     n_jobs: int
     on_progress: Progress
     n_done: int = 0
-    n_found: int = 0
+    computes: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
     def do(
@@ -213,17 +213,16 @@ class _Work:
             self.on_progress(done, 100 * self.n_jobs, message)
 
         def missing() -> dict[str, Arrays]:
-            if 0 < self.n_done == self.n_found:
+            if self.n_done and not self.computes:
                 log_notice(
                     f"Evaluate: goes on, {self.n_done:,} of {self.n_jobs:,} steps are finished"
                 )
-            self.n_found = -1
+            self.computes = True
             return compute(advance)
 
         advance(0.0)
         key = fingerprint_of(*self.key, *settings)
         results, spent = cached(self.folder, name, key, missing)
-        self.n_found += self.n_found == self.n_done
         self.seconds[step] = self.seconds.get(step, 0.0) + spent
         self.n_done += 1
         return results

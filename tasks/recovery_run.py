@@ -11,6 +11,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import dask.config
@@ -18,7 +19,7 @@ from distributed import Client, Future, Worker
 
 from recon_core.types import Progress
 from storage.errors import StoreFullError
-from tasks.campaign_watch import Watch
+from tasks.campaign_watch import Watch, log_notice
 from tasks.part import cpu_threads, own_device, this_worker
 from tasks.part_errors import outcome_of, reason_of
 from tasks.progress import Advance
@@ -50,6 +51,13 @@ class Outcome:
 
     done: dict[str, dict[str, Any]]
     failed: dict[str, str]
+
+
+def say_what_is_there(title: str, folder: Path, n_units: int) -> None:
+    """A line for whoever goes on with a study: how many products its `folder` has already."""
+    n_products = len(list(folder.glob("*.json")))
+    if n_products:
+        log_notice(f"{title}: goes on, {n_products:,} products are kept, of some {n_units:,} units")
 
 
 def run_units(

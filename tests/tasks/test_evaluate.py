@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,7 @@ class _KilledError(Exception):
 
 
 def test_a_killed_evaluation_resumes_with_the_same_result(
-    tmp_path: Path, images: ImageSet, store: Dataset
+    tmp_path: Path, images: ImageSet, store: Dataset, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = {"edm": weights(tmp_path, "edm")}
 
@@ -215,8 +216,11 @@ def test_a_killed_evaluation_resumes_with_the_same_result(
     with pytest.raises(_KilledError):
         run(tmp_path / "killed", Blender(), stop_at=800)
     assert not (tmp_path / "killed" / "evaluation.json").exists()
+    assert not caplog.messages
     rest = Blender()
     resumed = run(tmp_path / "killed", rest)
+    (said,) = caplog.messages
+    assert re.fullmatch(r"Evaluate: goes on, 8 of \d+ steps are finished", said)
     assert 0 < rest.n_calls < 5  # four runs, and the pictures that resemble nothing
     assert _without_seconds(resumed) == _without_seconds(whole)
     with (
