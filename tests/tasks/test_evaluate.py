@@ -220,7 +220,7 @@ def test_a_killed_evaluation_resumes_with_the_same_result(
     rest = Blender()
     resumed = run(tmp_path / "killed", rest)
     (said,) = caplog.messages
-    assert re.fullmatch(r"Evaluate: goes on, 8 of \d+ steps are finished", said)
+    assert re.fullmatch(r"Evaluate: goes on, 7 of \d+ steps are finished", said)
     assert 0 < rest.n_calls < 5  # four runs, and the pictures that resemble nothing
     assert _without_seconds(resumed) == _without_seconds(whole)
     with (
