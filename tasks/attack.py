@@ -35,6 +35,7 @@ from recon_core.attacks.kkt_solver import Attacked, AttackState, reconstruct
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Activation
 from storage.checkpoints import load_checkpoint, save_checkpoint
+from storage.dataset import manifest_differences
 from storage.documents import read_document
 from storage.errors import StorageError, StoreMismatchError
 from storage.files import write_json
@@ -302,22 +303,14 @@ def _claim(cache: Path, job: AttackJob, victim: Victim, device: str) -> None:
     path = cache / "job.json"
     if path.exists():
         found = read_document(path, "remove it with what is beside it, or start over with --fresh")
-        if found != wanted:
+        if differences := manifest_differences(found, wanted):
             raise StoreMismatchError(
-                f"{job.out} holds attacks with other settings: {_difference(found, wanted)}; use "
-                "another --out, or --fresh to start over"
+                f"{job.out} holds attacks with other settings: {differences[0]}; use another "
+                "--out, or --fresh to start over"
             )
         return
     cache.mkdir(parents=True, exist_ok=True)
     write_json(path, wanted)
-
-
-def _difference(found: Any, wanted: Any, name: str = "") -> str:
-    """The first leaf in which two JSON objects differ, in words."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        keys = sorted(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
-        return _difference(found.get(keys[0]), wanted.get(keys[0]), f"{name}.{keys[0]}")
-    return f"{name.removeprefix('.')} is {json.dumps(found)} there, {json.dumps(wanted)} here"
 
 
 def _name(number: int) -> str:

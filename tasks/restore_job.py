@@ -31,6 +31,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from storage.documents import understood
 from storage.errors import SourceError
 from storage.files import TEMPORARY_PREFIX, full_device_explained, write_file, write_json
 from storage.picture_files import Reading
@@ -110,7 +111,8 @@ def restore_pictures(
         job = _Job(restorer, inputs, out, config, settings, names, reading)
         finished = read_record(out / FINISHED, settings)
         begun = finished or read_record(out / UNFINISHED, settings) or {"pictures": []}
-        job.take_up(begun["pictures"])
+        with understood(out, "use another --out, or --fresh to replace it"):
+            job.take_up(begun["pictures"])
         if finished is not None and len(job.done) == len(names) and (out / SHEET).is_file():
             (out / UNFINISHED).unlink(missing_ok=True)
             return finished
