@@ -26,6 +26,7 @@ from benchmarks.evaluated import PLAIN, Evaluated, NotTestableError, read_evalua
 from benchmarks.evaluated_tables import TABLES, has_tables, read_tables
 from benchmarks.record import Claim, hardware, parse_claims, parse_lines
 from recon_core.summary import NOTICEABLE
+from tasks.study_checks import Verdict
 from tasks.study_claims import Outcome, outcome_of
 
 COVERAGE = Path(__file__).parent.parent / "docs" / "results" / "coverage_real.json"
@@ -44,7 +45,7 @@ class Statement:
     where: str
     theirs: str
     rule: str
-    check: Callable[[Evaluated], checks.Verdict]
+    check: Callable[[Evaluated], Verdict]
 
 
 MORE = "the mean difference is above 0, and so is its interval; false if that ends at 0 or below"

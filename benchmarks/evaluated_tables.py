@@ -50,10 +50,10 @@ def _record(folder: Path) -> dict[str, Any]:
     of_side = {side: [row for row in images if row["side"] == side] for side in SIDES}
     victims = {side: [int(row["victim"]) for row in rows] for side, rows in of_side.items()}
     halves, samples = _rows(folder / "split-halves.csv"), _rows(folder / "hallucination.csv")
-    methods = {}
+    methods: dict[str, Any] = {}
     for row in kinds:
         name = row["method"]
-        body = {
+        body: dict[str, Any] = {
             "kind": row["kind"],
             "halves": _halves(halves, name),
             "fast": {key: int(row[f"fast {key}"]) for key in ("n_good", "n_missed_good")}
@@ -66,6 +66,8 @@ def _record(folder: Path) -> dict[str, Any]:
         for side in SIDES if mine else ():
             body[side] |= _of_samples([s for s in mine if s["side"] == side], body[side]["ssim"])
         methods[name] = body
+    if PLAIN not in methods:
+        raise ValueError(f"methods.csv has no {PLAIN!r}")
     recipe = context["recipe"]
     return {
         "settings": recipe["evaluation"],
@@ -75,7 +77,7 @@ def _record(folder: Path) -> dict[str, Any]:
             "outcomes": dict(Counter(row["outcome"] for row in runs)),
         },
         **{side: {"victim": victims[side]} for side in SIDES},
-        "methods": methods if PLAIN in methods else {}[PLAIN],
+        "methods": methods,
         "hallucination": describe_hallucination(methods, victims["targets"]),
         "seconds": {s["name"]: s["seconds"] for s in context["stages"] if s["name"] == "evaluate"},
     }
