@@ -39,7 +39,7 @@ def test_each_outcome_of_the_rule(twelve: float, eight: float, holds: bool | Non
         return [(np.arange(50) < 50 * share).astype(np.float64)] * 2
 
     good = {"12": shares(twelve), "8": shares(eight), "decoys": shares(0.0)}
-    assert judged(good, difference(good["12"], good["8"]), Size()).holds is holds
+    assert judged(good, difference(good["12"], good["8"]), Size(), 0).holds is holds
 
 
 def test_both_equations_attack_one_victim_from_the_same_start() -> None:
