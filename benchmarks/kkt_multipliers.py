@@ -53,7 +53,7 @@ def multipliers(run: Run) -> Iterator[Finding]:
     lost = 0
     for seed in range(size.victims):
         own, others = (torch.from_numpy(found.images[rows]).float() / 255
-                       for rows in drawn(found.labels, size.per_class, seed))  # fmt: skip
+                       for rows in drawn(found.labels.tolist(), size.per_class, seed))  # fmt: skip
         net = victim(own - own.mean(0), size, seed)
         for equation in EQUATIONS:
             pictures = attacked(net, own.mean(0), equation, size, seed)
@@ -77,8 +77,10 @@ def drawn(labels: Sequence[int], per_class: int, seed: int) -> tuple[list[int], 
 def victim(x: Tensor, size: Size, seed: int) -> ReferenceNet:
     """A network D-W-W-C with a small first layer (002, appendix B), trained on x (n, c, h, w)."""
     torch.manual_seed(seed)
-    net = ReferenceNet(tuple(x.shape[1:]), (size.width, size.width), N_CLASSES, bias="first")
-    nn.init.normal_(net.layers[0].weight, std=1e-4)
+    channels, height, width = x.shape[1:]
+    shape = channels, height, width
+    net = ReferenceNet(shape, (size.width, size.width), N_CLASSES, bias="first")
+    nn.init.normal_(next(net.parameters()), std=1e-4)
     y = torch.arange(N_CLASSES).repeat_interleave(size.per_class)
     batches = [slice(None)] * size.epochs
     return train(net, x.flatten(1), y, loss="ce", optimiser="sgd", lr=0.5, batches=batches)
@@ -129,7 +131,7 @@ def judged(good: dict[str, list[Floats]], d: Difference, size: Size, lost: int) 
         f"and width {size.width}, {size.attacks} attacks of {size.iterations} iterations: "
         f"{counts['12']} of {n} good by equation 12, {counts['8']} by equation 8 with all its "
         f"multipliers, {counts['decoys']} of {2 * n} decoys; difference {d}; "
-        f"{lost} candidates diverged",
+        f"{lost} of {2 * size.attacks * 2 * n} candidates diverged",
         holds=False if low > FAILS else (d.holds and counts["8"] <= FAILS * n) or None,
         rule="good images per victim, equation 12 minus equation 8: above 0 with its interval (a "
         f"bootstrap over the images of each victim) and for every victim, and at most {FAILS:.0%} "
