@@ -37,7 +37,7 @@ def test_kept_claims_are_those_of_the_kept_studies(
     kept = RESULTS / f"claims-{paper}.json"
     main(arguments(paper, kept))
     claims = json.loads(kept.read_text())
-    claims[0]["ours"] += "!"
+    claims[-1]["ours"] += "!"  # the first may be of a benchmark, which no study can check
     changed = tmp_path / "changed.json"
     changed.write_text(json.dumps(claims))
     with pytest.raises(SystemExit):
