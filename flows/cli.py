@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -145,18 +147,18 @@ def demo(
     start = "demo" if fresh and preset is None else preset  # the store's settings go with it
     recipe = _recipe(store, start, data, settings, skip_corrupt=skip_corrupt)
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
-    if fresh:
-        elsewhere = Workspace.found(store).pairs_at
-        if elsewhere is not None:
-            raise ValueError(
-                f"--fresh would leave the pairs of {store} at {elsewhere}; remove the stores there "
-                "and the folder yourself, or use another --store"
-            )
-        check_chain(recipe, workers)
-        start_over(store, WORKSPACE_ENTRIES, option="--store")
+    elsewhere = Workspace.found(store).pairs_at if fresh else None
+    if elsewhere is not None:
+        raise ValueError(
+            f"--fresh would leave the pairs of {store} at {elsewhere}; remove the stores there "
+            "and the folder yourself, or use another --store"
+        )
     out.print(f"[bold]palimpsest[/]  {recipe.name} on {recipe.data}, store {store}")
-    show_images_of(recipe, "train", "heldout")
-    products = chain(recipe, store, workers=workers)
+    with images_shown(recipe, "train", "heldout"):
+        if fresh:
+            check_chain(recipe, workers)
+            start_over(store, WORKSPACE_ENTRIES, option="--store")
+        products = chain(recipe, store, workers=workers)
     show_facts(out, "Pairs", products["pairs"])
     _show_scores(products["evaluation"])
     out.print(f"Report: [bold]{Path(products['report']).absolute()}[/]")
@@ -180,15 +182,16 @@ def generate(
 ) -> None:
     """Train victims, attack them, store the pairs; resumes what is there."""
     recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
-    show_images_of(recipe, split)
-    from flows.batch import with_batch
-    from flows.generate import generate as flow
-    from tasks.workers import Workers
+    with images_shown(recipe, split):
+        from flows.batch import with_batch
+        from flows.generate import generate as flow
+        from tasks.workers import Workers
 
-    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
-    if batch is not None:
-        recipe = with_batch(recipe, store, split, batch, workers)
-    show_facts(out, f"Pairs ({split})", flow(recipe, store, split, workers=workers))
+        workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+        if batch is not None:
+            recipe = with_batch(recipe, store, split, batch, workers)
+        facts = flow(recipe, store, split, workers=workers)
+    show_facts(out, f"Pairs ({split})", facts)
 
 
 @app.command(epilog="Example: `palimpsest curate --store runs/cifar --set curation.n_subsets=20`")
@@ -249,12 +252,12 @@ def evaluate(
     """Attack the held-out victims, if that is not done, and score every method on their images and
     on decoys; resumes what was interrupted."""
     recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
-    show_images_of(recipe, "heldout")
-    from flows.evaluate import evaluate as flow
-    from tasks.workers import Workers
+    with images_shown(recipe, "heldout"):
+        from flows.evaluate import evaluate as flow
+        from tasks.workers import Workers
 
-    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
-    _show_scores(flow(recipe, store, device=device, workers=workers))
+        workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+        _show_scores(flow(recipe, store, device=device, workers=workers))
 
 
 @app.command(
@@ -349,13 +352,17 @@ def _same_command() -> str:
     return " ".join(["palimpsest", *words])
 
 
-def show_images_of(recipe: Any, *splits: Literal["train", "heldout"]) -> None:
-    """Says what is read of a recipe's images, so that what cannot be is refused before any server
-    starts; of the held-out ones near copies of the others are left out, so these are read, too."""
+@contextmanager
+def images_shown(recipe: Any, *splits: Literal["train", "heldout"]) -> Iterator[None]:
+    """Says what is read of a recipe's images, so that what cannot be is refused before any work
+    starts, and holds them, so that they are read once. Of the held-out ones near copies of the
+    others are left out, so these are read, too."""
     if recipe.near_duplicates is not None and "heldout" in splits:
         splits = ("train", "heldout")
-    for split in splits:
-        show_images(out, split, recipe.images(split).facts)
+    held = {split: recipe.images(split) for split in splits}
+    for split, images in held.items():
+        show_images(out, split, images.facts)
+    yield
 
 
 def _recipe(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal
+from weakref import WeakValueDictionary
 
 from flows.naming import unknown_name
 from flows.papers import (
@@ -46,6 +47,8 @@ from tasks.train_log import TensorBoard
 from tasks.train_validation import Validation
 
 FORBID = {"extra": "forbid"}
+_held: WeakValueDictionary[tuple[object, ...], ImageSet] = WeakValueDictionary()
+"""The images that somebody in this process works with, by what they were read from."""
 HELDOUT_SEED_OFFSET = 1_000_003
 """Victims that are evaluated start from other weights than those the restorers learned from."""
 
@@ -97,11 +100,17 @@ class Recipe:
     def images(self, split: Split) -> ImageSet:
         """The images of one split, near copies included (`flows.heldout` leaves them out).
 
-        Raises storage.errors.SourceError if they cannot be read.
+        They are read once for as long as somebody holds them. Raises storage.errors.SourceError if
+        they cannot be read.
         """
-        return load_images(
-            self.data, split=split, skip_corrupt=self.skip_corrupt, channels=self.channels
-        )
+        key = (self.data, split, self.skip_corrupt, self.channels)
+        held = _held.get(key)
+        if held is None:
+            held = load_images(
+                self.data, split=split, skip_corrupt=self.skip_corrupt, channels=self.channels
+            )
+            _held[key] = held
+        return held
 
     def campaign(self, split: Split) -> Campaign:
         """The campaign of one split. Held-out victims see unaugmented images, and every candidate

@@ -75,24 +75,24 @@ def top_up(
     cluster: Annotated[str, typer.Option("--cluster", help="As of palimpsest generate.")] = "local",
 ) -> None:
     """Generate what is planned, then more until enough images are covered; resumes."""
-    from flows.cli import _recipe, show_images_of
+    from flows.cli import _recipe, images_shown
 
     recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
-    show_images_of(recipe, split)
-    from flows.coverage_goal import DONE
-    from flows.top_up import top_up as flow
-    from tasks.workers import Workers
+    with images_shown(recipe, split):
+        from flows.coverage_goal import DONE
+        from flows.top_up import top_up as flow
+        from tasks.workers import Workers
 
-    facts = flow(
-        recipe,
-        store,
-        coverage=coverage,
-        n_runs_at_most=n_runs_at_most,
-        step=step,
-        stall_rounds=stall_rounds,
-        split=split,
-        workers=Workers(cluster=cluster, n_workers=n_workers, device=device),
-    )
+        facts = flow(
+            recipe,
+            store,
+            coverage=coverage,
+            n_runs_at_most=n_runs_at_most,
+            step=step,
+            stall_rounds=stall_rounds,
+            split=split,
+            workers=Workers(cluster=cluster, n_workers=n_workers, device=device),
+        )
     why = facts.pop("why")
     show_facts(out, f"Coverage ({split})", facts)
     if facts["ending"] in DONE:

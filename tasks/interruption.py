@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+from tasks.guard import SAME_REQUEST_S
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WAITS = b"interrupted: stops after this step and keeps it; once more stops at once\n"
@@ -16,14 +19,16 @@ WAITS = b"interrupted: stops after this step and keeps it; once more stops at on
 class Interruption:
     """Holds the first SIGTERM or SIGINT back until `deliver`, as a context manager.
 
-    A second one is delivered at once, and what was held back at the latest at the end of the
-    context. Signals are the main thread's: in another one, or if not `holds`, nothing is held back.
+    A later one is delivered at once (not one that is the same request, `SAME_REQUEST_S`), and what
+    was held back at the latest at the end of the context. Signals are the main thread's: in another
+    one, or if not `holds`, nothing is held back.
     """
 
     def __init__(self, *, holds: bool = True) -> None:
         self._holds = holds and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Callable[..., Any] | int] = {}
         self._held: int | None = None
+        self._since = 0.0
 
     @property
     def waits(self) -> bool:
@@ -57,9 +62,10 @@ class Interruption:
 
     def _hold(self, number: int, _frame: FrameType | None) -> None:
         if self.waits:
-            self.deliver()
+            if time.monotonic() - self._since > SAME_REQUEST_S:
+                self.deliver()
             return
-        self._held = number
+        self._held, self._since = number, time.monotonic()
         os.write(2, WAITS)  # a handler may run in the middle of somebody's print
 
     def _give_back(self) -> None:

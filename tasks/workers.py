@@ -9,8 +9,8 @@ imported when they are asked for. No choice here changes what is computed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import dask.config
 import torch
 from distributed import Client, LocalCluster
+from distributed.comm import connect
 from distributed.comm.addressing import parse_address, parse_host_port
 from distributed.security import Security
 
@@ -141,14 +142,22 @@ def check_workers(workers: Workers) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Raises ValueError if nothing listens at the address of a scheduler, which Dask's client
-    would try again for half a minute."""
-    host, port = parse_host_port(parse_address(address)[1])
+    """Raises ValueError if no scheduler that knows us answers at an address, which Dask's client
+    would try again for half a minute, and of a mute one for ever."""
+    security = _credentials.get(address) or Security()
+
+    async def knock() -> None:
+        arguments = security.get_connection_args("client")
+        async with asyncio.timeout(CONNECT_SECONDS):  # Dask's own bounds no handshake
+            (await connect(address, timeout=CONNECT_SECONDS, **arguments)).abort()
+
     try:
-        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
+        asyncio.run(knock())
+    except (OSError, RuntimeError, TypeError) as error:
+        port = parse_host_port(parse_address(address)[1])[1]
         raise ValueError(
-            f"cluster={address!r}: no Dask scheduler answers there ({error}); start one with "
+            f"cluster={address!r}: no Dask scheduler answers there "
+            f"({str(error) or type(error).__name__}); start one with "
             f"`dask scheduler --port {port}`, correct the address, or use --cluster local"
         ) from error
 

@@ -4,10 +4,12 @@ import itertools
 import json
 import re
 import shlex
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from flows.papers import EXPERIMENTS, attack_preset
 from flows.presets import PRESETS, Recipe, preset
@@ -303,3 +305,17 @@ def test_words_and_lists_stand_for_each_other(setting: str, expected: object) ->
     name = setting.partition("=")[0]
     changed = resolve("cifar-hundred", parse_assignments([f"evaluation.{setting}"]))
     assert getattr(changed.evaluation, name) == expected
+
+
+def test_images_are_read_once_while_somebody_holds_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for k in range(6):
+            Image.new("RGB", (8, 8), (40 * k, 9, 200)).save(tmp_path / name / f"{k}.png")
+    recipe = resolve("smoke", {"data": f"folder:{tmp_path}"})
+    held = recipe.images("train")
+    assert recipe.images("train") is held
+    assert recipe.images("heldout") is not held
+    watched = weakref.ref(held)
+    del held
+    assert watched() is None, "a changed folder would not be read again"

@@ -22,6 +22,7 @@ from recon_core.restore import EDM, BFDnCNN, NonfiniteLossError, Restorer, Train
 from storage.checkpoints import load_checkpoint
 from storage.dataset import Dataset
 from storage.errors import StorageError
+from tasks import interruption
 from tasks.train import (
     LATER_RESTORER_SETTINGS,
     load_restorer,
@@ -232,8 +233,10 @@ def test_every_interruption_keeps_the_step_and_says_where_it_goes_on(
 
 
 def test_a_second_interruption_does_not_wait(
-    dataset: Dataset, tmp_path: Path, interruptible: None
+    dataset: Dataset, tmp_path: Path, interruptible: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(interruption, "SAME_REQUEST_S", 0.0)
+
     def twice(_done: int, _n_steps: int, _loss: float) -> None:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
@@ -242,6 +245,20 @@ def test_a_second_interruption_does_not_wait(
     with pytest.raises(KeyboardInterrupt):
         train(dataset, tmp_path / "out", on_step=twice)
     assert not (tmp_path / "out" / "latest.json").exists()
+
+
+def test_a_signal_to_the_process_and_to_its_group_is_one_interruption(
+    dataset: Dataset, tmp_path: Path, interruptible: None
+) -> None:
+    def as_timeout_does(done: int, _n_steps: int, _loss: float) -> None:
+        if done == 3:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset, tmp_path / "out", on_step=as_timeout_does)
+    kept = load_checkpoint(tmp_path / "out", "latest")
+    assert kept is not None
 
 
 def test_an_interruption_of_the_last_step_comes_when_the_model_is_there(

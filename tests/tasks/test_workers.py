@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import subprocess
 import sys
@@ -359,6 +360,21 @@ def test_a_local_cluster_takes_work_from_its_owner_only() -> None:
                 asyncio.run(connect(address, timeout=1, **arguments))
         with dask_client(Workers(cluster=scheduler.addr), threads=1) as known:
             assert known.submit(sum, [1, 2]).result() == 3
+
+
+def test_whoever_listens_and_is_no_scheduler_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers_module, "CONNECT_SECONDS", 0.5)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
+        with (
+            pytest.raises(ValueError, match=r"no Dask scheduler .*TimeoutError.*--cluster"),
+            dask_client(Workers(cluster=address), threads=1),
+        ):
+            pass
 
 
 def test_local_workers_take_a_gpu_each_by_number_and_dask_cudas_the_first_they_see(
