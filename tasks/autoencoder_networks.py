@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recon_core.victims.autoencoder import Autoencoder, UNet, single
+from storage.files import open_regular
 from storage.layers import Unknown, find_layers, natural_key
 from storage.weights import METADATA, WeightFile, WeightsError
 
@@ -99,8 +101,9 @@ class Built:
 def own_description(path: Path) -> tuple[Architecture, Shape] | None:
     """The network and the images' shape as this project's own files of weights have them in their
     metadata (`tasks.recovery_files`); None for other files."""
-    with path.open("rb") as file:
-        header = file.read(int.from_bytes(file.read(8), "little"))
+    with open_regular(path) as file:
+        announced = int.from_bytes(file.read(8), "little")
+        header = file.read(min(announced, os.fstat(file.fileno()).st_size))
     try:
         about = json.loads(json.loads(header)["__metadata__"][METADATA])
         network, (channels, height, width) = about["network"], about["shape"]
@@ -110,7 +113,7 @@ def own_description(path: Path) -> tuple[Architecture, Shape] | None:
             skips=network.get("skips"),
             convolutions=network.get("convolutions"),
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return said, (channels, height, width)
 

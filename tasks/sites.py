@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from storage.files import read_bounded, reason_of
 from tasks import last_part
 
 PIP_NAMES = {
@@ -30,6 +31,8 @@ PIP_NAMES = {
 GPU_RESOURCE = ("--resources", "GPU=1")
 ALLOWED_FAILURES = 2
 """Deaths of workers after which Dask tries a part again; the third gives it up."""
+MOST_BYTES = 2**20
+"""A site's settings are a page of text."""
 IDLE_S = 3600
 """After so long without work Kubernetes removes a cluster whose campaign was killed."""
 
@@ -123,10 +126,10 @@ def read_site(kind: type[_Site], path: str | None) -> _Site:
         where = path
         yaml = imported("yaml")
         try:
-            settings = yaml.safe_load(Path(path).read_text())
+            settings = yaml.safe_load(read_bounded(Path(path), MOST_BYTES))
         except OSError as error:
-            raise ValueError(f"{path}: {error.strerror}; give a file of site settings") from error
-        except yaml.YAMLError as error:
+            raise ValueError(f"{path}: {reason_of(error)}; give a file of site settings") from error
+        except (yaml.YAMLError, RecursionError) as error:
             text = " ".join(str(error).split())
             raise ValueError(f"{path} is not YAML ({text}); write `key: value` lines") from error
     try:

@@ -16,7 +16,7 @@ from recon_core.victims.autoencoder import UNet, initial_weights
 from storage.errors import SourceError
 from storage.weights import WeightsError
 from tasks.autoencoder_inputs import AutoencoderJob, AutoencoderVictim, read_victim
-from tasks.autoencoder_networks import Architecture, parse_architecture, shape_of
+from tasks.autoencoder_networks import Architecture, own_description, parse_architecture, shape_of
 from tasks.autoencoder_pictures import picture_size, read_material, read_source, shape_hint
 from tasks.autoencoder_preflight import prepare
 from tasks.recovery_files import write_weights
@@ -268,3 +268,10 @@ def test_pictures_that_cannot_be_read_are_left_out_when_asked(tmp_path: Path) ->
     assert named.names == (r"b\x1b.png", r"c\xff.png", "d.png")
     assert named.images[:, 0, 0, 0].tolist() == pytest.approx([0, 1 / 255, 2 / 255])
     assert named.facts["left out"] == "1 that cannot be read: a.png (not a known picture format)"
+
+
+@pytest.mark.parametrize("announced", [2**63, 2**40])
+def test_a_header_is_believed_as_far_as_the_file_goes(announced: int, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(announced.to_bytes(8, "little") + b"[" * 100_000)
+    assert own_description(path) is None

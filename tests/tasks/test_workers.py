@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import subprocess
@@ -162,6 +163,17 @@ def test_a_wrong_site_file_is_refused_with_the_key(text: str, message: str, tmp_
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_site(SlurmSite, str(path))
+
+
+def test_a_site_file_that_is_no_page_of_text_is_refused(tmp_path: Path) -> None:
+    pipe, long, deep = tmp_path / "pipe", tmp_path / "long.yaml", tmp_path / "deep.yaml"
+    os.mkfifo(pipe)
+    with long.open("wb") as file:
+        file.truncate(2**40)
+    deep.write_text("[" * 100_000)
+    for path, said in ((pipe, "regular file"), (long, "bytes, more than"), (deep, "is not YAML")):
+        with pytest.raises(ValueError, match=said):
+            read_site(SlurmSite, str(path))
 
 
 def test_a_missing_site_file_and_a_missing_key_are_named(tmp_path: Path) -> None:
