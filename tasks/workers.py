@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 import dask.config
 import torch
 from distributed import Client, LocalCluster
-from distributed.comm import connect
 from distributed.comm.addressing import parse_address, parse_host_port
+from distributed.comm.core import connect
 from distributed.security import Security
 
 from tasks.batch_jobs import KeepJobs, check_script

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from distributed.comm import connect
+from distributed.comm.core import connect
 from distributed.security import Security
 
 from tasks import workers as workers_module
