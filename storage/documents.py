@@ -10,6 +10,7 @@ does not have. What a document must say is for its reader to check, inside `unde
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -31,13 +32,14 @@ def read_document(path: Path, fix: str, *, limit: int = WHOLE_BYTES) -> dict[str
 
     Raises:
         FileNotFoundError: there is no such file.
+        OSError: no file can be called so: its name is too long, or goes through another file.
         DocumentError: it cannot be read, is no regular file, or as `parse_document`.
     """
     try:
         content = read_bounded(path, limit)
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise
         raise DocumentError(f"{path} cannot be read ({reason_of(error)}); {fix}") from error
     return parse_document(content, str(path), fix)
 

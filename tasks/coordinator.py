@@ -245,7 +245,9 @@ class KnownCounts:
             self._sum(n_rounds)
             ids = np.flatnonzero(self._sums.any(axis=0))
             table = ImageTable(ids, *self._sums[:, ids])
-            self._summed = n_rounds, replace(self._last, part=0, images=pack_images(table))
+            n_images = len(table.image_ids)  # of all rounds: more than one part has targets
+            together = replace(self._last, part=0, n_targets=n_images, images=pack_images(table))
+            self._summed = n_rounds, together
         return [self._summed[1]]
 
     def _sum(self, n_rounds: int) -> None:
