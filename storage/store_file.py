@@ -65,20 +65,25 @@ def read_store_file(place: Place) -> StoreFile:
         raise CorruptPartError(f"{where} cannot be read ({reason_of(error)}); {_FIX}") from error
     except DocumentError as error:
         raise CorruptPartError(str(error)) from error
-    schema, version = body.get("schema"), body.get("version")
-    if isinstance(schema, str) and type(version) is int and (schema, version) != (SCHEMA, VERSION):
+    seal = body.pop(_SEAL, None)
+    if set(body) != _FIELDS:
+        raise CorruptPartError(
+            f"{where} has {', '.join(sorted(body)) or 'nothing'}, expected "
+            f"{', '.join(sorted(_FIELDS))}; {_FIX}"
+        )
+    schema, version = body["schema"], body["version"]
+    if schema != SCHEMA or type(version) is not int or version != VERSION:
         raise StoreMismatchError(
             f"{where} has schema {schema!r} version {version!r}, this is {SCHEMA!r} version "
             f"{VERSION}; use the release of palimpsest that wrote it, or another folder"
         )
-    seal = body.pop(_SEAL, None)
-    manifest, encoding = body.get("manifest"), body.get("encoding")
-    if set(body) != _FIELDS or encoding not in ENCODINGS or not isinstance(manifest, dict):
+    manifest, encoding = body["manifest"], body["encoding"]
+    if encoding not in ENCODINGS:
         raise CorruptPartError(
-            f"{where} has {', '.join(sorted(body)) or 'nothing'}, expected "
-            f"{', '.join(sorted(_FIELDS))}, with a manifest and an encoding of "
-            f"{', '.join(ENCODINGS)}; {_FIX}"
+            f"{where} has encoding {encoding!r}, expected one of {', '.join(ENCODINGS)}; {_FIX}"
         )
+    if not isinstance(manifest, dict):
+        raise CorruptPartError(f"{where} has no manifest, which is an object; {_FIX}")
     if seal is not None and not _is_seal(seal, body):
         raise CorruptPartError(
             f"{where} is not what was written (its {_SEAL} differs from its content); {_FIX}"
