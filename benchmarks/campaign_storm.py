@@ -60,6 +60,7 @@ MARK = "PALIMPSEST_STORM"
 """A variable in the environment of every process of a campaign, to find them by."""
 LONGEST_DELAY_S = 4.0
 LEFT_OVER_S = 60.0
+SERVER_START_S = 180.0
 LONGEST_END_S = 60.0
 """From SIGTERM to the end of the command; a campaign's parts are far shorter."""
 TIMEOUT_S = 3600.0
@@ -126,8 +127,14 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.home = folder / "prefect"
+        self.home.mkdir(parents=True, exist_ok=True)
         self.api = f"http://127.0.0.1:{self.port}/api"
         self.start()
+        until = time.monotonic() + SERVER_START_S
+        while not self._serves():
+            if time.monotonic() > until:
+                sys.exit(f"{folder.name}: the Prefect server does not serve")
+            time.sleep(0.2)
 
     def start(self) -> None:
         words = ["uvicorn", "--factory", "prefect.server.api.server:create_app"]

@@ -13,6 +13,7 @@ from storage.documents import seal_of
 from storage.places import Location, open_place
 from storage.receipts import PARTS_FOLDER, array_hash, load_receipt, receipt_path
 from storage.shards import crc32c, encode_chunk, shard_pieces
+from storage.store_file import STORE_FILE
 
 Body = dict[str, Any]
 
@@ -32,6 +33,15 @@ def reseal(
         path = name
     place.replace(path, json.dumps(body | {"receipt_sha256": seal_of(body)}).encode())
     return path
+
+
+def reseal_store(root: Location, change: Callable[[Body], object]) -> None:
+    """Changes the fields of a store's description and seals it anew."""
+    place = open_place(root)
+    body = json.loads(place.read(STORE_FILE))
+    del body["store_sha256"]
+    change(body)
+    place.replace(STORE_FILE, json.dumps(body | {"store_sha256": seal_of(body)}).encode())
 
 
 def replace_column(root: Location, name: str, values: npt.NDArray[Any], *, part: int = 0) -> None:

@@ -171,7 +171,7 @@ def test_images_that_were_left_out_are_listed(
     assert evaluate(CONFIG, out=out, excluded=excluded, **how)["excluded"] == excluded
     for content in ("[]", "{}", '{"threshold": 1}', '{"threshold": "a", "rows": []}', "no"):
         path.write_text(content)
-        with pytest.raises(ValueError, match="does not have a threshold and rows"):
+        with pytest.raises(ValueError, match=r"heldout-excluded\.json .*make it again, or remove"):
             read_excluded(out)
 
 

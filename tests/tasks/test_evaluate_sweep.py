@@ -20,6 +20,7 @@ from recon_core.types import seeded_generator
 from storage.dataset import Dataset
 from storage.sources import ImageSet
 from tasks.evaluate import UNLIKE_COLUMNS, Evaluation, evaluate
+from tests.storage.evil import reseal_store
 from tests.tasks.evaluations import (
     ITERATIONS,
     N_IMAGES,
@@ -302,8 +303,14 @@ def test_a_killed_sweep_resumes_with_the_same_result(tmp_path: Path, images: Ima
 
 def test_attacks_on_one_victim_have_its_images(tmp_path: Path, images: ImageSet) -> None:
     store = planted_sweep(tmp_path / "store", images)
-    path = tmp_path / "store" / "store.json"
-    path.write_text(path.read_text().replace('"attacks_per_victim": 3', '"attacks_per_victim": 2'))
+
+    def change(body: dict[str, Any]) -> None:
+        content = json.dumps(body["manifest"])
+        body["manifest"] = json.loads(
+            content.replace('"attacks_per_victim": 3', '"attacks_per_victim": 2')
+        )
+
+    reseal_store(tmp_path / "store", change)
     with pytest.raises(ValueError, match="runs 2 and 3 attack victim 1 but have different images"):
         _score(Dataset(store.root), images, tmp_path / "out")
 
