@@ -140,6 +140,8 @@ def _called(through_prefect: Callable[[], Any], alone: Callable[[], R]) -> R:
         return alone()
     ending = _Ending()
     token = _ending.set(ending)
+    client = get_current_settings().client
+    retries = client.max_retries
     try:
         through_prefect()
     except Exception as error:
@@ -149,6 +151,7 @@ def _called(through_prefect: Callable[[], Any], alone: Callable[[], R]) -> R:
             _do_without_server()
     finally:
         _ending.reset(token)
+        client.max_retries = 0 if _gone.is_set() else retries
     if ending.raised is not None:
         raise ending.raised
     value: R = alone() if ending.value is _UNSET else ending.value
@@ -169,6 +172,7 @@ def _noted(function: Callable[P, R]) -> Callable[P, R]:
                 ending.value = function(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
             ending.raised = interrupt
+            get_current_settings().client.max_retries = 0  # its page is not worth half a minute
             state: Any = Cancelled(message=INTERRUPTED)
             return state  # type: ignore[no-any-return]  # the state that Prefect gives the run
         except BaseException as error:

@@ -136,6 +136,24 @@ def test_errors_of_the_function_and_of_prefect_itself_are_not_taken_for_a_lost_s
     assert CALLS == []
 
 
+def test_an_interrupted_run_does_not_wait_for_a_server_that_has_gone(
+    nobody_there: None, interrupts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = get_current_settings().client
+    before, asked = client.max_retries, []
+
+    def served(self: Flow[Any, Any], *args: Any, **kwargs: Any) -> None:
+        self.fn(*args, **kwargs)
+        asked.append(client.max_retries)
+
+    monkeypatch.setattr(Flow, "__call__", served)
+    monkeypatch.setattr(Task, "__call__", lambda self, *args, **kwargs: self.fn(*args, **kwargs))
+    with pytest.raises(KeyboardInterrupt):
+        job(3, interrupted=True)
+    assert asked == [0]
+    assert client.max_retries == before > 0
+
+
 def test_an_interrupted_run_is_cancelled_on_its_page(
     prefect_server: None, interrupts: None
 ) -> None:
