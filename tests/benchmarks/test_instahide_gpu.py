@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import instahide_gpu
 from benchmarks.instahide import Gaussian
+from benchmarks.record import RATIO_TOLERANCE
 from recon_core.attacks.instahide.recover import Recovered
 
 CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ def test_the_whole_of_it_runs_small() -> None:
     timed = [line for line in lines if line.unit == "s"]
     assert len(timed) == 3
     for line in timed:
-        assert line.ratio == pytest.approx(line.reference_value / line.value, rel=1e-3)
+        assert line.ratio == pytest.approx(line.reference_value / line.value, rel=RATIO_TOLERANCE)
     assert "images exact, 0 falsely called so" in timed[-1].case
 
 

@@ -60,8 +60,8 @@ def test_rates_and_hours_follow_from_the_seconds(lines: list[Measurement]) -> No
     # Two steps of 4 images in .5 s.
     assert {line.value for line in trained} == {16.0}
     hours = {line.case.split(",")[-3].strip(): line.value for line in lines if line.unit == "h"}
-    assert hours["edm"] == pytest.approx(400_000 * 512 / 16 / 3600, rel=1e-3)
-    assert hours["bf_dncnn"] == pytest.approx(40_000 * 128 / 16 / 3600, rel=1e-3)
+    assert hours["edm"] == pytest.approx(400_000 * 512 / 16 / 3600, rel=RATIO_TOLERANCE)
+    assert hours["bf_dncnn"] == pytest.approx(40_000 * 128 / 16 / 3600, rel=RATIO_TOLERANCE)
     sampled = {
         line.case.split(", ")[3]: line.value for line in lines if line.case.startswith("sampling")
     }
@@ -143,7 +143,7 @@ def test_two_processes_scale_a_training(tmp_path: Path) -> None:
     assert case in seconds
     for line, efficiency, hours in zip(found[::3], found[1::3], found[2::3], strict=True):
         assert line.ratio is not None
-        assert efficiency.value == pytest.approx(100 * line.ratio / 2, rel=1e-3)
+        assert efficiency.value == pytest.approx(100 * line.ratio / 2, rel=RATIO_TOLERANCE)
         steps, of = (400_000, 512) if "edm" in line.case else (40_000, 128)
-        assert hours.value == pytest.approx(steps * of * line.value / 3600, rel=1e-3)
+        assert hours.value == pytest.approx(steps * of * line.value / 3600, rel=RATIO_TOLERANCE)
     assert done.stdout.count('"unit": "s"') == len(seconds)  # one process prints
