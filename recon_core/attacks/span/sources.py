@@ -1,0 +1,133 @@
+"""The sources of a separation as candidates: sign, label, and how much they can be trusted.
+
+A separation leaves the sign and the scale of every source open. With biases the images are (x, 1),
+whose last coordinate settles both. Without, the sign is read from the network: the column of the
+mixing matrix that belongs to an image x is what flowed back to the first layer while it was
+learned, so it stands on the neurons that x activates, and there it is nearly
+
+    M_j = lam y relu'(W x)_j (d phi / d a_1)_j,
+
+lam > 0 (the KKT condition's coefficient). Of x and -x the one whose M agrees more is taken, and
+the label with it. How well M agrees also tells images from what is none, and so does how sparse the
+source is; nothing here needs an original.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from recon_core.victims.network import Architecture, Parameters
+
+INPUT_NORM = 0.25
+"""Standard deviation of a pixel of an image less its mean: the scale at which a source is shown to
+the network."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Sources of one victim, best trusted first, in the victim's input space.
+
+    `x` (m, d) have the likelier sign; their scale is the image's where biases tell it (`scaled`),
+    otherwise that of an average image. `label` is -1 or +1, or a class; `trust` in [0, 1] is the
+    mean rank of `sparsity` and `agreement` (the cosine between the mixing column and what the
+    network says of it).
+    """
+
+    x: Float[Tensor, "m d"]
+    label: Int64[Tensor, " m"]
+    trust: Float[Tensor, " m"]
+    sparsity: Float[Tensor, " m"]
+    agreement: Float[Tensor, " m"]
+    scaled: bool
+
+
+def sources_of(
+    rows: Float[Tensor, "k e"],
+    sparsity: Float[Tensor, " k"],
+    *,
+    weight: Float[Tensor, "h e"],
+    architecture: Architecture,
+    parameters: Parameters,
+) -> Sources:
+    """What was separated, with sign and label.
+
+    `rows` are the sources in the span, `weight` the first layer that was taken apart (less its
+    start, with the biases behind it), `parameters` of this one victim.
+    """
+    d = architecture.d
+    mixing = _mixing(rows, weight)
+    with_bias = rows.shape[1] > d
+    x = rows[:, :d]
+    norm = x.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    scale = INPUT_NORM * d**0.5 / norm
+    if with_bias:
+        last = rows[:, d:]
+        sign = torch.where(last < 0, -1.0, 1.0)
+        x, mixing = x * sign, mixing * sign.mT
+        told = 1 / last.abs().clamp_min(1e-30)
+        scale = torch.where((told / scale - 1).abs() < 1, told, scale)
+    unit = x * scale
+    column = mixing / scale.mT
+    plus = _agreement(architecture, parameters, unit, column)
+    minus = _agreement(architecture, parameters, -unit, -column)
+    flip = torch.zeros_like(plus[0], dtype=torch.bool) if with_bias else minus[0] > plus[0]
+    agreement = torch.where(flip, minus[0], plus[0])
+    label = torch.where(flip, minus[1], plus[1])
+    trust = (_ranks(sparsity) + _ranks(agreement)) / 2
+    order = trust.argsort(descending=True, stable=True)
+    signed = torch.where(flip[:, None], -unit, unit)
+    return Sources(
+        x=signed[order],
+        label=label[order],
+        trust=trust[order],
+        sparsity=sparsity[order],
+        agreement=agreement[order],
+        scaled=with_bias,
+    )
+
+
+def _mixing(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float[Tensor, "h k"]:
+    """M of W = M X by least squares."""
+    solved: Tensor = torch.linalg.lstsq(rows.double().mT, weight.double().mT).solution
+    return solved.mT.to(rows.dtype)
+
+
+def _agreement(
+    architecture: Architecture,
+    parameters: Parameters,
+    x: Float[Tensor, "k d"],
+    column: Float[Tensor, "h k"],
+) -> tuple[Float[Tensor, " k"], Int64[Tensor, " k"]]:
+    """(cosine of each column with what the best label would give, that label)."""
+    with torch.enable_grad():
+        passed = architecture.forward(parameters, x[None].detach().requires_grad_())
+        phi = passed.output[0]
+        n_outputs = phi.shape[1]
+        cosines = []
+        for output in range(n_outputs):
+            margin = phi[:, output]
+            if n_outputs > 1:
+                others = phi.detach().clone()
+                others[:, output] = -torch.inf
+                margin = margin - phi.gather(1, others.argmax(1, keepdim=True))[:, 0]
+            (flow,) = torch.autograd.grad(margin.sum(), passed.pre[0], retain_graph=True)
+            cosines.append(_cosine(flow[0], column.mT))
+    if n_outputs == 1:
+        return cosines[0].abs(), torch.where(cosines[0] < 0, -1, 1)
+    best = torch.stack(cosines).max(0)
+    return best.values, best.indices
+
+
+def _cosine(a: Float[Tensor, "k h"], b: Float[Tensor, "k h"]) -> Float[Tensor, " k"]:
+    return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp_min(1e-30)
+
+
+def _ranks(values: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+    """0 for the lowest to 1 for the highest."""
+    return values.argsort(stable=True).argsort(stable=True).to(values.dtype) / max(
+        1, len(values) - 1
+    )
