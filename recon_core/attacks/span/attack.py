@@ -19,9 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.features import dct_filters, whitened_features
+from recon_core.attacks.span.lbfgs import Descent
 from recon_core.attacks.span.likelihood import unmix
 from recon_core.attacks.span.orthogonal import (
-    Rotated,
     Stage,
     contrast,
     grouped_fixed_point,
@@ -95,9 +95,7 @@ class SpanAttack:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return tuple(
-            Stage(c, n, self.tolerance) for c, n in zip(self.scales, self.n_rotations, strict=True)
-        )
+        return tuple(Stage(c, n) for c, n in zip(self.scales, self.n_rotations, strict=True))
 
     @property
     def n_iterations(self) -> int:
@@ -155,30 +153,55 @@ def separate(
             f"attack.start={attack.start!r} and the start's weights are "
             f"{'not ' if start is None else ''}given; known needs them, unknown must not have them"
         )
-    spans = [
-        subspace_of(
-            _rows(parameters, r),
-            None if start is None else _rows(start, r if start.n_runs > 1 else 0),
-            n_directions=attack.n_images,
-            surplus=attack.surplus,
-        )
-        for r in range(parameters.n_runs)
-    ]
-    found: list[Separated] = []
-    for _size, group in groupby(range(len(spans)), key=lambda r: len(spans[r].vectors)):
-        rows = list(group)
-        share = _Share(progress, len(found) / len(spans), len(rows) / len(spans), attack)
-        found += _separate_stack(
+    problems = [
+        _problem(
             attack,
             architecture,
-            parameters.rows(torch.tensor(rows, device=parameters.weights[0].device)),
-            [spans[r] for r in rows],
-            [_rows(parameters, r) - _taken_off(start, spans[r], r) for r in rows],
-            [generators[r] for r in rows],
-            share,
+            parameters.rows(slice(r, r + 1)),
+            start if start is None or start.n_runs == 1 else start.rows(slice(r, r + 1)),
+            generator=generator,
         )
+        for r, generator in enumerate(generators)
+    ]
+    found: list[Separated] = []
+    for _size, group in groupby(problems, key=lambda problem: len(problem.span.vectors)):
+        stack = list(group)
+        share = _Share(progress, len(found) / len(problems), len(stack) / len(problems), attack)
+        found += _separate_stack(attack, architecture, stack, share)
     progress(1.0)
     return found
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """One victim: its weights, its first layer's rows less their start, and their span."""
+
+    parameters: Parameters
+    rows: Float[Tensor, "h e"]
+    span: Subspace
+    generator: torch.Generator
+
+
+def _problem(
+    attack: SpanAttack,
+    architecture: Architecture,
+    parameters: Parameters,
+    start: Parameters | None,
+    *,
+    generator: torch.Generator,
+) -> _Problem:
+    rows = _rows(parameters)
+    begun = None if start is None else _rows(start)
+    span = subspace_of(
+        rows,
+        begun,
+        shape=architecture.shape,
+        n_directions=attack.n_images,
+        surplus=attack.surplus,
+    )
+    if begun is not None and span.start_share is not None:
+        rows = rows - begun * span.start_share
+    return _Problem(parameters, rows, span, generator)
 
 
 class _Share:
@@ -197,40 +220,32 @@ class _Share:
 
 
 def _separate_stack(
-    attack: SpanAttack,
-    architecture: Architecture,
-    parameters: Parameters,
-    spans: Sequence[Subspace],
-    weights: Sequence[Tensor],
-    generators: Sequence[torch.Generator],
-    share: _Share,
+    attack: SpanAttack, architecture: Architecture, stack: Sequence[_Problem], share: _Share
 ) -> list[Separated]:
-    channels = architecture.shape[0]
-    filters = dct_filters(attack.filter_size, channels, colours=attack.colours)
-    d = architecture.d
-    features = [
-        whitened_features(
-            s.vectors[:, :d].unflatten(1, architecture.shape), filters, stride=attack.stride
-        )
-        for s in spans
-    ]
-    z = torch.stack([f.z for f in features])
-    best = _best_start(attack, z, len(filters), generators, share)
+    """Victims with equally many directions, at once."""
+    filters = dct_filters(attack.filter_size, architecture.shape[0], colours=attack.colours)
+    pictures = [p.span.vectors[:, : architecture.d].unflatten(1, architecture.shape) for p in stack]
+    features = [whitened_features(v, filters, stride=attack.stride) for v in pictures]
+    z = torch.stack([feature.z for feature in features])
+    best = _best_start(attack, z, len(filters), [p.generator for p in stack], share)
     unit = best.sources / best.sources.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
     sparsity = -contrast(unit, attack.scales[-1])
-    found = []
-    for r, (span, feature) in enumerate(zip(spans, features, strict=True)):
-        rows = best.rotation[r] @ feature.whiten @ span.vectors
-        sources = sources_of(
-            rows,
-            sparsity[r],
-            weight=weights[r],
-            architecture=architecture,
-            parameters=parameters.rows(slice(r, r + 1)),
+    return [
+        Separated(
+            problem.span,
+            sources_of(
+                best.rotation[r] @ features[r].whiten @ problem.span.vectors,
+                sparsity[r],
+                weight=problem.rows,
+                architecture=architecture,
+                parameters=problem.parameters,
+            ),
+            float(best.objective[r]),
+            best.n_iterations,
+            best.settled,
         )
-        objective = float(best.objective[r])
-        found.append(Separated(span, sources, objective, best.n_iterations, best.settled))
-    return found
+        for r, problem in enumerate(stack)
+    ]
 
 
 def _best_start(
@@ -239,9 +254,9 @@ def _best_start(
     n_filters: int,
     generators: Sequence[torch.Generator],
     share: _Share,
-) -> Rotated:
+) -> Descent:
     """Every victim's separation from the start that ends lowest."""
-    best: Rotated | None = None
+    best: Descent | None = None
     for _ in range(attack.n_starts):
         starts = torch.stack([rotation_start(z.shape[1], g) for g in generators]).to(z)
         ended = _separation(attack, z, starts, n_filters, share)
@@ -252,8 +267,8 @@ def _best_start(
 
 def _separation(
     attack: SpanAttack, z: Tensor, starts: Tensor, n_filters: int, share: _Share
-) -> Rotated:
-    rotated = rotate(z, starts, attack.stages, report=share)
+) -> Descent:
+    rotated = rotate(z, starts, attack.stages, tolerance=attack.tolerance, report=share)
     share.skip(sum(attack.n_rotations))
     turned = grouped_fixed_point(
         z,
@@ -276,13 +291,13 @@ def _separation(
     share.skip(attack.n_likelihood)
     n = rotated.n_iterations + turned.n_iterations + freed.n_iterations
     settled = rotated.settled and freed.settled
-    return Rotated(freed.rotation, freed.sources, freed.objective, n, settled)
+    return Descent(freed.rotation, freed.sources, freed.objective, n, settled)
 
 
-def _lower(a: Rotated, b: Rotated) -> Rotated:
+def _lower(a: Descent, b: Descent) -> Descent:
     """Victim by victim the one with the lower objective."""
     first = (a.objective <= b.objective)[:, None, None]
-    return Rotated(
+    return Descent(
         torch.where(first, a.rotation, b.rotation),
         torch.where(first, a.sources, b.sources),
         torch.minimum(a.objective, b.objective),
@@ -291,12 +306,6 @@ def _lower(a: Rotated, b: Rotated) -> Rotated:
     )
 
 
-def _rows(parameters: Parameters, r: int) -> Float[Tensor, "h e"]:
+def _rows(parameters: Parameters) -> Float[Tensor, "h e"]:
     bias = parameters.biases[0]
-    return rows_of(parameters.weights[0][r], None if bias is None else bias[r])
-
-
-def _taken_off(start: Parameters | None, span: Subspace, r: int) -> Tensor | float:
-    if start is None or span.start_share is None:
-        return 0.0
-    return _rows(start, r if start.n_runs > 1 else 0) * span.start_share
+    return rows_of(parameters.weights[0][0], None if bias is None else bias[0])

@@ -58,10 +58,11 @@ def dct_filters(size: int, channels: int, *, colours: bool = True) -> Float[Tens
         raise ValueError(f"filters of {size}x{size} pixels see no difference; give 2 or more")
     n = torch.arange(size, dtype=torch.float64)
     cosines = torch.cos(torch.pi * (n[None] + 0.5) * n[:, None] / size)
-    cosines = cosines / cosines.norm(dim=1, keepdim=True)
+    cosines /= cosines.norm(dim=1, keepdim=True)
     flat = torch.einsum("ai,bj->abij", cosines, cosines).flatten(0, 1)[1:]
     axes = colour_axes(channels)[: channels if colours else 1]
-    return torch.einsum("fij,ac->afcij", flat, axes).flatten(0, 1)
+    filters: Tensor = torch.einsum("fij,ac->afcij", flat, axes).flatten(0, 1)
+    return filters
 
 
 def learned_filters(
@@ -94,7 +95,8 @@ def learned_filters(
     start = rotation_start(n_filters, generator).to(whiten)
     turned = rotate((patches @ whiten.mT).mT[None], start[None], PATCH_STAGES)
     filters = (turned.rotation[0] @ whiten).unflatten(1, (channels, size, size))
-    return filters - filters.mean((2, 3), keepdim=True)
+    centred: Tensor = filters - filters.mean((2, 3), keepdim=True)
+    return centred
 
 
 def whitened_features(
@@ -125,11 +127,3 @@ def whitened_features(
     floor = float(values[-1]) * torch.finfo(torch.float32).eps
     whiten = ((vectors / values.clamp_min(floor).sqrt()) @ vectors.mT).to(pictures)
     return Whitened(whiten @ flat, whiten, len(filters))
-
-
-def roughness(pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, " k"]:
-    """Mean square difference of neighbouring pixels over the mean square: 2 of white noise, .1 to
-    1.8 of images and what is left of them in noise."""
-    across = (pictures[..., 1:] - pictures[..., :-1]).square().mean((1, 2, 3))
-    down = (pictures[:, :, 1:] - pictures[:, :, :-1]).square().mean((1, 2, 3))
-    return (across + down) / 2 / pictures.square().mean((1, 2, 3)).clamp_min(1e-300)

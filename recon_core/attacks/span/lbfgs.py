@@ -1,18 +1,20 @@
-"""Limited-memory BFGS in the relative gradient, for a batch of square matrices.
+"""Minimisation over square matrices by limited-memory BFGS in the relative gradient, batched.
 
-A matrix W is moved to (I + p) W or exp(p) W; gradients and steps are k x k matrices at the identity
-(Cardoso and Laheld 1996). Directions are those of Nocedal's two loops around a diagonal or 2x2
-block approximation of the Hessian (Ablin, Cardoso and Gramfort 2018), each matrix of the batch with
-its own memory, step and end.
+A matrix W moves by a step p of its own size, to exp(p) W or (I + p) W, and everything is measured
+where it stands: gradients are k x k matrices at the identity (Cardoso and Laheld 1996). Directions
+are those of Nocedal's two loops around an approximation of the Hessian that the objective gives
+(Ablin, Cardoso and Gramfort 2018). Each matrix of a batch has its own memory, step and end.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 MEMORY = 10
@@ -21,49 +23,141 @@ CURVATURE = 1e-12
 HALVINGS = 12
 DECREASE = 1e-4
 """Armijo's constant."""
+LOOK_BACK = 20
+"""Iterations over which the objective must have fallen."""
+CLEAN_EVERY = 20
+"""Iterations after which Y = W Z is computed anew and W is cleaned of roundings."""
 
-Inverse = Callable[[Float[Tensor, "r k k"]], Float[Tensor, "r k k"]]
-"""H_0^{-1} g of each matrix."""
+Solve = Callable[[Float[Tensor, "r k k"]], Float[Tensor, "r k k"]]
+"""H^{-1} g of every matrix, with the approximated Hessian H."""
+Report = Callable[[int], None]
+"""Called with the iterations that are done."""
 
 
-class Memory:
+def unheard(_n: int) -> None:
+    """A `Report` that nobody listens to."""
+
+
+class Objective(Protocol):
+    """A function of W and of the sources Y = W Z, and how W moves."""
+
+    def loss(self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]) -> Float[Tensor, " r"]:
+        """Values, one of each matrix."""
+        ...
+
+    def gradient(self, y: Float[Tensor, "r k t"]) -> tuple[Float[Tensor, "r k k"], Solve]:
+        """The relative gradients, and their Hessians' approximation."""
+        ...
+
+    def step(self, p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        """What W and Y are multiplied with."""
+        ...
+
+    def clean(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        """W where it is allowed to be."""
+        ...
+
+
+@dataclass(frozen=True)
+class Descent:
+    """W (r, k, k), its sources Y = W Z (r, k, t), the objective (r,) and the iterations it took.
+
+    `settled`: the objective of every matrix stopped falling before the iterations were used up.
+    """
+
+    rotation: Float[Tensor, "r k k"]
+    sources: Float[Tensor, "r k t"]
+    objective: Float[Tensor, " r"]
+    n_iterations: int
+    settled: bool
+
+
+def minimise(
+    objective: Objective,
+    z: Float[Tensor, "r k t"],
+    start: Float[Tensor, "r k k"],
+    *,
+    n_iterations: int,
+    tolerance: float,
+    report: Report = unheard,
+) -> Descent:
+    """W with a low objective of (W, W Z), from `start`.
+
+    Ends early once no matrix's objective falls by more than `tolerance` of itself (of 1, where it
+    is smaller) in 20 iterations.
+    """
+    w, y, memory = start, start @ z, _Memory()
+    loss = objective.loss(w, y)
+    gradient, solve = objective.gradient(y)
+    history = deque([loss], maxlen=LOOK_BACK + 1)
+    n, settled = 0, False
+    while n < n_iterations and not settled:
+        n += 1
+        direction = memory.direction(gradient, solve)
+        slope = _dot(gradient, direction).flatten()
+        p, w, y, loss = _line_search(objective, (w, y, loss), direction, slope)
+        if n % CLEAN_EVERY == 0:
+            w = objective.clean(w)
+            y = w @ z
+        before = gradient
+        gradient, solve = objective.gradient(y)
+        memory.add(p, gradient - before)
+        history.append(loss)
+        fell = history[0] - loss
+        stalled = fell <= tolerance * loss.abs().clamp_min(1.0)
+        settled = len(history) > LOOK_BACK and bool(stalled.all())
+        report(n)
+    w = objective.clean(w)
+    return Descent(w, w @ z, loss, n, settled)
+
+
+def _line_search(
+    objective: Objective,
+    at: tuple[Tensor, Tensor, Tensor],
+    direction: Float[Tensor, "r k k"],
+    slope: Float[Tensor, " r"],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(step, W, Y, loss) after backtracking (Armijo); a matrix that finds nothing lower stays."""
+    w, y, loss = at
+    length = torch.ones_like(loss)
+    for _ in range(HALVINGS):
+        p = length[:, None, None] * direction
+        move = objective.step(p)
+        w_new, y_new = move @ w, move @ y
+        new = objective.loss(w_new, y_new)
+        good = new <= loss + DECREASE * length * slope
+        if bool(good.all()):
+            return p, w_new, y_new, new
+        length = torch.where(good, length, length / 2)
+    stay = (~good)[:, None, None]
+    kept = torch.where(good, new, loss)
+    return torch.where(stay, 0.0, p), torch.where(stay, w, w_new), torch.where(stay, y, y_new), kept
+
+
+class _Memory:
     """The last steps and what they changed of the gradient, and the directions that they give."""
 
-    def __init__(self, size: int = MEMORY) -> None:
-        self.pairs: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=size)
+    def __init__(self) -> None:
+        self.pairs: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=MEMORY)
 
     def add(self, step: Float[Tensor, "r k k"], change: Float[Tensor, "r k k"]) -> None:
         product = _dot(step, change)
         floor = CURVATURE * (_dot(step, step) * _dot(change, change)).sqrt()
-        rho = torch.where(product > floor, 1 / product.clamp_min(1e-300), 0.0)
+        rho = torch.where(product > floor, 1 / product.clamp_min(1e-30), 0.0)
         self.pairs.append((step, change, rho))
 
-    def direction(
-        self, gradient: Float[Tensor, "r k k"], inverse: Inverse
-    ) -> Float[Tensor, "r k k"]:
-        """-H g; where that is no descent, minus the preconditioned gradient."""
+    def direction(self, gradient: Float[Tensor, "r k k"], solve: Solve) -> Float[Tensor, "r k k"]:
+        """-H^{-1} g; where that does not descend, by the approximated Hessian alone."""
         q, kept = gradient, []
         for step, change, rho in reversed(self.pairs):
             alpha = rho * _dot(step, q)
             q = q - alpha * change
             kept.append(alpha)
-        q = inverse(q)
+        q = solve(q)
         for (step, change, rho), alpha in zip(self.pairs, reversed(kept), strict=True):
             q = q + step * (alpha - rho * _dot(change, q))
         climbs = _dot(gradient, q) <= 0
-        return -torch.where(climbs, inverse(gradient), q)
-
-
-def slope(gradient: Float[Tensor, "r k k"], direction: Float[Tensor, "r k k"]) -> Tensor:
-    """The derivative along a direction, (r,)."""
-    return _dot(gradient, direction).flatten()
-
-
-def accepted(
-    loss: Float[Tensor, " r"], before: Float[Tensor, " r"], step: Tensor, slope_: Tensor
-) -> Bool[Tensor, " r"]:
-    """Armijo's rule."""
-    return loss <= before + DECREASE * step * slope_
+        return -torch.where(climbs, solve(gradient), q)
 
 
 def _dot(a: Float[Tensor, "r k k"], b: Float[Tensor, "r k k"]) -> Float[Tensor, "r 1 1"]:

@@ -2,13 +2,14 @@
 
 Sources are the rows of Y = W Z with W orthogonal. Minimised is the mean over samples of
 
-    sum_i log(c^2 + y_i^2),
+    sum_i log(1 + (y_i / c)^2),
 
 by L-BFGS on the orthogonal group (Picard-O: Ablin, Cardoso and Gramfort 2018, "Faster ICA under
 orthogonal constraint"): with psi(y) = y / (c^2 + y^2) and G = E[psi(y) y^T], the relative gradient
-is the antisymmetric part of G, its Hessian nearly h_ij = (E psi'_i + E psi'_j - G_ii - G_jj) / 2.
-A wide score (large c) has few false optima and a narrow one tells images from mixtures, so c is
-lowered in stages. Then a fixed point with a score that knows which samples belong together,
+is G - G^T, its Hessian nearly diagonal, E psi'_i + E psi'_j - G_ii - G_jj. W moves by Cayley's
+transform of a step, which is orthogonal as the exponential is and costs one solve. A wide score
+(large c) has few false optima and a narrow one tells images from mixtures, so c is lowered in
+stages. Then a fixed point with a score that knows which samples belong together,
 
     g(y) = y / (c^2 + mean over filters at the place of y^2 + y^2),
 
@@ -17,57 +18,64 @@ since an image that is flat in a place is flat for every filter there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.lbfgs import HALVINGS, Memory, accepted, slope
+from recon_core.attacks.span.lbfgs import Descent, Report, Solve, minimise, unheard
 
 SMALLEST_CURVATURE = 0.02
-CLEAN_EVERY = 20
-"""Iterations between two re-orthogonalisations."""
-LOOK_BACK = 20
-"""Iterations over which the objective must have fallen."""
-
-Report = Callable[[int], None]
-"""Called with the iterations that are done."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A number of iterations at one scale of the score; it ends earlier once the objective falls by
-    less than `tolerance` of itself in 20 iterations."""
+    """At most so many iterations at one scale c of the score."""
 
     scale: float
     n_iterations: int
-    tolerance: float = 1e-6
 
 
 @dataclass(frozen=True)
-class Rotated:
-    """W (r, k, k), its sources Y = W Z (r, k, t), the objective (r,) and how many iterations it
-    took; `settled`: whether every stage ended because nothing fell any more."""
+class Sparsity:
+    """sum_i E log(1 + (y_i / c)^2) over rotations."""
 
-    rotation: Float[Tensor, "r k k"]
-    sources: Float[Tensor, "r k t"]
-    objective: Float[Tensor, " r"]
-    n_iterations: int
-    settled: bool
+    scale: float
+
+    def loss(self, _w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]) -> Float[Tensor, " r"]:
+        return contrast(y, self.scale).sum(1)
+
+    def gradient(self, y: Float[Tensor, "r k t"]) -> tuple[Float[Tensor, "r k k"], Solve]:
+        inverse = y.square().add_(self.scale**2).reciprocal_()
+        score = y * inverse
+        g = torch.bmm(score, y.mT) / y.shape[2]
+        # psi' = (c^2 - y^2) / (c^2 + y^2)^2 = 2 c^2 inverse^2 - inverse
+        curve = 2 * self.scale**2 * inverse.square().mean(2) - inverse.mean(2)
+        own = curve - g.diagonal(dim1=1, dim2=2)
+        h = (own[:, :, None] + own[:, None, :]).clamp_min(2 * SMALLEST_CURVATURE)
+        return g - g.mT, lambda v: v / h
+
+    def step(self, p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        return cayley(p)
+
+    def clean(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        return orthogonal(w)
 
 
 def rotation_start(size: int, generator: torch.Generator) -> Float[Tensor, "k k"]:
     """A random rotation (Haar), drawn on the CPU in float64."""
     drawn = torch.randn(size, size, dtype=torch.float64, generator=generator)
     q, r = torch.linalg.qr(drawn)
-    return q * r.diagonal().sign()
+    rotation: Tensor = q * r.diagonal().sign()
+    return rotation
 
 
 def contrast(sources: Float[Tensor, "r k t"], scale: float) -> Float[Tensor, "r k"]:
     """Mean of log(1 + (y/c)^2) of every source: the lower, the sparser."""
-    return (sources / scale).square().log1p().mean(2)
+    return (sources / scale).square_().log1p_().mean(2)
 
 
 def rotate(
@@ -75,77 +83,27 @@ def rotate(
     start: Float[Tensor, "r k k"],
     stages: Sequence[Stage],
     *,
-    report: Report = lambda _n: None,
-) -> Rotated:
-    """The rotations that the stages end in, from `start`; every matrix of the batch on its own."""
-    w, y = start, start @ z
-    n_done, settled = 0, True
-    objective = contrast(y, 1.0).sum(1)
+    tolerance: float = 1e-6,
+    report: Report = unheard,
+) -> Descent:
+    """The rotations that the stages end in, one after the other; `settled` is the last one's."""
+    done = Descent(start, start @ z, z.new_zeros(len(z)), 0, False)
     for stage in stages:
-        w, y, objective, n, ended = _minimise(z, w, y, stage, n_done, report)
-        n_done, settled = n_done + n, settled and ended
-    return Rotated(w, y, objective, n_done, settled)
+        ended = minimise(
+            Sparsity(stage.scale),
+            z,
+            done.rotation,
+            n_iterations=stage.n_iterations,
+            tolerance=tolerance,
+            report=partial(_after, report, done.n_iterations),
+        )
+        n = done.n_iterations + ended.n_iterations
+        done = replace(ended, n_iterations=n)
+    return done
 
 
-def _minimise(
-    z: Tensor, w: Tensor, y: Tensor, stage: Stage, n_before: int, report: Report
-) -> tuple[Tensor, Tensor, Tensor, int, bool]:
-    memory, c = Memory(), stage.scale
-    loss = contrast(y, c).sum(1)
-    gradient, inverse = _gradient(y, c)
-    history = [loss]
-    n, ended = 0, False
-    for n in range(1, stage.n_iterations + 1):
-        direction = memory.direction(gradient, inverse)
-        p, w, y, loss = _line_search(w, y, loss, gradient, direction, c)
-        if n % CLEAN_EVERY == 0:
-            w = orthogonal(w)
-            y = w @ z
-        before = gradient
-        gradient, inverse = _gradient(y, c)
-        memory.add(p, gradient - before)
-        history.append(loss)
-        report(n_before + n)
-        if n >= LOOK_BACK:
-            fell = history[-LOOK_BACK - 1] - loss
-            if bool((fell <= stage.tolerance * history[0].abs()).all()):
-                ended = True
-                break
-    w = orthogonal(w)
-    return w, w @ z, loss, n, ended
-
-
-def _gradient(y: Float[Tensor, "r k t"], c: float) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The antisymmetric relative gradient, and the inverse of its Hessian's diagonal."""
-    square = y.square()
-    inverse = (square + c * c).reciprocal_()
-    g = torch.bmm(y * inverse, y.mT) / y.shape[2]
-    curve = inverse - 2 * square * inverse.square()  # psi' = 1/(c^2+y^2) - 2 y^2/(c^2+y^2)^2
-    own = curve.mean(2) - g.diagonal(dim1=1, dim2=2)
-    h = ((own[:, :, None] + own[:, None, :]) / 2).clamp_min(SMALLEST_CURVATURE)
-    return g - g.mT, lambda v: v / (2 * h)
-
-
-def _line_search(
-    w: Tensor, y: Tensor, loss: Tensor, gradient: Tensor, direction: Tensor, c: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(step, W, Y, loss) after backtracking; a matrix that finds nothing lower stays."""
-    down = slope(gradient, direction)
-    step = torch.ones_like(loss)
-    for _ in range(HALVINGS):
-        p = step[:, None, None] * direction
-        turn = cayley(p)
-        y_new = turn @ y
-        new = contrast(y_new, c).sum(1)
-        good = accepted(new, loss, step, down)
-        if bool(good.all()):
-            return p, turn @ w, y_new, new
-        step = torch.where(good, step, step / 2)
-    stay = ~good
-    p = torch.where(stay[:, None, None], torch.zeros_like(p), p)
-    turn = cayley(p)
-    y_new = turn @ y
-    return p, turn @ w, y_new, torch.where(stay, loss, new)
+def _after(report: Report, before: int, n: int) -> None:
+    report(before + n)
 
 
 def cayley(p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
@@ -158,7 +116,8 @@ def cayley(p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
 def orthogonal(w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
     """The nearest orthogonal matrix, W (W^T W)^{-1/2}."""
     u, _, v = torch.linalg.svd(w.double(), full_matrices=False)
-    return (u @ v).to(w.dtype)
+    nearest: Tensor = (u @ v).to(w.dtype)
+    return nearest
 
 
 def grouped_fixed_point(
@@ -168,8 +127,8 @@ def grouped_fixed_point(
     n_filters: int,
     scale: float,
     n_iterations: int,
-    report: Report = lambda _n: None,
-) -> Rotated:
+    report: Report = unheard,
+) -> Descent:
     """FastICA's steps W <- orth(E[g(y) z^T] - diag(E[g'(y)]) W) with the grouped score.
 
     `n_filters` samples stand at each place, filter after filter.
@@ -178,10 +137,10 @@ def grouped_fixed_point(
     y = w @ z
     for n in range(n_iterations):
         square = y.unflatten(2, places).square()
-        inverse = (square.mean(2, keepdim=True) + square + scale * scale).reciprocal()
-        slope_ = (inverse - 2 * square * inverse.square()).flatten(2).mean(2)
+        inverse = (square.mean(2, keepdim=True) + square + scale**2).reciprocal_()
+        slope = (inverse - 2 * square * inverse.square()).flatten(2).mean(2)
         g = torch.bmm(y * inverse.flatten(2), z.mT) / z.shape[2]
-        w = orthogonal(g - slope_[:, :, None] * w)
+        w = orthogonal(g - slope[:, :, None] * w)
         y = w @ z
         report(n + 1)
-    return Rotated(w, y, contrast(y, scale).sum(1), n_iterations, n_iterations > 0)
+    return Descent(w, y, contrast(y, scale).sum(1), n_iterations, False)

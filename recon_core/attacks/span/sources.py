@@ -93,7 +93,8 @@ def sources_of(
 def _mixing(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float[Tensor, "h k"]:
     """M of W = M X by least squares."""
     solved: Tensor = torch.linalg.lstsq(rows.double().mT, weight.double().mT).solution
-    return solved.mT.to(rows.dtype)
+    mixing: Tensor = solved.mT.to(rows.dtype)
+    return mixing
 
 
 def _agreement(
@@ -123,11 +124,11 @@ def _agreement(
 
 
 def _cosine(a: Float[Tensor, "k h"], b: Float[Tensor, "k h"]) -> Float[Tensor, " k"]:
-    return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp_min(1e-30)
+    cosine: Tensor = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp_min(1e-30)
+    return cosine
 
 
 def _ranks(values: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     """0 for the lowest to 1 for the highest."""
-    return values.argsort(stable=True).argsort(stable=True).to(values.dtype) / max(
-        1, len(values) - 1
-    )
+    places = values.argsort(stable=True).argsort(stable=True).to(values.dtype)
+    return places / max(1, len(values) - 1)
