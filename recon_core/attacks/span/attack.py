@@ -139,9 +139,10 @@ def separate(
 ) -> list[Separated]:
     """What is in the weights of R victims (`parameters`), in order.
 
-    `start` are the weights that training started from, for `attack.start` "known". Victims that
-    follow each other with equally many directions are separated at once; on a CPU give them one
-    after the other for results that do not depend, bit for bit, on what they are batched with.
+    `start` are the weights that training started from (of R networks, or of one), for
+    `attack.start` "known". On a GPU victims that follow each other with equally many directions are
+    separated at once; on a CPU one after the other, so that a result does not depend, bit for bit,
+    on what it is batched with.
 
     Raises:
         ValueError: a convolution in front, weights that are not finite, no start where one is
@@ -164,12 +165,18 @@ def separate(
         for r, generator in enumerate(generators)
     ]
     found: list[Separated] = []
-    for _size, group in groupby(problems, key=lambda problem: len(problem.span.vectors)):
-        stack = list(group)
+    for stack in _stacks(problems, parameters.weights[0].device):
         share = _Share(progress, len(found) / len(problems), len(stack) / len(problems), attack)
         found += _separate_stack(attack, architecture, stack, share)
     progress(1.0)
     return found
+
+
+def _stacks(problems: Sequence[_Problem], device: torch.device) -> list[list[_Problem]]:
+    if device.type == "cpu":
+        return [[problem] for problem in problems]
+    groups = groupby(problems, key=lambda problem: len(problem.span.vectors))
+    return [list(group) for _, group in groups]
 
 
 @dataclass(frozen=True)

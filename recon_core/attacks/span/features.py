@@ -23,7 +23,6 @@ from torch.nn.functional import conv2d
 
 from recon_core.attacks.span.orthogonal import Stage, rotate, rotation_start
 
-PATCHES = 60_000
 PATCH_STAGES = (Stage(1.0, 60), Stage(0.5, 100))
 SMALLEST = 1e-10
 """Share of the largest variance below which a direction of patches holds nothing."""
@@ -51,7 +50,7 @@ def colour_axes(channels: int) -> Float[Tensor, "c c"]:
     return axes
 
 
-def dct_filters(size: int, channels: int, *, colours: bool = True) -> Float[Tensor, "f c n n"]:
+def dct_filters(size: int, channels: int, *, colours: bool = True) -> Float[Tensor, "f c s s"]:
     """The size^2 - 1 cosine filters without the constant, for luminance and, with `colours`, every
     difference of colours. ValueError for a size below 2."""
     if size < 2:
@@ -66,9 +65,13 @@ def dct_filters(size: int, channels: int, *, colours: bool = True) -> Float[Tens
 
 
 def learned_filters(
-    images: Float[Tensor, "n c h w"], size: int, *, generator: torch.Generator
-) -> Float[Tensor, "f c n n"]:
-    """c (size^2 - 1) filters: the independent components of patches of `images`.
+    images: Float[Tensor, "n c h w"],
+    size: int,
+    *,
+    generator: torch.Generator,
+    n_patches: int = 60_000,
+) -> Float[Tensor, "f c s s"]:
+    """c (size^2 - 1) filters: the independent components of `n_patches` patches of `images`.
 
     Patches lose each colour's mean, are whitened by principal components, and rotated as the span
     is (`orthogonal.rotate`). Raises ValueError for images smaller than the filters.
@@ -77,7 +80,7 @@ def learned_filters(
     if min(height, width) < size:
         raise ValueError(f"images of {height}x{width} have no patches of {size}x{size}")
     draws = [
-        torch.randint(high, (PATCHES,), generator=generator)
+        torch.randint(high, (n_patches,), generator=generator)
         for high in (n, height - size + 1, width - size + 1)
     ]
     blocks = images.float().unfold(2, size, 1).unfold(3, size, 1)
@@ -100,7 +103,7 @@ def learned_filters(
 
 
 def whitened_features(
-    pictures: Float[Tensor, "k c h w"], filters: Float[Tensor, "f c n n"], *, stride: int
+    pictures: Float[Tensor, "k c h w"], filters: Float[Tensor, "f c s s"], *, stride: int
 ) -> Whitened:
     """The filters' outputs of every direction, whitened over directions.
 

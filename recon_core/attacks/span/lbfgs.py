@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -38,6 +38,7 @@ def unheard(_n: int) -> None:
     """A `Report` that nobody listens to."""
 
 
+@runtime_checkable
 class Objective(Protocol):
     """A function of W and of the sources Y = W Z, and how W moves."""
 

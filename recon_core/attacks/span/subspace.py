@@ -62,7 +62,7 @@ def rows_of(weight: Float[Tensor, "h d"], bias: Float[Tensor, " h"] | None) -> F
 
 def subspace_of(
     rows: Float[Tensor, "h e"],
-    start: Float[Tensor, "h e"] | None = None,
+    start: Float[Tensor, "g f"] | None = None,
     *,
     shape: tuple[int, int, int] | None = None,
     n_directions: int | None = None,

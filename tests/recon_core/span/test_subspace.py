@@ -1,0 +1,111 @@
+"""The span of a first layer's weights: its size told from noise, its start taken off, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from recon_core.attacks.span.subspace import count_signal, fit_share, rows_of, subspace_of
+from tests.recon_core.tiles import photograph_tiles
+
+WIDTH, D = 60, 400
+NOISE = 1e-3
+
+
+def _normal(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def _signal(n: int, *, seed: int, weakest: float = 3.0) -> tuple[Tensor, Tensor]:
+    """(rows, n orthonormal directions), with strengths down to `weakest` edges of NOISE."""
+    left, right = (torch.linalg.qr(_normal(size, n, seed=seed))[0] for size in (WIDTH, D))
+    edge = NOISE * (WIDTH**0.5 + D**0.5)
+    strengths = edge * weakest * torch.logspace(2, 0, n, dtype=torch.float64)
+    return (left * strengths) @ right.mT, right.mT
+
+
+def test_the_number_of_images_is_told_from_the_noise_in_200_cases() -> None:
+    wrong = []
+    for seed in range(200):
+        n = 1 + seed % 45
+        rows = _signal(n, seed=seed)[0] + NOISE * _normal(WIDTH, D, seed=1000 + seed)
+        count, noise, _edge = count_signal(torch.linalg.svdvals(rows), rows.shape)
+        wrong.append(count - n)
+        assert noise == pytest.approx(NOISE, rel=0.05)
+    assert sum(difference != 0 for difference in wrong) <= 4  # one in 200 is what the edge allows
+    assert max(map(abs, wrong)) <= 1
+
+
+@pytest.mark.parametrize("share", [1.0, 0.37, 0.0])
+@pytest.mark.parametrize("size", [1e-3, 1.0])
+def test_the_start_that_weight_decay_shrank_is_taken_off(share: float, size: float) -> None:
+    signal, right = _signal(12, seed=1)
+    start = size * _normal(WIDTH, D, seed=2)
+    assert fit_share(signal + share * start, start) == pytest.approx(share, abs=1e-6)
+    found = subspace_of(signal + share * start, start, n_directions=12)
+    assert found.start_share == pytest.approx(share, abs=1e-6)
+    inside = (right @ found.vectors.mT).square().sum(1)
+    assert torch.allclose(inside, torch.ones(12, dtype=torch.float64), atol=1e-6)
+
+
+def test_roundings_of_a_start_are_no_images() -> None:
+    """In float32 what remains of a large start is far from white, so its strongest directions are
+    above the edge of white noise; but they look like noise."""
+    images = photograph_tiles(16, shrink=2)[:12].double().flatten(1) / 255
+    images = images - images.mean(0)
+    sizes = torch.logspace(0, -4, WIDTH, dtype=torch.float64)[:, None]
+    roundings = 1e-6 * sizes * _normal(WIDTH, images.shape[1], seed=5)
+    rows = _normal(WIDTH, 12, seed=6) @ images + roundings
+    assert subspace_of(rows).n_signal > 11
+    assert subspace_of(rows, shape=(3, 16, 16)).n_signal == 11  # twelve less their mean
+
+
+def test_surplus_directions_come_behind_those_of_the_signal() -> None:
+    rows = _signal(20, seed=1)[0] + NOISE * _normal(WIDTH, D, seed=2)
+    found = subspace_of(rows.float(), surplus=0.25)
+    assert (found.n_signal, found.vectors.shape) == (20, (25, D))
+    assert found.vectors.dtype == torch.float32
+    assert torch.allclose(found.vectors @ found.vectors.mT, torch.eye(25), atol=1e-5)
+
+
+def test_biases_stand_behind_the_weights() -> None:
+    weight, bias = _normal(4, 6, seed=1), _normal(4, seed=2)
+    assert torch.equal(rows_of(weight, bias)[:, -1], bias)
+    assert torch.equal(rows_of(weight, None), weight)
+
+
+def _with(value: float) -> Tensor:
+    rows = _signal(5, seed=1)[0]
+    rows[3, 7] = value
+    return rows
+
+
+REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
+    "nan": (lambda: subspace_of(_with(torch.nan)), "1 of 24,000 first-layer weights are NaN"),
+    "zero": (lambda: subspace_of(torch.zeros(5, 9)), "all zero, or are their start"),
+    "unmoved": (lambda: subspace_of(_signal(5, seed=1)[0], _signal(5, seed=1)[0]), "their start"),
+    "noise": (lambda: subspace_of(_normal(WIDTH, D, seed=3)), "stands out of noise.*--initial"),
+    "other start": (
+        lambda: subspace_of(_normal(5, 9, seed=1), _normal(5, 8, seed=1)),
+        r"start's first layer is \(5, 8\), the trained one \(5, 9\)",
+    ),
+    "infinite start": (
+        lambda: subspace_of(_signal(5, seed=1)[0], _with(torch.inf)),
+        "start's first layer has values that are NaN or infinite",
+    ),
+    "too many": (
+        lambda: subspace_of(_normal(5, 9, seed=1), n_directions=6),
+        "6 directions of a first layer of 5 neurons and 9 inputs",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_taken_apart_is_refused(case: str) -> None:
+    attempt, message = REFUSALS[case]
+    with pytest.raises(ValueError, match=message):
+        attempt()
