@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import restore_gpu
-from benchmarks.record import Measurement, parse_lines
+from benchmarks.record import RATIO_TOLERANCE, Measurement, parse_lines
 from recon_core.restore import Restorer
 
 ROOT = Path(__file__).parents[2]
