@@ -170,6 +170,10 @@ def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:
         raise ValueError(
             f"experiment.family={changed.family!r} is not the attack on given weights; leave it out"
         )
+    if not isinstance(changed.attack, KKTAttack):
+        raise ValueError(
+            f"attack.kind={changed.attack.kind!r} is not the attack of this command; leave it out"
+        )
     return AttackPlan(attack=changed.attack, n_attacks=changed.n_attacks)
 
 

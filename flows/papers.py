@@ -164,5 +164,6 @@ def attack_preset(name: str) -> AttackPlan:
     """The attack of the named experiment; ValueError with the nearest name if there is none."""
     if name not in EXPERIMENTS:
         raise ValueError(unknown_name("attack preset", name, EXPERIMENTS))
-    experiment = EXPERIMENTS[name]()
-    return AttackPlan(attack=experiment.attack, n_attacks=ATTACKS_PER_VICTIM.get(name, 1))
+    attack = EXPERIMENTS[name]().attack
+    assert isinstance(attack, KKTAttack)
+    return AttackPlan(attack=attack, n_attacks=ATTACKS_PER_VICTIM.get(name, 1))

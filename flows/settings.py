@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def replace_settings(
         replace_setting(tree, name, given[name])
         if name in TAGS and changed:
             _keep_tag_alone(tree, name)
+            if name.endswith("attack.kind"):
+                _go_with_attack(tree, name.partition(".")[0])
             tree = completed(tree)
     return tree
 
@@ -160,6 +163,24 @@ def _keep_tag_alone(tree: dict[str, Any], tag: str) -> None:
     node[last] = chosen
 
 
+def _go_with_attack(tree: dict[str, Any], experiment: str) -> None:
+    """After another kind of attack was chosen: no iteration of the one before is asked for, and a
+    search on a victim with an output per class has the condition of those."""
+    attack = value_at(tree, f"{experiment}.attack")
+    if value_at(tree, f"{experiment}.training.loss.kind") == "ce":
+        if attack["kind"] == "kkt":
+            attack["condition"] = "multiclass"
+        elif attack["kind"] == "span_then_kkt":
+            attack["kkt"] = {"condition": "multiclass"}
+    evaluated = "heldout_experiment" if tree.get("heldout_experiment") else "experiment"
+    if experiment == "experiment" and "curation" in tree:
+        tree["curation"]["min_iteration"] = 0
+    if experiment == evaluated and isinstance(
+        value_at(tree, "evaluation.restore_iterations"), list
+    ):
+        tree["evaluation"]["restore_iterations"] = "last"
+
+
 def _child(node: Any, key: str) -> Any:
     if isinstance(node, dict):
         return node.get(key)
@@ -209,16 +230,23 @@ def explained(error: ValidationError) -> str:
 _KINDS = (
     *("unknown", "known", "noise_aware", "iteration", "fc", "unet"),
     *("sgd", "strong", "lenet5", "mlp", "mixcon", "unicon"),
-    *("theory", "instahide", "practical"),
+    *("theory", "instahide", "practical", "span", "span_then_kkt"),
 )
 """Of attacks on autoencoders, and of autoencoders; of attacks on split networks, of these, and of
-their defences; of schemes of InstaHide, and of attacks on them."""
+their defences; of schemes of InstaHide, and of attacks on them; of attacks on weights."""
+_TAGGED = (
+    *("experiment", "heldout_experiment", "restorer"),
+    *("attack", "victim", "defence", "scheme"),
+)
+"""Settings of several kinds: pydantic names the kind behind them, which is no part of the name."""
 
 
 def _explained(error: Mapping[str, Any]) -> str:
     """One pydantic error: our own messages as they are, others with the name and the value."""
     tagged = {"bf_dncnn", "edm", *FAMILIES, *_KINDS}
-    name = ".".join(str(part) for part in error["loc"] if str(part) not in tagged or part == "")
+    path = ["", *(str(part) for part in error["loc"])]
+    kept = [part for before, part in pairwise(path) if part not in tagged or before not in _TAGGED]
+    name = ".".join(kept)
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{name}: {message}" if name else message

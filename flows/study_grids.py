@@ -332,6 +332,7 @@ def _binary(
 ) -> KKT:
     """Binary cross-entropy, equation 6."""
     base = buzaglo2023_regression()
+    assert isinstance(base.attack, KKTAttack)
     attack = replace(base.attack, condition="binary", search=Search(lam_lr=(1e-5, 1.0)))
     base = replace(base, attack=attack, training=replace(base.training, loss=Loss()))
     return _sized(base, size, network, n_images, rate=size.rate, decay=decay)
@@ -351,9 +352,10 @@ def _convolutional(
     width = size.width if size.preset == "paper" else size.width // 2
     wide = replace(network, conv=conv, widths=(width,))
     made = _regression(size, n_images=n_images, loss=Loss(), decay=decay, network=wide)
-    attack = (
-        made.attack if size.search_conv is None else replace(made.attack, search=size.search_conv)
-    )
+    attack = made.attack
+    if size.search_conv is not None:
+        assert isinstance(attack, KKTAttack)
+        attack = replace(attack, search=size.search_conv)
     training = replace(made.training, epochs=size.epochs_conv, span=False)
     return replace(made, attack=attack, training=training)
 
@@ -363,7 +365,8 @@ def _sized(
 ) -> KKT:
     """The experiment with the victims, the epochs and the attack of a size; m = 2n."""
     widths = network.widths if network.widths != STANDARD.widths else (size.width, size.width)
-    attack: KKTAttack = replace(
+    assert isinstance(base.attack, KKTAttack)
+    attack = replace(
         base.attack, n_candidates=max(2 * n_images, size.min_candidates), save_at=size.save_at
     )
     if size.search is not None:

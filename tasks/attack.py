@@ -143,13 +143,15 @@ def read_candidates(cache: Path, number: int) -> tuple[Tensor, Tensor]:
 def description(job: AttackJob, victim: Victim, device: str) -> dict[str, Any]:
     """What the outcome of an attack depends on, beside its number."""
     network = victim.architecture.network
+    attack = json.loads(json.dumps(asdict(job.attack)))
+    del attack["kind"]  # it is the only one here, and folders of before have none
     return {
         "weights": victim.file.sha256,
         "architecture": victim.layers.architecture,
         "shape": list(victim.architecture.shape),
         "activation": network.activation,
         "leak": network.leak if network.activation == "leaky_relu" else None,
-        "attack": json.loads(json.dumps(asdict(job.attack))),
+        "attack": attack,
         "seed": job.seed,
         "dtype": job.dtype,
         "device": device.partition(":")[0],

@@ -119,7 +119,11 @@ LATER_SETTINGS: dict[str, Any] = {
 """Settings that came later, with the value that stands for what was before them."""
 
 LATER_OF_FAMILY: dict[str, dict[str, Any]] = {
-    "kkt": {"experiment.defence": None, "experiment.defence_layer": None},
+    "kkt": {
+        "experiment.attack.kind": "kkt",
+        "experiment.defence": None,
+        "experiment.defence_layer": None,
+    },
 }
 """The same of settings that another family has had from its beginning."""
 NEVER_LATER = {"inversion": ("experiment.victim.init",)}

@@ -2,10 +2,12 @@
 
 Operations are counted: a forward and backward pass of n images through P weights is 6 n P of them
 (without the gradient in the images; in the span of the images the first layer takes 2 n^2 h), an
-iteration of the attack with m candidates 6 m P + 2 m^2 (d + 2 sum h), the Gram form of
-`recon_core.attacks.stationarity`. How fast this machine does them, and what an epoch or iteration
-costs apart from that, is measured on two small victims. An estimate, no promise: within a factor of
-two on the machines it was tried on (docs/studies.md).
+iteration of a search with m candidates 6 m P + 2 m^2 (d + 2 sum h), the Gram form of
+`recon_core.attacks.stationarity`, one of a separation of k directions with T features each 6 k^2 T:
+the sources anew and their products with the score, some steps being tried twice. How fast this
+machine does them, and what an epoch or iteration costs apart from that, is measured on two small
+victims. An estimate, no promise: within a factor of two on the machines it was tried on
+(docs/studies.md).
 """
 
 from __future__ import annotations
@@ -13,13 +15,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from recon_core.attacks.kkt_attacks import (
+    features_of,
+    kkt_of,
+    most_directions,
+    span_of,
+)
 from recon_core.attacks.kkt_objective import KKTAttack
+from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import KKT, bytes_per_run
 from recon_core.types import RunSpec, seeded_generator
 from recon_core.victims.network import Architecture, Network
@@ -31,6 +40,10 @@ Shape = tuple[int, int, int]
 BYTES_PER_VALUE = {"float16": 2, "float32": 4, "uint8": 1}
 SMALL, LARGE = (2, 16, 12), (50, 200, 32)
 """Images, width and side of the images of the two victims that are measured."""
+
+
+DIRECTIONS_PER_IMAGE = 1.5
+"""Of a separation: what Adadelta leaves with 100 images at width 200, and the surplus."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +74,15 @@ class Cost:
 def cost_of(study: Study, cell: Cell, shape: Shape, pace: Pace, *, stacked: bool) -> Cost:
     """The estimate of a cell; `stacked`: a worker holds the runs of a part at once (on a GPU)."""
     experiment, n = cell.experiment, cell.images_per_run
-    training, attack = experiment.training, experiment.attack
+    training = experiment.training
     epoch = pace.epoch_s * math.ceil(n / (training.batch_size or n))
     epoch += training_operations(experiment, n, shape) / pace.training_rate
-    iteration = pace.iteration_s + attack_operations(experiment, shape) / pace.attack_rate
-    values = study.n_attacks * len(attack.save_at) * attack.n_candidates * math.prod(shape)
+    saved = len(experiment.saved_iterations) * _candidates(experiment, n) * math.prod(shape)
     return Cost(
         train_s=study.n_victims * training.epochs * epoch,
-        attack_s=study.n_victims * study.n_attacks * attack.n_iterations * iteration,
+        attack_s=study.n_victims * study.n_attacks * _attack_seconds(experiment, n, shape, pace),
         memory_bytes=bytes_per_run(experiment, n, shape) * (study.runs_per_part if stacked else 1),
-        disk_bytes=study.n_victims * values * BYTES_PER_VALUE[study.encoding],
+        disk_bytes=study.n_victims * study.n_attacks * saved * BYTES_PER_VALUE[study.encoding],
     )
 
 
@@ -87,10 +99,38 @@ def training_operations(experiment: KKT, n_images: int, shape: Shape) -> int:
     return n_images * (4 * first + 6 * sum(rest))
 
 
-def attack_operations(experiment: KKT, shape: Shape) -> int:
-    """Of an iteration."""
+def _attack_seconds(experiment: KKT, n_images: int, shape: Shape, pace: Pace) -> float:
+    """Of one attack, whatever it is made of."""
+    kkt, span = kkt_of(experiment.attack), span_of(experiment.attack)
+    seconds = 0.0
+    if span is not None:
+        k = _directions(experiment, span, n_images)
+        operations = 6 * k**2 * features_of(span, shape)
+        iteration = pace.iteration_s + operations / pace.attack_rate
+        seconds += span.n_starts * span.n_iterations * iteration
+    if kkt is not None:
+        operations = attack_operations(experiment, n_images, shape)
+        seconds += kkt.n_iterations * (pace.iteration_s + operations / pace.attack_rate)
+    return seconds
+
+
+def _directions(experiment: KKT, span: SpanAttack, n_images: int) -> int:
+    return min(most_directions(experiment, span), round(DIRECTIONS_PER_IMAGE * n_images))
+
+
+def _candidates(experiment: KKT, n_images: int) -> int:
+    """Of one attack: those of a search, or both signs of every source."""
+    attack = experiment.attack
+    if isinstance(attack, KKTAttack):
+        return attack.n_candidates
+    span = attack if isinstance(attack, SpanAttack) else attack.span
+    return 2 * _directions(experiment, span, n_images)
+
+
+def attack_operations(experiment: KKT, n_images: int, shape: Shape) -> int:
+    """Of an iteration of a search."""
     architecture = experiment.victim.on(shape, experiment.n_outputs)
-    m, widths = experiment.attack.n_candidates, architecture.network.widths
+    m, widths = _candidates(experiment, n_images), architecture.network.widths
     return 6 * m * sum(_products(architecture)) + 2 * m**2 * (architecture.d + 2 * sum(widths))
 
 
@@ -112,11 +152,12 @@ def measured_pace(device: str, *, epochs: int = 400, iterations: int = 100) -> P
     n, _width, side = LARGE
     experiment, shape = _experiment(LARGE, epochs, iterations), (3, side, side)
     tiny = 1e-9
+    attacked = attack_operations(experiment, n, shape)
     return Pace(
         epoch_s=epoch_s,
         training_rate=training_operations(experiment, n, shape) / max(tiny, large_epoch - epoch_s),
         iteration_s=iteration_s,
-        attack_rate=attack_operations(experiment, shape) / max(tiny, large_iteration - iteration_s),
+        attack_rate=attacked / max(tiny, large_iteration - iteration_s),
     )
 
 
@@ -144,7 +185,7 @@ def _times(
     trained = time.perf_counter()
     experiment.run_batch([spec], images[None], device=where, victims=kept)
     attacked = time.perf_counter()
-    short = replace(experiment, attack=replace(experiment.attack, save_at=(1,)))
+    short = _experiment(size, epochs, 1)
     short.run_batch([spec], images[None], device=where, victims=kept)
     once = time.perf_counter() - attacked
     spent = max(1e-9, attacked - trained - once)

@@ -1,8 +1,10 @@
 """The `kkt` family: train victims, reconstruct their training images, match what came back.
 
-One run: augment the planned images, subtract their mean, train the victim, minimise the KKT
-objective from random candidates, once or with many drawn hyperparameters, and keep the candidates
-that can be matched (001, section 2; 002; Haim et al. 2022). The objective is in `kkt_objective`.
+One run: augment the planned images, subtract their mean, train the victim, attack its weights, and
+keep the candidates that can be matched (001, section 2; 002; Haim et al. 2022). The attack, which
+gave the family its name, minimises the KKT objective from random candidates, once or with many
+drawn hyperparameters; or it separates the span of the first layer; or one after the other
+(`kkt_attacks`).
 
 How runs share a machine: on a GPU they are one stack, every product a batched one. On a CPU a run
 is alone with its caches: as many go at once as torch has threads, each on one of them, which is
@@ -21,21 +23,26 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int64, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from recon_core.attacks.halving import Race
-from recon_core.attacks.kkt_objective import (
-    KKTAttack,
-    Settings,
-    settings_of,
-    starting_points,
+from recon_core.attacks.kkt_attacks import (
+    ROWS_AT_ONCE,
+    Attack,
+    Victim,
+    attack_stack,
+    check_pictures,
+    kkt_of,
+    most_candidates,
+    saved_iterations,
+    span_of,
 )
-from recon_core.attacks.kkt_results import result_of
-from recon_core.attacks.kkt_solver import Attacked, Judge, reconstruct
+from recon_core.attacks.kkt_objective import KKTAttack
+from recon_core.attacks.kkt_results import Left, result_of
 from recon_core.attacks.kkt_victims import (
     KnownVictim,
     check_batch,
+    initial_weights,
     learn,
     shared_victim,
     train_victims,
@@ -47,7 +54,6 @@ from recon_core.attacks.run_sharing import (
     share_runs,
     stacks_of,
 )
-from recon_core.ncc import ncc_matrix
 from recon_core.precision import Precision, matmul_precision
 from recon_core.tagged import Tagged
 from recon_core.threads import share_of, side_by_side
@@ -56,11 +62,6 @@ from recon_core.victims.feature_defence import check_full_batch, hidden_layer
 from recon_core.victims.network import Architecture, Network, Parameters
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.training import Training
-
-N_BEST = 10
-"""Distances that the authors' stopping rule averages."""
-ROWS_AT_ONCE = 1 << 14
-"""Candidates of one stack of attacks on the same victim; bounds memory, 200 MB per buffer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +72,11 @@ class KKT:
     victim tells apart; 2 is one output with labels 0 and 1, unless it is trained with the loss
     "ce", which has an output per class. `defence`: what is added to its loss (003), on the features
     of its hidden layer number `defence_layer`, from 1, by default the last; a convolution is the
-    first. `n_attacks`: how often a victim is attacked, each time from its own start and, with
-    `attack.search`, with its own hyperparameters; candidates are numbered attack after attack.
+    first. `attack`: by its `kind` the search for a KKT point, the separation of the first layer's
+    span, or the former from what the latter found; a span attack with `start` "known" is given the
+    weights that the victim started from. `n_attacks`: how often a victim is attacked, each time
+    from its own start and, with a search for hyperparameters, with its own; candidates are numbered
+    attack after attack.
     `keep`: pairs of confident candidates only, as the dataset has them, or of all candidates, as an
     evaluation needs them. A candidate is confident if at some saved iteration its SSIM to one
     training image is above `confident_ssim` and at least `confident_gap` above that to any other.
@@ -86,7 +90,7 @@ class KKT:
     training: Training = field(default_factory=Training)
     defence: Annotated[MixCon | UniCon, Tagged("kind")] | None = None
     defence_layer: int | None = None
-    attack: KKTAttack = field(default_factory=KKTAttack)
+    attack: Attack = field(default_factory=KKTAttack)
     n_attacks: int = 1
     keep: Literal["confident", "all"] = "confident"
     confident_ssim: float = 0.4
@@ -100,18 +104,13 @@ class KKT:
             raise ValueError(f"augment_p={self.augment_p} is not a probability in [0, 1]")
         if self.n_attacks < 1:
             raise ValueError(f"n_attacks={self.n_attacks} must be at least 1")
-        loss, condition = self.training.loss.kind, self.attack.condition
+        loss = self.training.loss.kind
         if self.n_classes < 2 or (self.n_classes > 2 and loss != "ce"):
             raise ValueError(
                 f"n_classes={self.n_classes} with training.loss.kind={loss!r}; more than two "
                 "classes need 'ce', two are the least"
             )
-        if (loss == "ce") != (condition == "multiclass"):
-            raise ValueError(
-                f"training.loss.kind={loss!r} with attack.condition={condition!r}; a victim that "
-                "is trained with 'ce' has an output per class and needs 'multiclass', others must "
-                "not have it"
-            )
+        self._check_attack(loss)
         hidden_layer(self.victim, self.defence_layer)
         if self.defence is not None:
             check_full_batch(self.training.batch_size)
@@ -121,6 +120,27 @@ class KKT:
                 "defence.kind=mixcon, or leave the layer out"
             )
 
+    def _check_attack(self, loss: str) -> None:
+        kkt, span, conv = kkt_of(self.attack), span_of(self.attack), self.victim.conv
+        if kkt is not None and (loss == "ce") != (kkt.condition == "multiclass"):
+            raise ValueError(
+                f"training.loss.kind={loss!r} with attack.condition={kkt.condition!r}; a victim "
+                "that is trained with 'ce' has an output per class and needs 'multiclass', others "
+                "must not have it"
+            )
+        if span is not None and conv is not None:
+            raise ValueError(
+                f"attack.kind={self.attack.kind!r} on a victim whose first layer is a convolution "
+                f"of {conv.kernel}x{conv.kernel}: its weights span patches, not images; use "
+                "attack.kind=kkt, or set victim.conv to null"
+            )
+        width = self.victim.widths[0]
+        if span is not None and span.n_images is not None and span.n_images > width:
+            raise ValueError(
+                f"attack.n_images={span.n_images} directions of a first layer of {width} neurons; "
+                f"it has {width} at most: lower it, or widen victim.widths"
+            )
+
     def check_sweep(self, attacks_per_victim: int) -> None:
         """Raises ValueError if so many runs cannot attack the same victim with these settings."""
         if attacks_per_victim > 1 and self.n_attacks > 1:
@@ -128,7 +148,8 @@ class KKT:
                 f"attacks_per_victim={attacks_per_victim} with n_attacks={self.n_attacks}; in a "
                 "sweep every run is one attack: set n_attacks to 1"
             )
-        if attacks_per_victim == 1 and self.attack.halving is not None:
+        kkt = kkt_of(self.attack)
+        if attacks_per_victim == 1 and kkt is not None and kkt.halving is not None:
             raise ValueError(
                 "attack.halving compares attacks on one victim, but attacks_per_victim=1; raise "
                 "it, or set attack.halving to null"
@@ -142,6 +163,11 @@ class KKT:
     @property
     def n_outputs(self) -> int:
         return self.n_classes if self.training.loss.kind == "ce" else 1
+
+    @property
+    def saved_iterations(self) -> tuple[int, ...]:
+        """Of the attack, at which pairs are saved; 0 is what was separated."""
+        return saved_iterations(self.attack)
 
     def run_batch(
         self,
@@ -160,9 +186,11 @@ class KKT:
         of a batch go side by side on one thread each. Specs with the same victim, which follow each
         other, are attacks on one network; it is taken from `victims`, if it is there, and put there
         once it is trained. Raises ValueError if a spec has other labels or another number of images
-        than the batch.
+        than the batch, or if a separation is asked of pictures smaller than its filters.
         """
         check_batch(specs, images, self.n_classes, self.defence)
+        n_images, *shape = images.shape[1:]
+        check_pictures(self.attack, n_images, (shape[0], shape[1], shape[2]))
         with matmul_precision("ieee", device):  # whatever was set, and for the scores in any case
             return share_runs(
                 specs,
@@ -214,20 +242,10 @@ class KKT:
             trained = train_victims(
                 self, architecture, specs, data.inputs, share_of(progress, 0.0, 0.5)
             )
-            attacked, settings = self._attack(
-                architecture, specs, trained.parameters, data.inputs, share_of(progress, 0.5, 1.0)
-            )
+            victim = self._victim(architecture, specs, trained.parameters, data.inputs)
+            left = self._attack(victim, specs, share_of(progress, 0.5, 1.0))
         return [
-            result_of(
-                self,
-                spec,
-                data=data,
-                trained=trained,
-                victim=i,
-                attacked=attacked,
-                settings=settings,
-                rows=slice(i * self.n_attacks, (i + 1) * self.n_attacks),
-            )
+            result_of(self, spec, data=data, trained=trained, victim=i, left=left[i])
             for i, spec in enumerate(specs)
         ]
 
@@ -249,106 +267,57 @@ class KKT:
                 self, architecture, specs[0], data.inputs, victims=victims, progress=half
             )
 
-            def attack(stack: Sequence[RunSpec], part: Progress) -> tuple[Attacked, Settings]:
+            victim = self._victim(architecture, specs[:1], trained.parameters, data.inputs)
+
+            def attack(stack: Sequence[RunSpec], part: Progress) -> list[Left]:
                 generators = [spec.generator("attack") for spec in stack]
-                weights = trained.parameters
-                return self._attack_stack(architecture, weights, generators, data.inputs, part)
+                return attack_stack(self.attack, victim, generators, part)
 
             stacks = stacks_of(specs, device, size=self._sweep_stack_size(device))
             pieces = share_attacks(
                 stacks, attack, device=device, progress=rest, at_once=self._at_once
             )
+        left = [one for piece in pieces for one in piece]
         return [
-            result_of(
-                self,
-                spec,
-                data=data,
-                trained=trained,
-                victim=0,
-                attacked=attacked,
-                settings=settings,
-                rows=slice(row, row + 1),
-            )
-            for stack, (attacked, settings) in zip(stacks, pieces, strict=True)
-            for row, spec in enumerate(stack)
+            result_of(self, spec, data=data, trained=trained, victim=0, left=[one])
+            for spec, one in zip(specs, left, strict=True)
         ]
 
     def _sweep_stack_size(self, device: torch.device) -> int:
         """How many attacks go in one stack: on a CPU each alone, unless they compete."""
-        if device.type == "cpu" and self.attack.halving is None:
+        kkt = kkt_of(self.attack)
+        if device.type == "cpu" and (kkt is None or kkt.halving is None):
             return 1
-        return max(1, ROWS_AT_ONCE // self.attack.n_candidates)
+        return max(1, ROWS_AT_ONCE // most_candidates(self))
 
-    def _attack(
+    def _victim(
         self,
         architecture: Architecture,
         specs: Sequence[RunSpec],
-        victims: Parameters,
+        trained: Parameters,
         inputs: Float[Tensor, "r n d"],
-        progress: Progress,
-    ) -> tuple[Attacked, Settings]:
-        """Every run's attacks, run after run: all runs at once, or one run's attacks at a time."""
+    ) -> Victim:
+        span = span_of(self.attack)
+        known = span is not None and span.start == "known"
+        start = initial_weights(architecture, specs, inputs) if known else None
+        return Victim(architecture, trained, start, inputs)
+
+    def _attack(
+        self, victim: Victim, specs: Sequence[RunSpec], progress: Progress
+    ) -> list[list[Left]]:
+        """What every run's attacks leave: all runs at once, or one run's attacks at a time."""
         if self.n_attacks == 1:
             generators = [spec.generator("attack") for spec in specs]
-            return self._attack_stack(architecture, victims, generators, inputs, progress)
-        at_once = max(1, ROWS_AT_ONCE // self.attack.n_candidates)
-        pieces = []
+            left = attack_stack(self.attack, victim, generators, progress)
+            return [[one] for one in left]
+        at_once = max(1, ROWS_AT_ONCE // most_candidates(self))
+        every: list[list[Left]] = []
         for i, spec in enumerate(specs):
-            victim = slice(i, i + 1)
+            own = victim.rows(torch.tensor([i]))
+            every.append([])
             for first in range(0, self.n_attacks, at_once):
                 last = min(first + at_once, self.n_attacks)
                 done = [(i + k / self.n_attacks) / len(specs) for k in (first, last)]
-                pieces.append(
-                    self._attack_stack(
-                        architecture,
-                        victims.rows(victim),
-                        [spec.generator(f"attack {k}") for k in range(first, last)],
-                        inputs[victim],
-                        share_of(progress, *done),
-                    )
-                )
-        return (
-            Attacked.joined([attacked for attacked, _ in pieces]),
-            Settings.joined([settings for _, settings in pieces]),
-        )
-
-    def _attack_stack(
-        self,
-        architecture: Architecture,
-        victims: Parameters,
-        generators: Sequence[torch.Generator],
-        inputs: Float[Tensor, "r n d"],
-        progress: Progress,
-    ) -> tuple[Attacked, Settings]:
-        settings = settings_of(self.attack, generators)
-        x, lam = starting_points(self.attack, settings, architecture.d, generators)
-        halving = self.attack.halving
-        attacked = reconstruct(
-            architecture,
-            victims,
-            x.to(inputs),
-            lam.to(inputs),
-            attack=self.attack,
-            settings=settings,
-            judge=self._judge(architecture, inputs),
-            race=None if halving is None else Race(halving, len(settings)).hopeless,
-            progress=progress,
-        )
-        return attacked, settings
-
-    def _judge(self, architecture: Architecture, inputs: Float[Tensor, "r n d"]) -> Judge | None:
-        """The authors' rule: hopeless if the best matched images are far (`ncc_stop_above`)."""
-        limit = self.attack.ncc_stop_above
-        if limit is None:
-            return None
-
-        def judge(_iteration: int, x: Tensor, attacks: Int64[Tensor, " k"]) -> Bool[Tensor, " k"]:
-            hopeless = []
-            for candidates, attack in zip(x, attacks.tolist(), strict=True):
-                truth = inputs[attack if len(inputs) > 1 else 0].unflatten(1, architecture.shape)
-                distance = ncc_matrix(candidates.unflatten(1, architecture.shape), truth)
-                nearest = distance.amin(0).sort().values[:N_BEST].mean() * architecture.d
-                hopeless.append(bool(nearest > limit))
-            return torch.tensor(hopeless, device=x.device)
-
-        return judge
+                generators = [spec.generator(f"attack {k}") for k in range(first, last)]
+                every[-1] += attack_stack(self.attack, own, generators, share_of(progress, *done))
+        return every

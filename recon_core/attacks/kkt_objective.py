@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from recon_core.attacks.halving import Halving
@@ -41,6 +41,7 @@ SAVE_AT_PAPER = (100, 200, 300, 500, 800, 1400, 2400, 4100, 7000, 10_000, 11_900
 FORBID = {"extra": "forbid"}
 Condition = Literal["binary", "multiclass", "regression"]
 Range = tuple[float, float]
+Labels = Int64[Tensor, "q m"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,7 @@ class KKTAttack:
     a mean above this (theirs: 3300 at iteration 5000). `halving`: attacks on one victim compete.
     """
 
+    kind: Literal["kkt"] = "kkt"
     condition: Condition = "binary"
     n_candidates: int = 400
     sigma: float = 1e-3
@@ -243,7 +245,9 @@ def starting_points(
 
 
 class Objective:
-    """L of Q attacks and its gradients in x and lam; what a call returns the next overwrites."""
+    """L of Q attacks and its gradients in x and lam; what a call returns the next overwrites.
+
+    `labels`: every candidate's own, -1 and +1 or classes, where they are not shared equally."""
 
     def __init__(
         self,
@@ -252,21 +256,23 @@ class Objective:
         *,
         attack: KKTAttack,
         settings: Settings,
+        labels: Labels | None = None,
     ) -> None:
         like = parameters.weights[0]
+        n_candidates = attack.n_candidates if labels is None else labels.shape[1]
         self.stationarity = Stationarity(
             architecture,
             parameters,
-            n_candidates=attack.n_candidates,
+            n_candidates=n_candidates,
             alpha=settings.alpha.to(like),
-            classes=attack.classes(architecture.n_outputs, like.device),
+            classes=_classes(attack, architecture.n_outputs, like.device, labels),
             form=attack.form,
         )
         self.penalise_lam = attack.condition != "regression"
         self.lam_min = settings.lam_min.to(like).unsqueeze(1)
-        self.c_per_lam = attack.signs(like) * attack.c_per_lam
-        self.excess = like.new_empty(len(settings), attack.n_candidates, architecture.d)
-        self.c = like.new_empty(len(settings), attack.n_candidates)
+        self.c_per_lam = _c_per_lam(attack, like, labels)
+        self.excess = like.new_empty(len(settings), n_candidates, architecture.d)
+        self.c = like.new_empty(len(settings), n_candidates)
         self.shortfall = torch.empty_like(self.c)
 
     def __call__(
@@ -303,6 +309,7 @@ def relative_residual(
     attack: KKTAttack,
     settings: Settings,
     alpha: float | None = None,
+    labels: Labels | None = None,
 ) -> Float[Tensor, " q"]:
     """||theta - sum_i c_i grad phi(x_i)||^2 / ||theta||^2 of every attack, in float64.
 
@@ -314,16 +321,36 @@ def relative_residual(
     for q in range(len(x)):
         victim = slice(q, q + 1) if parameters.n_runs > 1 else slice(0, 1)
         wide = parameters.rows(victim).map(lambda tensor: tensor.double())
+        own = None if labels is None else labels[q : q + 1]
         stationarity = Stationarity(
             architecture,
             wide,
-            n_candidates=attack.n_candidates,
+            n_candidates=x.shape[1],
             alpha=alphas[q : q + 1].to(x.device),
-            classes=attack.classes(architecture.n_outputs, x.device),
+            classes=_classes(attack, architecture.n_outputs, x.device, own),
             form=attack.form,
         )
-        c = lam[q : q + 1].double() * attack.signs(lam.double()) * attack.c_per_lam
+        c = lam[q : q + 1].double() * _c_per_lam(attack, lam.double(), own)
         value, _, _ = stationarity(x[q : q + 1].double(), c)
         assert value is not None
         residuals.append((value / stationarity.theta_square).clamp_min(0.0))
     return torch.cat(residuals)
+
+
+def _c_per_lam(attack: KKTAttack, like: Tensor, labels: Labels | None) -> Tensor:
+    """c_i / lam_i of the candidates, (m,), or (q, m) with labels of their own."""
+    if labels is None:
+        return attack.signs(like) * attack.c_per_lam
+    y = labels.to(like)
+    if attack.condition != "binary":
+        y = torch.ones_like(y)
+    return y / labels.shape[1] if attack.lam_scale == "candidates" else y
+
+
+def _classes(
+    attack: KKTAttack, n_outputs: int, device: torch.device, labels: Labels | None
+) -> Int[Tensor, "*q m"] | None:
+    """y_i of a multiclass attack; None otherwise."""
+    if labels is None:
+        return attack.classes(n_outputs, device)
+    return labels if attack.condition == "multiclass" else None

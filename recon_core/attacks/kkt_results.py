@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from recon_core.attacks.kkt_objective import SETTINGS, Settings
+from recon_core.attacks.kkt_objective import SETTINGS, KKTAttack, Settings
 from recon_core.attacks.kkt_solver import Attacked
 from recon_core.attacks.pairing import no_pairs, pairs_of
-from recon_core.types import Outcome, Pairs, RunResult, RunSpec
+from recon_core.types import STATS, Outcome, Pairs, RunResult, RunSpec
 from recon_core.victims.network import Shape
 from recon_core.victims.training import Trained
 
@@ -35,6 +37,51 @@ class Learned:
         return c, h, w
 
 
+@dataclass(frozen=True)
+class Left:
+    """What one attack left: candidates at the saved iterations, in the victim's input space.
+
+    `finite`: it went through to its end. `stopped`: a rule, or the weights themselves, gave it up.
+    `score`: what attacks on one victim are compared by, lower is better. `stats` as in `STATS`.
+    """
+
+    x: Float[Tensor, "s m d"]
+    finite: bool
+    stopped: bool
+    score: float
+    stats: dict[str, float]
+
+    @classmethod
+    def nothing(cls, x: Float[Tensor, "s 0 d"]) -> Left:
+        """Of an attack that had nothing to begin with."""
+        return cls(x=x, finite=False, stopped=True, score=math.nan, stats={})
+
+
+def left_by(attack: KKTAttack, attacked: Attacked, settings: Settings) -> list[Left]:
+    """What each of a stack of searches left."""
+    columns = {
+        "attack_loss": attacked.loss,
+        "kkt_residual": attacked.residual,
+        "residual_relu": attacked.residual_relu,
+        "n_iterations": attacked.n_iterations,
+        **{name: getattr(settings, name) for name in SETTINGS},
+    }
+    values = {name: column.tolist() for name, column in columns.items()}
+    usable = attacked.usable().tolist()
+    return [
+        Left(
+            x=attacked.x[q],
+            finite=usable[q],
+            stopped=stats["n_iterations"] < attack.n_iterations
+            and math.isfinite(stats["attack_loss"]),
+            score=stats["kkt_residual"],
+            stats=stats,
+        )
+        for q in range(len(usable))
+        for stats in [{name: float(column[q]) for name, column in values.items()}]
+    ]
+
+
 def result_of(
     experiment: KKT,
     spec: RunSpec,
@@ -42,26 +89,23 @@ def result_of(
     data: Learned,
     trained: Trained,
     victim: int,
-    attacked: Attacked,
-    settings: Settings,
-    rows: slice,
+    left: Sequence[Left],
 ) -> RunResult:
-    """The result of the attacks in `rows` on one of the victims that were trained together."""
-    usable = attacked.usable(rows)
-    stats = {
+    """The result of attacks on one of the victims that were trained together."""
+    stats = dict.fromkeys(STATS, math.nan) | {
         "train_loss": float(trained.loss[victim]),
         "train_accuracy": float(trained.accuracy[victim]),
         "margin_min": float(trained.margin_min[victim]),
-        **_best(attacked, settings, rows),
+        **_best(left).stats,
     }
     outcome = Outcome.OK if stats["train_accuracy"] == 1 else Outcome.UNFITTED
-    if not (bool(trained.parameters.isfinite()[victim]) and bool(usable.any())):
-        given_up = attacked.n_iterations[rows] < experiment.attack.n_iterations
-        stopped = bool((given_up & attacked.loss[rows].isfinite()).any())
+    is_finite = bool(trained.parameters.isfinite()[victim])
+    if not (is_finite and any(one.finite for one in left)):
+        stopped = is_finite and any(one.stopped for one in left)
         outcome = Outcome.STOPPED if stopped else Outcome.NONFINITE
     targets, mean = data.targets[victim], data.mean[victim]
     if outcome in (Outcome.OK, Outcome.UNFITTED):
-        pairs = _pairs(experiment, attacked.x[rows], usable, targets, mean)
+        pairs = _pairs(experiment, left, targets, mean)
     else:
         pairs = no_pairs(data.shape)
     return RunResult(
@@ -78,38 +122,28 @@ def result_of(
 
 def _pairs(
     experiment: KKT,
-    x: Float[Tensor, "q s m d"],
-    usable: Bool[Tensor, " q"],
+    left: Sequence[Left],
     targets: UInt8[Tensor, "n c h w"],
     mean: Float[Tensor, "c h w"],
 ) -> Pairs:
     """Pairs of the attacks that went through; a candidate's number counts from attack 0."""
-    numbers = torch.arange(x.shape[0] * x.shape[2]).view(x.shape[0], x.shape[2])
-    saved = x[usable].transpose(0, 1).flatten(1, 2).float().unflatten(-1, targets.shape[1:])
+    numbers = torch.arange(sum(one.x.shape[1] for one in left))
+    numbers = numbers.split([one.x.shape[1] for one in left])
+    usable = [q for q, one in enumerate(left) if one.finite]
+    saved = torch.cat([left[q].x for q in usable], 1).float().unflatten(-1, targets.shape[1:])
     pairs = pairs_of(
         saved,
         targets,
         mean,
-        iterations=experiment.attack.save_at,
+        iterations=experiment.saved_iterations,
         keep=experiment.keep,
         threshold=experiment.confident_ssim,
         gap=experiment.confident_gap,
     )
-    number = numbers[usable.cpu()].flatten()
+    number = torch.cat([numbers[q] for q in usable])
     return replace(pairs, candidate=number[pairs.candidate])
 
 
-def _best(attacked: Attacked, settings: Settings, rows: slice) -> dict[str, float]:
-    """How the attack with the smallest residual ended, and its hyperparameters.
-
-    The residuals are NaN if all diverged.
-    """
-    residual = attacked.residual[rows]
-    best = int(residual.nan_to_num(nan=torch.inf).argmin())
-    return {
-        "attack_loss": float(attacked.loss[rows][best]),
-        "kkt_residual": float(residual[best]),
-        "residual_relu": float(attacked.residual_relu[rows][best]),
-        "n_iterations": float(attacked.n_iterations[rows][best]),
-        **{name: float(getattr(settings, name)[rows][best]) for name in SETTINGS},
-    }
+def _best(left: Sequence[Left]) -> Left:
+    """The attack with the lowest score; the first if none has one."""
+    return min(left, key=lambda one: math.inf if math.isnan(one.score) else one.score)

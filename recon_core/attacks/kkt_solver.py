@@ -23,6 +23,7 @@ from torch import Tensor
 from recon_core.attacks.kkt_objective import (
     STEEP,
     KKTAttack,
+    Labels,
     Objective,
     Settings,
     relative_residual,
@@ -125,6 +126,7 @@ def reconstruct(
     *,
     attack: KKTAttack,
     settings: Settings,
+    labels: Labels | None = None,
     judge: Judge | None = None,
     race: Race | None = None,
     progress: Progress = no_progress,
@@ -136,14 +138,17 @@ def reconstruct(
 ) -> Attacked:
     """Minimise L from the starting point (x, lam) of every attack; nothing is modified in place.
 
-    `parameters` are of Q victims, or of one that all Q attacks share. `judge` is asked at every
-    check from iteration `attack.stop_after` on, `race` at every rung of `attack`. With
-    `state_every`, `on_state` gets the state every so many iterations; passed as `state`, with the
-    same other arguments, the attack goes on from there and ends bit for bit as if it had not been
-    interrupted. `graphs`: CUDA graphs, on a GPU. `fused`: see `Optimiser.stepper`. Raises
-    ValueError for a start or a state of other attacks.
+    `parameters` are of Q victims, or of one that all Q attacks share. `labels`: the candidates'
+    own, however many they are, see `Objective`. `judge` is asked at every check from iteration
+    `attack.stop_after` on, `race` at every rung of `attack`. With `state_every`, `on_state` gets
+    the state every so many iterations; passed as `state`, with the same other arguments, the attack
+    goes on from there and ends bit for bit as if it had not been interrupted. `graphs`: CUDA
+    graphs, on a GPU. `fused`: see `Optimiser.stepper`. Raises ValueError for a start or a state of
+    other attacks.
     """
-    solver = Solver(architecture, parameters, attack, settings, graphs=graphs, fused=fused)
+    solver = Solver(
+        architecture, parameters, attack, settings, labels=labels, graphs=graphs, fused=fused
+    )
     solver.start(x, lam) if state is None else solver.resume(state)
     n = attack.n_iterations
     report_every = max(1, n // REPORTS)
@@ -177,11 +182,12 @@ class Solver:
         attack: KKTAttack,
         settings: Settings,
         *,
+        labels: Labels | None = None,
         graphs: bool = True,
         fused: bool = False,
     ) -> None:
         self.architecture, self.parameters = architecture, parameters
-        self.attack, self.settings = attack, settings
+        self.attack, self.settings, self.labels = attack, settings, labels
         self.graphs, self.fused = graphs, fused
         if parameters.n_runs not in (1, len(settings)):
             raise ValueError(
@@ -209,8 +215,9 @@ class Solver:
         self._run(state.running, state.x, state.lam, state.moments)
 
     def _check_size(self, what: str, size: tuple[int, ...]) -> None:
-        attack = self.attack
-        needed = (len(self.settings), len(attack.save_at), attack.n_candidates, self.architecture.d)
+        attack, labels = self.attack, self.labels
+        n_candidates = attack.n_candidates if labels is None else labels.shape[1]
+        needed = (len(self.settings), len(attack.save_at), n_candidates, self.architecture.d)
         if size != needed:
             raise ValueError(
                 f"{what} of (attacks, saved iterations, candidates, numbers) {size} do not go with "
@@ -254,7 +261,11 @@ class Solver:
                 stepper.load(tensors)
         if len(running):
             self.objective = Objective(
-                self.architecture, victims, attack=self.attack, settings=settings
+                self.architecture,
+                victims,
+                attack=self.attack,
+                settings=settings,
+                labels=None if self.labels is None else self.labels[running],
             )
             self.repeat = repeated(self._step, self.x.device, graphs=self.graphs)
 
@@ -325,4 +336,5 @@ class Solver:
             attack=self.attack,
             settings=self.settings.rows(attacks.cpu()),
             alpha=alpha,
+            labels=None if self.labels is None else self.labels[attacks],
         )

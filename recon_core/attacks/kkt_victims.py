@@ -19,7 +19,7 @@ from recon_core.attacks.run_sharing import kept_or_trained
 from recon_core.augment import augment_images
 from recon_core.types import Progress, RunSpec, Victims
 from recon_core.victims.feature_defence import Defence, tuples_of
-from recon_core.victims.network import Architecture
+from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.training import Trained, train
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def train_victims(
     """The victims of R runs, trained at once."""
     labels = torch.tensor([spec.labels for spec in specs], device=x.device)
     y = labels if experiment.n_outputs > 1 else labels.to(x.dtype) * 2 - 1
-    generators = [spec.victim_generator("victim") for spec in specs]
-    parameters = architecture.initial(generators, dtype=x.dtype).map(lambda t: t.to(x.device))
+    parameters = initial_weights(architecture, specs, x)
     order = [spec.victim_generator("minibatches") for spec in specs]
     return train(
         architecture,
@@ -98,6 +97,14 @@ def train_victims(
         defence=experiment.defence,
         defence_layer=experiment.defence_layer,
     )
+
+
+def initial_weights(
+    architecture: Architecture, specs: Sequence[RunSpec], like: Tensor
+) -> Parameters:
+    """What the victims of R runs start from, with the dtype and on the device of `like`."""
+    generators = [spec.victim_generator("victim") for spec in specs]
+    return architecture.initial(generators, dtype=like.dtype).map(lambda t: t.to(like.device))
 
 
 def shared_victim(

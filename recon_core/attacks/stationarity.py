@@ -41,7 +41,7 @@ class Stationarity:
 
     `parameters` are of Q victims, or of one whose weights all attacks share: then the candidates of
     all attacks are rows of one matrix product. `alpha` (Q,) is the surrogate's steepness. `classes`
-    (m,) are the candidates' classes for a network with several outputs, where
+    (m,), or (Q, m), are the candidates' classes for a network with several outputs, where
     phi_i = phi_{y_i} - max_{j != y_i} phi_j (002, eq. 12); without them phi is the one output.
 
     The tensors that a call returns are overwritten by the next call.
@@ -55,7 +55,7 @@ class Stationarity:
         *,
         n_candidates: int,
         alpha: Float[Tensor, " q"],
-        classes: Int[Tensor, " m"] | None = None,
+        classes: Int[Tensor, "*q m"] | None = None,
         form: Form = "auto",
     ) -> None:
         _check(architecture, parameters, n_candidates, len(alpha), classes)
@@ -186,7 +186,7 @@ class Stationarity:
 class _Margin:
     """The derivative of phi_i with respect to the outputs: 1, or e_{y_i} - e_{j_i}."""
 
-    def __init__(self, d: Float[Tensor, "q m o"], classes: Int[Tensor, " m"] | None) -> None:
+    def __init__(self, d: Float[Tensor, "q m o"], classes: Int[Tensor, "*q m"] | None) -> None:
         self.d, self.classes = d, classes
         d.fill_(1.0)
         if classes is not None:
@@ -222,5 +222,6 @@ def _check(
             f"{'no ' if classes is None else ''}classes; the margin phi_y - max phi_j needs "
             "classes and two outputs or more, a single output none"
         )
-    if classes is not None and len(classes) != n_candidates:
-        raise ValueError(f"{len(classes)} classes for {n_candidates} candidates; give one each")
+    if classes is not None and classes.shape[-1] != n_candidates:
+        n_classes = classes.shape[-1]
+        raise ValueError(f"{n_classes} classes for {n_candidates} candidates; give one each")

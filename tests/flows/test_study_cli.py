@@ -215,7 +215,7 @@ def test_operations_are_those_of_the_papers_run() -> None:
     """300 images, D-1000-1000-1: 5.5e9 an epoch; 400 candidates: 12e9 an iteration."""
     paper = KKT()
     assert training_operations(paper, 300, SHAPE) == pytest.approx(5.5e9, rel=0.02)
-    assert attack_operations(paper, SHAPE) == pytest.approx(12e9, rel=0.02)
+    assert attack_operations(paper, 300, SHAPE) == pytest.approx(12e9, rel=0.02)
     training = paper.training
     in_span: Any = {"optimiser": Optimiser(rule="gd", lr=0.01), "span": "auto"}
     quick = KKT(training=type(training)(**{**vars(training), **in_span}))
@@ -228,7 +228,7 @@ def test_a_cells_cost_adds_up() -> None:
     cost = cost_of(made, cell, SHAPE, PACE, stacked=False)
     experiment = cell.experiment
     epoch = 4 * 1e-3 + training_operations(experiment, 200, SHAPE) / 1e9
-    iteration = 2e-3 + attack_operations(experiment, SHAPE) / 2e9
+    iteration = 2e-3 + attack_operations(experiment, 200, SHAPE) / 2e9
     assert cost.train_s == pytest.approx(3 * 10_000 * epoch)
     assert cost.attack_s == pytest.approx(3 * 2 * 1000 * iteration)
     assert cost.disk_bytes == 3 * 2 * 400 * 3072 * 2

@@ -1,6 +1,7 @@
 """The contract of every attack family. A newcomer is tested by being added to `FAMILIES`.
 
-It also needs a line in `SMALL`: settings with which a run takes well under a second.
+It also needs a line in `SMALL`: settings with which a run takes well under a second. The family
+`kkt` has one for each of its attacks.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from recon_core.attacks.instahide.practical import Practical
 from recon_core.attacks.instahide_runs import InstaHideRecovery
 from recon_core.attacks.inversion import Inversion
 from recon_core.attacks.kkt import KKT
+from recon_core.attacks.kkt_attacks import Attack, SpanThenKKT
 from recon_core.attacks.kkt_objective import KKTAttack
 from recon_core.attacks.plug_and_play import UnknownMask
+from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.strong_inversion import StrongInversion
 from recon_core.experiments import FAMILIES, Experiment
 from recon_core.sampling import Phase, Sampling
@@ -43,15 +46,21 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 R, N, SIDE = 3, 4, 16
 CPU = torch.device("cpu")
 TILES = photograph_tiles(SIDE, shrink=4)
+GUARDED = KKT(
+    victim=Network(widths=(16, 16)),
+    training=Training(epochs=40),
+    defence=MixCon(lam=0.1, beta=1e-3),
+    defence_layer=1,
+    attack=KKTAttack(n_candidates=6, save_at=(5, 23)),
+    keep="all",
+)
+SPAN = SpanAttack(n_images=3, n_rotations=(5, 5, 5, 5), n_grouped=3, n_likelihood=3)
+KNOWN = dataclasses.replace(SPAN, start="known", n_images=None)
+SEARCH = KKTAttack(save_at=(5, 23))
 SMALL: dict[str, Experiment] = {
-    "kkt": KKT(
-        victim=Network(widths=(16, 16)),
-        training=Training(epochs=40),
-        defence=MixCon(lam=0.1, beta=1e-3),
-        defence_layer=1,
-        attack=KKTAttack(n_candidates=6, save_at=(5, 23)),
-        keep="all",
-    ),
+    "kkt": GUARDED,
+    "span": dataclasses.replace(GUARDED, attack=SPAN),
+    "span_then_kkt": dataclasses.replace(GUARDED, attack=SpanThenKKT(span=KNOWN, kkt=SEARCH)),
     "autoencoder": AutoencoderRecovery(
         victim=FullyConnected(depth=3, width=32),
         training=AutoencoderTraining(epochs=60, lr=3e-3, levels=(0.05, 0.02)),
@@ -108,14 +117,17 @@ def nested_settings(settings: Any) -> list[tuple[str, ...]]:
     return paths
 
 
-families = pytest.mark.parametrize("family", sorted(FAMILIES))
+families = pytest.mark.parametrize("family", sorted(SMALL))
 
 
-def test_every_family_has_small_settings_here() -> None:
-    assert set(SMALL) == set(FAMILIES)
+def test_every_family_and_every_attack_on_weights_has_small_settings_here() -> None:
+    assert {small.family for small in SMALL.values()} == set(FAMILIES)
+    kinds = {small.attack.kind for small in SMALL.values() if isinstance(small, KKT)}
+    union, tag = typing.get_args(Attack)
+    assert kinds == set(tag.tags(union))
 
 
-@families
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_the_family_is_its_tag_in_the_union(family: str) -> None:
     kind = FAMILIES[family]
     (tag,) = typing.get_args(typing.get_type_hints(kind)["family"])
@@ -136,14 +148,15 @@ def test_settings_are_frozen_keyword_only_and_have_defaults(family: str) -> None
             if dataclasses.is_dataclass(getattr(settings, field.name)):
                 check(getattr(settings, field.name))
 
-    check(FAMILIES[family]())
+    check(type(SMALL[family])())
+    check(SMALL[family])
     assert hash(SMALL[family]) == hash(dataclasses.replace(SMALL[family]))
 
 
 @families
 def test_settings_survive_json(family: str) -> None:
     adapter: TypeAdapter[Experiment] = TypeAdapter(Experiment)
-    for settings in (FAMILIES[family](), SMALL[family]):
+    for settings in (type(SMALL[family])(), SMALL[family]):
         assert adapter.validate_json(adapter.dump_json(settings)) == settings
 
 
@@ -191,6 +204,12 @@ def test_wrong_values_are_refused_with_the_settings_own_message(family: str) -> 
         ({"family": "instahide", "scheme": {"kind": "theory", "n_epochs": 3}}, "theory.n_epochs"),
         ({"family": "instahide", "scheme": {"kind": "x"}}, "kind must be one of instahide, theory"),
         ({"family": "instahide", "n_public": 1}, "n_public=1 must be at least 1 and"),
+        ({"attack": {"kind": "span", "save_at": [1]}}, "kkt.attack.span.save_at\n  Unexpected"),
+        ({"attack": {"kind": "span_then_kkt", "sigma": 1}}, "span_then_kkt.sigma\n  Unexpected"),
+        ({"attack": {"kind": "ica"}}, "kind must be one of kkt, span, span_then_kkt"),
+        ({"attack": {"n_images": 3}}, "kkt.attack.kkt.n_images\n  Unexpected keyword"),
+        ({"victim": {"conv": {}}, "attack": {"kind": "span"}}, "is a convolution of 3x3"),
+        ({"victim": {"widths": [9]}, "attack": {"kind": "span", "n_images": 10}}, "it has 9 at"),
         (3, "family must be one of kkt, autoencoder, inversion, instahide"),
     ],
 )
@@ -227,8 +246,8 @@ def test_sampling_survives_json() -> None:
 
 @families
 def test_run_batch_has_the_contracts_signature(family: str) -> None:
-    parameters = inspect.signature(FAMILIES[family].run_batch).parameters
-    assert list(parameters) == ["self", "specs", "images", "device", "progress", "victims"]
+    parameters = inspect.signature(SMALL[family].run_batch).parameters
+    assert list(parameters) == ["specs", "images", "device", "progress", "victims"]
     for name in ("device", "progress", "victims"):
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 

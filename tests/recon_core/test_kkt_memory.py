@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from recon_core.attacks.kkt import KKT
+from recon_core.attacks.kkt_attacks import SpanThenKKT
 from recon_core.attacks.kkt_memory import bytes_per_run
 from recon_core.attacks.kkt_objective import KKTAttack
+from recon_core.attacks.span.attack import SpanAttack
 from recon_core.types import RunSpec, no_progress
 from recon_core.victims.feature_defence import FeatureDefence, tuples_of
 from recon_core.victims.network import Conv, Network
@@ -80,6 +82,20 @@ def test_the_estimate_is_above_what_is_alive_and_not_far_above(
     )
     estimate = bytes_per_run(experiment, n_images, SHAPE)
     assert 1.0 <= estimate / most_alive(experiment, n_images, n_runs) < 2.5
+
+
+@pytest.mark.parametrize(
+    ("widths", "n_images", "then_kkt"),
+    [((300,), 20, False), ((64, 64), 40, False), ((64, 64), 40, True), ((600, 600), 8, True)],
+)
+def test_the_estimate_of_a_separation(
+    widths: tuple[int, ...], n_images: int, then_kkt: bool
+) -> None:
+    span = SpanAttack(n_images=n_images, n_rotations=(12, 12, 12, 12), n_grouped=2, n_likelihood=12)
+    attack = SpanThenKKT(span=span, kkt=KKTAttack(save_at=(1, 2))) if then_kkt else span
+    experiment = KKT(victim=Network(widths=widths), training=Training(epochs=2), attack=attack)
+    estimate = bytes_per_run(experiment, n_images, SHAPE)
+    assert 1.0 <= estimate / most_alive(experiment, n_images, 1) < 2.5
 
 
 @pytest.mark.parametrize("defence", [MixCon(), UniCon(), MixCon(normalise=False)])

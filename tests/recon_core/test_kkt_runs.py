@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recon_core import precision
-from recon_core.attacks import kkt, kkt_results, kkt_victims, run_sharing
+from recon_core.attacks import kkt_attacks, kkt_results, kkt_victims, run_sharing
 from recon_core.attacks.kkt_objective import KKTAttack, Search, settings_of
 from recon_core.optimisers import Optimiser
 from recon_core.types import Outcome, RunResult
@@ -143,7 +143,7 @@ def test_several_attacks_are_split_to_bound_memory(monkeypatch: pytest.MonkeyPat
     wide = dataclasses.replace(SEVERAL, dtype="float64")
     whole = run(wide, specs(2))
     for rows in (1, 13):
-        monkeypatch.setattr(kkt, "ROWS_AT_ONCE", rows)
+        monkeypatch.setattr("recon_core.attacks.kkt.ROWS_AT_ONCE", rows)
         for one, other in zip(whole, run(wide, specs(2)), strict=True):
             assert_equal_results(one, other, tolerance=1e-5)
 
@@ -279,7 +279,7 @@ def test_precision_is_set_for_the_products_and_then_as_before(
     seen: list[tuple[str, ...]] = []
     for module, function in (
         (kkt_victims, "train"),
-        (kkt, "reconstruct"),
+        (kkt_attacks, "reconstruct"),
         (kkt_results, "pairs_of"),
     ):
         original = getattr(module, function)

@@ -32,13 +32,14 @@ class Sources:
     """Sources of one victim, best trusted first, in the victim's input space.
 
     `x` (m, d) have the likelier sign; their scale is the image's where biases tell it (`scaled`),
-    otherwise that of an average image. `label` is -1 or +1, or a class; `trust` in [0, 1] is the
-    mean rank of `sparsity` and `agreement` (the cosine between the mixing column and what the
-    network says of it).
+    otherwise that of an average image. `label` is -1 or +1, or a class, `other_label` that of -x.
+    `trust` in [0, 1] is the mean rank of `sparsity` and `agreement` (the cosine between the mixing
+    column and what the network says of it).
     """
 
     x: Float[Tensor, "m d"]
     label: Int64[Tensor, " m"]
+    other_label: Int64[Tensor, " m"]
     trust: Float[Tensor, " m"]
     sparsity: Float[Tensor, " m"]
     agreement: Float[Tensor, " m"]
@@ -76,13 +77,14 @@ def sources_of(
     minus = _agreement(architecture, parameters, -unit, -column)
     flip = torch.zeros_like(plus[0], dtype=torch.bool) if with_bias else minus[0] > plus[0]
     agreement = torch.where(flip, minus[0], plus[0])
-    label = torch.where(flip, minus[1], plus[1])
+    label, other = (torch.where(f, minus[1], plus[1]) for f in (flip, ~flip))
     trust = (_ranks(sparsity) + _ranks(agreement)) / 2
     order = trust.argsort(descending=True, stable=True)
     signed = torch.where(flip[:, None], -unit, unit)
     return Sources(
         x=signed[order],
         label=label[order],
+        other_label=other[order],
         trust=trust[order],
         sparsity=sparsity[order],
         agreement=agreement[order],

@@ -34,6 +34,10 @@ FIT_TOLERANCE = 1e-10
 """Relative change of c at which its fit has ended."""
 
 
+class NoSpanError(ValueError):
+    """These weights hold nothing to separate, whatever the settings."""
+
+
 @dataclass(frozen=True)
 class Subspace:
     """Orthonormal directions of one victim's first layer, strongest first.
@@ -77,8 +81,8 @@ def subspace_of(
     returned in the dtype of `rows`.
 
     Raises:
-        ValueError: rows that are not finite, all zero, or of another shape than the start; more
-            directions than there are; nothing that stands out of the noise.
+        NoSpanError: rows that are not finite or all zero; nothing that stands out of the noise.
+        ValueError: rows of another shape than the start; more directions than there are.
     """
     _check(rows, start)
     wide = rows.double()
@@ -88,7 +92,7 @@ def subspace_of(
         wide = wide - share * start.double()
     values, vectors = _singular(wide)
     if not float(values[0]) > 0:
-        raise ValueError(
+        raise NoSpanError(
             "the first layer's weights are all zero, or are their start; give trained weights"
         )
     n_signal, noise, edge = count_signal(values, rows.shape)
@@ -98,7 +102,7 @@ def subspace_of(
         n_signal = n_smooth or n_signal
     if n_directions is None:
         if n_signal == 0:
-            raise ValueError(
+            raise NoSpanError(
                 f"no direction of the first layer stands out of noise (largest singular value "
                 f"{float(values[0]):.3g}, edge {edge:.3g}): training moved it less than its start "
                 "is large; give the start (--initial), or a victim with a smaller one"
@@ -180,7 +184,7 @@ def _largest_of_noise(p: int, n: int) -> float:
 def _check(rows: Tensor, start: Tensor | None) -> None:
     if not bool(rows.isfinite().all()):
         n_bad = int((~rows.isfinite()).sum())
-        raise ValueError(
+        raise NoSpanError(
             f"{n_bad} of {rows.numel():,} first-layer weights are NaN or infinite; a training that "
             "diverged leaves nothing to separate: give an earlier checkpoint"
         )
