@@ -8,6 +8,7 @@ whether the best is found near the top, and the error by how large the criterion
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -83,6 +84,29 @@ def best_in_top_quarter(criterion: Values, truth: Values) -> bool:
     best = int(np.argmax(truth))
     n_before = int((criterion >= criterion[best]).sum()) - 1
     return n_before < -(-len(truth) // 4)
+
+
+def images_found(
+    scores: npt.NDArray[np.floating[Any]],
+    *,
+    good: float = 0.4,
+    false_shares: Sequence[float] = (0.0, 0.01, 0.05),
+) -> tuple[int, ...]:
+    """Different training images in the longest heads of a ranking that hold few false pictures.
+
+    `scores` (pictures, training images), the best ranked picture first. A picture is false if it
+    has no score above `good`; for each of `false_shares` the head is the longest of which at most
+    that share is false. An image is found if it has the best score of a picture in the head that is
+    not false.
+    """
+    if not scores.size:
+        return tuple(0 for _share in false_shares)
+    best, image = scores.max(1), scores.argmax(1)
+    false = np.cumsum(best <= good)
+    length = np.arange(1, len(best) + 1)
+    heads = [np.flatnonzero(false <= share * length) for share in false_shares]
+    ends = [int(head[-1]) + 1 if len(head) else 0 for head in heads]
+    return tuple(len(np.unique(image[:end][best[:end] > good])) for end in ends)
 
 
 def equal_count_edges(values: Values, n_bins: int = 5) -> Values:

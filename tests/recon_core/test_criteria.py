@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from recon_core.criteria import best_in_top_quarter, bin_of, equal_count_edges, rank_correlation
+from recon_core.criteria import (
+    best_in_top_quarter,
+    bin_of,
+    equal_count_edges,
+    images_found,
+    rank_correlation,
+)
 
 
 def test_the_coefficient_is_spearmans_with_ties() -> None:
@@ -96,3 +102,15 @@ def test_bins_hold_as_many_values_and_are_open_at_the_ends() -> None:
     assert bin_of(np.array([-7.0, 500.0, edges[1]]), edges).tolist() == [0, 4, 1]
     with pytest.raises(ValueError, match="values is empty"):
         equal_count_edges(values[:0])
+
+
+def test_images_found_by_the_share_of_false_pictures() -> None:
+    """Ranked: 0, 1, 1 again, false, 2, false, 3. At 0 % up to the first false one; at a quarter the
+    head of five has one; at a half all."""
+    scores = np.full((7, 5), 0.1)
+    for row, image in ((0, 0), (1, 1), (2, 1), (4, 2), (6, 3)):
+        scores[row, image] = 0.9
+    assert images_found(scores, false_shares=(0.0, 0.25, 0.5)) == (2, 3, 4)
+    assert images_found(scores[3:4]) == (0, 0, 0)
+    assert images_found(scores[:0]) == (0, 0, 0)
+    assert images_found(scores, good=0.95, false_shares=(1.0,)) == (0,)

@@ -8,8 +8,8 @@ learned, so it stands on the neurons that x activates, and there it is nearly
     M_j = lam y relu'(W x)_j (d phi / d a_1)_j,
 
 lam > 0 (the KKT condition's coefficient). Of x and -x the one whose M agrees more is taken, and
-the label with it. How well M agrees also tells images from what is none, and so does how sparse the
-source is; nothing here needs an original.
+the label with it. Images are told from what is none by how sparse a source is and how much of the
+layer's norm it makes up; nothing here needs an original.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Sources:
 
     `x` (m, d) have the likelier sign; their scale is the image's where biases tell it (`scaled`),
     otherwise that of an average image. `label` is -1 or +1, or a class, `other_label` that of -x.
-    `trust` in [0, 1] is the mean rank of `sparsity` and `agreement` (the cosine between the mixing
-    column and what the network says of it).
+    `trust` in [0, 1] is the mean rank of `sparsity` and `strength`, the source's share of the
+    layer's norm. `agreement` is the cosine between the mixing column and what the network says of
+    it, which tells the sign, and would rank worse.
     """
 
     x: Float[Tensor, "m d"]
@@ -42,6 +43,7 @@ class Sources:
     other_label: Int64[Tensor, " m"]
     trust: Float[Tensor, " m"]
     sparsity: Float[Tensor, " m"]
+    strength: Float[Tensor, " m"]
     agreement: Float[Tensor, " m"]
     scaled: bool
 
@@ -78,7 +80,8 @@ def sources_of(
     flip = torch.zeros_like(plus[0], dtype=torch.bool) if with_bias else minus[0] > plus[0]
     agreement = torch.where(flip, minus[0], plus[0])
     label, other = (torch.where(f, minus[1], plus[1]) for f in (flip, ~flip))
-    trust = (_ranks(sparsity) + _ranks(agreement)) / 2
+    strength = column.norm(dim=0) * unit.norm(dim=1) / weight.norm().clamp_min(1e-30)
+    trust = (_ranks(sparsity) + _ranks(strength)) / 2
     order = trust.argsort(descending=True, stable=True)
     signed = torch.where(flip[:, None], -unit, unit)
     return Sources(
@@ -87,6 +90,7 @@ def sources_of(
         other_label=other[order],
         trust=trust[order],
         sparsity=sparsity[order],
+        strength=strength[order],
         agreement=agreement[order],
         scaled=with_bias,
     )
