@@ -12,7 +12,8 @@ from typing import Any
 
 from storage.files import write_file, write_json
 from tasks.artifacts import leave_link, leave_picture, leave_table
-from tasks.attack import AttackJob, AttackRun, run_attacks
+from tasks.attack import AttackJob, run_attacks
+from tasks.attack_cache import AttackRun
 from tasks.attack_preflight import Prepared, prepare
 from tasks.attack_report import contact_sheet, write_page, write_reconstructions
 from tasks.attack_results import Results, gather, record_of
@@ -42,6 +43,18 @@ def attack_kkt(
     4. Rank and score what came back. 5. Show it.
     Raises ValueError if an attack cannot work, unless `force`.
     """
+    return _attack(job, device, force=force, command=command)
+
+
+@flow(name="attack-weights", flow_run_name="{job.weights}")
+def attack_weights(
+    job: AttackJob, device: Device = "auto", force: bool = False, command: str = ""
+) -> dict[str, Any]:
+    """Take the first layer of given weights apart; in the same steps, with the same record."""
+    return _attack(job, device, force=force, command=command)
+
+
+def _attack(job: AttackJob, device: Device, *, force: bool, command: str) -> dict[str, Any]:
     prepared = prepare(job)
     job.out.mkdir(parents=True, exist_ok=True)
     write_json(job.out / "preflight.json", prepared.record())
@@ -112,6 +125,7 @@ def record_of_attack(
         "victim": prepared.victim.facts,
         "mean": prepared.mean_source,
         "std": None if job.std is None else list(job.std),
+        "method": prepared.method,
         "settings": {
             "attack": _json(asdict(job.attack)),
             "n_attacks": job.n_attacks,
@@ -119,6 +133,7 @@ def record_of_attack(
             "dtype": job.dtype,
         },
         "preflight": prepared.record(),
+        "spectrum": prepared.spectrum(),
         "attacks": [{**asdict(run), "n_good": good.get(run.number)} for run in runs],
         **record_of(results, prepared.truth, prepared.decoys),
     }
@@ -130,7 +145,7 @@ def summary_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "attack": run["number"],
             "ending": run["ending"],
-            "residual": None if run["residual"] is None else round(run["residual"], 5),
+            **({} if run["residual"] is None else {"residual": round(run["residual"], 5)}),
             "iterations": run["n_iterations"],
             **{name: float(f"{value:.3g}") for name, value in run["settings"].items()},
             **({} if run["n_good"] is None else {"good": run["n_good"]}),
@@ -144,7 +159,9 @@ def outcome(record: Mapping[str, Any]) -> str:
     ranking, scores = record["ranking"], record["scores"]
     n_compared = ranking["n_attacks_compared"]
     said = "No attack left a picture."
-    if n_compared == 1:
+    if n_compared and record["method"] == "span":
+        said = f"{ranking['n_pictures']} pictures were taken out of the first layer."
+    elif n_compared == 1:
         said = f"One attack left {ranking['n_pictures']} different pictures."
     elif n_compared:
         said = (
@@ -156,14 +173,16 @@ def outcome(record: Mapping[str, Any]) -> str:
         if scores["decoys"]:
             said += f", {scores['decoys']['n_good']} of {scores['decoys']['n']} decoys"
         said += "."
+    if ranking["found"]:
+        counts = " / ".join(str(n) for n in ranking["found"]["n_found"])
+        said += f" Without the originals {counts} at 0 / 1 / 5 % false pictures."
     return said
 
 
 def refusal(prepared: Prepared) -> str:
     """Why the attack is not even tried."""
-    stops = [f for f in prepared.preflight.findings if f.level == "stop"]
-    reasons = [f"{finding.subject}: {finding.text}" for finding in stops]
-    return f"{prepared.preflight.verdict} {' '.join(reasons)} (--force attacks all the same)"
+    found = prepared.preflight
+    return f"{found.verdict} {found.reason} (--force attacks all the same)"
 
 
 def _json(value: Any) -> Any:

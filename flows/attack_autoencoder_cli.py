@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from flows import attack_options as options
 from flows.attack_cli import (
     REFUSED,
-    OutOption,
     assignments,
     attack_app,
     default_folder,
@@ -45,7 +45,7 @@ def attack_autoencoder(
             help="safetensors, a state dict of torch.save, TorchScript, or a .pt2 of torch.export.",
         ),
     ],
-    target: OutOption = None,
+    target: options.Out = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -103,7 +103,7 @@ def attack_autoencoder(
         | None,
         typer.Option("--activation", help="It cannot be read from weights. [default: leaky_relu]"),
     ] = None,
-    leak: Annotated[float, typer.Option("--leak", help="Slope of leaky_relu below 0.")] = 0.01,
+    leak: options.Leak = 0.01,
     last: Annotated[
         Literal["linear", "sigmoid", "tanh"],
         typer.Option("--last", help="What follows the last layer."),
@@ -122,24 +122,14 @@ def attack_autoencoder(
     batch: Annotated[
         int | None, typer.Option("--batch", help="Rows that a program takes at once.")
     ] = None,
-    trust: Annotated[
-        bool,
-        typer.Option(
-            "--trust",
-            help="Load and run a TorchScript or .pt2 file, which may do anything you can do.",
-        ),
-    ] = False,
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be read.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 10,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
-    preflight_only: Annotated[
-        bool, typer.Option("--preflight", help="Only say whether an attack can work.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Attack whatever preflight says.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier results first.")] = False,
+    trust: options.Trust = False,
+    skip_corrupt: options.SkipCorrupt = False,
+    seed: options.Seed = 0,
+    n_shown: options.Show = 10,
+    device: options.Device = "auto",
+    preflight_only: options.Preflight = False,
+    force: options.Force = False,
+    fresh: options.Fresh = False,
 ) -> None:
     """Degrade an autoencoder's training images, and see whether it gives them back; resumes."""
     from flows.attack_methods import autoencoder_methods

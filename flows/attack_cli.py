@@ -1,6 +1,7 @@
-"""`palimpsest attack kkt`: reconstruct training images from a file of weights.
+"""`palimpsest attack weights` and `attack kkt`: training images from a file of weights.
 
-Exit codes as everywhere; 2 also where preflight says that an attack cannot work.
+`weights` chooses the attack that can work; `kkt` is one of them, with all that it can be told. Exit
+codes as everywhere; 2 also where preflight says that an attack cannot work.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +17,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from flows import attack_options as options
 from flows.screen import Screen, show_facts
 
 REFUSED = 2
@@ -23,15 +26,89 @@ SIGNS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "stop": "[r
 attack_app = typer.Typer(no_args_is_help=True, help="Attack a network that is already trained.")
 out = Screen()
 
-OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "--store",
-        help="Folder of what comes back; default: palimpsest-runs/attack-, and the file's name.",
-    ),
-]
-"""Where every attack leaves its results."""
+
+@attack_app.command(
+    "weights",
+    epilog="Examples: `palimpsest attack weights --weights victim.safetensors` · "
+    "`palimpsest attack weights --weights victim.pt --initial epoch0.pt --data folder:my-images "
+    "--decoys folder:others`",
+)
+def attack_weights(
+    *,
+    weights: options.Weights,
+    initial: Annotated[
+        Path | None,
+        typer.Option("--initial", help="The weights that training started from, if known."),
+    ] = None,
+    method: Annotated[
+        Literal["auto", "span", "kkt"],
+        typer.Option(
+            "--method", help="span: takes the first layer apart, in seconds; kkt: minutes to hours."
+        ),
+    ] = "auto",
+    target: options.Out = None,
+    arch: options.Arch = None,
+    shape: options.Shape = None,
+    activation: options.Activation = "relu",
+    leak: options.Leak = 0.01,
+    n_attacks: options.Attacks = None,
+    n_images: Annotated[
+        int | None,
+        typer.Option(
+            "--n-images-guess", help="Training images; default: counted in the first layer."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="name=value, e.g. attack.n_likelihood=200; repeatable."),
+    ] = None,
+    data: options.Data = None,
+    decoys: options.Decoys = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    skip_corrupt: options.SkipCorrupt = False,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "float32",
+    n_shown: options.Show = 40,
+    device: options.Device = "auto",
+    preflight_only: options.Preflight = False,
+    force: options.Force = False,
+    fresh: options.Fresh = False,
+) -> None:
+    """Reconstruct training images from a file of weights, by whichever attack can work."""
+    from flows.attack_plan import attack_job, parse_shape
+    from tasks.attack_preflight import prepare
+
+    job_of = partial(
+        attack_job,
+        weights,
+        target or default_folder(weights),
+        initial=initial,
+        arch=arch,
+        shape=None if shape is None else parse_shape(shape),
+        activation=activation,
+        leak=leak,
+        n_attacks=n_attacks,
+        n_images=n_images,
+        settings=assignments(settings),
+        data=data,
+        decoys=decoys,
+        mean=mean,
+        std=None if std is None else numbers(std, "--std"),
+        seed=seed,
+        dtype=dtype,
+        n_shown=n_shown,
+        skip_corrupt=skip_corrupt,
+    )
+    job = job_of(method="kkt" if method == "kkt" else "span")
+    prepared = prepare(job)
+    if method == "auto" and prepared.preflight.stopped:
+        job = job_of(method="kkt", initial=None)
+        instead, prepared = prepared.preflight.reason, prepare(job)
+        out.print(f"Method: kkt, since span cannot work here: {instead}", markup=False)
+    elif method == "auto":
+        out.print(f"Method: span. {prepared.preflight.verdict}", markup=False)
+    _attack(job, prepared, device, preflight_only=preflight_only, force=force, fresh=fresh)
 
 
 @attack_app.command(
@@ -42,20 +119,12 @@ OutOption = Annotated[
 )
 def attack_kkt(
     *,
-    weights: Annotated[
-        Path, typer.Option("--weights", help="safetensors, or a state dict of torch.save.")
-    ],
-    target: OutOption = None,
-    arch: Annotated[
-        str | None,
-        typer.Option("--arch", help="mlp:3072-1000-1000-1 | conv:3x32:3072-1000-1; else inferred."),
-    ] = None,
-    shape: Annotated[str | None, typer.Option("--shape", help="Of the images: 3x32x32.")] = None,
-    activation: Annotated[
-        Literal["relu", "leaky_relu", "gelu"],
-        typer.Option("--activation", help="It cannot be read from weights."),
-    ] = "relu",
-    leak: Annotated[float, typer.Option("--leak", help="Slope of leaky_relu below 0.")] = 0.01,
+    weights: options.Weights,
+    target: options.Out = None,
+    arch: options.Arch = None,
+    shape: options.Shape = None,
+    activation: options.Activation = "relu",
+    leak: options.Leak = 0.01,
     condition: Annotated[
         Literal["binary", "multiclass", "regression"] | None,
         typer.Option("--condition", help="Default: by the number of outputs."),
@@ -63,7 +132,7 @@ def attack_kkt(
     preset: Annotated[
         str, typer.Option("--preset", help="ensemble, or an experiment of the papers.")
     ] = "ensemble",
-    n_attacks: Annotated[int | None, typer.Option("--attacks", help="How many.")] = None,
+    n_attacks: options.Attacks = None,
     n_images: Annotated[
         int | None,
         typer.Option("--n-images-guess", help="Training images; twice as many candidates."),
@@ -75,45 +144,26 @@ def attack_kkt(
         list[str] | None,
         typer.Option("--set", help="name=value, e.g. attack.alpha=50; repeatable."),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data", help="folder:PATH of the training images, to score what comes back."
-        ),
-    ] = None,
-    decoys: Annotated[
-        str | None, typer.Option("--decoys", help="folder:PATH of images it never saw.")
-    ] = None,
-    mean: Annotated[
-        str | None,
-        typer.Option("--mean", help="What was subtracted: .npy | picture | 0.49,0.48,0.45 | none."),
-    ] = None,
-    std: Annotated[
-        str | None,
-        typer.Option("--std", help="What inputs were then divided by, as 0.25,0.24,0.26 or 1."),
-    ] = None,
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be read.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    dtype: Annotated[Literal["float32", "float64"], typer.Option("--dtype")] = "float32",
-    n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 40,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
-    preflight_only: Annotated[
-        bool, typer.Option("--preflight", help="Only say whether an attack can work.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Attack whatever preflight says.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier results first.")] = False,
+    data: options.Data = None,
+    decoys: options.Decoys = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    skip_corrupt: options.SkipCorrupt = False,
+    seed: options.Seed = 0,
+    dtype: options.Dtype = "float32",
+    n_shown: options.Show = 40,
+    device: options.Device = "auto",
+    preflight_only: options.Preflight = False,
+    force: options.Force = False,
+    fresh: options.Fresh = False,
 ) -> None:
     """Reconstruct training images from a file of weights; resumes what was interrupted."""
     from flows.attack_plan import attack_job, parse_shape
     from tasks.attack_preflight import prepare
-    from tasks.devices import resolve_device
 
-    target = target or default_folder(weights)
     job = attack_job(
         weights,
-        target,
+        target or default_folder(weights),
         arch=arch,
         shape=None if shape is None else parse_shape(shape),
         activation=activation,
@@ -133,8 +183,16 @@ def attack_kkt(
         n_shown=n_shown,
         skip_corrupt=skip_corrupt,
     )
+    _attack(job, prepare(job), device, preflight_only=preflight_only, force=force, fresh=fresh)
+
+
+def _attack(
+    job: Any, prepared: Any, device: Any, *, preflight_only: bool, force: bool, fresh: bool
+) -> None:
+    """Says what was read and what its chances are, and attacks if that is asked for."""
+    from tasks.devices import resolve_device
+
     resolve_device(device)
-    prepared = prepare(job)
     show_victim(prepared)
     show_pictures({"Training images": prepared.truth, "Decoys": prepared.decoys})
     show_preflight(prepared)
@@ -146,9 +204,9 @@ def attack_kkt(
     from flows.fresh import start_over
 
     if fresh:
-        start_over(target, flow.ENTRIES, option="--out")
-    record = flow.attack_kkt(job, device=device, force=force, command=this_command())
-    _show_attack(record, target)
+        start_over(job.out, flow.ENTRIES, option="--out")
+    run = flow.attack_kkt if prepared.method == "kkt" else flow.attack_weights
+    _show_attack(run(job, device=device, force=force, command=this_command()), job.out)
 
 
 def default_folder(attacked: Path) -> Path:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from flows.attack_cli import OutOption, attack_app, default_folder, out, this_command
+from flows import attack_options as options
+from flows.attack_cli import attack_app, default_folder, out, this_command
 from flows.screen import show_facts, show_images
 
 __all__ = ["attack_app", "instahide_app"]
@@ -66,10 +67,8 @@ def encode(
         typer.Option("--standardise", help="theory: less their mean, over their deviation."),
     ] = False,
     size: Annotated[int, typer.Option("--size", help="Side of the images.")] = 32,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be read.")
-    ] = False,
+    seed: options.Seed = 0,
+    skip_corrupt: options.SkipCorrupt = False,
 ) -> None:
     """Mix private images with public ones, and hide every sign."""
     from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
@@ -130,14 +129,10 @@ def similarity(
     n_steps: Annotated[
         int | None, typer.Option("--steps", help="Default: 1200, ten minutes on one core.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be read.")
-    ] = False,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Of torch, on a CPU.")
-    ] = None,
+    seed: options.Seed = 0,
+    skip_corrupt: options.SkipCorrupt = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> None:
     """Train the network that tells which encodings share a private image, on other images."""
     from recon_core.attacks.instahide.mixing import InstaHide
@@ -174,7 +169,7 @@ def attack_instahide(
         Path, typer.Argument(help="A challenge's folder, a .npy, or a folder of pictures.")
     ],
     *,
-    target: OutOption = None,
+    target: options.Out = None,
     method: Annotated[
         str,
         typer.Option(
@@ -223,13 +218,11 @@ def attack_instahide(
         typer.Option("--levels", help="Grey levels of a pixel; 0: any number. Default: 256."),
     ] = None,
     n_rounds: Annotated[int | None, typer.Option("--rounds", help="practical: at most.")] = None,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 40,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Of torch, on a CPU.")
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier results first.")] = False,
+    seed: options.Seed = 0,
+    n_shown: options.Show = 40,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    fresh: options.Fresh = False,
 ) -> None:
     """Recover the private images that InstaHide's encodings are made of."""
     from tasks.devices import resolve_device

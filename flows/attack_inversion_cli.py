@@ -12,9 +12,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from flows import attack_options as options
 from flows.attack_autoencoder_cli import attack_app
 from flows.attack_cli import (
-    OutOption,
     assignments,
     default_folder,
     numbers,
@@ -47,7 +47,7 @@ def attack_inversion(
             help="safetensors, a state dict of torch.save, TorchScript, or a .pt2 of torch.export.",
         ),
     ] = None,
-    target: OutOption = None,
+    target: options.Out = None,
     architecture: Annotated[
         str | None,
         typer.Option(
@@ -99,23 +99,13 @@ def attack_inversion(
         str,
         typer.Option("--perceptual", help="What PSIM compares: own | vgg16:PATH of its weights."),
     ] = "own",
-    trust: Annotated[
-        bool,
-        typer.Option(
-            "--trust",
-            help="Load and run a TorchScript or .pt2 file, which may do anything you can do.",
-        ),
-    ] = False,
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be read.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    n_shown: Annotated[int, typer.Option("--show", help="Pictures that are shown.")] = 20,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Of torch, on a CPU.")
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier results first.")] = False,
+    trust: options.Trust = False,
+    skip_corrupt: options.SkipCorrupt = False,
+    seed: options.Seed = 0,
+    n_shown: options.Show = 20,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    fresh: options.Fresh = False,
 ) -> None:
     """Cut a classifier, and see whether images come back from what its first half sends."""
     from flows.attack_methods import inversion_methods

@@ -5,16 +5,18 @@ Nothing here needs a flow, so nothing here imports Prefect: preflight and refusa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from flows.naming import unknown_name
 from recon_core.attacks.kkt_objective import Condition, KKTAttack, Search
-from recon_core.victims.losses import Loss
+from recon_core.attacks.span.attack import SpanAttack
 from recon_core.victims.network import Activation
-from recon_core.victims.training import Training
 from tasks.attack import AttackJob
 from tasks.attack_inputs import read_victim
 
@@ -23,7 +25,7 @@ from tasks.attack_inputs import read_victim
 class AttackPlan:
     """An attack on weights that are already there, and how often it is repeated."""
 
-    attack: KKTAttack
+    attack: KKTAttack | SpanAttack
     n_attacks: int = 1
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -63,10 +65,12 @@ def attack_plan(
     twice as many candidates (002, section 3). Raises ValueError for unknown names and bad values.
     """
     plan = ensemble() if preset == DEFAULT_PRESET else _of_papers(preset)
-    fits = (plan.attack.condition == "multiclass") == (n_outputs > 1)
+    attack = plan.attack
+    assert isinstance(attack, KKTAttack)
+    fits = (attack.condition == "multiclass") == (n_outputs > 1)
     by_outputs: Condition = "multiclass" if n_outputs > 1 else "binary"
     changes: dict[str, Any] = {
-        "condition": condition or (plan.attack.condition if fits else by_outputs),
+        "condition": condition or (attack.condition if fits else by_outputs),
         "ncc_stop_above": None,  # this rule looks at the training images
     }
     if n_images is not None:
@@ -78,15 +82,30 @@ def attack_plan(
             raise ValueError(f"--iterations {n_iterations} must be at least 1")
         parts = {max(1, n_iterations // part) for part in (8, 4, 2, 1)}
         changes["save_at"] = tuple(sorted(parts))
-    attack = replace(plan.attack, **changes)
-    plan = AttackPlan(attack=attack, n_attacks=plan.n_attacks if n_attacks is None else n_attacks)
-    return _changed(plan, settings or {}) if settings else plan
+    n_attacks = plan.n_attacks if n_attacks is None else n_attacks
+    plan = AttackPlan(attack=replace(attack, **changes), n_attacks=n_attacks)
+    return _changed(plan, settings or {})
+
+
+def span_plan(
+    *,
+    known_start: bool = False,
+    n_attacks: int | None = None,
+    n_images: int | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> AttackPlan:
+    """The span attack, changed by `settings`; `n_images` directions, or as many as are counted."""
+    attack = SpanAttack(start="known" if known_start else "unknown", n_images=n_images)
+    plan = AttackPlan(attack=attack, n_attacks=1 if n_attacks is None else n_attacks)
+    return _changed(plan, settings or {})
 
 
 def attack_job(
     weights: Path,
     out: Path,
     *,
+    method: Literal["kkt", "span"] = "kkt",
+    initial: Path | None = None,
     preset: str = DEFAULT_PRESET,
     condition: Condition | None = None,
     n_attacks: int | None = None,
@@ -113,17 +132,26 @@ def attack_job(
     victim = read_victim(
         weights, arch=arch, shape=shape, activation=activation, leak=leak, dtype=dtype
     )
-    plan = attack_plan(
-        preset,
-        n_outputs=victim.architecture.n_outputs,
-        condition=condition,
-        n_attacks=n_attacks,
-        n_images=n_images,
-        n_iterations=n_iterations,
-        settings=settings,
-    )
+    if method == "span":
+        plan = span_plan(
+            known_start=initial is not None,
+            n_attacks=n_attacks,
+            n_images=n_images,
+            settings=settings,
+        )
+    else:
+        plan = attack_plan(
+            preset,
+            n_outputs=victim.architecture.n_outputs,
+            condition=condition,
+            n_attacks=n_attacks,
+            n_images=n_images,
+            n_iterations=n_iterations,
+            settings=settings,
+        )
     return AttackJob(
         weights=weights,
+        initial=initial,
         out=out,
         arch=arch,
         shape=shape,
@@ -152,29 +180,25 @@ def _of_papers(preset: str) -> AttackPlan:
 
 def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:
     """The plan with single settings replaced, by the same names and rules as in a recipe."""
-    from flows.presets import Recipe
-    from flows.settings import resolve
-    from recon_core.experiments import KKT
+    if not settings:
+        return plan
+    from flows.settings import explained, replace_setting
 
-    changes = {f"experiment.{k.removeprefix('experiment.')}": v for k, v in settings.items()}
-    for name in changes:
-        if name.split(".")[1] not in ("attack", "n_attacks"):
+    attack: dict[str, Any] = {"attack": json.loads(json.dumps(asdict(plan.attack)))}
+    tree = attack | {"n_attacks": plan.n_attacks}
+    for given, value in settings.items():
+        name = given.removeprefix("experiment.")
+        if name.split(".")[0] not in tree:
             raise ValueError(
-                f"--set {name.removeprefix('experiment.')}: of weights that are given only the "
-                "attack has settings, for example attack.alpha=50 or n_attacks=20"
+                f"--set {name}: of weights that are given only the attack has settings, for "
+                "example attack.n_images=100, attack.alpha=50 or n_attacks=20"
             )
-    loss = Loss(kind="ce" if plan.attack.condition == "multiclass" else "bce")
-    experiment = KKT(attack=plan.attack, n_attacks=plan.n_attacks, training=Training(loss=loss))
-    changed = resolve(Recipe(experiment=experiment), changes).experiment
-    if not isinstance(changed, KKT):
-        raise ValueError(
-            f"experiment.family={changed.family!r} is not the attack on given weights; leave it out"
-        )
-    if not isinstance(changed.attack, KKTAttack):
-        raise ValueError(
-            f"attack.kind={changed.attack.kind!r} is not the attack of this command; leave it out"
-        )
-    return AttackPlan(attack=changed.attack, n_attacks=changed.n_attacks)
+        replace_setting(tree, name, value)
+    try:
+        tree["attack"] = TypeAdapter(type(plan.attack)).validate_python(tree["attack"])
+        return TypeAdapter(AttackPlan).validate_python(tree)
+    except ValidationError as error:
+        raise ValueError(explained(error)) from error
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ Every attack is a pure function of (weights, settings, seed, its number), so it 
 which of them were done before an interruption, or next to which others. On a CPU they go side by
 side, one thread each; on a GPU many are one stack on shared weights. What is done is in
 `OUT/cache`, one checkpoint per attack; a running one is saved every half minute, and when it is
-stopped.
+stopped. The span attack takes seconds, and is done as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from recon_core.attacks.kkt_objective import (
     SETTINGS,
@@ -32,13 +31,19 @@ from recon_core.attacks.kkt_objective import (
     starting_points,
 )
 from recon_core.attacks.kkt_solver import Attacked, AttackState, reconstruct
+from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Activation
 from storage.checkpoints import load_checkpoint, save_checkpoint
-from storage.dataset import manifest_differences
-from storage.documents import read_document
-from storage.errors import StorageError, StoreMismatchError
-from storage.files import write_json
+from tasks.attack_cache import (
+    AttackRun,
+    Ending,
+    array,
+    claim,
+    name_of,
+    read_run,
+    remove_checkpoint,
+)
 from tasks.attack_inputs import Victim
 
 ROWS_AT_ONCE = 1 << 14
@@ -49,7 +54,7 @@ STATE_EVERY = 25
 SAVE_SECONDS = 30.0
 POLL_SECONDS = 0.2
 
-Ending = Literal["ok", "stopped", "diverged"]
+OF_SOURCES = ("label", "trust", "sparsity", "strength", "agreement")
 
 OnProgress = Callable[[float, float], None]
 """Called with the attacks done, fractions included, and all attacks."""
@@ -59,7 +64,8 @@ OnProgress = Callable[[float, float], None]
 class AttackJob:
     """An attack on given weights: everything but where it is computed.
 
-    `arch` and `shape` (c, h, w) are checked against the file, and inferred without. `data`,
+    `arch` and `shape` (c, h, w) are checked against the file, and inferred without. `initial`: a
+    file of the weights before training, which the span attack takes off the first layer. `data`,
     `decoys`, `mean`, `std` are what is known beside the weights (`attack_inputs`); they change how
     results are shown and scored, never the attack. `n_shown`: pictures on the contact sheet.
     `skip_corrupt`: pictures that cannot be read are left out, and are no error.
@@ -71,7 +77,8 @@ class AttackJob:
     shape: tuple[int, int, int] | None = None
     activation: Activation = "relu"
     leak: float = 0.01
-    attack: KKTAttack = field(default_factory=KKTAttack)
+    initial: Path | None = None
+    attack: KKTAttack | SpanAttack = field(default_factory=KKTAttack)
     n_attacks: int = 1
     data: str | None = None
     decoys: str | None = None
@@ -88,27 +95,18 @@ class AttackJob:
             raise ValueError(f"n_attacks={self.n_attacks} must be from 1 to {MAX_ATTACKS:,}")
         if self.n_shown < 1:
             raise ValueError(f"n_shown={self.n_shown} must be at least 1")
+        takes_off = isinstance(self.attack, SpanAttack) and self.attack.start == "known"
+        if takes_off and self.initial is None:
+            raise ValueError("attack.start='known' needs the weights before training: --initial")
+        if self.initial is not None and not takes_off:
+            raise ValueError(
+                "--initial is taken off the first layer by the span attack with a known start; "
+                "leave it out, or attack with --method span and attack.start=known"
+            )
         if self.decoys is not None and self.data is None:
             raise ValueError("--decoys are compared with the training images; give --data, too")
         if not all(math.isfinite(s) and s > 0 for s in self.std or ()):
             raise ValueError(f"std={self.std} must be positive and finite, as in 0.25,0.24,0.26")
-
-
-@dataclass(frozen=True)
-class AttackRun:
-    """How one attack ended, from its checkpoint. `loss` and `residual` are None if not finite.
-
-    `ending`: "stopped" by a rule of the attack's settings or "diverged" to NaN: no pictures left.
-    """
-
-    number: int
-    ending: Ending
-    n_iterations: int
-    loss: float | None
-    residual: float | None
-    settings: dict[str, float]
-    seconds: float
-    threads: int
 
 
 def run_attacks(
@@ -121,7 +119,7 @@ def run_attacks(
         CorruptPartError: a checkpoint is not as it was written.
     """
     cache = job.out / "cache"
-    _claim(cache, job, victim, device)
+    claim(cache, description(job, victim, device))
     runner = _Runner(job, victim, torch.device(device), cache, on_progress)
     pieces = list(_pieces(job, runner.done(), device))
     if device == "cpu" and job.n_attacks > 1:
@@ -130,23 +128,20 @@ def run_attacks(
         for piece in pieces:
             runner.run(piece, report=runner.report)
     for leftover in {file.stem for file in cache.glob("running_*.json")}:
-        _remove_checkpoint(cache, leftover)
-    return [_read_run(cache, number) for number in range(job.n_attacks)]
-
-
-def read_candidates(cache: Path, number: int) -> tuple[Tensor, Tensor]:
-    """(x (s, m, d), lam (m)) of an attack that is done, raw."""
-    tensors, _meta = _checkpoint(cache, number)
-    return torch.from_numpy(tensors["x"]), torch.from_numpy(tensors["lam"])
+        remove_checkpoint(cache, leftover)
+    return [read_run(cache, number) for number in range(job.n_attacks)]
 
 
 def description(job: AttackJob, victim: Victim, device: str) -> dict[str, Any]:
     """What the outcome of an attack depends on, beside its number."""
     network = victim.architecture.network
+    start = victim.start
     attack = json.loads(json.dumps(asdict(job.attack)))
-    del attack["kind"]  # it is the only one here, and folders of before have none
+    if attack["kind"] == "kkt":
+        del attack["kind"]  # folders of before have none
     return {
         "weights": victim.file.sha256,
+        **({} if start is None else {"initial": start.file.sha256}),
         "architecture": victim.layers.architecture,
         "shape": list(victim.architecture.shape),
         "activation": network.activation,
@@ -176,12 +171,14 @@ class _Runner:
         self.job, self.victim, self.device, self.cache = job, victim, device, cache
         self.on_progress = on_progress
         self.parameters = victim.parameters.map(lambda tensor: tensor.to(device))
+        start = victim.start
+        self.start = None if start is None else start.parameters.map(lambda t: t.to(device))
         self.fractions = dict.fromkeys(self.done(), 1.0)
         self.stop = threading.Event()
 
     def done(self) -> list[int]:
         """The attacks that have their checkpoint."""
-        names = (f"{_name(n)}.json" for n in range(self.job.n_attacks))
+        names = (f"{name_of(n)}.json" for n in range(self.job.n_attacks))
         return [n for n, name in enumerate(names) if (self.cache / name).is_file()]
 
     def report(self) -> None:
@@ -192,16 +189,44 @@ class _Runner:
         """Attack, from the saved state if there is one; leaves a checkpoint per attack."""
         if self.stop.is_set():
             return
+        if isinstance(self.job.attack, SpanAttack):
+            for number in piece:
+                self._separate(self.job.attack, number, report)
+        else:
+            self._solve(self.job.attack, piece, report)
+        self.fractions |= dict.fromkeys(piece, 1.0)
+        report()
+
+    def _separate(self, attack: SpanAttack, number: int, report: Callable[[], None]) -> None:
+        clock = _Clock(0.0)
+
+        def on_progress(fraction: float) -> None:
+            self.fractions[number] = fraction
+            report()
+            if self.stop.is_set():
+                raise _StopAttackError
+
+        found = separate(
+            attack,
+            self.victim.architecture,
+            self.parameters,
+            [seeded_generator(self.job.seed, number, "attack")],
+            start=self.start,
+            progress=on_progress,
+        )
+        self._keep_sources(number, found[0], clock.seconds)
+
+    def _solve(self, attack: KKTAttack, piece: Sequence[int], report: Callable[[], None]) -> None:
         running = f"running_{piece[0]:04d}_{piece[-1]:04d}"
         saved = load_checkpoint(self.cache, running)
         generators = [seeded_generator(self.job.seed, n, "attack") for n in piece]
-        settings = settings_of(self.job.attack, generators)
-        x, lam = starting_points(self.job.attack, settings, self.victim.architecture.d, generators)
+        settings = settings_of(attack, generators)
+        x, lam = starting_points(attack, settings, self.victim.architecture.d, generators)
         like = self.parameters.weights[0]
         clock = _Clock(0.0 if saved is None else saved[1]["seconds"])
 
         def on_state(state: AttackState) -> None:
-            fraction = state.iteration / self.job.attack.n_iterations
+            fraction = state.iteration / attack.n_iterations
             self.fractions |= dict.fromkeys(piece, fraction)
             report()
             if clock.is_due() or self.stop.is_set():
@@ -215,16 +240,14 @@ class _Runner:
             self.parameters,
             x.to(like),
             lam.to(like),
-            attack=self.job.attack,
+            attack=attack,
             settings=settings,
             state=None if saved is None else _state(saved[0], self.device),
             on_state=on_state,
             state_every=STATE_EVERY,
         )
         self._keep(piece, attacked, settings, clock.seconds / len(piece))
-        _remove_checkpoint(self.cache, running)
-        self.fractions |= dict.fromkeys(piece, 1.0)
-        report()
+        remove_checkpoint(self.cache, running)
 
     def _keep(
         self, piece: Sequence[int], attacked: Attacked, settings: Settings, seconds: float
@@ -240,11 +263,36 @@ class _Runner:
                 "loss": loss if np.isfinite(loss) else None,
                 "residual": residual if np.isfinite(residual) else None,
                 "settings": {name: float(getattr(settings, name)[row]) for name in SETTINGS},
-                "seconds": round(seconds, 3),
-                "threads": torch.get_num_threads() if self.device.type == "cpu" else 0,
             }
-            arrays = {"x": _array(attacked.x[row]), "lam": _array(attacked.lam[row])}
-            save_checkpoint(self.cache, _name(number), arrays, meta)
+            arrays = {"x": array(attacked.x[row]), "lam": array(attacked.lam[row])}
+            self._save(number, arrays, meta, seconds)
+
+    def _keep_sources(self, number: int, found: Separated, seconds: float) -> None:
+        finite = math.isfinite(found.objective) and bool(found.sources.x.isfinite().all())
+        ending: Ending = "ok" if finite else "diverged"
+        meta = {
+            "ending": ending,
+            "n_iterations": found.n_iterations,
+            "loss": found.objective if finite else None,
+            "residual": None,
+            "settings": {"settled": float(found.settled)},
+        }
+        arrays = {"x": array(found.sources.x[None])}
+        arrays |= {name: array(getattr(found.sources, name)) for name in OF_SOURCES}
+        self._save(number, arrays, meta, seconds)
+
+    def _save(
+        self,
+        number: int,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        meta: Mapping[str, Any],
+        seconds: float,
+    ) -> None:
+        spent = {
+            "seconds": round(seconds, 3),
+            "threads": torch.get_num_threads() if self.device.type == "cpu" else 0,
+        }
+        save_checkpoint(self.cache, name_of(number), arrays, {**meta, **spent})
 
 
 class _Clock:
@@ -292,56 +340,15 @@ def _in_threads(runner: _Runner, pieces: Sequence[Sequence[int]]) -> None:
 
 def _pieces(job: AttackJob, done: Sequence[int], device: str) -> Iterator[range]:
     """The attacks that are not done: one by one, or on a GPU in stacks with fixed borders."""
-    at_once = 1 if device == "cpu" else max(1, ROWS_AT_ONCE // job.attack.n_candidates)
+    at_once = 1
+    if device != "cpu" and isinstance(job.attack, KKTAttack):
+        at_once = max(1, ROWS_AT_ONCE // job.attack.n_candidates)
     for first in range(0, job.n_attacks, at_once):
         piece = range(first, min(first + at_once, job.n_attacks))
         if not set(piece) <= set(done):
             yield piece
 
 
-def _claim(cache: Path, job: AttackJob, victim: Victim, device: str) -> None:
-    """Write down what the attacks in `cache` are of, or compare with what is there."""
-    wanted = description(job, victim, device)
-    path = cache / "job.json"
-    if path.exists():
-        found = read_document(path, "remove it with what is beside it, or start over with --fresh")
-        if differences := manifest_differences(found, wanted):
-            raise StoreMismatchError(
-                f"{job.out} holds attacks with other settings: {differences[0]}; use another "
-                "--out, or --fresh to start over"
-            )
-        return
-    cache.mkdir(parents=True, exist_ok=True)
-    write_json(path, wanted)
-
-
-def _name(number: int) -> str:
-    return f"attack_{number:04d}"
-
-
-def _checkpoint(cache: Path, number: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    found = load_checkpoint(cache, _name(number))
-    if found is None:
-        raise StorageError(f"{cache} has no attack {number}; run the same command again")
-    return found
-
-
-def _read_run(cache: Path, number: int) -> AttackRun:
-    _tensors, meta = _checkpoint(cache, number)
-    return AttackRun(number=number, **meta)
-
-
-def _remove_checkpoint(cache: Path, name: str) -> None:
-    """The JSON first: what names the tensors goes before they do."""
-    (cache / f"{name}.json").unlink(missing_ok=True)
-    for file in cache.glob(f"{name}-*.safetensors"):
-        file.unlink(missing_ok=True)
-
-
 def _state(tensors: dict[str, npt.NDArray[Any]], device: torch.device) -> AttackState:
     named = {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
     return AttackState.from_tensors(named, device)
-
-
-def _array(tensor: Tensor) -> npt.NDArray[Any]:
-    return np.asarray(tensor.cpu().numpy())

@@ -25,7 +25,7 @@ from recon_core.victims.network import (
 )
 from storage.arrays import read_array
 from storage.errors import SourceError, shown
-from storage.layers import Layers, find_layers
+from storage.layers import Layer, Layers, find_layers
 from storage.picture_files import Reading, facts_of, read_picture_files
 from storage.pictures import CorruptPictureError, is_picture, read_picture
 from storage.sources import CIFAR_CLASSES, load_images
@@ -40,13 +40,22 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
+class Start:
+    """The first layer before training: `parameters` (R = 1) of that layer alone."""
+
+    file: WeightFile
+    parameters: Parameters
+
+
+@dataclass(frozen=True)
 class Victim:
-    """A network to be attacked: `parameters` of R = 1, on the CPU."""
+    """A network to be attacked: `parameters` of R = 1, on the CPU, and its start, if known."""
 
     file: WeightFile
     layers: Layers
     architecture: Architecture
     parameters: Parameters
+    start: Start | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -64,6 +73,8 @@ class Victim:
         }
         if network.activation == "leaky_relu":
             facts["leak"] = network.leak
+        if self.start is not None:
+            facts["start"] = str(self.start.file.path)
         return facts | ({"note": self.layers.note} if self.layers.note else {})
 
 
@@ -94,8 +105,10 @@ def read_victim(
     activation: Activation,
     leak: float,
     dtype: str,
+    initial: Path | None = None,
 ) -> Victim:
-    """The network in a file; `arch` is checked against what the tensors say.
+    """The network in a file; `arch` is checked against what the tensors say. `initial`: a file with
+    the first layer as training started from it.
 
     Raises:
         WeightsError: the file or its layers cannot be used, or are not what `arch` says.
@@ -116,7 +129,33 @@ def read_victim(
     )
     state = {name: torch.from_numpy(a) for name, a in layers.in_order(file.tensors).items()}
     parameters = architecture.from_state_dict(state).map(lambda t: t.to(DTYPES[dtype]).clone())
-    return Victim(file, layers, architecture, parameters)
+    start = None if initial is None else _read_start(initial, layers.layers[0], parameters)
+    return Victim(file, layers, architecture, parameters, start)
+
+
+def _read_start(path: Path, first: Layer, parameters: Parameters) -> Start:
+    """The first layer in a file: by its name, or the only tensor of its shape."""
+    file = read_weights(path)
+
+    def named(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        found = file.tensors.get(name)
+        alike = [a for a in file.tensors.values() if a.shape == shape]
+        if found is None and len(alike) == 1:
+            found = alike[0]
+        if found is None or found.shape != shape:
+            what = "has none" if found is None else f"has {name} {found.shape}"
+            raise WeightsError(
+                f"--initial {path} {what}; expected the first layer's {name} {shape} as it was "
+                "before this training: give the same network's first save"
+            )
+        return torch.from_numpy(found).to(like.dtype).clone().reshape(like.shape)
+
+    bias = parameters.biases[0]
+    weight = named(first.weight, first.shape, parameters.weights[0])
+    begun = None
+    if bias is not None and first.bias is not None:
+        begun = named(first.bias, first.shape[:1], bias)
+    return Start(file, Parameters((weight,), (begun,)))
 
 
 def read_pictures(source: str, shape: Shape, *, skip_corrupt: bool = False) -> Pictures:

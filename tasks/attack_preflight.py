@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from recon_core.attacks.kkt_objective import Condition
+from recon_core.attacks.kkt_objective import Condition, KKTAttack
+from recon_core.attacks.span.attack import SpanAttack
+from recon_core.attacks.span.preflight import span_preflight
+from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.diagnostics import channel_scales
 from recon_core.victims.evidence import Finding
 from recon_core.victims.preflight import Preflight, preflight
@@ -35,7 +38,7 @@ ONE_SCALE = 1.1
 @dataclass(frozen=True)
 class Prepared:
     """What an attack starts from. `mean`, `std` and the pictures are None where they are not
-    known."""
+    known, `span` where no span attack is prepared, or none can be."""
 
     victim: Victim
     mean: Tensor | None
@@ -45,6 +48,19 @@ class Prepared:
     decoys: Pictures | None
     preflight: Preflight
     labels: str
+    method: Literal["kkt", "span"] = "kkt"
+    span: Subspace | None = None
+
+    def spectrum(self) -> dict[str, Any] | None:
+        """The first layer's singular values, and the edge of the noise, as JSON."""
+        if self.span is None:
+            return None
+        return {
+            "values": [float(f"{value:.4g}") for value in self.span.values.tolist()],
+            "edge": self.span.edge,
+            "n_above": self.span.n_signal,
+            "n_taken": len(self.span.vectors),
+        }
 
     def record(self) -> dict[str, Any]:
         """The preflight as JSON."""
@@ -73,16 +89,11 @@ def prepare(job: AttackJob) -> Prepared:
         activation=job.activation,
         leak=job.leak,
         dtype=job.dtype,
+        initial=job.initial,
     )
-    architecture = victim.architecture
-    job.attack.classes(architecture.n_outputs, torch.device("cpu"))  # condition and outputs fit?
-    shape = architecture.shape
-    numbers = job.attack.n_candidates * architecture.d * (PER_CANDIDATE + len(job.attack.save_at))
-    check_memory(
-        numbers * DTYPES[job.dtype].itemsize,
-        f"an attack with {job.attack.n_candidates:,} candidates",
-        "lower --n-images-guess",
-    )
+    shape = victim.architecture.shape
+    if isinstance(job.attack, KKTAttack):
+        _check_candidates(job.attack, victim, job.dtype)
     truth = (
         None if job.data is None else read_pictures(job.data, shape, skip_corrupt=job.skip_corrupt)
     )
@@ -94,25 +105,57 @@ def prepare(job: AttackJob) -> Prepared:
     if truth is not None and decoys is not None:
         _check_disjoint(truth, decoys)
     mean, std = read_mean(job.mean, truth, shape), read_std(job.std, shape)
-    images, labels, said = None, None, ""
+    images = None
     if truth is not None and mean is not None:
         images = ((truth.images - mean) / (1.0 if std is None else std)).flatten(1)
-        labels, said = _labels(victim, truth, images, job.attack.condition)
-    unknown = [(unknown.name, unknown.kind) for unknown in victim.layers.unknown]
-    found = preflight(
-        architecture,
-        victim.parameters,
-        condition=job.attack.condition,
-        unknown_layers=unknown,
-        images=images,
-        labels=labels,
-    )
+    found, span, said = _outlook(job.attack, victim, truth, images)
     centred = None if truth is None or mean is None else (truth.images - mean).flatten(1)
     scale = _scale(victim, centred, std)
     if scale is not None and not found.stopped:
         found = replace(found, findings=(*found.findings, scale))
     source = job.mean or ("unknown" if mean is None else "that of the training images")
-    return Prepared(victim, mean, source, std, truth, decoys, found, said)
+    method: Literal["kkt", "span"] = "span" if isinstance(job.attack, SpanAttack) else "kkt"
+    return Prepared(victim, mean, source, std, truth, decoys, found, said, method, span)
+
+
+def _check_candidates(attack: KKTAttack, victim: Victim, dtype: str) -> None:
+    """ValueError where condition and outputs do not fit, or no machine has room."""
+    attack.classes(victim.architecture.n_outputs, torch.device("cpu"))
+    numbers = attack.n_candidates * victim.architecture.d * (PER_CANDIDATE + len(attack.save_at))
+    check_memory(
+        numbers * DTYPES[dtype].itemsize,
+        f"an attack with {attack.n_candidates:,} candidates",
+        "lower --n-images-guess",
+    )
+
+
+def _outlook(
+    attack: KKTAttack | SpanAttack, victim: Victim, truth: Pictures | None, images: Tensor | None
+) -> tuple[Preflight, Subspace | None, str]:
+    """(what the weights say, the span they have, where labels are from)."""
+    unknown = [(unknown.name, unknown.kind) for unknown in victim.layers.unknown]
+    if isinstance(attack, SpanAttack):
+        found, span = span_preflight(
+            attack,
+            victim.architecture,
+            victim.parameters,
+            start=None if victim.start is None else victim.start.parameters,
+            unknown_layers=unknown,
+            images=images,
+        )
+        return found, span, ""
+    labels, said = None, ""
+    if truth is not None and images is not None:
+        labels, said = _labels(victim, truth, images, attack.condition)
+    found = preflight(
+        victim.architecture,
+        victim.parameters,
+        condition=attack.condition,
+        unknown_layers=unknown,
+        images=images,
+        labels=labels,
+    )
+    return found, None, said
 
 
 def _labels(

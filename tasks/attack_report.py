@@ -20,8 +20,10 @@ from torch import Tensor
 
 from storage.files import text_bytes, write_file
 from tasks.attack_inputs import Pictures
-from tasks.attack_results import GOOD, Matches, Results
+from tasks.attack_ranking import FALSE_SHARES, GOOD, Ranked
+from tasks.attack_results import Matches, Results
 from tasks.report import TEMPLATES, data_uri, duration, score
+from tasks.report_chart import Panel, dots, log_axis, rank_axis
 
 COLUMNS = 10
 N_DECOYS = 5
@@ -32,7 +34,8 @@ STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
 
 
 def write_reconstructions(path: Path, results: Results) -> None:
-    """The ranked pictures as safetensors: raw x, picture in [0, 1], attack, candidate, lam.
+    """The ranked pictures as safetensors: raw x, picture in [0, 1], attack, candidate, and lam, or
+    trust of the span attack.
 
     With known images also each one's best match (`best/picture`, `best/ssim`).
     """
@@ -44,8 +47,10 @@ def write_reconstructions(path: Path, results: Results) -> None:
             "picture": _numpy(torch.stack([r.picture for r in ranked])),
             "attack": np.array([r.attack for r in ranked], np.int64),
             "candidate": np.array([r.candidate for r in ranked], np.int64),
-            "lam": np.array([r.lam for r in ranked], np.float32),
         }
+        name = "lam" if results.method == "kkt" else "trust"
+        told = [r.lam if r.lam is not None else r.agreement for r in ranked]
+        arrays[name] = np.array(told, np.float32)
     if results.truth is not None:
         arrays |= {
             "best/picture": _numpy(results.truth.picture),
@@ -128,17 +133,31 @@ def _ranked_strips(results: Results) -> Iterator[Strip]:
         yield "no attack left a picture"
         return
     several = results.n_ranked_attacks > 1
-    by = f"how many of {results.n_ranked_attacks} attacks have it" if several else "consistency"
-    yield f"ranked without the originals, by {by}"
+    alone = "trust" if results.method == "span" else "consistency"
+    by = f"how many of {results.n_ranked_attacks} attacks have it" if several else alone
+    below = ""
+    if results.method == "span" and results.truth is not None:
+        below = "; below each its SSIM with a training image (neg: of its negative)"
+    yield f"ranked without the originals, by {by}{below}"
     for first in range(0, len(results.ranked), COLUMNS):
         tiles = []
         for rank, r in enumerate(results.ranked[first : first + COLUMNS], start=first + 1):
             support = (
                 f"{r.n_attacks}/{results.n_ranked_attacks}" if several else f"{r.agreement:.2f}"
             )
-            known = "" if r.ssim is None else f"  ({r.ssim:.2f})"
-            tiles.append((r.picture, f"{rank}: {support}{known}", (r.ssim or 0) > GOOD))
+            known = "" if r.ssim is None else f"  ({_known(r)})"
+            if results.method == "span" and known:
+                support, known = _known(r), ""
+            good = max(r.ssim or 0, r.as_negative or 0) > GOOD
+            tiles.append((r.picture, f"{rank}: {support}{known}", good))
         yield "", tiles
+
+
+def _known(r: Ranked) -> str:
+    """The SSIM with the nearest training image, of the negative if that is more like one."""
+    if r.as_negative is not None and r.as_negative > GOOD:
+        return f"neg {r.as_negative:.2f}"
+    return f"{r.ssim:.2f}"
 
 
 def _has_text(strip: tuple[str, list[Tile]]) -> bool:
@@ -176,6 +195,8 @@ def write_page(
                 "n_attacks": r.n_attacks,
                 "agreement": r.agreement,
                 "ssim": r.ssim,
+                "as_negative": r.as_negative,
+                "nearest": _nearest(r, truth),
                 "label": r.label,
             }
             for rank, r in enumerate(results.ranked, start=1)
@@ -184,11 +205,33 @@ def write_page(
             "images": list(_plates(truth, results.truth, MAX_SHOWN_IMAGES)),
             "decoys": list(_plates(decoys, results.decoys, MAX_SHOWN_IMAGES)),
         },
+        shares=[f"{share:.0%}" for share in FALSE_SHARES],
+        spectrum=None if record["spectrum"] is None else _spectrum_svg(record["spectrum"]),
         steps=STEPS,
         good=GOOD,
         context=context,
     )
     write_file(path, text_bytes(page))
+
+
+def _nearest(r: Ranked, truth: Pictures | None) -> str | None:
+    """The training image that a picture is most like, where one is good."""
+    if truth is None or r.nearest is None:
+        return None
+    return data_uri(_bytes(truth.images[r.nearest]))
+
+
+def _spectrum_svg(spectrum: Mapping[str, Any]) -> str:
+    """The first layer's singular values, the edge of its noise, and how many were taken."""
+    values, n_taken, edge = spectrum["values"], spectrum["n_taken"], spectrum["edge"]
+    points = [(i, value) for i, value in enumerate(values, start=1) if value > 0]
+    low = min(edge or values[0], values[n_taken - 1] or values[0]) / 2
+    axis = log_axis("singular value", max(low, values[0] * 1e-12), values[0])
+    panel = Panel("singular value", rank_axis("direction of the first layer", len(values)), axis)
+    parts = [dots(panel, points, (), colour=1), panel.vertical(n_taken, f"{n_taken} taken")]
+    parts += [panel.horizontal(edge)] if edge > 0 else []
+    said = f"{spectrum['n_above']} of {len(values)} singular values are above the noise"
+    return panel.svg(parts, said)
 
 
 def _plates(given: Pictures | None, found: Matches | None, limit: int) -> Iterator[dict[str, Any]]:

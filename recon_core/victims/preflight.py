@@ -74,6 +74,12 @@ class Preflight:
         return self.outlook == "none"
 
     @property
+    def reason(self) -> str:
+        """Why it is pointless, in a line."""
+        stops = [finding for finding in self.findings if finding.level == "stop"]
+        return " ".join(f"{finding.subject}: {finding.text}" for finding in stops)
+
+    @property
     def verdict(self) -> str:
         """One sentence."""
         stops = list(dict.fromkeys(f.subject for f in self.findings if f.level == "stop"))
@@ -106,10 +112,11 @@ def preflight(
     if parameters.n_runs != 1:
         raise ValueError(f"preflight looks at one network at a time, got {parameters.n_runs}")
     check = _Weights(architecture, parameters)
-    findings = [*check.unknown(unknown_layers), *check.broken()]
-    if not check.is_broken:
+    stops = list(broken_weights(parameters))
+    findings = [*check.unknown(unknown_layers), *stops]
+    if not stops:
         findings += [*check.homogeneity(), *check.kind(), *check.first_layer(), *check.balance()]
-    if images is not None and not check.is_broken:
+    if images is not None and not stops:
         by_outputs: Condition = "binary" if architecture.n_outputs == 1 else "multiclass"
         evidence = Evidence(architecture, parameters, condition or by_outputs)
         findings += evidence.findings(images, labels)
@@ -117,6 +124,21 @@ def preflight(
     stopped = any(f.level == "stop" for f in findings)
     outlook = "none" if stopped else _outlook(check.numbers, hard=check.is_hard)
     return Preflight(tuple(findings), outlook, check.numbers)
+
+
+def broken_weights(parameters: Parameters) -> Iterator[Finding]:
+    """Weights that make every further question meaningless."""
+    if not bool(parameters.isfinite().all()):
+        text = "some weights are NaN or infinite: training diverged; use an earlier save."
+        yield Finding("stop", "weights that are not finite", text)
+        return
+    for layer, weight in enumerate(parameters.weights, start=1):
+        if not bool(weight.any()):
+            text = (
+                f"all weights of layer {layer} are zero, so the output does not depend on the "
+                "image: nothing was learned, or something else was saved."
+            )
+            yield Finding("stop", "a dead layer", text)
 
 
 def _outlook(numbers: dict[str, float], *, hard: bool) -> Outlook:
@@ -138,7 +160,6 @@ class _Weights:
     def __init__(self, architecture: Architecture, parameters: Parameters) -> None:
         self.architecture, self.parameters = architecture, parameters
         self.numbers: dict[str, float] = {}
-        self.is_broken = False
         network = architecture.network
         self.is_hard = network.activation == "gelu" or network.conv is not None
 
@@ -146,22 +167,6 @@ class _Weights:
         for name, kind in unknown_layers:
             subject, text = UNKNOWN.get(kind, UNKNOWN["other"])
             yield Finding("stop", subject, f"{name} is {text}")
-
-    def broken(self) -> Iterator[Finding]:
-        """Weights that make every further question meaningless."""
-        if not bool(self.parameters.isfinite().all()):
-            self.is_broken = True
-            text = "some weights are NaN or infinite: training diverged; use an earlier save."
-            yield Finding("stop", "weights that are not finite", text)
-            return
-        for layer, weight in enumerate(self.parameters.weights, start=1):
-            if not bool(weight.any()):
-                self.is_broken = True
-                text = (
-                    f"all weights of layer {layer} are zero, so the output does not depend on the "
-                    "image: nothing was learned, or something else was saved."
-                )
-                yield Finding("stop", "a dead layer", text)
 
     def homogeneity(self) -> Iterator[Finding]:
         gap = homogeneity_gap(self.architecture, self.parameters)

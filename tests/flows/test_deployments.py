@@ -17,7 +17,7 @@ import psutil
 import pytest
 from pydantic import TypeAdapter
 
-from flows.attack_plan import attack_plan
+from flows.attack_plan import attack_plan, span_plan
 from flows.presets import preset
 from flows.regenerate import describe
 from flows.settings import resolve as resolve_recipe
@@ -33,8 +33,8 @@ REPOSITORY = Path(__file__).parents[2]
 NIGHTLY = {"generate", "top-up", "curate", "train", "evaluate", "chain"}
 ON_DEMAND = {
     *{("generate", "batch"), ("generate", "instahide"), ("regenerate", "from-manifest")},
-    *{("attack-kkt", "weights"), ("attack-autoencoder", "weights")},
-    ("attack-instahide", "encodings"),
+    *{("attack-kkt", "weights"), ("attack-weights", "weights")},
+    *{("attack-autoencoder", "weights"), ("attack-instahide", "encodings")},
     *{("study", "paper"), ("study-autoencoder", "paper"), ("study-inversion", "paper")},
 }
 STAGES_SECONDS = 240
@@ -213,6 +213,8 @@ def test_a_fresh_server_runs_nothing_by_itself(deployments: dict[str, dict[str, 
     attack = TypeAdapter(AttackJob).validate_python(weights)
     plan = attack_plan(n_outputs=1)  # what the command does by itself
     assert (attack.attack, attack.n_attacks) == (plan.attack, plan.n_attacks)
+    spanned = deployments["attack-weights/weights"]["parameters"]["job"]
+    assert TypeAdapter(AttackJob).validate_python(spanned).attack == span_plan().attack
     given = deployments["attack-autoencoder/weights"]["parameters"]["job"]
     assert TypeAdapter(AutoencoderJob).validate_python(given).methods == (NoiseAware(),)
     given = deployments["attack-instahide/encodings"]["parameters"]["job"]

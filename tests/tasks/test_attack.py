@@ -25,11 +25,13 @@ from storage.errors import SourceError, StoreMismatchError
 from storage.weights import WeightsError
 from tasks import attack as attack_module
 from tasks import attack_results
-from tasks.attack import AttackJob, read_candidates, run_attacks
+from tasks.attack import AttackJob, run_attacks
+from tasks.attack_cache import read_candidates
 from tasks.attack_inputs import Pictures, read_mean, read_pictures, read_victim
 from tasks.attack_preflight import Prepared, prepare
+from tasks.attack_ranking import to_pictures
 from tasks.attack_report import contact_sheet, write_page, write_reconstructions
-from tasks.attack_results import Results, gather, record_of, to_pictures
+from tasks.attack_results import Results, gather, record_of
 from tests.tasks.attack_victims import (
     N_IMAGES,
     SIDE,
@@ -288,16 +290,16 @@ def test_scores_are_those_of_the_candidates_they_name(
     for row, (attack, candidate) in enumerate(
         zip(results.truth.attack.tolist(), results.truth.candidate.tolist(), strict=True)
     ):
-        x = read_candidates(job.out / "cache", attack)[0][-1, candidate].view(1, *SHAPE)
+        x = read_candidates(job.out / "cache", attack).x[-1, candidate].view(1, *SHAPE)
         picture = fit_to_range(x, prepared.mean)
         torch.testing.assert_close(picture[0], results.truth.picture[row])
         score = ssim_matrix(picture, prepared.truth.images[row : row + 1])
         assert float(score) == pytest.approx(float(results.truth.ssim[row]), abs=1e-6)
-    every = torch.cat([read_candidates(job.out / "cache", n)[0][-1] for n in range(job.n_attacks)])
+    every = torch.cat([read_candidates(job.out / "cache", n).x[-1] for n in range(job.n_attacks)])
     scores = ssim_matrix(to_pictures(every.view(-1, *SHAPE), prepared.mean), prepared.truth.images)
     torch.testing.assert_close(results.truth.ssim, scores.amax(0))
     ranked = results.ranked[0]
-    x = read_candidates(job.out / "cache", ranked.attack)[0][-1, ranked.candidate].view(SHAPE)
+    x = read_candidates(job.out / "cache", ranked.attack).x[-1, ranked.candidate].view(SHAPE)
     assert torch.equal(x, ranked.x)
     assert ranked.label == (-1 if ranked.candidate < N_IMAGES else 1)
 
@@ -376,10 +378,11 @@ def test_an_interrupted_attack_ends_bit_for_bit_as_one_that_was_not(
     assert seen[-1] == len(runs)
     assert [run.number for run in runs] == [0, 1, 2]
     for number in range(3):
-        x, lam = read_candidates(whole.out / "cache", number)
-        y, mu = read_candidates(broken.out / "cache", number)
-        assert torch.equal(x, y)
-        assert torch.equal(lam, mu)
+        first, again = (read_candidates(j.out / "cache", number) for j in (whole, broken))
+        assert torch.equal(first.x, again.x)
+        assert first.lam is not None
+        assert again.lam is not None
+        assert torch.equal(first.lam, again.lam)
     assert not list((broken.out / "cache").glob("running*"))
 
 
@@ -394,11 +397,11 @@ def test_one_attack_alone_is_the_first_of_many_and_more_can_be_added(
         run_attacks(one, victim, device="cpu", on_progress=nobody)
     finally:
         torch.set_num_threads(torch_threads)
-    first = read_candidates(tmp_path / "cache", 0)[0]
+    first = read_candidates(tmp_path / "cache", 0).x
     stamp = (tmp_path / "cache" / "attack_0000.json").stat().st_mtime_ns
     runs = run_attacks(replace(one, n_attacks=2), victim, device="cpu", on_progress=nobody)
     assert (tmp_path / "cache" / "attack_0000.json").stat().st_mtime_ns == stamp
-    assert torch.equal(read_candidates(tmp_path / "cache", 0)[0], first)
+    assert torch.equal(read_candidates(tmp_path / "cache", 0).x, first)
     assert runs[0].settings != runs[1].settings
     assert all(run.ending == "ok" and run.residual is not None for run in runs)
 
@@ -507,6 +510,8 @@ def test_what_is_left_for_people(done: tuple[AttackJob, Prepared, Results], tmp_
     record = {
         "victim": prepared.victim.facts,
         "mean": prepared.mean_source,
+        "method": prepared.method,
+        "spectrum": prepared.spectrum(),
         "preflight": prepared.record(),
         "attacks": [{**vars(run), "n_good": 1} for run in runs],
         **record_of(results, prepared.truth, prepared.decoys),

@@ -1,0 +1,253 @@
+"""Can the span attack work on these weights? Answered in words, in the seconds that an SVD takes.
+
+It needs a dense first layer whose weights are, but for noise, multiples of training images: more
+neurons than images, and a start that is small, shrunk, or known. Margins, homogeneity and the end
+of training play no part, so nothing of the KKT attack's preflight is asked but whether the weights
+are any (`recon_core.victims.preflight`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recon_core.attacks.span.attack import SpanAttack, check_victim
+from recon_core.attacks.span.subspace import Subspace, rows_of, subspace_of
+from recon_core.victims.evidence import Finding
+from recon_core.victims.network import Architecture, Parameters
+from recon_core.victims.preflight import Outlook, Preflight, broken_weights
+
+FULL = 0.9
+"""Share of the neurons from which on as many directions say nothing about the number of images."""
+MANY = 300
+"""Images up to which most came back when measured."""
+STANDARD = 0.3
+"""Share of torch's default standard deviation, 1 / sqrt(3 d), from which on a start is no small
+one."""
+SHRUNK, FITS = 0.98, 1.02
+"""Share of the start that is left: below the first, weight decay shrank it; no training leaves more
+than the second."""
+STRANGER = 0.05
+UNMOVED = 1e-6
+HELD = 0.9
+"""Share of the images' energy in the span above which most came back when measured."""
+
+
+def span_preflight(
+    attack: SpanAttack,
+    architecture: Architecture,
+    parameters: Parameters,
+    *,
+    start: Parameters | None = None,
+    unknown_layers: Sequence[tuple[str, str]] = (),
+    images: Float[Tensor, "n d"] | None = None,
+) -> tuple[Preflight, Subspace | None]:
+    """(what speaks for and against the attack on one network, the span if there is one).
+
+    `start`: the weights that training started from; only the first layer counts. `unknown_layers`:
+    (name, kind) of tensors beside the layers. `images`: the training images as the network saw
+    them, mean subtracted.
+    """
+    check = _Check(attack, architecture, parameters, start)
+    findings = [*check.layers(unknown_layers), *check.first_layer()]
+    if check.span is not None:
+        findings += [*check.directions(check.span), *check.start_of(check.span), *check.sign()]
+        findings += [] if images is None else [*check.held(check.span, images)]
+    levels = {finding.level for finding in findings}
+    outlook: Outlook = "none" if "stop" in levels else "open" if "warning" in levels else "good"
+    return Preflight(tuple(findings), outlook, check.numbers), check.span
+
+
+@dataclass
+class _Check:
+    """Findings about one network, and the numbers behind them."""
+
+    attack: SpanAttack
+    architecture: Architecture
+    parameters: Parameters
+    start: Parameters | None
+    span: Subspace | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def layers(self, unknown_layers: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+        """Layers that the engine does not have, which matter less than elsewhere."""
+        for name, kind in unknown_layers:
+            what = {"normalisation": "a normalisation layer", "activation": "a learned activation"}
+            text = (
+                f"{name} is {what.get(kind, 'no layer that the engine knows')}. Behind the first "
+                "layer it does not touch the span, but signs and labels are read from a network "
+                "without it and may be wrong; in front of it, what comes back are no images."
+            )
+            yield Finding("warning", "unknown layers", text)
+
+    def first_layer(self) -> Iterator[Finding]:
+        """Finds the span, or says why there is none."""
+        try:
+            check_victim(self.architecture)
+        except ValueError:
+            text = (
+                "the first layer is a convolution, whose weights span patches and not images; "
+                "use --method kkt, which can work if the network was trained with weight decay."
+            )
+            yield Finding("stop", "a convolution", text)
+            return
+        stops = list(broken_weights(self.parameters))
+        yield from stops
+        if stops:
+            return
+        rows, start = _rows(self.parameters), None if self.start is None else _rows(self.start)
+        if start is not None and start.shape == rows.shape:
+            moved = float((rows.double() - start).norm() / rows.double().norm())
+            if moved <= UNMOVED:
+                text = (
+                    "--initial holds the trained weights themselves: nothing is left to take "
+                    "apart. Give the weights from before training, or leave --initial out."
+                )
+                yield Finding("stop", "the start", text)
+                return
+        try:
+            self.span = subspace_of(
+                rows,
+                start,
+                shape=self.architecture.shape,
+                n_directions=self.attack.n_images,
+                surplus=self.attack.surplus,
+            )
+        except ValueError as error:
+            yield Finding("stop", "first layer", f"{error}.")
+
+    def directions(self, span: Subspace) -> Iterator[Finding]:
+        """Width, inputs and directions: whether the mixing can be told at all."""
+        width, d = self.parameters.weights[0].shape[1:]
+        k, n_signal = len(span.vectors), span.n_signal
+        self.numbers |= {
+            "width": float(width),
+            "d": float(d),
+            "directions_above_noise": float(n_signal),
+            "directions_taken": float(k),
+            "noise_std": span.noise,
+            "noise_edge": span.edge,
+            "largest_singular_value": float(span.values[0]),
+        }
+        asked = self.attack.n_images
+        said = (
+            f"width {width}, {d:,} inputs, {n_signal} directions above the noise (standard "
+            f"deviation {span.noise:.2g}, edge {span.edge:.2g}), {k} taken"
+        )
+        subject = "directions"
+        if max(n_signal, k) < 2:
+            text = (
+                f"{said}: one direction is one picture, and nothing to take apart. Training moved "
+                "the first layer in one direction only, or its start hides the others: give the "
+                "start (--initial)."
+            )
+            yield Finding("stop", subject, text)
+        elif asked is not None and asked >= width:
+            text = (
+                f"{said}: as many images as neurons, so everything is within the span and only "
+                "mixtures come back. Use --method kkt, or a lower --n-images-guess."
+            )
+            yield Finding("stop", subject, text)
+        elif n_signal >= FULL * width:
+            text = (
+                f"{said}: either there are as many images as neurons, and only mixtures come back, "
+                "or the training rule (Adam, Adadelta) has left the images' span. "
+            )
+            text += (
+                "If you know how many images there are, give --n-images-guess."
+                if asked is None
+                else "That there are fewer images is --n-images-guess's word."
+            )
+            yield Finding("warning", subject, text)
+        elif n_signal > MANY:
+            text = f"{said}: of so many images a part comes back, with mixtures beside them."
+            yield Finding("warning", subject, text)
+        else:
+            text = f"{said}: about so many images, or a few more, can be told apart."
+            yield Finding("ok", subject, text)
+        yield from self._features(k)
+
+    def _features(self, k: int) -> Iterator[Finding]:
+        """Whether pictures this small have as many features as there are directions."""
+        size, (channels, height, width) = self.attack.filter_size, self.architecture.shape
+        n = 0
+        if min(height, width) >= size:
+            n = ((height - size) // self.attack.stride + 1) * (
+                (width - size) // self.attack.stride + 1
+            )
+        n *= (size * size - 1) * (channels if self.attack.colours else 1)
+        if n <= k:
+            text = (
+                f"{n} features of images of {height}x{width} cannot tell {k} directions apart; "
+                f"lower attack.stride={self.attack.stride} or attack.filter_size={size}."
+            )
+            yield Finding("stop", "small images", text)
+
+    def start_of(self, span: Subspace) -> Iterator[Finding]:
+        """What is left of the start, and what it hides."""
+        share, subject = span.start_share, "the start"
+        standard = (3 * self.parameters.weights[0].shape[2]) ** -0.5
+        if self.start is None or share is None:
+            text = f"unknown: noise of standard deviation {span.noise:.2g} hides what is weaker. "
+            if span.noise > STANDARD * standard:
+                text += (
+                    f"That is a standard start (torch's has {standard:.2g}), and large: few images "
+                    "come back without it. Give --initial, the weights before training."
+                )
+                yield Finding("warning", subject, text)
+            else:
+                yield Finding("ok", subject, text + "With it (--initial) more would come back.")
+            return
+        self.numbers["start_share"] = share
+        said = f"{share:.1%} of --initial is left in the first layer and was taken off"
+        if abs(share) < STRANGER:
+            text = (
+                f"{said}: nearly nothing. Weight decay has removed it, or it is the start of "
+                "another training; either way it does not help."
+            )
+            yield Finding("warning", subject, text)
+        elif not 0 < share <= FITS:
+            text = (
+                f"{said}, which no training leaves: it is the start of another training, another "
+                "checkpoint, or the first layer spans all there is to compare with. Leave it out "
+                "if the pictures are poor."
+            )
+            yield Finding("warning", subject, text)
+        else:
+            why = " (weight decay shrinks it)" if share < SHRUNK else ""
+            yield Finding("ok", subject, f"{said}{why}.")
+
+    def sign(self) -> Iterator[Finding]:
+        """How sign, scale and label are told."""
+        if self.parameters.biases[0] is not None:
+            text = "told by the first layer's biases; labels by the network."
+        else:
+            text = (
+                "no biases in the first layer: signs and labels are read from the network, some of "
+                "them wrongly, and scales from the range of pixels."
+            )
+        yield Finding("ok", "sign and scale", text)
+
+    def held(self, span: Subspace, images: Float[Tensor, "n d"]) -> Iterator[Finding]:
+        """How much of the training images is in the span."""
+        basis = torch.linalg.qr(span.vectors[:, : images.shape[1]].double().mT).Q
+        x = images.to(basis)
+        share = float((x @ basis).square().sum() / x.square().sum().clamp_min(1e-300))
+        self.numbers["images_in_span"] = share
+        text = f"{share:.1%} of the energy of the {len(images)} images given is in the span."
+        if share >= HELD:
+            yield Finding("ok", "images in the span", text)
+            return
+        text += (
+            " The rest cannot come back: other images, another mean, or a start that hides them."
+        )
+        yield Finding("warning", "images in the span", text)
+
+
+def _rows(parameters: Parameters) -> Tensor:
+    bias = parameters.biases[0]
+    return rows_of(parameters.weights[0][0], None if bias is None else bias[0])

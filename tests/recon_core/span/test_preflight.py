@@ -1,0 +1,117 @@
+"""What is said before the span attack: planted first layers, one finding at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from recon_core.attacks.span.attack import SpanAttack
+from recon_core.attacks.span.preflight import span_preflight
+from recon_core.victims.network import Architecture, Conv, Network, Parameters
+from recon_core.victims.preflight import Preflight
+
+SHAPE, WIDTH, D = (3, 12, 12), 40, 432
+
+
+def architecture(bias: str = "none") -> Architecture:
+    return Network(widths=(WIDTH, 10), bias=bias).on(SHAPE)  # type: ignore[arg-type]
+
+
+def network(first: Tensor, bias: str = "none") -> Parameters:
+    """A network with this first layer."""
+    start = architecture(bias).initial([torch.Generator().manual_seed(9)], dtype=torch.float64)
+    return Parameters((first[None], *start.weights[1:]), start.biases)
+
+
+def images(n: int) -> Tensor:
+    """Smooth pictures, mean subtracted (n, d)."""
+    coarse = torch.rand(n, 3, 5, 5, generator=torch.Generator().manual_seed(0)).double()
+    fine = torch.nn.functional.interpolate(coarse, size=SHAPE[1:], mode="bicubic")
+    return (fine - 0.5).flatten(1)
+
+
+def noise(std: float, seed: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return std * torch.randn(WIDTH, D, generator=generator, dtype=torch.float64)
+
+
+def signal(n: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(WIDTH, n, generator=generator, dtype=torch.float64) @ images(n)
+
+
+def said(
+    first: Tensor, start: Tensor | None = None, *, n_images: int | None = None, **given: object
+) -> Preflight:
+    attack = SpanAttack(start="unknown" if start is None else "known", n_images=n_images)
+    begun = None if start is None else Parameters((start[None],), (None,))
+    return span_preflight(attack, architecture(), network(first), start=begun, **given)[0]  # type: ignore[arg-type]
+
+
+def levels(found: Preflight) -> dict[str, str]:
+    return {finding.subject: finding.level for finding in found.findings}
+
+
+def test_a_small_start_and_fewer_images_than_neurons_can_be_taken_apart() -> None:
+    found = said(signal(12) + noise(1e-3), images=images(12))
+    assert (found.outlook, found.verdict) == ("good", "An attack can work.")
+    assert found.numbers["directions_above_noise"] == 12
+    assert found.numbers["noise_std"] == pytest.approx(1e-3, rel=0.05)
+    assert found.numbers["images_in_span"] > 0.999
+    others = said(signal(12) + noise(1e-3), images=noise(1.0)[:9])
+    assert levels(others)["images in the span"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("first", "start", "n_images", "subject", "level", "text"),
+    [
+        (noise(0.02), None, None, "first layer", "stop", "give the start (--initial)"),
+        (signal(12) + noise(0.02), None, None, "the start", "warning", "Give --initial"),
+        (signal(1) + noise(1e-4), None, None, "directions", "stop", "nothing to take apart"),
+        (signal(60), None, None, "directions", "warning", "as many images as neurons"),
+        (signal(60), None, 20, "directions", "warning", "--n-images-guess's word"),
+        (signal(12), None, WIDTH, "directions", "stop", "width 40"),
+        (noise(0.02), noise(0.02), None, "the start", "stop", "the trained weights themselves"),
+        (signal(12) + noise(0.02), noise(0.02), None, "the start", "ok", "100.0%"),
+        (signal(12) + 0.6 * noise(0.02), noise(0.02), None, "the start", "ok", "decay shrinks"),
+        (signal(12) + noise(0.02), noise(0.02, 5), None, "the start", "warning", "nothing"),
+        (signal(12) + 1.5 * noise(0.02), noise(0.02), None, "the start", "warning", "another"),
+        (torch.zeros(WIDTH, D), None, None, "a dead layer", "stop", "layer 1 are zero"),
+        (torch.full((WIDTH, D), torch.nan), None, None, "weights that are not finite", "stop", ""),
+    ],
+)
+def test_every_finding(
+    first: Tensor, start: Tensor | None, n_images: int | None, subject: str, level: str, text: str
+) -> None:
+    found = said(first.double(), start, n_images=n_images)
+    [finding] = [f for f in found.findings if f.subject == subject]
+    assert finding.level == level, finding.text
+    assert text in finding.text
+    assert found.stopped == ("stop" in levels(found).values())
+    assert bool(found.reason) == found.stopped
+
+
+def test_layers_matter_where_they_stand() -> None:
+    given = span_preflight(
+        SpanAttack(),
+        architecture(),
+        network(signal(12) + noise(1e-3)),
+        unknown_layers=[("norm.weight", "normalisation")],
+    )[0]
+    assert given.outlook == "open"
+    assert "norm.weight is a normalisation layer" in given.findings[0].text
+    convolution = Network(widths=(20,), conv=Conv(kernel=3, channels=4)).on(SHAPE)
+    start = convolution.initial([torch.Generator().manual_seed(0)], dtype=torch.float32)
+    found, span = span_preflight(SpanAttack(), convolution, start)
+    assert (found.outlook, span) == ("none", None)
+    assert "use --method kkt" in found.reason
+    biased = span_preflight(SpanAttack(), architecture("first"), network(signal(12), "first"))[0]
+    assert "told by the first layer's biases" in biased.findings[-1].text
+
+
+def test_pictures_too_small_for_their_number_are_said() -> None:
+    attack = SpanAttack(stride=8, filter_size=2)
+    found = span_preflight(attack, architecture(), network(signal(36) + noise(1e-4)))[0]
+    assert levels(found)["small images"] == "stop"
+    assert "lower attack.stride=8" in found.reason
