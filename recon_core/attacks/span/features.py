@@ -14,7 +14,6 @@ less where noise is left in it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -26,18 +25,6 @@ from recon_core.attacks.span.orthogonal import Stage, rotate, rotation_start
 PATCH_STAGES = (Stage(1.0, 60), Stage(0.5, 100))
 SMALLEST = 1e-10
 """Share of the largest variance below which a direction of patches holds nothing."""
-
-
-@dataclass(frozen=True)
-class Whitened:
-    """Features `z` (k, t) of k directions with covariance I, and `whiten` (k, k), which makes them.
-
-    `n_filters` of them stand at each position, filter after filter.
-    """
-
-    z: Float[Tensor, "k t"]
-    whiten: Float[Tensor, "k k"]
-    n_filters: int
 
 
 def colour_axes(channels: int) -> Float[Tensor, "c c"]:
@@ -102,31 +89,35 @@ def learned_filters(
     return centred
 
 
-def whitened_features(
+def outputs_of(
     pictures: Float[Tensor, "k c h w"], filters: Float[Tensor, "f c s s"], *, stride: int
-) -> Whitened:
-    """The filters' outputs of every direction, whitened over directions.
-
-    Raises:
-        ValueError: pictures smaller than the filters, or fewer features than directions.
-    """
+) -> Float[Tensor, "k t"]:
+    """Every filter at every `stride`-th place, filter after filter, each of mean square 1 over all
+    directions and places. ValueError for pictures smaller than the filters."""
     size = filters.shape[-1]
     if min(pictures.shape[2:]) < size:
         raise ValueError(
             f"images of {pictures.shape[2]}x{pictures.shape[3]} are smaller than filters of "
             f"{size}x{size}; lower attack.filter_size"
         )
-    like = filters.to(pictures)
-    outputs = conv2d(pictures, like, stride=stride)
-    outputs = outputs / outputs.square().mean((0, 2, 3), keepdim=True).sqrt().clamp_min(1e-30)
-    flat = outputs.flatten(1)
-    if flat.shape[1] <= len(flat):
+    outputs = conv2d(pictures, filters.to(pictures), stride=stride)
+    scale: Tensor = outputs.square().mean((0, 2, 3), keepdim=True).sqrt().clamp_min(1e-30)
+    return (outputs / scale).flatten(1)
+
+
+def whitened(features: Float[Tensor, "k t"]) -> tuple[Float[Tensor, "k t"], Float[Tensor, "k k"]]:
+    """(features of covariance I over directions, what they were multiplied with), symmetric.
+
+    Raises ValueError for fewer features than directions.
+    """
+    n_directions, n_features = features.shape
+    if n_features <= n_directions:
         raise ValueError(
-            f"{flat.shape[1]} features cannot tell {len(flat)} images apart; lower "
-            f"attack.stride={stride}, or raise attack.filter_size={size}"
+            f"{n_features} features cannot tell {n_directions} images apart; use larger images, a "
+            "smaller attack.stride or a larger attack.filter_size"
         )
-    covariance = (flat.double() @ flat.double().mT) / flat.shape[1]
-    values, vectors = torch.linalg.eigh(covariance)
+    wide = features.double()
+    values, vectors = torch.linalg.eigh(wide @ wide.mT / n_features)
     floor = float(values[-1]) * torch.finfo(torch.float32).eps
-    whiten = ((vectors / values.clamp_min(floor).sqrt()) @ vectors.mT).to(pictures)
-    return Whitened(whiten @ flat, whiten, len(filters))
+    whiten = ((vectors / values.clamp_min(floor).sqrt()) @ vectors.mT).to(features)
+    return whiten @ features, whiten

@@ -28,6 +28,9 @@ LOOK_BACK = 20
 CLEAN_EVERY = 20
 """Iterations after which Y = W Z is computed anew and W is cleaned of roundings."""
 
+SMALLEST_EIGENVALUE, SMALLEST_OWN = 0.01, 0.2
+"""Bounds of the approximated Hessian's eigenvalues, off its diagonal and on it."""
+
 Solve = Callable[[Float[Tensor, "r k k"]], Float[Tensor, "r k k"]]
 """H^{-1} g of every matrix, with the approximated Hessian H."""
 Report = Callable[[int], None]
@@ -38,6 +41,11 @@ def unheard(_n: int) -> None:
     """A `Report` that nobody listens to."""
 
 
+def after(report: Report, before: int, n: int) -> None:
+    """Report `n` iterations behind those of `before`."""
+    report(before + n)
+
+
 @runtime_checkable
 class Objective(Protocol):
     """A function of W and of the sources Y = W Z, and how W moves."""
@@ -46,7 +54,9 @@ class Objective(Protocol):
         """Values, one of each matrix."""
         ...
 
-    def gradient(self, y: Float[Tensor, "r k t"]) -> tuple[Float[Tensor, "r k k"], Solve]:
+    def gradient(
+        self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
+    ) -> tuple[Float[Tensor, "r k k"], Solve]:
         """The relative gradients, and their Hessians' approximation."""
         ...
 
@@ -89,7 +99,7 @@ def minimise(
     """
     w, y, memory = start, start @ z, _Memory()
     loss = objective.loss(w, y)
-    gradient, solve = objective.gradient(y)
+    gradient, solve = objective.gradient(w, y)
     history = deque([loss], maxlen=LOOK_BACK + 1)
     n, settled = 0, False
     while n < n_iterations and not settled:
@@ -101,7 +111,7 @@ def minimise(
             w = objective.clean(w)
             y = w @ z
         before = gradient
-        gradient, solve = objective.gradient(y)
+        gradient, solve = objective.gradient(w, y)
         memory.add(p, gradient - before)
         history.append(loss)
         fell = history[0] - loss
@@ -133,6 +143,26 @@ def _line_search(
     stay = (~good)[:, None, None]
     kept = torch.where(good, new, loss)
     return torch.where(stay, 0.0, p), torch.where(stay, w, w_new), torch.where(stay, y, y_new), kept
+
+
+def likelihood_blocks(h: Float[Tensor, "r k k"]) -> Solve:
+    """The inverse of the Hessian of -log|det W| + sum_i E_i(y_i), as independent sources have it.
+
+    For i != j the block of (p_ij, p_ji) is ((h_ij, 1), (1, h_ji)), h_ij = E[psi'_i] E[y_j^2]; of
+    p_ii it is h_ii + 1, h_ii = E[psi'_i y_i^2]. Eigenvalues below a bound are lifted to it.
+    """
+    eye = torch.eye(h.shape[1], dtype=h.dtype, device=h.device)
+    own = (h.diagonal(dim1=1, dim2=2) + 1).clamp_min(SMALLEST_OWN)
+    middle, apart = (h + h.mT) / 2, (h - h.mT) / 2
+    lowest = middle - (apart.square() + 1).sqrt()
+    h = h + (SMALLEST_EIGENVALUE - lowest).clamp_min(0.0)
+    determinant = (h * h.mT - 1).clamp_min(SMALLEST_EIGENVALUE**2)
+
+    def solve(v: Tensor) -> Tensor:
+        off = (h.mT * v - v.mT) / determinant
+        return off * (1 - eye) + torch.diag_embed(v.diagonal(dim1=1, dim2=2) / own)
+
+    return solve
 
 
 class _Memory:

@@ -19,10 +19,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.lbfgs import Descent, Report, Solve, minimise, unheard
+from recon_core.attacks.span.lbfgs import (
+    Descent,
+    Report,
+    Solve,
+    likelihood_blocks,
+    minimise,
+    unheard,
+)
 from recon_core.attacks.span.orthogonal import contrast
+from recon_core.attacks.span.source_model import SourceModel
 
-SMALLEST_EIGENVALUE = 0.01
+ROWS = 50
+"""Sources whose pools are computed at once: fits a cache."""
 
 
 def unmix(
@@ -57,28 +66,82 @@ class Likelihood:
         value: Tensor = self.shape * contrast(y, self.scale).sum(1) - volume.to(y.dtype)
         return value
 
-    def gradient(self, y: Float[Tensor, "r k t"]) -> tuple[Float[Tensor, "r k k"], Solve]:
-        """For i != j the Hessian's block of (p_ij, p_ji) is ((h_ij, 1), (1, h_ji)), h_ij =
-        E[psi'_i] E[y_j^2]; of p_ii it is E[psi'_i y_i^2] + 1. Eigenvalues below a bound are lifted
-        to it."""
+    def gradient(
+        self, _w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
+    ) -> tuple[Float[Tensor, "r k k"], Solve]:
         square = y.square()
         inverse = (square + self.scale**2).reciprocal_()
         g = torch.bmm(y * inverse, y.mT).mul_(2 * self.shape / y.shape[2])
         curve = inverse.square().mul_(2 * self.scale**2).sub_(inverse).mul_(2 * self.shape)
         h = curve.mean(2)[:, :, None] * square.mean(2)[:, None, :]
-        own = (curve * square).mean(2)
-        eye = torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
-        middle, apart = (h + h.mT) / 2, (h - h.mT) / 2
-        lowest = middle - (apart.square() + 1).sqrt()
-        h = h + (SMALLEST_EIGENVALUE - lowest).clamp_min(0.0)
-        determinant = (h * h.mT - 1).clamp_min(SMALLEST_EIGENVALUE**2)
-        diagonal = (own + 1).clamp_min(SMALLEST_EIGENVALUE)
+        h.diagonal(dim1=1, dim2=2).copy_((curve * square).mean(2))
+        return g - torch.eye(y.shape[1], dtype=y.dtype, device=y.device), likelihood_blocks(h)
 
-        def solve(v: Tensor) -> Tensor:
-            off = (h.mT * v - v.mT) / determinant
-            return off * (1 - eye) + torch.diag_embed(v.diagonal(dim1=1, dim2=2) / diagonal)
+    def step(self, p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        return p + torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
 
-        return g - eye, solve
+    def clean(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        return w
+
+
+@dataclass(frozen=True)
+class ModelLikelihood:
+    """-log|det W| + sum_i E(x_i) / d of sources Y = W Z, for a batch of spans.
+
+    `precision` (r, k, k): Z's Gram matrix in units of the images' covariance, so that
+    tr(W S W^T) = sum_i x_i^T C^{-1} x_i. The rows of W are scaled by the model itself.
+    """
+
+    model: SourceModel
+    precision: Float[Tensor, "r k k"]
+    n_pixels: int
+
+    def loss(self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]) -> Float[Tensor, " r"]:
+        energies = [self._energy(rows) for rows in self._places(y).split(ROWS)]
+        pooled_energy = torch.cat(energies).view(y.shape[:2]).sum(1)
+        square = ((w @ self.precision) * w).sum((1, 2))
+        energy = (pooled_energy + self.model.kappa / 2 * square) / self.n_pixels
+        value: Tensor = energy - torch.linalg.slogdet(w.double()).logabsdet.to(energy)
+        return value
+
+    def gradient(
+        self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
+    ) -> tuple[Tensor, Solve]:
+        """The Hessian is taken as if filters were independent, with E[psi'] of each."""
+        scores, curves = [], []
+        for rows in self._places(y).split(ROWS):
+            weight, curve = self._weight_and_curve(rows)
+            scores.append(weight.mul_(rows).flatten(1))
+            curves.append(curve.sum(2))
+        score = torch.cat(scores).view(y.shape)
+        square = self._places(y).square().mean(2).view(*y.shape[:2], -1)
+        g = torch.bmm(score, y.mT)
+        h = torch.bmm(torch.cat(curves).view_as(square), square.mT)
+        stiff = (self.model.kappa / self.n_pixels) * (w @ self.precision @ w.mT)
+        h = h + stiff.diagonal(dim1=1, dim2=2)[:, None, :]
+        relative: Tensor = g + stiff - torch.eye(g.shape[1]).to(g)
+        return relative, likelihood_blocks(h)
+
+    def _places(self, y: Float[Tensor, "r k t"]) -> Float[Tensor, "m f p"]:
+        places: Tensor = y.flatten(0, 1).unflatten(1, (self.model.filters.shape[0], -1))
+        return places
+
+    def _energy(self, y: Float[Tensor, "m f p"]) -> Float[Tensor, " m"]:
+        logs = torch.matmul(self.model.pools, y.square()).log1p_()
+        energy: Tensor = torch.einsum("mkp,k->m", logs, self.model.alpha)
+        return energy
+
+    def _weight_and_curve(
+        self, y: Float[Tensor, "m f p"]
+    ) -> tuple[Float[Tensor, "m f p"], Float[Tensor, "m f p"]]:
+        """(psi / y, psi' but for what pools have in common), over d."""
+        square = y.square()
+        total = torch.matmul(self.model.pools, square).add_(1)
+        share = self.model.alpha[:, None] / total
+        weight = torch.matmul(self.model.pools.mT, share).mul_(2 / self.n_pixels)
+        bent = torch.matmul(self.model.pools.square().mT, share.div_(total))
+        curve = weight - bent.mul_(square).mul_(4 / self.n_pixels)
+        return weight, curve
 
     def step(self, p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
         return p + torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)

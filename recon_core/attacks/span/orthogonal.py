@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.lbfgs import Descent, Report, Solve, minimise, unheard
+from recon_core.attacks.span.lbfgs import Descent, Report, Solve, after, minimise, unheard
 
 SMALLEST_CURVATURE = 0.02
 
@@ -48,7 +48,9 @@ class Sparsity:
     def loss(self, _w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]) -> Float[Tensor, " r"]:
         return contrast(y, self.scale).sum(1)
 
-    def gradient(self, y: Float[Tensor, "r k t"]) -> tuple[Float[Tensor, "r k k"], Solve]:
+    def gradient(
+        self, _w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
+    ) -> tuple[Float[Tensor, "r k k"], Solve]:
         inverse = y.square().add_(self.scale**2).reciprocal_()
         score = y * inverse
         g = torch.bmm(score, y.mT) / y.shape[2]
@@ -95,15 +97,11 @@ def rotate(
             done.rotation,
             n_iterations=stage.n_iterations,
             tolerance=tolerance,
-            report=partial(_after, report, done.n_iterations),
+            report=partial(after, report, done.n_iterations),
         )
         n = done.n_iterations + ended.n_iterations
         done = replace(ended, n_iterations=n)
     return done
-
-
-def _after(report: Report, before: int, n: int) -> None:
-    report(before + n)
 
 
 def cayley(p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:

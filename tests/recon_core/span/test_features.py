@@ -9,7 +9,8 @@ from recon_core.attacks.span.features import (
     colour_axes,
     dct_filters,
     learned_filters,
-    whitened_features,
+    outputs_of,
+    whitened,
 )
 from recon_core.attacks.span.orthogonal import rotation_start
 from tests.recon_core.tiles import photograph_tiles
@@ -56,9 +57,11 @@ def test_filters_learned_from_images_are_sparser_than_their_rotations() -> None:
 
 def test_features_are_white_over_directions() -> None:
     pictures = photograph_tiles(16, shrink=2)[:20].double() / 255
-    white = whitened_features(pictures, dct_filters(4, 3), stride=2)
-    assert (white.z.shape, white.n_filters) == ((20, 45 * 49), 45)
-    covariance = white.z @ white.z.mT / white.z.shape[1]
+    outputs = outputs_of(pictures, dct_filters(4, 3), stride=2)
+    z, whiten = whitened(outputs)
+    assert z.shape == (20, 45 * 49)
+    assert torch.allclose(whiten @ outputs, z)
+    covariance = z @ z.mT / z.shape[1]
     assert torch.allclose(covariance, torch.eye(20, dtype=covariance.dtype), atol=1e-6)
 
 
@@ -72,4 +75,4 @@ def test_features_are_white_over_directions() -> None:
 def test_pictures_that_have_too_few_features(n: int, size: int, stride: int, message: str) -> None:
     pictures = photograph_tiles(16, shrink=1).double().repeat(2, 1, 1, 1)[:n]
     with pytest.raises(ValueError, match=message):
-        whitened_features(pictures, dct_filters(size, 3), stride=stride)
+        whitened(outputs_of(pictures, dct_filters(size, 3), stride=stride))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.span.lbfgs import Objective, minimise
-from recon_core.attacks.span.likelihood import Likelihood, unmix
+from recon_core.attacks.span.likelihood import Likelihood, ModelLikelihood, unmix
 from recon_core.attacks.span.orthogonal import (
     Sparsity,
     Stage,
@@ -20,6 +20,7 @@ from recon_core.attacks.span.orthogonal import (
     rotate,
     rotation_start,
 )
+from recon_core.attacks.span.source_model import SourceModel
 
 K, T = 20, 10_000
 STAGES = (Stage(2.0, 40), Stage(1.0, 200), Stage(0.5, 150))
@@ -54,8 +55,29 @@ def _start(k: int, seed: int, like: Tensor) -> Tensor:
     return rotation_start(k, torch.Generator().manual_seed(seed)).to(like)[None]
 
 
+def _model(n_filters: int) -> SourceModel:
+    generator = torch.Generator().manual_seed(9)
+    drawn = torch.rand(5, n_filters, generator=generator, dtype=torch.float64)
+    ones = torch.ones(1, 1, 1, dtype=torch.float64)
+    return SourceModel(
+        filters=torch.zeros(n_filters, 1, 2, 2, dtype=torch.float64),
+        stride=1,
+        pools=drawn,
+        alpha=0.3 + drawn[:, 0],
+        kappa=torch.tensor(0.4, dtype=torch.float64),
+        spectrum=ones,
+    )
+
+
+def _precision() -> Tensor:
+    half = torch.randn(1, 6, 9, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    return half @ half.mT
+
+
 @pytest.mark.parametrize(
-    "objective", [Sparsity(0.7), Likelihood(1.5, 0.7)], ids=lambda o: type(o).__name__
+    "objective",
+    [Sparsity(0.7), Likelihood(1.5, 0.7), ModelLikelihood(_model(10), _precision(), 12)],
+    ids=lambda o: type(o).__name__,
 )
 def test_gradients_are_those_of_autograd_in_float64(objective: Objective) -> None:
     z = _whitened(_laplacian(6, 300, seed=1), seed=2)[None]
@@ -64,7 +86,7 @@ def test_gradients_are_those_of_autograd_in_float64(objective: Objective) -> Non
     step = p - p.mT if isinstance(objective, Sparsity) else p
     move = torch.matrix_exp(step)
     (expected,) = torch.autograd.grad(objective.loss(move @ w, move @ w @ z).sum(), p)
-    found, _solve = objective.gradient(w @ z)
+    found, _solve = objective.gradient(w, w @ z)
     scale = 2.0 if isinstance(objective, Sparsity) else 1.0  # its loss is twice a sum of log
     assert torch.allclose(scale * found, expected, atol=1e-9)
 

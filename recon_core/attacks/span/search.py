@@ -1,0 +1,128 @@
+"""The search for sources: how directions are seen, and what is minimised from which start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recon_core.attacks.span.features import dct_filters, outputs_of, whitened
+from recon_core.attacks.span.lbfgs import Descent, Report, after, minimise
+from recon_core.attacks.span.likelihood import ModelLikelihood, unmix
+from recon_core.attacks.span.orthogonal import grouped_fixed_point, rotate, rotation_start
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.source_model import SourceModel, shipped_model
+
+
+@dataclass(frozen=True)
+class Views:
+    """Whitened features `z` of R victims' directions, and what whitens them.
+
+    `n_filters` of them stand at each place. With a model of images, `precision` is tr-form of its
+    Gaussian part: sum_i x_i^T C^{-1} x_i = tr(W P W^T).
+    """
+
+    z: Float[Tensor, "r k t"]
+    whiten: Float[Tensor, "r k k"]
+    n_filters: int
+    n_pixels: int
+    model: SourceModel | None = None
+    precision: Float[Tensor, "r k k"] | None = None
+
+
+def views_of(attack: SpanAttack, pictures: Float[Tensor, "r k c h w"]) -> Views:
+    """Features of every victim's directions, as `attack.sources` takes them.
+
+    Raises ValueError for pictures that the filters or the model do not fit.
+    """
+    shape = pictures.shape[2:]
+    if attack.sources == "learned":
+        model = shipped_model().to(pictures)
+        if model.spectrum.shape != shape:
+            raise ValueError(
+                f"attack.sources='learned' knows images of {_times(model.spectrum.shape)}, and "
+                f"not of {_times(shape)}; use attack.sources='independent'"
+            )
+        features = [whitened(model.outputs(p).flatten(1)) for p in pictures]
+        whiten = torch.stack([w for _z, w in features])
+        units = torch.stack([model.whitened(p) for p in pictures])
+        half = whiten @ units
+        z = torch.stack([z for z, _w in features])
+        return Views(z, whiten, len(model.filters), shape.numel(), model, half @ half.mT)
+    filters = dct_filters(attack.filter_size, shape[0], colours=attack.colours)
+    features = [whitened(outputs_of(p, filters, stride=attack.stride)) for p in pictures]
+    z, whiten = (torch.stack([f[i] for f in features]) for i in (0, 1))
+    return Views(z, whiten, len(filters), shape.numel())
+
+
+def best_start(
+    attack: SpanAttack, views: Views, generators: Sequence[torch.Generator], report: Report
+) -> Descent:
+    """Every victim's separation from that of `attack.n_starts` random starts that ends lowest."""
+    search = _with_filters if views.model is None else _with_model
+    best: Descent | None = None
+    for number in range(attack.n_starts):
+        starts = torch.stack([rotation_start(views.z.shape[1], g) for g in generators])
+        told = partial(after, report, number * attack.n_iterations)
+        ended = search(attack, views, starts.to(views.z), told)
+        best = ended if best is None else _lower(best, ended)
+    assert best is not None
+    return best
+
+
+def _with_model(attack: SpanAttack, views: Views, starts: Tensor, report: Report) -> Descent:
+    assert views.model is not None
+    assert views.precision is not None
+    return minimise(
+        ModelLikelihood(views.model, views.precision, views.n_pixels),
+        views.z,
+        starts,
+        n_iterations=attack.n_learned,
+        tolerance=attack.tolerance,
+        report=report,
+    )
+
+
+def _with_filters(attack: SpanAttack, views: Views, starts: Tensor, report: Report) -> Descent:
+    rotated = rotate(views.z, starts, attack.stages, tolerance=attack.tolerance, report=report)
+    n = sum(attack.n_rotations)
+    turned = grouped_fixed_point(
+        views.z,
+        rotated.rotation,
+        n_filters=views.n_filters,
+        scale=attack.grouped_scale,
+        n_iterations=attack.n_grouped,
+        report=partial(after, report, n),
+    )
+    freed = unmix(
+        views.z,
+        turned.rotation,
+        shape=attack.shape,
+        scale=attack.likelihood_scale,
+        n_iterations=attack.n_likelihood,
+        tolerance=attack.tolerance,
+        report=partial(after, report, n + attack.n_grouped),
+    )
+    total = rotated.n_iterations + turned.n_iterations + freed.n_iterations
+    settled = rotated.settled and freed.settled
+    return replace(freed, n_iterations=total, settled=settled)
+
+
+def _lower(a: Descent, b: Descent) -> Descent:
+    """Victim by victim the one with the lower objective."""
+    first = (a.objective <= b.objective)[:, None, None]
+    return Descent(
+        torch.where(first, a.rotation, b.rotation),
+        torch.where(first, a.sources, b.sources),
+        torch.minimum(a.objective, b.objective),
+        max(a.n_iterations, b.n_iterations),
+        a.settled and b.settled,
+    )
+
+
+def _times(shape: torch.Size) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,86 @@
+"""Settings of the span attack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from recon_core.attacks.span.orthogonal import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanAttack:
+    """Settings of the attack.
+
+    `start`: whether the first layer's start is known and taken off. `n_images`: the number of
+    directions; None counts those that stand out of the noise and takes the share `surplus` more.
+    `sources`: "independent" takes filters' outputs for independent, "learned" takes the model of
+    images that comes with the package (`source_model`), in at most `n_learned` iterations from a
+    random start; it tells hundreds of images apart where the span is known well. The rest is of
+    "independent":
+
+    `filter_size`, `colours`, `stride`: the cosine filters whose outputs are separated. `scales` and
+    `n_rotations`: c of the score and the most iterations at each. `n_grouped`: steps of the grouped
+    fixed point at `grouped_scale`. `n_likelihood`: iterations without orthogonality, of sources
+    with shape `shape` and scale `likelihood_scale`; 0 leaves them out. A stage ends early once the
+    objective falls by less than `tolerance` of itself in 20 iterations. `n_starts`: random starts,
+    of which the one with the lowest objective is kept.
+    """
+
+    kind: Literal["span"] = "span"
+    start: Literal["unknown", "known"] = "unknown"
+    n_images: int | None = None
+    surplus: float = 0.1
+    sources: Literal["independent", "learned"] = "independent"
+    n_learned: int = 400
+    filter_size: int = 4
+    colours: bool = True
+    stride: int = 2
+    scales: tuple[float, ...] = (2.0, 1.0, 0.7, 0.5)
+    n_rotations: tuple[int, ...] = (40, 200, 150, 150)
+    n_grouped: int = 100
+    grouped_scale: float = 0.4
+    n_likelihood: int = 60
+    shape: float = 2.0
+    likelihood_scale: float = 1.5
+    tolerance: float = 1e-6
+    n_starts: int = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        for name in ("filter_size", "stride", "n_starts", "n_learned"):
+            least = 2 if name == "filter_size" else 1
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        if self.n_images is not None and self.n_images < 2:
+            raise ValueError(
+                f"n_images={self.n_images}; a span of one image is that image: 2 or more"
+            )
+        for name in ("n_grouped", "n_likelihood"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        if not 0 <= self.surplus <= 1:
+            raise ValueError(f"surplus={self.surplus} is a share, from 0 to 1")
+        if len(self.scales) != len(self.n_rotations) or not self.scales:
+            raise ValueError(
+                f"scales={self.scales} and n_rotations={self.n_rotations} must go together, one "
+                "number of iterations for each scale, and at least one"
+            )
+        positive = (*self.scales, self.grouped_scale, self.shape, self.likelihood_scale)
+        if min(positive) <= 0 or min(self.n_rotations) < 1 or not 0 <= self.tolerance < 1:
+            raise ValueError(
+                f"scales={self.scales}, grouped_scale={self.grouped_scale}, shape={self.shape}, "
+                f"likelihood_scale={self.likelihood_scale} must be above 0, n_rotations="
+                f"{self.n_rotations} at least 1, tolerance={self.tolerance} in [0, 1)"
+            )
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return tuple(Stage(c, n) for c, n in zip(self.scales, self.n_rotations, strict=True))
+
+    @property
+    def n_iterations(self) -> int:
+        """The most iterations of one start."""
+        if self.sources == "learned":
+            return self.n_learned
+        return sum(self.n_rotations) + self.n_grouped + self.n_likelihood
