@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.orthogonal import contrast
-from recon_core.attacks.span.search import best_start, views_of
+from recon_core.attacks.span.search import best_start, sources_for, views_of
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, sources_of
 from recon_core.attacks.span.subspace import Subspace, rows_of, subspace_of
@@ -94,7 +94,7 @@ def separate(
     for stack in _stacks(problems, parameters.weights[0].device):
         ends = [n / len(problems) for n in (len(found), len(found) + len(stack))]
         part = share_of(progress, *ends)
-        found += _separate_stack(attack, architecture, stack, part)
+        found += _separate_stack(architecture, stack, part)
     progress(1.0)
     return found
 
@@ -102,14 +102,16 @@ def separate(
 def _stacks(problems: Sequence[_Problem], device: torch.device) -> list[list[_Problem]]:
     if device.type == "cpu":
         return [[problem] for problem in problems]
-    groups = groupby(problems, key=lambda problem: len(problem.span.vectors))
+    groups = groupby(problems, key=lambda p: (len(p.span.vectors), p.attack.sources))
     return [list(group) for _, group in groups]
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """One victim: its weights, its first layer's rows less their start, and their span."""
+    """One victim: how it is attacked, its weights, its first layer's rows less their start, and
+    their span."""
 
+    attack: SpanAttack
     parameters: Parameters
     rows: Float[Tensor, "h e"]
     span: Subspace
@@ -135,14 +137,15 @@ def _problem(
     )
     if begun is not None and span.start_share is not None:
         rows = rows - begun * span.start_share
-    return _Problem(parameters, rows, span, generator)
+    decided = sources_for(attack, span, architecture.shape)
+    return _Problem(decided, parameters, rows, span, generator)
 
 
 def _separate_stack(
-    attack: SpanAttack, architecture: Architecture, stack: Sequence[_Problem], progress: Progress
+    architecture: Architecture, stack: Sequence[_Problem], progress: Progress
 ) -> list[Separated]:
-    """Victims with equally many directions, at once."""
-    d, shape = architecture.d, architecture.shape
+    """Victims with equally many directions and the same attack, at once."""
+    attack, d, shape = stack[0].attack, architecture.d, architecture.shape
     pictures = torch.stack([p.span.vectors[:, :d].unflatten(1, shape) for p in stack])
     views = views_of(attack, pictures)
     total = attack.n_iterations * attack.n_starts

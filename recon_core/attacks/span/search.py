@@ -16,6 +16,7 @@ from recon_core.attacks.span.likelihood import ModelLikelihood, unmix
 from recon_core.attacks.span.orthogonal import grouped_fixed_point, rotate, rotation_start
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.source_model import SourceModel, shipped_model
+from recon_core.attacks.span.subspace import Subspace
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,16 @@ class Views:
     precision: Float[Tensor, "r k k"] | None = None
 
 
+def sources_for(attack: SpanAttack, span: Subspace, shape: tuple[int, int, int]) -> SpanAttack:
+    """The attack on one victim's span, with "auto" decided."""
+    if attack.sources != "auto":
+        return attack
+    known = span.ends_sharply and tuple(shipped_model().spectrum.shape) == shape
+    return replace(attack, sources="learned" if known else "independent")
+
+
 def views_of(attack: SpanAttack, pictures: Float[Tensor, "r k c h w"]) -> Views:
-    """Features of every victim's directions, as `attack.sources` takes them.
+    """Features of every victim's directions, as `attack.sources` ("auto" decided) takes them.
 
     Raises ValueError for pictures that the filters or the model do not fit.
     """

@@ -14,10 +14,11 @@ class SpanAttack:
 
     `start`: whether the first layer's start is known and taken off. `n_images`: the number of
     directions; None counts those that stand out of the noise and takes the share `surplus` more.
-    `sources`: "independent" takes filters' outputs for independent, "learned" takes the model of
-    images that comes with the package (`source_model`), in at most `n_learned` iterations from a
-    random start; it tells hundreds of images apart where the span is known well. The rest is of
-    "independent":
+    `sources`: "independent" takes filters' outputs for independent, which bears noise in the span;
+    "learned" takes the model of images that comes with the package (`source_model`), in at most
+    `n_learned` iterations from a random start, and tells hundreds of images apart where the span is
+    known well; "auto" is "learned" where the span ends sharply and the model knows images of this
+    shape. The rest is of "independent":
 
     `filter_size`, `colours`, `stride`: the cosine filters whose outputs are separated. `scales` and
     `n_rotations`: c of the score and the most iterations at each. `n_grouped`: steps of the grouped
@@ -31,7 +32,7 @@ class SpanAttack:
     start: Literal["unknown", "known"] = "unknown"
     n_images: int | None = None
     surplus: float = 0.1
-    sources: Literal["independent", "learned"] = "independent"
+    sources: Literal["auto", "independent", "learned"] = "auto"
     n_learned: int = 400
     filter_size: int = 4
     colours: bool = True
@@ -81,6 +82,6 @@ class SpanAttack:
     @property
     def n_iterations(self) -> int:
         """The most iterations of one start."""
-        if self.sources == "learned":
-            return self.n_learned
-        return sum(self.n_rotations) + self.n_grouped + self.n_likelihood
+        independent = sum(self.n_rotations) + self.n_grouped + self.n_likelihood
+        by_sources = {"learned": self.n_learned, "independent": independent}
+        return by_sources.get(self.sources, max(by_sources.values()))

@@ -29,6 +29,9 @@ TRACY_WIDOM = 2.4224
 """Quantile .995 of the Tracy-Widom distribution for real matrices (beta = 1)."""
 NOISE_ROUGHNESS = 1.9
 """`roughness` from which on a direction shows no image; noise of 32x32x3 has 2.00 +- .03."""
+SHARP = 10.0
+"""Ratio of two singular values that follow each other at which a span ends: the training images'
+own fall by less, and noise follows at a fraction of a percent of them."""
 FIT_ROUNDS = 30
 FIT_TOLERANCE = 1e-10
 """Relative change of c at which its fit has ended."""
@@ -54,9 +57,11 @@ class Subspace:
     edge: float
     start_share: float | None
 
-    def coordinates(self, weight: Float[Tensor, "h e"]) -> Float[Tensor, "h k"]:
-        """W V^T: every neuron's row in the subspace."""
-        return weight @ self.vectors.mT
+    @property
+    def ends_sharply(self) -> bool:
+        """Whether what stands out does so by far: the span is then known as exactly as numbers
+        are, and nothing behind it is worth a look."""
+        return _ends_sharply(self.values, self.n_signal)
 
 
 def rows_of(weight: Float[Tensor, "h d"], bias: Float[Tensor, " h"] | None) -> Float[Tensor, "h e"]:
@@ -76,8 +81,8 @@ def subspace_of(
 
     `shape` (c, h, w): the rows are pictures, and directions as rough as noise are none of images,
     however strong (roundings of a large start are not white in size). `n_directions`: how many;
-    None takes those that stand out of the noise and, since directions
-    below its edge still hold something, the share `surplus` of them more. Computed in float64,
+    None takes those that stand out of the noise and, since directions below its edge still hold
+    something unless the span ends sharply, the share `surplus` of them more. Computed in float64,
     returned in the dtype of `rows`.
 
     Raises:
@@ -107,7 +112,8 @@ def subspace_of(
                 f"{float(values[0]):.3g}, edge {edge:.3g}): training moved it less than its start "
                 "is large; give the start (--initial), or a victim with a smaller one"
             )
-        n_directions = min(len(values), n_signal + round(surplus * n_signal))
+        more = 0 if _ends_sharply(values, n_signal) else round(surplus * n_signal)
+        n_directions = min(len(values), n_signal + more)
     if not 1 <= n_directions <= len(values):
         raise ValueError(
             f"{n_directions} directions of a first layer of {rows.shape[0]} neurons and "
@@ -166,6 +172,12 @@ def roughness(pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, " k"]:
     across = (pictures[..., 1:] - pictures[..., :-1]).square().mean((1, 2, 3))
     down = (pictures[:, :, 1:] - pictures[:, :, :-1]).square().mean((1, 2, 3))
     return (across + down) / 2 / pictures.square().mean((1, 2, 3)).clamp_min(1e-300)
+
+
+def _ends_sharply(values: Float64[Tensor, " s"], n_signal: int) -> bool:
+    if not 0 < n_signal < len(values):
+        return False
+    return float(values[n_signal - 1]) > SHARP * float(values[n_signal])
 
 
 def _singular(matrix: Float64[Tensor, "h e"]) -> tuple[Tensor, Tensor]:
