@@ -191,10 +191,10 @@ def _child(node: Any, key: str) -> Any:
 
 def _parsed(value: Any, current: Any) -> Any:
     """A string from the command line as JSON where it is JSON; `200,200` where a list of numbers
-    stands, `nlm,tv` where one of words does."""
+    stands, `nlm,tv` where one of words does; a word gives way to a list in brackets."""
     if value == "null":
         return None
-    if not isinstance(value, str) or isinstance(current, str):
+    if not isinstance(value, str) or (isinstance(current, str) and not value.startswith("[")):
         return value
     as_list = isinstance(current, list) and not value.startswith("[")
     if as_list and current and all(isinstance(item, str) for item in current):

@@ -15,7 +15,9 @@ from flows.generate import generate
 from flows.presets import Recipe
 from flows.report import report
 from flows.train import train
-from recon_core.attacks.kkt_objective import Search
+from recon_core.attacks.kkt_attacks import SpanThenKKT
+from recon_core.attacks.kkt_objective import KKTAttack, Search
+from recon_core.attacks.span.attack import SpanAttack
 from storage.dataset import Dataset
 from storage.errors import StorageError, StoreMismatchError
 from storage.sources import load_images
@@ -24,6 +26,7 @@ from tasks.workers import Workers
 from tasks.workspace import Workspace
 from tests.storage.s3_server import S3Server
 
+SHORT = SpanAttack(n_rotations=(5, 5, 5, 5), n_grouped=3, n_likelihood=3)
 TWO_WORKERS = Workers(n_workers=2, device="cpu")
 
 
@@ -186,6 +189,34 @@ def test_evaluate_attacks_the_victims_of_a_sweep_and_scores_them_as_one(
     assert again == record
     page = report(recipe, store)
     assert "<svg" in page.read_text()
+
+
+def test_an_attack_that_separates_goes_through_every_station(
+    prefect_server: None, tiny: Recipe, tmp_path: Path
+) -> None:
+    """Alone in the training pairs, before a search in those that are judged; both kinds of pairs of
+    one store are told apart by their iteration, and stores by what they were made from."""
+    both = replace(tiny.experiment, attack=SpanThenKKT(span=SHORT, kkt=KKTAttack(save_at=(20,))))
+    recipe = replace(
+        tiny,
+        experiment=replace(tiny.experiment, attack=SHORT),
+        heldout_experiment=both,
+        restorers={"bf_dncnn": tiny.restorers["bf_dncnn"]},
+        evaluation=replace(tiny.evaluation, baselines=()),
+    )
+    store = tmp_path / "job"
+    products = chain(recipe, store, workers=Workers(n_workers=1, device="cpu"))
+    workspace = Workspace(store)
+    learned, judged = (Dataset(workspace.pairs(split)) for split in ("train", "heldout"))
+    assert learned.verify().ok
+    assert set(learned.column("pairs/iteration").tolist()) == {0}
+    assert set(judged.column("pairs/iteration").tolist()) == {0, 20}
+    kinds = [d.manifest["campaign"]["experiment"]["attack"]["kind"] for d in (learned, judged)]
+    assert kinds == ["span", "span_then_kkt"]
+    rows = {row["method"]: row for row in summary_rows(products["evaluation"])}
+    assert set(rows) == {"plain", "plain_all", "vote", "bf_dncnn"}
+    assert products["evaluation"]["methods"]["plain_all"]["targets"]["ssim"]
+    assert products["report"].read_text().startswith("<!doctype html>")
 
 
 def _rows(table: dict[str, list[Any]]) -> list[dict[str, Any]]:

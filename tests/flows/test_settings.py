@@ -15,7 +15,10 @@ from flows.papers import EXPERIMENTS, attack_preset
 from flows.presets import PRESETS, Recipe, preset
 from flows.settings import command, from_json, parse_assignments, resolve, to_json
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
+from recon_core.attacks.kkt_attacks import SpanThenKKT, kkt_of
+from recon_core.attacks.kkt_objective import KKTAttack
 from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
+from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import (
     KKT,
     AutoencoderRecovery,
@@ -114,6 +117,110 @@ def test_a_defence_of_kkt_victims_is_set_with_what_it_goes_with() -> None:
     assert resolve(batches, whole).experiment == replace(demo.experiment, defence=UniCon())
     with pytest.raises(ValueError, match=r"defence_layer=9 is no hidden layer"):
         resolve(demo, {"experiment.defence_layer": "9"})
+
+
+def test_an_attack_on_weights_is_chosen_by_its_kind_and_asks_for_no_iteration_of_another() -> None:
+    before = preset("cifar-hundred")
+    assert isinstance(before.experiment, KKT)
+    assert before.curation.min_iteration > 0
+    span = resolve(before, {"experiment.attack.kind": "span", "experiment.attack.n_starts": "3"})
+    assert span == replace(
+        before,
+        experiment=replace(before.experiment, attack=SpanAttack(n_starts=3)),
+        curation=replace(before.curation, min_iteration=0),
+        evaluation=replace(before.evaluation, restore_iterations="last"),
+    )
+    words = shlex.split(command(span, Path("runs/x")))
+    settings = [word for flag, word in itertools.pairwise(words) if flag == "--set"]
+    assert resolve("cifar-hundred", parse_assignments(settings)) == span
+    both = {
+        "experiment.attack.kind": "span_then_kkt",
+        "experiment.attack.span.start": "known",
+        "experiment.attack.kkt.save_at": "50,1400",
+        "curation.min_iteration": "50",
+        "evaluation.restore_iterations": "[0,1400]",
+    }
+    chosen = resolve(span, both)
+    attack = SpanThenKKT(span=SpanAttack(start="known"), kkt=KKTAttack(save_at=(50, 1400)))
+    assert isinstance(chosen.experiment, KKT)
+    assert chosen.experiment.attack == attack
+    assert (chosen.curation.min_iteration, chosen.evaluation.restore_iterations) == (50, (0, 1400))
+    back = resolve(span, {"experiment.attack.kind": "kkt"}).experiment
+    assert back == replace(before.experiment, attack=KKTAttack())
+
+
+def test_iterations_are_those_of_the_victims_that_they_are_asked_of() -> None:
+    before = preset("restoration-cpu")
+    learned = resolve(before, {"experiment.attack.kind": "span"})
+    assert learned.evaluation == before.evaluation
+    assert learned.curation.min_iteration == 0
+    judged = resolve(before, {"heldout_experiment.attack.kind": "span"})
+    assert judged.evaluation.restore_iterations == "last"
+    assert judged.curation == before.curation
+
+
+@pytest.mark.parametrize("kind", ["kkt", "span_then_kkt"])
+def test_a_search_on_victims_with_an_output_per_class_knows_of_them(kind: str) -> None:
+    span = resolve("buzaglo2023-multiclass", {"experiment.attack.kind": "span"})
+    experiment = resolve(span, {"experiment.attack.kind": kind}).experiment
+    assert isinstance(experiment, KKT)
+    kkt = kkt_of(experiment.attack)
+    assert kkt == KKTAttack(condition="multiclass")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("span-hundred", {"curation.min_iteration": "500"}, "curation.min_iteration=500 leaves "),
+        (
+            "span-hundred",
+            {"evaluation.restore_iterations": "[1400]"},
+            "that saves at [0]; choos",
+        ),
+        ("span-hundred", {"experiment.attack.alpha": "5"}, "unknown setting 'experi"),
+        ("span-hundred", {"experiment.attack.kind": "ica"}, "kind must be one of kkt, span, "),
+        (
+            "cifar-hundred",
+            {"experiment.attack.kind": "span_then_kkt", "experiment.attack.kkt.alpha": "-1"},
+            "experiment.attack.kkt: alpha=-1.0 is not a positive",
+        ),
+        (
+            "cifar-hundred",
+            {"experiment.attack.kind": "span_then_kkt", "experiment.attack.span.stride": "x"},
+            "experiment.attack.span.stride='x'",
+        ),
+        ("span-hundred", {"experiment.training.span": "x"}, "experiment.training.span"),
+    ],
+)
+def test_bad_settings_of_a_separation_are_explained_in_one_line(
+    name: str, settings: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
+        resolve(name, settings)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_recipe_of_before_attacks_had_kinds_is_read_as_it_was_meant() -> None:
+    tree = to_json(preset("restoration-cpu"))
+    for name in ("experiment", "heldout_experiment"):
+        assert tree[name]["attack"].pop("kind") == "kkt"
+    assert from_json(tree) == preset("restoration-cpu")
+
+
+def test_the_span_presets_are_the_victims_of_others_attacked_otherwise() -> None:
+    small, known = preset("span-hundred"), preset("cifar-hundred")
+    assert isinstance(known.experiment, KKT)
+    assert small.experiment == replace(known.experiment, attack=SpanAttack())
+    assert (small.sampling, small.heldout) == (known.sampling, known.heldout)
+    paper = preset("span-paper")
+    train, heldout = paper.campaign("train"), paper.campaign("heldout")
+    sizes = [c.sampling.images_per_run for c in (train, heldout)]
+    assert sizes == [300, 500]
+    for campaign in (train, heldout):
+        assert isinstance(campaign.experiment, KKT)
+        assert campaign.experiment.victim.widths == (1000, 1000)
+        assert campaign.experiment.training.span == "auto"
+        assert campaign.experiment.training.optimiser.rule == "gd"
 
 
 def test_a_scheme_is_chosen_with_the_number_of_its_encodings() -> None:

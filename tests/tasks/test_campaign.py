@@ -9,6 +9,7 @@ import pytest
 
 from recon_core.attacks.halving import Halving
 from recon_core.attacks.plug_and_play import Iteration
+from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.strong_inversion import StrongInversion
 from recon_core.experiments import KKT, AutoencoderRecovery, Inversion
 from recon_core.sampling import Phase, Sampling
@@ -172,6 +173,8 @@ def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
     swept = Campaign(sampling=sampling, experiment=KKT(attack=attack)).manifest(images)["campaign"]
     assert swept["sampling"]["attacks_per_victim"] == 4
     assert swept["experiment"]["attack"]["halving"] == {"first": 500, "factor": 3}
+    span = Campaign(sampling=SAMPLING, experiment=KKT(attack=SpanAttack())).manifest(images)
+    assert span["campaign"]["experiment"]["attack"]["kind"] == "span"
     guarded = KKT(defence=MixCon(lam=2.0), defence_layer=1)
     told = Campaign(sampling=SAMPLING, experiment=guarded).manifest(images)["campaign"]
     assert told["experiment"]["defence"]["lam"] == 2.0
@@ -313,6 +316,7 @@ def test_victims_depend_on_their_training_and_not_on_the_attacks(images: ImageSe
     attack = replace(base.experiment.attack, alpha=7.0)
     same = [
         replace(base, experiment=replace(base.experiment, attack=attack, keep="all")),
+        replace(base, experiment=replace(base.experiment, attack=SpanAttack(start="known"))),
         replace(base, sampling=replace(sampling, attacks_per_victim=4, runs_per_part=1)),
     ]
     wider = replace(base.experiment, victim=replace(base.experiment.victim, widths=(8,)))
@@ -326,5 +330,5 @@ def test_victims_depend_on_their_training_and_not_on_the_attacks(images: ImageSe
         replace(base, sampling=replace(sampling, images_per_run=6)),
     ]
     key = base.victims_fingerprint(images)
-    assert [one.victims_fingerprint(images) == key for one in same] == [True, True]
+    assert [one.victims_fingerprint(images) == key for one in same] == [True] * 3
     assert len({key, *(one.victims_fingerprint(images) for one in others)}) == 8
