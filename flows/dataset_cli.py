@@ -56,13 +56,14 @@ def dataset_info(
 ) -> None:
     """What a store holds: counts, coverage, bytes, and its pairs by saved iteration."""
     from recon_core.balance import gini
-    from storage.statistics import saved_iterations, summarise
+    from storage.statistics import attacks_of, saved_iterations, summarise
 
     dataset = Dataset(store_location(store, split))
     summary = summarise(dataset)
     counts = summary.confident_per_image
     facts: dict[str, Any] = {
         "parts": summary.n_parts,
+        "attacks": attacks_of(dataset),
         "runs": summary.n_runs,
         "outcomes": {name: n for name, n in summary.outcomes.items() if n},
         "targets": summary.n_targets,
@@ -89,6 +90,7 @@ def dataset_info(
         _print_json({"store": dataset.root, **facts, "iterations": rows})
         return
     facts |= {
+        "attacks": ", ".join(f"{name} in {n:,}" for name, n in facts["attacks"].items()) or "-",
         "outcomes": ", ".join(f"{n:,} {name}" for name, n in facts["outcomes"].items()) or "none",
         "bytes": f"{size_text(summary.n_bytes)} ({summary.n_bytes:,} bytes)",
         "code": ", ".join(summary.code_versions),
@@ -183,7 +185,8 @@ def dataset_vacuum(
 @dataset_app.command(
     "merge",
     epilog="Examples: `palimpsest dataset merge runs/a/pairs runs/b/pairs --into runs/both` · "
-    "`palimpsest dataset merge s3://bucket/pairs --into runs/cifar/pairs`",
+    "`palimpsest dataset merge s3://bucket/pairs --into runs/cifar/pairs` · "
+    "`palimpsest dataset merge runs/kkt runs/span --mix --into runs/both/pairs`",
 )
 def dataset_merge(
     sources: Annotated[
@@ -193,13 +196,16 @@ def dataset_merge(
         str, typer.Option("--into", help="The result: a new place, or a store, also one of FROM.")
     ],
     split: SplitOption = "train",
+    mix: Annotated[
+        bool, typer.Option("--mix", help="Of different experiments on the same images.")
+    ] = False,
 ) -> None:
-    """One store from several of the same experiment; continues what was interrupted."""
+    """One store from several, of the same experiment or mixed; continues what was interrupted."""
     from storage.merge import merge
 
     locations = [store_location(source, split) for source in sources]
     with counting("Copy", "part") as on_part:
-        report = merge(locations, store_location(into, split), on_part=on_part)
+        report = merge(locations, store_location(into, split), mix=mix, on_part=on_part)
     dataset = report.dataset
     show_facts(
         out,

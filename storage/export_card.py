@@ -8,6 +8,7 @@ from typing import Any
 
 from storage.export import NUMBERS, Selection
 from storage.export_parquet import Written
+from storage.store_file import mixed
 
 _SIZES = [(10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"),
           (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B")]  # fmt: skip
@@ -20,9 +21,11 @@ _PICTURE_COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """What the card says about a store and the selection that was exported from it."""
+    """What the card says about a store and the selection that was exported from it; `attacks`: how
+    many of its parts each kind made."""
 
     manifest: dict[str, Any]
+    attacks: dict[str, int]
     content_hash: str
     n_runs: int
     n_store_pairs: int
@@ -99,6 +102,7 @@ def _body(facts: CardFacts) -> list[str]:
         f"| different images here | {facts.n_images:,} |",
         f"| selected | {_selected(facts.selection)} |",
         f"| pairs in the store | {facts.n_store_pairs:,}, of {facts.n_runs:,} runs |",
+        *_attacks(facts),
         f"| image shape | {shape} |",
         f"| hash of the store | `{facts.content_hash}` |",
         "",
@@ -154,6 +158,16 @@ def _body(facts: CardFacts) -> list[str]:
         "of pictures of people who have not agreed to it. Use them to measure and to close leaks "
         "of models that you own or are allowed to test.",
     ]
+
+
+def _attacks(facts: CardFacts) -> list[str]:
+    if not facts.attacks:
+        return []
+    several = mixed(facts.manifest)
+    made = ", ".join(f"{name} ({n:,} parts)" for name, n in facts.attacks.items())
+    if len(several) > 1:
+        made += f"; `part` modulo {len(several)} counts the experiments of `mixture` below"
+    return [f"| attacks | {made} |"]
 
 
 def _selected(selection: Selection) -> str:

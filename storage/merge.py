@@ -4,6 +4,10 @@ The result has the parts of all of them. A part that several stores have must ha
 in each: the same experiment gives the same part everywhere, so a difference is a fault and not a
 choice. All of that is settled from the receipts before a byte is copied.
 
+Stores of different experiments on the same images can be mixed, for whoever learns from all of
+them. The manifest of such a store lists theirs (`MIXTURE`), and part p of the k-th of n is its part
+p n + k. A receipt keeps its fingerprint, which says of which experiment it is.
+
 A part is copied as it is written: its files under a new random name, each compared with the
 checksum in its receipt on the way, then the receipt, exclusively. Killed in between, a merge leaves
 an orphan for `vacuum`; run again, it goes on with the parts that are not there yet. The sources are
@@ -15,13 +19,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from storage.dataset import Dataset, create_or_open, is_store, manifest_differences
 from storage.errors import CorruptPartError, StoreMismatchError, UnsettledError
 from storage.files import reason_of
+from storage.layout import MAX_PART
 from storage.places import Location, Place
 from storage.receipts import PARTS_FOLDER, Receipt, is_published, publish_receipt
 from storage.shards import crc32c
+from storage.store_file import MIXTURE
 
 _BATCH_BYTES = 64 * 2**20
 _SHOWN = 3
@@ -48,15 +55,20 @@ class _Found:
 
 
 def merge(
-    sources: Sequence[Location], target: Location, *, on_part: OnPart = lambda _done, _n: None
+    sources: Sequence[Location],
+    target: Location,
+    *,
+    mix: bool = False,
+    on_part: OnPart = lambda _done, _n: None,
 ) -> MergeReport:
     """Copies to the store `target` every part of `sources` that it lacks; it may be new, or one of
-    `sources`. `on_part` is called with the parts done and the parts to copy.
+    `sources`. `on_part` is called with the parts done and the parts to copy. `mix`: stores of
+    different experiments; `target` is new, or such a mixture of the same in the same order.
 
     Raises:
         StorageError: a source is not a store, or cannot be read.
-        StoreMismatchError: the stores were made from different settings, or store their
-            reconstructions differently; nothing was copied.
+        StoreMismatchError: the stores were made from different settings, or, mixed, from different
+            images; or they store their reconstructions differently; nothing was copied.
         CorruptPartError: a part differs between the stores (nothing was copied), or a file is not
             what was written (the parts before it were copied).
         StoreFullError: the device of `target` is full; the parts before were copied.
@@ -65,24 +77,65 @@ def merge(
         raise ValueError("merge needs at least one store to copy from")
     datasets = [Dataset(source) for source in sources]
     standing = Dataset(target) if is_store(target) else None
-    everyone = datasets if standing is None else [standing, *datasets]
-    for other in everyone[1:]:
-        _check_same_settings(everyone[0], other)
-    parts = _union(everyone)
-    result = create_or_open(target, datasets[0].manifest, encoding=datasets[0].encoding)
+    if mix:
+        manifest, parts = _mixture(datasets)
+    else:
+        everyone = datasets if standing is None else [standing, *datasets]
+        for other in everyone[1:]:
+            _check_same_settings(everyone[0], other)
+        manifest, parts = datasets[0].manifest, _union(everyone)
+    result = create_or_open(target, manifest, encoding=datasets[0].encoding)
+    if mix:
+        for receipt in result.receipts:
+            if receipt.part in parts:
+                _check_same_part(_Found(receipt, result), parts[receipt.part])
     present = {receipt.part for receipt in result.receipts}
-    wanted = [found for part, found in sorted(parts.items()) if part not in present]
+    wanted = [(part, found) for part, found in sorted(parts.items()) if part not in present]
     place = result.place
     n_bytes = 0
     on_part(0, len(wanted))
-    for done, found in enumerate(wanted, start=1):
-        _copy_part(found, place)
+    for done, (part, found) in enumerate(wanted, start=1):
+        _copy_part(found, part, place)
         n_bytes += sum(size for size, _crc in found.receipt.files.values())
         on_part(done, len(wanted))
     result.refresh()
     return MergeReport(
         n_copied=len(wanted), n_bytes=n_bytes, n_present=len(present), dataset=result
     )
+
+
+def _mixture(datasets: Sequence[Dataset]) -> tuple[dict[str, Any], dict[int, _Found]]:
+    """The manifest of a mixture of stores, and its parts, numbered as they are there."""
+    first = datasets[0]
+    for other in datasets:
+        if MIXTURE in other.manifest:
+            raise StoreMismatchError(
+                f"{other.root} is a mixture already; mix the stores that it was made from"
+            )
+        if other.encoding != first.encoding or other.manifest.get("source") != first.manifest.get(
+            "source"
+        ):
+            raise StoreMismatchError(
+                f"{other.root} and {first.root} are of different images or encodings; mix only "
+                "attacks on victims of the same images, stored alike"
+            )
+    manifests: list[dict[str, Any]] = []
+    for dataset in datasets:
+        if dataset.manifest not in manifests:
+            manifests.append(dataset.manifest)
+    parts: dict[int, _Found] = {}
+    for k, manifest in enumerate(manifests):
+        same = [dataset for dataset in datasets if dataset.manifest == manifest]
+        for part, found in _union(same).items():
+            number = part * len(manifests) + k
+            if number > MAX_PART:
+                raise StoreMismatchError(
+                    f"part {part} of {found.dataset.root} would be part {number:,} of a mixture of "
+                    f"{len(manifests)}; a store ends at {MAX_PART:,}"
+                )
+            parts[number] = found
+    source = {"source": first.manifest["source"]} if "source" in first.manifest else {}
+    return {MIXTURE: manifests} | source, parts
 
 
 def _check_same_settings(first: Dataset, other: Dataset) -> None:
@@ -95,7 +148,7 @@ def _check_same_settings(first: Dataset, other: Dataset) -> None:
             f"{other.root} (here) and {first.root} (there) are of different experiments: "
             + "; ".join(differences[:_SHOWN])
             + (f" and {more} more" if more > 0 else "")
-            + "; merge only stores that were made with the same settings"
+            + "; merge only stores that were made with the same settings, or mix them (--mix)"
         )
 
 
@@ -132,9 +185,9 @@ def _check_same_part(first: _Found, other: _Found) -> None:
         )
 
 
-def _copy_part(found: _Found, place: Place) -> None:
-    """One part from its store to the one at `place`, where it has a receipt afterwards."""
-    receipt = found.receipt
+def _copy_part(found: _Found, part: int, place: Place) -> None:
+    """One part from its store to the one at `place`, where it then has a receipt as `part`."""
+    receipt = replace(found.receipt, part=part)
     group = f"part-{receipt.part:06d}-{secrets.token_hex(4)}.zarr"
     unsettled = False
     try:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from storage.dataset import Dataset
+from storage.documents import seal_of
 from storage.layout import OUTCOMES
 from storage.receipts import Receipt
+from storage.store_file import mixed
 
 _THREADS = 4
 _MEASURED = ("pairs/iteration", "pairs/ssim_best", "pairs/confident")
@@ -75,6 +79,25 @@ class SavedIteration:
     n_confident: int
     ssim: float | None
     ssim_confident: float | None
+
+
+def attacks_of(dataset: Dataset) -> dict[str, int]:
+    """How many parts of a store each kind of attack made, by the manifest of their fingerprint.
+
+    The kinds are those of the family `kkt`, and the other families. Empty for a store that does not
+    say; a part of which the manifest cannot be told is "unknown".
+    """
+    names = {seal_of(one): _attack_of(one) for one in mixed(dataset.manifest)}
+    if None in names.values():
+        return {}
+    otherwise = next(iter(names.values())) if len(names) == 1 else "unknown"
+    return dict(Counter(str(names.get(r.fingerprint, otherwise)) for r in dataset.receipts))
+
+
+def _attack_of(manifest: Mapping[str, Any]) -> str | None:
+    experiment = manifest.get("campaign", {}).get("experiment", {})
+    family: str | None = experiment.get("family")
+    return str(experiment["attack"].get("kind", "kkt")) if family == "kkt" else family
 
 
 def summarise(dataset: Dataset) -> Summary:

@@ -19,6 +19,8 @@ from storage.layout import ENCODINGS, SCHEMA, VERSION, Encoding
 from storage.places import Place
 
 STORE_FILE = "store.json"
+MIXTURE = "mixture"
+"""In the manifest of a store of several experiments: the manifests of each."""
 _SEAL = "store_sha256"
 _FIELDS = {"schema", "version", "encoding", "manifest"}
 _FIX = "restore it, or use another folder"
@@ -35,9 +37,17 @@ class StoreFile:
 
 
 def fits(manifest: Mapping[str, Any], fingerprint: str) -> bool | None:
-    """Whether a receipt with this fingerprint is of a store with this manifest; None if it cannot
-    be told, because its writer's fingerprints are no SHA-256."""
-    return fingerprint == seal_of(manifest) if _SHA256.fullmatch(fingerprint) else None
+    """Whether a receipt with this fingerprint is of a store with this manifest, or of one of those
+    that it mixes; None if it cannot be told, because its writer's fingerprints are no SHA-256."""
+    if not _SHA256.fullmatch(fingerprint):
+        return None
+    return any(fingerprint == seal_of(one) for one in mixed(manifest))
+
+
+def mixed(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The manifests of a store's experiments: of a mixture several, otherwise its own."""
+    several = manifest.get(MIXTURE)
+    return list(several) if isinstance(several, list) else [manifest]
 
 
 def create_store_file(place: Place, encoding: Encoding, manifest: dict[str, Any]) -> None:

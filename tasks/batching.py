@@ -50,8 +50,10 @@ def batched(
             raise ValueError(f"batch={batch!r} must be a number of runs, at least 1, or auto")
         return replace(sampling, runs_per_part=int(batch))
     if is_store(store):
-        settings = Dataset(store).manifest["campaign"]["sampling"]
-        return replace(sampling, runs_per_part=settings["runs_per_part"])
+        settings = Dataset(store).manifest.get("campaign", {}).get("sampling", {})
+        return replace(
+            sampling, runs_per_part=settings.get("runs_per_part", sampling.runs_per_part)
+        )
     if device_of(workers) != "cuda":
         return sampling
     if workers.kind not in ("local", "cuda"):

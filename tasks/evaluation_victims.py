@@ -21,6 +21,7 @@ from recon_core.types import RunSpec, seeded_generator
 from storage.dataset import Dataset
 from storage.layout import COLUMNS, OUTCOMES
 from storage.sources import ImageSet
+from storage.store_file import mixed
 
 CRITERIA = ("kkt_residual", "residual_relu", "attack_loss")
 SETTINGS = ("lr", "lam_lr", "sigma", "lam_min", "alpha")
@@ -79,6 +80,11 @@ def find_victims(dataset: Dataset, heldout: ImageSet, *, decoy_seed: int) -> lis
     sources = {receipt.source_hash for receipt in dataset.receipts}
     if not dataset.n_runs:
         raise ValueError(f"{dataset.root} has no run to evaluate; generate some first")
+    if len(mixed(dataset.manifest)) > 1:
+        raise ValueError(
+            f"{dataset.root} mixes pairs of several experiments, whose runs have the same numbers; "
+            "evaluate the stores that it was made from"
+        )
     if sources != {heldout.content_hash}:
         raise ValueError(
             f"{dataset.root} was generated from images with hash {sorted(sources)}, but "

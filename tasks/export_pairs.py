@@ -22,6 +22,7 @@ from storage.export import OnPart, Pairs, Selection, selected_pairs
 from storage.export_card import CardFacts, dataset_card
 from storage.export_folder import check_replaceable, whole_folder, write_description
 from storage.files import text_bytes, write_file
+from storage.statistics import attacks_of
 
 Format = Literal["webdataset", "parquet", "huggingface"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -80,6 +81,7 @@ def export_pairs(
         if format == "huggingface":
             facts = CardFacts(
                 manifest=dataset.manifest,
+                attacks=attacks_of(dataset),
                 content_hash=dataset.content_hash,
                 n_runs=dataset.n_runs,
                 n_store_pairs=dataset.n_pairs,
@@ -95,6 +97,7 @@ def export_pairs(
             {
                 "format": format,
                 "store": {"hash": dataset.content_hash, "manifest": dataset.manifest},
+                "attacks": attacks_of(dataset),
                 "selection": asdict(selection),
                 "n_pairs": n_pairs,
                 "n_images": images.n_images,

@@ -11,10 +11,12 @@ import pytest
 
 from storage import merge as merging
 from storage.dataset import Dataset, create_or_open
+from storage.documents import seal_of
 from storage.errors import CorruptPartError, StorageError, StoreFullError, StoreMismatchError
 from storage.merge import merge
 from storage.parts import write_part
 from storage.places import LocalPlace, Location
+from storage.statistics import attacks_of
 from storage.verify import vacuum
 from tests.storage.s3_server import S3Server
 from tests.storage.stores import MANIFEST, columns, provenance, store, write
@@ -262,3 +264,77 @@ def test_buckets_and_folders_in_any_combination(tmp_path: Path, s3: S3Server, wa
     assert result.content_hash == whole.content_hash
     found = result.verify()
     assert (found.ok, found.orphans) == (True, ())
+
+
+KINDS = (None, "span")
+
+
+def of_attack(root: Path, kind: str | None, parts: list[int], **changes: Any) -> Dataset:
+    """A store of a campaign with that kind of attack; None: of before attacks had kinds."""
+    attack = {"sigma": 0.1} if kind is None else {"kind": kind}
+    experiment = {"family": "kkt", "attack": attack}
+    manifest = {"campaign": {"experiment": experiment}, "source": {"hash": "s"}, **changes}
+    create_or_open(root, manifest)
+    for part in parts:
+        made = columns(seed=part, n_runs=2 if kind is None else 3)
+        write_part(root, part, made, provenance=provenance(fingerprint=seal_of(manifest)))
+    return Dataset(root)
+
+
+def test_attacks_of_two_kinds_stand_in_one_store_told_apart_by_their_receipts(tmp_path: Path):
+    stores = [
+        of_attack(tmp_path / "kkt", None, [0, 1, 2]),
+        of_attack(tmp_path / "span", "span", [0, 1]),
+    ]
+    roots = [one.root for one in stores]
+    mixed = merge(roots, tmp_path / "m", mix=True).dataset
+    assert [r.part for r in mixed.receipts] == [0, 1, 2, 3, 4]
+    assert mixed.manifest["mixture"] == [one.manifest for one in stores]
+    for receipt in mixed.receipts:
+        original = stores[receipt.part % 2].receipts[receipt.part // 2]
+        assert receipt.array_hashes == original.array_hashes
+        assert receipt.fingerprint == seal_of(stores[receipt.part % 2].manifest)
+    found = mixed.verify()
+    assert (found.ok, found.orphans, found.gaps, found.notes) == (True, (), (), ())
+    assert attacks_of(mixed) == {"kkt": 3, "span": 2}
+    assert attacks_of(stores[0]) == {"kkt": 3}
+    assert mixed.n_pairs == sum(one.n_pairs for one in stores)
+    _ids, counts = mixed.image_counts()
+    assert counts.sum() == sum(one.image_counts()[1].sum() for one in stores)
+    of_attack(tmp_path / "span", "span", [3])
+    again = merge(roots, tmp_path / "m", mix=True)
+    assert (again.n_copied, again.n_present) == (1, 5)
+    assert [r.part for r in again.dataset.receipts] == [0, 1, 2, 3, 4, 7]
+
+
+def test_what_cannot_be_mixed_is_refused_before_anything_is_made(tmp_path: Path):
+    kkt = of_attack(tmp_path / "kkt", None, [0]).root
+    span = of_attack(tmp_path / "span", "span", [0]).root
+    other = of_attack(tmp_path / "other", "span", [0], source={"hash": "t"}).root
+    for sources, mix, said in [
+        ([kkt, span], False, r"or mix them \(--mix\)"),
+        ([kkt, other], True, "are of different images or encodings"),
+    ]:
+        with pytest.raises(StoreMismatchError, match=said):
+            merge(sources, tmp_path / "m", mix=mix)
+        assert not (tmp_path / "m").exists()
+    merge([kkt, span], tmp_path / "m", mix=True)
+    for sources, mix, said in [
+        ([span, kkt], True, "was written with other settings: mixture is"),
+        ([tmp_path / "m", span], True, "is a mixture already"),
+        ([kkt], False, "are of different experiments"),
+    ]:
+        before = snapshot(tmp_path / "m")
+        with pytest.raises(StoreMismatchError, match=said):
+            merge(sources, tmp_path / "m", mix=mix)
+        assert snapshot(tmp_path / "m") == before
+
+
+def test_a_receipt_of_no_experiment_of_a_mixture_is_a_problem(tmp_path: Path):
+    roots = [of_attack(tmp_path / str(kind), kind, [0]).root for kind in KINDS]
+    mixed = merge(roots, tmp_path / "m", mix=True).dataset
+    stranger = provenance(fingerprint="0" * 64)
+    write_part(tmp_path / "m", 2, columns(seed=5), provenance=stranger)
+    mixed.refresh()
+    assert [problem for problem in mixed.verify().problems if "part 2 was made with" in problem]
+    assert attacks_of(mixed) == {"kkt": 1, "span": 1, "unknown": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from recon_core.restore import EDM, BFDnCNN
 from storage.checkpoints import save_checkpoint
 from storage.dataset import Dataset, create_or_open
 from storage.parts import write_part
+from storage.receipts import publish_receipt
 from storage.sources import ImageSet
 from tasks import train
 from tasks.evaluate import Evaluation, evaluate
@@ -306,6 +308,14 @@ def test_what_cannot_be_evaluated_is_said(tmp_path: Path, images: ImageSet, stor
         evaluate(CONFIG, **how, heldout=image_set(seed=1), restorers={})
     with pytest.raises(ValueError, match="cannot name a method"):
         evaluate(CONFIG, **how, heldout=images, restorers={"Plain EDM": tmp_path})
+    mixture = create_or_open(tmp_path / "mixture", {"mixture": [MANIFEST, {"other": 1}]})
+    for receipt in store.receipts[:1]:
+        group = f"parts/{receipt.group}"
+        shutil.copytree(Path(store.root) / group, tmp_path / "mixture" / group)
+        publish_receipt(mixture.place, receipt)
+    mixture.refresh()
+    with pytest.raises(ValueError, match="mixes pairs of several experiments"):
+        evaluate(CONFIG, **{**how, "dataset": mixture}, heldout=images, restorers={})
     empty = planted_store(tmp_path / "empty", images, n_parts=0)
     with pytest.raises(ValueError, match="no run to evaluate"):
         evaluate(CONFIG, **{**how, "dataset": empty}, heldout=images, restorers={})

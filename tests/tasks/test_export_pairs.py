@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from recon_core.matching import fit_to_range
 from storage.dataset import Dataset, create_or_open
 from storage.errors import StoreFullError
 from storage.export import NUMBERS, Selection
+from storage.export_card import CardFacts, dataset_card
+from storage.export_parquet import Written
 from storage.places import LocalPlace
 from tasks import export_pairs as exporting
 from tasks.export_pairs import FORMATS, Format, export_pairs, rendered
@@ -138,6 +142,27 @@ def test_the_card_says_what_it_is(tmp_path: Path, dataset: Dataset):
         assert said in card
     for name in NUMBERS:
         assert f"| `{name}` |" in card
+
+
+def test_the_card_of_a_mixture_says_which_attack_made_what() -> None:
+    one, other = {"attack": "kkt"}, {"attack": "span"}
+    facts = CardFacts(
+        manifest={"mixture": [one, other]},
+        attacks={"kkt": 3, "span": 2},
+        content_hash="0",
+        n_runs=10,
+        n_store_pairs=20,
+        n_images=4,
+        shape=(3, 8, 8),
+        n_file_bytes=1,
+        selection=Selection(),
+        written=Written(dtypes=defaultdict(str)),
+    )
+    assert "| attacks | kkt (3 parts), span (2 parts); `part` modulo 2 counts" in dataset_card(
+        facts
+    )
+    alone = replace(facts, manifest=one, attacks={"kkt": 3})
+    assert "| attacks | kkt (3 parts) |" in dataset_card(alone)
 
 
 def test_nothing_selected_is_an_error_and_leaves_nothing(tmp_path: Path, dataset: Dataset):
