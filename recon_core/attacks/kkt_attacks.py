@@ -31,7 +31,7 @@ from recon_core.attacks.kkt_objective import (
 from recon_core.attacks.kkt_results import Left, left_by
 from recon_core.attacks.kkt_solver import Judge, reconstruct
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
-from recon_core.attacks.span.features import dct_filters, whitened_features
+from recon_core.attacks.span.search import views_of
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.ncc import ncc_matrix
 from recon_core.tagged import Tagged
@@ -109,9 +109,7 @@ def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
     """Raises ValueError, before a victim is trained, for pictures too small for a separation."""
     span = span_of(attack)
     if span is not None:
-        filters = dct_filters(span.filter_size, shape[0], colours=span.colours)
-        nothing = torch.zeros(span.n_images or n_images, *shape)
-        whitened_features(nothing, filters, stride=span.stride)
+        views_of(span, torch.zeros(1, span.n_images or n_images, *shape))
 
 
 @dataclass(frozen=True)
