@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +31,9 @@ def first_of_each_class(images: ImageSet, per_class: int) -> torch.Tensor:
 
 def write(model: SourceModel, path: Path) -> None:
     """As an .npz of half precision numbers, compressed."""
-    arrays = {name: value.half().numpy() for name, value in model.tensors().items()}
+    arrays: dict[str, Any] = {n: value.half().numpy() for n, value in model.tensors().items()}
     with path.open("wb") as file:
-        np.savez_compressed(file, stride=np.array(model.stride), **arrays)
+        np.savez_compressed(file, **arrays, stride=np.array(model.stride))
 
 
 def main() -> None:

@@ -101,7 +101,8 @@ def _cosine_matrix(n: int) -> Float[Tensor, "n n"]:
 class Learning:
     """How a `SourceModel` is learned.
 
-    Filters of `size` at every `stride`-th place start as the independent components of patches.
+    Filters of `size` at every `stride`-th place start as the independent components of
+    `n_patches` patches.
     `n_steps` steps of Adam on `batch_size` images move `n_pools` pools at the rate `lr` and the
     filters, in units of their size, at `filter_lr`; `sigma` is the noise, in the images' own
     deviations.
@@ -109,6 +110,7 @@ class Learning:
 
     size: int = 8
     stride: int = 3
+    n_patches: int = 60_000
     n_pools: int = 189
     n_steps: int = 800
     batch_size: int = 64
@@ -128,7 +130,9 @@ def learn_source_model(
 
     Raises ValueError for images that are too small, or too few for as many filters.
     """
-    filters = learned_filters(images, learning.size, generator=generator)
+    filters = learned_filters(
+        images, learning.size, generator=generator, n_patches=learning.n_patches
+    )
     both = torch.cat([images, images.flip(-1)]).float()
     centred = both - both.mean(0)
     outputs = F.conv2d(centred, filters, stride=learning.stride)

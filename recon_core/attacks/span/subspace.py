@@ -29,9 +29,9 @@ TRACY_WIDOM = 2.4224
 """Quantile .995 of the Tracy-Widom distribution for real matrices (beta = 1)."""
 NOISE_ROUGHNESS = 1.9
 """`roughness` from which on a direction shows no image; noise of 32x32x3 has 2.00 +- .03."""
-SHARP = 10.0
-"""Ratio of two singular values that follow each other at which a span ends: the training images'
-own fall by less, and noise follows at a fraction of a percent of them."""
+SHARP = 100.0
+"""Fall of one singular value to the next at which a span ends: the training images' own fall by
+less, noise of a start and what Adam leaves come without a step, roundings far below."""
 FIT_ROUNDS = 30
 FIT_TOLERANCE = 1e-10
 """Relative change of c at which its fit has ended."""
@@ -61,7 +61,7 @@ class Subspace:
     def ends_sharply(self) -> bool:
         """Whether what stands out does so by far: the span is then known as exactly as numbers
         are, and nothing behind it is worth a look."""
-        return _ends_sharply(self.values, self.n_signal)
+        return self.n_signal == _sharp_end(self.values) < len(self.values)
 
 
 def rows_of(weight: Float[Tensor, "h d"], bias: Float[Tensor, " h"] | None) -> Float[Tensor, "h e"]:
@@ -101,6 +101,7 @@ def subspace_of(
             "the first layer's weights are all zero, or are their start; give trained weights"
         )
     n_signal, noise, edge = count_signal(values, rows.shape)
+    n_signal = min(n_signal, _sharp_end(values))
     if shape is not None:
         pictures = vectors[:n_signal, : math.prod(shape)].unflatten(1, shape)
         n_smooth = int((roughness(pictures) < NOISE_ROUGHNESS).sum())
@@ -112,7 +113,7 @@ def subspace_of(
                 f"{float(values[0]):.3g}, edge {edge:.3g}): training moved it less than its start "
                 "is large; give the start (--initial), or a victim with a smaller one"
             )
-        more = 0 if _ends_sharply(values, n_signal) else round(surplus * n_signal)
+        more = 0 if n_signal == _sharp_end(values) else round(surplus * n_signal)
         n_directions = min(len(values), n_signal + more)
     if not 1 <= n_directions <= len(values):
         raise ValueError(
@@ -174,10 +175,10 @@ def roughness(pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, " k"]:
     return (across + down) / 2 / pictures.square().mean((1, 2, 3)).clamp_min(1e-300)
 
 
-def _ends_sharply(values: Float64[Tensor, " s"], n_signal: int) -> bool:
-    if not 0 < n_signal < len(values):
-        return False
-    return float(values[n_signal - 1]) > SHARP * float(values[n_signal])
+def _sharp_end(values: Float64[Tensor, " s"]) -> int:
+    """The first place where singular values fall by the factor SHARP; all of them if none does."""
+    falls = (values[1:] * SHARP < values[:-1]).nonzero()
+    return int(falls[0]) + 1 if len(falls) else len(values)
 
 
 def _singular(matrix: Float64[Tensor, "h e"]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,175 @@
+"""The whole attack on small victims: what comes back, and that batching changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recon_core.attacks.span.attack import Separated, SpanAttack, separate
+from recon_core.victims.network import Architecture, Conv, Network, Parameters
+from tests.recon_core.tiles import photograph_tiles
+
+N, WIDTH, SIDE = 10, 40, 16
+QUICK = SpanAttack(n_rotations=(20, 60, 40, 40), n_grouped=20, n_likelihood=20, surplus=0.0)
+
+
+def _images(seed: int = 0, *, centred: bool = True) -> Tensor:
+    tiles = photograph_tiles(SIDE, shrink=2)
+    rows = torch.randperm(len(tiles), generator=torch.Generator().manual_seed(seed))[:N]
+    images = tiles[rows].double().flatten(1) / 255
+    return images - images.mean(0) if centred else images - 0.5
+
+
+def _network(**settings: Any) -> Architecture:
+    return Network(widths=(WIDTH, WIDTH), **settings).on((3, SIDE, SIDE))
+
+
+def _victim(x: Tensor, architecture: Architecture, seed: int) -> tuple[Parameters, Parameters]:
+    """(weights, start): W_0 + M X with M as the KKT condition has it at the images x."""
+    start = architecture.initial([torch.Generator().manual_seed(seed)], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    first = start.weights[0][0]
+    labels = torch.ones(len(x), dtype=torch.float64)
+    labels[::2] = -1
+    for _ in range(3):  # the pattern of activity that the weights themselves have
+        passed = architecture.forward(
+            replace(start, weights=(first[None], *start.weights[1:])), x[None]
+        )
+        back = (start.weights[2][0] * (passed.pre[1][0] > 0)) @ start.weights[1][0]
+        lam = 0.5 + torch.rand(len(x), generator=generator, dtype=torch.float64)
+        mixing = ((passed.pre[0][0] > 0) * back * (labels * lam)[:, None]).mT
+        first = start.weights[0][0] + mixing @ x
+    bias = start.biases[0]
+    if bias is not None:
+        bias = bias + mixing.sum(1)
+    weights = (first[None], *start.weights[1:])
+    return Parameters(weights, (bias, *start.biases[1:])), start
+
+
+def _separated(
+    attack: SpanAttack,
+    architecture: Architecture,
+    victim: Parameters,
+    start: Parameters | None = None,
+) -> Separated:
+    generators = [torch.Generator().manual_seed(r) for r in range(victim.n_runs)]
+    return separate(attack, architecture, victim, generators, start=start)[0]
+
+
+def _signed(found: Separated, x: Tensor) -> Tensor:
+    """Each image's correlation with the source that is most like it, sign included."""
+    n = len(found.sources.x)
+    table = torch.corrcoef(torch.cat([found.sources.x, x]))[:n, n:]
+    return table.gather(0, table.abs().argmax(0, keepdim=True))[0]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_images_come_back_from_a_first_layer(known: bool) -> None:
+    architecture, x = _network(), _images()
+    victim, start = _victim(x, architecture, seed=1)
+    attack = replace(QUICK, start="known" if known else "unknown")
+    found = _separated(attack, architecture, victim, start if known else None)
+    assert found.subspace.n_signal == N - 1  # the mean is missing
+    assert int((_signed(found, x).abs() > 0.8).sum()) >= N - 2
+    trust = found.sources.trust
+    assert torch.equal(trust, trust.sort(descending=True).values)
+
+
+def test_the_span_ends_sharply_where_the_start_is_known() -> None:
+    architecture, x = _network(), _images()
+    victim, start = _victim(x, architecture, seed=1)
+    known = _separated(replace(QUICK, start="known"), architecture, victim, start)
+    assert known.subspace.ends_sharply
+    assert known.subspace.start_share == pytest.approx(1.0, abs=1e-6)
+    noisy = _network(init_std_first=1e-2)
+    unknown = _separated(QUICK, noisy, _victim(x, noisy, seed=1)[0])
+    assert not unknown.subspace.ends_sharply
+
+
+def test_biases_settle_sign_and_scale() -> None:
+    architecture, x = _network(bias="first", init_std_first=1e-6), _images(centred=False)
+    victim, start = _victim(x, architecture, seed=1)
+    found = _separated(replace(QUICK, start="known"), architecture, victim, start)
+    assert found.subspace.n_signal == N  # (x, 1) keep the mean
+    assert found.sources.scaled
+    signed = _signed(found, x)
+    right = signed.abs() > 0.9
+    assert int(right.sum()) >= N - 2
+    assert bool((signed[right] > 0).all())
+    like = torch.corrcoef(torch.cat([found.sources.x, x]))[:N, N:].abs()
+    sizes = found.sources.x[like.argmax(0)].norm(dim=1) / x.norm(dim=1)
+    assert float(sizes[right].median()) == pytest.approx(1.0, rel=0.2)
+
+
+def test_rotating_and_scaling_the_neurons_changes_nothing() -> None:
+    """The rows of W enter by their span alone; only signs and labels look at the network."""
+    architecture, x = _network(), _images()
+    victim, start = _victim(x, architecture, seed=1)
+    turn = torch.linalg.qr(
+        torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    )[0]
+    moved, begun = (
+        replace(p, weights=(3.0 * turn @ p.weights[0], *p.weights[1:])) for p in (victim, start)
+    )
+    attack = replace(QUICK, start="known")
+    one = _separated(attack, architecture, victim, start)
+    other = _separated(attack, architecture, moved, begun)
+    like = torch.corrcoef(torch.cat([one.sources.x, other.sources.x]))[: N - 1, N - 1 :].abs()
+    assert bool((like.amax(1) > 0.999).all())
+
+
+def test_a_victim_is_separated_alike_whatever_it_is_batched_with() -> None:
+    architecture = _network()
+    victims = [_victim(_images(seed), architecture, seed)[0] for seed in (1, 2)]
+    both = victims[0].like(
+        [torch.cat(pair) for pair in zip(*(v.tensors() for v in victims), strict=True)]
+    )
+    generators = [torch.Generator().manual_seed(r) for r in range(2)]
+    together = separate(QUICK, architecture, both, generators)
+    for r, victim in enumerate(victims):
+        (alone,) = separate(QUICK, architecture, victim, [torch.Generator().manual_seed(r)])
+        assert torch.equal(alone.sources.x, together[r].sources.x)
+        assert torch.equal(alone.sources.label, together[r].sources.label)
+        assert alone.objective == together[r].objective
+
+
+def test_several_starts_keep_the_lowest() -> None:
+    architecture = _network()
+    victim, _start = _victim(_images(), architecture, seed=1)
+    one = _separated(QUICK, architecture, victim)
+    best = _separated(replace(QUICK, n_starts=3), architecture, victim)
+    assert best.objective <= one.objective
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"filter_size": 1}, "filter_size=1 must be at least 2"),
+        ({"n_images": 1}, "n_images=1"),
+        ({"surplus": 2.0}, r"surplus=2.0 is a share, from 0 to 1"),
+        ({"scales": (1.0,)}, "must go together"),
+        ({"tolerance": -1.0}, r"tolerance=-1.0 in \[0, 1\)"),
+        ({"n_grouped": -1}, "n_grouped=-1 must be 0 or more"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpanAttack(**settings)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    architecture = _network()
+    victim, start = _victim(_images(), architecture, seed=1)
+    with pytest.raises(ValueError, match="known needs them"):
+        _separated(replace(QUICK, start="known"), architecture, victim)
+    with pytest.raises(ValueError, match="unknown must not have them"):
+        _separated(QUICK, architecture, victim, start)
+    with pytest.raises(ValueError, match="knows images of 3x32x32, and not of 3x16x16"):
+        _separated(replace(QUICK, sources="learned"), architecture, victim)
+    conv = Network(widths=(WIDTH,), conv=Conv()).on((3, SIDE, SIDE))
+    with pytest.raises(ValueError, match=r"convolution .*attack.kind=kkt"):
+        _separated(QUICK, conv, victim)
