@@ -44,6 +44,9 @@ ATTACKER_KNOWS = {
     "kkt": "The attack is given a network (its architecture and weights) and the average of its "
     "training pictures, nothing else. It searches for pictures that explain those weights as the "
     "end of training.",
+    "span": "The attack is given a network (its architecture and weights) and the average of its "
+    "training pictures, nothing else. Its first layer's weights are mixtures of the training "
+    "pictures; the attack separates them by what pictures have and mixtures have not.",
     "autoencoder": "The attack is given an autoencoder, of which it only asks for f(x), and one "
     "degraded copy of each training picture, with many pixels erased. It searches for a picture "
     "that the autoencoder leaves as it is and that agrees with what is left of the copy.",
@@ -147,8 +150,18 @@ def headline(record: Record) -> dict[str, Any]:
 
 
 def attacker(record: Record) -> str:
-    """What the attack of this family knows."""
-    return ATTACKER_KNOWS.get(experiment_of(record).get("family", ""), ATTACKER_UNKNOWN)
+    """What the attack of this family, or kind, knows."""
+    experiment = experiment_of(record)
+    said = ATTACKER_KNOWS.get(experiment.get("family", ""), ATTACKER_UNKNOWN)
+    attack = experiment.get("attack", {})
+    if not str(attack.get("kind", "")).startswith("span"):
+        return said
+    said = ATTACKER_KNOWS["span"]
+    if attack.get("span", attack).get("start") == "known":
+        said = said.replace(", nothing else.", ", and the weights that training started from.")
+    if attack["kind"] == "span_then_kkt":
+        said += " From there it searches for pictures that explain all weights."
+    return said
 
 
 def victims(record: Record) -> str:

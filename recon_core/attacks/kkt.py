@@ -181,7 +181,8 @@ class KKT:
         """Train and attack R victims; one result per spec, in order.
 
         `images[i]` are the images of `specs[i]`, before augmentation; labels are classes from 0. On
-        a GPU the runs are one stack, equal to rounding whatever it holds. On a CPU a run is bit for
+        a GPU the runs are one stack, equal to rounding whatever it holds (but that separations of
+        one stack go on until all of them have settled). On a CPU a run is bit for
         bit the same whatever it is batched with, given that torch has one thread; with more, runs
         of a batch go side by side on one thread each. Specs with the same victim, which follow each
         other, are attacks on one network; it is taken from `victims`, if it is there, and put there

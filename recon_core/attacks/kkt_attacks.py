@@ -32,6 +32,7 @@ from recon_core.attacks.kkt_results import Left, left_by
 from recon_core.attacks.kkt_solver import Judge, reconstruct
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.search import views_of
+from recon_core.attacks.span.source_model import shipped_model
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.ncc import ncc_matrix
 from recon_core.tagged import Tagged
@@ -99,10 +100,20 @@ def most_directions(experiment: KKT, span: SpanAttack) -> int:
 
 
 def features_of(span: SpanAttack, shape: Shape) -> int:
-    """T: how many features every direction has, of pictures (c, h, w)."""
-    n_filters = (span.filter_size**2 - 1) * (shape[0] if span.colours else 1)
-    sides = ((side - span.filter_size) // span.stride + 1 for side in shape[1:])
-    return n_filters * math.prod(sides)
+    """T: how many features every direction has at most, of pictures (c, h, w)."""
+    counts = [0]
+    if span.sources != "learned":
+        n_filters = (span.filter_size**2 - 1) * (shape[0] if span.colours else 1)
+        counts.append(n_filters * _places(shape, span.filter_size, span.stride))
+    model = shipped_model()
+    if span.sources != "independent" and tuple(model.spectrum.shape) == shape:
+        n_filters, _channels, side, _side = model.filters.shape
+        counts.append(n_filters * _places(shape, side, model.stride))
+    return max(counts)
+
+
+def _places(shape: Shape, side: int, stride: int) -> int:
+    return math.prod((length - side) // stride + 1 for length in shape[1:])
 
 
 def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:

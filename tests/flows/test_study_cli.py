@@ -15,6 +15,8 @@ from flows.cli import app
 from flows.studies import STUDIES, changed, resolve, study, to_json
 from flows.study import command
 from flows.study_cli import ENTRIES, duration_text, size_text
+from recon_core.attacks.kkt_attacks import features_of
+from recon_core.attacks.span.settings import SpanAttack
 from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
 from recon_core.victims.separability import MixCon
@@ -234,6 +236,23 @@ def test_a_cells_cost_adds_up() -> None:
     assert cost.disk_bytes == 3 * 2 * 400 * 3072 * 2
     stacked = cost_of(made, cell, SHAPE, PACE, stacked=True)
     assert stacked.memory_bytes == 2 * cost.memory_bytes
+
+
+@pytest.mark.parametrize("kind", ["span", "span_then_kkt"])
+def test_a_separation_costs_its_iterations_and_both_signs_are_stored(kind: str) -> None:
+    settings = {"n_victims": 3, "experiment.attack.kind": kind}
+    steps = {"experiment.attack.kkt.save_at": "50,100"} if kind == "span_then_kkt" else {}
+    made = study("losses", "cpu", settings | steps)
+    cell = made.cells[0]
+    cost = cost_of(made, cell, SHAPE, PACE, stacked=False)
+    n_attacks, n_directions = 3 * made.n_attacks, round(1.5 * cell.images_per_run)
+    assert cost.disk_bytes == n_attacks * (3 if steps else 1) * 2 * n_directions * 3072 * 2
+    attack = cell.experiment.attack
+    span = attack if isinstance(attack, SpanAttack) else attack.span
+    one = 2e-3 + 6 * n_directions**2 * features_of(span, SHAPE) / 2e9
+    searched = cost.attack_s / n_attacks - span.n_iterations * one
+    iteration = 2e-3 + attack_operations(cell.experiment, cell.images_per_run, SHAPE) / 2e9
+    assert searched == pytest.approx(100 * iteration if steps else 0.0, abs=1e-6)
 
 
 def test_the_pace_of_this_machine_is_measured() -> None:

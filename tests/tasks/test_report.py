@@ -17,7 +17,7 @@ from tasks.evaluate import Evaluation, evaluate
 from tasks.report import data_uri, duration, method_title, saved_context, score, write_report
 from tasks.report_data import images_table, ranked_table, thresholds_table
 from tasks.report_pictures import strips
-from tasks.report_words import interval, percent, victims
+from tasks.report_words import attacker, interval, percent, victims
 from tests.tasks.evaluations import Blender, evaluated_sweep, image_set, planted_store, weights
 from tests.tasks.pages import Page
 from tests.tasks.report_records import KINDS, Arrays, made_up, write
@@ -34,6 +34,29 @@ CONTEXT = {
     "restorers": {"edm": {"n_steps": 678, "loss_curve": [[1, 0.98765]]}},
 }
 Made = tuple[Page, dict[str, Any], Path]
+
+
+@pytest.mark.parametrize(
+    ("attack", "said", "not_said"),
+    [
+        ({}, "It searches for pictures", "take"),
+        ({"kind": "kkt"}, "nothing else. It searches for pictures", "mixtures"),
+        ({"kind": "span", "start": "unknown"}, "nothing else. Its first layer", "It searches"),
+        ({"kind": "span", "start": "known"}, "and the weights that training started", "nothing el"),
+        (
+            {"kind": "span_then_kkt", "span": {"start": "known"}},
+            "From there it searches for pictures that explain all weights.",
+            "nothing else",
+        ),
+    ],
+)
+def test_the_page_says_what_each_attack_on_weights_knows(
+    attack: dict[str, Any], said: str, not_said: str
+) -> None:
+    experiment = {"family": "kkt", "attack": attack}
+    text = attacker({"dataset": {"manifest": {"campaign": {"experiment": experiment}}}})
+    assert said in text
+    assert not_said not in text
 
 
 def _page(folder: Path, record: dict[str, Any], pictures: Arrays, **context: Any) -> Made:
