@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from flows.naming import unknown_name
 from recon_core.attacks.kkt_objective import Condition, KKTAttack, Search
-from recon_core.attacks.span.attack import SpanAttack
+from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.network import Activation
 from tasks.attack import AttackJob
 from tasks.attack_inputs import read_victim

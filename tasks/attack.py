@@ -31,7 +31,8 @@ from recon_core.attacks.kkt_objective import (
     starting_points,
 )
 from recon_core.attacks.kkt_solver import Attacked, AttackState, reconstruct
-from recon_core.attacks.span.attack import Separated, SpanAttack, separate
+from recon_core.attacks.span.attack import Separated, separate
+from recon_core.attacks.span.settings import SpanAttack
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Activation
 from storage.checkpoints import load_checkpoint, save_checkpoint

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.kkt_objective import Condition, KKTAttack
-from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.span.preflight import span_preflight
+from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.diagnostics import channel_scales
 from recon_core.victims.evidence import Finding

@@ -228,7 +228,9 @@ def _spectrum_svg(spectrum: Mapping[str, Any]) -> str:
     low = min(edge or values[0], values[n_taken - 1] or values[0]) / 2
     axis = log_axis("singular value", max(low, values[0] * 1e-12), values[0])
     panel = Panel("singular value", rank_axis("direction of the first layer", len(values)), axis)
-    parts = [dots(panel, points, (), colour=1), panel.vertical(n_taken, f"{n_taken} taken")]
+    parts = [dots(panel, points, (), colour=1)]
+    if n_taken < 0.85 * len(values):  # beyond, its words leave the frame
+        parts.append(panel.vertical(n_taken, f"{n_taken} taken"))
     parts += [panel.horizontal(edge)] if edge > 0 else []
     said = f"{spectrum['n_above']} of {len(values)} singular values are above the noise"
     return panel.svg(parts, said)

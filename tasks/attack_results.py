@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from recon_core.attacks.span.attack import SpanAttack
+from recon_core.attacks.span.settings import SpanAttack
 from recon_core.metrics import SSIMConvention, ssim_matrix, ssim_pairs
 from recon_core.ncc import ncc_matrix
 from tasks.attack import AttackJob

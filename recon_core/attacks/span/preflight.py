@@ -15,7 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.attack import SpanAttack, check_victim
+from recon_core.attacks.span.attack import check_victim
+from recon_core.attacks.span.search import sources_for, views_of
+from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace, rows_of, subspace_of
 from recon_core.victims.evidence import Finding
 from recon_core.victims.network import Architecture, Parameters
@@ -169,23 +171,16 @@ class _Check:
         else:
             text = f"{said}: about so many images, or a few more, can be told apart."
             yield Finding("ok", subject, text)
-        yield from self._features(k)
+        yield from self._features(span)
 
-    def _features(self, k: int) -> Iterator[Finding]:
-        """Whether pictures this small have as many features as there are directions."""
-        size, (channels, height, width) = self.attack.filter_size, self.architecture.shape
-        n = 0
-        if min(height, width) >= size:
-            n = ((height - size) // self.attack.stride + 1) * (
-                (width - size) // self.attack.stride + 1
-            )
-        n *= (size * size - 1) * (channels if self.attack.colours else 1)
-        if n <= k:
-            text = (
-                f"{n} features of images of {height}x{width} cannot tell {k} directions apart; "
-                f"lower attack.stride={self.attack.stride} or attack.filter_size={size}."
-            )
-            yield Finding("stop", "small images", text)
+    def _features(self, span: Subspace) -> Iterator[Finding]:
+        """Whether pictures of this shape have as many features as there are directions."""
+        shape = self.architecture.shape
+        pictures = span.vectors[:, : self.architecture.d].unflatten(1, shape)
+        try:
+            views_of(sources_for(self.attack, span, shape), pictures[None])
+        except ValueError as error:
+            yield Finding("stop", "features", f"{error}.")
 
     def start_of(self, span: Subspace) -> Iterator[Finding]:
         """What is left of the start, and what it hides."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.span.preflight import span_preflight
+from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from recon_core.victims.preflight import Preflight
 
@@ -113,5 +113,7 @@ def test_layers_matter_where_they_stand() -> None:
 def test_pictures_too_small_for_their_number_are_said() -> None:
     attack = SpanAttack(stride=8, filter_size=2)
     found = span_preflight(attack, architecture(), network(signal(36) + noise(1e-4)))[0]
-    assert levels(found)["small images"] == "stop"
-    assert "lower attack.stride=8" in found.reason
+    assert levels(found)["features"] == "stop"
+    assert "a smaller attack.stride" in found.reason
+    learned = span_preflight(SpanAttack(sources="learned"), architecture(), network(signal(12)))[0]
+    assert "use attack.sources='independent'" in learned.reason
