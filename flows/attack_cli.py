@@ -75,7 +75,7 @@ def attack_weights(
     force: options.Force = False,
     fresh: options.Fresh = False,
 ) -> None:
-    """Reconstruct training images from a file of weights, by whichever attack can work."""
+    """Reconstruct training images from a file of weights, by the attack that can work; resumes."""
     from flows.attack_plan import attack_job, parse_shape
     from tasks.attack_preflight import prepare
 
@@ -157,7 +157,7 @@ def attack_kkt(
     force: options.Force = False,
     fresh: options.Fresh = False,
 ) -> None:
-    """Reconstruct training images from a file of weights; resumes what was interrupted."""
+    """Reconstruct training images by the KKT search alone, with all its settings; resumes."""
     from flows.attack_plan import attack_job, parse_shape
     from tasks.attack_preflight import prepare
 
