@@ -55,7 +55,8 @@ class Measurement:
 
     def __post_init__(self) -> None:
         numbers = (self.value, self.reference_value, self.ratio)
-        if not all(n is None or (math.isfinite(n) and n > 0) for n in numbers):
+        counted = self.reference is None and self.value == 0  # of things there may be none
+        if not (counted or all(n is None or (math.isfinite(n) and n > 0) for n in numbers)):
             raise ValueError(f"value, reference_value and ratio are {numbers}; expected above 0")
         if self.repeats < 1:
             raise ValueError(f"repeats={self.repeats}; expected at least 1")

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-MEMORY = 10
+MEMORY = 20
 CURVATURE = 1e-12
 """Share of |s| |y| that s.y must exceed: pairs without curvature are not remembered."""
 HALVINGS = 12
