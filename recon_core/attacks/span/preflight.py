@@ -18,6 +18,7 @@ from torch import Tensor
 from recon_core.attacks.span.attack import check_victim
 from recon_core.attacks.span.search import sources_for, views_of
 from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.sources import biases_tell
 from recon_core.attacks.span.subspace import Subspace, rows_of, subspace_of
 from recon_core.victims.evidence import Finding
 from recon_core.victims.network import Architecture, Parameters
@@ -57,7 +58,8 @@ def span_preflight(
     check = _Check(attack, architecture, parameters, start)
     findings = [*check.layers(unknown_layers), *check.first_layer()]
     if check.span is not None:
-        findings += [*check.directions(check.span), *check.start_of(check.span), *check.sign()]
+        findings += [*check.directions(check.span), *check.start_of(check.span)]
+        findings.append(check.sign(check.span))
         findings += [] if images is None else [*check.held(check.span, images)]
     levels = {finding.level for finding in findings}
     outlook: Outlook = "none" if "stop" in levels else "open" if "warning" in levels else "good"
@@ -216,16 +218,20 @@ class _Check:
             why = " (weight decay shrinks it)" if share < SHRUNK else ""
             yield Finding("ok", subject, f"{said}{why}.")
 
-    def sign(self) -> Iterator[Finding]:
+    def sign(self, span: Subspace) -> Finding:
         """How sign, scale and label are told."""
-        if self.parameters.biases[0] is not None:
+        subject = "sign and scale"
+        if self.parameters.biases[0] is not None and biases_tell(span.vectors):
             text = "told by the first layer's biases; labels by the network."
-        else:
-            text = (
-                "no biases in the first layer: signs and labels are read from the network, some of "
-                "them wrongly, and scales from the range of pixels."
-            )
-        yield Finding("ok", "sign and scale", text)
+            return Finding("ok", subject, text)
+        why = "no biases in the first layer"
+        if self.parameters.biases[0] is not None:
+            why = "the images' own mean was subtracted, so biases do not tell"
+        text = (
+            f"{why}: signs and labels are read from the network, some of them wrongly, and scales "
+            "from the range of pixels."
+        )
+        return Finding("ok", subject, text)
 
     def held(self, span: Subspace, images: Float[Tensor, "n d"]) -> Iterator[Finding]:
         """How much of the training images is in the span."""

@@ -1,9 +1,10 @@
 """The sources of a separation as candidates: sign, label, and how much they can be trusted.
 
 A separation leaves the sign and the scale of every source open. With biases the images are (x, 1),
-whose last coordinate settles both. Without, the sign is read from the network: the column of the
-mixing matrix that belongs to an image x is what flowed back to the first layer while it was
-learned, so it stands on the neurons that x activates, and there it is nearly
+whose last coordinate settles both, unless their mean was subtracted. Otherwise the sign is read
+from the network: the column of the mixing matrix that belongs to an image x is what flowed back to
+the first layer while it was learned, so it stands on the neurons that x activates, and there it is
+nearly
 
     M_j = lam y relu'(W x)_j (d phi / d a_1)_j,
 
@@ -25,6 +26,9 @@ from recon_core.victims.network import Architecture, Parameters
 INPUT_NORM = 0.25
 """Standard deviation of a pixel of an image less its mean: the scale at which a source is shown to
 the network."""
+
+ALONE = 0.9
+"""Share of the direction (0, 1) in the span from which on biases tell nothing."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def sources_of(
     """
     d = architecture.d
     mixing = _mixing(rows, weight)
-    with_bias = rows.shape[1] > d
+    with_bias = rows.shape[1] > d and biases_tell(rows)
     x = rows[:, :d]
     norm = x.norm(dim=1, keepdim=True).clamp_min(1e-30)
     scale = INPUT_NORM * d**0.5 / norm
@@ -94,6 +98,16 @@ def sources_of(
         agreement=agreement[order],
         scaled=with_bias,
     )
+
+
+def biases_tell(rows: Float[Tensor, "k e"]) -> bool:
+    """Whether the last coordinates, those of biases, settle signs and scales.
+
+    They do not where (0, 1) lies in the span, as where images had their own mean subtracted: any
+    multiple of it can then be added to a source and changes no pixel.
+    """
+    basis = torch.linalg.qr(rows.double().mT).Q
+    return float(basis[-1].square().sum()) < ALONE
 
 
 def _mixing(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float[Tensor, "h k"]:

@@ -106,8 +106,19 @@ def test_layers_matter_where_they_stand() -> None:
     found, span = span_preflight(SpanAttack(), convolution, start)
     assert (found.outlook, span) == ("none", None)
     assert "use --method kkt" in found.reason
-    biased = span_preflight(SpanAttack(), architecture("first"), network(signal(12), "first"))[0]
-    assert "told by the first layer's biases" in biased.findings[-1].text
+
+
+@pytest.mark.parametrize(("centred", "text"), [(False, "told by the"), (True, "do not tell")])
+def test_biases_tell_signs_unless_the_mean_was_subtracted(centred: bool, text: str) -> None:
+    """Rows (x, 1); where the x sum to 0, (0, 1) is among their sums, and free to be added."""
+    x = images(12)
+    x = x - x.mean(0) if centred else x
+    mixing = torch.randn(WIDTH, 12, generator=torch.Generator().manual_seed(1)).double()
+    given = network(mixing @ x, "first")
+    given = Parameters(given.weights, (mixing.sum(1)[None], *given.biases[1:]))
+    found = span_preflight(SpanAttack(n_images=12), architecture("first"), given)[0]
+    [finding] = [f for f in found.findings if f.subject == "sign and scale"]
+    assert text in finding.text
 
 
 def test_pictures_too_small_for_their_number_are_said() -> None:
