@@ -25,6 +25,8 @@ DECREASE = 1e-4
 """Armijo's constant."""
 LOOK_BACK = 20
 """Iterations over which the objective must have fallen."""
+FLAT = 1e-4
+"""Largest entry of a relative gradient at which a matrix has arrived."""
 CLEAN_EVERY = 20
 """Iterations after which Y = W Z is computed anew and W is cleaned of roundings."""
 
@@ -95,7 +97,7 @@ def minimise(
     """W with a low objective of (W, W Z), from `start`.
 
     Ends early once no matrix's objective falls by more than `tolerance` of itself (of 1, where it
-    is smaller) in 20 iterations.
+    is smaller) in 20 iterations, or every gradient is flat.
     """
     w, y, memory = start, start @ z, _Memory()
     loss = objective.loss(w, y)
@@ -116,7 +118,8 @@ def minimise(
         history.append(loss)
         fell = history[0] - loss
         stalled = fell <= tolerance * loss.abs().clamp_min(1.0)
-        settled = len(history) > LOOK_BACK and bool(stalled.all())
+        flat = gradient.abs().amax((1, 2)) < FLAT
+        settled = bool(flat.all()) or (len(history) > LOOK_BACK and bool(stalled.all()))
         report(n)
     w = objective.clean(w)
     return Descent(w, w @ z, loss, n, settled)
