@@ -52,10 +52,10 @@ class Found:
 def measure(images: ImageSet, *, quick: bool, seed: int) -> Iterator[Measurement]:
     """Planted sources beside python-picard, true spans, victims."""
     yield from planted(n=20 if quick else 100, t=2000 if quick else 10_000)
-    for n in (20,) if quick else (100, 200, 300, 500):
+    for n in (10,) if quick else (100, 200, 300, 500):
         yield from _lines(f"true span of {n} images", true_span(images, n, seed=seed, quick=quick))
-    for name in ("cifar-hundred",) if quick else ("cifar-hundred", "restoration-cpu"):
-        yield from victims(images, name, n=20 if quick else 100, seed=seed, quick=quick)
+    for name in ("restoration-cpu",) if quick else ("cifar-hundred", "restoration-cpu"):
+        yield from victims(images, name, n=10 if quick else 100, seed=seed, quick=quick)
 
 
 class Student:
@@ -130,7 +130,7 @@ def victims(
     """The attack on a victim of a preset, its start unknown and known."""
     experiment = preset(name).campaign("heldout").experiment
     assert isinstance(experiment, KKT)
-    epochs = 200 if quick else min(experiment.training.epochs, 200_000)
+    epochs = 2000 if quick else min(experiment.training.epochs, 200_000)
     experiment = replace(experiment, training=replace(experiment.training, epochs=epochs))
     seen, decoys = _drawn(images, n, seed)
     rows = (seen * 255).round().to(torch.uint8)
