@@ -33,7 +33,7 @@ class SpanAttack:
     n_images: int | None = None
     surplus: float = 0.1
     sources: Literal["auto", "independent", "learned"] = "auto"
-    n_learned: int = 400
+    n_learned: int = 600
     filter_size: int = 4
     colours: bool = True
     stride: int = 2
