@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -250,10 +251,8 @@ def _separated(
         )
 
     if victim.inputs.device.type != "cpu":
-        try:
+        with suppress(NoSpanError):  # of one of them: then each is separated alone
             return list(separated(slice(None), progress))
-        except NoSpanError:
-            pass  # one of them: the others are separated alone
     found: list[Separated | None] = []
     for q in range(n):
         try:
