@@ -26,7 +26,7 @@ from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 from recon_core.victims.network import Architecture, Parameters
 
-__all__ = ["Separated", "SpanAttack", "check_victim", "separate"]
+__all__ = ["Separated", "SpanAttack", "check_victim", "first_rows", "separate"]
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def _problem(
     *,
     generator: torch.Generator,
 ) -> _Problem:
-    rows = _rows(parameters)
-    begun = None if start is None else _rows(start)
+    rows = first_rows(parameters)
+    begun = None if start is None else first_rows(start)
     span = subspace_of(
         rows,
         begun,
@@ -171,6 +171,7 @@ def _separate_stack(
     ]
 
 
-def _rows(parameters: Parameters) -> Float[Tensor, "h e"]:
+def first_rows(parameters: Parameters) -> Float[Tensor, "h e"]:
+    """The first layer of one network (R = 1), biases behind the weights."""
     bias = parameters.biases[0]
     return rows_of(parameters.weights[0][0], None if bias is None else bias[0])

@@ -37,14 +37,20 @@ def colour_axes(channels: int) -> Float[Tensor, "c c"]:
     return axes
 
 
+def cosine_matrix(n: int) -> Float[Tensor, "n n"]:
+    """The orthonormal cosine transform of n numbers, in float64; row 0 is the constant."""
+    places = torch.arange(n, dtype=torch.float64)
+    matrix = torch.cos(torch.pi * (places[None] + 0.5) * places[:, None] / n)
+    orthonormal: Tensor = matrix / matrix.norm(dim=1, keepdim=True)
+    return orthonormal
+
+
 def dct_filters(size: int, channels: int, *, colours: bool = True) -> Float[Tensor, "f c s s"]:
     """The size^2 - 1 cosine filters without the constant, for luminance and, with `colours`, every
     difference of colours. ValueError for a size below 2."""
     if size < 2:
         raise ValueError(f"filters of {size}x{size} pixels see no difference; give 2 or more")
-    n = torch.arange(size, dtype=torch.float64)
-    cosines = torch.cos(torch.pi * (n[None] + 0.5) * n[:, None] / size)
-    cosines /= cosines.norm(dim=1, keepdim=True)
+    cosines = cosine_matrix(size)
     flat = torch.einsum("ai,bj->abij", cosines, cosines).flatten(0, 1)[1:]
     axes = colour_axes(channels)[: channels if colours else 1]
     filters: Tensor = torch.einsum("fij,ac->afcij", flat, axes).flatten(0, 1)

@@ -54,8 +54,18 @@ def unmix(
     )
 
 
+class _Free:
+    """How W moves where it may be any matrix: to (I + p) W."""
+
+    def step(self, p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        return p + torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+
+    def clean(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        return w
+
+
 @dataclass(frozen=True)
-class Likelihood:
+class Likelihood(_Free):
     """-log|det W| + a sum_i E[log(1 + (y_i / c)^2)]."""
 
     shape: float
@@ -77,15 +87,9 @@ class Likelihood:
         h.diagonal(dim1=1, dim2=2).copy_((curve * square).mean(2))
         return g - torch.eye(y.shape[1], dtype=y.dtype, device=y.device), likelihood_blocks(h)
 
-    def step(self, p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
-        return p + torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-
-    def clean(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
-        return w
-
 
 @dataclass(frozen=True)
-class ModelLikelihood:
+class ModelLikelihood(_Free):
     """-log|det W| + sum_i E(x_i) / d of sources Y = W Z, for a batch of spans.
 
     `precision` (r, k, k): Z's Gram matrix in units of the images' covariance, so that
@@ -142,9 +146,3 @@ class ModelLikelihood:
         bent = torch.matmul(self.model.pools.square().mT, share.div_(total))
         curve = weight - bent.mul_(square).mul_(4 / self.n_pixels)
         return weight, curve
-
-    def step(self, p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
-        return p + torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-
-    def clean(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
-        return w

@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.attack import check_victim
+from recon_core.attacks.span.attack import check_victim, first_rows
 from recon_core.attacks.span.search import sources_for, views_of
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import biases_tell
-from recon_core.attacks.span.subspace import Subspace, rows_of, subspace_of
+from recon_core.attacks.span.subspace import Subspace, subspace_of
 from recon_core.victims.evidence import Finding
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.preflight import Outlook, Preflight, broken_weights
@@ -103,7 +103,10 @@ class _Check:
         yield from stops
         if stops:
             return
-        rows, start = _rows(self.parameters), None if self.start is None else _rows(self.start)
+        rows, start = (
+            first_rows(self.parameters),
+            None if self.start is None else first_rows(self.start),
+        )
         if start is not None and start.shape == rows.shape:
             moved = float((rows.double() - start).norm() / rows.double().norm())
             if moved <= UNMOVED:
@@ -247,8 +250,3 @@ class _Check:
             " The rest cannot come back: other images, another mean, or a start that hides them."
         )
         yield Finding("warning", "images in the span", text)
-
-
-def _rows(parameters: Parameters) -> Tensor:
-    bias = parameters.biases[0]
-    return rows_of(parameters.weights[0][0], None if bias is None else bias[0])

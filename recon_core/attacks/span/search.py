@@ -23,8 +23,8 @@ from recon_core.attacks.span.subspace import Subspace
 class Views:
     """Whitened features `z` of R victims' directions, and what whitens them.
 
-    `n_filters` of them stand at each place. With a model of images, `precision` is tr-form of its
-    Gaussian part: sum_i x_i^T C^{-1} x_i = tr(W P W^T).
+    `n_filters` of them stand at each place. With a model of images, `precision` P is of its
+    Gaussian part, sum_i x_i^T C^{-1} x_i = tr(W P W^T).
     """
 
     z: Float[Tensor, "r k t"]

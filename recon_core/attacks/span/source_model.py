@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.features import colour_axes, learned_filters
+from recon_core.attacks.span.features import colour_axes, cosine_matrix, learned_filters
 from recon_core.types import Progress, no_progress
 
 SMALLEST_VARIANCE = 1e-5
@@ -84,19 +84,12 @@ def cosines(pictures: Float[Tensor, "k c h w"], *, inverse: bool = False) -> Ten
     """The orthonormal cosine transform of luminance and differences of colours, or its inverse."""
     channels, height, width = pictures.shape[1:]
     colours = colour_axes(channels).to(pictures)
-    rows, columns = (_cosine_matrix(n).to(pictures) for n in (height, width))
+    rows, columns = (cosine_matrix(n).to(pictures) for n in (height, width))
     if inverse:
         mixed = torch.einsum("kahw,hi,wj->kaij", pictures, rows, columns)
         return torch.einsum("kaij,ac->kcij", mixed, colours)
     mixed = torch.einsum("kchw,ac->kahw", pictures, colours)
     return torch.einsum("kahw,ih,jw->kaij", mixed, rows, columns)
-
-
-def _cosine_matrix(n: int) -> Float[Tensor, "n n"]:
-    places = torch.arange(n, dtype=torch.float64)
-    matrix = torch.cos(math.pi * (places[None] + 0.5) * places[:, None] / n)
-    orthonormal: Tensor = matrix / matrix.norm(dim=1, keepdim=True)
-    return orthonormal
 
 
 @dataclass(frozen=True)
