@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
+from recon_core.attacks.span.lbfgs import Descent, unheard
+from recon_core.attacks.span.likelihood import Likelihood
+from recon_core.attacks.span.orthogonal import rotation_start
+from recon_core.attacks.span.search import best_start, views_of
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from tests.recon_core.tiles import photograph_tiles
 
@@ -138,11 +142,23 @@ def test_a_victim_is_separated_alike_whatever_it_is_batched_with() -> None:
 
 
 def test_several_starts_keep_the_lowest() -> None:
-    architecture = _network()
-    victim, _start = _victim(_images(), architecture, seed=1)
-    one = _separated(QUICK, architecture, victim)
-    best = _separated(replace(QUICK, n_starts=3), architecture, victim)
-    assert best.objective <= one.objective
+    pictures = torch.linalg.qr(_images().mT)[0].mT[: N - 1].unflatten(1, (3, SIDE, SIDE))[None]
+    short = replace(QUICK, n_rotations=(2, 1, 1, 1), n_grouped=1, n_likelihood=1)
+    attack = replace(short, n_starts=3, sources="independent")
+    views = views_of(attack, pictures)
+
+    def ended(n_starts: int, skipped: int = 0) -> Descent:
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(skipped):
+            rotation_start(N - 1, generator)
+        return best_start(replace(attack, n_starts=n_starts), views, [generator], unheard)
+
+    each = [float(ended(1, skipped).objective) for skipped in range(3)]
+    best = ended(3)
+    assert max(each) - min(each) > 1e-3  # so short searches end apart
+    assert float(best.objective) == min(each)
+    own = Likelihood(attack.shape, attack.likelihood_scale).loss(best.rotation, best.sources)
+    assert float(own) == pytest.approx(min(each), abs=1e-9)
 
 
 @pytest.mark.parametrize(
