@@ -110,7 +110,7 @@ def planted(*, n: int, t: int) -> Iterator[Measurement]:
 
 def true_span(images: ImageSet, n: int, *, seed: int, quick: bool) -> Found:
     """The attack on the span of n images, turned at random."""
-    seen, decoys = _drawn(images, n, seed)
+    seen, decoys = drawn(images, n, seed)
     mean = seen.mean(0)
     centred = (seen - mean).flatten(1)
     vectors = torch.linalg.svd(centred.double(), full_matrices=False)[2][: n - 1].float()
@@ -133,7 +133,7 @@ def victims(
     assert isinstance(experiment, KKT)
     epochs = 2000 if quick else min(experiment.training.epochs, 200_000)
     experiment = replace(experiment, training=replace(experiment.training, epochs=epochs))
-    seen, decoys = _drawn(images, n, seed)
+    seen, decoys = drawn(images, n, seed)
     rows = (seen * 255).round().to(torch.uint8)
     labels = tuple([0] * (n // 2) + [1] * (n // 2))
     spec = RunSpec(run=0, root_seed=seed, image_ids=tuple(range(n)), labels=labels)
@@ -155,7 +155,7 @@ def victims(
         yield from _lines(case, _found(found.sources.x, victim.mean, seen, decoys, seconds))
 
 
-def _drawn(images: ImageSet, n: int, seed: int) -> tuple[Tensor, Tensor]:
+def drawn(images: ImageSet, n: int, seed: int) -> tuple[Tensor, Tensor]:
     """(n images, half of each binary label, in [0, 1]; n others)."""
     labels, _task = binary_labels(images.labels, images.class_names)
     generator = seeded_generator(seed, n, "images")

@@ -140,6 +140,8 @@ def description(job: AttackJob, victim: Victim, device: str) -> dict[str, Any]:
     attack = json.loads(json.dumps(asdict(job.attack)))
     if attack["kind"] == "kkt":
         del attack["kind"]  # folders of before have none
+        if attack["coordinates"] == "pixels":
+            del attack["coordinates"]
     return {
         "weights": victim.file.sha256,
         **({} if start is None else {"initial": start.file.sha256}),

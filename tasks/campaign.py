@@ -121,6 +121,8 @@ LATER_SETTINGS: dict[str, Any] = {
 LATER_OF_FAMILY: dict[str, dict[str, Any]] = {
     "kkt": {
         "experiment.attack.kind": "kkt",
+        "experiment.attack.coordinates": "pixels",
+        "experiment.attack.kkt.coordinates": "pixels",
         "experiment.defence": None,
         "experiment.defence_layer": None,
     },

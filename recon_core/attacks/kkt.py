@@ -39,6 +39,7 @@ from recon_core.attacks.kkt_attacks import (
 )
 from recon_core.attacks.kkt_objective import KKTAttack
 from recon_core.attacks.kkt_results import Left, result_of
+from recon_core.attacks.kkt_span import check_dense_first
 from recon_core.attacks.kkt_victims import (
     KnownVictim,
     check_batch,
@@ -128,6 +129,8 @@ class KKT:
                 "that is trained with 'ce' has an output per class and needs 'multiclass', others "
                 "must not have it"
             )
+        if kkt is not None and kkt.coordinates == "span":
+            check_dense_first(conv)
         if span is not None and conv is not None:
             raise ValueError(
                 f"attack.kind={self.attack.kind!r} on a victim whose first layer is a convolution "

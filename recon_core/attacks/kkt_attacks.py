@@ -31,6 +31,7 @@ from recon_core.attacks.kkt_objective import (
 )
 from recon_core.attacks.kkt_results import Left, left_by
 from recon_core.attacks.kkt_solver import Judge, reconstruct
+from recon_core.attacks.kkt_span import directions_of, orthonormal, stacked
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.search import views_of
 from recon_core.attacks.span.source_model import shipped_model
@@ -155,6 +156,8 @@ def attack_stack(
     if isinstance(attack, KKTAttack):
         settings = settings_of(attack, generators)
         x, lam = starting_points(attack, settings, victim.architecture.d, generators)
+        if attack.coordinates == "span":
+            return _searched_in_span(attack, victim, settings, (x, lam), progress)
         return _searched(attack, victim, settings, (x, lam, None), progress)
     if isinstance(attack, SpanAttack):
         found = _separated(attack, victim, generators, progress)
@@ -176,7 +179,11 @@ def attack_stack(
             settings.lam_min[index, None].expand(-1, size),
             torch.stack([_labels(found[q]) for q in rows]),
         )
-        ended = _searched(attack.kkt, victim.rows(index), settings.rows(index), start, part)
+        own = victim.rows(index)
+        vectors = None
+        if attack.kkt.coordinates == "span":
+            vectors = stacked([_directions(found[q], own) for q in rows])[: own.parameters.n_runs]
+        ended = _searched(attack.kkt, own, settings.rows(index), start, part, vectors)
         for q, last in zip(rows, ended, strict=True):
             stats = last.stats | {"sigma": math.nan}  # nothing was drawn
             left[q] = replace(last, x=torch.cat([left[q].x, last.x]), stats=stats)
@@ -190,8 +197,10 @@ def _searched(
     settings: Settings,
     start: tuple[Float[Tensor, "q m d"], Float[Tensor, "q m"], Labels | None],
     progress: Progress,
+    vectors: Float[Tensor, "r k d"] | None = None,
 ) -> list[Left]:
-    """What searches leave that start from x and lam, with labels of their own or shared equally."""
+    """What searches leave that start from x and lam, with labels of their own or shared equally;
+    in `vectors`, where they are in span coordinates."""
     x, lam, labels = start
     attacked = reconstruct(
         victim.architecture,
@@ -201,11 +210,44 @@ def _searched(
         attack=attack,
         settings=settings,
         labels=labels,
+        vectors=vectors,
         judge=_judge(attack, victim),
         race=None if attack.halving is None else Race(attack.halving, len(settings)).hopeless,
         progress=progress,
     )
     return left_by(attack, attacked, settings)
+
+
+def _searched_in_span(
+    attack: KKTAttack,
+    victim: Victim,
+    settings: Settings,
+    start: tuple[Float[Tensor, "q m d"], Float[Tensor, "q m"]],
+    progress: Progress,
+) -> list[Left]:
+    """The same in span coordinates; nothing where the weights have no span."""
+    n, n_victims = len(settings), victim.parameters.n_runs
+    spans: list[Tensor | None] = []
+    for r in range(n_victims):
+        try:
+            one = victim.parameters.rows(slice(r, r + 1))
+            spans.append(directions_of(victim.architecture, one)[0])
+        except NoSpanError:
+            spans.append(None)
+    rows = [q for q in range(n) if spans[q if n_victims > 1 else 0] is not None]
+    left = [Left.nothing(victim.inputs[:1, :0].expand(len(attack.save_at), -1, -1))] * n
+    if rows:
+        index = torch.tensor(rows)
+        x, lam = (t[index] for t in start)
+        vectors = stacked([v for v in spans if v is not None])
+        given = (x, lam, None)
+        ended = _searched(
+            attack, victim.rows(index), settings.rows(index), given, progress, vectors
+        )
+        for q, one_left in zip(rows, ended, strict=True):
+            left[q] = one_left
+    progress(1.0)
+    return left
 
 
 def _judge(attack: KKTAttack, victim: Victim) -> Judge | None:
@@ -274,6 +316,12 @@ def _left_by_separation(found: Separated | None, victim: Victim) -> Left:
         score=found.objective,
         stats={"attack_loss": found.objective, "n_iterations": float(found.n_iterations)},
     )
+
+
+def _directions(found: Separated | None, victim: Victim) -> Float[Tensor, "k d"]:
+    """Of a separation, without what its rows have for biases."""
+    assert found is not None
+    return orthonormal(found.subspace.vectors[:, : victim.architecture.d])
 
 
 def _labels(found: Separated | None) -> Int64[Tensor, " m"]:

@@ -50,7 +50,8 @@ def bytes_per_run(experiment: KKT, n_images: int, shape: Shape) -> int:
     )
     saved = PER_SAVED * len(experiment.saved_iterations) * candidates * experiment.n_attacks
     extra = BYTES_PER_DEFENDED * n_images * _n_features(experiment, architecture)
-    if span_of(experiment.attack) is not None:
+    kkt = kkt_of(experiment.attack)
+    if span_of(experiment.attack) is not None or (kkt and kkt.coordinates == "span"):
         extra += BYTES_PER_FIRST_WEIGHT * fan_in * fan_out
     return int(DTYPES[experiment.dtype].itemsize * (at_once * working + saved) + extra)
 

@@ -32,6 +32,7 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from recon_core.attacks.halving import Halving
+from recon_core.attacks.kkt_span import Box
 from recon_core.attacks.layers import Form
 from recon_core.attacks.stationarity import Stationarity
 from recon_core.optimisers import Optimiser
@@ -40,6 +41,7 @@ from recon_core.victims.network import Architecture, Parameters
 SAVE_AT_PAPER = (100, 200, 300, 500, 800, 1400, 2400, 4100, 7000, 10_000, 11_900)
 FORBID = {"extra": "forbid"}
 Condition = Literal["binary", "multiclass", "regression"]
+Coordinates = Literal["pixels", "span"]
 Range = tuple[float, float]
 Labels = Int64[Tensor, "q m"]
 
@@ -90,6 +92,7 @@ class KKTAttack:
     `stop_after` or later; one that diverges to NaN always stops. `ncc_stop_above`: the authors'
     rule, which needs the training images: the ten best normalised distances (not divided by d) have
     a mean above this (theirs: 3300 at iteration 5000). `halving`: attacks on one victim compete.
+    `coordinates`: whether x moves by pixels, or in the span of a dense first layer (`kkt_span`).
     """
 
     kind: Literal["kkt"] = "kkt"
@@ -108,6 +111,7 @@ class KKTAttack:
     stop_above: float | None = None
     ncc_stop_above: float | None = None
     halving: Halving | None = None
+    coordinates: Coordinates = "pixels"
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
@@ -244,10 +248,26 @@ def starting_points(
     return torch.stack(x), torch.stack(lam)
 
 
+class PixelBox:
+    """The penalty of pixels outside [-1, 1], for candidates that are pixels."""
+
+    def __init__(self, excess: Float[Tensor, "q m d"]) -> None:
+        self.excess = excess
+
+    def __call__(
+        self, x: Float[Tensor, "q m d"], *, with_value: bool
+    ) -> tuple[Float[Tensor, "q m d"], Float[Tensor, " q"] | None]:
+        """(half the gradient in x, the penalty)."""
+        torch.ops.aten.softshrink.out(x, 1.0, out=self.excess)  # x - clamp(x, -1, 1)
+        return self.excess, self.excess.square().sum((-1, -2)) if with_value else None
+
+
 class Objective:
     """L of Q attacks and its gradients in x and lam; what a call returns the next overwrites.
 
-    `labels`: every candidate's own, -1 and +1 or classes, where they are not shared equally."""
+    `labels`: every candidate's own, -1 and +1 or classes, where they are not shared equally.
+    `vectors`: x are coordinates in these directions, architecture and parameters those of
+    `SpanCoordinates`, and the penalty of x that of its `box`."""
 
     def __init__(
         self,
@@ -257,6 +277,7 @@ class Objective:
         attack: KKTAttack,
         settings: Settings,
         labels: Labels | None = None,
+        vectors: Float[Tensor, "r k d"] | None = None,
     ) -> None:
         like = parameters.weights[0]
         n_candidates = attack.n_candidates if labels is None else labels.shape[1]
@@ -271,8 +292,12 @@ class Objective:
         self.penalise_lam = attack.condition != "regression"
         self.lam_min = settings.lam_min.to(like).unsqueeze(1)
         self.c_per_lam = _c_per_lam(attack, like, labels)
-        self.excess = like.new_empty(len(settings), n_candidates, architecture.d)
         self.c = like.new_empty(len(settings), n_candidates)
+        self.box: Box | PixelBox
+        if vectors is None:
+            self.box = PixelBox(like.new_empty(len(settings), n_candidates, architecture.d))
+        else:
+            self.box = Box(vectors, len(settings), n_candidates)
         self.shortfall = torch.empty_like(self.c)
 
     def __call__(
@@ -284,10 +309,9 @@ class Objective:
     ) -> tuple[Float[Tensor, " q"] | None, Float[Tensor, "q m d"], Float[Tensor, "q m"]]:
         """(L, dL/dx, dL/dlam); L only if asked for."""
         torch.mul(lam, self.c_per_lam, out=self.c)
-        torch.ops.aten.softshrink.out(x, 1.0, out=self.excess)  # x - clamp(x, -1, 1)
-        outside = self.excess.square().sum((-1, -2)) if with_value else None
+        excess, outside = self.box(x, with_value=with_value)
         value, gradient_x, gradient_lam = self.stationarity(
-            x, self.c, excess=self.excess, with_value=with_value
+            x, self.c, excess=excess, with_value=with_value
         )
         gradient_lam.mul_(self.c_per_lam)
         if self.penalise_lam:
