@@ -183,7 +183,7 @@ def attack_stack(
         vectors = None
         if attack.kkt.coordinates == "span":
             vectors = stacked([_directions(found[q], own) for q in rows])[: own.parameters.n_runs]
-        ended = _searched(attack.kkt, own, settings.rows(index), start, part, vectors)
+        ended = _searched(attack.kkt, own, settings.rows(index), start, part, vectors=vectors)
         for q, last in zip(rows, ended, strict=True):
             stats = last.stats | {"sigma": math.nan}  # nothing was drawn
             left[q] = replace(last, x=torch.cat([left[q].x, last.x]), stats=stats)
@@ -197,6 +197,7 @@ def _searched(
     settings: Settings,
     start: tuple[Float[Tensor, "q m d"], Float[Tensor, "q m"], Labels | None],
     progress: Progress,
+    *,
     vectors: Float[Tensor, "r k d"] | None = None,
 ) -> list[Left]:
     """What searches leave that start from x and lam, with labels of their own or shared equally;
@@ -242,7 +243,7 @@ def _searched_in_span(
         vectors = stacked([v for v in spans if v is not None])
         given = (x, lam, None)
         ended = _searched(
-            attack, victim.rows(index), settings.rows(index), given, progress, vectors
+            attack, victim.rows(index), settings.rows(index), given, progress, vectors=vectors
         )
         for q, one_left in zip(rows, ended, strict=True):
             left[q] = one_left

@@ -56,7 +56,7 @@ def directions_of(architecture: Architecture, parameters: Parameters) -> Float[T
     return stacked(found)
 
 
-def stacked(directions: list[Float[Tensor, "k d"]]) -> Float[Tensor, "r k d"]:
+def stacked(directions: list[Float[Tensor, "_ d"]]) -> Float[Tensor, "r k d"]:
     """Several networks' directions as one tensor, filled up with zeros."""
     k = max(map(len, directions))
     return torch.stack([torch.nn.functional.pad(v, (0, 0, 0, k - len(v))) for v in directions])
