@@ -242,12 +242,12 @@ def test_weights_without_a_span_are_an_outcome_and_harm_no_neighbour(
 
 
 def test_what_has_no_span_is_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match="span patches, not images; use attack.coordinates") as no:
+    with pytest.raises(ValueError, match=r"span patches, not images; use attack\.coord") as no:
         replace(IN_SPAN, victim=Network(widths=(9,), conv=Conv()))
     assert "\n" not in str(no.value)
     of = Network(widths=(16,)).on((3, 8, 8))
     noise = of.initial([torch.Generator().manual_seed(0)], dtype=torch.float32)
-    with pytest.raises(NoSpanError, match="or use attack.coordinates=pixels") as none:
+    with pytest.raises(NoSpanError, match=r"or use attack\.coordinates=pixels") as none:
         directions_of(of, noise)
     assert "\n" not in str(none.value)
 
