@@ -52,7 +52,8 @@ def directions_of(architecture: Architecture, parameters: Parameters) -> Float[T
             for weight in parameters.weights[0]
         ]
     except NoSpanError as error:
-        raise NoSpanError(f"{error}; or use attack.coordinates=pixels") from error
+        why, *_its_fix = str(error).partition("; give")
+        raise NoSpanError(f"{why}; use attack.coordinates=pixels") from error
     return stacked(found)
 
 
