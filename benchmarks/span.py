@@ -40,13 +40,16 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Found:
-    """What an attack brought back of the images and of as many decoys, and the seconds it took."""
+    """What an attack brought back of the images and of as many decoys, and the seconds it took;
+    the last two with nothing clipped."""
 
     n: int
     good: int
     ssim: float
     decoys: int
     seconds: float
+    good_fitting: int
+    ssim_fitting: float
 
 
 def measure(images: ImageSet, *, quick: bool, seed: int) -> Iterator[Measurement]:
@@ -176,13 +179,17 @@ def _found(x: Tensor, mean: Tensor, seen: Tensor, decoys: Tensor, seconds: float
     pictures = fit_to_range(both, mean)
     best, lucky = (ssim_matrix(pictures, some).amax(0) for some in (seen, decoys))
     n_good, n_lucky = int((best > GOOD).sum()), int((lucky > GOOD).sum())
-    return Found(len(seen), n_good, float(best.mean()), n_lucky, seconds)
+    whole = ssim_matrix(fit_to_range(both, mean, clipped=0.0), seen).amax(0)
+    fitting = (int((whole > GOOD).sum()), float(whole.mean()))
+    return Found(len(seen), n_good, float(best.mean()), n_lucky, seconds, *fitting)
 
 
 def _lines(case: str, found: Found) -> Iterator[Measurement]:
     yield _line(case, found.good, f"good of {found.n}")
     yield _line(case, found.ssim, "mean SSIM")
     yield _line(case, found.decoys, f"good decoys of {found.n}")
+    yield _line(f"{case}, nothing clipped", found.good_fitting, f"good of {found.n}")
+    yield _line(f"{case}, nothing clipped", found.ssim_fitting, "mean SSIM")
     yield _line(case, found.seconds, "s")
 
 

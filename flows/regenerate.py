@@ -26,7 +26,7 @@ from storage.errors import CorruptPartError, SourceError, StorageError, StoreMis
 from storage.receipts import Receipt
 from storage.store_file import fits
 from tasks.artifacts import leave_campaign, leave_facts
-from tasks.campaign import code_version
+from tasks.campaign import as_it_was, code_version
 from tasks.orchestration import flow
 from tasks.workers import Workers
 from tasks.workspace import Workspace
@@ -113,7 +113,11 @@ def regenerate(
 
 def recipe_in(manifest: Mapping[str, Any], data: str | None) -> Recipe:
     """The recipe of what `read_manifest` gave; `data` is where its images are now."""
-    return from_json({**manifest["recipe"], **({} if data is None else {"data": data})})
+    tree = dict(manifest["recipe"]) | ({} if data is None else {"data": data})
+    for name in ("experiment", "heldout_experiment"):
+        if tree.get(name) is not None:
+            tree[name] = as_it_was(tree[name])
+    return from_json(tree)
 
 
 def describe(
@@ -183,11 +187,12 @@ def recipe_of(dataset: Dataset, base: Mapping[str, Any]) -> Recipe:
         "threads": campaign["threads"],
     }
     split = dataset.manifest["source"]["split"]
+    experiment = as_it_was(campaign["experiment"])
     if split == "train":
-        tree |= {"experiment": campaign["experiment"], "sampling": sampling}
+        tree |= {"experiment": experiment, "sampling": sampling}
         tree |= {"seed": campaign["root_seed"]}
     else:
-        tree |= {"heldout_experiment": campaign["experiment"], "heldout": sampling}
+        tree |= {"heldout_experiment": experiment, "heldout": sampling}
         tree |= {"seed": campaign["root_seed"] - HELDOUT_SEED_OFFSET}
     return from_json(tree)
 

@@ -29,6 +29,9 @@ from recon_core.ncc import ROWS, correlation_matrix, ncc_matrix
 WORST_SCORE = -1.0
 """The score of "nothing": the lower end of SSIM's range."""
 
+CLIPPED = 0.01
+"""The share of a picture's values that may leave [0, 1]; 0 is the largest range that fits (001)."""
+
 EXACT_DISTANCE = 1e-12
 """Distances below this are roundings of 0: float32 copies of one image are this near."""
 
@@ -47,18 +50,26 @@ class Voted:
 
 
 @overload
-def fit_to_range(x: Tensor, mean: Tensor) -> Tensor: ...
+def fit_to_range(x: Tensor, mean: Tensor, *, clipped: float = ...) -> Tensor: ...
 
 
 @overload
-def fit_to_range(x: npt.NDArray[Any], mean: npt.NDArray[Any]) -> npt.NDArray[Any]: ...
+def fit_to_range(
+    x: npt.NDArray[Any], mean: npt.NDArray[Any], *, clipped: float = ...
+) -> npt.NDArray[Any]: ...
 
 
 def fit_to_range(
     x: Float[Tensor, "p c h w"] | Float[np.ndarray, "p c h w"],
     mean: Float[Tensor, "*p c h w"] | Float[np.ndarray, "*p c h w"],
+    *,
+    clipped: float = CLIPPED,
 ) -> Float[Tensor, "p c h w"] | Float[np.ndarray, "p c h w"]:
     """Pictures r x + mean in [0, 1], with the largest r that fits, per image (001, section 5.1).
+
+    But for the share `clipped`, in [0, 1), of the values, rounded down: those that leave [0, 1]
+    first are clipped. 001 has all of them fit (`clipped` 0), so that one pixel decides, as it does
+    here where fewer than that share of x is not 0.
 
     `x` is in the victim's input space at an arbitrary scale, `mean` in [0, 1]. A zero x gives the
     mean itself; a non-finite x gives a picture of NaN. Where the mean is 0 everywhere, nothing was
@@ -67,18 +78,33 @@ def fit_to_range(
     """
     if isinstance(x, np.ndarray):
         given = [torch.from_numpy(np.require(a, requirements=("C", "W"))) for a in (x, mean)]
-        return np.asarray(fit_to_range(*given).numpy())
+        return np.asarray(fit_to_range(*given, clipped=clipped).numpy())
     mean = torch.as_tensor(mean)
     mean = mean.to(x.dtype).expand_as(x)
     finite = x.isfinite().flatten(1).all(dim=1)[:, None, None, None]
     peak = x.abs().amax(dim=(1, 2, 3), keepdim=True)
     unit = x / peak.where(peak > 0, 1.0)
     room = torch.where(unit > 0, 1.0 - mean, mean).clamp_min(0.0)
-    r = torch.where(unit != 0, room / unit.abs(), torch.inf).amin(dim=(1, 2, 3), keepdim=True)
-    r = r.where(r.isfinite(), 0.0)
+    limits = torch.where(unit != 0, room / unit.abs(), torch.inf).flatten(1)
+    n_limits = n_clipped(limits.shape[1], clipped) + 1
+    lowest = limits.topk(n_limits, dim=1, largest=False).values
+    r = lowest[:, -1].where(lowest[:, -1].isfinite(), lowest[:, 0])
+    r = r.where(r.isfinite(), 0.0)[:, None, None, None]
     is_picture = ~mean.flatten(1).any(dim=1)[:, None, None, None]
     picture = torch.where(is_picture, x, unit * r + mean)
     return torch.where(finite, picture.clamp(0.0, 1.0), torch.nan)
+
+
+def n_clipped(n_values: int, clipped: float = CLIPPED) -> int:
+    """How many of a picture's values may leave [0, 1]."""
+    check_clipped(clipped)
+    return int(clipped * n_values)
+
+
+def check_clipped(clipped: float) -> None:
+    """Raises ValueError unless it is in [0, 1)."""
+    if not 0 <= clipped < 1:
+        raise ValueError(f"clipped={clipped} is a share of a picture's values: from 0, below 1")
 
 
 def min_max(

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -106,7 +106,7 @@ class Campaign:
 
 
 NOT_OF_VICTIMS = (
-    *("attack", "n_attacks", "keep", "confident_ssim", "confident_gap"),
+    *("attack", "n_attacks", "keep", "confident_ssim", "confident_gap", "clipped"),
     *("masks", "sigma"),
 )
 """Settings of an experiment that come after its victims are trained."""
@@ -125,12 +125,21 @@ LATER_OF_FAMILY: dict[str, dict[str, Any]] = {
         "experiment.attack.kkt.coordinates": "pixels",
         "experiment.defence": None,
         "experiment.defence_layer": None,
+        "experiment.clipped": 0.0,
     },
 }
 """The same of settings that another family has had from its beginning."""
+UNLIKE_TODAY: dict[str, dict[str, Any]] = {"kkt": {"clipped": 0.0}}
+"""Of these what stands for a setting that a stored experiment lacks, where it is not today's
+default."""
 NEVER_LATER = {"inversion": ("experiment.victim.init",)}
 """Of these families' settings those that they have had from the start: a SplitMLP's `init` is
 "paper" unless it is named, so "torch" must stay in the manifest."""
+
+
+def as_it_was(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored experiment, with what it lacks as it was before that was a setting."""
+    return UNLIKE_TODAY.get(str(experiment.get("family", "")), {}) | dict(experiment)
 
 
 def without_later_settings(settings: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from recon_core.matching import CLIPPED
 from storage.dataset import Dataset
 from storage.documents import read_document, understood
 from storage.files import write_json
@@ -109,7 +110,7 @@ def evaluate(
     digests |= {name: weights_digest(path) for name, path in restorers.items()}
     n_attacks = attacks_per_victim(dataset)
     inputs = [dataset.content_hash, heldout.content_hash, n_attacks]
-    fingerprint = fingerprint_of(VERSION, asdict(config), inputs, digests, excluded)
+    fingerprint = fingerprint_of(VERSION, CLIPPED, asdict(config), inputs, digests, excluded)
     finished = read_finished(out, fingerprint)
     if finished is not None:
         return finished

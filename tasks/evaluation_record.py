@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from recon_core.matching import CLIPPED
 from recon_core.summary import compare, detect, n_above_every, roc, summarise
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.dataset import Dataset
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
 SCHEMA = "palimpsest-evaluation"
 VERSION = 4
-CACHE_VERSION = 3
+CACHE_VERSION = 4
 """Of the checkpoints that an evaluation goes on from; what is made of them may change alone."""
 CONVENTIONS = {
+    "picture": f"a raw reconstruction at the largest range of whose values {CLIPPED:.0%} are "
+    "clipped, around the victim's mean image",
     "ssim": "Wang et al. 2004: Gaussian window 11x11, sigma 1.5, K1 .01, K2 .03, data range 1, "
     "population covariance, mean over the valid region and the channels",
     "ssim3": "of the same match with a Gaussian window 3x3, borders reflected, as papers 002 and "

@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from recon_core.balance import Curation
+from recon_core.matching import CLIPPED
 from recon_core.restore import RESTORERS, NonfiniteLossError, Restorer, Training
 from storage.checkpoints import load_checkpoint
 from storage.dataset import Dataset
@@ -216,6 +217,7 @@ def training_fingerprint(
         "dataset": dataset.content_hash,
         "images_for_noise": images.hexdigest(),
         "order": ORDER,
+        "clipped": CLIPPED,
     }
     if validation.every:
         body["held_out"] = held_out_parts(dataset, validation.n_parts)

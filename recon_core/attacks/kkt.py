@@ -55,6 +55,7 @@ from recon_core.attacks.run_sharing import (
     share_runs,
     stacks_of,
 )
+from recon_core.matching import CLIPPED, check_clipped
 from recon_core.precision import Precision, matmul_precision
 from recon_core.tagged import Tagged
 from recon_core.threads import share_of, side_by_side
@@ -81,6 +82,7 @@ class KKT:
     `keep`: pairs of confident candidates only, as the dataset has them, or of all candidates, as an
     evaluation needs them. A candidate is confident if at some saved iteration its SSIM to one
     training image is above `confident_ssim` and at least `confident_gap` above that to any other.
+    `clipped`: the share of a picture's values that may leave [0, 1] (`matching.fit_to_range`).
     `precision`: of float32 matrix products.
     """
 
@@ -96,6 +98,7 @@ class KKT:
     keep: Literal["confident", "all"] = "confident"
     confident_ssim: float = 0.4
     confident_gap: float = 0.05
+    clipped: float = CLIPPED
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "ieee"
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -105,6 +108,7 @@ class KKT:
             raise ValueError(f"augment_p={self.augment_p} is not a probability in [0, 1]")
         if self.n_attacks < 1:
             raise ValueError(f"n_attacks={self.n_attacks} must be at least 1")
+        check_clipped(self.clipped)
         loss = self.training.loss.kind
         if self.n_classes < 2 or (self.n_classes > 2 and loss != "ce"):
             raise ValueError(

@@ -139,6 +139,7 @@ def _pairs(
         keep=experiment.keep,
         threshold=experiment.confident_ssim,
         gap=experiment.confident_gap,
+        clipped=experiment.clipped,
     )
     number = torch.cat([numbers[q] for q in usable])
     return replace(pairs, candidate=number[pairs.candidate])

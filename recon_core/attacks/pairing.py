@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from recon_core.matching import best_and_second, confident_candidates, fit_to_range
+from recon_core.matching import CLIPPED, best_and_second, confident_candidates, fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.types import Pairs
 
@@ -32,17 +32,18 @@ def pairs_of(
     keep: Literal["confident", "all"],
     threshold: float,
     gap: float,
+    clipped: float = CLIPPED,
 ) -> Pairs:
     """The pairs of one run; rows ordered by candidate, then by iteration.
 
-    `saved` are raw candidates in the victim's input space. The scores are computed where `saved`
-    is; everything after them is small and on the CPU.
+    `saved` are raw candidates in the victim's input space, `clipped` as in `fit_to_range`. The
+    scores are computed where `saved` is; everything after them is small and on the CPU.
     """
     n_saved, n_candidates = saved.shape[:2]
     truth = targets.to(saved.device).float() / 255
-    scores = torch.cat(
-        [ssim_matrix(fit_to_range(x, mean), truth).cpu() for x in saved.flatten(0, 1).split(ROWS)]
-    ).unflatten(0, (n_saved, n_candidates))
+    pictures = (fit_to_range(x, mean, clipped=clipped) for x in saved.flatten(0, 1).split(ROWS))
+    scores = torch.cat([ssim_matrix(some, truth).cpu() for some in pictures])
+    scores = scores.unflatten(0, (n_saved, n_candidates))
     rows, best, second = (
         v.unflatten(0, (n_saved, -1)) for v in best_and_second(scores.flatten(0, 1))
     )

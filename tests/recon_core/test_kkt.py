@@ -310,6 +310,7 @@ def test_refuses_batches_that_do_not_fit() -> None:
     [
         ({"augment_p": 1.5}, r"augment_p=1\.5"),
         ({"n_attacks": 0}, "n_attacks=0 must be at least 1"),
+        ({"clipped": 1.0}, r"clipped=1\.0 is a share of a picture's values: from 0, below 1"),
         ({"n_classes": 3}, "n_classes=3 with training.loss.kind='bce'"),
         ({"n_classes": 1}, "n_classes=1 with"),
         ({"training": Training(loss=Loss(kind="ce"))}, "kind='ce' with attack.condition='binary'"),

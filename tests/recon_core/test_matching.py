@@ -58,7 +58,32 @@ def test_fitting_recovers_an_image_that_touches_black_and_white() -> None:
     image = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     image[0, 0, 0, 0], image[0, 1, 1, 1] = 0.0, 1.0
     mean = torch.full((3, 8, 8), 0.45)
-    torch.testing.assert_close(fit_to_range(1e-7 * (image - mean), mean), image)
+    x = 1e-7 * (image - mean)
+    torch.testing.assert_close(fit_to_range(x, mean, clipped=0.0), image)
+    # One of 192 values may leave the range: r is then that of the second.
+    x[0, 2, 2, 2] = -4e-7
+    torch.testing.assert_close(
+        fit_to_range(x, mean),
+        image.index_put_(tuple(torch.tensor([k]) for k in (0, 2, 2, 2)), torch.tensor(0.0)),
+    )
+
+
+def test_so_large_a_share_is_clipped_and_no_more() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, mean = torch.randn(2, 3, 32, 32, generator=generator), torch.full((3, 32, 32), 0.5)
+    for clipped, n in ((0.0, 0), (0.01, 30), (0.25, 768)):
+        picture = fit_to_range(x, mean, clipped=clipped).flatten(1)
+        at_the_ends = (picture.clamp(1e-6, 1 - 1e-6) != picture).sum(dim=1)
+        assert at_the_ends.tolist() == [n + 1] * 2  # the one that decides is at an end as well
+    with pytest.raises(ValueError, match=r"clipped=1\.0 is a share"):
+        fit_to_range(x, mean, clipped=1.0)
+
+
+def test_few_values_that_are_not_zero_are_all_fitted() -> None:
+    x, mean = torch.zeros(1, 3, 32, 32), torch.full((3, 32, 32), 0.25)
+    x[0, 0, 0, 0], x[0, 0, 0, 1] = 1.0, 0.5
+    picture = fit_to_range(x, mean)
+    torch.testing.assert_close(picture[0, 0, 0, :3], torch.tensor([1.0, 0.625, 0.25]))
 
 
 def test_arrays_of_numpy_are_fitted_as_tensors_are() -> None:

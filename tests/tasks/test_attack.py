@@ -491,7 +491,8 @@ def test_pictures_without_a_known_mean(files: VictimFiles) -> None:
         assert float(found.max()) <= 1
     assert float(none[0].min()) == 0
     assert float(none[0].max()) == 1
-    torch.testing.assert_close(unknown[0] - 0.5, x[0] * (0.5 / x[0].abs().max()))
+    decides = x[0].abs().flatten().sort(descending=True).values[4]  # four of 432 are clipped
+    torch.testing.assert_close(unknown[0] - 0.5, (x[0] * (0.5 / decides)).clamp(-0.5, 0.5))
 
 
 def test_what_is_left_for_people(done: tuple[AttackJob, Prepared, Results], tmp_path: Path) -> None:
