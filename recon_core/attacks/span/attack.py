@@ -9,6 +9,7 @@ special loss is needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from recon_core.attacks.span.denoising import denoised
 from recon_core.attacks.span.orthogonal import contrast
 from recon_core.attacks.span.search import best_start, sources_for, views_of
 from recon_core.attacks.span.settings import SpanAttack
@@ -24,7 +26,7 @@ from recon_core.attacks.span.sources import Sources, sources_of
 from recon_core.attacks.span.subspace import Subspace, rows_of, subspace_of
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
-from recon_core.victims.network import Architecture, Parameters
+from recon_core.victims.network import Architecture, Parameters, Shape
 
 __all__ = ["Separated", "SpanAttack", "check_victim", "first_rows", "separate"]
 
@@ -115,7 +117,19 @@ class _Problem:
     parameters: Parameters
     rows: Float[Tensor, "h e"]
     span: Subspace
+    shape: Shape
     generator: torch.Generator
+
+    def sources(self, unmixing: Float[Tensor, "k k"]) -> Float[Tensor, "k e"]:
+        """Rows that an unmixing matrix makes of the span's directions.
+
+        Where the start stands in the weights their pixels are denoised.
+        """
+        rows, d = unmixing @ self.span.vectors, math.prod(self.shape)
+        if self.span.start_share is not None:
+            return rows
+        pixels = denoised(rows[:, :d], self.rows[:, :d], noise=self.span.noise, shape=self.shape)
+        return torch.cat([pixels, rows[:, d:]], 1)
 
 
 def _problem(
@@ -138,7 +152,7 @@ def _problem(
     if begun is not None and span.start_share is not None:
         rows = rows - begun * span.start_share
     decided = sources_for(attack, span, architecture.shape)
-    return _Problem(decided, parameters, rows, span, generator)
+    return _Problem(decided, parameters, rows, span, architecture.shape, generator)
 
 
 def _separate_stack(
@@ -153,11 +167,12 @@ def _separate_stack(
     best = best_start(attack, views, generators, lambda n: progress(n / total))
     unit = best.sources / best.sources.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
     sparsity = -contrast(unit, attack.scales[-1])
+    found = [problem.sources(best.rotation[r] @ views.whiten[r]) for r, problem in enumerate(stack)]
     return [
         Separated(
             problem.span,
             sources_of(
-                best.rotation[r] @ views.whiten[r] @ problem.span.vectors,
+                found[r],
                 sparsity[r],
                 weight=problem.rows,
                 architecture=architecture,
