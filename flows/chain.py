@@ -67,6 +67,8 @@ def check_chain(recipe: Recipe, workers: Workers) -> None:
     images = {split: recipe.images(split) for split in splits}
     for split, found in images.items():
         Plan(recipe.campaign(split), found)
+    for campaign in recipe.further_campaigns().values():
+        Plan(campaign, images["heldout"])
     for plan in recipe.restorers.values():
         require_precision(plan.training.precision, torch.device(here))
         summary_writer(plan.tensorboard)

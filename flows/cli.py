@@ -50,6 +50,7 @@ DEFAULT_STORE = Path("palimpsest-runs/demo")
 WORKSPACE_ENTRIES = frozenset(
     {
         *("recipe.json", "timings.json", "pairs", "heldout", "heldout-excluded.json"),
+        *("heldout-kkt", "heldout-span", "heldout-span-then-kkt"),
         *("curation.json", "restorers", "evaluation"),
     }
 )

@@ -33,15 +33,21 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score every method on targets and on decoys (paper 001, section 5).
 
-    1. Train and attack the held-out victims that are missing, on the workers. 2. Find the trained
-    restorers. 3. Score, on `device`. 4. Say it. Raises what `generate` does, StorageError if parts
-    of the store are quarantined, and ValueError for what `tasks.evaluate.evaluate` refuses.
+    1. Train and attack the held-out victims that are missing, on the workers, and make the further
+    attacks on them. 2. Find the trained restorers. 3. Score, on `device`. 4. Say it. Raises what
+    `generate` does, StorageError if parts of a store are quarantined, and ValueError for what
+    `tasks.evaluate.evaluate` refuses.
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)
     heldout = images_of(recipe, "heldout", store)
     open_elsewhere(recipe.evaluation, heldout, "cpu")  # refused before anything is attacked
-    dataset = _attacked(recipe, store, workers or Workers(device=device))
+    workers = workers or Workers(device=device)
+    dataset = _attacked(recipe, store, workers)
+    further: dict[str, Dataset] = {
+        attack.kind: _attacked(recipe, store, workers, attack.kind)
+        for attack in recipe.further_attacks
+    }
     restorers = {
         name: workspace.restorer(name) / "model.json"
         for name in recipe.restorers
@@ -52,6 +58,7 @@ def evaluate(
         record = score_methods(
             recipe.evaluation,
             dataset=dataset,
+            further=further,
             heldout=heldout,
             restorers=restorers,
             out=workspace.evaluation,
@@ -72,16 +79,17 @@ def evaluate(
     return record
 
 
-def _attacked(recipe: Recipe, store: Path, workers: Workers) -> Dataset:
-    """The store of the held-out victims with all its runs."""
-    place = Workspace(store, recipe.pairs_at).pairs("heldout")
+def _attacked(recipe: Recipe, store: Path, workers: Workers, further: str | None = None) -> Dataset:
+    """The store of the held-out victims with all its runs, or that of a further attack on them."""
+    place = Workspace(store, recipe.pairs_at).pairs("heldout", further)
     if not is_store(place) or Dataset(place).n_runs < recipe.heldout.n_runs:
-        generate(recipe, store, "heldout", workers=workers)
+        generate(recipe, store, "heldout", workers=workers, further=further)
     dataset = Dataset(place)
     if dataset.n_runs < recipe.heldout.n_runs:
+        where = f"--split heldout --store {store}" if further is None else f"--store {place}"
         raise StorageError(
             f"{dataset.root} has {dataset.n_runs} of {recipe.heldout.n_runs} runs, the others are "
-            f"quarantined; see: palimpsest campaign status --split heldout --store {store}"
+            f"quarantined; see: palimpsest campaign status {where}"
         )
     return dataset
 
@@ -96,6 +104,7 @@ def score_methods(
     out: Path,
     device: str,
     excluded: dict[str, Any] | None = None,
+    further: dict[str, Dataset] | None = None,
 ) -> dict[str, Any]:
     """Run by run and method by method; an interrupted evaluation goes on where it was."""
     with stage_progress("Evaluate", "step") as advance:
@@ -107,6 +116,7 @@ def score_methods(
             out=out,
             device=device,
             excluded=excluded,
+            further=further or {},
             on_progress=lambda done, total, _message: advance(done / 100, total / 100),
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 from flows.heldout import images_of
 from flows.presets import Recipe
 from flows.settings import resolve, to_json
-from storage.dataset import Dataset
+from storage.dataset import Dataset, is_store
 from storage.errors import StoreMismatchError
 from storage.files import write_json
 from storage.sources import Split
@@ -19,6 +19,7 @@ from tasks.campaign_watch import CampaignError, log_notice
 from tasks.generate import run_campaign
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
+from tasks.victim_files import VICTIMS
 from tasks.workers import Workers, dask_client, device_of
 from tasks.workspace import Workspace
 
@@ -36,9 +37,12 @@ def generate(
     settings: dict[str, Any] | None = None,
     workers: Workers | None = None,
     *,
+    further: str | None = None,
     resume_stopped: bool = True,
 ) -> dict[str, Any]:
     """Bring the store of one split to its planned number of runs; what is there is not repeated.
+
+    `further`: the kind of one of the recipe's further attacks, whose store is another one.
 
     1. Read the images. 2. Plan: which run trains on which. 3. Open the store, or refuse one that
     other settings wrote. 4. Run the missing parts on the workers. 5. Say what the store now holds,
@@ -50,37 +54,64 @@ def generate(
     workspace = Workspace(store, recipe.pairs_at)
     device = device_of(workers)
     images = images_of(recipe, split, store)
-    plan = Plan(recipe.campaign(split), images)
+    campaign = recipe.campaign(split) if further is None else recipe.further_campaigns()[further]
+    plan = Plan(campaign, images)
     _check_place(store, recipe.pairs_at)
-    dataset = open_store(workspace.pairs(split), plan.campaign, images)
+    dataset = open_store(workspace.pairs(split, further), plan.campaign, images)
+    name, title = split if further is None else f"{split}-{further}", TITLES[split]
+    if further is not None:
+        title += f", {further.replace('_', ' ')}"
     store.mkdir(parents=True, exist_ok=True)
     write_json(workspace.recipe, to_json(recipe))
     if resume_stopped and (notice := resume_if_stopped(dataset.place)):
         log_notice(notice)
     try:
         if len(dataset.receipts) < plan.sampling.n_parts:
-            with workspace.timed(f"generate {split}"):
-                dataset = make_pairs(plan, dataset, workers, device, TITLES[split])
+            with workspace.timed(f"generate {name}"):
+                shared = split == "heldout"
+                victims = _shared_victims(recipe, workspace, plan, further) if shared else None
+                dataset = make_pairs(plan, dataset, workers, device, title, shared_victims=victims)
     except CampaignError:
         dataset.refresh()
-        leave_store(dataset, plan, split, store)
+        leave_store(dataset, plan, name, store)
         raise
-    return leave_store(dataset, plan, split, store)
+    return leave_store(dataset, plan, name, store)
 
 
-def leave_store(dataset: Dataset, plan: Plan, split: Split, store: Path) -> dict[str, Any]:
+def _shared_victims(
+    recipe: Recipe, workspace: Workspace, plan: Plan, further: str | None
+) -> tuple[str, str] | None:
+    """Where the victims are that several attacks share, and what they depend on; None if there is
+    one attack, or no folder for them.
+
+    A store that was begun before others were asked for has the time of training in its receipts: it
+    gets no victims now, which tells it from others.
+    """
+    place = workspace.pairs("heldout")
+    if not recipe.further_attacks or "://" in str(place):
+        return None
+    folder = Path(place) / VICTIMS
+    if not folder.is_dir() and is_store(place) and Dataset(place).receipts:
+        if further is None:
+            return None
+        folder = Path(workspace.pairs("heldout", recipe.further_attacks[0].kind)) / VICTIMS
+    return str(folder), plan.campaign.victims_key(plan.images)
+
+
+def leave_store(dataset: Dataset, plan: Plan, name: str, store: Path) -> dict[str, Any]:
     """The facts of a store, which are also left on the run's page: a table of them, one of the
-    phases, and a picture of the coverage."""
+    phases, and a picture of the coverage. `name`: its split, and which further attack it is of."""
     facts = dataset_facts(dataset, plan.task)
     quarantined = read_quarantine(dataset.place)
     if quarantined:
         facts["parts in quarantine"] = len(quarantined)
     holds = f"{dataset.n_runs:,} runs, {facts['confident pairs']:,} confident pairs"
-    leave_facts(f"pairs-{split}", facts, f"{holds} ({store}, {split})")
+    key = name.replace("_", "-")
+    leave_facts(f"pairs-{key}", facts, f"{holds} ({store}, {name})")
     leave_campaign(
         dataset,
-        split,
-        title=f"{store}, {split}",
+        key,
+        title=f"{store}, {name}",
         n_runs_last_phase=plan.sampling.phases[-1].n_runs,
     )
     return facts
@@ -102,7 +133,13 @@ def _where(pairs_at: str | None) -> str:
 
 @task(name="make pairs")
 def make_pairs(
-    plan: AnyPlan, dataset: Dataset, workers: Workers, device: str, title: str
+    plan: AnyPlan,
+    dataset: Dataset,
+    workers: Workers,
+    device: str,
+    title: str,
+    *,
+    shared_victims: tuple[str, str] | None = None,
 ) -> Dataset:
     """Every part that has no receipt, on Dask workers that live as long as this task."""
     if n_stored := len(dataset.receipts):
@@ -112,7 +149,14 @@ def make_pairs(
         stage_progress(title, "run") as advance,
         dask_client(workers, threads=plan.campaign.threads) as client,
     ):
-        return run_campaign(plan, dataset, client, device=device, on_progress=advance)
+        return run_campaign(
+            plan,
+            dataset,
+            client,
+            device=device,
+            on_progress=advance,
+            shared_victims=shared_victims,
+        )
 
 
 def dataset_facts(dataset: Dataset, task_in_words: str) -> dict[str, Any]:

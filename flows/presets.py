@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 from weakref import WeakValueDictionary
+
+from pydantic import BeforeValidator
 
 from flows.naming import unknown_name
 from flows.papers import (
@@ -20,6 +22,7 @@ from flows.papers import (
     autoencoder_recovery,
 )
 from recon_core.attacks.instahide.mixing import InstaHide
+from recon_core.attacks.kkt_attacks import Attack
 from recon_core.attacks.kkt_objective import KKTAttack, Search
 from recon_core.attacks.many_starts import NoiseAware
 from recon_core.attacks.span.attack import SpanAttack
@@ -54,6 +57,12 @@ HELDOUT_SEED_OFFSET = 1_000_003
 """Victims that are evaluated start from other weights than those the restorers learned from."""
 
 
+FurtherAttack = Annotated[
+    Attack, BeforeValidator(lambda given: {"kind": given} if isinstance(given, str) else given)
+]
+"""Settings of an attack on weights; its kind alone stands for the defaults of that kind."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RestorerPlan:
     """One restorer, how it is trained and how it is watched."""
@@ -73,7 +82,9 @@ class Recipe:
     `fashion-mnist:PATH`, `svhn:PATH` or `tiny-imagenet:PATH`; pictures that cannot be read are an
     error, or left out of a folder with `skip_corrupt`. `channels`: 3 for RGB, grey being repeated,
     or 1 for grey, which restorers see three times. `sampling`: the victims whose pairs the
-    restorers learn from; `heldout`: the victims that are evaluated, trained on the held-out split.
+    restorers learn from; `heldout`: the victims that are evaluated, trained on the held-out split;
+    `further_attacks`: what else attacks the same victims, each kind once, to be shown beside the
+    experiment's own attack, which is the one that restorers restore.
     `threads`: CPU threads per part (part of the result, see `tasks.campaign`). `pairs_at`: a folder
     or s3://bucket/prefix for the stores of pairs, if not in the job's folder. `encoding`: how they
     keep reconstructions. `near_duplicates`: held-out images that are so much like a training image
@@ -92,6 +103,7 @@ class Recipe:
     sampling: Sampling = field(default_factory=Sampling)
     heldout_experiment: Experiment | None = None
     heldout: Sampling = field(default_factory=lambda: one_phase(1, images=500, per_part=1))
+    further_attacks: tuple[FurtherAttack, ...] = ()
     curation: Curation = field(default_factory=Curation)
     near_duplicates: float | None = None
     restorers: dict[str, RestorerPlan] = field(default_factory=dict)
@@ -112,6 +124,7 @@ class Recipe:
                 f"evaluation.restore_iterations={list(wanted)} of an attack that saves at "
                 f"{list(saved)}; choose of these, or set it to last"
             )
+        _check_further(self.further_attacks, self.heldout_experiment or self.experiment)
 
     def images(self, split: Split) -> ImageSet:
         """The images of one split, near copies included (`flows.heldout` leaves them out).
@@ -148,6 +161,44 @@ class Recipe:
             encoding=self.encoding,
         )
 
+    def further_campaigns(self) -> dict[str, Campaign]:
+        """By kind, the held-out campaign with another attack: the same victims, seeds and all."""
+        own = self.campaign("heldout")
+        return {
+            attack.kind: replace(own, experiment=replace(own.experiment, attack=attack))
+            for attack in self.further_attacks
+            if isinstance(own.experiment, KKT)
+        }
+
+
+def _check_further(attacks: tuple[Attack, ...], experiment: Experiment) -> None:
+    """Raises ValueError for further attacks that the held-out victims cannot have."""
+    kinds = [attack.kind for attack in attacks]
+    if not kinds:
+        return
+    if not isinstance(experiment, KKT):
+        raise ValueError(
+            f"further_attacks={kinds} of experiment.family={experiment.family!r}, whose victims "
+            "they cannot attack; set further_attacks to []"
+        )
+    if len(set(kinds)) < len(kinds):
+        raise ValueError(f"further_attacks={kinds} names a kind twice; name each once")
+    if experiment.attack in attacks:
+        raise ValueError(
+            f"further_attacks={kinds} has the experiment's own attack, {experiment.attack.kind!r}; "
+            "leave it out, or give it other settings"
+        )
+    if experiment.n_attacks > 1:
+        raise ValueError(
+            f"further_attacks={kinds} with n_attacks={experiment.n_attacks}; set n_attacks to 1, "
+            "and heldout.attacks_per_victim to the number"
+        )
+    for attack in attacks:
+        try:
+            replace(experiment, attack=attack)
+        except ValueError as error:
+            raise ValueError(f"further_attacks: {error}; or set further_attacks to []") from error
+
 
 def _saved_by_span(experiment: Experiment) -> tuple[int, ...]:
     """The iterations of an attack that separates, whose first is 0; () of any other."""
@@ -183,12 +234,18 @@ def sweep(n_attacks: int, *, images: int, per_part: int, n_victims: int = 1) -> 
 
 
 def demo() -> Recipe:
-    """Minutes on two cores: small victims of 20 tiles of photographs, small restorers."""
+    """Minutes on two cores: small victims of 20 tiles of photographs, small restorers.
+
+    Victims that are evaluated are attacked both ways. The separation looks at twice as many
+    directions as there are images, as the search has candidates; it counts a hundred, since
+    Adadelta leaves the images' span, and takes twenty times as long for as many good images.
+    """
     return Recipe(
         name="demo",
         experiment=kkt(128, 20, epochs=1000, save_at=(100, 200, 400, 800)),
         sampling=one_phase(24, images=20, per_part=4),
         heldout=one_phase(4, images=20, per_part=2),
+        further_attacks=(SpanAttack(n_images=40),),
         curation=Curation(n_subsets=20),
         restorers=small_restorers(),
         evaluation=Evaluation(n_samples=8),

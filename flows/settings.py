@@ -59,6 +59,8 @@ def replace_settings(
             _keep_tag_alone(tree, name)
             if name.endswith("attack.kind"):
                 _go_with_attack(tree, name.partition(".")[0])
+            if name.endswith((".attack.kind", ".family")) and "further_attacks" in tree:
+                _leave_out_further(tree)
             tree = completed(tree)
     return tree
 
@@ -106,8 +108,11 @@ def command(recipe: Recipe, store: Path) -> str:
         words += ["--data", recipe.data]
     words += ["--store", str(store)]
     before, after = dict(values_of(to_json(base))), dict(values_of(to_json(recipe)))
+    if recipe.further_attacks != base.further_attacks:
+        words += ["--set", f"further_attacks={json.dumps(to_json(recipe)['further_attacks'])}"]
     for name, value in after.items():
-        if name not in ("name", "data") and before.get(name, _ABSENT) != value:
+        is_new = name not in ("name", "data") and not name.startswith("further_attacks")
+        if is_new and before.get(name, _ABSENT) != value:
             words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(words)
 
@@ -181,6 +186,14 @@ def _go_with_attack(tree: dict[str, Any], experiment: str) -> None:
         tree["evaluation"]["restore_iterations"] = "last"
 
 
+def _leave_out_further(tree: dict[str, Any]) -> None:
+    """After another family or kind of attack was chosen: no further attacks that are no others."""
+    evaluated = tree.get("heldout_experiment") or tree["experiment"]
+    kind = (evaluated.get("attack") or {}).get("kind", "kkt")
+    given = tree["further_attacks"] if evaluated.get("family", "kkt") == "kkt" else []
+    tree["further_attacks"] = [attack for attack in given if attack["kind"] != kind]
+
+
 def _child(node: Any, key: str) -> Any:
     if isinstance(node, dict):
         return node.get(key)
@@ -191,18 +204,19 @@ def _child(node: Any, key: str) -> Any:
 
 def _parsed(value: Any, current: Any) -> Any:
     """A string from the command line as JSON where it is JSON; `200,200` where a list of numbers
-    stands, `nlm,tv` where one of words does; a word gives way to a list in brackets."""
+    stands, `nlm,tv` where one of words or of kinds does; a word gives way to a list in brackets."""
     if value == "null":
         return None
     if not isinstance(value, str) or (isinstance(current, str) and not value.startswith("[")):
         return value
     as_list = isinstance(current, list) and not value.startswith("[")
-    if as_list and current and all(isinstance(item, str) for item in current):
+    words = as_list and all(isinstance(item, str | dict) for item in current)
+    if words and current:
         return value.split(",")
     try:
         return json.loads(f"[{value}]" if as_list else value)
     except (ValueError, RecursionError):  # no JSON, or none that can be held
-        return value
+        return value.split(",") if words else value
 
 
 def _leaves(tree: Any) -> list[str]:
@@ -245,7 +259,12 @@ def _explained(error: Mapping[str, Any]) -> str:
     """One pydantic error: our own messages as they are, others with the name and the value."""
     tagged = {"bf_dncnn", "edm", *FAMILIES, *_KINDS}
     path = ["", *(str(part) for part in error["loc"])]
-    kept = [part for before, part in pairwise(path) if part not in tagged or before not in _TAGGED]
+    is_further = path[1:2] == ["further_attacks"]
+    kept = [
+        part
+        for before, part in pairwise(path)
+        if part not in tagged or not (before in _TAGGED or (is_further and before.isdigit()))
+    ]
     name = ".".join(kept)
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "value_error":

@@ -94,8 +94,10 @@ class Campaign:
     def victims_fingerprint(self, images: ImageSet) -> str | None:
         """sha256 of what the v-th victim of a sweep depends on, which is not how it is attacked;
         None if every victim is attacked once."""
-        if self.sampling.attacks_per_victim == 1:
-            return None
+        return None if self.sampling.attacks_per_victim == 1 else self.victims_key(images)
+
+    def victims_key(self, images: ImageSet) -> str:
+        """The same of any campaign: those that attack the same victims otherwise have the same."""
         manifest = self.manifest(images)
         experiment = manifest["campaign"]["experiment"]
         for name in NOT_OF_VICTIMS:

@@ -184,7 +184,8 @@ def find_recipe(store: str) -> dict[str, Any] | None:
     if "://" in store or store.startswith("s3:/"):
         return None
     folder = Path(store)
-    above = [folder.absolute().parent] if folder.name in ("pairs", "heldout") else []
+    is_of_job = folder.name == "pairs" or folder.name.partition("-")[0] == "heldout"
+    above = [folder.absolute().parent] if is_of_job else []
     for job in (folder, *above):
         if (found := Workspace(job).settings()) is not None:
             return found

@@ -5,11 +5,12 @@ images takes the best match of all attacks. Two additions. Every number has its 
 many *decoys*: images of the same source that no run of the store was trained on, scored against the
 same pictures. And a victim whose attacks all diverged counts: its images score 0.
 
-Methods: `plain` (the attack's pictures at the iterations that the restorers see), `plain_all` (at
-all saved iterations), `vote` (per image the mean of nearly nearest candidates: paper 002), the
-classical denoisers of `baselines`, restorers from elsewhere (`external`), and per restorer either
-`<name>` (one deterministic answer) or `<name>_x1` and `<name>_x<n>` (one sample; the mean of n,
-which is 001's guard against hallucinations, with how far the n samples disagree).
+Methods: `plain` (the attack's pictures at the iterations that the restorers see), `plain_<kind>`
+(those of a further attack on the same victims), `plain_all` (at all saved iterations), `vote` (per
+image the mean of nearly nearest candidates: paper 002), the classical denoisers of `baselines`,
+restorers from elsewhere (`external`), and per restorer either `<name>` (one deterministic answer)
+or `<name>_x1` and `<name>_x<n>` (one sample; the mean of n, which is 001's guard against
+hallucination, with how far the n samples disagree).
 
 `out/` gets evaluation.json (docs/evaluation.md), pictures.npz, and cache/ with one checkpoint per
 run and step, so that a killed evaluation goes on where it was, and one with another restorer reuses
@@ -19,7 +20,7 @@ the rest.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,18 @@ from storage.files import write_json
 from storage.sources import ImageSet
 from tasks.campaign_watch import log_notice
 from tasks.devices import Device
-from tasks.evaluation_criteria import describe_hallucination, describe_ranking, describe_runs
+from tasks.evaluation_criteria import (
+    describe_hallucination,
+    describe_ranking,
+    describe_runs,
+    describe_unlike,
+)
+from tasks.evaluation_further import (
+    FurtherAttack,
+    choose_side_by_side,
+    describe_attacks,
+    find_further,
+)
 from tasks.evaluation_pictures import (
     KeptPictures,
     choose_examples,
@@ -58,11 +70,10 @@ from tasks.evaluation_record import (
     read_finished,
     weights_digest,
 )
-from tasks.evaluation_scores import N_UNLIKE, Advance, Bench, LoadRestorer, load_trained
+from tasks.evaluation_scores import Advance, Bench, LoadRestorer, load_trained
 from tasks.evaluation_settings import BASELINES, Baseline, Evaluation, check_names
 from tasks.evaluation_sweep import (
     VictimScores,
-    chosen_unlike,
     criteria_of_runs,
     split_in_halves,
     vote_of_runs,
@@ -73,7 +84,6 @@ from tasks.restore import OpenRestorer, open_restorer
 __all__ = ["BASELINES", "Baseline", "Evaluation", "evaluate", "read_excluded"]
 
 Progress = Callable[[int, int, str], None]
-UNLIKE_COLUMNS = ("victim", "run", "candidate", "iteration", "ssim", "closest")
 EXCLUDED_FILE = "heldout-excluded.json"
 """Beside the evaluation's folder: held-out images that were left out as near copies."""
 
@@ -89,19 +99,21 @@ def evaluate(
     on_progress: Progress = lambda _done, _total, _message: None,
     load: LoadRestorer | None = None,
     excluded: Mapping[str, Any] | None = None,
+    further: Mapping[str, Dataset] | None = None,
 ) -> dict[str, Any]:
     """Scores every victim of `dataset` and returns what it writes to `out/evaluation.json`.
 
     `dataset` was generated from `heldout` with every candidate kept. `restorers` maps the names
     that methods get to the files of trained restorers; `load` reads one (`tasks.train`'s by
     default). `excluded` says which images of the source were left out of `heldout`
-    (`read_excluded`); it is only shown. Finished work with the same inputs is returned, unfinished
+    (`read_excluded`); it is only shown. `further`: by kind, the stores of other attacks on the same
+    victims. Finished work with the same inputs is returned, unfinished
     work is continued. `on_progress(done, total, message)` counts hundredths of a step.
 
     Raises:
         ValueError: the store has no run, was made from other images than `heldout`, or too few
-            images are left over for decoys; a restorer's name cannot be a method's; an external
-            restorer is not there or works at another size.
+            images are left over for decoys; a further attack has other victims; a restorer's name
+            cannot be a method's; an external restorer is not there or works at another size.
         StorageError: an external restorer cannot be read.
     """
     check_names(restorers, taken=config.external)
@@ -110,7 +122,9 @@ def evaluate(
     digests |= {name: weights_digest(path) for name, path in restorers.items()}
     n_attacks = attacks_per_victim(dataset)
     inputs = [dataset.content_hash, heldout.content_hash, n_attacks]
-    fingerprint = fingerprint_of(VERSION, CLIPPED, asdict(config), inputs, digests, excluded)
+    others = {kind: store.content_hash for kind, store in (further or {}).items()}
+    own = [VERSION, CLIPPED, asdict(config), inputs, digests, excluded]
+    fingerprint = fingerprint_of(*own, *([others] if others else []))
     finished = read_finished(out, fingerprint)
     if finished is not None:
         return finished
@@ -118,13 +132,18 @@ def evaluate(
     steps = ["plain", *(["plain_all"] if config.restore_iterations != "all" else []), *digests]
     bench = Bench(config, dataset, heldout, restorers, device, load or load_trained)
     bench.loaded.update({name: (r.restorer, r.net) for name, r in opened.items()})
+    attacks = find_further(bench, victims, further or {})
+    steps[1:1] = attacks
     work = _Work(
         folder=out / "cache",
         key=[CACHE_VERSION, inputs, config.decoy_seed],
         n_jobs=sum(len(v.runs) * len(steps) + 2 for v in victims) + 1,
         on_progress=on_progress,
     )
-    scores = [_score_victim(bench, victim, steps, digests, work) for victim in victims]
+    scores = [
+        _score_victim(bench, victim, steps, digests, attacks=attacks, work=work)
+        for victim in victims
+    ]
     unlike = [name for name in digests if name not in config.baselines]
     nothing = work.do(
         "nothing",
@@ -142,8 +161,9 @@ def evaluate(
         "source": describe_source(heldout),
         "dataset": describe_dataset(dataset, victims, n_attacks),
         **describe_rows(victims, heldout),
-        **_scored(config, scores, n_attacks),
-        "nothing": _describe_unlike(nothing, scores),
+        **_scored(config, scores, n_attacks, attacks),
+        "attacks": describe_attacks(dataset, attacks),
+        "nothing": describe_unlike(nothing, scores),
         "excluded": None if excluded is None else dict(excluded),
         "restorers": digests,
         "seconds": {step: round(spent, 3) for step, spent in work.seconds.items()},
@@ -234,6 +254,8 @@ def _score_victim(
     victim: Victim,
     steps: Sequence[str],
     digests: Mapping[str, str],
+    *,
+    attacks: Mapping[str, FurtherAttack],
     work: _Work,
 ) -> VictimScores:
     """All attacks on one victim after every step, and what takes all of them together."""
@@ -242,11 +264,12 @@ def _score_victim(
     scores = VictimScores(victim, half_of, config.good_threshold)
     for run in victim.runs:
         for step in steps:
+            by = attacks.get(step)
             results = work.do(
                 run_file(run.number, step),
                 step,
-                bench.settings_of(step, digests),
-                partial(bench.score, victim, run, step),
+                by.settings if by else bench.settings_of(step, digests),
+                partial(by.score, victim, run) if by else partial(bench.score, victim, run, step),
             )
             scores.take(run, results)
     members = [run.number for run in victim.runs]
@@ -265,7 +288,12 @@ def _score_victim(
     return scores
 
 
-def _scored(config: Evaluation, scores: Sequence[VictimScores], n_attacks: int) -> dict[str, Any]:
+def _scored(
+    config: Evaluation,
+    scores: Sequence[VictimScores],
+    n_attacks: int,
+    attacks: Iterable[str],
+) -> dict[str, Any]:
     """The part of the record that is computed from scores."""
     parts: dict[str, list[Arrays]] = {}
     for of_victim in scores:
@@ -278,6 +306,7 @@ def _scored(config: Evaluation, scores: Sequence[VictimScores], n_attacks: int) 
     kinds |= dict.fromkeys(config.baselines, "classical") | dict.fromkeys(
         config.external, "external"
     )
+    kinds |= dict.fromkeys(attacks, "further")
     methods = {
         name: describe_method(
             arrays,
@@ -301,24 +330,12 @@ def _scored(config: Evaluation, scores: Sequence[VictimScores], n_attacks: int) 
         "grid": grid,
         "appendix": appendix,
         "examples": choose_examples(methods),
+        "side_by_side": choose_side_by_side(methods, [s.victim for s in scores], attacks),
     }
 
 
 def _last_attack(config: Evaluation) -> str:
     return "plain" if config.restore_iterations == "all" else "plain_all"
-
-
-def _describe_unlike(nothing: Arrays, scores: Sequence[VictimScores]) -> dict[str, Any]:
-    """Which pictures resemble nothing, in the order of the arrays that show them."""
-    others = [name for name in nothing if name not in ("plain", "closest")]
-    shown = [name for name in others if not name.startswith("disagreement_")]
-    rows: dict[str, list[Any]] = {name: [] for name in UNLIKE_COLUMNS}
-    for victim, run, which in chosen_unlike(scores, N_UNLIKE):
-        of_row = {"victim": victim.number, "run": run, **which}
-        of_row["closest"] = int(victim.image_ids[int(which["closest"])])
-        for name in UNLIKE_COLUMNS:
-            rows[name].append(of_row[name])
-    return {"methods": ["plain", *shown], "n": len(nothing["plain"]), **rows}
 
 
 def _steps_of(methods: Mapping[str, Any], steps: Sequence[str]) -> dict[str, str]:

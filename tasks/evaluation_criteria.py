@@ -2,7 +2,8 @@
 
 `runs`: every attack with its settings, its criteria and how well it really did. `ranking`: how far
 each criterion orders the attacks on a victim as the truth does. `hallucination`: how far the
-disagreement of a restorer's samples tells the error of their mean.
+disagreement of a restorer's samples tells the error of their mean. And `nothing`: the pictures that
+are like none of them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from recon_core.criteria import (
     equal_count_edges,
     rank_correlation,
 )
-from tasks.evaluation_record import DECIMALS, rounded, significant
-from tasks.evaluation_sweep import VictimScores
+from tasks.evaluation_record import DECIMALS, Arrays, rounded, significant
+from tasks.evaluation_scores import N_UNLIKE
+from tasks.evaluation_sweep import VictimScores, chosen_unlike
 from tasks.evaluation_victims import CRITERIA, SETTINGS
 
 Values = npt.NDArray[np.float64]
+
+UNLIKE_COLUMNS = ("victim", "run", "candidate", "iteration", "ssim", "closest")
 
 N_BINS = 5
 MIN_VICTIMS = 5
@@ -35,6 +39,19 @@ GOOD_IF_HIGH = {
     "n_iterations": True,
 }
 """The criteria of a run: whether a high one is good."""
+
+
+def describe_unlike(nothing: Arrays, scores: Sequence[VictimScores]) -> dict[str, Any]:
+    """Which pictures resemble nothing, in the order of the arrays that show them."""
+    others = [name for name in nothing if name not in ("plain", "closest")]
+    shown = [name for name in others if not name.startswith("disagreement_")]
+    rows: dict[str, list[Any]] = {name: [] for name in UNLIKE_COLUMNS}
+    for victim, run, which in chosen_unlike(scores, N_UNLIKE):
+        of_row = {"victim": victim.number, "run": run, **which}
+        of_row["closest"] = int(victim.image_ids[int(which["closest"])])
+        for name in UNLIKE_COLUMNS:
+            rows[name].append(of_row[name])
+    return {"methods": ["plain", *shown], "n": len(nothing["plain"]), **rows}
 
 
 def describe_runs(scores: Sequence[VictimScores]) -> dict[str, list[Any]]:

@@ -145,12 +145,16 @@ def write_pictures(
     heldout: ImageSet,
     nothing: Arrays,
 ) -> None:
-    """pictures.npz: those of the record's grid, appendix and examples, and `nothing` as it is."""
+    """pictures.npz: those of the record's grid, appendix, examples and attacks side by side, and
+    `nothing` as it is."""
     shape = heldout.images.shape[1:]
     wanted = {}
     pictures: Arrays = {}
-    for place, side in (("targets", "targets"), ("decoys", "decoys"), ("appendix", "targets")):
-        shown = record["appendix" if place == "appendix" else "grid"]
+    places = [(side, side, record["grid"]) for side in SIDES]
+    places.append(("appendix", "targets", record["appendix"]))
+    if record["side_by_side"] is not None:
+        places += [(f"attacks_{side}", side, record["side_by_side"]) for side in SIDES]
+    for place, side, shown in places:
         rows = shown[side]
         ids = np.array(record[side]["image_id"], np.int64)[np.array(rows, np.int64)]
         pictures[f"{place}/original"] = _originals(kept, heldout, side, rows, ids)

@@ -32,8 +32,9 @@ from tasks.campaign_watch import CampaignError, OnNotice, Pace, Watch, log_notic
 from tasks.coordinator import MAX_KILLS, Coordinator, KnownCounts
 from tasks.part import PROGRESS_TOPIC, PartJob, batch_of, log_tail, run_part
 from tasks.part_errors import outcome_of, reason_of, verdict
+from tasks.victim_files import VICTIMS
 
-__all__ = ["CampaignError", "Pace", "run_campaign"]
+__all__ = ["VICTIMS", "CampaignError", "Pace", "run_campaign"]
 
 WINDOW_PER_WORKER = 2
 """One that runs and one that waits; each holds its images in the memory of the scheduler."""
@@ -53,11 +54,14 @@ def run_campaign(
     on_notice: OnNotice = log_notice,
     logs: Path | None = None,
     pace: Pace | None = None,
+    shared_victims: tuple[str, str] | None = None,
 ) -> Dataset:
     """Make every part of the plan that has no receipt yet; the dataset.
 
     It is complete but for quarantined parts, of which a notice is given. `logs` is the folder of
-    the workers' logs; by default `logs` in the store, where that is a folder.
+    the workers' logs; by default `logs` in the store, where that is a folder. `shared_victims`: a
+    folder for victims that several campaigns attack, and the hash of what they depend on. They are
+    trained before the clock starts: a receipt then has the seconds of the attack alone.
 
     Raises:
         StoreFullError: at once, when a worker finds the device full.
@@ -78,6 +82,7 @@ def run_campaign(
         on_notice=on_notice,
         logs=logs,
         pace=pace or Pace(),
+        shared_victims=shared_victims,
     )
     client.subscribe_topic(PROGRESS_TOPIC, run.on_event)
     try:
@@ -92,8 +97,6 @@ def run_campaign(
     return dataset
 
 
-VICTIMS = "victims"
-"""Beside the store's parts: the victims of a sweep, which may be removed at any time."""
 _GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
 
 
@@ -111,6 +114,7 @@ class _Run:
         on_notice: OnNotice,
         logs: Path | None,
         pace: Pace,
+        shared_victims: tuple[str, str] | None,
     ) -> None:
         self.plan, self.dataset, self.client, self.device = plan, dataset, client, device
         self.on_progress, self.on_notice, self.logs, self.pace = on_progress, on_notice, logs, pace
@@ -130,9 +134,10 @@ class _Run:
         for receipt in dataset.receipts:
             self._take_in(receipt)
         self.fingerprint = plan.campaign.fingerprint(plan.images)
-        self.victims: tuple[str, str] | None = None
+        self.victims = shared_victims
+        self.train_first = shared_victims is not None
         key = plan.campaign.victims_fingerprint(plan.images)
-        if key is not None and isinstance(dataset.place, LocalPlace):
+        if self.victims is None and key is not None and isinstance(dataset.place, LocalPlace):
             self.victims = (str(Path(dataset.root) / VICTIMS), key)
         self.planned: dict[int, PlannedPart] = {}
         self.futures: dict[int, Future[Receipt]] = {}
@@ -193,6 +198,7 @@ class _Run:
             threads=campaign.threads,
             logs=None if self.logs is None else str(self.logs),
             victims=self.victims,
+            train_first=self.train_first,
         )
         future = self.client.submit(
             run_part,

@@ -26,7 +26,7 @@ import torch
 from distributed import Worker, get_worker
 from distributed.utils import sync
 
-from recon_core.experiments import Experiment
+from recon_core.experiments import KKT, Experiment
 from recon_core.types import STATS, Progress, RunResult, RunSpec
 from storage.layout import OUTCOMES
 from storage.parts import write_part
@@ -46,7 +46,7 @@ class PartJob:
 
     `logs` is a folder for the part's log, or None for no log; a folder that the worker's machine
     cannot write means no log, too. `victims`: a folder for victims that several parts attack,
-    and the hash of what they depend on.
+    and the hash of what they depend on; `train_first`: the seconds of the part are without theirs.
     """
 
     root: str
@@ -59,6 +59,7 @@ class PartJob:
     threads: int
     logs: str | None = None
     victims: tuple[str, str] | None = None
+    train_first: bool = False
 
 
 def run_part(job: PartJob) -> Receipt:
@@ -76,6 +77,9 @@ def run_part(job: PartJob) -> Receipt:
             log.stage("in the store already")
             return stored
         device = own_device(job.device, worker)
+        if job.train_first:
+            log.stage("train")
+            _train_victims(job, device)
         started = time.perf_counter()
         log.stage("attack")
         with cpu_threads(job.threads):
@@ -101,6 +105,15 @@ def run_part(job: PartJob) -> Receipt:
         receipt = write_part(job.root, part, columns_of(results), provenance=provenance)
         log.stage("done")
         return receipt
+
+
+def _train_victims(job: PartJob, device: str) -> None:
+    """Trains the part's victims that nobody has trained yet, and keeps them."""
+    assert isinstance(job.experiment, KKT)
+    kept = kept_victims(job.victims, device_name(device))
+    with cpu_threads(job.threads):
+        for spec, images in zip(job.planned.specs, torch.from_numpy(job.images), strict=True):
+            job.experiment.train_victim(spec, images, device=torch.device(device), victims=kept)
 
 
 def columns_of(results: Sequence[RunResult]) -> dict[str, npt.NDArray[Any]]:

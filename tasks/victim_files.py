@@ -19,6 +19,9 @@ from storage.errors import CorruptPartError, StoreFullError
 from storage.receipts import Receipt
 from tasks.campaign import code_version
 
+VICTIMS = "victims"
+"""Beside a store's parts: the victims of a sweep, or of several attacks, which may be removed."""
+
 
 @dataclass(frozen=True)
 class VictimFiles:

@@ -3,6 +3,7 @@
 ROOT/recipe.json      the settings everything below was made with
 ROOT/pairs/           store of pairs that restorers learn from (or elsewhere, see `pairs_at`)
 ROOT/heldout/         store of pairs of the victims that are evaluated (likewise)
+ROOT/heldout-KIND/    the same of each further attack on these victims (likewise)
 ROOT/heldout-excluded.json  images that are no victim's, being near copies of training images
 ROOT/curation.json    how often each image's pairs are shown to a restorer
 ROOT/restorers/NAME/  checkpoints and the finished weights
@@ -59,9 +60,12 @@ class Workspace:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def pairs(self, split: str) -> Location:
-        """The store of the victims trained on one split of the images."""
+    def pairs(self, split: str, further: str | None = None) -> Location:
+        """The store of the victims trained on one split of the images; `further`: the kind of
+        another attack on them."""
         name = {"train": "pairs", "heldout": "heldout"}[split]
+        if further is not None:
+            name = f"{name}-{further.replace('_', '-')}"
         if self.pairs_at is None:
             return self.root / name
         return f"{self.pairs_at.rstrip('/')}/{name}"
