@@ -14,7 +14,7 @@ from storage.errors import StorageError
 from storage.files import write_file, write_json
 from storage.sources import ImageSet
 from tasks.artifacts import leave_picture, leave_table
-from tasks.contact_sheet import contact_sheet
+from tasks.contact_sheet import attacks_sheet, contact_sheet
 from tasks.evaluate import Evaluation, open_elsewhere, read_excluded
 from tasks.evaluate import evaluate as score
 from tasks.orchestration import flow, task
@@ -69,6 +69,10 @@ def evaluate(
     sheet = contact_sheet(workspace.evaluation)
     write_file(workspace.evaluation / "contact-sheet.png", sheet)
     leave_picture("best-images", sheet, "Best-scored images: originals over every method's")
+    compared = attacks_sheet(workspace.evaluation)
+    if compared is not None:
+        write_file(workspace.evaluation / "attacks.png", compared)
+        leave_picture("attacks", compared, "One victim's images, and what each attack gave of them")
     leave_table("scores", summary_rows(record), "Every method on targets and on decoys")
     if record["ranking"] is not None:
         title = "How well criteria without training images rank the attacks on a victim"

@@ -6,7 +6,6 @@ it is one file that asks nothing of the network.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,12 @@ from storage.files import text_bytes, write_file
 from tasks.attack_inputs import Pictures
 from tasks.attack_ranking import FALSE_SHARES, GOOD, Ranked
 from tasks.attack_results import Matches, Results
+from tasks.contact_sheet import Strip, strips_sheet
 from tasks.report import TEMPLATES, data_uri, duration, score
 from tasks.report_chart import Panel, dots, log_axis, rank_axis
 
 COLUMNS = 10
 N_DECOYS = 5
-TILE_INCHES = 0.72
 MAX_SHOWN_IMAGES = 40
 
 STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
@@ -63,43 +62,9 @@ def contact_sheet(
     results: Results, truth: Pictures | None = None, decoys: Pictures | None = None
 ) -> bytes:
     """PNG: known images over their best matches with scores, decoys likewise, and the ranking."""
-    from matplotlib.figure import Figure
-
-    strips = [*_match_strips(results, truth, decoys), *_ranked_strips(results)]
-    heights = [
-        0.42 if isinstance(strip, str) else 1.0 + 0.26 * _has_text(strip) for strip in strips
-    ]
-    size = (TILE_INCHES * (COLUMNS + 1.1), TILE_INCHES * sum(heights) + 0.12)
-    figure = Figure(figsize=size, dpi=160)
-    grid = figure.add_gridspec(
-        len(strips), COLUMNS, height_ratios=heights, left=1.0 / (COLUMNS + 1.1), right=0.995,
-        top=1 - 0.03 / size[1], bottom=0.06 / size[1], wspace=0.06, hspace=0.0,
-    )  # fmt: skip
-    for row, strip in enumerate(strips):
-        if isinstance(strip, str):
-            axes = figure.add_subplot(grid[row, :])
-            axes.set_axis_off()
-            axes.text(0, 0.3, strip, transform=axes.transAxes, fontsize=7.5, fontweight="bold")
-            continue
-        title, tiles = strip
-        for column, (picture, text, bold) in enumerate(tiles):
-            axes = figure.add_subplot(grid[row, column])
-            axes.set_axis_off()
-            axes.imshow(_bytes(picture).transpose(1, 2, 0), interpolation="nearest")
-            axes.set_anchor("N")
-            if text:
-                axes.text(0.5, -0.05, text, transform=axes.transAxes, ha="center", va="top",
-                          fontsize=6, fontweight="bold" if bold else "normal")  # fmt: skip
-            if column == 0:
-                axes.text(-0.12, 0.5, title, transform=axes.transAxes, ha="right", va="center",
-                          fontsize=6.5)  # fmt: skip
-    content = io.BytesIO()
-    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
-    return content.getvalue()
-
-
-Tile = tuple[Float[Tensor, "c h w"], str, bool]
-Strip = str | tuple[str, list[Tile]]
+    return strips_sheet(
+        [*_match_strips(results, truth, decoys), *_ranked_strips(results)], columns=COLUMNS
+    )
 
 
 def _match_strips(
@@ -117,11 +82,11 @@ def _match_strips(
         yield f"{found.n_good} of {len(given)} {name}{shown}: good above SSIM {GOOD:g}"
         for first in range(0, len(order), COLUMNS):
             rows = order[first : first + COLUMNS]
-            yield "original", [(given.images[i], "", False) for i in rows]
+            yield "original", [(_bytes(given.images[i]), "", False) for i in rows]
             yield (
                 "best match",
                 [
-                    (found.picture[i], f"{found.ssim[i]:.2f}", bool(found.ssim[i] > GOOD))
+                    (_bytes(found.picture[i]), f"{found.ssim[i]:.2f}", bool(found.ssim[i] > GOOD))
                     for i in rows
                 ],
             )
@@ -149,7 +114,7 @@ def _ranked_strips(results: Results) -> Iterator[Strip]:
             if results.method == "span" and known:
                 support, known = _known(r), ""
             good = max(r.ssim or 0, r.as_negative or 0) > GOOD
-            tiles.append((r.picture, f"{rank}: {support}{known}", good))
+            tiles.append((_bytes(r.picture), f"{rank}: {support}{known}", good))
         yield "", tiles
 
 
@@ -158,10 +123,6 @@ def _known(r: Ranked) -> str:
     if r.as_negative is not None and r.as_negative > GOOD:
         return f"neg {r.as_negative:.2f}"
     return f"{r.ssim:.2f}"
-
-
-def _has_text(strip: tuple[str, list[Tile]]) -> bool:
-    return any(text for _picture, text, _bold in strip[1])
 
 
 def write_page(

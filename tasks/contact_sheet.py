@@ -1,17 +1,27 @@
-"""Pictures of an evaluation, for a flow's page: the best images and the ranked scores."""
+"""Pictures of an evaluation, for a flow's page: the best images, several attacks on one network,
+and the ranked scores; and how strips of pictures become a sheet."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from storage.documents import read_document
-from tasks.report_words import method_title
+from tasks.report_words import attack_rows, attack_title, found_text, method_title
 
 TILE_INCHES = 0.62
+STRIP_INCHES = 0.72
+COLUMNS = 10
+
+Tile = tuple[npt.NDArray[np.uint8], str, bool]
+"""A picture (3, h, w) or (1, h, w), what stands below it, and whether that is bold."""
+Strip = str | tuple[str, list[Tile]]
+"""A heading; or pictures and the title before them; or, without pictures, a line of text."""
 
 
 def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -> bytes:
@@ -59,6 +69,104 @@ def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -
         if first is not None:
             grid[0][first].text(0, 1.12, text, transform=grid[0][first].transAxes, fontsize=7)
     return _png(figure)
+
+
+def attacks_sheet(evaluation: Path) -> bytes | None:
+    """PNG of one victim's training images over what each attack on it brought back, with scores and
+    the numbers of all victims; None if there was one attack.
+
+    Rows are the original, every attack and the best restorer; below are the decoys that came out
+    best. `evaluation` is the folder that `tasks.evaluate` wrote.
+    """
+    record = read_document(evaluation / "evaluation.json", "evaluate again")
+    if not record.get("side_by_side"):
+        return None
+    with np.load(evaluation / "pictures.npz", allow_pickle=False) as pictures:
+        return strips_sheet([*_attack_strips(record, pictures)], columns=COLUMNS)
+
+
+def _attack_strips(
+    record: Mapping[str, Any], pictures: Mapping[str, npt.NDArray[np.uint8]]
+) -> Iterator[Strip]:
+    shown, facts, rows = record["side_by_side"], record["dataset"], attack_rows(record)
+    n = len(record["targets"]["image_id"])
+    yield f"Attacks on the same {facts['n_victims']} networks, {n} training images in all"
+    for row in rows:
+        of_time = "" if row["seconds"] is None else f", {row['seconds']:.1f} s per network"
+        text = (
+            f"{row['title']}: {row['good']} of {n} good (decoys {row['good_decoys']}), mean SSIM "
+            f"{row['ssim']} ({row['ssim_decoys']}), found {found_text(row['found'])}{of_time}"
+        )
+        yield text, []
+    limit = record["settings"]["good_threshold"]
+    yield (
+        f"good: SSIM above {limit:g}; decoys: {n} images that no network saw; found: what scores "
+        "above all but 0, 1, 5 % of them",
+        [],
+    )
+    titles = {
+        "targets": f"training images of network {shown['victim']}",
+        "decoys": "decoys, which no network saw: the nearest to anything that came back",
+    }
+    for side, title in titles.items():
+        n_of_victim = record[side]["victim"].count(shown["victim"])
+        n_shown = len(shown[side])
+        whole = n_shown == n_of_victim
+        yield f"{'all ' if whole else ''}{n_shown}{'' if whole else f' of {n_of_victim}'} {title}"
+        for first in range(0, n_shown, COLUMNS):
+            rows = range(first, min(first + COLUMNS, n_shown))
+            originals = pictures[f"attacks_{side}/original"]
+            yield "original", [(originals[k], "", False) for k in rows]
+            for name in shown["methods"]:
+                tiles = []
+                for k in rows:
+                    value = record["methods"][name][side]["ssim"][shown[side][k]]
+                    picture = pictures[f"attacks_{side}/{name}"][k]
+                    tiles.append((picture, f"{value:.2f}", value > limit))
+                yield attack_title(record, name).replace("then ", "then\n"), tiles
+
+
+def strips_sheet(strips: Sequence[Strip], *, columns: int) -> bytes:
+    """PNG of strips below each other, of at most `columns` pictures each."""
+    from matplotlib.figure import Figure
+
+    heights = [_height(strip) for strip in strips]
+    size = (STRIP_INCHES * (columns + 1.1), STRIP_INCHES * sum(heights) + 0.12)
+    figure = Figure(figsize=size, dpi=160)
+    grid = figure.add_gridspec(
+        len(strips), columns, height_ratios=heights, left=1.0 / (columns + 1.1), right=0.995,
+        top=1 - 0.03 / size[1], bottom=0.06 / size[1], wspace=0.06, hspace=0.0,
+    )  # fmt: skip
+    for row, strip in enumerate(strips):
+        title, tiles = (strip, []) if isinstance(strip, str) else strip
+        if not tiles:
+            axes = figure.add_subplot(grid[row, :])
+            axes.set_axis_off()
+            axes.text(0, 0.3, title, transform=axes.transAxes, fontsize=7.5,
+                      fontweight="bold" if isinstance(strip, str) else "normal")  # fmt: skip
+        for column, (picture, text, bold) in enumerate(tiles):
+            axes = figure.add_subplot(grid[row, column])
+            axes.set_axis_off()
+            rgb = np.broadcast_to(picture, (3, *picture.shape[1:]))  # grey in three channels
+            axes.imshow(rgb.transpose(1, 2, 0), interpolation="nearest")
+            axes.set_anchor("N")
+            if text:
+                axes.text(0.5, -0.05, text, transform=axes.transAxes, ha="center", va="top",
+                          fontsize=6, fontweight="bold" if bold else "normal")  # fmt: skip
+            if column == 0:
+                axes.text(-0.12, 0.5, title, transform=axes.transAxes, ha="right", va="center",
+                          fontsize=6.5)  # fmt: skip
+    return _png(figure)
+
+
+def _height(strip: Strip) -> float:
+    """In tiles."""
+    if isinstance(strip, str):
+        return 0.42
+    _title, tiles = strip
+    if not tiles:
+        return 0.27
+    return 1.0 + 0.26 * any(text for _picture, text, _bold in tiles)
 
 
 def curves_sheet(evaluation: Path) -> bytes:

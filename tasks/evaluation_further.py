@@ -106,6 +106,7 @@ def describe_attacks(
             "settings": settings,
             "content_hash": store.content_hash,
             "n_runs": store.n_runs,
+            "n_candidates": _count_candidates(store),
             "seconds": round(sum(receipt.seconds for receipt in store.receipts), 3)
             if (knows_own if method == "plain" else knows_others)
             else None,
@@ -117,6 +118,15 @@ def describe_attacks(
 
 def _attack_of(store: Dataset) -> dict[str, Any]:
     return dict(store.manifest.get("campaign", {}).get("experiment", {}).get("attack", {}))
+
+
+def _count_candidates(store: Dataset) -> int:
+    """Different candidates of all runs, however often each was saved."""
+    count = 0
+    for receipt in store.receipts:
+        read = store.read(receipt.part, ["pairs/run_row", "pairs/candidate"])
+        count += len(np.unique(np.stack(list(read.values())), axis=1).T)
+    return count
 
 
 def _has_victims(store: Dataset) -> bool:

@@ -19,12 +19,14 @@ from tasks.report_chart import marker
 from tasks.report_data import (
     Table,
     appendix_table,
+    attacks_table,
     examples_table,
     excluded_table,
     grid_table,
     images_table,
     methods_table,
     runs_table,
+    side_by_side_table,
     unlike_table,
 )
 from tasks.report_figures import (
@@ -54,6 +56,7 @@ from tasks.report_scatter import (
     ranking_figure,
 )
 from tasks.report_words import (
+    attack_rows,
     attacker,
     criterion_title,
     duration,
@@ -189,6 +192,9 @@ def _figures(record: Record) -> Iterator[Figure]:
 
 def _tables(record: Record, figures: Mapping[str, Figure]) -> Iterator[Table]:
     yield methods_table(record)
+    if record.get("side_by_side"):
+        yield attacks_table(record)
+        yield side_by_side_table(record)
     yield grid_table(record)
     yield appendix_table(record)
     yield examples_table(record)
@@ -237,6 +243,10 @@ def _render(
             headline=headline(record),
             attacker=attacker(record),
             victims=victims(record),
+            attacks=attack_rows(record),
+            attack_bands={side: plates.attack_bands(record, pictures, side) for side in SIDES}
+            if record.get("side_by_side")
+            else None,
             bands={side: plates.bands(record, pictures, side) for side in SIDES},
             nothing=plates.nothing_rows(pictures),
             pair_bins=plates.pair_bins(record, pictures),

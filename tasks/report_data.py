@@ -124,6 +124,22 @@ def grid_table(record: Record) -> Table:
     return Table("best-images", _both(columns))
 
 
+def side_by_side_table(record: Record) -> Table:
+    """The images of one victim that are shown with every attack, targets then decoys."""
+    chosen = record["side_by_side"]
+    return Table(
+        "attacks-side-by-side",
+        _both(lambda side: _placed(chosen[side]) | _scores(record, side, ("ssim",), chosen[side])),
+    )
+
+
+def attacks_table(record: Record) -> Table:
+    """One row per attack on the same victims: what was made, and how long it took; its scores are
+    in `methods`."""
+    names = ("method", "kind", "n_runs", "n_candidates", "seconds", "content_hash")
+    return Table("attacks", {name: [a[name] for a in record["attacks"]] for name in names})
+
+
 def appendix_table(record: Record) -> Table:
     """The images of the appendix in its order."""
     rows = record["appendix"]["targets"]

@@ -1,82 +1,96 @@
 """The report's pictures: which picture goes where, with its words; nothing but rows of the record.
 
-Figure 1 (001) in bands of 15 images, the appendix in blocks of 45, reconstructions that resemble
-nothing (001, figure 4), and pairs by their SSIM, to see what a threshold means (002, figure 8).
+Attacks on one victim side by side, figure 1 (001) in bands of 15 images, the appendix in blocks of
+45, reconstructions that resemble nothing (001, figure 4), and pairs by their SSIM, to see what a
+threshold means (002, figure 8).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tasks.report_pictures import data_uri, strips
 from tasks.report_record import SIDES, Pictures, Record
-from tasks.report_words import method_title, picture_title, score
+from tasks.report_words import attack_title, method_title, picture_title, score
 
 PER_BAND = 15
+PER_ATTACK_BAND = 10
 PER_BLOCK = 45
 APPENDIX_BYTES = 6_000_000
 KINDS = {"targets": "Training picture", "decoys": "Decoy"}
 
 
+@dataclass(frozen=True)
+class Shown:
+    """Some rows of one side in their order: `methods`, `rows` of the record, and by what name
+    pictures.npz has their pictures."""
+
+    side: str
+    rows: list[int]
+    methods: list[str]
+    place: str
+
+
 def bands(record: Record, pictures: Pictures, side: str) -> list[dict[str, Any]]:
     """The images of figure 1, PER_BAND at a time: columns are images, rows the original and what
     each method made of it."""
-    rows = record["grid"][side]
-    return [
-        {
-            "columns": [
-                f"{KINDS[side]} {record[side]['image_id'][row]}"
-                for row in rows[first : first + PER_BAND]
-            ],
-            "first": first + 1,
-            "rows": [
-                _originals(record, pictures, side, first),
-                *(
-                    _tiles(record, pictures, side, name, first)
-                    for name in record["grid"]["methods"]
-                ),
-            ],
+    grid = record["grid"]
+    titles = {name: method_title(name)[1] for name in grid["methods"]}
+    shown = Shown(side, grid[side], grid["methods"], side)
+    return _bands(record, pictures, shown, titles, PER_BAND)
+
+
+def attack_bands(record: Record, pictures: Pictures, side: str) -> list[dict[str, Any]]:
+    """The images of one victim that are shown with every attack on it, in the same form."""
+    chosen = record["side_by_side"]
+    titles = {name: attack_title(record, name) for name in chosen["methods"]}
+    shown = Shown(side, chosen[side], chosen["methods"], f"attacks_{side}")
+    return _bands(record, pictures, shown, titles, PER_ATTACK_BAND)
+
+
+def _bands(
+    record: Record, pictures: Pictures, shown: Shown, titles: dict[str, str], width: int
+) -> list[dict[str, Any]]:
+    kind, ids = KINDS[shown.side], record[shown.side]["image_id"]
+    bands = []
+    for first in range(0, len(shown.rows), width):
+        rows = shown.rows[first : first + width]
+        pieces = {
+            name: pictures[f"{shown.place}/{name}"][first : first + width]
+            for name in ("original", *shown.methods)
         }
-        for first in range(0, len(rows), PER_BAND)
-    ]
+        names = [f"{kind} {ids[row]}" for row in rows]
+        originals = [
+            {"uri": data_uri(picture), "alt": name, "score": "", "good": False}
+            for picture, name in zip(pieces["original"], names, strict=True)
+        ]
+        title = "Original" if shown.side == "targets" else "Decoy"
+        tiled = [{"title": title, "tiles": originals}]
+        for name in shown.methods:
+            found = zip(rows, pieces[name], strict=True)
+            tiles = [_tile(record, shown.side, name, row, picture) for row, picture in found]
+            tiled.append({"title": titles[name], "tiles": tiles})
+        bands.append({"columns": names, "width": width, "first": first + 1, "rows": tiled})
+    return bands
 
 
-def _originals(record: Record, pictures: Pictures, side: str, first: int) -> dict[str, Any]:
-    shown = pictures[f"{side}/original"][first : first + PER_BAND]
-    ids = [record[side]["image_id"][row] for row in record["grid"][side]][first:]
+def _tile(
+    record: Record, side: str, name: str, row: int, picture: npt.NDArray[np.uint8]
+) -> dict[str, Any]:
+    value = record["methods"][name][side]["ssim"][row]
+    there = value != 0 or picture.any()
     return {
-        "title": "Original" if side == "targets" else "Decoy",
-        "tiles": [
-            {
-                "uri": data_uri(picture),
-                "alt": f"{KINDS[side]} {image_id}",
-                "score": "",
-                "good": False,
-            }
-            for picture, image_id in zip(shown, ids, strict=False)
-        ],
+        "uri": data_uri(picture) if there else None,
+        "alt": f"{method_title(name)[0]}, SSIM {value:.2f}",
+        "score": f"{value:.2f}".replace("-", "−"),
+        "good": value > record["settings"]["good_threshold"],
     }
-
-
-def _tiles(record: Record, pictures: Pictures, side: str, name: str, first: int) -> dict[str, Any]:
-    rows = record["grid"][side][first : first + PER_BAND]
-    title, short, _note = method_title(name)
-    tiles = []
-    for position, row in enumerate(rows, first):
-        value = record["methods"][name][side]["ssim"][row]
-        picture = pictures[f"{side}/{name}"][position]
-        there = value != 0 or picture.any()
-        tiles.append(
-            {
-                "uri": data_uri(picture) if there else None,
-                "alt": f"{title}, SSIM {value:.2f}",
-                "score": f"{value:.2f}".replace("-", "−"),
-                "good": value > record["settings"]["good_threshold"],
-            }
-        )
-    return {"title": short, "tiles": tiles}
 
 
 def nothing_rows(pictures: Pictures) -> list[dict[str, Any]]:

@@ -12,6 +12,13 @@ NOT_SHOWN = {"loss_curve", "ssim_curve", "schema", "version", "fingerprint"}  # 
 
 KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
+    "plain_kkt": ("KKT attack", "KKT attack", "another attack on the same networks"),
+    "plain_span": ("Span attack", "Span attack", "another attack on the same networks"),
+    "plain_span_then_kkt": (
+        "Span, then KKT attack",
+        "Span, then KKT",
+        "another attack on the same networks",
+    ),
     "plain_all": ("Attack alone, every saved step", "Attack, all", "the best over all saved steps"),
     "vote": (
         "Vote of candidates",
@@ -39,6 +46,18 @@ KIND_NOTES = {
     "classical": "a denoiser that learned nothing",
     "trained": "a trained restorer",
     "external": "a model brought by the user",
+}
+ATTACK_NOTES = {
+    "kkt": "searches for pictures that explain all weights as the end of training",
+    "span": "separates the first layer's weights, which are mixtures of the training pictures, by "
+    "what pictures have and mixtures have not",
+    "span_then_kkt": "separates the first layer's weights, and from there searches for pictures "
+    "that explain all weights",
+}
+ATTACK_NAMES = {
+    "kkt": "KKT attack",
+    "span": "span attack",
+    "span_then_kkt": "attack by both in turn",
 }
 ATTACKER_KNOWS = {
     "kkt": "The attack is given a network (its architecture and weights) and the average of its "
@@ -101,6 +120,51 @@ def _stem(name: str) -> tuple[str, str]:
     return (stem, count) if stem and count.isdigit() else (name, "")
 
 
+def attack_rows(record: Record) -> list[dict[str, Any]]:
+    """What is said of each attack on the same victims, further ones first; [] if there is one.
+
+    `title`, and `name` in a sentence; `good`, `good_decoys` of `n`; `ssim`, `ssim_decoys` as texts; `found` at 0, 1
+    and 5 % false positives (shares, None without decoys); `seconds` of work per victim, None if it
+    is not known; `guesses`: pictures per victim.
+    """
+    rows = []
+    for attack in record.get("attacks") or ():
+        method = record["methods"][attack["method"]]
+        targets, decoys = method["targets"]["summary"], method["decoys"]["summary"]
+        found, seconds = method["detection"]["found_at"] or {}, attack["seconds"]
+        n_victims = record["dataset"]["n_victims"]
+        rows.append(
+            {
+                "method": attack["method"],
+                "title": attack_title(record, attack["method"]),
+                "name": ATTACK_NAMES[attack["kind"]],
+                "n": targets["n"],
+                "good": targets["n_good"],
+                "good_decoys": decoys["n_good"],
+                "ssim": score(targets["mean_ssim"]),
+                "ssim_decoys": score(decoys["mean_ssim"]),
+                "found": [found.get(rate) for rate in ("0", "0.01", "0.05")],
+                "seconds": None if seconds is None else seconds / n_victims,
+                "guesses": round(attack["n_candidates"] / n_victims),
+            }
+        )
+    return rows[1:] + rows[:1]
+
+
+def attack_title(record: Record, name: str) -> str:
+    """A row of the pictures that show attacks side by side; of a restorer, what it restored."""
+    kinds = {attack["method"]: attack["kind"] for attack in record["attacks"]}
+    title = KNOWN_METHODS[f"plain_{kinds.get(name, kinds['plain'])}"][1]
+    if name in kinds:
+        return title
+    return f"{title.removesuffix(' attack')}, then {method_title(name)[1]}"
+
+
+def found_text(shares: list[float | None]) -> str:
+    """`72, 72, 82 %`."""
+    return ", ".join(NOTHING if s is None else f"{100 * s:.0f}" for s in shares) + " %"
+
+
 def picture_title(name: str) -> str:
     """The title of a row of pictures: of a method, or of one of the special rows."""
     special = {
@@ -150,7 +214,9 @@ def headline(record: Record) -> dict[str, Any]:
 
 
 def attacker(record: Record) -> str:
-    """What the attack of this family, or kind, knows."""
+    """What the attack of this family, or kind, knows; of several what each does with that."""
+    if record.get("attacks"):
+        return _attackers(record)
     experiment = experiment_of(record)
     said = ATTACKER_KNOWS.get(experiment.get("family", ""), ATTACKER_UNKNOWN)
     attack = experiment.get("attack", {})
@@ -162,6 +228,17 @@ def attacker(record: Record) -> str:
     if attack["kind"] == "span_then_kkt":
         said += " From there it searches for pictures that explain all weights."
     return said
+
+
+def _attackers(record: Record) -> str:
+    said = ["Each attack is given a network (its architecture and weights) and the average of its "
+            "training pictures"]  # fmt: skip
+    own, *further = record["attacks"]
+    for attack in (*further, own):
+        known = attack["settings"].get("span", attack["settings"]).get("start") == "known"
+        more = ", and is given the weights that training started from as well" if known else ""
+        said.append(f"The {ATTACK_NAMES[attack['kind']]} {ATTACK_NOTES[attack['kind']]}{more}")
+    return ". ".join(said) + "."
 
 
 def victims(record: Record) -> str:
