@@ -88,10 +88,10 @@ def attacks_sheet(evaluation: Path) -> bytes | None:
 def _attack_strips(
     record: Mapping[str, Any], pictures: Mapping[str, npt.NDArray[np.uint8]]
 ) -> Iterator[Strip]:
-    shown, facts, rows = record["side_by_side"], record["dataset"], attack_rows(record)
+    shown, facts = record["side_by_side"], record["dataset"]
     n = len(record["targets"]["image_id"])
     yield f"Attacks on the same {facts['n_victims']} networks, {n} training images in all"
-    for row in rows:
+    for row in attack_rows(record):
         of_time = "" if row["seconds"] is None else f", {row['seconds']:.1f} s per network"
         text = (
             f"{row['title']}: {row['good']} of {n} good (decoys {row['good_decoys']}), mean SSIM "

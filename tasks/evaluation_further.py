@@ -102,7 +102,7 @@ def describe_attacks(
     return [
         {
             "method": method,
-            "kind": settings.get("kind", "kkt"),
+            "kind": method.removeprefix("plain_") if method in further else _kind_of(settings),
             "settings": settings,
             "content_hash": store.content_hash,
             "n_runs": store.n_runs,
@@ -117,7 +117,12 @@ def describe_attacks(
 
 
 def _attack_of(store: Dataset) -> dict[str, Any]:
-    return dict(store.manifest.get("campaign", {}).get("experiment", {}).get("attack", {}))
+    manifest = store.manifest
+    return dict(manifest.get("campaign", manifest).get("experiment", {}).get("attack", {}))
+
+
+def _kind_of(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("kind", "kkt"))  # stores of before there were kinds
 
 
 def _count_candidates(store: Dataset) -> int:

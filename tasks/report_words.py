@@ -123,9 +123,9 @@ def _stem(name: str) -> tuple[str, str]:
 def attack_rows(record: Record) -> list[dict[str, Any]]:
     """What is said of each attack on the same victims, further ones first; [] if there is one.
 
-    `title`, and `name` in a sentence; `good`, `good_decoys` of `n`; `ssim`, `ssim_decoys` as texts; `found` at 0, 1
-    and 5 % false positives (shares, None without decoys); `seconds` of work per victim, None if it
-    is not known; `guesses`: pictures per victim.
+    `title`, and `name` in a sentence; `good`, `good_decoys` of `n`; `ssim`, `ssim_decoys` as texts;
+    `found` at 0, 1 and 5 % false positives (shares, None without decoys); `seconds` of work per
+    victim, None if it is not known; `guesses`: pictures per victim.
     """
     rows = []
     for attack in record.get("attacks") or ():

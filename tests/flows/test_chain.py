@@ -1,6 +1,7 @@
 """The whole chain through real components, small; and that nothing finished is repeated."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from storage.dataset import Dataset
 from storage.errors import StorageError, StoreMismatchError
 from storage.sources import load_images
 from tasks.curate import NothingToLearnError
+from tasks.victim_files import VICTIMS
 from tasks.workers import Workers
 from tasks.workspace import Workspace
 from tests.storage.s3_server import S3Server
@@ -92,8 +94,6 @@ def test_other_settings_are_refused_and_the_store_stays_as_it_was(finished, tiny
 
 
 def test_more_runs_continue_the_same_store(finished, tiny: Recipe, tmp_path: Path) -> None:
-    import shutil
-
     from flows.generate import generate
 
     workspace, _ = finished
@@ -219,5 +219,42 @@ def test_an_attack_that_separates_goes_through_every_station(
     assert products["report"].read_text().startswith("<!doctype html>")
 
 
+def test_victims_are_trained_once_and_attacked_in_further_ways(
+    finished, tiny: Recipe, tmp_path: Path
+) -> None:
+    """From nothing, the first store being what it is without; and on victims that were attacked
+    before, whose receipts have the time of training, too."""
+    workspace, products = finished
+    evaluation = replace(tiny.evaluation, baselines=())
+    recipe = replace(tiny, further_attacks=(SHORT,), restorers={}, evaluation=evaluation)
+    anew, before = Workspace(tmp_path / "anew"), Workspace(tmp_path / "before")
+    shutil.copytree(workspace.pairs("heldout"), before.pairs("heldout"))
+    records = []
+    for job in (anew, before):
+        records.append(evaluate(recipe, job.root, workers=TWO_WORKERS))
+        own, further = (Dataset(job.pairs("heldout", kind)) for kind in (None, "span"))
+        assert own.content_hash == Dataset(workspace.pairs("heldout")).content_hash
+        assert further.verify().ok
+        assert set(further.column("pairs/iteration").tolist()) == {0}
+        assert further.column("targets/margin").tolist() == own.column("targets/margin").tolist()
+        kept = own if job is anew else further
+        victims = sorted((Path(kept.root) / VICTIMS).glob("*.safetensors"))
+        assert len(victims) == 2
+        assert victims[-1].stat().st_mtime < _first_receipt(kept).stat().st_mtime
+        assert (job.evaluation / "attacks.png").read_bytes().startswith(b"\x89PNG")
+    known = [[attack["seconds"] is not None for attack in r["attacks"]] for r in records]
+    assert known == [[True, True], [False, True]]
+    assert records[0]["methods"] == records[1]["methods"]
+    assert records[0]["methods"]["plain"] == products["evaluation"]["methods"]["plain"]
+    table = {row["method"]: row for row in summary_rows(records[0])}
+    assert float(table["plain_span"]["SSIM"]) > 0
+    page = report(recipe, anew.root).read_text()
+    assert '<tr data-attack="plain_span"><th scope="row">Span attack</th>' in page
+
+
 def _rows(table: dict[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+
+
+def _first_receipt(dataset: Dataset) -> Path:
+    return min(Path(dataset.root).glob("receipts/*.json"), key=lambda path: path.stat().st_mtime)

@@ -207,6 +207,62 @@ def test_a_recipe_of_before_attacks_had_kinds_is_read_as_it_was_meant() -> None:
     assert from_json(tree) == preset("restoration-cpu")
 
 
+def test_further_attacks_are_named_by_their_kinds_and_survive_the_command() -> None:
+    smoke = preset("smoke")
+    assert smoke.further_attacks == ()
+    tree = to_json(smoke)
+    del tree["further_attacks"]
+    assert from_json(tree) == smoke, "a recipe of before there were any"
+    recipe = resolve("smoke", {"further_attacks": "span,span_then_kkt"})
+    assert recipe.further_attacks == (SpanAttack(), SpanThenKKT())
+    more = resolve(recipe, {"further_attacks.0.n_starts": "3"})
+    assert more.further_attacks == (SpanAttack(n_starts=3), SpanThenKKT())
+    words = shlex.split(command(more, Path("s")))
+    assert resolve("smoke", parse_assignments(words[words.index("--set") + 1 :: 2])) == more
+    assert resolve(more, {"further_attacks": "[]"}) == smoke
+    own, further = smoke.campaign("heldout"), more.further_campaigns()
+    assert isinstance(own.experiment, KKT)
+    assert further == {
+        attack.kind: replace(own, experiment=replace(own.experiment, attack=attack))
+        for attack in more.further_attacks
+    }
+
+
+def test_another_family_or_kind_has_no_further_attack_that_is_none() -> None:
+    assert preset("demo").further_attacks == (SpanAttack(n_images=40),)
+    for name, value in (("family", "inversion"), ("attack.kind", "span")):
+        assert resolve("demo", {f"experiment.{name}": value}).further_attacks == ()
+    both = resolve("demo", {"experiment.attack.kind": "span_then_kkt"})
+    assert both.further_attacks == (SpanAttack(n_images=40),)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"further_attacks": "ica"}, "kind must be one of kkt, span, span_then_kkt"),
+        ({"further_attacks": "span,span"}, "further_attacks=['span', 'span'] names a kind twice"),
+        ({"further_attacks": '[{"kind":"span","n_images":1}]'}, "further_attacks.0: n_images=1; "),
+        ({"experiment.n_attacks": "2"}, "with n_attacks=2; set n_attacks to 1"),
+        (
+            {"experiment.victim.conv": '{"kernel":3,"channels":4}'},
+            "attack.kind='span' on a victim whose first layer is a convolution of 3x3",
+        ),
+        ({"experiment.victim.widths": "30,30"}, "or set further_attacks to []"),
+    ],
+)
+def test_further_attacks_that_cannot_be_are_explained_in_one_line(
+    settings: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
+        resolve("demo", settings)
+    assert "\n" not in str(refusal.value)
+    own = replace(preset("demo"), further_attacks=())
+    with pytest.raises(ValueError, match="has the experiment's own attack, 'kkt'; leave it out"):
+        replace(own, further_attacks=(own.campaign("heldout").experiment.attack,))
+    with pytest.raises(ValueError, match="set further_attacks to"):
+        replace(preset("instahide-small"), further_attacks=(SpanAttack(),))
+
+
 def test_the_span_presets_are_the_victims_of_others_attacked_otherwise() -> None:
     small, known = preset("span-hundred"), preset("cifar-hundred")
     assert isinstance(known.experiment, KKT)

@@ -23,6 +23,7 @@ from storage.receipts import publish_receipt
 from storage.sources import ImageSet
 from tasks import train
 from tasks.evaluate import Evaluation, evaluate
+from tasks.evaluation_record import SIDES
 from tasks.evaluation_scores import read_candidates
 from tasks.evaluation_victims import find_victims
 from tests.storage.stores import MANIFEST, provenance
@@ -330,6 +331,53 @@ def test_what_cannot_be_evaluated_is_said(tmp_path: Path, images: ImageSet, stor
             Evaluation(baselines=baselines)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'tv' cannot name a method"):
         evaluate(CONFIG, **how, heldout=images, restorers={"tv": tmp_path})
+
+
+def test_a_further_attack_is_scored_as_if_it_were_alone(
+    tmp_path: Path, images: ImageSet, store: Dataset
+) -> None:
+    """On the same rows, beside the first attack, whose own numbers and fingerprint stay."""
+    other = planted_store(tmp_path / "other", images, planted=2)
+    how: dict[str, Any] = {"heldout": images, "restorers": {}, "device": "cpu"}
+    first = evaluate(CONFIG, dataset=store, out=tmp_path / "first", **how)
+    alone = evaluate(CONFIG, dataset=other, out=tmp_path / "alone", **how)
+    further = {"span": other}
+    both = evaluate(CONFIG, dataset=store, further=further, out=tmp_path / "both", **how)
+    assert (first["attacks"], first["side_by_side"]) == ([], None)
+    assert first["fingerprint"] != both["fingerprint"]
+    nothing = evaluate(CONFIG, dataset=store, further={}, out=tmp_path / "none", **how)
+    assert nothing["fingerprint"] == first["fingerprint"]
+    found = both["methods"].pop("plain_span")
+    assert both["methods"] == first["methods"]
+    names = ("ssim", "haarpsi", "ssim3", "rmse", "run", "candidate", "iteration", "summary")
+    for side in SIDES:
+        assert both[side] == alone[side]
+        expected = alone["methods"]["plain"][side]
+        assert {n: found[side][n] for n in names} == {n: expected[n] for n in names}
+    assert found["detection"] == alone["methods"]["plain"]["detection"]
+    assert sum(ssim > 0.99 for ssim in found["targets"]["ssim"]) == 8
+    assert sum(ssim > 0.99 for ssim in both["methods"]["plain"]["targets"]["ssim"]) == 16
+    told = [(a["method"], a["kind"], a["n_candidates"]) for a in both["attacks"]]
+    assert told == [("plain", "kkt", 32), ("plain_span", "span", 32)]
+    hashes = [a["content_hash"] for a in both["attacks"]]
+    assert hashes == [store.content_hash, other.content_hash]
+    assert [a["seconds"] for a in both["attacks"]] == [None, None], "no victims were kept"
+    chosen = both["side_by_side"]
+    assert (chosen["victim"], chosen["methods"]) == (0, ["plain_span", "plain"])
+    with np.load(tmp_path / "both" / "pictures.npz") as pictures:
+        shown = pictures["attacks_targets/plain_span"]
+        for k, row in enumerate(chosen["targets"]):
+            came_back = found["targets"]["ssim"][row] > 0.99
+            assert np.array_equal(shown[k], pictures["attacks_targets/original"][k]) == came_back
+    margins = planted_columns(images, 0)["targets/margin"]
+    strange = create_or_open(tmp_path / "strange", MANIFEST)
+    for part in range(2):
+        columns = planted_columns(images, part) | {"targets/margin": margins + part}
+        source = provenance(run_first=2 * part, source_hash=images.content_hash)
+        write_part(tmp_path / "strange", part, columns, provenance=source)
+    strange.refresh()
+    with pytest.raises(ValueError, match=r"victim 2 of .*strange is not that of .* remove both"):
+        evaluate(CONFIG, dataset=store, further={"kkt": strange}, out=tmp_path / "x", **how)
 
 
 def test_trained_restorers_are_read_and_applied(tmp_path: Path, images: ImageSet) -> None:

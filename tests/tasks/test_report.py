@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from tasks.contact_sheet import attacks_sheet
 from tasks.evaluate import Evaluation, evaluate
 from tasks.report import data_uri, duration, method_title, saved_context, score, write_report
 from tasks.report_data import images_table, ranked_table, thresholds_table
@@ -20,7 +21,7 @@ from tasks.report_pictures import strips
 from tasks.report_words import attacker, interval, percent, victims
 from tests.tasks.evaluations import Blender, evaluated_sweep, image_set, planted_store, weights
 from tests.tasks.pages import Page
-from tests.tasks.report_records import KINDS, Arrays, made_up, write
+from tests.tasks.report_records import KINDS, Arrays, made_up, with_a_further_attack, write
 
 CONTEXT = {
     "created": "1 May",
@@ -279,6 +280,54 @@ def test_an_earlier_figure_does_not_stay_beside_the_page(tmp_path: Path) -> None
     _page(tmp_path, *made_up())
     _page(tmp_path, *made_up(attacks=1, margins=False))
     assert not (_data(tmp_path / "report.html") / "margin.csv").exists()
+
+
+def test_attacks_on_the_same_victims_are_shown_side_by_side(tmp_path: Path) -> None:
+    record, pictures = with_a_further_attack(n_victims=2, per_victim=12)
+    for side in ("targets", "decoys"):
+        record[side]["victim"] = ["<b>" if v == 0 else v for v in record[side]["victim"]]
+    record["side_by_side"]["victim"] = "<b>"
+    page, _record, path = _page(tmp_path / "full", record, pictures)
+    text, data = path.read_text(), path.parent / "report-data"
+    section = text[text.index('<h2 id="attacks">') : text.index('<h2 id="came-back">')]
+    assert section.index("Span attack") < section.index("KKT attack")
+    assert "network &lt;b&gt; was" in section
+    assert "<b> was" not in section
+    for name, title, seconds, guesses in (
+        ("plain_span", "Span attack", "8.5", "24"),
+        ("plain", "KKT attack", "–", "40"),
+    ):
+        method = record["methods"][name]
+        sides = [method[side]["summary"] for side in ("targets", "decoys")]
+        row = re.search(f'<tr data-attack="{name}">(.*?)</tr>', section)
+        assert row is not None
+        cells = [re.sub("<[^>]*>", "", cell) for cell in re.split("</t[hd]>", row[1])[:-1]]
+        assert cells == [
+            title,
+            *(f"{s['n_good']} of {s['n']}" for s in sides),
+            *(score(s["mean_ssim"]) for s in sides),
+            *(percent(method["detection"]["found_at"][rate]) for rate in ("0", "0.01", "0.05")),
+            guesses,
+            seconds,
+        ]
+        good = [f"{m[side]['summary']['n_good']}" for m in (method,) for side in ("targets",)]
+        assert f'<strong class="mark">{good[0]} of 24</strong>' in text[: text.index("<nav")]
+    rows = record["side_by_side"]["targets"]
+    shown = re.findall(r'alt="(Span attack|Attack alone|EDM, mean of 4), SSIM ([0-9.]+)"', section)
+    for method, title in (("plain_span", "Span attack"), ("plain", "Attack alone")):
+        expected = [f"{record['methods'][method]['targets']['ssim'][row]:.2f}" for row in rows]
+        assert [ssim for name, ssim in shown if name == title][:12] == expected
+    assert "KKT, then EDM ×4" in section
+    assert "The span attack separates" in text
+    assert "given the weights that training started from as well" in text
+    table = list(csv.DictReader(io.StringIO((data / "attacks-side-by-side.csv").read_text())))
+    assert [int(row["row"]) for row in table] == [*rows, 3, 1]
+    assert "attacks" not in page.rows
+    sheet = attacks_sheet(path.parent)
+    assert sheet is not None
+    assert sheet.startswith(b"\x89PNG")
+    assert attacks_sheet(write(tmp_path / "one", *made_up())) is None
+    assert 'id="attacks"' not in _page(tmp_path / "old", *made_up())[2].read_text()
 
 
 def test_what_the_evaluation_really_writes(tmp_path: Path) -> None:
