@@ -355,8 +355,8 @@ def test_a_further_attack_is_scored_as_if_it_were_alone(
         expected = alone["methods"]["plain"][side]
         assert {n: found[side][n] for n in names} == {n: expected[n] for n in names}
     assert found["detection"] == alone["methods"]["plain"]["detection"]
-    assert sum(ssim > 0.99 for ssim in found["targets"]["ssim"]) == 8
-    assert sum(ssim > 0.99 for ssim in both["methods"]["plain"]["targets"]["ssim"]) == 16
+    assert sum(ssim > 0.9 for ssim in found["targets"]["ssim"]) == 8
+    assert sum(ssim > 0.9 for ssim in both["methods"]["plain"]["targets"]["ssim"]) == 16
     told = [(a["method"], a["kind"], a["n_candidates"]) for a in both["attacks"]]
     assert told == [("plain", "kkt", 32), ("plain_span", "span", 32)]
     hashes = [a["content_hash"] for a in both["attacks"]]
@@ -365,10 +365,13 @@ def test_a_further_attack_is_scored_as_if_it_were_alone(
     chosen = both["side_by_side"]
     assert (chosen["victim"], chosen["methods"]) == (0, ["plain_span", "plain"])
     with np.load(tmp_path / "both" / "pictures.npz") as pictures:
-        shown = pictures["attacks_targets/plain_span"]
-        for k, row in enumerate(chosen["targets"]):
-            came_back = found["targets"]["ssim"][row] > 0.99
-            assert np.array_equal(shown[k], pictures["attacks_targets/original"][k]) == came_back
+        for side in SIDES:
+            original, best = (
+                torch.from_numpy(pictures[f"attacks_{side}/{name}"]).float() / 255
+                for name in ("original", "plain_span")
+            )
+            stored = [found[side]["ssim"][row] for row in chosen[side]]
+            np.testing.assert_allclose(ssim_pairs(best, original).numpy(), stored, atol=5e-3)
     margins = planted_columns(images, 0)["targets/margin"]
     strange = create_or_open(tmp_path / "strange", MANIFEST)
     for part in range(2):

@@ -19,7 +19,8 @@ from recon_core.ranking import agreement, consistency
 from recon_core.types import seeded_generator
 from storage.dataset import Dataset
 from storage.sources import ImageSet
-from tasks.evaluate import UNLIKE_COLUMNS, Evaluation, evaluate
+from tasks.evaluate import Evaluation, evaluate
+from tasks.evaluation_criteria import UNLIKE_COLUMNS
 from tests.storage.evil import reseal_store
 from tests.tasks.evaluations import (
     ITERATIONS,
