@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from flows import study_grids as grids
+from flows import study_span
 from flows.naming import unknown_name
 from flows.settings import explained, replace_setting, replace_settings
 from storage.documents import read_document, understood
@@ -81,6 +82,13 @@ STUDIES: dict[str, Kind] = {
         "minibatches?",
         paper="002, appendix G",
         grid=grids.large,
+    ),
+    "span": Kind(
+        title="Where the span attack works",
+        question="From which networks does the span attack give back more than half of the images, "
+        "where does it break, and what of paper 002 stands when the start is known?",
+        paper="ours, beside 002",
+        grid=study_span.span,
     ),
 }
 

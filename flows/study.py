@@ -41,9 +41,10 @@ from tasks.study_record import (
     examine,
     unseen_images,
 )
+from tasks.study_victims import train_victims
 from tasks.study_views import describe_figures, kernels_of
 from tasks.victim_files import VictimsOfStore
-from tasks.workers import Workers, device_of, resolve_device, usable_cores
+from tasks.workers import Workers, dask_client, device_of, resolve_device, usable_cores
 from tasks.workspace import Workspace
 
 RECORD = "study.json"
@@ -64,8 +65,9 @@ def run_study(
 
     `preset`, `settings` and `only` as in `flows.studies.resolve`; by default those of the store.
     1. Read the images. 2. Plan. 3. Open the store, or refuse one of other settings. 4. Train and
-    attack what is missing, on the workers. 5. Score with decoys. 6. Ask the victims. 7. Check the
-    paper's claims. 8. Write study.json, its pictures and the page.
+    attack what is missing, on the workers; with `train_first` one after the other. 5. Score with
+    decoys. 6. Ask the victims. 7. Check the paper's claims. 8. Write study.json, its pictures and
+    the page.
     """
     study = resolve(name, preset, settings, store, only=only)
     workers = workers or Workers()
@@ -77,6 +79,9 @@ def run_study(
     if notice := resume_if_stopped(dataset.place):
         log_notice(notice)
     if len(dataset.receipts) < plan.sampling.n_parts:
+        if study.train_first:
+            with workspace.timed("train"):
+                train_first(plan, dataset, workers, device)
         with workspace.timed("attack"):
             dataset = make_pairs(plan, dataset, workers, device, f"Study {study.name}")
     if len(dataset.receipts) < plan.sampling.n_parts:
@@ -113,6 +118,16 @@ def plan_of(study: Study) -> StudyPlan:
     return StudyPlan(study, images)
 
 
+@task(name="train victims")
+def train_first(plan: StudyPlan, dataset: Dataset, workers: Workers, device: str) -> None:
+    """Every victim that is still to be attacked, on Dask workers that live as long as this task."""
+    with (
+        stage_progress("Train the victims", "victim") as advance,
+        dask_client(workers, threads=plan.study.threads) as client,
+    ):
+        train_victims(plan, dataset, client, device=device, on_progress=advance)
+
+
 @task(name="ask victims")
 def ask_victims(plan: StudyPlan, dataset: Dataset, *, device: str) -> dict[int, Examined]:
     """What only the victims know; those that are not kept are trained again."""
@@ -140,6 +155,7 @@ def make_record(
     """study.json."""
     study = plan.study
     kind = STUDIES.get(study.name)
+    stages = ("train", "attack", "score") if study.train_first else ("attack", "score")
     body = describe_study(plan, scored, examined, dataset)
     record: dict[str, Any] = {
         "schema": SCHEMA,
@@ -155,7 +171,7 @@ def make_record(
         "fingerprint": sha256_of([scored["fingerprint"], study.fingerprint(plan.images)]),
         "settings": to_json(study),
         **body,
-        "seconds": {name: round(timings.get(name, 0.0), 1) for name in ("attack", "score")},
+        "seconds": {name: round(timings.get(name, 0.0), 1) for name in stages},
         "figures": describe_figures(study),
     }
     record["claims"] = check_claims(record)

@@ -108,7 +108,7 @@ class Campaign:
 
 
 NOT_OF_VICTIMS = (
-    *("attack", "n_attacks", "keep", "confident_ssim", "confident_gap", "clipped"),
+    *("released", "attack", "n_attacks", "keep", "confident_ssim", "confident_gap", "clipped"),
     *("masks", "sigma"),
 )
 """Settings of an experiment that come after its victims are trained."""
@@ -128,6 +128,7 @@ LATER_OF_FAMILY: dict[str, dict[str, Any]] = {
         "experiment.defence": None,
         "experiment.defence_layer": None,
         "experiment.clipped": 0.0,
+        "experiment.released": {"precision": "full", "noise": 0.0},
     },
 }
 """The same of settings that another family has had from its beginning."""

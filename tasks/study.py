@@ -86,7 +86,8 @@ class Study:
     `n_victims` per cell, which are its seeds; `n_attacks` on each, of which `runs_per_part` are one
     part. `n_tests`: images that no victim of the study has seen, on which each is tested. What a
     cell shares with the others and where its experiment differs is in `cells`. `only`: what the
-    names of its cells have in common, if these are not all of the grid.
+    names of its cells have in common, if these are not all of the grid. `train_first`: all victims
+    are trained before the first attack, so that a cell's seconds are those of its attacks.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Study:
     n_attacks: int = 8
     runs_per_part: int = 8
     n_tests: int = 1000
+    train_first: bool = False
     evaluation: Evaluation = field(default_factory=lambda: Evaluation(baselines=()))
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 

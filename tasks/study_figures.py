@@ -348,7 +348,12 @@ def kernels_figure(record: Record, pictures: Pictures, figure: Mapping[str, Any]
 
 
 def _cells(record: Record, figure: Mapping[str, Any]) -> list[Record]:
-    return [cell for cell in record["cells"] if cell["panel"] == figure["panel"]]
+    also = figure.get("also", ())
+    return [
+        cell
+        for cell in record["cells"]
+        if cell["panel"] == figure["panel"] or cell["number"] in also
+    ]
 
 
 def _cell(record: Record, figure: Mapping[str, Any], wanted: int) -> Record:

@@ -19,6 +19,7 @@ VALUES = {
     "mean_ssim": "mean SSIM",
     "test_accuracy": "test accuracy",
     "n_effective": "effective number of images",
+    "attack_seconds": "seconds of an attack",
 }
 VICTIM_KEYS = (
     *("train_loss", "train_accuracy", "test_accuracy"),
@@ -43,6 +44,9 @@ def measured(cell: Record, value: str) -> tuple[float | None, float | None, floa
     targets, n_victims = cell["targets"], len(cell["victims"])
     if value not in VALUES:
         raise ValueError(f"a figure shows value {value!r}; expected one of {sorted(VALUES)}")
+    if value == "attack_seconds":
+        n_attacks = n_victims * cell["n_attacks"]
+        return cell["seconds"] / n_attacks if n_attacks else None, None, None
     if value in ("test_accuracy", "n_effective"):
         return known_mean(cell["victim"][value]), None, None
     if value == "n_good":

@@ -7,76 +7,11 @@ are paper 002's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import asdict
+from typing import Any
 
 from tasks.study import Study
-
-Number = Literal["n_good", "good_fraction", "mean_ssim", "test_accuracy", "n_effective"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heatmap:
-    """A value of every cell of a panel, over two axes."""
-
-    kind: ClassVar[str] = "heatmap"
-    name: str
-    title: str
-    where: str
-    panel: str
-    x: str
-    y: str
-    value: Number
-    caption: str
-    cannot: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lines:
-    """A value of every cell of a panel over one axis, a line per value of another; `baselines`,
-    numbers of cells, are drawn as levels."""
-
-    kind: ClassVar[str] = "lines"
-    name: str
-    title: str
-    where: str
-    panel: str
-    x: str
-    series: str | None
-    value: Number
-    baselines: tuple[int, ...] = ()
-    caption: str
-    cannot: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scatter:
-    """SSIM of every image against its distance from the boundary or its loss, cell by cell."""
-
-    kind: ClassVar[str] = "scatter"
-    name: str
-    title: str
-    where: str
-    x: Literal["margin", "loss"]
-    cells: tuple[int, ...]
-    caption: str
-    cannot: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kernels:
-    """The kernels of a cell's first victim."""
-
-    kind: ClassVar[str] = "kernels"
-    name: str
-    title: str
-    where: str
-    cells: tuple[int, ...]
-    caption: str
-    cannot: str
-
-
-Figure = Heatmap | Lines | Scatter | Kernels
+from tasks.study_figure_kinds import Figure, Heatmap, Kernels, Lines, Number, Scatter
 
 NO_CAUSE = "A cause: images near the boundary may differ in other ways."
 NOT_ALL = (
@@ -339,6 +274,71 @@ def large(study: Study) -> Sequence[Figure]:
     ]
 
 
+def span(study: Study) -> Sequence[Figure]:
+    """A line per attack over what is a number, a square per attack for the rest."""
+    base = cells_of(study, "base")
+    figures: list[Figure] = []
+    for panel, (axis, title) in OF_SPAN.items():
+        also = base
+        if panel != axis:  # these points are next to one of the starts
+            also = tuple(
+                k
+                for k in cells_of(study, "start")
+                if study.cells[k].at["start"] == "standard, known"
+            )
+        common: dict[str, Any] = {
+            "name": panel.replace(", ", "-").replace(" ", "-"),
+            "title": f"Share of good images, by {title}",
+            "where": "",
+            "panel": panel,
+            "value": "good_fraction",
+            "also": also,
+            "cannot": ONE_AWAY,
+        }
+        if study.axes[axis].scale == "category":
+            figures.append(Heatmap(x="attack", y=axis, caption=EQUAL_TIME, **common))
+        else:
+            caption = f"{EQUAL_TIME} {SEVERAL}"
+            figures.append(Lines(x=axis, series="attack", caption=caption, **common))
+    seconds = Lines(
+        name="seconds",
+        title="Seconds of an attack, by the number of images",
+        where="",
+        panel="images",
+        x="images",
+        series="attack",
+        value="attack_seconds",
+        also=base,
+        caption="Work of one core, the comparison with the training images included. Networks are "
+        "trained before.",
+        cannot="What the KKT attack needs: it was given this time.",
+    )
+    return [figures[0], seconds, *figures[1:]]
+
+
+OF_SPAN = {
+    "images": ("images", "number of images"),
+    "ratio": ("ratio", "width of the first layer over images"),
+    "start": ("start", "start"),
+    "rule": ("rule", "rule of the training"),
+    "batch": ("batch", "batch"),
+    "decay": ("decay", "weight decay"),
+    "loss": ("loss", "loss"),
+    "layers": ("layers", "hidden layers"),
+    "layers, known start": ("layers", "hidden layers, from a standard start that is known"),
+    "bias": ("bias", "biases"),
+    "weights": ("weights", "what is done to the weights before they are given away"),
+}
+"""The panels of the span study with a figure: the axis, and what it is in words."""
+EQUAL_TIME = (
+    "Of all training images, by attack; the KKT attack was to have at least as much time. Good "
+    "decoys and seconds are in the table of cells."
+)
+ONE_AWAY = (
+    "How settings work together: every point is one setting away from the base, which is in each "
+    "figure."
+)
+
 FIGURES: dict[str, Callable[[Study], Iterable[Figure]]] = {
     "multiclass": multiclass,
     "losses": losses,
@@ -346,6 +346,7 @@ FIGURES: dict[str, Callable[[Study], Iterable[Figure]]] = {
     "cnn": cnn,
     "width": width,
     "large": large,
+    "span": span,
 }
 
 

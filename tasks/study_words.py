@@ -38,7 +38,7 @@ def measure(name: str, value: float | None) -> str:
     """The value of a figure as its cells show it."""
     if name in ("good_fraction", "test_accuracy"):
         return percent(value)
-    return count(value) if name in ("n_good", "n_effective") else score(value)
+    return count(value) if name in ("n_good", "n_effective", "attack_seconds") else score(value)
 
 
 def with_interval(name: str, value: float | None, low: float | None, high: float | None) -> str:

@@ -62,6 +62,7 @@ from recon_core.threads import share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
 from recon_core.victims.feature_defence import check_full_batch, hidden_layer
 from recon_core.victims.network import Architecture, Network, Parameters
+from recon_core.victims.released import Released
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.training import Training
 
@@ -74,11 +75,12 @@ class KKT:
     victim tells apart; 2 is one output with labels 0 and 1, unless it is trained with the loss
     "ce", which has an output per class. `defence`: what is added to its loss (003), on the features
     of its hidden layer number `defence_layer`, from 1, by default the last; a convolution is the
-    first. `attack`: by its `kind` the search for a KKT point, the separation of the first layer's
-    span, or the former from what the latter found; a span attack with `start` "known" is given the
-    weights that the victim started from. `n_attacks`: how often a victim is attacked, each time
-    from its own start and, with a search for hyperparameters, with its own; candidates are numbered
-    attack after attack.
+    first. `released`: how the attacker is given the weights; statistics and margins are those of
+    the victim as it was trained. `attack`: by its `kind` the search for a KKT point, the separation
+    of the first layer's span, or the former from what the latter found; a span attack with `start`
+    "known" is given the weights that the victim started from. `n_attacks`: how often a victim is
+    attacked, each time from its own start and, with a search for hyperparameters, with its own;
+    candidates are numbered attack after attack.
     `keep`: pairs of confident candidates only, as the dataset has them, or of all candidates, as an
     evaluation needs them. A candidate is confident if at some saved iteration its SSIM to one
     training image is above `confident_ssim` and at least `confident_gap` above that to any other.
@@ -93,6 +95,7 @@ class KKT:
     training: Training = field(default_factory=Training)
     defence: Annotated[MixCon | UniCon, Tagged("kind")] | None = None
     defence_layer: int | None = None
+    released: Released = field(default_factory=Released)
     attack: Attack = field(default_factory=KKTAttack)
     n_attacks: int = 1
     keep: Literal["confident", "all"] = "confident"
@@ -308,7 +311,8 @@ class KKT:
         span = span_of(self.attack)
         known = span is not None and span.start == "known"
         start = initial_weights(architecture, specs, inputs) if known else None
-        return Victim(architecture, trained, start, inputs)
+        generators = [spec.victim_generator("released weights") for spec in specs]
+        return Victim(architecture, self.released.of(trained, generators), start, inputs)
 
     def _attack(
         self, victim: Victim, specs: Sequence[RunSpec], progress: Progress
