@@ -245,9 +245,9 @@ def _kkt(at: dict[str, Value]) -> KKTAttack:
 
 
 def _iterations(scale: Scale, at: dict[str, Value], experiment: KKT) -> int:
-    """As many as take the span attack's time and a quarter more, by counted operations; never so few
-    that what they cost apart from those decides. What Adam leaves has no end, so that all directions
-    are separated, in most iterations."""
+    """As many as take the span attack's time and a quarter more, by counted operations; never so
+    few that what they cost apart from those decides. What Adam leaves has no end, so that all
+    directions are separated, in most iterations."""
     n, shape = int(at["images"]), (3, SIDE, SIDE)
     attack = _span(at)
     n_directions = min(
