@@ -100,11 +100,12 @@ def train_victims(
 ) -> None:
     """Trains what is missing on the workers; raises what a training raises."""
     jobs = jobs_of(plan, dataset, device)
-    futures = [client.submit(train_victim, job, pure=False) for job in jobs]
-    try:
-        for done, future in enumerate(as_completed(futures)):
-            future.result()
-            on_progress(done + 1, len(jobs), "")
-    finally:
-        for future in futures:
-            future.cancel()
+    with client.as_current():
+        futures = [client.submit(train_victim, job, pure=False) for job in jobs]
+        try:
+            for done, future in enumerate(as_completed(futures)):
+                future.result()
+                on_progress(done + 1, len(jobs), "")
+        finally:
+            for future in futures:
+                future.cancel()
