@@ -2,9 +2,9 @@
 
     python -m benchmarks.results_page [--check]
 
-`claims-NNN.json` are claims of paper NNN, `run-NAME.json` summaries of jobs,
-`studies/NAME/study.json` studies, `studies/NAME/recovery.json` and `studies/NAME/inversion.json`
-those of recovery and of inversion, every other
+`claims-NNN.json` are claims of paper NNN, or about an attack of that name, `run-NAME.json`
+summaries of jobs, `studies/NAME/study.json` studies, `studies/NAME/recovery.json` and
+`studies/NAME/inversion.json` those of recovery and of inversion, every other
 `.json` the lines of a benchmark. A file that is none of these stops the build and is named.
 """
 
@@ -243,7 +243,8 @@ def _claims(paper: str, claims: Iterable[Claim]) -> str:
         for claim in claims
     ]
     header = ("claim", "where", "theirs", "ours", "outcome", "rule", "how")
-    return f"### Paper {paper}\n\n{_table(header, rows)}"
+    title = f"Paper {paper}" if paper.isdigit() else f"The {paper} attack"
+    return f"### {title}\n\n{_table(header, rows)}"
 
 
 def _benchmark(name: str, measurements: Sequence[Measurement]) -> str:

@@ -14,6 +14,7 @@ from recon_core.attacks.strong_inversion import StrongInversion
 from recon_core.experiments import KKT, AutoencoderRecovery, Inversion
 from recon_core.sampling import Phase, Sampling
 from recon_core.victims.autoencoder import FullyConnected
+from recon_core.victims.released import Released
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split import SplitMLP
 from recon_core.victims.split_training import SplitTraining
@@ -167,7 +168,7 @@ def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
     plain = Campaign(sampling=SAMPLING).manifest(images)["campaign"]
     assert "attacks_per_victim" not in plain["sampling"]
     assert not {"halving", "kind", "coordinates"} & set(plain["experiment"]["attack"])
-    assert not {"defence", "defence_layer"} & set(plain["experiment"])
+    assert not {"defence", "defence_layer", "released"} & set(plain["experiment"])
     attack = replace(KKT().attack, halving=Halving())
     sampling = replace(SAMPLING, phases=(Phase(n_runs=4),), attacks_per_victim=4)
     swept = Campaign(sampling=sampling, experiment=KKT(attack=attack)).manifest(images)["campaign"]
@@ -179,6 +180,9 @@ def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
     told = Campaign(sampling=SAMPLING, experiment=guarded).manifest(images)["campaign"]
     assert told["experiment"]["defence"]["lam"] == 2.0
     assert told["experiment"]["defence_layer"] == 1
+    rounded = KKT(released=Released(precision="int8"))
+    told = Campaign(sampling=SAMPLING, experiment=rounded).manifest(images)["campaign"]
+    assert told["experiment"]["released"] == {"precision": "int8", "noise": 0.0}
     three = replace(SAMPLING, images_per_run=9, phases=(Phase(n_runs=4),))
     split = Campaign(sampling=three, experiment=SPLIT).manifest(images)["campaign"]
     assert split["experiment"]["defence"] is None, "another family has had it from its beginning"

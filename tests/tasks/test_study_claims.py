@@ -31,6 +31,7 @@ def record_of(
     accuracy: Callable[[dict[str, Any]], float] = lambda cell: 1.0,
     tested: Callable[[dict[str, Any]], float | None] = lambda cell: 0.7,
     vote: Callable[[int], float] = lambda number: 0.1 + 0.01 * (number % 3),
+    seconds: Callable[[dict[str, Any]], float] = lambda cell: 10.0,
 ) -> dict[str, Any]:
     """A study's record as if `share` of the images of each victim had come back.
 
@@ -46,7 +47,9 @@ def record_of(
             "victims": [number * made.n_victims + s for s in range(made.n_victims)],
             "targets": {"mean_ssim": 0.5, "n_good": 5},
             "vote": {"mean_ssim": 0.5 + vote(number), "n_good": 6},
+            "n_attacks": made.n_attacks,
         }  # fmt: skip
+        body["seconds"] = seconds(body)
         n = cell.images_per_run
         for seed, victim in enumerate(body["victims"]):
             n_good = round(n * share(body, seed))
@@ -68,6 +71,7 @@ def record_of(
         cells.append(body)
     return {
         "name": made.name, "good_threshold": 0.4, "cells": cells, "images": columns,
+        "axes": {name: asdict(axis) for name, axis in made.axes.items()},
         "settings": {"cells": [asdict(cell) for cell in made.cells]},
     }  # fmt: skip
 

@@ -1,0 +1,107 @@
+"""Weights as they are given away: rounded, or with noise, whatever they are batched with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from recon_core.types import seeded_generator
+from recon_core.victims.network import Network, Parameters
+from recon_core.victims.released import Released
+from tests.recon_core.small_runs import QUICK_ALL, run
+
+ARCHITECTURE = Network(widths=(40, 30), bias="all").on((3, 8, 8), 1)
+
+
+def generators(n: int, first: int = 0) -> list[torch.Generator]:
+    return [seeded_generator(0, first + k, "weights") for k in range(n)]
+
+
+def trained(n_runs: int = 2) -> Parameters:
+    """Biases too are of many sizes."""
+    parameters = ARCHITECTURE.initial(generators(n_runs, 100), dtype=torch.float32)
+    noise = seeded_generator(1, 0, "training")
+    return parameters.map(lambda t: t + 0.01 * torch.randn(t.shape, generator=noise))
+
+
+def every(parameters: Parameters) -> list[torch.Tensor]:
+    return [*parameters.weights, *(b for b in parameters.biases if b is not None)]
+
+
+def test_by_default_the_weights_themselves_are_given() -> None:
+    parameters = trained()
+    assert Released().of(parameters, generators(2)) is parameters
+
+
+def test_half_precision_is_that_of_torch() -> None:
+    parameters = trained()
+    given = Released(precision="float16").of(parameters, generators(2))
+    for tensor, rounded in zip(every(parameters), every(given), strict=True):
+        assert rounded.dtype == torch.float32
+        assert torch.equal(rounded, tensor.half().float())
+        assert not torch.equal(rounded, tensor)
+
+
+def test_int8_is_torchs_quantisation_of_every_neuron() -> None:
+    parameters = trained()
+    given = Released(precision="int8").of(parameters, generators(2))
+    for tensor, rounded in zip(every(parameters), every(given), strict=True):
+        rows, found = tensor.flatten(0, -2), rounded.flatten(0, -2)
+        steps = rows.abs().amax(1) / 127
+        places = torch.zeros(len(rows), dtype=torch.int32)
+        quantised = torch.fake_quantize_per_channel_affine(rows, steps, places, 0, -128, 127)
+        torch.testing.assert_close(found, quantised, rtol=1e-5, atol=1e-9)
+        assert bool(((found - rows).abs() <= steps[:, None] * 0.5001).all())
+        assert not torch.equal(found, rows) or rows.shape[1] == 1
+
+
+def test_a_neuron_that_is_zero_stays_zero_in_int8() -> None:
+    parameters = trained().map(torch.zeros_like)
+    given = Released(precision="int8").of(parameters, generators(2))
+    assert all(bool((tensor == 0).all()) for tensor in every(given))
+
+
+def test_noise_is_in_units_of_each_victims_own_weights() -> None:
+    parameters = trained()
+    larger = parameters.map(lambda t: t * torch.tensor([1.0, 50.0]).view(2, *[1] * (t.dim() - 1)))
+    given = Released(noise=0.2).of(larger, generators(2))
+    for tensor, noisy in zip(larger.weights[:2], given.weights[:2], strict=True):
+        for k in range(2):
+            size = tensor[k].square().mean().sqrt()
+            noise = (noisy - tensor)[k]
+            assert float(noise.square().mean().sqrt() / size) == pytest.approx(0.2, rel=0.05)
+            assert abs(float(noise.mean() / size)) < 0.02
+
+
+def test_a_victims_noise_is_its_own_whatever_it_is_batched_with() -> None:
+    parameters, rule = trained(3), Released(noise=0.1, precision="float16")
+    together = rule.of(parameters, generators(3))
+    for k in range(3):
+        alone = rule.of(parameters.rows(slice(k, k + 1)), generators(1, k))
+        for one, other in zip(every(together), every(alone), strict=True):
+            assert torch.equal(one[k : k + 1], other)
+    first, second = (together.weights[0][k] - parameters.weights[0][k] for k in (0, 1))
+    assert not torch.equal(first, second)
+
+
+def test_noise_comes_before_rounding() -> None:
+    given = Released(noise=0.1, precision="float16").of(trained(), generators(2))
+    assert all(torch.equal(t, t.half().float()) for t in every(given))
+
+
+def test_what_a_run_says_of_its_victim_is_of_the_victim_as_it_was_trained() -> None:
+    for plain, noisy in zip(
+        run(QUICK_ALL), run(replace(QUICK_ALL, released=Released(noise=0.5))), strict=True
+    ):
+        assert torch.equal(plain.margins, noisy.margins)
+        assert plain.stats["train_loss"] == noisy.stats["train_loss"]
+        assert not torch.equal(plain.pairs.reconstruction, noisy.pairs.reconstruction)
+
+
+@pytest.mark.parametrize("noise", [-0.1, float("nan"), float("inf")])
+def test_refuses_what_is_no_amount_of_noise(noise: Any) -> None:
+    with pytest.raises(ValueError, match=rf"noise={noise} must be 0 or more, for example 0.01"):
+        Released(noise=noise)
