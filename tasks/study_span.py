@@ -188,7 +188,7 @@ def layers_harder(panel: str, attack: str) -> Callable[[Results], Verdict]:
     return check
 
 
-OURS = "ours; docs/method.md, the span attack"
+OURS = "ours"
 NOT_BEFORE = "not measured before"
 ABOVE = (
     "the share of good images and Wilson's interval of it are above one half at every point of the "
