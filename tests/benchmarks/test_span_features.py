@@ -14,11 +14,11 @@ def test_features_come_back_and_those_of_other_images_do_not() -> None:
     found = {(line.case, line.unit): line.value for line in lines}
     known = "20 maps of (16, 14, 14), known start"
     assert {case for case, _unit in found} == {known, known.replace("known", "unknown")}
-    assert found[known, "features of 20"] >= 10
+    assert found[known, "features of 20"] >= 5
     assert found[known, "other images' features of 20"] <= 2
     assert (
         found[known, "median correlation"]
-        > 0.1 + found[known, "median correlation with other images' features"]
+        > 0.2 + found[known, "median correlation with other images' features"]
     )
 
 
