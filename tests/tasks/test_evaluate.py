@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from recon_core.matching import CLIPPED
 from recon_core.metrics import ssim_pairs
 from recon_core.restore import EDM, BFDnCNN
 from storage.checkpoints import save_checkpoint
@@ -23,7 +24,7 @@ from storage.receipts import publish_receipt
 from storage.sources import ImageSet
 from tasks import train
 from tasks.evaluate import Evaluation, evaluate
-from tasks.evaluation_record import SIDES
+from tasks.evaluation_record import SIDES, VERSION, fingerprint_of
 from tasks.evaluation_scores import read_candidates
 from tasks.evaluation_victims import find_victims
 from tests.storage.stores import MANIFEST, provenance
@@ -346,7 +347,9 @@ def test_a_further_attack_is_scored_as_if_it_were_alone(
     assert (first["attacks"], first["side_by_side"]) == ([], None)
     assert first["fingerprint"] != both["fingerprint"]
     nothing = evaluate(CONFIG, dataset=store, further={}, out=tmp_path / "none", **how)
-    assert nothing["fingerprint"] == first["fingerprint"]
+    inputs = [store.content_hash, images.content_hash, 1]
+    before = fingerprint_of(VERSION, CLIPPED, asdict(CONFIG), inputs, {}, None)
+    assert nothing["fingerprint"] == first["fingerprint"] == before
     found = both["methods"].pop("plain_span")
     assert both["methods"] == first["methods"]
     names = ("ssim", "haarpsi", "ssim3", "rmse", "run", "candidate", "iteration", "summary")
