@@ -17,6 +17,7 @@ PAPERS: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {
     "000": (claims_000.main, ("autoencoder", "noise-20-layers")),
     "002": (claims_002.main, ORDER),
     "003": (claims_003.main, ("inversion",)),
+    "span": (claims_002.main, ("span",)),
 }
 
 
