@@ -45,8 +45,8 @@ STARTS = ("small, unknown", "small, known", "standard, known", "standard, unknow
 SIDE = 32
 USUAL_ITERATIONS, DIRECTIONS_PER_IMAGE = 450, 1.25
 """Of a separation, until nothing falls any more, and of what it is done in."""
-MARGIN = 1.25
-SLOW_RULES = {"Adadelta": 1.5, "Adam": 4.0}
+MARGIN = 1.5
+SLOW_RULES = {"Adadelta": 2.5, "Adam": 4.0}
 RULES = ("gradient descent", "momentum", "Adadelta", "Adam")
 
 
@@ -245,8 +245,8 @@ def _kkt(at: dict[str, Value]) -> KKTAttack:
 
 
 def _iterations(scale: Scale, at: dict[str, Value], experiment: KKT) -> int:
-    """As many as take the span attack's time and a quarter more, by counted operations; never so
-    few that what they cost apart from those decides. What Adam leaves has no end, so that all
+    """As many as take the span attack's time and half as much again, by counted operations; never
+    so few that what they cost apart from those decides. What Adam leaves has no end, so that all
     directions are separated, in most iterations."""
     n, shape = int(at["images"]), (3, SIDE, SIDE)
     attack = _span(at)

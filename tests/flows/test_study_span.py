@@ -110,7 +110,7 @@ def test_the_search_has_the_separations_time_by_operations() -> None:
         search = kkt_of(kkt.experiment.attack)
         assert search is not None
         work = search.n_iterations * attack_operations(kkt.experiment, n, SHAPE)
-        assert work == pytest.approx(1.25 * 450 * 6 * (1.25 * n) ** 2 * 45 * 225, rel=0.05)
+        assert work == pytest.approx(1.5 * 450 * 6 * (1.25 * n) ** 2 * 45 * 225, rel=0.05)
 
 
 SOME = ["study", "span", "--only", "20 images", "--data", "photos", "--device", "cpu",
