@@ -45,7 +45,9 @@ def test_estimates_are_of_every_study_the_cheapest_first() -> None:
     assert set(found) == set(STUDIES)
     assert list(found.values()) == sorted(found.values())
     slower = Pace(**{**vars(PACE), "attack_rate": 1e12})
-    assert all(studies_gpu.estimates(slower)[name] > 2 * found[name] for name in found)
+    ratio = {name: value / found[name] for name, value in studies_gpu.estimates(slower).items()}
+    assert 1 < ratio.pop("span") < 2  # there training takes the time
+    assert min(ratio.values()) > 2
 
 
 def test_the_cheapest_is_run_and_cut_short(
