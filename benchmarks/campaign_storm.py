@@ -41,7 +41,7 @@ from typing import Literal
 
 import psutil
 
-from benchmarks.record import Measurement, hardware, said, versions
+from benchmarks.record import Measurement, measured, said
 from flows import PREFECT_DEFAULTS
 from flows.presets import Recipe, kkt, one_phase
 from flows.settings import to_json
@@ -56,6 +56,7 @@ SAMPLERS: tuple[Sampler, ...] = ("uniform", "least_seen", "adaptive")
 KINDS: tuple[Kind, ...] = ("worker", "worker", "coordinator", "machine")
 """What is drawn, each equally likely. A worker that is not there yet when its turn comes is drawn
 again, so fewer than half of the kills are of workers."""
+_measured = partial(measured, "campaign under a storm of kills")
 MARK = "PALIMPSEST_STORM"
 """A variable in the environment of every process of a campaign, to find them by."""
 LONGEST_DELAY_S = 4.0
@@ -337,8 +338,8 @@ def measure(size: Size, folder: Path, seed: int) -> Iterator[Measurement]:
         recipe = size.recipe(sampler)
         alone = undisturbed(folder / f"{sampler}-alone", recipe)
         what = f"{sampler}, {size.n_runs} runs, {size.n_parts} parts"
-        yield measured(f"{what}, left alone, 2 workers: images covered", alone.n_covered, "images")
-        yield measured(f"{what}, left alone, 2 workers", alone.seconds, "s")
+        yield _measured(f"{what}, left alone, 2 workers: images covered", alone.n_covered, "images")
+        yield _measured(f"{what}, left alone, 2 workers", alone.seconds, "s")
         for n_workers in size.workers:
             where = folder / f"{sampler}-{n_workers}"
             report = stormy(where, recipe, n_workers, size, seed)
@@ -354,32 +355,16 @@ def measure(size: Size, folder: Path, seed: int) -> Iterator[Measurement]:
 def of_storm(case: str, report: Report) -> Iterator[Measurement]:
     """The numbers of one storm that ended well."""
     kinds = ", ".join(f"{n} of {kind}" for kind, n in sorted(report.kills.items()))
-    yield measured(
+    yield _measured(
         f"{case}: kills survived with the same dataset ({kinds})", report.kills.total(), "kills"
     )
-    yield measured(f"{case}: starts of the command", report.n_starts, "starts")
-    yield measured(f"{case}: time", report.seconds, "s")
+    yield _measured(f"{case}: starts of the command", report.n_starts, "starts")
+    yield _measured(f"{case}: time", report.seconds, "s")
     if report.longest_end_s:
-        yield measured(f"{case}: longest end after SIGTERM", report.longest_end_s, "s")
+        yield _measured(f"{case}: longest end after SIGTERM", report.longest_end_s, "s")
     for name, n in (("orphans freed", report.n_orphans), ("parts cleared", report.n_cleared)):
         if n:
-            yield measured(f"{case}: {name}", n, name.split()[0])
-
-
-def measured(case: str, value: float, unit: str) -> Measurement:
-    """A number of one campaign."""
-    return Measurement(
-        benchmark="campaign under a storm of kills",
-        case=case,
-        value=float(f"{value:.4g}"),
-        unit=unit,
-        reference=None,
-        reference_value=None,
-        ratio=None,
-        repeats=1,
-        hardware=hardware(),
-        versions=versions(),
-    )
+            yield _measured(f"{case}: {name}", n, name.split()[0])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -127,6 +127,22 @@ def compared(
     )
 
 
+def measured(benchmark: str, case: str, value: float, unit: str) -> Measurement:
+    """A number of one run that has nothing beside it, to four digits."""
+    return Measurement(
+        benchmark=benchmark,
+        case=case,
+        value=_significant(value),
+        unit=unit,
+        reference=None,
+        reference_value=None,
+        ratio=None,
+        repeats=1,
+        hardware=hardware(),
+        versions=versions(),
+    )
+
+
 def hardware() -> Hardware:
     """The machine, the threads torch uses, and how busy it is with other work."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -15,6 +15,7 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measurement, compared, hardware, said, versions
+from benchmarks.record import Measurement, compared, measured, said
 from flows.presets import preset
 from recon_core.attacks.kkt import KKT
 from recon_core.attacks.span.attack import SpanAttack, separate
@@ -34,6 +35,7 @@ from recon_core.sampling import binary_labels
 from recon_core.types import RunSpec, seeded_generator
 from storage.sources import ImageSet, load_images
 
+_line = partial(measured, "span")
 GOOD = 0.4
 CPU = torch.device("cpu")
 
@@ -191,21 +193,6 @@ def _lines(case: str, found: Found) -> Iterator[Measurement]:
     yield _line(f"{case}, nothing clipped", found.good_fitting, f"good of {found.n}")
     yield _line(f"{case}, nothing clipped", found.ssim_fitting, "mean SSIM")
     yield _line(case, found.seconds, "s")
-
-
-def _line(case: str, value: float, unit: str) -> Measurement:
-    return Measurement(
-        benchmark="span",
-        case=case,
-        value=float(f"{value:.4g}"),
-        unit=unit,
-        reference=None,
-        reference_value=None,
-        ratio=None,
-        repeats=1,
-        hardware=hardware(),
-        versions=versions(),
-    )
 
 
 def _smallest_correlation(found: Tensor, sources: Tensor) -> float:

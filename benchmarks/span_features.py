@@ -16,6 +16,7 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.record import Measurement, hardware, said, versions
+from benchmarks.record import Measurement, measured, said
 from benchmarks.span import drawn
 from flows.papers import gradient_descent
 from recon_core.attacks.span.attack import SpanAttack, separate
@@ -32,6 +33,7 @@ from recon_core.victims.network import Network
 from recon_core.victims.training import Training, train
 from storage.sources import ImageSet, load_images
 
+_line = partial(measured, "span_features")
 BACK = 0.9
 USUAL_STD = 0.25
 """Of a feature's values, as large as those of images."""
@@ -81,21 +83,6 @@ def likeness(found: Float[Tensor, "k d"], true: Float[Tensor, "n d"]) -> Float[T
     """The largest size of a correlation of each true row with any that was found."""
     a, b = (functional.normalize(x - x.mean(1, keepdim=True), dim=1) for x in (found, true))
     return (a @ b.mT).abs().amax(0)
-
-
-def _line(case: str, value: float, unit: str) -> Measurement:
-    return Measurement(
-        benchmark="span_features",
-        case=case,
-        value=float(f"{value:.4g}"),
-        unit=unit,
-        reference=None,
-        reference_value=None,
-        ratio=None,
-        repeats=1,
-        hardware=hardware(),
-        versions=versions(),
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

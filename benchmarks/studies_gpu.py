@@ -17,12 +17,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measurement, hardware, said, versions
+from benchmarks.record import Measurement, measured, said
 from flows.studies import STUDIES, study
 from recon_core.attacks.kkt_objective import (
     KKTAttack,
@@ -35,6 +36,7 @@ from recon_core.victims.network import Conv, Network
 from tasks.study import Study
 from tasks.study_cost import Pace, cost_of, measured_pace, total
 
+_measurement = partial(measured, "studies")
 SHAPE = (3, 32, 32)
 CPU = torch.device("cpu")
 PARITY = {"float64": 1e-9, "float32": 1e-3}
@@ -118,21 +120,6 @@ def command_of(name: str, data: str, store: Path) -> list[str]:
     """What runs a study at the paper's size on this machine's GPU, or goes on with it."""
     options = ("--preset", "paper", "--data", data, "--store", str(store), "--device", "cuda")
     return [str(Path(sys.executable).with_name("palimpsest")), "study", name, *options]
-
-
-def _measurement(case: str, value: float, unit: str) -> Measurement:
-    return Measurement(
-        benchmark="studies",
-        case=case,
-        value=float(f"{value:.4g}"),
-        unit=unit,
-        reference=None,
-        reference_value=None,
-        ratio=None,
-        repeats=1,
-        hardware=hardware(),
-        versions=versions(),
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

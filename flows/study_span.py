@@ -25,7 +25,7 @@ from recon_core.attacks.kkt_objective import Condition, KKTAttack
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
-from recon_core.victims.losses import Loss
+from recon_core.victims.losses import Kind, Loss
 from recon_core.victims.network import Bias, Network
 from recon_core.victims.released import Released
 from recon_core.victims.training import Training
@@ -200,11 +200,12 @@ def _training(scale: Scale, at: dict[str, Value]) -> Training:
         "Adadelta": Optimiser(rule="adadelta", lr=rate),
         "Adam": Optimiser(rule="adam", lr=rate),
     }.get(rule, gradient_descent(rate))
+    kinds: dict[str, Kind] = {"MSE": "mse", "BCE": "bce", "CE, ten classes": "ce"}
     is_whole = at["batch"] == "all images"
     return Training(
         epochs=scale.epochs[rule if is_whole else "batch"],
         optimiser=optimiser,
-        loss=Loss(kind={"MSE": "mse", "BCE": "bce"}.get(loss, "ce")),  # type: ignore[arg-type]
+        loss=Loss(kind=kinds[loss]),
         batch_size=None if is_whole else n // 4,
         weight_decay=float(at["decay"]),
         span="auto",
