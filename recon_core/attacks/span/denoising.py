@@ -16,11 +16,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from recon_core.attacks.span.source_model import cosines
+from recon_core.attacks.span.subspace import mixing_of
 
 SMALLEST_VARIANCE = 1e-3
 """Of a ring, in units of the noise's."""
-RIDGE = 1e-10
-"""Share of a norm that keeps sources solvable where some are the same, or nothing."""
 
 
 def denoised(
@@ -39,9 +38,7 @@ def denoised(
     norm = x.double().square().mean(1).sqrt().clamp_min(1e-30)
     unit = x.double() / norm[:, None]
     wide = weight.double()
-    gram = unit @ unit.mT
-    gram.diagonal().add_(RIDGE * x.shape[1])
-    mixing = torch.linalg.solve(gram, unit @ wide.mT).mT
+    mixing = mixing_of(unit, wide)
     seen = cosines(wide.unflatten(1, shape))
     relative = noise**2 / image_spectrum(seen, noise).flatten()
     strengths, axes = torch.linalg.eigh(mixing.mT @ mixing)

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from recon_core.attacks.span.subspace import mixing_of
 from recon_core.victims.network import Architecture, Parameters
 
 INPUT_NORM = 0.25
@@ -66,7 +67,7 @@ def sources_of(
     start, with the biases behind it), `parameters` of this one victim.
     """
     d = architecture.d
-    mixing = _mixing(rows, weight)
+    mixing = mixing_of(rows, weight).to(rows)
     with_bias = rows.shape[1] > d and biases_tell(rows)
     x = rows[:, :d]
     norm = x.norm(dim=1, keepdim=True).clamp_min(1e-30)
@@ -108,13 +109,6 @@ def biases_tell(rows: Float[Tensor, "k e"]) -> bool:
     """
     basis = torch.linalg.qr(rows.double().mT).Q
     return float(basis[-1].square().sum()) < ALONE
-
-
-def _mixing(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float[Tensor, "h k"]:
-    """M of W = M X by least squares."""
-    solved: Tensor = torch.linalg.lstsq(rows.double().mT, weight.double().mT).solution
-    mixing: Tensor = solved.mT.to(rows.dtype)
-    return mixing
 
 
 def _agreement(

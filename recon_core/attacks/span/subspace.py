@@ -32,6 +32,8 @@ NOISE_ROUGHNESS = 1.9
 SHARP = 100.0
 """Fall of one singular value to the next at which a span ends: the training images' own fall by
 less, noise of a start and what Adam leaves come without a step, roundings far below."""
+RIDGE = 1e-10
+"""Share of a row's norm that keeps rows solvable where some are the same, or nothing."""
 FIT_ROUNDS = 30
 FIT_TOLERANCE = 1e-10
 """Relative change of c at which its fit has ended."""
@@ -143,6 +145,18 @@ def count_signal(
         if float(values[k]) <= edge:
             return k, sigma, edge
     return len(values) - 1, sigma, edge
+
+
+def mixing_of(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float64[Tensor, "h k"]:
+    """M of W = M X by least squares, the same to the bit wherever its arguments lie in memory."""
+    wide = rows.double()
+    norm = wide.norm(dim=1).clamp_min(1e-30)
+    unit = wide / norm[:, None]
+    gram = unit @ unit.mT
+    gram.diagonal().add_(RIDGE)
+    solved = torch.linalg.solve(gram, unit @ weight.double().mT)
+    mixing: Tensor = (solved / norm[:, None]).mT
+    return mixing
 
 
 def fit_share(rows: Float64[Tensor, "h e"], start: Float64[Tensor, "h e"]) -> float:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from recon_core.attacks.span import attack as attack_module
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.lbfgs import Descent, unheard
 from recon_core.attacks.span.likelihood import Likelihood
@@ -92,6 +93,26 @@ def test_the_span_ends_sharply_where_the_start_is_known() -> None:
     noisy = _network(init_std_first=1e-2)
     unknown = _separated(QUICK, noisy, _victim(x, noisy, seed=1)[0])
     assert not unknown.subspace.ends_sharply
+
+
+@pytest.mark.parametrize("bias", ["none", "first"])
+def test_sources_are_denoised_where_the_start_is_noise(
+    bias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, x = _network(bias=bias, init_std_first=0.03), _images()
+    victim, start = _victim(x, architecture, seed=1)
+
+    def both() -> tuple[Separated, Separated]:
+        known = _separated(replace(QUICK, start="known"), architecture, victim, start)
+        return _separated(QUICK, architecture, victim), known
+
+    unknown, known = both()
+    monkeypatch.setattr(attack_module, "denoised", lambda x, *_args, **_named: x)
+    noisy, same = both()
+    assert torch.equal(known.sources.x, same.sources.x)
+    gain = _signed(unknown, x).abs() - _signed(noisy, x).abs()
+    assert float(gain.mean()) > 0.005
+    assert unknown.objective == noisy.objective
 
 
 def test_biases_settle_sign_and_scale() -> None:
