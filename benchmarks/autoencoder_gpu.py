@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measurement, hardware, parse_lines, said, versions
-from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Degraded, Iteration, KnownMask, Recovered, UnknownMask
 from recon_core.degradation import MASKS, degrade, mask_pattern
 from recon_core.recovery_scores import ACCURATE, errors
@@ -48,7 +48,7 @@ from recon_core.victims.autoencoder_training import (
     Overfitted,
     train_autoencoders,
 )
-from storage.sources import load_images
+from storage.sources.load import load_images
 
 CPU = torch.device("cpu")
 SEED = 42

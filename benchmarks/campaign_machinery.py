@@ -51,11 +51,11 @@ from recon_core.types import (
     Victims,
     no_progress,
 )
-from storage.dataset import Dataset
-from storage.sources import ImageSet
-from tasks.campaign import Campaign, Plan, open_store
+from storage.pairs.dataset import Dataset
+from storage.sources.load import ImageSet
+from tasks.campaign.plan import Campaign, Plan, open_store
+from tasks.cluster.workers import Workers
 from tasks.orchestration import flow
-from tasks.workers import Workers
 
 SIZES = (10_000, 50_000, 150_000)
 QUICK_SIZES = (40, 80)

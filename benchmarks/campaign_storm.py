@@ -46,9 +46,9 @@ from flows import PREFECT_DEFAULTS
 from flows.presets import Recipe, kkt, one_phase
 from flows.settings import to_json
 from recon_core.sampling import Phase, Sampling
-from storage.dataset import Dataset
 from storage.files import write_json
-from storage.verify import vacuum, verify_store
+from storage.pairs.dataset import Dataset
+from storage.pairs.verify import vacuum, verify_store
 
 Sampler = Literal["uniform", "least_seen", "adaptive"]
 Kind = Literal["worker", "coordinator", "machine", "group", "server"]

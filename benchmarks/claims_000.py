@@ -3,8 +3,8 @@
     python -m benchmarks.claims_000 [--check] [--json docs/results/claims-000.json] STUDY...
 
 STUDY is a recovery.json, or its folder. Every study checks its claims itself when it is made
-(`tasks.recovery_claims`, with the rules); they are checked again here, on its numbers, and must
-come out the same. Hardware and --check are as in `benchmarks.claims_002`.
+(`tasks.families.autoencoder.study.claims`, with the rules); they are checked again here, on its
+numbers, and must come out the same. Hardware and --check are as in `benchmarks.claims_002`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.claims_002 import collect, read_record
 from benchmarks.record import Claim
-from tasks.recovery_claims import check_recovery
-from tasks.recovery_files import RECORD
-from tasks.recovery_record import SCHEMA, VERSION
+from tasks.families.autoencoder.study.claims import check_recovery
+from tasks.families.autoencoder.study.record import SCHEMA, VERSION
+from tasks.study.products import RECORD
 
 
 def read_study(path: Path) -> dict[str, Any]:

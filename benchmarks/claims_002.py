@@ -3,10 +3,11 @@
     python -m benchmarks.claims_002 [--check] [--json docs/results/claims-002.json] STUDY...
 
 STUDY is a study.json, or its folder. Every study checks its claims itself when it is made
-(`tasks.study_claims`, with the rules); they are checked again here, on its numbers, and must come
-out the same. Seconds are the studies', and so is the hardware of those that FILE already has; that
-of others is this machine's: collect them where they were made. Claims that a benchmark put into
-FILE stay. With --check nothing is written: it fails if FILE's claims are not those of the studies.
+(`tasks.families.weights.study.claims`, with the rules); they are checked again here, on its
+numbers, and must come out the same. Seconds are the studies', and so is the hardware of those that
+FILE already has; that of others is this machine's: collect them where they were made. Claims that a
+benchmark put into FILE stay. With --check nothing is written: it fails if FILE's claims are not
+those of the studies.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Claim, Hardware, hardware, parse_claims
-from tasks.study_claims import check_claims
-from tasks.study_record import SCHEMA, VERSION
+from tasks.families.weights.study.claims import check_claims
+from tasks.study.record import SCHEMA, VERSION
 
 
 def read_study(path: Path) -> dict[str, Any]:

@@ -3,8 +3,8 @@
     python -m benchmarks.claims_003 [--check] [--json docs/results/claims-003.json] STUDY...
 
 STUDY is an inversion.json, or its folder. Every study checks its claims itself when it is made
-(`tasks.inversion_claims`, with the rules); they are checked again here, on its numbers, and must
-come out the same. Hardware and --check are as in `benchmarks.claims_002`.
+(`tasks.families.inversion.study.claims`, with the rules); they are checked again here, on its
+numbers, and must come out the same. Hardware and --check are as in `benchmarks.claims_002`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims_002 import collect, read_record
-from tasks.inversion_claims import check_inversion
-from tasks.inversion_files import RECORD
-from tasks.inversion_record import SCHEMA, VERSION
+from tasks.families.inversion.study.claims import check_inversion
+from tasks.families.inversion.study.products import RECORD
+from tasks.families.inversion.study.record import SCHEMA, VERSION
 
 
 def read_study(path: Path) -> dict[str, Any]:

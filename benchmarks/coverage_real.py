@@ -26,12 +26,12 @@ from benchmarks.record import Measurement, hardware, versions
 from flows.presets import kkt
 from recon_core.experiments import Experiment
 from recon_core.sampling import Phase, Sampling
-from storage.dataset import Dataset
-from storage.sources import ImageSet, load_images
-from tasks.campaign import Campaign, Plan, open_store
-from tasks.campaign_status import CoverageCurve, coverage_curve
-from tasks.generate import run_campaign
-from tasks.workers import Workers, dask_client
+from storage.pairs.dataset import Dataset
+from storage.sources.load import ImageSet, load_images
+from tasks.campaign.generate import run_campaign
+from tasks.campaign.plan import Campaign, Plan, open_store
+from tasks.campaign.status import CoverageCurve, coverage_curve
+from tasks.cluster.workers import Workers, dask_client
 
 PLOT = Path(__file__).parent.parent / "docs" / "results" / "coverage-cifar.png"
 UNIFORM = "uniform"

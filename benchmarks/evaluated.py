@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recon_core.summary import bootstrap_interval
-from tasks.evaluation_record import SCHEMA, VERSION
+from tasks.evaluation.record import SCHEMA, VERSION
 
 PLAIN = "plain"
 

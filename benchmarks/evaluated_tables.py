@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evaluated import PLAIN, Evaluated
-from tasks.evaluation_criteria import describe_hallucination
+from tasks.evaluation.criteria import describe_hallucination
 
 TABLES = ("before-after.csv", "methods.csv", "runs.csv", "context.json")
 """`split-halves.csv` and `hallucination.csv` are read as well where they are there."""

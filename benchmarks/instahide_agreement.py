@@ -18,7 +18,7 @@ from benchmarks.instahide import Gaussian, edges_of
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.line_graph import assign, assign_by_trying, canonical, gram
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.publics import by_sdp, find_publics
+from recon_core.attacks.instahide.public_images import by_sdp, find_publics
 from recon_core.attacks.instahide.signs import all_solutions, solve
 
 SEED = 40_000

@@ -24,7 +24,7 @@ from benchmarks.instahide import EXACT, D, Gaussian
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.line_graph import assign
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.publics import find_publics
+from recon_core.attacks.instahide.public_images import find_publics
 from recon_core.attacks.instahide.recover import Status
 
 SUPPORTS = 0.995

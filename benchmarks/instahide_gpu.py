@@ -23,8 +23,8 @@ from benchmarks.findings import PHOTOS, Run
 from benchmarks.instahide import Gaussian
 from benchmarks.instahide_photographs import Case, Outcome, Sizes, sizes_of
 from benchmarks.record import Measurement, hardware, main, versions
-from recon_core.attacks.instahide.likeness import likeness
 from recon_core.attacks.instahide.mixing import Mixing
+from recon_core.attacks.instahide.pair_statistics import likeness
 from recon_core.attacks.instahide.practical import recover_practically
 from recon_core.attacks.instahide.recover import Recovered, recover
 

@@ -27,19 +27,25 @@ from torch.nn import functional
 from benchmarks.findings import Finding, Run
 from benchmarks.instahide_figure import draw_photographs
 from recon_core.attacks.instahide.carlini import Carlini, recover_as_carlini
+from recon_core.attacks.instahide.carlini_clusters import Growth
 from recon_core.attacks.instahide.coherence import centred, gradient_windows, whitening
 from recon_core.attacks.instahide.descent import Descent
 from recon_core.attacks.instahide.groups import Components
-from recon_core.attacks.instahide.growth import Growth
-from recon_core.attacks.instahide.likeness import STATISTICS, Seen, left_by, likeness, pursued
 from recon_core.attacks.instahide.line_graph import incidence_of
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.oracle import auc, oracle_similarity
+from recon_core.attacks.instahide.pair_statistics import (
+    STATISTICS,
+    Seen,
+    left_by,
+    likeness,
+    pursued,
+)
 from recon_core.attacks.instahide.practical import Practical, recover_practically
 from recon_core.attacks.instahide.recover import Recovered, Status, recover
 from recon_core.attacks.instahide.similarity_network import Similarity, SimilarityNetwork
 from recon_core.similarity import similarities
-from storage.sources import load_images
+from storage.sources.load import load_images
 
 HALF_A_LEVEL = 1 / 255
 """Of pixels from -1 to 1."""

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from benchmarks.inversion_reference import PlainLeNet5, literal_mixcon, load, plain_train
 from benchmarks.record import Measurement, compared, main
-from recon_core.attacks.feature_matching import GradientInversion, Inverted
-from recon_core.attacks.strong_inversion import Inversion, StrongInversion
+from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
+from recon_core.attacks.inversion.strong_inversion import Inversion, StrongInversion
 from recon_core.types import seeded_generator
 from recon_core.victims.autoencoder import Weights
 from recon_core.victims.class_batches import ClassBatches

@@ -30,13 +30,13 @@ from benchmarks.kkt_reference import (
 )
 from benchmarks.kkt_reference import train as plain_train
 from benchmarks.record import Measurement, compared, hardware, main, versions
-from recon_core.attacks.kkt_objective import (
+from recon_core.attacks.kkt.objective import (
     Coordinates,
     KKTAttack,
     settings_of,
     starting_points,
 )
-from recon_core.attacks.kkt_solver import Solver
+from recon_core.attacks.kkt.solver import Solver
 from recon_core.threads import side_by_side
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Architecture, Network, Parameters

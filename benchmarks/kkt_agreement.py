@@ -31,7 +31,7 @@ from torch import Tensor
 
 from benchmarks.kkt_duel import N_IMAGES, Case, Duel, Victims
 from benchmarks.record import Measurement, hardware, said, versions
-from recon_core.attacks.kkt_objective import KKTAttack
+from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.optimisers import Optimiser

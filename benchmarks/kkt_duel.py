@@ -22,12 +22,12 @@ from benchmarks.kkt_reference import (
     train,
 )
 from recon_core.adaptive import History
-from recon_core.attacks.kkt_objective import KKTAttack, Objective, settings_of, starting_points
-from recon_core.attacks.kkt_solver import reconstruct
+from recon_core.attacks.kkt.objective import KKTAttack, Objective, settings_of, starting_points
+from recon_core.attacks.kkt.solver import reconstruct
 from recon_core.sampling import Phase, Sampling, binary_labels, plan_part
 from recon_core.types import RunSpec
 from recon_core.victims.network import Network
-from storage.sources import ImageSet, load_images
+from storage.sources.load import ImageSet, load_images
 
 N_IMAGES = 20
 ROOT_SEED = 0

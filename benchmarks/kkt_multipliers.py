@@ -23,8 +23,8 @@ from benchmarks.kkt_reference import Reconstruction, ReferenceAttack, ReferenceN
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.summary import proportion_interval
-from storage.sources import load_images
-from tasks.study_results import Difference, Floats, difference
+from storage.sources.load import load_images
+from tasks.study.results import Difference, Floats, difference
 
 GOOD = 0.4
 FAILS = 0.05

@@ -23,10 +23,10 @@ from flows.presets import Recipe, RestorerPlan
 from flows.settings import from_json
 from recon_core.balance import Curation
 from recon_core.restore import EDM, BFDnCNN, Restorer
-from storage.dataset import Dataset
-from tasks.train import train_restorer
-from tasks.train_validation import held_out_parts
-from tasks.workers import resolve_device
+from storage.pairs.dataset import Dataset
+from tasks.cluster.workers import resolve_device
+from tasks.training.train import train_restorer
+from tasks.training.validation import held_out_parts
 from tasks.workspace import Workspace
 
 N_SAMPLES, N_SAMPLER_STEPS = 16, 9

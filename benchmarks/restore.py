@@ -37,8 +37,8 @@ from recon_core.balance import Curation
 from recon_core.restore import PAPER_TRAININGS, BFDnCNN, Examples, Fit, Restorer
 from recon_core.restore.edm import EDM
 from recon_core.types import N_AUGMENT
-from storage.dataset import Dataset
-from tasks.pair_stream import PairExamples
+from storage.pairs.dataset import Dataset
+from tasks.dataset.pair_stream import PairExamples
 
 AGREEMENT = 1e-3
 PLAIN = "the same network, channels first, eager, plain Adam"

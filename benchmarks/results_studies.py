@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tasks import inversion_record, recovery_record
-from tasks.recovery_views import at_lowest
-from tasks.recovery_words import whose_claims
-from tasks.study_record import SCHEMA, VERSION
+from tasks.families.autoencoder.study import record as recovery_record
+from tasks.families.autoencoder.study.figure_specs import at_lowest
+from tasks.families.autoencoder.study.headline import whose_claims
+from tasks.families.inversion.study import record as inversion_record
+from tasks.study.record import SCHEMA, VERSION
 
 HEADER = (
     *("cell", "networks", "images each", "good", "good decoys", "mean SSIM", "decoys"),

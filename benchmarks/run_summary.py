@@ -29,8 +29,8 @@ from benchmarks.restoration import (
     gain,
     learned,
 )
-from tasks.evaluation_record import SCHEMA, VERSION
-from tasks.report import method_title
+from tasks.evaluation.record import SCHEMA, VERSION
+from tasks.report.page import method_title
 
 
 @dataclass(frozen=True, kw_only=True)

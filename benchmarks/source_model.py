@@ -17,7 +17,7 @@ import torch
 
 from recon_core.attacks.span import source_model
 from recon_core.attacks.span.source_model import Learning, SourceModel, learn_source_model
-from storage.sources import ImageSet, load_images
+from storage.sources.load import ImageSet, load_images
 
 PER_CLASS = 1000
 SEED = 0

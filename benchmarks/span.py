@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.record import Measurement, compared, measured, said
 from flows.presets import preset
-from recon_core.attacks.kkt import KKT
+from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.span.attack import SpanAttack, separate
 from recon_core.attacks.span.orthogonal import Stage, rotate, rotation_start
 from recon_core.attacks.span.search import best_start, views_of
@@ -33,7 +33,7 @@ from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.sampling import binary_labels
 from recon_core.types import RunSpec, seeded_generator
-from storage.sources import ImageSet, load_images
+from storage.sources.load import ImageSet, load_images
 
 _line = partial(measured, "span")
 GOOD = 0.4

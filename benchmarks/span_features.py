@@ -31,7 +31,7 @@ from recon_core.attacks.span.attack import SpanAttack, separate
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training, train
-from storage.sources import ImageSet, load_images
+from storage.sources.load import ImageSet, load_images
 
 _line = partial(measured, "span_features")
 BACK = 0.9

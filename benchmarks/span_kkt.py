@@ -30,15 +30,15 @@ from benchmarks.kkt_reference import objective as plain_objective
 from benchmarks.record import Measurement, compared, hardware, said, versions
 from benchmarks.span import CPU, GOOD, drawn
 from flows.presets import preset
-from recon_core.attacks.kkt import KKT
-from recon_core.attacks.kkt_objective import Coordinates, KKTAttack, settings_of, starting_points
-from recon_core.attacks.kkt_solver import reconstruct
-from recon_core.attacks.kkt_span import SpanCoordinates
+from recon_core.attacks.kkt.objective import Coordinates, KKTAttack, settings_of, starting_points
+from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.kkt.solver import reconstruct
+from recon_core.attacks.kkt.span_coordinates import SpanCoordinates
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.types import RunSpec
 from recon_core.victims.network import Parameters
-from storage.sources import ImageSet, load_images
+from storage.sources.load import ImageSet, load_images
 
 START_STD = 1e-4
 FIRST_STD = 0.02

@@ -43,9 +43,9 @@ from benchmarks.store_sample import (
     sample_store,
     training_examples,
 )
-from storage.dataset import Dataset, create_or_open
-from storage.layout import compress_reconstruction
-from storage.parts import write_part
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.layout import compress_reconstruction
+from storage.pairs.parts import write_part
 
 
 def writing(folder: Path, sizes: Sizes) -> Iterator[Measurement]:

@@ -11,10 +11,10 @@ import zarr
 from zarr.codecs import ZstdCodec
 
 from benchmarks.store_sample import Columns
-from storage.dataset import Dataset
-from storage.layout import CHUNK_ROWS
-from storage.receipts import PARTS_FOLDER
-from storage.shards import LEVEL, shard_rows
+from storage.pairs.dataset import Dataset
+from storage.pairs.layout import CHUNK_ROWS
+from storage.pairs.receipts import PARTS_FOLDER
+from storage.pairs.shards import LEVEL, shard_rows
 
 STREAMED = (
     "pairs/reconstruction",

@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 
 from recon_core.balance import Curation
-from storage.dataset import Dataset, create_or_open
-from storage.layout import LATER_COLUMNS, Encoding
-from storage.parts import write_part
-from storage.receipts import Provenance
-from tasks.pair_stream import PairExamples
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.layout import LATER_COLUMNS, Encoding
+from storage.pairs.parts import write_part
+from storage.pairs.receipts import Provenance
+from tasks.dataset.pair_stream import PairExamples
 
 BATCH = 512
 PAIRS_PER_IMAGE = 1400

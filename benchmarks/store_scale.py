@@ -1,8 +1,8 @@
 """Sixty million pairs without their pictures: what opening, balancing and hashing them costs.
 
 The receipts of 2,400 parts of 62 or 63 runs, 300 images and 400 confident pairs each are written as
-`storage.receipts` writes them, with made-up hashes; the arrays they describe (hundreds of GB) are
-not there. Opening is timed in a fresh process that imports `storage` and nothing else; its peak
+`storage.pairs.receipts` writes them, with made-up hashes; the arrays they describe (hundreds of GB)
+are not there. Opening is timed in a fresh process that imports `storage` and nothing else; its peak
 memory is the kernel's and includes the interpreter and numpy, which are stated beside it. Receipts
 were written a moment before and are in the page cache. Set TMPDIR to choose the device.
 
@@ -30,15 +30,15 @@ import numpy.typing as npt
 from benchmarks.record import Measurement, hardware, main, versions
 from benchmarks.store_sample import QUICK, Sizes, sample_store
 from recon_core.balance import Curation, curated_repeats, occurrences, summarise
-from storage.dataset import Dataset, create_or_open
-from storage.image_table import image_table, pack_images
-from storage.layout import COLUMNS, ENCODINGS, TABLES, receipt_name, shape_of
-from storage.receipts import (
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.image_table import image_table, pack_images
+from storage.pairs.layout import COLUMNS, ENCODINGS, TABLES, receipt_name, shape_of
+from storage.pairs.receipts import (
     RECEIPTS_FOLDER,
     Receipt,
     schema_name,
 )
-from storage.shards import shard_names
+from storage.pairs.shards import shard_names
 
 N_IMAGES = 43_000
 """Images that runs are made of; 60 million pairs are about 1,400 of each."""
@@ -48,7 +48,7 @@ OPEN_GOAL_S, OPEN_GOAL_GIB, REPEATS_GOAL_S = 3.0, 1.5, 20.0
 
 OPEN = """
 import json, sys, time
-from storage.dataset import Dataset
+from storage.pairs.dataset import Dataset
 def peak_mib():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024

@@ -31,15 +31,15 @@ from benchmarks.store_sample import (
     sample_columns,
     training_examples,
 )
-from storage.dataset import Dataset, create_or_open
-from storage.parts import write_part
-from storage.verify import verify_store
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.parts import write_part
+from storage.pairs.verify import verify_store
 
 N_TENTHS = 10
 
 OPEN = """
 import json, sys, time
-from storage.dataset import Dataset
+from storage.pairs.dataset import Dataset
 start = time.perf_counter()
 dataset = Dataset(sys.argv[1])
 dataset.image_counts()

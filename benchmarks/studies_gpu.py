@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.record import Measurement, measured, said
 from flows.studies import STUDIES, study
-from recon_core.attacks.kkt_objective import (
+from recon_core.attacks.kkt.objective import (
     KKTAttack,
     Objective,
     settings_of,
@@ -33,8 +33,8 @@ from recon_core.attacks.kkt_objective import (
 )
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Conv, Network
-from tasks.study import Study
-from tasks.study_cost import Pace, cost_of, measured_pace, total
+from tasks.study.cost import Pace, cost_of, measured_pace, total
+from tasks.study.settings import Study
 
 _measurement = partial(measured, "studies")
 SHAPE = (3, 32, 32)

@@ -22,8 +22,8 @@ import torch
 from benchmarks.record import Measurement, hardware, said, versions
 from recon_core.matching import best_per_target, fit_to_range
 from recon_core.metrics import ssim_matrix
-from storage.dataset import Dataset
-from storage.layout import OUTCOMES
+from storage.pairs.dataset import Dataset
+from storage.pairs.layout import OUTCOMES
 
 N_ORDERS = 200
 FLOAT = npt.NDArray[np.float64]

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from flows.presets import Recipe
-from storage.sources import Split
-from tasks.batching import batched
-from tasks.workers import Workers
+from storage.sources.load import Split
+from tasks.cluster.batching import batched
+from tasks.cluster.workers import Workers
 from tasks.workspace import Workspace
 
 
 def with_batch(recipe: Recipe, store: Path, split: Split, batch: str, workers: Workers) -> Recipe:
-    """The recipe with `batch` runs per part of a split: a number, or `auto` (`tasks.batching`).
+    """Set the runs per part of a recipe to `batch`: a number, or `auto` (`tasks.cluster.batching`).
 
     Raises:
         ValueError: it is neither, or there is no such number; the message has the fix.

@@ -15,14 +15,14 @@ from flows.report import report
 from flows.settings import resolve
 from flows.train import train
 from recon_core.restore.precision import require_precision
-from storage.sources import Split
-from tasks.campaign import Plan
+from storage.sources.load import Split
+from tasks.campaign.plan import Plan
+from tasks.cluster.workers import Workers, check_workers
 from tasks.devices import resolve_device
-from tasks.evaluate import open_elsewhere
-from tasks.evaluation_settings import check_names
+from tasks.evaluation.evaluate import open_elsewhere
+from tasks.evaluation.settings import check_names
 from tasks.orchestration import flow
-from tasks.train_log import summary_writer
-from tasks.workers import Workers, check_workers
+from tasks.training.log import summary_writer
 
 
 @flow(name="chain", flow_run_name="{store}")

@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 
 from recon_core.sampling import Sampling
-from storage.dataset import Dataset, is_store
-from storage.places import Place
-from tasks.campaign_state import State, read_control, read_quarantine
-from tasks.campaign_status import stored_sampling
+from storage.object_store import Place
+from storage.pairs.dataset import Dataset, is_store
+from tasks.campaign.state import State, read_control, read_quarantine
+from tasks.campaign.status import stored_sampling
 
 Ending = Literal["reached", "paused", "cancelled", "quarantined", "stalled", "bound"]
 """Why it ended: enough images are covered; somebody holds the campaign; parts were given up; no

@@ -9,7 +9,7 @@ from flows.presets import Recipe
 from flows.settings import resolve, to_json
 from storage.files import write_json
 from tasks.artifacts import leave_facts
-from tasks.curate import curate_pairs
+from tasks.dataset.curate import curate_pairs
 from tasks.orchestration import flow
 from tasks.workspace import Workspace
 

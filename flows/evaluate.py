@@ -9,17 +9,17 @@ from flows.generate import generate
 from flows.heldout import images_of
 from flows.presets import Recipe
 from flows.settings import resolve, to_json
-from storage.dataset import Dataset, is_store
 from storage.errors import StorageError
 from storage.files import write_file, write_json
-from storage.sources import ImageSet
+from storage.pairs.dataset import Dataset, is_store
+from storage.sources.load import ImageSet
 from tasks.artifacts import leave_picture, leave_table
-from tasks.contact_sheet import attacks_sheet, contact_sheet
-from tasks.evaluate import Evaluation, open_elsewhere, read_excluded
-from tasks.evaluate import evaluate as score
+from tasks.cluster.workers import Device, Workers, resolve_device
+from tasks.evaluation.evaluate import Evaluation, open_elsewhere, read_excluded
+from tasks.evaluation.evaluate import evaluate as score
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
-from tasks.workers import Device, Workers, resolve_device
+from tasks.report.contact_sheet import attacks_sheet, contact_sheet
 from tasks.workspace import Workspace
 
 
@@ -36,7 +36,7 @@ def evaluate(
     1. Train and attack the held-out victims that are missing, on the workers, and make the further
     attacks on them. 2. Find the trained restorers. 3. Score, on `device`. 4. Say it. Raises what
     `generate` does, StorageError if parts of a store are quarantined, and ValueError for what
-    `tasks.evaluate.evaluate` refuses.
+    `tasks.evaluation.evaluate.evaluate` refuses.
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)

@@ -39,8 +39,8 @@ def expected_line(error: Exception) -> str | None:
     if isinstance(error, StorageError):
         return shown(str(error))
     from recon_core.restore.fit import NonfiniteLossError
-    from tasks.campaign_watch import CampaignError
-    from tasks.curate import NothingToLearnError
+    from tasks.campaign.watch import CampaignError
+    from tasks.dataset.curate import NothingToLearnError
 
     known = (CampaignError, NothingToLearnError, NonfiniteLossError)
     return str(error) if isinstance(error, known) else None

@@ -8,19 +8,19 @@ from typing import Any
 from flows.heldout import images_of
 from flows.presets import Recipe
 from flows.settings import resolve, to_json
-from storage.dataset import Dataset, is_store
 from storage.errors import StoreMismatchError
 from storage.files import write_json
-from storage.sources import Split
+from storage.pairs.dataset import Dataset, is_store
+from storage.sources.load import Split
 from tasks.artifacts import leave_campaign, leave_facts
-from tasks.campaign import AnyPlan, Plan, open_store
-from tasks.campaign_state import read_quarantine, resume_if_stopped
-from tasks.campaign_watch import CampaignError, log_notice
-from tasks.generate import run_campaign
+from tasks.campaign.generate import run_campaign
+from tasks.campaign.plan import AnyPlan, Plan, open_store
+from tasks.campaign.state import read_quarantine, resume_if_stopped
+from tasks.campaign.victim_files import VICTIMS
+from tasks.campaign.watch import CampaignError, log_notice
+from tasks.cluster.workers import Workers, dask_client, device_of
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
-from tasks.victim_files import VICTIMS
-from tasks.workers import Workers, dask_client, device_of
 from tasks.workspace import Workspace
 
 TITLES = {

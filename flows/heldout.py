@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from flows.presets import Recipe
-from storage.sources import ImageSet, Split
-from tasks.heldout import exclude_near_duplicates
+from storage.sources.load import ImageSet, Split
+from tasks.dataset.heldout import exclude_near_duplicates
 from tasks.progress import stage_progress
 from tasks.workspace import Workspace
 

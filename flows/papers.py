@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flows.attack_plan import AttackPlan
+from flows.families.weights.attack_plan import AttackPlan
 from flows.naming import unknown_name
-from recon_core.attacks.kkt_objective import KKTAttack, Search
+from recon_core.attacks.kkt.objective import KKTAttack, Search
 from recon_core.experiments import KKT, AutoencoderRecovery
 from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Loss

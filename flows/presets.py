@@ -21,10 +21,10 @@ from flows.papers import (
     IMAGES_PER_RUN,
     autoencoder_recovery,
 )
+from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.instahide.mixing import InstaHide
-from recon_core.attacks.kkt_attacks import Attack
-from recon_core.attacks.kkt_objective import KKTAttack, Search
-from recon_core.attacks.many_starts import NoiseAware
+from recon_core.attacks.kkt.attacks import Attack
+from recon_core.attacks.kkt.objective import KKTAttack, Search
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.balance import Curation
 from recon_core.duplicates import THRESHOLD as NEAR_DUPLICATE
@@ -43,12 +43,12 @@ from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training as VictimTraining
-from storage.layout import Encoding
-from storage.sources import ImageSet, Split, load_images
-from tasks.campaign import Campaign
-from tasks.evaluate import Evaluation
-from tasks.train_log import TensorBoard
-from tasks.train_validation import Validation
+from storage.pairs.layout import Encoding
+from storage.sources.load import ImageSet, Split, load_images
+from tasks.campaign.plan import Campaign
+from tasks.evaluation.evaluate import Evaluation
+from tasks.training.log import TensorBoard
+from tasks.training.validation import Validation
 
 FORBID = {"extra": "forbid"}
 _held: WeakValueDictionary[tuple[object, ...], ImageSet] = WeakValueDictionary()
@@ -85,10 +85,10 @@ class Recipe:
     restorers learn from; `heldout`: the victims that are evaluated, trained on the held-out split;
     `further_attacks`: what else attacks the same victims, each kind once, to be shown beside the
     experiment's own attack, which is the one that restorers restore.
-    `threads`: CPU threads per part (part of the result, see `tasks.campaign`). `pairs_at`: a folder
-    or s3://bucket/prefix for the stores of pairs, if not in the job's folder. `encoding`: how they
-    keep reconstructions. `near_duplicates`: held-out images that are so much like a training image
-    (`tasks.heldout`) are left out; None keeps all.
+    `threads`: CPU threads per part (part of the result, see `tasks.campaign.plan`). `pairs_at`: a
+    folder or s3://bucket/prefix for the stores of pairs, if not in the job's folder. `encoding`:
+    how they keep reconstructions. `near_duplicates`: held-out images that are so much like a
+    training image (`tasks.dataset.heldout`) are left out; None keeps all.
     """
 
     name: str = "custom"

@@ -20,15 +20,15 @@ from flows.generate import generate
 from flows.heldout import images_of
 from flows.presets import HELDOUT_SEED_OFFSET, Recipe
 from flows.settings import explained, from_json, to_json
-from storage.dataset import Dataset, is_store, manifest_differences
 from storage.documents import read_document, understood
 from storage.errors import CorruptPartError, SourceError, StorageError, StoreMismatchError
-from storage.receipts import Receipt
-from storage.store_file import fits
+from storage.pairs.dataset import Dataset, is_store, manifest_differences
+from storage.pairs.receipts import Receipt
+from storage.pairs.store_file import fits
 from tasks.artifacts import leave_campaign, leave_facts
-from tasks.campaign import as_it_was, code_version
+from tasks.campaign.plan import as_it_was, code_version
+from tasks.cluster.workers import Workers
 from tasks.orchestration import flow
-from tasks.workers import Workers
 from tasks.workspace import Workspace
 
 MANIFEST_SCHEMA = "palimpsest-manifest/1"

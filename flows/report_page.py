@@ -11,12 +11,12 @@ from typing import Any
 from flows.presets import Recipe
 from flows.settings import command, to_json
 from storage.checkpoints import read_meta
-from storage.dataset import Dataset, is_store
 from storage.errors import StorageError
-from tasks.campaign import code_version
-from tasks.report import write_report
-from tasks.train_state import MODEL
-from tasks.workers import usable_cores
+from storage.pairs.dataset import Dataset, is_store
+from tasks.campaign.plan import code_version
+from tasks.cluster.workers import usable_cores
+from tasks.report.page import write_report
+from tasks.training.state import MODEL
 from tasks.workspace import Workspace
 
 SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "zarr", "dask", "prefect", "scikit-image", "piq")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from storage.places import Location
+from storage.object_store import Location
 from tasks.artifacts import leave_facts, leave_picture
-from tasks.onnx_restorer import OnnxRange
+from tasks.cluster.workers import Device
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
-from tasks.restore import OpenRestorer, open_restorer
-from tasks.restore_folder import SHEET
-from tasks.restore_inputs import Inputs, Size, open_inputs
-from tasks.restore_job import Restoration, restore_pictures
-from tasks.workers import Device
+from tasks.restoring.folder import SHEET
+from tasks.restoring.inputs import Inputs, Size, open_inputs
+from tasks.restoring.job import Restoration, restore_pictures
+from tasks.restoring.onnx_restorer import OnnxRange
+from tasks.restoring.restore import OpenRestorer, open_restorer
 
 
 @flow(name="restore", flow_run_name="{out}")
@@ -34,7 +34,8 @@ def restore(
     """Restore the pictures at `source`; finished ones are not repeated, unless `fresh`.
 
     1. Open the restorer. 2. Find the pictures. 3. Restore them, by the mean of their samples, with
-    maps of how far these disagree. 4. Say it. Raises what `tasks.restore` and its neighbours raise.
+    maps of how far these disagree. 4. Say it. Raises what `tasks.restoring.restore` and its
+    neighbours raise.
     """
     restorer = open_restorer(weights, device=device, onnx_range=onnx_range)
     inputs = open_inputs(source, limit=limit, size=size, skip_corrupt=skip_corrupt)

@@ -1,7 +1,7 @@
 """The studies that there are: by name, what each asks, its grid, its figures and its claims.
 
-A study is one function in `flows.study_grids`, its figures and claims one each in
-`tasks.study_views` and `tasks.study_claims`, and one line here.
+A study is one function in `flows.families.weights.grids`, its figures and claims one each in
+`tasks.study.figure_specs` and `tasks.families.weights.study.claims`, and one line here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Literal, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from flows import study_grids as grids
-from flows import study_span
+from flows.families.weights import grids
+from flows.families.weights import span_grid as study_span
 from flows.naming import unknown_name
 from flows.settings import explained, replace_setting, replace_settings
 from storage.documents import read_document, understood
-from tasks.study import Cell, Study
+from tasks.study.settings import Cell, Study
 
 STUDY, CELL = TypeAdapter(Study), TypeAdapter(Cell)
 PRESETS = tuple(grids.SIZES)

@@ -15,23 +15,25 @@ from flows.generate import make_pairs
 from flows.settings import values_of
 from flows.studies import OF_EVERY_CELL, SETTINGS, STUDIES, resolve, study_command, to_json
 from flows.studies import study as preset_study
-from storage.dataset import Dataset
 from storage.errors import StorageError
 from storage.files import write_file, write_json
-from storage.sources import load_images
+from storage.pairs.dataset import Dataset
+from storage.sources.load import load_images
 from tasks.artifacts import leave_link, leave_table
-from tasks.campaign import open_store, sha256_of
-from tasks.campaign_state import resume_if_stopped
-from tasks.campaign_watch import log_notice
-from tasks.evaluation_pictures import KeptPictures
-from tasks.evaluation_victims import find_victims
-from tasks.generate import VICTIMS
+from tasks.campaign.generate import VICTIMS
+from tasks.campaign.plan import open_store, sha256_of
+from tasks.campaign.state import resume_if_stopped
+from tasks.campaign.victim_files import VictimsOfStore
+from tasks.campaign.watch import log_notice
+from tasks.cluster.workers import Workers, dask_client, device_of, resolve_device, usable_cores
+from tasks.evaluation.pictures import KeptPictures
+from tasks.evaluation.victims import find_victims
+from tasks.families.weights.study.claims import check_claims
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
-from tasks.study import Study, StudyPlan
-from tasks.study_claims import check_claims
-from tasks.study_page import write_page
-from tasks.study_record import (
+from tasks.study.figure_specs import describe_figures, kernels_of
+from tasks.study.page import write_page
+from tasks.study.record import (
     METHOD,
     SCHEMA,
     VERSION,
@@ -41,10 +43,8 @@ from tasks.study_record import (
     examine,
     unseen_images,
 )
-from tasks.study_victims import train_victims
-from tasks.study_views import describe_figures, kernels_of
-from tasks.victim_files import VictimsOfStore
-from tasks.workers import Workers, dask_client, device_of, resolve_device, usable_cores
+from tasks.study.settings import Study, StudyPlan
+from tasks.study.victims import train_victims
 from tasks.workspace import Workspace
 
 RECORD = "study.json"

@@ -30,15 +30,15 @@ from flows.generate import generate
 from flows.presets import Recipe
 from flows.settings import resolve
 from recon_core.sampling import Sampling
-from storage.dataset import Dataset, is_store
-from storage.places import Place, open_place
-from storage.sources import Split
+from storage.object_store import Place, open_place
+from storage.pairs.dataset import Dataset, is_store
+from storage.sources.load import Split
 from tasks.artifacts import leave_campaign, leave_facts, leave_progress
-from tasks.campaign_state import read_control, read_quarantine
-from tasks.campaign_status import last_phase_of, stored_sampling
-from tasks.campaign_watch import CampaignError, log_notice
+from tasks.campaign.state import read_control, read_quarantine
+from tasks.campaign.status import last_phase_of, stored_sampling
+from tasks.campaign.watch import CampaignError, log_notice
+from tasks.cluster.workers import Workers, dask_client, device_of
 from tasks.orchestration import flow
-from tasks.workers import Workers, dask_client, device_of
 from tasks.workspace import Workspace
 
 

@@ -10,14 +10,14 @@ from flows.naming import unknown_name
 from flows.presets import Recipe, RestorerPlan
 from flows.settings import resolve, to_json
 from recon_core.balance import Curation
-from storage.dataset import Dataset
 from storage.files import write_json
-from storage.sources import ImageSet
+from storage.pairs.dataset import Dataset
+from storage.sources.load import ImageSet
 from tasks.artifacts import leave_facts
+from tasks.cluster.workers import Device, resolve_device
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
-from tasks.train import train_restorer
-from tasks.workers import Device, resolve_device
+from tasks.training.train import train_restorer
 from tasks.workspace import Workspace
 
 

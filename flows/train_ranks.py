@@ -15,19 +15,19 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from flows.cli.console import Screen
 from flows.naming import unknown_name
 from flows.presets import Recipe
-from flows.screen import Screen
 from flows.settings import parse_assignments, read_recipe, resolve, to_json
 from recon_core.restore import NonfiniteLossError
-from storage.dataset import Dataset
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from storage.files import write_json
+from storage.pairs.dataset import Dataset
+from tasks.cluster.workers import Device, resolve_device
 from tasks.progress import LOG_EVERY_SECONDS, progress_line
-from tasks.train import train_restorer
-from tasks.train_loop import OnStep
-from tasks.train_ranks import Accelerated, Group, OneProcess, leave, started_by_torchrun
-from tasks.workers import Device, resolve_device
+from tasks.training.loop import OnStep
+from tasks.training.ranks import Accelerated, Group, OneProcess, leave, started_by_torchrun
+from tasks.training.train import train_restorer
 from tasks.workspace import Workspace
 
 

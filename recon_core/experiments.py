@@ -15,16 +15,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from recon_core.attacks import (
-    autoencoder_memory,
-    instahide_memory,
-    inversion_memory,
-    kkt_memory,
-)
-from recon_core.attacks.autoencoder import AutoencoderRecovery
-from recon_core.attacks.instahide_runs import InstaHideRecovery
-from recon_core.attacks.inversion import Inversion
-from recon_core.attacks.kkt import KKT
+from recon_core.attacks.autoencoder import memory as autoencoder_memory
+from recon_core.attacks.autoencoder.run import AutoencoderRecovery
+from recon_core.attacks.instahide import memory as instahide_memory
+from recon_core.attacks.instahide.run import InstaHideRecovery
+from recon_core.attacks.inversion import memory as inversion_memory
+from recon_core.attacks.inversion.run import Inversion
+from recon_core.attacks.kkt import memory as kkt_memory
+from recon_core.attacks.kkt.run import KKT
 from recon_core.tagged import Tagged
 
 __all__ = [

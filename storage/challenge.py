@@ -27,7 +27,7 @@ from storage.arrays import read_array
 from storage.documents import read_document
 from storage.errors import DocumentError, SourceError
 from storage.files import write_file, write_json
-from storage.pictures import CorruptPictureError, is_picture, read_picture_as_it_is
+from storage.sources.pictures import CorruptPictureError, is_picture, read_picture_as_it_is
 
 SCHEMA, VERSION = "palimpsest-instahide-challenge", 1
 FACTS = "challenge.json"

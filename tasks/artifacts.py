@@ -20,10 +20,10 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
-from storage.dataset import Dataset
-from tasks.campaign_status import CampaignStatus, campaign_status, coverage_curve
-from tasks.campaign_watch import log_notice
-from tasks.coverage_plot import coverage_plot
+from storage.pairs.dataset import Dataset
+from tasks.campaign.coverage_plot import coverage_plot
+from tasks.campaign.status import CampaignStatus, campaign_status, coverage_curve
+from tasks.campaign.watch import log_notice
 from tasks.orchestration import recorded
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from tasks.guard import SAME_REQUEST_S
+from tasks.cluster.child_processes import SAME_REQUEST_S
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WAITS = b"interrupted: stops after this step and keeps it; once more stops at once\n"

@@ -23,7 +23,7 @@ from typing import Any
 from storage.documents import read_document, understood
 from storage.errors import DocumentError
 from storage.files import write_json
-from storage.places import Location
+from storage.object_store import Location
 
 RECIPE_FIX = "restore it, or name the settings with --preset"
 

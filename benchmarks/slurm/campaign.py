@@ -31,7 +31,7 @@ from pathlib import Path
 
 from benchmarks.record import Measurement, hardware, versions
 from benchmarks.slurm.cluster import SlurmCluster, hostname
-from storage.dataset import Dataset
+from storage.pairs.dataset import Dataset
 
 N_WORKERS, N_NODES = 2, 3
 N_PARTS, RUNS_PER_PART = 48, 4
@@ -55,7 +55,7 @@ import logging, sys
 notices = logging.FileHandler(sys.argv.pop(1))
 notices.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
 logging.getLogger("palimpsest").addHandler(notices)
-from flows.cli import main
+from flows.cli.main import main
 main()
 """
 """The command itself, with a file of its own for what the campaign says of jobs and parts."""

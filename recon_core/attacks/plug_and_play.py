@@ -6,7 +6,7 @@ with H unknown. Alternate two steps: x by plug-and-play ADMM, in which f stands 
 operator of s_f (algorithm 1; for some tied autoencoders it is one, theorem 1), and H pixel by pixel
 in closed form (eq. 19, 20). f is a black box: only f(x) is asked for. All samples and masks go
 through it as one batch, in which every sample stops by itself and then leaves. What we add is in
-`recon_core.attacks.many_starts`.
+`recon_core.attacks.autoencoder.many_starts`.
 """
 
 from __future__ import annotations

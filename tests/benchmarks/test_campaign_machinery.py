@@ -16,8 +16,8 @@ from benchmarks.campaign_machinery import (
     no_op_campaign,
 )
 from recon_core.types import N_AUGMENT, STATS
-from tasks.campaign import Plan
-from tasks.part import columns_of
+from tasks.campaign.part import columns_of
+from tasks.campaign.plan import Plan
 
 N_IMAGES = 40
 

@@ -27,8 +27,8 @@ from benchmarks.record import parse_claims, parse_lines
 from benchmarks.results_page import RESULTS, build_page
 from benchmarks.run_summary import parse_run
 from recon_core.summary import bootstrap_interval, detect
-from tasks.report import write_report
-from tests.tasks.evaluations import evaluated_sweep
+from tasks.report.page import write_report
+from tests.tasks.evaluation.evaluations import evaluated_sweep
 
 N_VICTIMS, N_IMAGES = 12, 30
 VICTIM = np.repeat(np.arange(N_VICTIMS), N_IMAGES)

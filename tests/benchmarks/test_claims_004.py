@@ -39,10 +39,10 @@ from benchmarks.instahide_signs import Cost
 from benchmarks.record import Claim, parse_claims
 from benchmarks.results_page import build_page
 from recon_core.attacks.instahide.determined import Equations, determined
-from recon_core.attacks.instahide.likeness import likeness
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import Mixing
 from recon_core.attacks.instahide.oracle import auc
+from recon_core.attacks.instahide.pair_statistics import likeness
 from recon_core.attacks.instahide.recover import Recovered, Status
 
 FINDING = Finding(claim="a", where="b", theirs="c", ours="d", holds=True, rule="e")

@@ -17,8 +17,8 @@ from benchmarks.coverage_real import (
     measurements,
     runs_to,
 )
-from storage.sources import ImageSet
-from tasks.campaign_status import CoverageCurve
+from storage.sources.load import ImageSet
+from tasks.campaign.status import CoverageCurve
 
 
 def curve(*covered: int) -> CoverageCurve:

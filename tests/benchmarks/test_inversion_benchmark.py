@@ -12,7 +12,7 @@ import torch
 from benchmarks import inversion
 from benchmarks.inversion_reference import PlainLeNet5, PlainMixCon, literal_mixcon, load
 from benchmarks.record import main, parse_lines
-from recon_core.attacks.feature_matching import GradientInversion, Inverted
+from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
 from recon_core.types import seeded_generator
 from recon_core.victims.separability import MixCon, mixcon
 from recon_core.victims.split import LeNet5, initial_weights

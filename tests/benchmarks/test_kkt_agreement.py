@@ -15,7 +15,7 @@ from benchmarks.kkt_agreement import apart, cases, counted, exceeded, main, meas
 from benchmarks.kkt_duel import N_IMAGES, Case, Duel, Victims
 from benchmarks.record import parse_lines
 from benchmarks.results_page import build_page
-from recon_core.attacks.kkt_objective import KKTAttack
+from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.types import RunSpec
 from recon_core.victims.network import Conv, Network
 

@@ -14,7 +14,7 @@ from benchmarks.restoration_trend import cases, folder, main, measure
 from flows.presets import smoke
 from flows.settings import to_json
 from recon_core.restore import EDM, BFDnCNN
-from tasks.train_validation import Validation
+from tasks.training.validation import Validation
 from tests.storage import stores
 
 

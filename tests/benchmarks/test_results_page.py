@@ -15,15 +15,15 @@ from torch import nn
 from benchmarks import run_summary
 from benchmarks.results_page import RESULTS, build_page, main
 from benchmarks.run_summary import Ranked, RunSummary, parse_run, summarise_run
-from tasks.evaluate import Evaluation, evaluate
+from tasks.evaluation.evaluate import Evaluation, evaluate
 from tests.benchmarks.test_record import CLAIM, MEASUREMENT
-from tests.tasks import study_records
-from tests.tasks.evaluations import Blender, image_set, planted_store, weights
+from tests.tasks.evaluation.evaluations import Blender, image_set, planted_store, weights
+from tests.tasks.study import study_records
 
 
 @cache
 def _evaluated() -> str:
-    """What `tasks.evaluate` writes of a small store, with one restorer of several samples."""
+    """The evaluation of a small store, with one restorer of several samples."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         record = evaluate(

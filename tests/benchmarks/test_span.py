@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import span
-from storage.sources import load_images
+from storage.sources.load import load_images
 
 
 def test_the_whole_of_it_runs_small() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks import span_features
-from storage.sources import load_images
+from storage.sources.load import load_images
 
 
 def test_features_come_back_and_those_of_other_images_do_not() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import span_kkt
 from benchmarks.span_kkt import SMALL, SpanCoordinates, check_gradients, paired, planted
-from storage.sources import load_images
+from storage.sources.load import load_images
 
 
 def test_the_whole_of_it_runs_small() -> None:

@@ -17,9 +17,9 @@ from benchmarks.store_reference import STREAMED, open_plain, plain_read, plain_w
 from benchmarks.store_sample import PAIRS_PER_IMAGE, Sizes, sample_columns, sample_store
 from benchmarks.store_scale import Campaign, made_up_receipt, multiplicities, opening
 from recon_core.balance import Curation, curated_repeats, occurrences
-from storage.dataset import Dataset, create_or_open
-from storage.parts import write_part
-from storage.receipts import parse_receipt, receipt_path
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.parts import write_part
+from storage.pairs.receipts import parse_receipt, receipt_path
 
 TINY = Sizes(
     n_parts=2,

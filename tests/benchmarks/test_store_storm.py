@@ -1,4 +1,4 @@
-"""The storm's numbers, and that a fault ends the benchmark; `tests.storage.test_storm` runs one."""
+"""The storm's numbers, and that a fault ends the benchmark; pairs/test_storm runs one."""
 
 from __future__ import annotations
 

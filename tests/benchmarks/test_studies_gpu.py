@@ -12,9 +12,9 @@ import torch
 from benchmarks import claims_002, studies_gpu
 from benchmarks.record import parse_claims, parse_lines
 from flows.studies import STUDIES, study
-from tasks.study_claims import check_claims
-from tasks.study_cost import Pace
-from tests.tasks.test_study_claims import record_of
+from tasks.families.weights.study.claims import check_claims
+from tasks.study.cost import Pace
+from tests.tasks.families.weights.study.test_claims import record_of
 
 PACE = Pace(epoch_s=1e-5, training_rate=1e13, iteration_s=1e-5, attack_rate=1e13)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.sweep import Sweep, effort_to_reach, measure, read_sweep
-from tests.tasks.evaluations import image_set, planted_store, planted_sweep
+from tests.tasks.evaluation.evaluations import image_set, planted_store, planted_sweep
 
 
 def sweep(quality: list[float], n_iterations: list[float]) -> Sweep:

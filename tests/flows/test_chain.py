@@ -16,15 +16,15 @@ from flows.generate import generate
 from flows.presets import Recipe
 from flows.report import report
 from flows.train import train
-from recon_core.attacks.kkt_attacks import SpanThenKKT
-from recon_core.attacks.kkt_objective import KKTAttack, Search
+from recon_core.attacks.kkt.attacks import SpanThenKKT
+from recon_core.attacks.kkt.objective import KKTAttack, Search
 from recon_core.attacks.span.attack import SpanAttack
-from storage.dataset import Dataset
 from storage.errors import StorageError, StoreMismatchError
-from storage.sources import load_images
-from tasks.curate import NothingToLearnError
-from tasks.victim_files import VICTIMS
-from tasks.workers import Workers
+from storage.pairs.dataset import Dataset
+from storage.sources.load import load_images
+from tasks.campaign.victim_files import VICTIMS
+from tasks.cluster.workers import Workers
+from tasks.dataset.curate import NothingToLearnError
 from tasks.workspace import Workspace
 from tests.storage.s3_server import S3Server
 

@@ -17,17 +17,17 @@ import psutil
 import pytest
 from pydantic import TypeAdapter
 
-from flows.attack_plan import attack_plan, span_plan
+from flows.families.weights.attack_plan import attack_plan, span_plan
 from flows.presets import preset
 from flows.regenerate import describe
 from flows.settings import resolve as resolve_recipe
 from flows.studies import resolve, study
-from recon_core.attacks.many_starts import NoiseAware
-from storage.dataset import Dataset
-from tasks.attack import AttackJob
-from tasks.autoencoder_inputs import AutoencoderJob
-from tasks.campaign_status import find_recipe
-from tasks.instahide_inputs import AttackJob as InstaHideJob
+from recon_core.attacks.autoencoder.many_starts import NoiseAware
+from storage.pairs.dataset import Dataset
+from tasks.campaign.status import find_recipe
+from tasks.families.autoencoder.inputs import AutoencoderJob
+from tasks.families.instahide.inputs import AttackJob as InstaHideJob
+from tasks.families.weights.attack import AttackJob
 
 REPOSITORY = Path(__file__).parents[2]
 NIGHTLY = {"generate", "top-up", "curate", "train", "evaluate", "chain"}

@@ -18,40 +18,46 @@ from typing import Any
 
 import pytest
 
-from flows.inversion_studies import inversion_study, resolve_inversion
+from flows.families.autoencoder.studies import recovery_study, resolve_recovery
+from flows.families.inversion.studies import inversion_study, resolve_inversion
 from flows.presets import Recipe
-from flows.recovery_studies import recovery_study, resolve_recovery
 from flows.regenerate import MANIFEST_SCHEMA, foreseen, read_manifest
 from flows.settings import read_recipe, to_json
 from flows.studies import resolve as resolve_study
 from flows.studies import study as named_study
 from storage.challenge import read_challenge
 from storage.checkpoints import load_checkpoint, read_meta
-from storage.dataset import Dataset
 from storage.documents import MAX_DEPTH, parse_document, seal_of
 from storage.errors import DocumentError, StorageError
-from storage.export import Selection, selected_pairs
+from storage.export.rows import Selection, selected_pairs
 from storage.files import write_json
-from storage.places import LocalPlace
-from storage.receipts import receipt_path
-from storage.statistics import summarise
-from storage.verify import verify_store
-from tasks import inversion_page, recovery_page, report, study_page
-from tasks.campaign_state import read_control, read_quarantine, write_control, write_quarantine
-from tasks.campaign_status import find_recipe, stored_sampling
-from tasks.compare import compare, open_runs
-from tasks.compare_page import write_comparison
-from tasks.evaluate import read_excluded
-from tasks.export_pairs import rendered
-from tasks.restore_folder import SCHEMA as RESTORATION
-from tasks.restore_folder import VERSION as RESTORATION_VERSION
-from tasks.restore_folder import read_record
-from tasks.train import load_restorer
+from storage.object_store import LocalPlace
+from storage.pairs.dataset import Dataset
+from storage.pairs.receipts import receipt_path
+from storage.pairs.statistics import summarise
+from storage.pairs.verify import verify_store
+from tasks.campaign.state import read_control, read_quarantine, write_control, write_quarantine
+from tasks.campaign.status import find_recipe, stored_sampling
+from tasks.dataset.export import rendered
+from tasks.evaluation.evaluate import read_excluded
+from tasks.families.autoencoder.study import page as recovery_page
+from tasks.families.inversion.study import page as inversion_page
+from tasks.report import page as report
+from tasks.report.compare import compare, open_runs
+from tasks.report.compare_page import write_comparison
+from tasks.restoring.folder import SCHEMA as RESTORATION
+from tasks.restoring.folder import VERSION as RESTORATION_VERSION
+from tasks.restoring.folder import read_record
+from tasks.study import page as study_page
+from tasks.training.train import load_restorer
 from tasks.workspace import Workspace
 from tests.storage.stores import store
-from tests.tasks import inversions, recovery_records, report_records, study_records
-from tests.tasks.challenges import normal_challenge
-from tests.tasks.restorers import TINY_BF_DNCNN, trained
+from tests.tasks.families.autoencoder import study_records as recovery_records
+from tests.tasks.families.instahide.challenges import normal_challenge
+from tests.tasks.families.inversion import inversions
+from tests.tasks.report import report_records
+from tests.tasks.restoring.restorers import TINY_BF_DNCNN, trained
+from tests.tasks.study import study_records
 
 WRONG: tuple[Any, ...] = (
     *(None, True, -1, 7, 10**30, 1e308, 0.5, "x", "", "\0", "../../x", [], [[]], [None], {}),

@@ -10,7 +10,7 @@ import pytest
 from flows.evaluate import evaluate, hallucination_rows, ranking_rows, summary_rows
 from flows.settings import resolve
 from storage.errors import StorageError
-from tests.tasks.evaluations import N_IMAGES, evaluated_sweep
+from tests.tasks.evaluation.evaluations import N_IMAGES, evaluated_sweep
 
 
 def test_every_table_has_the_numbers_of_the_record(tmp_path: Path) -> None:

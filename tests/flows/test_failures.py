@@ -14,7 +14,7 @@ from flows.failures import expected_line
 from flows.fresh import start_over
 from storage import files
 from tests.storage import stores
-from tests.tasks.report_records import made_up, write
+from tests.tasks.report.report_records import made_up, write
 
 COMMANDS = {
     "curate": "curate --store {job}",

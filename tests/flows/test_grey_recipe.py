@@ -13,12 +13,12 @@ from flows.chain import chain
 from flows.generate import generate
 from flows.presets import Recipe
 from flows.settings import from_json, resolve, to_json
-from storage.dataset import Dataset
 from storage.errors import StoreMismatchError
-from storage.sources import load_images
-from tasks.pair_stream import PairExamples
-from tasks.restore_inputs import StorePictures
-from tasks.workers import Workers
+from storage.pairs.dataset import Dataset
+from storage.sources.load import load_images
+from tasks.cluster.workers import Workers
+from tasks.dataset.pair_stream import PairExamples
+from tasks.restoring.inputs import StorePictures
 from tasks.workspace import Workspace
 
 ONE_WORKER = Workers(n_workers=1, device="cpu")

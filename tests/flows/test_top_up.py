@@ -26,15 +26,15 @@ from flows.presets import Recipe, preset
 from flows.settings import to_json
 from flows.top_up import Job, generate_planned, top_up, waits_for_quarantined
 from recon_core.sampling import Phase, Sampling
-from storage.dataset import Dataset
 from storage.errors import StorageError, StoreMismatchError
-from storage.sources import load_images
+from storage.pairs.dataset import Dataset
+from storage.sources.load import load_images
 from tasks.artifacts import leave_campaign
-from tasks.campaign import open_store
-from tasks.campaign_state import read_control, write_control, write_quarantine
-from tasks.campaign_watch import Pace
-from tasks.workers import Workers
-from tests.flows.test_cli import run
+from tasks.campaign.plan import open_store
+from tasks.campaign.state import read_control, write_control, write_quarantine
+from tasks.campaign.watch import Pace
+from tasks.cluster.workers import Workers
+from tests.flows.cli.test_main import run
 from tests.storage.s3_server import S3Server
 
 pytestmark = pytest.mark.timeout(900)  # up to twenty clusters start and end, one after another
@@ -139,7 +139,7 @@ def test_again_it_repeats_nothing_and_never_shrinks(finished, recipe: Recipe) ->
 @pytest.fixture
 def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Campaigns of this process look at their control file all the time."""
-    monkeypatch.setattr("tasks.generate.Pace", partial(Pace, look_s=0.02, poll_s=0.02))
+    monkeypatch.setattr("tasks.campaign.generate.Pace", partial(Pace, look_s=0.02, poll_s=0.02))
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_killed_on_the_way_it_goes_on_to_the_same_dataset(
         *("--set", "sampling.parts_per_round=2", "--set", "sampling.lag=1"),
     ]
     killed = subprocess.Popen(
-        [sys.executable, "-c", "from flows.cli import main; main()", *words],
+        [sys.executable, "-c", "from flows.cli.main import main; main()", *words],
         env={k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         | {"PREFECT_HOME": str(tmp_path / "prefect")},
         start_new_session=True,
@@ -431,7 +431,7 @@ def test_pairs_in_a_bucket_are_topped_up(
 
 
 def test_no_store_stands_at_nothing(tmp_path: Path) -> None:
-    from storage.places import open_place
+    from storage.object_store import open_place
 
     goal = Goal(coverage=1.0, n_runs_at_most=1, step=0, stall_rounds=1)
     assert standing(open_place(tmp_path / "nowhere"), goal) == Standing()

@@ -16,9 +16,9 @@ from recon_core.balance import Curation
 from recon_core.restore import BFDnCNN, Training
 from storage.errors import StorageError
 from storage.files import write_json
-from tasks.train import load_restorer
-from tasks.train_log import read_log
-from tasks.train_validation import Validation
+from tasks.training.log import read_log
+from tasks.training.train import load_restorer
+from tasks.training.validation import Validation
 from tests.storage import stores
 
 PLAN = RestorerPlan(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recon_core.attacks.kkt_objective import SETTINGS, Condition, KKTAttack, Settings, settings_of
-from recon_core.attacks.kkt_solver import Attacked
+from recon_core.attacks.kkt.objective import SETTINGS, Condition, KKTAttack, Settings, settings_of
+from recon_core.attacks.kkt.solver import Attacked
 from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Architecture, Network, Parameters
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks.kkt import KKT
-from recon_core.attacks.kkt_objective import KKTAttack
+from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.attacks.kkt.run import KKT
 from recon_core.optimisers import Optimiser
 from recon_core.types import RunResult, RunSpec
 from recon_core.victims.network import Network

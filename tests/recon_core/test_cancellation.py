@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks.layers import Form
-from recon_core.attacks.stationarity import Stationarity
+from recon_core.attacks.kkt.layers import Form
+from recon_core.attacks.kkt.stationarity import Stationarity
 from recon_core.victims.network import Conv, Network
 from tests.recon_core import double_backprop
 from tests.recon_core.planted import Planted, planted_gelu, planted_relu

@@ -17,18 +17,18 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from recon_core.attacks.autoencoder import AutoencoderRecovery
+from recon_core.attacks.autoencoder.run import AutoencoderRecovery
 from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.natural_fit import Refinement
 from recon_core.attacks.instahide.practical import Practical
-from recon_core.attacks.instahide_runs import InstaHideRecovery
-from recon_core.attacks.inversion import Inversion
-from recon_core.attacks.kkt import KKT
-from recon_core.attacks.kkt_attacks import Attack, SpanThenKKT
-from recon_core.attacks.kkt_objective import KKTAttack
+from recon_core.attacks.instahide.run import InstaHideRecovery
+from recon_core.attacks.inversion.run import Inversion
+from recon_core.attacks.inversion.strong_inversion import StrongInversion
+from recon_core.attacks.kkt.attacks import Attack, SpanThenKKT
+from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.plug_and_play import UnknownMask
 from recon_core.attacks.span.attack import SpanAttack
-from recon_core.attacks.strong_inversion import StrongInversion
 from recon_core.experiments import FAMILIES, Experiment
 from recon_core.sampling import Phase, Sampling
 from recon_core.types import N_AUGMENT, STATS, Outcome, RunResult, RunSpec

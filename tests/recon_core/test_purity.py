@@ -24,7 +24,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 
 def test_no_module_of_the_core_brings_orchestration_or_storage_along() -> None:
-    assert {"recon_core.attacks.kkt", "recon_core.metrics", "recon_core.types"} <= set(MODULES)
+    assert {"recon_core.attacks.kkt.run", "recon_core.metrics", "recon_core.types"} <= set(MODULES)
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORT_ALL, json.dumps(MODULES)],
         cwd=ROOT,

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from storage.dataset import Dataset, create_or_open
 from storage.errors import CorruptPartError
-from storage.layout import COLUMNS, Encoding
-from storage.parts import write_part
-from storage.places import Location, open_place
-from storage.verify import verify_store
+from storage.object_store import Location, open_place
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.layout import COLUMNS, Encoding
+from storage.pairs.parts import write_part
+from storage.pairs.verify import verify_store
 from tests.storage.stores import MANIFEST, columns, provenance
 
 SHAPE = {"n_runs": 2, "n_images": 8, "n_pairs": 300, "size": 3}

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from storage.dataset import Dataset, create_or_open
-from storage.layout import LATER_COLUMNS
-from storage.parts import write_part
-from storage.places import Location
-from storage.receipts import Provenance, Receipt
+from storage.object_store import Location
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.layout import LATER_COLUMNS
+from storage.pairs.parts import write_part
+from storage.pairs.receipts import Provenance, Receipt
 
 MANIFEST = {"experiment": {"family": "kkt", "width": 20}, "root_seed": 0}
 

@@ -27,10 +27,10 @@ from typing import Any, NoReturn
 import obstore  # noqa: F401  imported before the forks, which are then quick
 import zarr  # noqa: F401
 
-from storage.dataset import Dataset, create_or_open
 from storage.errors import StorageError
-from storage.places import open_place
-from storage.verify import vacuum
+from storage.object_store import open_place
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.verify import vacuum
 from tests.storage.stores import MANIFEST
 from tests.storage.storm import N_WRITERS, READER, STAGES, Storm
 from tests.storage.storm_processes import (

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from storage.dataset import Dataset
-from storage.parts import write_part
-from storage.places import open_place
-from storage.receipts import array_hash
-from storage.verify import vacuum
+from storage.object_store import open_place
+from storage.pairs.dataset import Dataset
+from storage.pairs.parts import write_part
+from storage.pairs.receipts import array_hash
+from storage.pairs.verify import vacuum
 from tests.storage.stores import columns, provenance
 from tests.storage.storm import N_WRITERS, STAGES, Storm
 

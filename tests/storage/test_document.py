@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.layout import COLUMNS
-from storage.receipts import Receipt
+from storage.pairs.layout import COLUMNS
+from storage.pairs.receipts import Receipt
 from tests.storage.stores import store
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/dataset.md").read_text()

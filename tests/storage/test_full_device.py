@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.dataset import Dataset, create_or_open
 from storage.errors import StoreFullError
-from storage.parts import write_part
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.parts import write_part
 from tests.storage.calls import Calls
 from tests.storage.stores import MANIFEST, columns, provenance, store, write
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.contact_sheet import contact_sheet
 from tasks.progress import progress_line, rate_text
+from tasks.report.contact_sheet import contact_sheet
 from tasks.workspace import Workspace
 
 

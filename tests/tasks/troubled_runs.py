@@ -17,8 +17,8 @@ from recon_core.experiments import Experiment
 from recon_core.sampling import Phase, Sampling
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
 from storage.errors import UnsettledError
-from storage.sources import ImageSet
-from tasks.campaign import Campaign
+from storage.sources.load import ImageSet
+from tasks.campaign.plan import Campaign
 
 UNIFORM = Sampling(
     images_per_run=4, phases=(Phase(n_runs=12),), runs_per_part=2, parts_per_round=1, lag=1

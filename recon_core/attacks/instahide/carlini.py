@@ -27,10 +27,10 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from recon_core.attacks.instahide.assignment import assigned
+from recon_core.attacks.instahide.carlini_clusters import Growth, grown_groups
 from recon_core.attacks.instahide.coherence import centred
 from recon_core.attacks.instahide.descent import Descent, descend
 from recon_core.attacks.instahide.groups import Components, independent_groups
-from recon_core.attacks.instahide.growth import Growth, grown_groups
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.similarity_network import Similarity, SimilarityNetwork

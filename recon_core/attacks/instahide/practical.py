@@ -28,11 +28,10 @@ from torch import Tensor
 
 from recon_core.attacks.instahide.assignment import assigned
 from recon_core.attacks.instahide.coherence import ImageShape, Windows, centred
-from recon_core.attacks.instahide.coherent_publics import PublicSearch
+from recon_core.attacks.instahide.coherent_public_images import PublicSearch
 from recon_core.attacks.instahide.descent import Descent, descend
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.groups import Components, independent_groups
-from recon_core.attacks.instahide.likeness import Seen, likeness, pursued
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.natural_fit import (
@@ -43,6 +42,7 @@ from recon_core.attacks.instahide.natural_fit import (
     PrivateWeights,
     Refinement,
 )
+from recon_core.attacks.instahide.pair_statistics import Seen, likeness, pursued
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress

@@ -31,7 +31,7 @@ from recon_core.attacks.instahide.determined import Equations
 from recon_core.attacks.instahide.line_graph import Component, NotALineGraphError, assign
 from recon_core.attacks.instahide.mixing import Mixing, mixture
 from recon_core.attacks.instahide.overlaps import common_images, overlaps
-from recon_core.attacks.instahide.publics import Screen, find_publics
+from recon_core.attacks.instahide.public_images import Screen, find_publics
 from recon_core.attacks.instahide.signs import SignSearch, Solved, solve, suspects
 from recon_core.types import Progress, no_progress
 

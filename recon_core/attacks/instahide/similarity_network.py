@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from recon_core.attacks.instahide.mixing import InstaHide, mixture
 from recon_core.attacks.instahide.oracle import shared_images
-from recon_core.attacks.instahide.unfolding import (
+from recon_core.attacks.instahide.sign_network import (
     GRID,
     Unfolder,
     n_windows,

@@ -1,0 +1,400 @@
+"""The `palimpsest` command. Exit codes: 0 done, 1 the job failed, 2 bad usage.
+
+Every command works on one folder, the store (`--store`), and takes its settings from a preset, from
+what an earlier command left there, and from `--set name=value`, in that order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+from rich.table import Table
+
+from flows.cli.attack_instahide import instahide_app
+from flows.cli.attack_inversion import attack_app
+from flows.cli.campaign import campaign_app
+from flows.cli.console import Screen, fact_text, show_facts, show_images, show_notices
+from flows.cli.dataset import dataset_app
+from flows.cli.regenerate import regenerate_app
+from flows.cli.report import report_app
+from flows.cli.restore import restore_app
+from flows.cli.study import study_app
+from flows.cli.top_up import top_up_app
+from flows.failures import commands_known, expected_line
+from flows.fresh import start_over
+from flows.naming import PRESET_HELP
+from storage.errors import SourceError, StorageError, StoreMismatchError, shown
+from tasks.cluster.child_processes import end_on_sigterm, start_guard, take_ctrl_c_alone
+from tasks.cluster.freed_memory import keep_freed_memory
+from tasks.workspace import Workspace
+
+DONE, FAILED, BAD_USAGE = 0, 1, 2
+INTERRUPTED = 130
+"""What typer makes of a KeyboardInterrupt."""
+QUIET_PREFECT = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
+    "PREFECT_CLIENT_MAX_RETRIES": "4",
+}
+"""A server that records the command is its page and no more: half a minute is waited for one that
+went away, and what it says itself is not for the screen."""
+DEFAULT_STORE = Path("palimpsest-runs/demo")
+WORKSPACE_ENTRIES = frozenset(
+    {
+        *("recipe.json", "timings.json", "pairs", "heldout", "heldout-excluded.json"),
+        *("heldout-kkt", "heldout-span", "heldout-span-then-kkt"),
+        *("curation.json", "restorers", "evaluation"),
+    }
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.add_typer(dataset_app, name="dataset")
+dataset_app.add_typer(regenerate_app)
+app.add_typer(campaign_app, name="campaign")
+app.add_typer(attack_app, name="attack")
+app.add_typer(instahide_app, name="instahide")
+app.add_typer(top_up_app)
+app.add_typer(restore_app)
+app.add_typer(report_app)
+app.add_typer(study_app)
+out = Screen()
+err = Screen(stderr=True)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"palimpsest {metadata.version('palimpsest')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def palimpsest(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Say which release this is.", is_eager=True, callback=_say_version
+        ),
+    ] = False,
+) -> None:
+    """Measure what trained networks remember of their training images."""
+
+
+StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the job's products.")]
+PresetOption = Annotated[
+    str | None,
+    typer.Option("--preset", help=PRESET_HELP),
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        help="photos | digits | folder:PATH | cifar10:PATH | cifar100:PATH | mnist:PATH | "
+        "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
+    ),
+]
+SkipOption = Annotated[
+    bool, typer.Option("--skip-corrupt", help="Leave out files of a folder that cannot be read.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="name=value, any setting of the recipe; repeatable."),
+]
+DeviceOption = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")]
+WorkersOption = Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")]
+ClusterOption = Annotated[
+    str,
+    typer.Option("--cluster", help="local | cuda | slurm:YAML | kubernetes:YAML | tcp://HOST:PORT"),
+]
+BatchOption = Annotated[
+    str | None,
+    typer.Option("--batch", help="Runs per part: a number, or auto: what the GPU has room for."),
+]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete the store's products first.")]
+SplitOption = Annotated[Literal["train", "heldout"], typer.Option("--split")]
+
+
+@app.command(
+    epilog="Examples: `palimpsest demo` · `palimpsest demo --fresh` · "
+    "`palimpsest demo --data folder:my-images --store runs/mine --set seed=1`"
+)
+def demo(
+    store: StoreOption = DEFAULT_STORE,
+    preset: PresetOption = None,
+    data: DataOption = None,
+    skip_corrupt: SkipOption = False,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+    n_workers: WorkersOption = 0,
+    cluster: ClusterOption = "local",
+    fresh: FreshOption = False,
+) -> None:
+    """From images to a report, through every stage; finished stages are not repeated."""
+    from flows.chain import chain, check_chain
+    from tasks.cluster.workers import Workers
+
+    start = "demo" if fresh and preset is None else preset  # the store's settings go with it
+    recipe = _recipe(store, start, data, settings, skip_corrupt=skip_corrupt)
+    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+    elsewhere = Workspace.found(store).pairs_at if fresh else None
+    if elsewhere is not None:
+        raise ValueError(
+            f"--fresh would leave the pairs of {store} at {elsewhere}; remove the stores there "
+            "and the folder yourself, or use another --store"
+        )
+    out.print(f"[bold]palimpsest[/]  {recipe.name} on {recipe.data}, store {store}")
+    with images_shown(recipe, "train", "heldout"):
+        if fresh:
+            check_chain(recipe, workers)
+            start_over(store, WORKSPACE_ENTRIES, option="--store")
+        products = chain(recipe, store, workers=workers)
+    show_facts(out, "Pairs", products["pairs"])
+    _show_scores(products["evaluation"])
+    out.print(f"Report: [bold]{Path(products['report']).absolute()}[/]")
+
+
+@app.command(
+    epilog="Examples: `palimpsest generate --preset cifar-small --data folder:cifar10 "
+    "--store runs/cifar` · `palimpsest generate --split heldout --store runs/cifar`"
+)
+def generate(
+    store: StoreOption = DEFAULT_STORE,
+    split: SplitOption = "train",
+    preset: PresetOption = None,
+    data: DataOption = None,
+    skip_corrupt: SkipOption = False,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+    n_workers: WorkersOption = 0,
+    cluster: ClusterOption = "local",
+    batch: BatchOption = None,
+) -> None:
+    """Train victims, attack them, store the pairs; resumes what is there."""
+    recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
+    with images_shown(recipe, split):
+        from flows.batch import with_batch
+        from flows.generate import generate as flow
+        from tasks.cluster.workers import Workers
+
+        workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+        if batch is not None:
+            recipe = with_batch(recipe, store, split, batch, workers)
+        facts = flow(recipe, store, split, workers=workers)
+    show_facts(out, f"Pairs ({split})", facts)
+
+
+@app.command(epilog="Example: `palimpsest curate --store runs/cifar --set curation.n_subsets=20`")
+def curate(
+    store: StoreOption = DEFAULT_STORE,
+    preset: PresetOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Balance the pairs over the images, for the restorers' training."""
+    from flows.settings import to_json
+    from storage.files import write_json
+    from tasks.dataset.curate import curate_pairs
+
+    recipe = _recipe(store, preset, None, settings)
+    workspace = Workspace(store, recipe.pairs_at)
+    facts = curate_pairs(recipe.curation, workspace)
+    write_json(workspace.recipe, to_json(recipe))
+    show_facts(out, "Curation", facts)
+
+
+@app.command(
+    epilog="Examples: `palimpsest train --store runs/cifar` · "
+    "`palimpsest train --store runs/cifar --only edm --set restorers.edm.training.n_steps=4000`"
+)
+def train(
+    store: StoreOption = DEFAULT_STORE,
+    only: Annotated[str | None, typer.Option("--only", help="One restorer of the recipe.")] = None,
+    preset: PresetOption = None,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Train the restorers on the pairs; resumes what was interrupted."""
+    from flows.train import train as flow
+
+    recipe = _recipe(store, preset, None, settings)
+    for name, card in flow(recipe, store, only, device=device).items():
+        show_facts(
+            out,
+            f"Restorer {name}",
+            {k: v for k, v in card.items() if isinstance(v, int | float | str)},
+        )
+
+
+@app.command(
+    epilog="Examples: `palimpsest evaluate --store runs/cifar --set evaluation.n_samples=20` · "
+    "`palimpsest evaluate --preset restoration-cpu --data folder:cifar10 --store runs/sweep`"
+)
+def evaluate(
+    store: StoreOption = DEFAULT_STORE,
+    preset: PresetOption = None,
+    data: DataOption = None,
+    skip_corrupt: SkipOption = False,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+    n_workers: WorkersOption = 0,
+    cluster: ClusterOption = "local",
+) -> None:
+    """Attack the held-out victims, if that is not done, and score every method on their images and
+    on decoys; resumes what was interrupted."""
+    recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
+    with images_shown(recipe, "heldout"):
+        from flows.evaluate import evaluate as flow
+        from tasks.cluster.workers import Workers
+
+        workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+        _show_scores(flow(recipe, store, device=device, workers=workers))
+
+
+@app.command(
+    epilog="Examples: `palimpsest report --store runs/cifar` · `palimpsest report runs/cifar` · "
+    "`palimpsest report copied/evaluation --out page.html`"
+)
+def report(
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="Rebuild from this folder alone: a job's, or its evaluation's."),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help=f"The job's folder; default: {DEFAULT_STORE}.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--out", help="With RUN: the page, by default in its folder.")
+    ] = None,
+    preset: PresetOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Rebuild the HTML report from a finished evaluation."""
+    if run is None:
+        if page is not None:
+            raise ValueError(f"--out {page} goes with a folder: palimpsest report RUN --out {page}")
+        from flows.report_page import report_of_job
+
+        store = store or DEFAULT_STORE
+        made = report_of_job(_recipe(store, preset, None, settings), store)
+    elif store is not None or preset is not None or settings:
+        raise ValueError(
+            f"{run} is rebuilt from its folder alone; leave out --store, --preset and --set"
+        )
+    else:
+        from tasks.report.page import rebuild_report
+
+        made = rebuild_report(run, page)
+    out.print(f"Report: [bold]{Path(made).absolute()}[/]")
+
+
+def main() -> NoReturn:
+    """The entry point: one line for what went wrong, how to resume, and the exit code."""
+    end_on_sigterm()
+    start_guard()
+    keep_freed_memory()
+    take_ctrl_c_alone()
+    for name, value in QUIET_PREFECT.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    show_notices()
+    _refuse_other_bytes(sys.argv[1:])
+    try:
+        code = app(standalone_mode=False)
+    except (ValueError, SourceError, StoreMismatchError) as error:
+        _fail(error, BAD_USAGE)
+    except Exception as error:
+        if hasattr(error, "show"):  # click's usage errors know how to present themselves
+            vars(error)["message"] = shown(str(vars(error)["message"]), keep="\n")
+            error.show()
+            if known := commands_known(error):
+                err.print(known, markup=False, highlight=False, soft_wrap=True)
+            sys.exit(BAD_USAGE)
+        line = expected_line(error)
+        if line is None:
+            raise
+        _fail(line, FAILED)
+    if code == INTERRUPTED:
+        err.print(
+            f"interrupted; nothing finished is lost. Resume with: {_same_command()}", soft_wrap=True
+        )
+        code = FAILED
+    sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _refuse_other_bytes(words: list[str]) -> None:
+    """Flows' settings are JSON, which has no place for a path that is not UTF-8; pictures and
+    folders below one that is may be called anything."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            _fail(f"{shown(word)} is not UTF-8; rename it, or give a link to it that is", BAD_USAGE)
+
+
+def _fail(error: Exception | str, code: int) -> NoReturn:
+    said = shown(str(error)) if isinstance(error, StorageError) else str(error)  # one line
+    err.print(f"error: {said}", style="red", markup=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def _same_command() -> str:
+    words = [word for word in sys.argv[1:] if word != "--fresh"]
+    return " ".join(["palimpsest", *words])
+
+
+@contextmanager
+def images_shown(recipe: Any, *splits: Literal["train", "heldout"]) -> Iterator[None]:
+    """Says what is read of a recipe's images, so that what cannot be is refused before any work
+    starts, and holds them, so that they are read once. Of the held-out ones near copies of the
+    others are left out, so these are read, too."""
+    if recipe.near_duplicates is not None and "heldout" in splits:
+        splits = ("train", "heldout")
+    held = {split: recipe.images(split) for split in splits}
+    for split, images in held.items():
+        show_images(out, split, images.facts)
+    yield
+
+
+def _recipe(
+    store: Path,
+    preset: str | None,
+    data: str | None,
+    settings: list[str] | None,
+    *,
+    skip_corrupt: bool = False,
+) -> Any:
+    """The preset asked for, else the recipe found in the store, else the demo; then the changes."""
+    from flows.settings import parse_assignments, read_recipe, resolve
+
+    changes = parse_assignments(settings or [])
+    if data is not None:
+        changes["data"] = data
+    if skip_corrupt:
+        changes["skip_corrupt"] = "true"
+    found = read_recipe(Workspace(store)) if preset is None else None
+    if found is not None:
+        return resolve(found, changes)
+    return resolve(preset or "demo", changes)
+
+
+def _show_scores(record: dict[str, Any]) -> None:
+    from flows.evaluate import summary_rows
+
+    rows = summary_rows(record)
+    table = Table(title="Scores (good: SSIM above the threshold)", title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        table.add_row(*(fact_text(value) for value in row.values()))
+    out.print(table)

@@ -1,0 +1,202 @@
+"""Attack a network that is given as a file of weights, and leave something to look at."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from storage.files import write_file, write_json
+from tasks.artifacts import leave_link, leave_picture, leave_table
+from tasks.campaign.plan import code_version
+from tasks.cluster.workers import Device, resolve_device, usable_cores
+from tasks.families.weights.attack import AttackJob, run_attacks
+from tasks.families.weights.cache import AttackRun
+from tasks.families.weights.preflight import Prepared, prepare
+from tasks.families.weights.report import contact_sheet, write_page, write_reconstructions
+from tasks.families.weights.results import Results, gather, record_of
+from tasks.orchestration import flow, task
+from tasks.progress import stage_progress
+
+ENTRIES = frozenset(
+    {
+        *("cache", "preflight.json", "attack.json", "reconstructions.safetensors"),
+        *("reconstructions.png", "report.html"),
+    }
+)
+"""What an attack leaves in its folder."""
+SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "safetensors")
+SCHEMA, VERSION = "palimpsest-attack", 1
+
+
+@flow(name="attack-kkt", flow_run_name="{job.weights}")
+def attack_kkt(
+    job: AttackJob, device: Device = "auto", force: bool = False, command: str = ""
+) -> dict[str, Any]:
+    """Reconstruct training images from given weights; the record that attack.json holds.
+
+    1. Read the network and what is known beside it. 2. Ask whether an attack can work. 3. Attack.
+    4. Rank and score what came back. 5. Show it.
+    Raises ValueError if an attack cannot work, unless `force`.
+    """
+    return _attack(job, device, force=force, command=command)
+
+
+@flow(name="attack-weights", flow_run_name="{job.weights}")
+def attack_weights(
+    job: AttackJob, device: Device = "auto", force: bool = False, command: str = ""
+) -> dict[str, Any]:
+    """Take the first layer of given weights apart; in the same steps, with the same record."""
+    return _attack(job, device, force=force, command=command)
+
+
+def _attack(job: AttackJob, device: Device, *, force: bool, command: str) -> dict[str, Any]:
+    prepared = prepare(job)
+    job.out.mkdir(parents=True, exist_ok=True)
+    write_json(job.out / "preflight.json", prepared.record())
+    if prepared.preflight.stopped and not force:
+        raise ValueError(refusal(prepared))
+    runs = do_attacks(job, prepared, resolve_device(device))
+    results = gather(
+        job,
+        runs,
+        shape=prepared.victim.architecture.shape,
+        n_outputs=prepared.victim.architecture.n_outputs,
+        mean=prepared.mean,
+        std=prepared.std,
+        truth=prepared.truth,
+        decoys=prepared.decoys,
+    )
+    record = record_of_attack(job, prepared, runs, results)
+    show(job, prepared, results, record, command)
+    leave_table("attacks", summary_rows(record), "Every attack on the given weights")
+    return record
+
+
+@task(name="attack")
+def do_attacks(job: AttackJob, prepared: Prepared, device: str) -> list[AttackRun]:
+    """The attacks that are not done yet; an interrupted one goes on where it was."""
+    with stage_progress("Attack", "attack") as advance:
+        return run_attacks(job, prepared.victim, device=device, on_progress=advance)
+
+
+def show(
+    job: AttackJob,
+    prepared: Prepared,
+    results: Results,
+    record: Mapping[str, Any],
+    command: str,
+) -> None:
+    """Every file of the folder, the record last: where it is, the rest is whole."""
+    truth, decoys = prepared.truth, prepared.decoys
+    write_reconstructions(job.out / "reconstructions.safetensors", results)
+    sheet = contact_sheet(results, truth, decoys)
+    write_file(job.out / "reconstructions.png", sheet)
+    context = {
+        "command": command,
+        "created": datetime.now(UTC).isoformat(timespec="minutes"),
+        "settings": _leaves(record["settings"]),
+        "versions": {
+            "code": code_version(),
+            "python": platform.python_version(),
+            **{name: version(name) for name in SHOWN_VERSIONS},
+            "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
+        },
+    }
+    page = job.out / "report.html"
+    write_page(page, record, results, truth=truth, decoys=decoys, context=context)
+    write_json(job.out / "attack.json", record)
+    leave_picture("reconstructions", sheet, "What came back, beside what is known")
+    leave_link("report", page, "The report, one self-contained HTML file")
+
+
+def record_of_attack(
+    job: AttackJob, prepared: Prepared, runs: list[AttackRun], results: Results
+) -> dict[str, Any]:
+    """Everything but the pictures, as JSON."""
+    good = {} if results.truth is None else results.truth.by_attack
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "victim": prepared.victim.facts,
+        "mean": prepared.mean_source,
+        "std": None if job.std is None else list(job.std),
+        "method": prepared.method,
+        "settings": {
+            "attack": _json(asdict(job.attack)),
+            "n_attacks": job.n_attacks,
+            "seed": job.seed,
+            "dtype": job.dtype,
+        },
+        "preflight": prepared.record(),
+        "spectrum": prepared.spectrum(),
+        "attacks": [{**asdict(run), "n_good": good.get(run.number)} for run in runs],
+        **record_of(results, prepared.truth, prepared.decoys),
+    }
+
+
+def summary_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row per attack."""
+    return [
+        {
+            "attack": run["number"],
+            "ending": run["ending"],
+            **({} if run["residual"] is None else {"residual": round(run["residual"], 5)}),
+            "iterations": run["n_iterations"],
+            **{name: float(f"{value:.3g}") for name, value in run["settings"].items()},
+            **({} if run["n_good"] is None else {"good": run["n_good"]}),
+        }
+        for run in record["attacks"]
+    ]
+
+
+def outcome(record: Mapping[str, Any]) -> str:
+    """What came back, in one or two sentences."""
+    ranking, scores = record["ranking"], record["scores"]
+    n_compared = ranking["n_attacks_compared"]
+    said = "No attack left a picture."
+    if n_compared and record["method"] == "span":
+        said = f"{ranking['n_pictures']} pictures were taken out of the first layer."
+    elif n_compared == 1:
+        said = f"One attack left {ranking['n_pictures']} different pictures."
+    elif n_compared:
+        said = (
+            f"{n_compared} attacks arrived at {ranking['n_pictures']} different pictures, "
+            f"{ranking['n_agreed']} of them in at least half of the attacks."
+        )
+    if scores["images"]:
+        said += f" Good matches: {scores['images']['n_good']} of {scores['images']['n']} images"
+        if scores["decoys"]:
+            said += f", {scores['decoys']['n_good']} of {scores['decoys']['n']} decoys"
+        said += "."
+    if ranking["found"]:
+        counts = " / ".join(str(n) for n in ranking["found"]["n_found"])
+        said += f" Without the originals {counts} at 0 / 1 / 5 % false pictures."
+    return said
+
+
+def refusal(prepared: Prepared) -> str:
+    """Why the attack is not even tried."""
+    found = prepared.preflight
+    return f"{found.verdict} {found.reason} (--force attacks all the same)"
+
+
+def _json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+    """Dotted name and text of every setting."""
+    rows = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            rows += _leaves(value, f"{above}{key}.")
+        elif isinstance(value, list):
+            rows.append((f"{above}{key}", ", ".join(map(str, value))))
+        else:
+            rows.append((f"{above}{key}", "none" if value is None else str(value)))
+    return rows

@@ -1,0 +1,210 @@
+"""What an attack on given weights does: a preset that fits the network, changed by single settings.
+
+Nothing here needs a flow, so nothing here imports Prefect: preflight and refusals come at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from flows.naming import unknown_name
+from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.victims.network import Activation
+from tasks.families.weights.attack import AttackJob
+from tasks.families.weights.inputs import read_victim
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackPlan:
+    """An attack on weights that are already there, and how often it is repeated."""
+
+    attack: KKTAttack | SpanAttack
+    n_attacks: int = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.n_attacks < 1:
+            raise ValueError(f"n_attacks={self.n_attacks} must be at least 1")
+
+
+def ensemble() -> AttackPlan:
+    """Ours: six attacks with Adadelta as in paper 001, each with its own drawn settings.
+
+    Without originals, pictures are ranked by how many attacks arrive at them; that tells more
+    between settings than between starts. The ranges surround the settings of paper 001.
+    """
+    search = Search(lr=None, sigma=(1e-4, 1e-2), lam_min=(0.1, 0.6), alpha=(10.0, 60.0))
+    attack = KKTAttack(save_at=(500, 1000, 2000, 4000), search=search)
+    return AttackPlan(attack=attack, n_attacks=6)
+
+
+DEFAULT_PRESET = "ensemble"
+
+
+def attack_plan(
+    preset: str = DEFAULT_PRESET,
+    *,
+    n_outputs: int,
+    condition: Condition | None = None,
+    n_attacks: int | None = None,
+    n_images: int | None = None,
+    n_iterations: int | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> AttackPlan:
+    """A preset made to fit a network, then changed by `settings` (`attack.alpha`, `n_attacks`).
+
+    The condition is the preset's if it goes with the number of outputs, otherwise binary for one
+    output and multiclass for several. `n_images`, a guess at the size of the training set, gives
+    twice as many candidates (002, section 3). Raises ValueError for unknown names and bad values.
+    """
+    plan = ensemble() if preset == DEFAULT_PRESET else _of_papers(preset)
+    attack = plan.attack
+    assert isinstance(attack, KKTAttack)
+    fits = (attack.condition == "multiclass") == (n_outputs > 1)
+    by_outputs: Condition = "multiclass" if n_outputs > 1 else "binary"
+    changes: dict[str, Any] = {
+        "condition": condition or (attack.condition if fits else by_outputs),
+        "ncc_stop_above": None,  # this rule looks at the training images
+    }
+    if n_images is not None:
+        if n_images < 1:
+            raise ValueError(f"--n-images-guess {n_images} must be at least 1")
+        changes["n_candidates"] = 2 * max(n_images, n_outputs)
+    if n_iterations is not None:
+        if n_iterations < 1:
+            raise ValueError(f"--iterations {n_iterations} must be at least 1")
+        parts = {max(1, n_iterations // part) for part in (8, 4, 2, 1)}
+        changes["save_at"] = tuple(sorted(parts))
+    n_attacks = plan.n_attacks if n_attacks is None else n_attacks
+    plan = AttackPlan(attack=replace(attack, **changes), n_attacks=n_attacks)
+    return _changed(plan, settings or {})
+
+
+def span_plan(
+    *,
+    known_start: bool = False,
+    n_attacks: int | None = None,
+    n_images: int | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> AttackPlan:
+    """The span attack, changed by `settings`; `n_images` directions, or as many as are counted."""
+    attack = SpanAttack(start="known" if known_start else "unknown", n_images=n_images)
+    plan = AttackPlan(attack=attack, n_attacks=1 if n_attacks is None else n_attacks)
+    return _changed(plan, settings or {})
+
+
+def attack_job(
+    weights: Path,
+    out: Path,
+    *,
+    method: Literal["kkt", "span"] = "kkt",
+    initial: Path | None = None,
+    preset: str = DEFAULT_PRESET,
+    condition: Condition | None = None,
+    n_attacks: int | None = None,
+    n_images: int | None = None,
+    n_iterations: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    arch: str | None = None,
+    shape: tuple[int, int, int] | None = None,
+    activation: Activation = "relu",
+    leak: float = 0.01,
+    data: str | None = None,
+    decoys: str | None = None,
+    mean: str | None = None,
+    std: tuple[float, ...] | None = None,
+    seed: int = 0,
+    dtype: Literal["float32", "float64"] = "float32",
+    n_shown: int = 40,
+    skip_corrupt: bool = False,
+) -> AttackJob:
+    """The job of a command: a plan that fits the network in `weights`, and what is known of it.
+
+    Raises WeightsError for files and ValueError for settings that cannot be used.
+    """
+    victim = read_victim(
+        weights, arch=arch, shape=shape, activation=activation, leak=leak, dtype=dtype
+    )
+    if method == "span":
+        plan = span_plan(
+            known_start=initial is not None,
+            n_attacks=n_attacks,
+            n_images=n_images,
+            settings=settings,
+        )
+    else:
+        plan = attack_plan(
+            preset,
+            n_outputs=victim.architecture.n_outputs,
+            condition=condition,
+            n_attacks=n_attacks,
+            n_images=n_images,
+            n_iterations=n_iterations,
+            settings=settings,
+        )
+    return AttackJob(
+        weights=weights,
+        initial=initial,
+        out=out,
+        arch=arch,
+        shape=shape,
+        activation=activation,
+        leak=leak,
+        attack=plan.attack,
+        n_attacks=plan.n_attacks,
+        data=data,
+        decoys=decoys,
+        mean=mean,
+        std=std,
+        seed=seed,
+        dtype=dtype,
+        n_shown=n_shown,
+        skip_corrupt=skip_corrupt,
+    )
+
+
+def _of_papers(preset: str) -> AttackPlan:
+    from flows.papers import EXPERIMENTS, attack_preset
+
+    if preset not in EXPERIMENTS:
+        raise ValueError(unknown_name("attack preset", preset, {DEFAULT_PRESET, *EXPERIMENTS}))
+    return attack_preset(preset)
+
+
+def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:
+    """The plan with single settings replaced, by the same names and rules as in a recipe."""
+    if not settings:
+        return plan
+    from flows.settings import explained, replace_setting
+
+    attack: dict[str, Any] = {"attack": json.loads(json.dumps(asdict(plan.attack)))}
+    tree = attack | {"n_attacks": plan.n_attacks}
+    for given, value in settings.items():
+        name = given.removeprefix("experiment.")
+        if name.split(".")[0] not in tree:
+            raise ValueError(
+                f"--set {name}: of weights that are given only the attack has settings, for "
+                "example attack.n_images=100, attack.alpha=50 or n_attacks=20"
+            )
+        replace_setting(tree, name, value)
+    try:
+        tree["attack"] = TypeAdapter(type(plan.attack)).validate_python(tree["attack"])
+        return TypeAdapter(AttackPlan).validate_python(tree)
+    except ValidationError as error:
+        raise ValueError(explained(error)) from error
+
+
+def parse_shape(text: str) -> tuple[int, int, int]:
+    """`3x32x32` as channels, height, width."""
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ValueError(f"--shape {text} is not of the form CxHxW, for example 3x32x32")
+    channels, height, width = (int(part) for part in parts)
+    return channels, height, width

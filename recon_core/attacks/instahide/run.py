@@ -1,0 +1,277 @@
+"""The `instahide` family: encode private images with InstaHide, and recover them (paper 004).
+
+One run: part the run's images into `n_public` that everybody knows and the private rest; mix them
+into encodings by the scheme; attack these, given the public images and, where images have labels,
+the mixed labels. What comes back is compared with the private image that it is most like.
+
+There is no network: what a victim is to other families, the encodings are here. Pixels are 2x - 1,
+so that pictures are in [-1, 1] when they are mixed, and back in [0, 1] in pairs; `mean_image` is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64, UInt8
+from torch import Tensor
+from torch.nn import functional
+
+from recon_core.attacks.candidate_matching import no_pairs, own_pairs
+from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
+from recon_core.attacks.instahide.practical import Practical, recover_practically
+from recon_core.attacks.instahide.recover import Recovered
+from recon_core.attacks.run_sharing import share_runs
+from recon_core.augment import augment_images
+from recon_core.tagged import Tagged
+from recon_core.threads import Shares
+from recon_core.types import (
+    STATS,
+    Outcome,
+    Progress,
+    RunResult,
+    RunSpec,
+    Victims,
+    no_progress,
+)
+
+SSIM_SIDE = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstaHideRecovery:
+    """Settings of a run. `n_public`: of the run's images those that the attack knows. `n_encodings`
+    of a `theory` scheme; `instahide` makes n_epochs of each private image. `use_labels`: the attack
+    has the mixed labels, as it has in the challenge. `keep`: pairs of confident images only, or of
+    all; confident as in `inversion`.
+
+    A run is `unfitted` if the attack found no groups of encodings. Statistics: `train_accuracy` is
+    the share of encodings that are explained, `n_iterations` the number of encodings.
+    """
+
+    family: Literal["instahide"] = "instahide"
+    augment_p: float = 0.0
+    n_public: int = 100
+    scheme: Annotated[Scheme, Tagged("kind")] = field(
+        default_factory=lambda: InstaHide(k_pub=2, n_epochs=30)
+    )
+    n_encodings: int = 0
+    use_labels: bool = True
+    attack: Practical = field(default_factory=Practical)
+    keep: Literal["confident", "all"] = "confident"
+    confident_ssim: float = 0.4
+    confident_gap: float = 0.05
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.augment_p <= 1:
+            raise ValueError(f"augment_p={self.augment_p} is not a probability in [0, 1]")
+        if self.n_public < max(self.scheme.k_pub, 1):
+            raise ValueError(
+                f"n_public={self.n_public} must be at least 1 and scheme.k_pub="
+                f"{self.scheme.k_pub}, the public images of an encoding"
+            )
+        if isinstance(self.scheme, Mixing) != bool(self.n_encodings) or self.n_encodings < 0:
+            raise ValueError(
+                f"n_encodings={self.n_encodings}: a theory scheme needs it, and instahide has "
+                "scheme.n_epochs instead (leave it 0)"
+            )
+
+    def check_sweep(self, attacks_per_victim: int) -> None:
+        """Raises ValueError for several attacks on one victim: they would differ in nothing but
+        the order in which images are found."""
+        if attacks_per_victim > 1:
+            raise ValueError(
+                f"attacks_per_victim={attacks_per_victim}, but attacks on the same encodings give "
+                "the same images; set it to 1"
+            )
+
+    def check_images(self, n_images: int) -> None:
+        """Raises ValueError if a run with so many images cannot be encoded and attacked."""
+        n_private = n_images - self.n_public
+        if n_private < 3:
+            raise ValueError(
+                f"{n_images} images of a run less n_public={self.n_public} leave "
+                f"{max(n_private, 0)} private ones; encodings mix 2, so that 3 can be told apart"
+            )
+        m = self.n_made(n_private)
+        needed = n_private + round(self.attack.components.spare * n_private) + 1
+        if m < needed:
+            raise ValueError(
+                f"{m} encodings of {n_private} private images are too few to be told apart; set "
+                f"scheme.n_epochs or n_encodings so that there are {needed} or more"
+            )
+
+    def n_made(self, n_private: int) -> int:
+        """Encodings of a run."""
+        if isinstance(self.scheme, InstaHide):
+            return self.scheme.n_epochs * n_private
+        return self.n_encodings
+
+    @property
+    def n_labels(self) -> None:
+        """A run has images of any labels."""
+        return
+
+    def run_batch(
+        self,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        *,
+        device: torch.device,
+        progress: Progress = no_progress,
+        victims: Victims | None = None,
+    ) -> list[RunResult]:
+        """Encode and attack R sets of images; one result per spec, in order.
+
+        `images[i]` are the images of `specs[i]`, before augmentation. Runs go one after another on
+        a GPU and side by side on a CPU, as many as torch has threads; on a CPU a run is bit for bit
+        the same whatever it is batched with, given that torch has one thread. Nothing is put into
+        `victims`: encodings are drawn again in no time. Raises ValueError if images do not suit
+        the settings.
+        """
+        if len(specs) != len(images):
+            raise ValueError(f"{len(specs)} specs but images of {len(images)} runs")
+        self.check_images(images.shape[1])
+        side = min(images.shape[3:])
+        if side < max(self.attack.windows.side, SSIM_SIDE):
+            raise ValueError(
+                f"images of {side} pixels are too small: windows have "
+                f"{self.attack.windows.side}, SSIM {SSIM_SIDE}"
+            )
+        return share_runs(
+            specs,
+            images,
+            run_stack=self._run_each,
+            run_sweep=self._run_each,
+            has_keeper=victims is not None,
+            device=device,
+            progress=progress,
+        )
+
+    def _run_each(
+        self,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
+        shares = Shares(progress, [1 / len(specs)] * len(specs))
+        runs = [partial(self._run, s, own, device) for s, own in zip(specs, images, strict=True)]
+        return [run(shares.of(k)) for k, run in enumerate(runs)]
+
+    def _run(
+        self,
+        spec: RunSpec,
+        images: UInt8[Tensor, "n c h w"],
+        device: torch.device,
+        progress: Progress,
+    ) -> RunResult:
+        targets, augment = augment_images(
+            images, p=self.augment_p, generator=spec.victim_generator("augment")
+        )
+        private, public = two_sets(spec, self.n_public)
+        pixels = (targets.flatten(1).float() * (2 / 255) - 1).to(device)
+        shape = (int(targets.shape[1]), int(targets.shape[2]), int(targets.shape[3]))
+        made = self._encoded(spec, pixels, private, public)
+        found: Recovered | None = None
+        try:
+            found = recover_practically(
+                made.y,
+                shape,
+                mixing=self.scheme,
+                public=pixels[public.to(device)],
+                n_private=len(private),
+                labels=made.labels if self.use_labels else None,
+                generator=spec.generator("attack"),
+                how=self.attack,
+                progress=progress,
+            )
+        except np.linalg.LinAlgError:
+            found = None  # scores without structure: no eigenvectors were found
+        progress(1.0)
+        return self._result(spec, targets, augment, private, found)
+
+    def _encoded(
+        self,
+        spec: RunSpec,
+        pixels: Float[Tensor, "n d"],
+        private: Int64[Tensor, " a"],
+        public: Int64[Tensor, " b"],
+    ) -> Encodings:
+        drawn = spec.victim_generator("encodings")
+        own, others = pixels.cpu()[private], pixels.cpu()[public]
+        classes = torch.tensor(spec.labels)
+        labels = functional.one_hot(classes - classes.min()).float()[private]
+        if isinstance(self.scheme, InstaHide):
+            made = self.scheme.encode(own, others, generator=drawn, labels=labels)
+        else:
+            made = self.scheme.encode(own, others, self.n_encodings, generator=drawn, labels=labels)
+        assert made.labels is not None
+        return Encodings(
+            made.y.to(pixels),
+            made.private,
+            made.private_weights,
+            made.public,
+            made.public_weights,
+            made.labels.to(pixels),
+        )
+
+    def _result(
+        self,
+        spec: RunSpec,
+        targets: UInt8[Tensor, "n c h w"],
+        augment: Float32[Tensor, "n 9"],
+        private: Int64[Tensor, " a"],
+        found: Recovered | None,
+    ) -> RunResult:
+        stats = dict.fromkeys(STATS, math.nan)
+        pairs, outcome = no_pairs(targets.shape[1:]), Outcome.UNFITTED
+        if found is not None and bool(found.images.isfinite().all()):
+            outcome = Outcome.OK
+            x = ((found.images.cpu().float() + 1) / 2).reshape(-1, *targets.shape[1:])
+            stats |= {
+                "train_accuracy": float(found.explained.mean()),
+                "n_iterations": float(len(found.explained)),
+            }
+            truth = targets[private].float() / 255
+            pairs = own_pairs(
+                x,
+                targets,
+                private[nearest(x, truth)],
+                iterations=torch.full((len(x),), self.attack.refinement.n_rounds),
+                keep=self.keep,
+                threshold=self.confident_ssim,
+                gap=self.confident_gap,
+            )
+        elif found is not None:
+            outcome = Outcome.NONFINITE
+        return RunResult(
+            spec=spec,
+            outcome=outcome,
+            targets=targets,
+            augment=augment,
+            mean_image=torch.zeros(targets.shape[1:]),
+            margins=torch.full((len(targets),), math.nan),
+            pairs=pairs,
+            stats=stats,
+        )
+
+
+def two_sets(spec: RunSpec, n_public: int) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"]]:
+    """(rows of private images, rows of public ones), both rising, by the victim's generator."""
+    order = torch.randperm(len(spec.image_ids), generator=spec.victim_generator("public"))
+    return order[n_public:].sort().values, order[:n_public].sort().values
+
+
+def nearest(x: Float[Tensor, "n c h w"], truth: Float[Tensor, "n c h w"]) -> Int64[Tensor, " n"]:
+    """The true image that each found one is: together nearest, by squared distance."""
+    apart = torch.cdist(x.flatten(1), truth.flatten(1)).square()
+    from scipy.optimize import linear_sum_assignment
+
+    return torch.from_numpy(linear_sum_assignment(apart.numpy())[1])

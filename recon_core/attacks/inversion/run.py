@@ -1,0 +1,389 @@
+"""The `inversion` family: train split classifiers, recover images from what the client sends.
+
+One run (paper 003, section 4): part the run's images into those that the classifier f = g(h(x)) is
+trained on, with a defence or without, and `held_out` ones of each class that are sent to the server
+as z = h(x); look for images with these features; compare each with the one that z is of. The
+server knows h and every z that is sent, and no image. Labels are the classes, from 0.
+
+What the attack gives is a picture: nothing was subtracted from the images, so `mean_image` is 0,
+which says that a reconstruction has a scale of its own (`recon_core.matching.fit_to_range`).
+
+How runs share a machine: on a GPU the runs of a batch are one stack, in training and attack. On a
+CPU as many runs go side by side as torch has threads. Products and convolutions are in full
+float32, which features that a defence has drawn together need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from recon_core.attacks.inversion.feature_matching import UNIT, GradientInversion, Inverted
+from recon_core.attacks.inversion.results import KnownClassifier, Learned, result_of, two_parts
+from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
+from recon_core.attacks.run_sharing import kept_or_trained, share_attacks, share_runs, stacks_of
+from recon_core.augment import augment_images
+from recon_core.restore.precision import float32_arithmetic
+from recon_core.tagged import Tagged
+from recon_core.threads import share_of
+from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
+from recon_core.victims.autoencoder import Shape
+from recon_core.victims.separability import MixCon, UniCon
+from recon_core.victims.split import LeNet5, SplitNetwork, initial_weights
+from recon_core.victims.split_training import SplitTraining, train_split
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+SSIM_SIDE = 11
+INVERTED_AT_ONCE = 256
+"""Images of a run that are inverted as one batch; bounds memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inversion:
+    """Settings of a run. Defaults are 003's for MNIST without a defence: LeNet5, cut after its
+    second block, and the paper's gradient descent.
+
+    `n_classes`: the classes 0 to n_classes - 1; a run has equally many images of each. `defence`:
+    what the training adds to its loss; None is the paper's "vanilla", which lam = 0 is, too.
+    `held_out`: images of each class that are not trained on and are what is inverted; the paper
+    inverts 100 test images, which 10 of each of 10 classes are. 0: the classifier is trained on all
+    images of the run and all are inverted. `augment_p`: as in the other families; 003 has none.
+    `attack`: `strong` measures features by their spread over all z of the run, which the server
+    sees (`strong_inversion.whiten`); public images, with which `tune` would find its zeta and which
+    its start "mean" needs, are not part of a run. `keep`: pairs of confident inversions only, or of
+    all. An inversion is confident if its SSIM to the image that z is of is above `confident_ssim`
+    and at least `confident_gap` above that to any other image of the run.
+
+    No run is `unfitted`: the attack inverts h, however well g classifies. Statistics: `train_loss`
+    (cross-entropy alone) and `train_accuracy` are of the images that were trained on, and so is
+    `margin_min`; `attack_loss` is the mean objective of the inversions, `n_iterations` the mean
+    number of their gradients, those of all starts counted.
+    """
+
+    family: Literal["inversion"] = "inversion"
+    augment_p: float = 0.0
+    n_classes: int = 10
+    victim: Annotated[SplitNetwork, Tagged("kind")] = field(default_factory=LeNet5)
+    training: SplitTraining = field(default_factory=SplitTraining)
+    defence: Annotated[MixCon | UniCon, Tagged("kind")] | None = None
+    held_out: int = 10
+    attack: Annotated[GradientInversion | StrongInversion, Tagged("kind")] = field(
+        default_factory=GradientInversion
+    )
+    keep: Literal["confident", "all"] = "confident"
+    confident_ssim: float = 0.4
+    confident_gap: float = 0.05
+    dtype: Literal["float32", "float64"] = "float32"
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.augment_p <= 1:
+            raise ValueError(f"augment_p={self.augment_p} is not a probability in [0, 1]")
+        if self.n_classes < 2:
+            raise ValueError(f"n_classes={self.n_classes}; a classifier needs at least 2")
+        if self.held_out < 0:
+            raise ValueError(
+                f"held_out={self.held_out} must be 0, to invert the training images, or a number "
+                "of images of each class"
+            )
+        if self.attack.value_range != UNIT:
+            raise ValueError(
+                f"attack.value_range={self.attack.value_range}, but images of a run are in "
+                f"[0, 1]; leave it at {UNIT}"
+            )
+        if isinstance(self.attack, StrongInversion) and "mean" in self.attack.starts:
+            raise ValueError(
+                "attack.starts has 'mean', the mean of public images, of which a run has none; "
+                "use 'grey', 'noise' or 'zeros'"
+            )
+
+    def check_sweep(self, attacks_per_victim: int) -> None:
+        """Accepts any number: runs on one victim draw starts of their own."""
+        del attacks_per_victim
+
+    def check_images(self, images_per_class: int) -> None:
+        """Raises ValueError if a run with so many images of a class cannot be trained."""
+        n_trained = images_per_class - self.held_out
+        if n_trained < self.training.per_class:
+            raise ValueError(
+                f"{images_per_class} images of a class less held_out={self.held_out} leave "
+                f"{max(n_trained, 0)} to train on, fewer than training.per_class="
+                f"{self.training.per_class} of a batch; a run of {self.n_classes} classes needs "
+                f"{self.n_classes * (self.held_out + self.training.per_class)} images, or lower one"
+            )
+
+    @property
+    def n_labels(self) -> int:
+        """Labels that a run has equally many images of."""
+        return self.n_classes
+
+    def run_batch(
+        self,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        *,
+        device: torch.device,
+        progress: Progress = no_progress,
+        victims: Victims | None = None,
+    ) -> list[RunResult]:
+        """Train and attack R victims; one result per spec, in order.
+
+        `images[i]` are the images of `specs[i]`, before augmentation. On a GPU the runs are one
+        stack, equal to rounding whatever it holds. On a CPU a run is bit for bit the same whatever
+        it is batched with, given that torch has one thread; with more, runs of a batch go side by
+        side on one thread each. Specs with the same victim, which follow each other, are attacks on
+        one network; it is taken from `victims`, if it is there, and put there once it is trained.
+        Raises ValueError if a spec has another number of images than the batch, labels that are no
+        classes, or too few images of a class, or if the images do not suit the network.
+        """
+        self._check_batch(specs, images)
+        with float32_arithmetic("float32", device):
+            return share_runs(
+                specs,
+                images,
+                run_stack=self._run_stack,
+                run_sweep=partial(self._run_sweep, victims),
+                has_keeper=victims is not None,
+                device=device,
+                progress=progress,
+            )
+
+    def train_victim(
+        self,
+        spec: RunSpec,
+        images: UInt8[Tensor, "n c h w"],
+        *,
+        device: torch.device,
+        victims: Victims | None = None,
+        progress: Progress = no_progress,
+    ) -> KnownClassifier:
+        """The victim of a run of a sweep, as `run_batch` trains it; taken from `victims`, if it is
+        there, and put there otherwise. Raises ValueError as `run_batch` does."""
+        self._check_batch([spec], images[None])
+        with float32_arithmetic("float32", device):
+            learned = self._learn(spec, images)
+            return self._shared_victim(spec, learned, device, victims, progress)
+
+    def _run_stack(
+        self,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
+        """Runs with a victim of their own, trained at once and attacked at once."""
+        learned = [self._learn(spec, own) for spec, own in zip(specs, images, strict=True)]
+        trained = self._trained(specs, learned, device, share_of(progress, 0.0, 0.5))
+        return self._attacked(specs, trained, learned, device, share_of(progress, 0.5, 1.0))
+
+    def _run_sweep(
+        self,
+        victims: Victims | None,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
+        """Runs that attack one victim: it is trained once."""
+        learned = self._learn(specs[0], images[0])
+        half = share_of(progress, 0.0, 0.5)
+        victim = self._shared_victim(specs[0], learned, device, victims, half)
+
+        def attack(stack: Sequence[RunSpec], part: Progress) -> list[RunResult]:
+            n = len(stack)
+            return self._attacked(stack, [victim] * n, [learned] * n, device, part)
+
+        rest = share_of(progress, 0.5, 1.0)
+        done = share_attacks(stacks_of(specs, device), attack, device=device, progress=rest)
+        return [result for results in done for result in results]
+
+    def _shared_victim(
+        self,
+        spec: RunSpec,
+        learned: Learned,
+        device: torch.device,
+        victims: Victims | None,
+        progress: Progress,
+    ) -> KnownClassifier:
+        model = self.victim.on(_shape(learned.targets), self.n_classes)
+        return kept_or_trained(
+            spec,
+            victims,
+            read=lambda known: KnownClassifier.from_tensors(model, known, device),
+            train=lambda: self._trained([spec], [learned], device, progress)[0],
+            progress=progress,
+        )
+
+    def _trained(
+        self,
+        specs: Sequence[RunSpec],
+        learned: Sequence[Learned],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[KnownClassifier]:
+        """The victims of R runs, trained at once."""
+        model = self.victim.on(_shape(learned[0].targets), self.n_classes)
+        labels = [
+            torch.tensor(s.labels)[own.trained] for s, own in zip(specs, learned, strict=True)
+        ]
+        generators = [spec.victim_generator("victim") for spec in specs]
+        trained = train_split(
+            model,
+            initial_weights(model, generators, dtype=DTYPES[self.dtype]),
+            torch.stack([self._pictures(own.targets[own.trained], device) for own in learned]),
+            torch.stack(labels).to(device),
+            defences=[self.defence] * len(specs),
+            training=self.training,
+            shuffle=lambda run, epoch: specs[run].victim_generator(f"minibatches {epoch}"),
+            streams=range(len(specs)),
+            progress=progress,
+        )
+        return KnownClassifier.each_of(model, trained)
+
+    def _attacked(
+        self,
+        specs: Sequence[RunSpec],
+        victims: Sequence[KnownClassifier],
+        learned: Sequence[Learned],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
+        """The results of R runs on their victims; those that diverged send nothing."""
+        sent: dict[int, Tensor] = {}
+        margins = []
+        for i, (spec, victim, own) in enumerate(zip(specs, victims, learned, strict=True)):
+            x = self._pictures(own.targets, device)
+            margins.append(victim.margins(x, spec.labels))
+            z = victim.sent(x[own.attacked.to(device)])
+            if not victim.diverged and bool(z.isfinite().all()):
+                sent[i] = z
+        found: dict[int, Inverted] = {}
+        if sent:
+            inverted = self._inverted(
+                [(specs[i], learned[i].attacked.tolist()) for i in sent],
+                [victims[i] for i in sent],
+                torch.stack(list(sent.values())),
+                progress,
+            )
+            found = dict(zip(sent, inverted, strict=True))
+        progress(1.0)
+        return [
+            result_of(
+                self,
+                spec,
+                victim=victims[i],
+                learned=learned[i],
+                margins=margins[i],
+                inverted=found.get(i),
+            )
+            for i, spec in enumerate(specs)
+        ]
+
+    def _inverted(
+        self,
+        attacked: Sequence[tuple[RunSpec, list[int]]],
+        victims: Sequence[KnownClassifier],
+        z: Float[Tensor, "r b m"],
+        progress: Progress,
+    ) -> list[Inverted]:
+        """The attack on all images that R clients send, so many of each at once; `attacked` are the
+        runs and the rows of their targets that z is of."""
+        model, n_images = victims[0].model, z.shape[1]
+        weights = {
+            name: torch.cat([victim.weights[name] for victim in victims])
+            for name in model.tensor_shapes
+        }
+        scale = self._scale(z)
+        pieces = []
+        for rows in torch.arange(n_images).split(INVERTED_AT_ONCE):
+            n_rows, part = len(rows), rows.tolist()
+
+            def h(x: Tensor, n_rows: int = n_rows) -> Tensor:
+                """Scaled features of images that come start by start, run by run."""
+                by_run = x.unflatten(0, (-1, len(attacked), n_rows)).transpose(0, 1).flatten(1, 2)
+                z_of = model.features(weights, by_run) * scale
+                by_start: Tensor = z_of.unflatten(1, (-1, n_rows)).transpose(0, 1)
+                return by_start.flatten(0, 2)
+
+            piece = self.attack.invert(
+                h,
+                (z * scale)[:, part].flatten(0, 1),
+                shape=model.shape,
+                generators=[
+                    spec.generator(f"start {targets[i]}")
+                    for spec, targets in attacked
+                    for i in part
+                ],
+            )
+            pieces.append(_by_run(piece, len(attacked)))
+            progress((part[-1] + 1) / n_images)
+        return [_joined(of_run) for of_run in zip(*pieces, strict=True)]
+
+    def _scale(self, z: Float[Tensor, "r b m"]) -> Float[Tensor, "r 1 m"]:
+        """What features are multiplied by: 1, or, for the strong attack, 1 over their spread."""
+        if not isinstance(self.attack, StrongInversion):
+            return torch.ones_like(z[:, :1])
+        return torch.stack([whiten(own).matrix for own in z]).unsqueeze(1)
+
+    def _learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
+        generator = spec.victim_generator("augment")
+        targets, augment = augment_images(images, p=self.augment_p, generator=generator)
+        trained, attacked = two_parts(spec, held_out=self.held_out, n_classes=self.n_classes)
+        return Learned(targets, augment, trained, attacked)
+
+    def _pictures(
+        self, targets: UInt8[Tensor, "n c h w"], device: torch.device
+    ) -> Float[Tensor, "n c h w"]:
+        return targets.to(device=device, dtype=DTYPES[self.dtype]) / 255
+
+    def _check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
+        """Raises ValueError if the runs cannot be one batch, or one of them cannot be trained."""
+        if len(specs) != len(images):
+            raise ValueError(f"{len(specs)} specs came with images of {len(images)} runs")
+        if min(images.shape[-2:]) < SSIM_SIDE:
+            raise ValueError(
+                f"images of {images.shape[-2]}x{images.shape[-1]} are smaller than SSIM's window "
+                f"of {SSIM_SIDE}x{SSIM_SIDE}, by which inversions are scored; enlarge them first"
+            )
+        for spec in specs:
+            if len(spec.image_ids) != images.shape[1]:
+                raise ValueError(
+                    f"run {spec.run} plans {len(spec.image_ids)} images, the batch has "
+                    f"{images.shape[1]}; runs of one batch must have equally many"
+                )
+            outside = [label for label in spec.labels if not 0 <= label < self.n_classes]
+            if outside:
+                raise ValueError(
+                    f"run {spec.run} has label {outside[0]}, which is none of the classes 0 to "
+                    f"{self.n_classes - 1}; set n_classes to the number of classes"
+                )
+            self.check_images(min(spec.labels.count(label) for label in range(self.n_classes)))
+
+
+def _by_run(found: Inverted, n_runs: int) -> list[Inverted]:
+    """Of images that come run by run, those of each."""
+    parts = [
+        values.unflatten(0, (n_runs, -1))
+        for values in (found.x, found.objective, found.ending, found.n_steps)
+    ]
+    return [Inverted(*values) for values in zip(*parts, strict=True)]
+
+
+def _joined(pieces: Sequence[Inverted]) -> Inverted:
+    return Inverted(
+        x=torch.cat([piece.x for piece in pieces]),
+        objective=torch.cat([piece.objective for piece in pieces]),
+        ending=torch.cat([piece.ending for piece in pieces]),
+        n_steps=torch.cat([piece.n_steps for piece in pieces]),
+    )
+
+
+def _shape(targets: UInt8[Tensor, "n c h w"]) -> Shape:
+    c, h, w = targets.shape[1:]
+    return c, h, w

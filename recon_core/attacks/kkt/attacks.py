@@ -1,0 +1,330 @@
+"""The attacks of a run of the family `kkt`: what one of them is, and a stack of them done.
+
+`kkt` searches for candidates that satisfy the KKT condition (`kkt_objective`), `span` separates the
+span of the first layer's weights (`span.attack`), `span_then_kkt` starts the former from what the
+latter separated. What is separated is saved as iteration 0. Its sign is read from the network,
+which is wrong for one in five, so both are candidates: 0 to m - 1 have the likelier sign, best
+trusted first, m to 2m - 1 the other. From there the KKT attack goes on, with each candidate's own
+label, and every lam at `lam_min`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from recon_core.attacks.kkt.halving import Race
+from recon_core.attacks.kkt.objective import (
+    KKTAttack,
+    Labels,
+    Settings,
+    settings_of,
+    starting_points,
+)
+from recon_core.attacks.kkt.results import Left, left_by
+from recon_core.attacks.kkt.solver import Judge, reconstruct
+from recon_core.attacks.kkt.span_coordinates import directions_of, orthonormal, stacked
+from recon_core.attacks.span.attack import Separated, SpanAttack, separate
+from recon_core.attacks.span.search import views_of
+from recon_core.attacks.span.source_model import shipped_model
+from recon_core.attacks.span.subspace import NoSpanError
+from recon_core.ncc import ncc_matrix
+from recon_core.tagged import Tagged
+from recon_core.threads import share_of
+from recon_core.types import Progress
+from recon_core.victims.network import Architecture, Parameters, Shape
+
+if TYPE_CHECKING:
+    from recon_core.attacks.kkt.run import KKT
+
+N_BEST = 10
+"""Distances that the authors' stopping rule averages."""
+ROWS_AT_ONCE = 1 << 14
+"""Candidates of one stack of attacks on the same victim; bounds memory, 200 MB per buffer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanThenKKT:
+    """`kkt` from the sources of `span`: of it, `n_candidates` and `sigma` are then told by them."""
+
+    kind: Literal["span_then_kkt"] = "span_then_kkt"
+    span: SpanAttack = field(default_factory=SpanAttack)
+    kkt: KKTAttack = field(default_factory=KKTAttack)
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+Attack = Annotated[KKTAttack | SpanAttack | SpanThenKKT, Tagged("kind")]
+"""Any attack on a victim's weights."""
+
+
+def kkt_of(attack: Attack) -> KKTAttack | None:
+    """The search in it, if there is one."""
+    if isinstance(attack, SpanThenKKT):
+        return attack.kkt
+    return attack if isinstance(attack, KKTAttack) else None
+
+
+def span_of(attack: Attack) -> SpanAttack | None:
+    """The separation in it, if there is one."""
+    if isinstance(attack, SpanThenKKT):
+        return attack.span
+    return attack if isinstance(attack, SpanAttack) else None
+
+
+def saved_iterations(attack: Attack) -> tuple[int, ...]:
+    """At which candidates are saved; 0 is what was separated."""
+    kkt = kkt_of(attack)
+    separated = () if span_of(attack) is None else (0,)
+    return separated if kkt is None else (*separated, *kkt.save_at)
+
+
+def most_candidates(experiment: KKT) -> int:
+    """An upper bound for the candidates of an attack."""
+    span = span_of(experiment.attack)
+    if span is None:
+        assert isinstance(experiment.attack, KKTAttack)
+        return experiment.attack.n_candidates
+    return 2 * most_directions(experiment, span)
+
+
+def most_directions(experiment: KKT, span: SpanAttack) -> int:
+    """An upper bound for the directions of a victim. There are about as many as images, but rules
+    that move every weight at its own rate (Adadelta) leave their span."""
+    return span.n_images or experiment.victim.widths[0]
+
+
+def features_of(span: SpanAttack, shape: Shape) -> int:
+    """T: how many features every direction has at most, of pictures (c, h, w)."""
+    counts = [0]
+    if span.sources != "learned":
+        n_filters = (span.filter_size**2 - 1) * (shape[0] if span.colours else 1)
+        counts.append(n_filters * _places(shape, span.filter_size, span.stride))
+    model = shipped_model()
+    if span.sources != "independent" and tuple(model.spectrum.shape) == shape:
+        n_filters, _channels, side, _side = model.filters.shape
+        counts.append(n_filters * _places(shape, side, model.stride))
+    return max(counts)
+
+
+def _places(shape: Shape, side: int, stride: int) -> int:
+    return math.prod((length - side) // stride + 1 for length in shape[1:])
+
+
+def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
+    """Raises ValueError, before a victim is trained, for pictures too small for a separation."""
+    span = span_of(attack)
+    if span is not None:
+        views_of(span, torch.zeros(1, span.n_images or n_images, *shape))
+
+
+@dataclass(frozen=True)
+class Victim:
+    """What a stack of Q attacks is given: the weights of Q victims, or of one; those they started
+    from, for a span attack that knows them; and the images, for the authors' stopping rule."""
+
+    architecture: Architecture
+    parameters: Parameters
+    start: Parameters | None
+    inputs: Float[Tensor, "r n d"]
+
+    def rows(self, index: Tensor) -> Victim:
+        """Those of some of the attacks."""
+        if len(self.inputs) == 1:
+            return self
+        start = None if self.start is None else self.start.rows(index)
+        parameters = self.parameters.rows(index)
+        return Victim(self.architecture, parameters, start, self.inputs[index])
+
+
+def attack_stack(
+    attack: Attack, victim: Victim, generators: Sequence[torch.Generator], progress: Progress
+) -> list[Left]:
+    """What Q attacks leave, in order, each with a generator of its own.
+
+    An attack on weights that are not finite, or in which nothing stands out of the noise, leaves
+    nothing: that is a result and no error. Raises ValueError for settings that do not go with the
+    images.
+    """
+    if isinstance(attack, KKTAttack):
+        settings = settings_of(attack, generators)
+        x, lam = starting_points(attack, settings, victim.architecture.d, generators)
+        if attack.coordinates == "span":
+            return _searched_in_span(attack, victim, settings, (x, lam), progress)
+        return _searched(attack, victim, settings, (x, lam, None), progress)
+    if isinstance(attack, SpanAttack):
+        found = _separated(attack, victim, generators, progress)
+        return [_left_by_separation(one, victim) for one in found]
+    settings = settings_of(attack.kkt, generators)
+    found = _separated(attack.span, victim, generators, share_of(progress, 0.0, 0.3))
+    left = [_left_by_separation(one, victim) for one in found]
+    by_size = sorted(range(len(left)), key=lambda q: left[q].x.shape[1])
+    done = 0
+    for size, group in groupby(by_size, key=lambda q: left[q].x.shape[1]):
+        rows = list(group)
+        part = share_of(progress, *(0.3 + 0.7 * n / len(left) for n in (done, done + len(rows))))
+        done += len(rows)
+        if size == 0:
+            continue
+        index = torch.tensor(rows)
+        start = (
+            torch.cat([left[q].x for q in rows]),
+            settings.lam_min[index, None].expand(-1, size),
+            torch.stack([_labels(found[q]) for q in rows]),
+        )
+        own = victim.rows(index)
+        vectors = None
+        if attack.kkt.coordinates == "span":
+            vectors = stacked([_directions(found[q], own) for q in rows])[: own.parameters.n_runs]
+        ended = _searched(attack.kkt, own, settings.rows(index), start, part, vectors=vectors)
+        for q, last in zip(rows, ended, strict=True):
+            stats = last.stats | {"sigma": math.nan}  # nothing was drawn
+            left[q] = replace(last, x=torch.cat([left[q].x, last.x]), stats=stats)
+    progress(1.0)
+    return left
+
+
+def _searched(
+    attack: KKTAttack,
+    victim: Victim,
+    settings: Settings,
+    start: tuple[Float[Tensor, "q m d"], Float[Tensor, "q m"], Labels | None],
+    progress: Progress,
+    *,
+    vectors: Float[Tensor, "r k d"] | None = None,
+) -> list[Left]:
+    """What searches leave that start from x and lam, with labels of their own or shared equally;
+    in `vectors`, where they are in span coordinates."""
+    x, lam, labels = start
+    attacked = reconstruct(
+        victim.architecture,
+        victim.parameters,
+        x.to(victim.inputs),
+        lam.to(victim.inputs),
+        attack=attack,
+        settings=settings,
+        labels=labels,
+        vectors=vectors,
+        judge=_judge(attack, victim),
+        race=None if attack.halving is None else Race(attack.halving, len(settings)).hopeless,
+        progress=progress,
+    )
+    return left_by(attack, attacked, settings)
+
+
+def _searched_in_span(
+    attack: KKTAttack,
+    victim: Victim,
+    settings: Settings,
+    start: tuple[Float[Tensor, "q m d"], Float[Tensor, "q m"]],
+    progress: Progress,
+) -> list[Left]:
+    """The same in span coordinates; nothing where the weights have no span."""
+    n, n_victims = len(settings), victim.parameters.n_runs
+    spans: list[Tensor | None] = []
+    for r in range(n_victims):
+        try:
+            one = victim.parameters.rows(slice(r, r + 1))
+            spans.append(directions_of(victim.architecture, one)[0])
+        except NoSpanError:
+            spans.append(None)
+    rows = [q for q in range(n) if spans[q if n_victims > 1 else 0] is not None]
+    left = [Left.nothing(victim.inputs[:1, :0].expand(len(attack.save_at), -1, -1))] * n
+    if rows:
+        index = torch.tensor(rows)
+        x, lam = (t[index] for t in start)
+        vectors = stacked([v for v in spans if v is not None])
+        given = (x, lam, None)
+        ended = _searched(
+            attack, victim.rows(index), settings.rows(index), given, progress, vectors=vectors
+        )
+        for q, one_left in zip(rows, ended, strict=True):
+            left[q] = one_left
+    progress(1.0)
+    return left
+
+
+def _judge(attack: KKTAttack, victim: Victim) -> Judge | None:
+    """The authors' rule: hopeless if the best matched images are far (`ncc_stop_above`)."""
+    limit, inputs, shape = attack.ncc_stop_above, victim.inputs, victim.architecture.shape
+    if limit is None:
+        return None
+
+    def judge(_iteration: int, x: Tensor, attacks: Int64[Tensor, " k"]) -> Bool[Tensor, " k"]:
+        hopeless = []
+        for candidates, row in zip(x, attacks.tolist(), strict=True):
+            truth = inputs[row if len(inputs) > 1 else 0].unflatten(1, shape)
+            distance = ncc_matrix(candidates.unflatten(1, shape), truth)
+            nearest = distance.amin(0).sort().values[:N_BEST].mean() * victim.architecture.d
+            hopeless.append(bool(nearest > limit))
+        return torch.tensor(hopeless, device=x.device)
+
+    return judge
+
+
+def _separated(
+    attack: SpanAttack,
+    victim: Victim,
+    generators: Sequence[torch.Generator],
+    progress: Progress,
+) -> list[Separated | None]:
+    """What is in the weights that each attack is on; None where that is nothing.
+
+    All at once on a GPU, one after another on a CPU, where what a run is batched with must not
+    change a bit; and where one of them has nothing, which ends a stack before it begins.
+    """
+    n = len(generators)
+    rows = torch.arange(n) if victim.parameters.n_runs > 1 else torch.zeros(n, dtype=torch.int64)
+
+    def separated(some: slice, part: Progress) -> list[Separated]:
+        return separate(
+            attack,
+            victim.architecture,
+            victim.parameters.rows(rows[some]),
+            generators[some],
+            start=None if victim.start is None else victim.start.rows(rows[some]),
+            progress=part,
+        )
+
+    if victim.inputs.device.type != "cpu":
+        with suppress(NoSpanError):  # of one of them: then each is separated alone
+            return list(separated(slice(None), progress))
+    found: list[Separated | None] = []
+    for q in range(n):
+        try:
+            found += separated(slice(q, q + 1), share_of(progress, q / n, (q + 1) / n))
+        except NoSpanError:
+            found.append(None)
+    progress(1.0)
+    return found
+
+
+def _left_by_separation(found: Separated | None, victim: Victim) -> Left:
+    if found is None:
+        return Left.nothing(victim.inputs[:1, :0])
+    x = found.sources.x
+    return Left(
+        x=torch.cat([x, -x])[None],
+        finite=bool(x.float().isfinite().all()),
+        stopped=False,
+        score=found.objective,
+        stats={"attack_loss": found.objective, "n_iterations": float(found.n_iterations)},
+    )
+
+
+def _directions(found: Separated | None, victim: Victim) -> Float[Tensor, "k d"]:
+    """Of a separation, without what its rows have for biases."""
+    assert found is not None
+    return orthonormal(found.subspace.vectors[:, : victim.architecture.d])
+
+
+def _labels(found: Separated | None) -> Int64[Tensor, " m"]:
+    assert found is not None
+    return torch.cat([found.sources.label, found.sources.other_label])

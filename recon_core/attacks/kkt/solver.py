@@ -1,0 +1,382 @@
+"""Minimise the KKT objective of Q attacks at once: the loop, its saves and stops, resuming.
+
+An attack moves x and lam by first-order steps from its own start and saves x at the iterations of
+`save_at` (001, section 2: Adadelta with rate 1; Haim et al. and 002: gradient descent with momentum
+.9 and separate rates for x and lam). An attack that diverges, or that a stopping rule calls
+hopeless, leaves the stack, which is rebuilt without it: it costs nothing from then on, and the
+others are not disturbed.
+
+Between two iterations at which something happens (a save, a check, a report, a state handed out)
+the same step runs again and again: on a GPU it is captured once as a CUDA graph and replayed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from recon_core.attacks.kkt.objective import (
+    STEEP,
+    KKTAttack,
+    Labels,
+    Objective,
+    Settings,
+    relative_residual,
+)
+from recon_core.attacks.kkt.span_coordinates import Box, SpanCoordinates
+from recon_core.cuda_graphs import repeated
+from recon_core.types import Progress, no_progress
+from recon_core.victims.network import Architecture, Parameters
+
+REPORTS = 50
+CHECK_EVERY = 100
+"""Iterations between two looks at the losses; a look costs as much as an iteration."""
+
+Judge = Callable[[int, Float[Tensor, "k m d"], Int64[Tensor, " k"]], Bool[Tensor, " k"]]
+"""judge(iteration, x, attacks): which of the running attacks are hopeless."""
+
+Race = Callable[[int, Float[Tensor, " k"], Int64[Tensor, " k"]], Bool[Tensor, " k"]]
+"""race(iteration, residual, attacks): which of the running attacks are beaten by the others, their
+residuals being those with ReLU's own derivative (`halving.Race.hopeless`)."""
+
+
+@dataclass(frozen=True)
+class AttackState:
+    """Everything that the rest of an attack depends on, after `iteration` iterations.
+
+    `running` lists the attacks that go on; `x`, `lam` and `moments`, the optimisers' state of each,
+    are theirs. `saved`, `last_x`, `last_lam`, `loss` and `n_iterations` are of all Q attacks.
+    `vectors`: the directions that `x` are coordinates in; None for pixels.
+    """
+
+    iteration: int
+    running: Int64[Tensor, " k"]
+    x: Float[Tensor, "k m e"]
+    lam: Float[Tensor, "k m"]
+    moments: tuple[tuple[Tensor, ...], ...]
+    saved: Float[Tensor, "q s m d"]
+    last_lam: Float[Tensor, "q m"]
+    last_x: Float[Tensor, "q m d"]
+    loss: Float[Tensor, " q"]
+    n_iterations: Int64[Tensor, " q"]
+    vectors: Float[Tensor, "r e d"] | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As named tensors on the CPU, which safetensors can hold."""
+        named = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        for which, moments in zip(("x", "lam"), self.moments, strict=True):
+            named |= {f"moments.{which}.{i}": moment for i, moment in enumerate(moments)}
+        named["iteration"] = torch.tensor(self.iteration)
+        return {name: value.cpu().clone() for name, value in named.items()}
+
+    @classmethod
+    def from_tensors(cls, named: Mapping[str, Tensor], device: torch.device) -> AttackState:
+        """The inverse of `tensors`, on a device; ValueError if a tensor is missing."""
+        expected = set(cls.__dataclass_fields__) - {"moments", "vectors"}
+        missing = sorted(expected - set(named))
+        if missing:
+            raise ValueError(f"not the state of an attack: {', '.join(missing)} missing")
+        moved = {name: value.to(device) for name, value in named.items()}
+        moments = []
+        for which in ("x", "lam"):
+            names = (f"moments.{which}.{i}" for i in itertools.count())
+            moments.append(tuple(moved[n] for n in itertools.takewhile(moved.__contains__, names)))
+        return cls(
+            **{name: moved[name] for name in expected - {"iteration"}},
+            iteration=int(named["iteration"]),
+            moments=tuple(moments),
+            vectors=moved.get("vectors"),
+        )
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """Every attack's candidates at the saved iterations, in attack units, and how it ended.
+
+    What a stopped attack did not reach is NaN in `x`. `lam` is the last; `loss` is L there, and
+    `residual` the stationarity term over ||theta||^2, in float64; `residual_relu` is that with
+    ReLU's own derivative. `n_iterations` is how far it got.
+    """
+
+    x: Float[Tensor, "q s m d"]
+    lam: Float[Tensor, "q m"]
+    loss: Float[Tensor, " q"]
+    residual: Float[Tensor, " q"]
+    residual_relu: Float[Tensor, " q"]
+    n_iterations: Int64[Tensor, " q"]
+
+    def usable(self, rows: slice = slice(None)) -> Bool[Tensor, " k"]:
+        """Which of some attacks went through to the last iteration and ended finite in float32."""
+        x = self.x[rows, -1].float().isfinite().flatten(1).all(1)
+        return x & self.lam[rows].isfinite().all(1)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Attacked]) -> Attacked:
+        """Several stacks of attacks as one."""
+        names = cls.__dataclass_fields__
+        return cls(**{name: torch.cat([getattr(p, name) for p in pieces]) for name in names})
+
+
+def reconstruct(
+    architecture: Architecture,
+    parameters: Parameters,
+    x: Float[Tensor, "q m d"],
+    lam: Float[Tensor, "q m"],
+    *,
+    attack: KKTAttack,
+    settings: Settings,
+    labels: Labels | None = None,
+    vectors: Float[Tensor, "r k d"] | None = None,
+    judge: Judge | None = None,
+    race: Race | None = None,
+    progress: Progress = no_progress,
+    state: AttackState | None = None,
+    on_state: Callable[[AttackState], None] | None = None,
+    state_every: int = 0,
+    graphs: bool = True,
+    fused: bool = False,
+) -> Attacked:
+    """Minimise L from the starting point (x, lam) of every attack; nothing is modified in place.
+
+    `parameters` are of Q victims, or of one that all Q attacks share. `labels`: the candidates'
+    own, however many they are, see `Objective`. `vectors`: the directions of an attack in span
+    coordinates, of Q victims or of one; by default the first layer's own. x is given in pixels and
+    comes back in pixels. `judge` is asked at every check from iteration
+    `attack.stop_after` on, `race` at every rung of `attack`. With `state_every`, `on_state` gets
+    the state every so many iterations; passed as `state`, with the same other arguments, the attack
+    goes on from there and ends bit for bit as if it had not been interrupted. `graphs`: CUDA
+    graphs, on a GPU. `fused`: see `Optimiser.stepper`. Raises ValueError for a start or a state of
+    other attacks, and where there are no span coordinates, `NoSpanError` where no span is found.
+    """
+    if state is not None and state.vectors is not None:
+        vectors = state.vectors
+    solver = Solver(
+        architecture,
+        parameters,
+        attack,
+        settings,
+        labels=labels,
+        vectors=vectors,
+        graphs=graphs,
+        fused=fused,
+    )
+    solver.start(x, lam) if state is None else solver.resume(state)
+    n = attack.n_iterations
+    report_every = max(1, n // REPORTS)
+    while solver.iteration < n and len(solver.running):
+        events = [n, *(s for s in (*attack.save_at, *attack.rungs) if s > solver.iteration)]
+        for every in (CHECK_EVERY, report_every, state_every):
+            if every:
+                events.append((solver.iteration // every + 1) * every)
+        solver.advance(min(events))
+        if solver.iteration in attack.save_at:
+            solver.save(attack.save_at.index(solver.iteration))
+        if solver.iteration % CHECK_EVERY == 0 or solver.iteration == n:
+            solver.check(judge)
+        if solver.iteration in attack.rungs and race is not None:
+            solver.compare(race)
+        if solver.iteration % report_every == 0:
+            progress(solver.iteration / n)
+        if state_every and on_state is not None and solver.iteration % state_every == 0:
+            on_state(solver.state())
+    progress(1.0)
+    return solver.finished()
+
+
+class Solver:
+    """The running attacks' tensors, and what all attacks have left so far; see `reconstruct`."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        parameters: Parameters,
+        attack: KKTAttack,
+        settings: Settings,
+        *,
+        labels: Labels | None = None,
+        vectors: Float[Tensor, "r k d"] | None = None,
+        graphs: bool = True,
+        fused: bool = False,
+    ) -> None:
+        self.architecture, self.parameters = architecture, parameters
+        self.attack, self.settings, self.labels = attack, settings, labels
+        self.graphs, self.fused = graphs, fused
+        if parameters.n_runs not in (1, len(settings)):
+            raise ValueError(
+                f"settings of {len(settings)} attacks on {parameters.n_runs} victims; give every "
+                "attack its victim, or all the same one"
+            )
+        self.theta_square = parameters.squared_norm().expand(len(settings))
+        self.span: SpanCoordinates | None = None
+        if attack.coordinates == "span":
+            self.span = SpanCoordinates.of(architecture, parameters, vectors)
+
+    def start(self, x: Tensor, lam: Tensor) -> None:
+        n_saved = len(self.attack.save_at)
+        self._check_size("starting points", (len(x), n_saved, *x.shape[1:]))
+        self.iteration = 0
+        self.saved = x.new_full((len(x), n_saved, *x.shape[1:]), torch.nan)
+        self.last_x, self.last_lam = x.clone(), lam.clone()
+        self.loss = x.new_full((len(x),), torch.nan)
+        self.n_iterations = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        running = torch.arange(len(x), device=x.device)
+        self._run(running, x if self.span is None else self.span.inside(x), lam, None)
+
+    def resume(self, state: AttackState) -> None:
+        self._check_size("a state", tuple(state.saved.shape))
+        self.iteration = state.iteration
+        self.saved, self.loss = state.saved.clone(), state.loss.clone()
+        self.last_x, self.last_lam = state.last_x.clone(), state.last_lam.clone()
+        self.n_iterations = state.n_iterations.clone()
+        self._run(state.running, state.x, state.lam, state.moments)
+
+    def _check_size(self, what: str, size: tuple[int, ...]) -> None:
+        attack, labels = self.attack, self.labels
+        n_candidates = attack.n_candidates if labels is None else labels.shape[1]
+        needed = (len(self.settings), len(attack.save_at), n_candidates, self.architecture.d)
+        if size != needed:
+            raise ValueError(
+                f"{what} of (attacks, saved iterations, candidates, numbers) {size} do not go with "
+                f"settings of {needed}; use the attack and the settings that they were made with"
+            )
+
+    def state(self) -> AttackState:
+        """A copy of everything."""
+        return AttackState(
+            iteration=self.iteration,
+            running=self.running.clone(),
+            x=self.x.clone(),
+            lam=self.lam.clone(),
+            moments=tuple(tuple(t.clone() for t in s.tensors()) for s in self.steppers),
+            saved=self.saved.clone(),
+            last_x=self.last_x.clone(),
+            last_lam=self.last_lam.clone(),
+            loss=self.loss.clone(),
+            n_iterations=self.n_iterations.clone(),
+            vectors=None if self.span is None else self.span.vectors.clone(),
+        )
+
+    def _run(
+        self,
+        running: Tensor,
+        x: Tensor,
+        lam: Tensor,
+        moments: tuple[tuple[Tensor, ...], ...] | None,
+    ) -> None:
+        """Go on with these attacks, in a stack of their number."""
+        self.running = running
+        self.x, self.lam = (t.clone(memory_format=torch.contiguous_format) for t in (x, lam))
+        settings = self.settings.rows(running.cpu())
+        architecture = self.architecture
+        victims = self.parameters.rows(running) if self.parameters.n_runs > 1 else self.parameters
+        self.inside = None if self.span is None else self.span.rows(running)
+        if self.inside is not None:
+            architecture, victims = self.inside.architecture, self.inside.parameters
+        optimiser = self.attack.optimiser
+        self.steppers = (
+            optimiser.stepper(self.x, lr=settings.lr, fused=self.fused),
+            optimiser.stepper(self.lam, lr=settings.lam_lr),
+        )
+        if moments is not None:
+            for stepper, tensors in zip(self.steppers, moments, strict=True):
+                stepper.load(tensors)
+        if len(running):
+            self.objective = Objective(
+                architecture,
+                victims,
+                attack=self.attack,
+                settings=settings,
+                labels=None if self.labels is None else self.labels[running],
+                vectors=None if self.inside is None else self.inside.vectors,
+            )
+            self._look(self.last_x[running])
+            self.repeat = repeated(self._step, self.x.device, graphs=self.graphs)
+
+    def _pixels(self) -> Float[Tensor, "k m d"]:
+        """The running attacks' candidates."""
+        return self.x if self.inside is None else self.inside.pixels(self.x)
+
+    def _look(self, pixels: Float[Tensor, "k m d"]) -> None:
+        """Whether candidates in span coordinates have left the box; then a step changes."""
+        box = self.objective.box
+        if isinstance(box, Box) and box.look(pixels):
+            self.repeat = repeated(self._step, self.x.device, graphs=self.graphs)
+
+    def _step(self) -> None:
+        _, gradient_x, gradient_lam = self.objective(self.x, self.lam, with_value=False)
+        self.steppers[0].step_(gradient_x)
+        self.steppers[1].step_(gradient_lam)
+
+    def advance(self, to: int) -> None:
+        self.repeat(to - self.iteration)
+        self.iteration = to
+
+    def save(self, index: int) -> None:
+        self.saved[self.running, index] = self._pixels()
+
+    def check(self, judge: Judge | None) -> None:
+        """Note where the running attacks are, and go on without the hopeless ones."""
+        pixels = self._pixels()
+        self._look(pixels)
+        value, _, _ = self.objective(self.x, self.lam)
+        assert value is not None
+        if self.inside is not None:
+            value = value + self.inside.rest.to(value.dtype)
+        self.loss[self.running] = value
+        self.last_x[self.running], self.last_lam[self.running] = pixels, self.lam
+        self.n_iterations[self.running] = self.iteration
+        hopeless = ~(value.isfinite() & self.x.isfinite().flatten(1).all(1))
+        if self.iteration >= self.attack.stop_after:
+            if self.attack.stop_above is not None:
+                relative = value / self.theta_square[self.running]
+                hopeless = hopeless | ~(relative <= self.attack.stop_above)
+            if judge is not None:
+                hopeless = hopeless | judge(self.iteration, pixels, self.running)
+        if bool(hopeless.any()):
+            self._drop(hopeless)
+
+    def compare(self, race: Race) -> None:
+        """Go on without those attacks that the others beat."""
+        self.check(None)
+        if len(self.running):
+            residual = self._residual(self.running, self._pixels(), self.lam, STEEP)
+            beaten = race(self.iteration, residual, self.running)
+            if bool(beaten.any()):
+                self._drop(beaten)
+
+    def _drop(self, hopeless: Bool[Tensor, " k"]) -> None:
+        """Go on without some attacks; what they have not reached stays NaN, as it started."""
+        keep = (~hopeless).nonzero().squeeze(1)
+        moments = tuple(stepper.rows(keep) for stepper in self.steppers)
+        self._run(self.running[keep], self.x[keep], self.lam[keep], moments)
+
+    def finished(self) -> Attacked:
+        everyone = torch.arange(len(self.settings), device=self.last_x.device)
+        return Attacked(
+            x=self.saved,
+            lam=self.last_lam,
+            loss=self.loss,
+            residual=self._residual(everyone, self.last_x, self.last_lam, None),
+            residual_relu=self._residual(everyone, self.last_x, self.last_lam, STEEP),
+            n_iterations=self.n_iterations,
+        )
+
+    def _residual(
+        self, attacks: Tensor, x: Tensor, lam: Tensor, alpha: float | None
+    ) -> Float[Tensor, " k"]:
+        victims = self.parameters.rows(attacks) if self.parameters.n_runs > 1 else self.parameters
+        return relative_residual(
+            self.architecture,
+            victims,
+            x.contiguous(),
+            lam.contiguous(),
+            attack=self.attack,
+            settings=self.settings.rows(attacks.cpu()),
+            alpha=alpha,
+            labels=None if self.labels is None else self.labels[attacks],
+        )

@@ -1,0 +1,354 @@
+"""A store of pairs as a whole: the ordered list of its receipts, and what can be asked of it."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import StoreMismatchError
+from storage.files import json_bytes
+from storage.object_store import Location, Place, open_place
+from storage.pairs.image_table import count_pairs
+from storage.pairs.layout import (
+    CHUNK_ROWS,
+    COLUMNS,
+    ENCODINGS,
+    Encoding,
+    dtype_of,
+    expand_reconstruction,
+    receipt_name,
+    table_of,
+)
+from storage.pairs.parts import read_column
+from storage.pairs.receipts import (
+    PARTS_FOLDER,
+    RECEIPTS_FOLDER,
+    Receipt,
+    load_receipts,
+    receipt_parts,
+)
+from storage.pairs.store_file import STORE_FILE, create_store_file, read_store_file
+from storage.pairs.verify import VerifyReport, verify_store
+
+_SHOWN_DIFFERENCES = 3
+
+
+class Dataset:
+    """The store at `root`, a folder or "s3://bucket/prefix".
+
+    Only parts with a receipt are seen, as of opening or `refresh`.
+
+    Raises:
+        StorageError: there is no store at `root`.
+        StoreMismatchError: it has another schema or a newer version.
+        CorruptPartError: a receipt is not as it was written.
+    """
+
+    manifest: dict[str, Any]
+    encoding: Encoding
+    receipts: tuple[Receipt, ...]
+
+    def __init__(self, root: Location | Place) -> None:
+        self.place: Place = open_place(root)
+        store = read_store_file(self.place)
+        self.manifest, self.encoding = store.manifest, store.encoding
+        self._files: dict[tuple[str, str], Receipt] = {}
+        self._only: frozenset[int] | None = None
+        self._whole_files = False
+        self.refresh()
+
+    @property
+    def root(self) -> str:
+        """Where the store is, absolute."""
+        return str(self.place)
+
+    def refresh(self) -> None:
+        """Looks for parts that were published since. Reads only receipts that are new files."""
+        infos = {info.name: info.version for info in self.place.files(RECEIPTS_FOLDER)}
+        found = [
+            f"{RECEIPTS_FOLDER}/{receipt_name(part)}"
+            for part in receipt_parts(infos)
+            if self._only is None or part in self._only
+        ]
+        keys = [(name, infos[name]) for name in found]
+        new = [key for key in keys if key not in self._files]
+        loaded = load_receipts(self.place, [name for name, _version in new])
+        known = self._files | dict(zip(new, loaded, strict=True))
+        self._list({key: known[key] for key in keys})
+
+    def _list(self, files: dict[tuple[str, str], Receipt]) -> None:
+        self._files = files
+        self.receipts = tuple(files.values())
+        self._by_part = {receipt.part: receipt for receipt in self.receipts}
+
+    def subset(self, parts: Iterable[int]) -> Dataset:
+        """The same store as if it had `parts` alone, in its order; a `refresh` brings no other.
+
+        Only `verify` is of the whole store. Raises ValueError for a part without a receipt.
+        """
+        chosen = frozenset(self.receipt(part).part for part in parts)
+        restricted = copy.copy(self)
+        restricted._only = chosen
+        restricted._list({key: r for key, r in self._files.items() if r.part in chosen})
+        return restricted
+
+    def with_whole_files(self) -> Dataset:
+        """The same store, whose reads compare every file with its checksum before they first use
+        it: for what is to carry the store's hash. A file that stands in another one's place is not
+        noticed otherwise. The price is reading each file once more, from end to end."""
+        checking = copy.copy(self)
+        checking._whole_files = True
+        return checking
+
+    def without(self, parts: Iterable[int]) -> Dataset:
+        """The `subset` of all present parts but `parts`."""
+        left_out = frozenset(parts)
+        return self.subset(r.part for r in self.receipts if r.part not in left_out)
+
+    @property
+    def n_runs(self) -> int:
+        return sum(receipt.n_runs for receipt in self.receipts)
+
+    @property
+    def n_targets(self) -> int:
+        return sum(receipt.n_targets for receipt in self.receipts)
+
+    @property
+    def n_pairs(self) -> int:
+        return sum(receipt.n_pairs for receipt in self.receipts)
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 over the ordered part numbers and array hashes: what the pairs are, not when,
+        where or how fast they were made."""
+        listing = [[r.part, sorted(r.array_hashes.items())] for r in self.receipts]
+        return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
+
+    def receipt(self, part: int) -> Receipt:
+        """The receipt of `part`; ValueError if it has none."""
+        if part not in self._by_part:
+            raise ValueError(
+                f"part={part} has no receipt in {self.root}; there are {len(self.receipts)} parts"
+            )
+        return self._by_part[part]
+
+    def read(
+        self, part: int, names: Sequence[str], rows: slice | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Columns of one part. "pairs/reconstruction" comes as float32 in its original scale.
+
+        `rows` are contiguous rows of the one table that all `names` are then of.
+
+        Raises:
+            ValueError: unknown part or column, or `rows` of several tables.
+            CorruptPartError: the stored bytes are not what was written.
+        """
+        if rows is not None and len({table_of(name) for name in names}) > 1:
+            raise ValueError(f"rows={rows} of columns of several tables: {', '.join(names)}")
+        columns = {name: self.stored(part, name, rows) for name in names}
+        if "pairs/reconstruction" in columns:
+            scale = self.stored(part, "pairs/scale", rows)
+            columns["pairs/reconstruction"] = self.expand(columns["pairs/reconstruction"], scale)
+        return columns
+
+    def stored(self, part: int, name: str, rows: slice | None = None) -> npt.NDArray[Any]:
+        """A column of one part in the type it has on disk, all rows or contiguous `rows`.
+
+        Raises:
+            ValueError, CorruptPartError: as `read`.
+        """
+        receipt = self.receipt(part)
+        return read_column(self.place, receipt, name, rows, whole_files=self._whole_files)
+
+    def expand(
+        self, stored: npt.NDArray[Any], scale: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """Raw reconstructions (p, c, h, w), from how they are stored and their scales (p,)."""
+        return expand_reconstruction(stored, scale, self.encoding)
+
+    def take(self, names: Sequence[str], rows: npt.ArrayLike) -> dict[str, npt.NDArray[Any]]:
+        """Columns of chosen pairs, counted over the whole store, in the order asked for.
+
+        Columns of targets and runs come as those of each pair's own target and run. Every inner
+        chunk that holds a chosen row is read once, whole: for many rows in disorder, sort them or
+        use `storage.pairs.stream`.
+
+        Raises:
+            ValueError: unknown column, or a row outside the store.
+            CorruptPartError: as `read`.
+        """
+        chosen = np.asarray(rows, np.int64)
+        if chosen.ndim != 1 or (
+            len(chosen) and not 0 <= chosen.min() <= chosen.max() < self.n_pairs
+        ):
+            raise ValueError(
+                f"rows have shape {chosen.shape} and go from {chosen.min(initial=0)} to "
+                f"{chosen.max(initial=0)}; expected a list of rows below {self.n_pairs}"
+            )
+        sizes = [receipt.n_pairs for receipt in self.receipts]
+        firsts = np.cumsum([0, *sizes])
+        index = np.searchsorted(firsts, chosen, side="right") - 1
+        taken: dict[str, npt.NDArray[Any]] = {}
+        for number in np.unique(index):
+            places = np.flatnonzero(index == number)
+            for name, values in self._take_part(number, names, chosen[places] - firsts[number]):
+                if name not in taken:
+                    taken[name] = np.empty((len(chosen), *values.shape[1:]), values.dtype)
+                taken[name][places] = values
+        for name in set(names) - set(taken):
+            taken[name] = self._empty(name)
+        return {name: taken[name] for name in names}
+
+    def _take_part(
+        self, number: int, names: Sequence[str], rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        part = self.receipts[number].part
+        of_table = {"pairs": rows}
+        for table, reference in (("targets", "pairs/target_row"), ("runs", "pairs/run_row")):
+            if any(table_of(name) == table for name in names):
+                of_table[table] = self._scattered(part, reference, rows).astype(np.int64)
+        for name in names:
+            values = self._scattered(part, name, of_table[table_of(name)])
+            if name == "pairs/reconstruction":
+                values = self.expand(values, self._scattered(part, "pairs/scale", rows))
+            yield name, values
+
+    def _scattered(self, part: int, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Rows of one column in any order; neighbouring chunks that are needed are read at once."""
+        chunks, position = np.unique(rows // CHUNK_ROWS, return_inverse=True)
+        breaks = np.flatnonzero(np.diff(chunks) > 1) + 1
+        slices = [
+            slice(int(run[0]) * CHUNK_ROWS, int(run[-1] + 1) * CHUNK_ROWS)
+            for run in np.split(chunks, breaks)
+        ]
+        with ThreadPoolExecutor(max(len(os.sched_getaffinity(0)), self.place.n_parallel)) as pool:
+            pieces = list(pool.map(lambda piece: self.stored(part, name, piece), slices))
+        read: npt.NDArray[Any] = np.concatenate(pieces)
+        chosen: npt.NDArray[Any] = read[position * CHUNK_ROWS + rows % CHUNK_ROWS]
+        return chosen
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One column of all parts, in order. Row references stay local to their parts.
+
+        Raises:
+            ValueError: unknown column, or a column of pictures of an empty store.
+            CorruptPartError: as `read`.
+        """
+        pieces = [self.read(receipt.part, [name])[name] for receipt in self.receipts]
+        return np.concatenate(pieces) if pieces else self._empty(name)
+
+    def _empty(self, name: str) -> npt.NDArray[Any]:
+        if name not in COLUMNS:
+            raise ValueError(f"unknown column {name!r}; there are {', '.join(COLUMNS)}")
+        if COLUMNS[name].trailing:
+            raise ValueError(f"{name} of a store without parts has no shape; generate first")
+        return np.empty(0, dtype_of(name, self.encoding))
+
+    def image_counts(
+        self, min_iteration: int = 0
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Ids of all images that runs were trained on, ascending, and their confident pairs (0 for
+        an image that never came back). Only pairs saved at `min_iteration` or later count."""
+        counts = np.full(0, -1, np.int64)
+        for receipt in self.receipts:
+            ids, pairs = self._part_counts(receipt, min_iteration)
+            if len(ids) and ids[-1] >= len(counts):
+                grown = np.full(int(ids[-1]) + 1, -1, np.int64)
+                grown[: len(counts)] = counts
+                counts = grown
+            known = counts[ids]
+            counts[ids] = np.maximum(known, 0, out=known) + pairs
+        image_ids = np.flatnonzero(counts >= 0)
+        return image_ids, counts[image_ids]
+
+    def _part_counts(
+        self, receipt: Receipt, min_iteration: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        table = receipt.image_table()
+        if min_iteration <= 0:
+            return table.image_ids, table.n_pairs
+        needed = ("targets/image_id", "pairs/target_row", "pairs/confident", "pairs/iteration")
+        columns = self.read(receipt.part, needed)
+        return table.image_ids, count_pairs(columns, min_iteration=min_iteration)
+
+    def verify(self) -> VerifyReport:
+        """Reads every array of every receipt and compares it with its hash; see `VerifyReport`."""
+        return verify_store(self.place)
+
+
+def create_or_open(
+    root: Location | Place, manifest: dict[str, Any], *, encoding: Encoding = "float16"
+) -> Dataset:
+    """The store at `root` made from `manifest`; created if there is none.
+
+    Raises:
+        ValueError: an unknown `encoding`.
+        StoreMismatchError: the store there was made from something else; says what differs.
+        StoreFullError: no space for it.
+    """
+    if encoding not in ENCODINGS:
+        raise ValueError(f"encoding={encoding!r}; expected one of {', '.join(ENCODINGS)}")
+    place = open_place(root)
+    wanted = json.loads(json_bytes({"manifest": manifest}))
+    if not is_store(place):
+        place.make_folders([PARTS_FOLDER, RECEIPTS_FOLDER])
+        if not receipt_parts(place.children(RECEIPTS_FOLDER)):
+            create_store_file(place, encoding, wanted["manifest"])
+    found = read_store_file(place)
+    differences = manifest_differences(
+        found.manifest | {"encoding": found.encoding},
+        wanted["manifest"] | {"encoding": encoding},
+    )
+    if differences:
+        shown = "; ".join(differences[:_SHOWN_DIFFERENCES])
+        more = len(differences) - _SHOWN_DIFFERENCES
+        raise StoreMismatchError(
+            f"{place} was written with other settings: {shown}"
+            + (f" and {more} more" if more > 0 else "")
+            + "; use those settings again, or another folder"
+        )
+    return Dataset(root)
+
+
+def is_store(root: Location | Place) -> bool:
+    """Whether there is a store at `root`, of whatever version."""
+    try:
+        open_place(root).size(STORE_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def manifest_differences(found: Any, wanted: Any) -> list[str]:
+    """The leaves in which two JSON values differ, each as "a.b is 1 there, 2 here"."""
+    return list(_differences(found, wanted))
+
+
+def _differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in [*found, *(key for key in wanted if key not in found)]:
+            inside = f"{where}.{key}" if where else key
+            yield from _differences(found.get(key, _ABSENT), wanted.get(key, _ABSENT), inside)
+    elif found != wanted or isinstance(found, bool) != isinstance(wanted, bool):
+        yield f"{where} is {_shown(found)} there, {_shown(wanted)} here"
+
+
+class _Absent:
+    def __str__(self) -> str:
+        return "absent"
+
+
+_ABSENT = _Absent()
+
+
+def _shown(value: Any) -> str:
+    text = str(value) if value is _ABSENT else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

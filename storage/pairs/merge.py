@@ -1,0 +1,243 @@
+"""One store from several of the same experiment, for example from machines that shared the work.
+
+The result has the parts of all of them. A part that several stores have must have the same arrays
+in each: the same experiment gives the same part everywhere, so a difference is a fault and not a
+choice. All of that is settled from the receipts before a byte is copied.
+
+Stores of different experiments on the same images can be mixed, for whoever learns from all of
+them. The manifest of such a store lists theirs (`MIXTURE`), and part p of the k-th of n is its part
+p n + k. A receipt keeps its fingerprint, which says of which experiment it is.
+
+A part is copied as it is written: its files under a new random name, each compared with the
+checksum in its receipt on the way, then the receipt, exclusively. Killed in between, a merge leaves
+an orphan for `vacuum`; run again, it goes on with the parts that are not there yet. The sources are
+only read.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from storage.errors import CorruptPartError, StoreMismatchError, UnsettledError
+from storage.files import reason_of
+from storage.object_store import Location, Place
+from storage.pairs.dataset import Dataset, create_or_open, is_store, manifest_differences
+from storage.pairs.layout import MAX_PART
+from storage.pairs.receipts import PARTS_FOLDER, Receipt, is_published, publish_receipt
+from storage.pairs.shards import crc32c
+from storage.pairs.store_file import MIXTURE
+
+_BATCH_BYTES = 64 * 2**20
+_SHOWN = 3
+
+OnPart = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeReport:
+    """What a merge did: parts and bytes copied, parts that were there before, and the result."""
+
+    n_copied: int
+    n_bytes: int
+    n_present: int
+    dataset: Dataset
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A part, and the store in which it is."""
+
+    receipt: Receipt
+    dataset: Dataset
+
+
+def merge(
+    sources: Sequence[Location],
+    target: Location,
+    *,
+    mix: bool = False,
+    on_part: OnPart = lambda _done, _n: None,
+) -> MergeReport:
+    """Copies to the store `target` every part of `sources` that it lacks; it may be new, or one of
+    `sources`. `on_part` is called with the parts done and the parts to copy. `mix`: stores of
+    different experiments; `target` is new, or such a mixture of the same in the same order.
+
+    Raises:
+        StorageError: a source is not a store, or cannot be read.
+        StoreMismatchError: the stores were made from different settings, or, mixed, from different
+            images; or they store their reconstructions differently; nothing was copied.
+        CorruptPartError: a part differs between the stores (nothing was copied), or a file is not
+            what was written (the parts before it were copied).
+        StoreFullError: the device of `target` is full; the parts before were copied.
+    """
+    if not sources:
+        raise ValueError("merge needs at least one store to copy from")
+    datasets = [Dataset(source) for source in sources]
+    standing = Dataset(target) if is_store(target) else None
+    if mix:
+        manifest, parts = _mixture(datasets)
+    else:
+        everyone = datasets if standing is None else [standing, *datasets]
+        for other in everyone[1:]:
+            _check_same_settings(everyone[0], other)
+        manifest, parts = datasets[0].manifest, _union(everyone)
+    result = create_or_open(target, manifest, encoding=datasets[0].encoding)
+    if mix:
+        for receipt in result.receipts:
+            if receipt.part in parts:
+                _check_same_part(_Found(receipt, result), parts[receipt.part])
+    present = {receipt.part for receipt in result.receipts}
+    wanted = [(part, found) for part, found in sorted(parts.items()) if part not in present]
+    place = result.place
+    n_bytes = 0
+    on_part(0, len(wanted))
+    for done, (part, found) in enumerate(wanted, start=1):
+        _copy_part(found, part, place)
+        n_bytes += sum(size for size, _crc in found.receipt.files.values())
+        on_part(done, len(wanted))
+    result.refresh()
+    return MergeReport(
+        n_copied=len(wanted), n_bytes=n_bytes, n_present=len(present), dataset=result
+    )
+
+
+def _mixture(datasets: Sequence[Dataset]) -> tuple[dict[str, Any], dict[int, _Found]]:
+    """The manifest of a mixture of stores, and its parts, numbered as they are there."""
+    first = datasets[0]
+    for other in datasets:
+        if MIXTURE in other.manifest:
+            raise StoreMismatchError(
+                f"{other.root} is a mixture already; mix the stores that it was made from"
+            )
+        if other.encoding != first.encoding or other.manifest.get("source") != first.manifest.get(
+            "source"
+        ):
+            raise StoreMismatchError(
+                f"{other.root} and {first.root} are of different images or encodings; mix only "
+                "attacks on victims of the same images, stored alike"
+            )
+    manifests: list[dict[str, Any]] = []
+    for dataset in datasets:
+        if dataset.manifest not in manifests:
+            manifests.append(dataset.manifest)
+    parts: dict[int, _Found] = {}
+    for k, manifest in enumerate(manifests):
+        same = [dataset for dataset in datasets if dataset.manifest == manifest]
+        for part, found in _union(same).items():
+            number = part * len(manifests) + k
+            if number > MAX_PART:
+                raise StoreMismatchError(
+                    f"part {part} of {found.dataset.root} would be part {number:,} of a mixture of "
+                    f"{len(manifests)}; a store ends at {MAX_PART:,}"
+                )
+            parts[number] = found
+    source = {"source": first.manifest["source"]} if "source" in first.manifest else {}
+    return {MIXTURE: manifests} | source, parts
+
+
+def _check_same_settings(first: Dataset, other: Dataset) -> None:
+    differences = manifest_differences(first.manifest, other.manifest)
+    if first.encoding != other.encoding:
+        differences = [*differences, f"encoding is {first.encoding} there, {other.encoding} here"]
+    if differences:
+        more = len(differences) - _SHOWN
+        raise StoreMismatchError(
+            f"{other.root} (here) and {first.root} (there) are of different experiments: "
+            + "; ".join(differences[:_SHOWN])
+            + (f" and {more} more" if more > 0 else "")
+            + "; merge only stores that were made with the same settings, or mix them (--mix)"
+        )
+
+
+def _union(datasets: Sequence[Dataset]) -> dict[int, _Found]:
+    """Every part and the first store that has it, after comparing it with the others'."""
+    parts: dict[int, _Found] = {}
+    for dataset in datasets:
+        for receipt in dataset.receipts:
+            first = parts.setdefault(receipt.part, _Found(receipt, dataset))
+            _check_same_part(first, _Found(receipt, dataset))
+    return parts
+
+
+def _check_same_part(first: _Found, other: _Found) -> None:
+    """Raises CorruptPartError if one part is not the same in two stores."""
+    here, there = first.receipt, other.receipt
+    where = f"part {here.part} is not the same in {first.dataset.root} and {other.dataset.root}"
+    fix = "verify both; then remove its receipt in one of them, and generate it again or merge"
+    if here.plan_hash != there.plan_hash:
+        raise CorruptPartError(
+            f"{where}: they trained on other images (plans {here.plan_hash[:12]} and "
+            f"{there.plan_hash[:12]}), because the parts of earlier rounds differ; keep one store, "
+            "and continue the other from the earlier rounds' parts of that one"
+        )
+    names = {*here.array_hashes, *there.array_hashes}
+    differing = sorted(n for n in names if here.array_hashes.get(n) != there.array_hashes.get(n))
+    if differing:
+        more = len(differing) - _SHOWN
+        raise CorruptPartError(
+            f"{where}: {', '.join(differing[:_SHOWN])}"
+            + (f" and {more} more columns" if more > 0 else "")
+            + f" differ (code {here.code_version} on {here.device}, {there.code_version} on "
+            f"{there.device}); {fix}"
+        )
+
+
+def _copy_part(found: _Found, part: int, place: Place) -> None:
+    """One part from its store to the one at `place`, where it then has a receipt as `part`."""
+    receipt = replace(found.receipt, part=part)
+    group = f"part-{receipt.part:06d}-{secrets.token_hex(4)}.zarr"
+    unsettled = False
+    try:
+        for files in _checked_files(found):
+            place.write_tree({f"{PARTS_FOLDER}/{group}/{n}": data for n, data in files.items()})
+        publish_receipt(place, replace(receipt, group=group))
+    except UnsettledError:
+        unsettled = True  # the receipt may yet appear: vacuum will know
+        raise
+    finally:
+        if not unsettled and not is_published(place, receipt.part, group):
+            place.remove(f"{PARTS_FOLDER}/{group}")
+
+
+def _checked_files(found: _Found) -> Iterator[dict[str, bytes]]:
+    """The files of a part, some at a time, each compared with its receipt."""
+    receipt, place = found.receipt, found.dataset.place
+    for names in _batches(receipt):
+        folder = f"{PARTS_FOLDER}/{receipt.group}"
+        limits = {f"{folder}/{name}": receipt.files[name][0] for name in names}
+        try:
+            files = dict(zip(names, place.read_many(limits), strict=True))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise _damaged(found, f"a file of {receipt.group} is missing ({error})") from error
+        except OSError as error:
+            what = f"a file of {receipt.group} cannot be read ({reason_of(error)})"
+            raise _damaged(found, what) from error
+        for name, content in files.items():
+            if (len(content), crc32c(content)) != tuple(receipt.files[name]):
+                raise _damaged(found, f"{receipt.group}/{name} is not what was written")
+        yield files
+
+
+def _damaged(found: _Found, what: str) -> CorruptPartError:
+    return CorruptPartError(
+        f"part {found.receipt.part} of {found.dataset.root}: {what}; nothing of this part was "
+        "copied. Verify that store, remove the part's receipt and generate it again, then merge "
+        "again: it continues with this part"
+    )
+
+
+def _batches(receipt: Receipt) -> Iterator[list[str]]:
+    """The names of a part's files, in batches that fit in memory."""
+    batch: list[str] = []
+    held = 0
+    for name, (size, _crc) in sorted(receipt.files.items()):
+        if batch and held + size > _BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+        batch.append(name)
+        held += size
+    if batch:
+        yield batch

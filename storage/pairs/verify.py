@@ -1,0 +1,293 @@
+"""What is wrong with a store, and what killed writers left in it.
+
+Verifying trusts nothing but the receipts' own hashes: every file is compared with its checksum,
+every array decoded and hashed, every count recomputed, every file explained. It works on a store
+whose receipts are damaged, which `Dataset` refuses to open.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import CorruptPartError
+from storage.files import TEMPORARY_PREFIX, reason_of
+from storage.object_store import FileInfo, Location, Place, open_place
+from storage.pairs.image_table import image_table, pack_images
+from storage.pairs.layout import (
+    CHECKED_COLUMNS,
+    GROUP_PATTERN,
+    OUTCOMES,
+    RECEIPT_PATTERN,
+    check_values,
+    receipt_name,
+)
+from storage.pairs.parts import columns_of, decode_column, files_of
+from storage.pairs.receipts import (
+    PARTS_FOLDER,
+    RECEIPTS_FOLDER,
+    Receipt,
+    array_hash,
+    load_receipts,
+    receipt_parts,
+    receipt_path,
+)
+from storage.pairs.shards import ShardError, crc32c
+from storage.pairs.store_file import STORE_FILE, StoreFile, fits, read_store_file
+
+_MAX_PARTS = 4
+"""Parts that are checked side by side; each is in memory as a whole."""
+GRACE_SECONDS = 86400.0
+"""A group younger than this may belong to a writer that is alive."""
+
+_COUNTED = (*CHECKED_COLUMNS, "pairs/confident")
+"""Columns that the counts in a receipt follow from; the others are let go when they are checked."""
+
+_FIX = "remove its receipt and generate it again"
+
+OnPart = Callable[[int, int], None]
+"""Called with the parts that are checked and all parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """What `verify_store` found.
+
+    `ok` when every receipt's arrays are there and are what was written. `orphans` (what killed
+    writers left behind, or live ones are writing) and `gaps` (part numbers without receipt below
+    the last) are not faults: generating again fills the gaps, and orphans may be removed. `notes`
+    say what could not be checked.
+    """
+
+    problems: tuple[str, ...]
+    orphans: tuple[str, ...]
+    gaps: tuple[int, ...]
+    n_checked: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify_store(
+    root: Location | Place, *, on_part: OnPart = lambda _done, _n: None
+) -> VerifyReport:
+    """Checks everything in the store at `root`; says what is wrong instead of raising it.
+
+    Raises:
+        StorageError: there is no store at `root`, or it has another schema.
+    """
+    place = open_place(root)
+    problems: list[str] = []
+    store = None
+    try:
+        store = read_store_file(place)
+    except CorruptPartError as error:
+        problems.append(str(error))
+    receipts: list[Receipt] = []
+    parts = receipt_parts(place.children(RECEIPTS_FOLDER))
+    for part in parts:
+        try:
+            receipts.extend(load_receipts(place, [receipt_path(part)]))
+        except CorruptPartError as error:
+            problems.append(str(error))
+    if store is not None:
+        problems.extend(_of_other_settings(place, store, receipts))
+    with ThreadPoolExecutor(min(_MAX_PARTS, len(os.sched_getaffinity(0)))) as pool:
+        found = pool.map(lambda receipt: list(_part_problems(place, receipt)), receipts)
+        for done, of_part in enumerate(found, 1):
+            problems.extend(of_part)
+            on_part(done, len(receipts))
+    foreign, orphans = _strangers(place, {receipt.group for receipt in receipts})
+    named = {receipt.part for receipt in receipts}
+    return VerifyReport(
+        problems=(*problems, *foreign),
+        orphans=tuple(orphans),
+        gaps=tuple(sorted(set(range(max(named, default=-1) + 1)) - set(parts))),
+        n_checked=len(receipts),
+        notes=tuple(_unchecked(place, store, receipts)),
+    )
+
+
+def _unchecked(place: Place, store: StoreFile | None, receipts: list[Receipt]) -> Iterator[str]:
+    if store is not None and not (
+        store.sealed or any(fits(store.manifest, r.fingerprint) for r in receipts)
+    ):
+        yield (
+            f"{place}/{STORE_FILE} is of an earlier release, without a seal, and no receipt says "
+            "what its settings were, so they are not checked"
+        )
+
+
+def _of_other_settings(place: Place, store: StoreFile, receipts: list[Receipt]) -> Iterator[str]:
+    """Where the receipts say that `store.json` is not what their parts were made from."""
+    for receipt in receipts:
+        if receipt.encoding != store.encoding:
+            yield (
+                f"part {receipt.part} is in encoding {receipt.encoding}, the store in "
+                f"{store.encoding}; restore {STORE_FILE}, or remove the part's receipt and "
+                "generate it again"
+            )
+    others = [r.part for r in receipts if fits(store.manifest, r.fingerprint) is False]
+    if others:
+        yield (
+            f"{place}/{STORE_FILE} has not the settings that {_count(others)} made with (the "
+            f"fingerprint of part {others[0]} is of another manifest); restore it, or remove those "
+            "receipts and generate the parts again"
+        )
+
+
+def _count(parts: list[int]) -> str:
+    return f"part {parts[0]} was" if len(parts) == 1 else f"{len(parts):,} parts were"
+
+
+def vacuum(
+    root: Location | Place,
+    *,
+    older_than_s: float = GRACE_SECONDS,
+    dry_run: bool = False,
+    without_receipts: bool = False,
+) -> tuple[str, ...]:
+    """Removes what no receipt names and nobody touched for `older_than_s` seconds; says what.
+
+    A writer that is alive has touched its files recently. With `dry_run` nothing is removed.
+
+    Raises:
+        CorruptPartError: a receipt cannot be read; the part it names would look like an orphan. Or
+            there is no receipt at all, and the parts may be all there is of a dataset; only with
+            `without_receipts` are they removed.
+        StorageError: there is no store at `root`.
+    """
+    place = open_place(root)
+    read_store_file(place)
+    parts = receipt_parts(place.children(RECEIPTS_FOLDER))
+    names = [receipt_path(part) for part in parts]
+    groups = {receipt.group for receipt in load_receipts(place, names)}
+    n_groups = len(place.children(PARTS_FOLDER))
+    if not groups and n_groups and not (dry_run or without_receipts):
+        raise CorruptPartError(
+            f"{place} has {n_groups} parts and no receipt, so all of it would be removed; restore "
+            f"{RECEIPTS_FOLDER}/, or say --without-receipts if nothing was ever finished there"
+        )
+    removed = []
+    for orphan in _strangers(place, groups)[1]:
+        try:
+            if time.time() - _last_touched(place, orphan) < older_than_s:
+                continue
+        except FileNotFoundError:  # its writer has just finished with it
+            continue
+        if not dry_run:
+            place.remove(orphan)
+        removed.append(orphan)
+    return tuple(removed)
+
+
+def orphan_files(place: Place, orphan: str) -> list[FileInfo]:
+    """The files of an orphan, which is a folder or a file."""
+    folder = orphan.rpartition("/")[0]
+    inside = place.files(orphan)
+    return inside or [info for info in place.files(folder) if info.name == orphan]
+
+
+def _last_touched(place: Place, orphan: str) -> float:
+    """When the newest file of an orphan was written; an empty folder has the age of itself."""
+    newest = max((info.modified for info in orphan_files(place, orphan)), default=None)
+    return place.modified(orphan) if newest is None else newest
+
+
+def _part_problems(place: Place, receipt: Receipt) -> Iterator[str]:
+    """What is wrong with the files and arrays of one part."""
+    group = f"{PARTS_FOLDER}/{receipt.group}"
+    present = {info.name for info in place.files(group)}
+    if not present:
+        yield f"part {receipt.part}: {place}/{group} is missing; {_FIX}"
+        return
+    for path in sorted(present - {f"{group}/{name}" for name in receipt.files}):
+        yield f"part {receipt.part}: {place}/{path} does not belong there; remove it"
+    columns: dict[str, npt.NDArray[Any]] = {}
+    names = columns_of(receipt)
+    intact = True
+    for name in names:
+        problems, column = _check_column(place, receipt, name)
+        yield from problems
+        intact = intact and column is not None
+        if column is not None and name in _COUNTED:
+            columns[name] = column
+    of_columns = {file for name in names for file in files_of(receipt, name)}
+    for file in sorted(set(receipt.files) - of_columns):
+        yield from _check_file(place, receipt, file)[0]
+    if not intact:
+        return
+    try:
+        check_values(columns, receipt.n_rows)
+    except ValueError as error:
+        yield f"part {receipt.part}: {error}; {_FIX}"
+        return
+    counts = np.bincount(columns["runs/outcome"], minlength=len(OUTCOMES)).tolist()
+    outcomes = {name: receipt.outcomes.get(name, 0) for name in OUTCOMES}
+    if pack_images(image_table(columns)) != receipt.images or counts != list(outcomes.values()):
+        yield f"part {receipt.part}: the counts in its receipt are not those of its arrays; {_FIX}"
+
+
+def _check_column(
+    place: Place, receipt: Receipt, name: str
+) -> tuple[list[str], npt.NDArray[Any] | None]:
+    """The problems of a column, and its values if it has none; every file is read once."""
+    checked = [_check_file(place, receipt, file) for file in files_of(receipt, name)]
+    problems = [problem for found, _content in checked for problem in found]
+    if problems:
+        return problems, None
+    try:
+        column = decode_column(receipt, name, [content for _found, content in checked])
+    except ShardError as error:
+        return [f"part {receipt.part}: {name} does not decode: {error}; {_FIX}"], None
+    if array_hash(column) != receipt.array_hashes[name]:
+        problem = f"part {receipt.part}: {name} is not what was written (hash differs); {_FIX}"
+        return [problem], None
+    return [], column
+
+
+def _check_file(place: Place, receipt: Receipt, file: str) -> tuple[list[str], bytes]:
+    """The problems of one file of a part, and its content."""
+    path = f"{PARTS_FOLDER}/{receipt.group}/{file}"
+    size, checksum = receipt.files[file]
+    content = b""
+    try:
+        content = place.read(path, size)
+    except FileNotFoundError:
+        problem = "is missing"
+    except OSError as error:
+        problem = f"cannot be read ({reason_of(error)})"
+    else:
+        if len(content) != size:
+            problem = f"has {len(content)} bytes, not {size}"
+        elif crc32c(content) != checksum:
+            problem = "is damaged (its checksum differs)"
+        else:
+            return [], content
+    return [f"part {receipt.part}: {place}/{path} {problem}; {_FIX}"], content
+
+
+def _strangers(place: Place, groups: set[str]) -> tuple[list[str], list[str]]:
+    """Files in the store's folders that nothing explains, and leftovers of killed writers."""
+    foreign: list[str] = []
+    orphans: list[str] = []
+    for folder, pattern in ((PARTS_FOLDER, GROUP_PATTERN), (RECEIPTS_FOLDER, RECEIPT_PATTERN)):
+        for name in place.children(folder):
+            path = f"{folder}/{name}"
+            match = pattern.fullmatch(name)
+            if name.startswith(TEMPORARY_PREFIX):
+                orphans.append(path)
+            elif not match or (folder == RECEIPTS_FOLDER and name != receipt_name(int(match[1]))):
+                foreign.append(f"{place}/{path} does not belong to a store; remove it")
+            elif folder == PARTS_FOLDER and name not in groups:
+                orphans.append(path)
+    return foreign, orphans

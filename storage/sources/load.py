@@ -1,0 +1,390 @@
+"""Where images come from: embedded ones, a folder, or one of several well-known data sets.
+
+`load_images("photos" | "folder:PATH" | "cifar10:PATH" | ..., split=...)` gives an `ImageSet`: uint8
+pictures of one size, class indices, and a hash of both that goes into every receipt. The two splits
+of a source never share an image: victims that restorers learn from are trained on `train`,
+victims that are evaluated on `heldout`.
+
+A further source is one function here and one line in `_LOADERS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from storage.errors import SourceError, shown
+from storage.sources.cifar import CIFAR_CLASSES, CIFAR_FOLDERS, cifar10_pictures, cifar100_pictures
+from storage.sources.digits import DIGITS_CLASSES, N_TRAIN, digits_pictures
+from storage.sources.mnist import fashion_mnist_pictures, mnist_pictures
+from storage.sources.photographs import photograph_tiles
+from storage.sources.picture_files import Reading, facts_of, listed, read_picture_files
+from storage.sources.pictures import check_pixels, is_picture, square
+from storage.sources.svhn import SVHN_CLASSES, svhn_pictures
+from storage.sources.tiny_imagenet import tiny_imagenet_files
+
+__all__ = [
+    "CIFAR_CLASSES",
+    "CIFAR_FOLDERS",
+    "HELDOUT_FOLDERS",
+    "HELDOUT_ONE_IN",
+    "ImageSet",
+    "Split",
+    "load_images",
+]
+
+Split = Literal["train", "heldout"]
+
+HELDOUT_FOLDERS = ("test", "heldout", "val")
+HELDOUT_ONE_IN = 5
+"""Of a folder without split folders, the images whose hash is 0 modulo this are held out."""
+
+EMBEDDED = ("photos", "digits")
+"""The sources that need no path."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageSet:
+    """N pictures of one split of a source.
+
+    `images` is uint8 (n, c, h, w) with c = 3, or 1 where grey was asked for; `labels` is int64 (n,)
+    indexing `class_names`. An image's id is its row. `content_hash` is the SHA-256 over shape,
+    images, labels and class names. `notes` says, one sentence each, whatever a reader of the
+    results should know about how the images were made. `reading`: what was read of the source, of
+    both splits where it is not divided itself; None where nothing is known of it.
+    """
+
+    name: str
+    split: Split
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+    class_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    reading: Reading | None = None
+    content_hash: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(repr((self.images.shape, self.class_names)).encode())
+        digest.update(np.ascontiguousarray(self.images).data)
+        digest.update(np.ascontiguousarray(self.labels, dtype="<i8").data)
+        object.__setattr__(self, "content_hash", digest.hexdigest())
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was read, for people, before work starts."""
+        return {"source": self.name} | facts_of(len(self), self.class_names, self.reading)
+
+    def without(self, rows: Sequence[int], *, because: str) -> ImageSet:
+        """The set without the pictures in `rows`, with a note that says how many and `because`.
+
+        Its ids are its own rows, and its hash is its own. Without rows it is this set.
+
+        Raises:
+            ValueError: a row is not there, or no picture would be left.
+        """
+        if not len(rows):
+            return self
+        if min(rows) < 0 or max(rows) >= len(self):
+            wrong = next(row for row in rows if not 0 <= row < len(self))
+            raise ValueError(f"row {wrong} is not in {self.name!r}; it has 0 to {len(self) - 1}")
+        kept = np.ones(len(self), np.bool_)
+        kept[np.asarray(rows, np.int64)] = False
+        if not kept.any():
+            raise ValueError(
+                f"all {len(self)} pictures of {self.name!r} ({self.split}) would be left out "
+                f"({because}); use other pictures"
+            )
+        n_left_out = int((~kept).sum())
+        note = f"{n_left_out} of {len(self)} pictures were left out: {because}."
+        return replace(
+            self, images=self.images[kept], labels=self.labels[kept], notes=(*self.notes, note)
+        )
+
+
+def load_images(
+    source: str, *, split: Split, size: int = 32, skip_corrupt: bool = False, channels: int = 3
+) -> ImageSet:
+    """The `split` of `source` as pictures of `size` by `size` pixels.
+
+    They are RGB whatever the source has, grey being repeated. `channels=1` makes them grey: those
+    of grey sources as they were, others by their luma (ITU-R BT.601), which the notes say.
+
+    `photos` and `digits` (8 by 8) need nothing. `folder:PATH` has PATH/<class>/*.jpg, or two such
+    trees in PATH/train and PATH/test (heldout, val). `cifar10:PATH` and `cifar100:PATH` are the
+    official archive or the folder in it, `mnist:PATH` and `fashion-mnist:PATH` the folder of the
+    official idx files, gzipped or not, or torchvision's above it (28 by 28), `svhn:PATH` the folder
+    of the official train_32x32.mat and test_32x32.mat, `tiny-imagenet:PATH` the unpacked folder
+    tiny-imagenet-200 (64 by 64).
+
+    Raises:
+        SourceError: nothing of that kind is there, or a file is corrupt (`skip_corrupt=True` leaves
+            corrupt pictures out and counts them in the notes).
+        ValueError: `size` is not positive or too large, or `channels` neither 3 nor 1.
+    """
+    kind, _colon, path = source.partition(":")
+    if kind not in _LOADERS or (kind in EMBEDDED) == bool(path):
+        raise SourceError(
+            f"unknown image source {source!r}; use photos, digits, folder:PATH, "
+            "cifar10:PATH, cifar100:PATH, mnist:PATH, fashion-mnist:PATH, svhn:PATH or "
+            "tiny-imagenet:PATH"
+        )
+    if size < 1:
+        raise ValueError(f"size={size}; expected a positive number of pixels")
+    check_pixels(size, size)
+    if channels not in (1, 3):
+        raise ValueError(f"channels={channels}; expected 3 for RGB or 1 for grey")
+    found = _LOADERS[kind](Path(path).expanduser(), split, size, skip_corrupt)
+    return found if channels == 3 else _grey(found)
+
+
+def _grey(found: ImageSet) -> ImageSet:
+    """The same pictures in one channel: any of their three if these are equal, else the luma."""
+    rgb = found.images
+    if (rgb == rgb[:, :1]).all():
+        return replace(found, images=np.ascontiguousarray(rgb[:, :1]))
+    grey = np.empty((len(rgb), 1, *rgb.shape[2:]), np.uint8)
+    for row, image in enumerate(rgb):
+        grey[row, 0] = np.asarray(Image.fromarray(image.transpose(1, 2, 0)).convert("L"))
+    note = "Colours were made grey: 0.299 red + 0.587 green + 0.114 blue."
+    return replace(found, images=grey, notes=(*found.notes, note))
+
+
+def _photos(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    tiles, labels, class_names, notes = photograph_tiles(split, size)
+    return ImageSet(
+        name="photos",
+        split=split,
+        images=tiles,
+        labels=labels,
+        class_names=class_names,
+        notes=notes,
+    )
+
+
+def _digits(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    images, labels = digits_pictures(split)
+    which = f"first {N_TRAIN:,}" if split == "train" else f"last {len(labels):,}"
+    images, resized, reading = _resized(images, size)
+    return ImageSet(
+        name="digits",
+        split=split,
+        images=images,
+        labels=labels,
+        class_names=DIGITS_CLASSES,
+        notes=(
+            "Handwritten digits of 8 x 8 (UCI, Optical Recognition of Handwritten Digits, CC BY "
+            f"4.0): the {which} of its test set.",
+            *resized,
+        ),
+        reading=reading,
+    )
+
+
+def _folder(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
+    if not path.is_dir():
+        raise SourceError(
+            f"{path} is not a folder; give folder:PATH with PATH/<class>/*.jpg inside"
+        )
+    heldout = next((path / name for name in HELDOUT_FOLDERS if (path / name).is_dir()), None)
+    if (path / "train").is_dir() and heldout is not None:
+        trees = {"train": _classes(path / "train"), "heldout": _classes(heldout)}
+    else:
+        heldout, trees = None, {"all": _only_split(path) or _classes(path)}
+    names = sorted({name for tree in trees.values() for name in tree})
+    classes = trees[split if heldout else "all"]
+    entries = [(p, names.index(name)) for name in sorted(classes) for p in classes[name]]
+    if not entries:
+        raise SourceError(
+            f"no pictures for split {split!r} in {path}; expected PATH/<class>/*.jpg (or .png, "
+            ".webp, ...), or such trees in PATH/train and PATH/test"
+        )
+    images, labels, reading = _read_entries(entries, size, skip_corrupt, path)
+    notes, class_names = _notes_of(reading), tuple(shown(name) for name in names)
+    folder = shown(path.name)
+    if _FLAT in class_names:
+        class_names, labels = ("even", "odd"), np.arange(len(labels), dtype=np.int64) % 2
+        notes.append(
+            f"{folder} has no class folders: pictures were put into two arbitrary classes, "
+            "even and odd places in the sorted order."
+        )
+    if heldout is None:
+        chosen = _hash_split(images, split)
+        images, labels = images[chosen], labels[chosen]
+        notes.append(
+            f"{folder} has no train and test folders: about one picture in {HELDOUT_ONE_IN} is "
+            "held out, chosen by the hash of its pixels, so that copies stay on one side."
+        )
+        if not len(images):
+            raise SourceError(
+                f"{path} has too few pictures ({len(entries)}) for a {split!r} split; add pictures "
+                "or make the folders train and test yourself"
+            )
+    return ImageSet(
+        name=f"folder {folder}",
+        split=split,
+        images=images,
+        labels=labels,
+        class_names=class_names,
+        notes=tuple(notes),
+        reading=reading,
+    )
+
+
+def _only_split(path: Path) -> dict[str, list[Path]]:
+    """The class folders in PATH/train (or test, ...) when PATH has nothing else; else nothing."""
+    folders = [p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    if len(folders) != 1 or folders[0].name not in ("train", *HELDOUT_FOLDERS):
+        return {}
+    return _classes(folders[0])
+
+
+_FLAT = ""
+"""The class name of pictures that lie in no class folder."""
+
+
+def _classes(root: Path) -> dict[str, list[Path]]:
+    """The sorted picture files of each class folder of `root`, or of `root` itself as `_FLAT`."""
+    classes: dict[str, list[Path]] = {}
+    for folder in sorted(root.iterdir()):
+        if folder.is_dir() and not folder.name.startswith("."):
+            files = sorted(path for path in folder.rglob("*") if is_picture(path, below=folder))
+            if files:
+                classes[folder.name] = files
+    loose = sorted(path for path in root.iterdir() if is_picture(path, below=root))
+    if classes and loose:
+        raise SourceError(
+            f"{root} has {len(loose)} pictures beside its class folders, {loose[0].name} the first;"
+            " move them into class folders"
+        )
+    return classes or ({_FLAT: loose} if loose else {})
+
+
+def _read_entries(
+    entries: list[tuple[Path, int]], size: int, skip_corrupt: bool, below: Path
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], Reading]:
+    """Images, labels and what was read of `entries`."""
+    files = [path for path, _label in entries]
+    images, kept, reading = read_picture_files(files, size, below=below, skip_corrupt=skip_corrupt)
+    return images, np.array([entries[place][1] for place in kept], np.int64), reading
+
+
+def _notes_of(reading: Reading) -> list[str]:
+    n_found = reading.n_read + len(reading.left_out)
+    notes = []
+    if reading.n_resized:
+        side = reading.size[0] if reading.size else 0
+        notes.append(
+            f"{reading.n_resized} of {n_found} pictures were not {side} x {side}: they were "
+            "cropped to the central square and resized."
+        )
+    if reading.left_out:
+        notes.append(
+            f"{len(reading.left_out)} of {n_found} files could not be read and were left out: "
+            f"{listed([name for name, _why in reading.left_out])}."
+        )
+    return notes
+
+
+def _hash_split(images: npt.NDArray[np.uint8], split: Split) -> npt.NDArray[np.bool_]:
+    heldout = np.array(
+        [hashlib.sha256(image.tobytes()).digest()[0] % HELDOUT_ONE_IN == 0 for image in images]
+    )
+    return heldout if split == "heldout" else ~heldout
+
+
+def _cifar10(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    return _official(*cifar10_pictures(path, split), split=split, size=size)
+
+
+def _cifar100(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    return _official(*cifar100_pictures(path, split), split=split, size=size)
+
+
+def _mnist(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    return _official(*mnist_pictures(path, split), split=split, size=size)
+
+
+def _fashion_mnist(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    return _official(*fashion_mnist_pictures(path, split), split=split, size=size)
+
+
+def _svhn(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+    return _official("SVHN", *svhn_pictures(path, split), SVHN_CLASSES, split=split, size=size)
+
+
+def _tiny_imagenet(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
+    files, class_names = tiny_imagenet_files(path, split)
+    images, labels, reading = _read_entries(files, size, skip_corrupt, path)
+    notes = _notes_of(reading)
+    if split == "heldout":
+        notes.insert(0, "Tiny ImageNet's validation images are held out.")
+    return ImageSet(
+        name="Tiny ImageNet",
+        split=split,
+        images=images,
+        labels=labels,
+        class_names=class_names,
+        notes=tuple(notes),
+        reading=reading,
+    )
+
+
+def _official(
+    name: str,
+    images: npt.NDArray[np.uint8],
+    labels: npt.NDArray[np.int64],
+    class_names: tuple[str, ...],
+    *,
+    split: Split,
+    size: int,
+) -> ImageSet:
+    """A data set that comes divided into training and test images."""
+    notes = [f"{name}'s test images are held out."] if split == "heldout" else []
+    images, resized, reading = _resized(images, size)
+    return ImageSet(
+        name=name,
+        split=split,
+        images=images,
+        labels=labels,
+        class_names=class_names,
+        notes=(*notes, *resized),
+        reading=reading,
+    )
+
+
+def _resized(
+    images: npt.NDArray[np.uint8], size: int
+) -> tuple[npt.NDArray[np.uint8], tuple[str, ...], Reading]:
+    """Square images in another size, a note if they had to be resized, and the reading."""
+    side = images.shape[-1]
+    sizes = ((f"{side} x {side}", len(images)),)
+    if side == size:
+        return images, (), Reading(sizes=sizes)
+    note = f"all {len(images)} pictures were resized from {side} x {side} to {size} x {size}."
+    resized = np.empty((len(images), 3, size, size), np.uint8)
+    for row, image in enumerate(images):
+        resized[row] = square(image.transpose(1, 2, 0), size).transpose(2, 0, 1)
+    return resized, (note,), Reading(sizes=sizes, size=(size, size), n_resized=len(images))
+
+
+_LOADERS: dict[str, Callable[[Path, Split, int, bool], ImageSet]] = {
+    "photos": _photos,
+    "digits": _digits,
+    "folder": _folder,
+    "cifar10": _cifar10,
+    "cifar100": _cifar100,
+    "mnist": _mnist,
+    "fashion-mnist": _fashion_mnist,
+    "svhn": _svhn,
+    "tiny-imagenet": _tiny_imagenet,
+}

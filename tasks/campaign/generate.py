@@ -1,0 +1,349 @@
+"""Generate pairs, all parts of a campaign: the state machine, on Dask workers.
+
+A part is done when its receipt exists. Parts are handed to Dask through a bounded window, a round
+is planned only when the rounds it depends on are done, and this process may be killed at any time:
+the next one reads the receipts and goes on. Workers return receipts, not arrays; of what is done
+only the receipts that a later plan needs are kept, and they are summed round by round.
+
+`tasks.campaign.part_errors` judges a part that fails, `tasks.campaign.coordinator` decides what
+becomes of it. Every few seconds the store is asked whether the campaign is to pause or to stop
+(`tasks.campaign.state`).
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import dask.config
+import numpy as np
+from distributed import Client, Future
+
+from storage.errors import StoreFullError
+from storage.object_store import LocalPlace
+from storage.pairs.dataset import Dataset
+from storage.pairs.receipts import Receipt
+from tasks.campaign.coordinator import MAX_KILLS, Coordinator, KnownCounts
+from tasks.campaign.part import PROGRESS_TOPIC, PartJob, batch_of, log_tail, run_part
+from tasks.campaign.part_errors import outcome_of, reason_of, verdict
+from tasks.campaign.plan import AnyPlan, PlannedPart
+from tasks.campaign.state import Quarantined, quarantine_path, read_quarantine
+from tasks.campaign.state import write_quarantine as give_up
+from tasks.campaign.victim_files import VICTIMS
+from tasks.campaign.watch import CampaignError, OnNotice, Pace, Watch, log_notice
+
+__all__ = ["VICTIMS", "CampaignError", "Pace", "run_campaign"]
+
+WINDOW_PER_WORKER = 2
+"""One that runs and one that waits; each holds its images in the memory of the scheduler."""
+
+OnProgress = Callable[[float, int, str], None]
+"""Called with the number of runs done (fractions of running ones included) and of all runs, and
+with how many images are covered, in words. The first call tells what was there before."""
+
+
+def run_campaign(
+    plan: AnyPlan,
+    dataset: Dataset,
+    client: Client,
+    *,
+    device: str,
+    on_progress: OnProgress,
+    on_notice: OnNotice = log_notice,
+    logs: Path | None = None,
+    pace: Pace | None = None,
+    shared_victims: tuple[str, str] | None = None,
+) -> Dataset:
+    """Make every part of the plan that has no receipt yet; the dataset.
+
+    It is complete but for quarantined parts, of which a notice is given. `logs` is the folder of
+    the workers' logs; by default `logs` in the store, where that is a folder. `shared_victims`: a
+    folder for victims that several campaigns attack, and the hash of what they depend on. They are
+    trained before the clock starts: a receipt then has the seconds of the attack alone.
+
+    Raises:
+        StoreFullError: at once, when a worker finds the device full.
+        CorruptPartError: a receipt in the store is of other runs than the plan's.
+        CampaignError: parts failed, or wait for quarantined ones; all others were made first. Or
+            the campaign was cancelled, or there was no worker for too long.
+    """
+    if logs is None and isinstance(dataset.place, LocalPlace):
+        logs = Path(dataset.root) / "logs"
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
+    run = _Run(
+        plan=plan,
+        dataset=dataset,
+        client=client,
+        device=device,
+        on_progress=on_progress,
+        on_notice=on_notice,
+        logs=logs,
+        pace=pace or Pace(),
+        shared_victims=shared_victims,
+    )
+    client.subscribe_topic(PROGRESS_TOPIC, run.on_event)
+    try:
+        # The images of a part are what makes its job large; that is meant.
+        with client.as_current(), dask.config.set({_GRAPH_WARNING: "1TB"}):
+            run.until_over()
+    finally:
+        client.unsubscribe_topic(PROGRESS_TOPIC)
+        for future in run.futures.values():
+            future.cancel(reason="the campaign ended")
+    dataset.refresh()
+    return dataset
+
+
+_GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
+
+
+class _Run:
+    """One campaign in progress; what is lost with it is nothing but time."""
+
+    def __init__(
+        self,
+        *,
+        plan: AnyPlan,
+        dataset: Dataset,
+        client: Client,
+        device: str,
+        on_progress: OnProgress,
+        on_notice: OnNotice,
+        logs: Path | None,
+        pace: Pace,
+        shared_victims: tuple[str, str] | None,
+    ) -> None:
+        self.plan, self.dataset, self.client, self.device = plan, dataset, client, device
+        self.on_progress, self.on_notice, self.logs, self.pace = on_progress, on_notice, logs, pace
+        quarantined = read_quarantine(dataset.place)
+        self.stored = {r.part for r in dataset.receipts}
+        self.parts = Coordinator(
+            plan.sampling,
+            done=self.stored,
+            quarantined=[q.part for q in quarantined],
+            retry_delays_s=pace.retry_s,
+        )
+        if self.parts.quarantined:
+            self.on_notice(_left_out(quarantined))
+        self.known = KnownCounts(plan.sampling, len(plan.labels))
+        self.covered = np.zeros(len(plan.labels), bool)
+        self.n_usable = int((plan.labels >= 0).sum())
+        for receipt in dataset.receipts:
+            self._take_in(receipt)
+        self.fingerprint = plan.campaign.fingerprint(plan.images)
+        self.victims = shared_victims
+        self.train_first = shared_victims is not None
+        key = plan.campaign.victims_fingerprint(plan.images)
+        if self.victims is None and key is not None and isinstance(dataset.place, LocalPlace):
+            self.victims = (str(Path(dataset.root) / VICTIMS), key)
+        self.planned: dict[int, PlannedPart] = {}
+        self.futures: dict[int, Future[Receipt]] = {}
+        self.fractions: dict[int, float] = {}
+        self.happened: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.watch = Watch(dataset.place, client, device=device, pace=pace, on_notice=on_notice)
+
+    def until_over(self) -> None:
+        self._report()
+        while not self.parts.is_over:
+            self.watch.look(len(self.futures), self._standing())
+            more = not self.watch.is_paused and self._fill()
+            self._collect(0.0 if more else self.pace.poll_s)
+            self._report()
+        self._conclude()
+
+    def on_event(self, event: Any) -> None:
+        """A worker's message; comes in the client's own thread."""
+        self.happened.put(("told", event[1]))
+
+    def _fill(self) -> bool:
+        """Starts parts until the window is full; True if there may be more to start at once."""
+        window = WINDOW_PER_WORKER * max(1, self.watch.n_workers)
+        until = time.monotonic() + self.pace.poll_s
+        # Parts that wait to be repeated are bounded, too: an outage does not go through them all.
+        while len(self.futures) < window:
+            fresh = self.parts.n_delayed < window
+            part = self.parts.next_part(time.monotonic(), fresh=fresh)
+            if part is None:
+                return False
+            self._start(part)
+            if time.monotonic() > until:
+                return True
+        return False
+
+    def _start(self, part: int) -> None:
+        planned = self.planned.get(part)
+        if planned is None:
+            round_index = self.plan.sampling.round_of_part(part)
+            planned = self.plan.part(part, self.known.receipts(round_index))
+        if part in self.stored:
+            planned.check(self.dataset.receipt(part))
+            self._is_done(part)
+            return
+        self.planned[part] = planned
+        self._submit(part, planned)
+
+    def _submit(self, part: int, planned: PlannedPart) -> None:
+        campaign, images = self.plan.campaign, self.plan.images
+        job = PartJob(
+            root=self.dataset.root,
+            planned=planned,
+            experiment=planned.experiment,
+            images=batch_of(planned.specs, images.images),
+            fingerprint=self.fingerprint,
+            source_hash=images.content_hash,
+            device=self.device,
+            threads=campaign.threads,
+            logs=None if self.logs is None else str(self.logs),
+            victims=self.victims,
+            train_first=self.train_first,
+        )
+        future = self.client.submit(
+            run_part,
+            job,
+            pure=False,
+            key=f"part-{part}-{time.time_ns()}",
+            resources=self.watch.resources or None,
+        )
+        self.futures[part] = future
+        self._watch(part, future)
+
+    def _watch(self, part: int, future: Future[Receipt]) -> None:
+        future.add_done_callback(lambda future: self.happened.put(("ended", (part, future))))
+
+    def _collect(self, wait_s: float) -> None:
+        """Takes in all that happened, waiting for something to happen if nothing has."""
+        until_retry = self.parts.next_retry_s() - time.monotonic()
+        try:
+            what, about = self.happened.get(timeout=max(0.001, min(wait_s, until_retry)))
+            while True:
+                if what == "told":
+                    self._hear(about)
+                else:
+                    self._settle(*about)
+                what, about = self.happened.get_nowait()
+        except queue.Empty:
+            return
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        part = message["part"]
+        if part not in self.futures:  # a worker's last message may come after its receipt
+            return
+        self.fractions[part] = message["fraction"]
+        if "started_on" not in message:
+            return
+        self.parts.started(part, message["started_on"])
+        if len(self.parts.kills(part)) > MAX_KILLS:  # a scheduler that allows more deaths
+            self.futures.pop(part).cancel(reason="quarantined")
+            self._quarantine(part)
+
+    def _settle(self, part: int, future: Future[Receipt]) -> None:
+        """A future has ended: with a receipt, or with an error to be judged."""
+        if self.futures.get(part) is not future:
+            return
+        outcome = outcome_of(future)
+        if outcome is None:
+            self._watch(part, future)
+            return
+        del self.futures[part]
+        self.fractions.pop(part, None)
+        future.release()
+        if isinstance(outcome, Receipt):
+            self.planned[part].check(outcome)
+            self._take_in(outcome)
+            self._is_done(part)
+        else:
+            self._judge(part, outcome)
+
+    def _take_in(self, receipt: Receipt) -> None:
+        self.known.keep(receipt)
+        table = receipt.image_table()
+        self.covered[table.image_ids[table.n_pairs > 0]] = True
+
+    def _is_done(self, part: int) -> None:
+        self.parts.finished(part)
+        self._forget(part)
+        self.known.add(self.parts.n_known_rounds())
+
+    def _judge(self, part: int, error: BaseException) -> None:
+        reason = reason_of(error)
+        now = time.monotonic()
+        match verdict(error):
+            case "end":
+                if isinstance(error, OSError):
+                    raise StoreFullError(
+                        f"no space left for part {part} ({error}); make room and run the same "
+                        "command again"
+                    ) from error
+                raise error
+            case "retry":
+                delay_s = self.parts.erred(part, reason, now)
+                if delay_s is None:
+                    self._forget(part)
+                else:
+                    self.on_notice(f"part {part} is tried again in {delay_s:g} s: {reason}")
+            case "killed":
+                if self.parts.given_up(part, now):
+                    self._quarantine(part)
+            case "failed":
+                self.parts.fail(part, reason)
+                self._forget(part)
+
+    def _quarantine(self, part: int) -> None:
+        workers = self.parts.kills(part)[:MAX_KILLS]
+        reason = f"{MAX_KILLS} workers died while they ran it"
+        if len(workers) < MAX_KILLS:
+            reason = f"Dask gave it up {MAX_KILLS} times, workers died before they could begin"
+        give_up(
+            self.dataset.place,
+            part,
+            reason=reason,
+            attempts=MAX_KILLS,
+            log=log_tail(self.logs, part),
+            workers=workers,
+        )
+        self.parts.quarantine(part)
+        self._forget(part)
+        self.on_notice(
+            f"part {part} is quarantined: {reason}; the log is in "
+            f"{self.dataset.place}/{quarantine_path(part)}"
+        )
+
+    def _forget(self, part: int) -> None:
+        self.planned.pop(part, None)
+        self.fractions.pop(part, None)
+
+    def _report(self) -> None:
+        sampling = self.plan.sampling
+        n_done = len(self.parts.done) + sum(self.fractions.values())
+        covered = f"{self.covered.sum():,} of {self.n_usable:,} images covered"
+        self.on_progress(n_done * sampling.runs_per_part, sampling.n_runs, covered)
+
+    def _conclude(self) -> None:
+        parts, n_parts = self.parts, self.plan.sampling.n_parts
+        if parts.failed:
+            part, reason = min(parts.failed.items())
+            raise CampaignError(
+                f"{len(parts.failed)} of {n_parts} parts failed, the first (part {part}) with: "
+                f"{reason}; run the same command again to retry them"
+            )
+        if parts.n_blocked:
+            named = ", ".join(map(str, sorted(parts.quarantined)))
+            raise CampaignError(
+                f"{parts.n_blocked} of {n_parts} parts cannot be planned without part {named}, "
+                f"which is quarantined; see why in {self.dataset.place}/quarantine, clear it, and "
+                "run the same command again"
+            )
+        if parts.quarantined:
+            self.on_notice(f"{len(parts.done)} of {n_parts} parts are done, the rest quarantined")
+
+    def _standing(self) -> str:
+        return f"{len(self.parts.done)} of {self.plan.sampling.n_parts} parts are in the store"
+
+
+def _left_out(quarantined: Iterable[Quarantined]) -> str:
+    named = [str(q.part) for q in quarantined]
+    return f"left out: {len(named)} quarantined parts ({', '.join(named)})"

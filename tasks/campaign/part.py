@@ -1,0 +1,327 @@
+"""Generate pairs, the worker's side: one part, from its planned runs to its receipt.
+
+A worker tells the coordinator when it starts a part (before anything can kill it, so that deaths
+are counted against the right part) and how far it is. It keeps a log of its own per part: start,
+stage, fraction, memory, a line at least every 30 seconds. The end of that log is what remains of a
+worker that was killed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from distributed import Worker, get_worker
+from distributed.utils import sync
+
+from recon_core.experiments import KKT, Experiment
+from recon_core.types import STATS, Progress, RunResult, RunSpec
+from storage.object_store import open_place
+from storage.pairs.layout import OUTCOMES
+from storage.pairs.parts import write_part
+from storage.pairs.receipts import Provenance, Receipt, load_receipt, receipt_path
+from tasks.campaign.plan import PlannedPart, code_version
+from tasks.campaign.victim_files import kept_victims
+
+PROGRESS_TOPIC = "palimpsest-part"
+HEARTBEAT_SECONDS = 30.0
+TELL_EVERY_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class PartJob:
+    """All that a worker needs for one part; images (r, n, 3, h, w) travel with it.
+
+    `logs` is a folder for the part's log, or None for no log; a folder that the worker's machine
+    cannot write means no log, too. `victims`: a folder for victims that several parts attack,
+    and the hash of what they depend on; `train_first`: the seconds of the part are without theirs.
+    """
+
+    root: str
+    planned: PlannedPart
+    experiment: Experiment
+    images: npt.NDArray[np.uint8]
+    fingerprint: str
+    source_hash: str
+    device: str
+    threads: int
+    logs: str | None = None
+    victims: tuple[str, str] | None = None
+    train_first: bool = False
+
+
+def run_part(job: PartJob) -> Receipt:
+    """Train and attack the part's victims and write what came back; on a worker or in-process.
+
+    A part that is already in the store is not made again: Dask repeats a part whose worker died
+    after it had published the receipt.
+    """
+    worker = this_worker()
+    part = job.planned.part
+    with PartLog.of(job, worker) as log:
+        _tell_start(worker, part)
+        stored = _published(job)
+        if stored is not None:
+            log.stage("in the store already")
+            return stored
+        device = own_device(job.device, worker)
+        if job.train_first:
+            log.stage("train")
+            _train_victims(job, device)
+        started = time.perf_counter()
+        log.stage("attack")
+        with cpu_threads(job.threads):
+            results = job.experiment.run_batch(
+                job.planned.specs,
+                torch.from_numpy(job.images),
+                device=torch.device(device),
+                progress=_progress(worker, part, log),
+                victims=kept_victims(job.victims, device_name(device)),
+            )
+        provenance = Provenance(
+            run_first=job.planned.specs[0].run,
+            fingerprint=job.fingerprint,
+            plan_hash=job.planned.plan_hash,
+            source_hash=job.source_hash,
+            code_version=code_version(),
+            torch_version=torch.__version__,
+            device=device_name(device),
+            threads=job.threads,
+            seconds=round(time.perf_counter() - started, 3),
+        )
+        log.stage("write")
+        receipt = write_part(job.root, part, columns_of(results), provenance=provenance)
+        log.stage("done")
+        return receipt
+
+
+def _train_victims(job: PartJob, device: str) -> None:
+    """Trains the part's victims that nobody has trained yet, and keeps them."""
+    assert isinstance(job.experiment, KKT)
+    kept = kept_victims(job.victims, device_name(device))
+    with cpu_threads(job.threads):
+        for spec, images in zip(job.planned.specs, torch.from_numpy(job.images), strict=True):
+            job.experiment.train_victim(spec, images, device=torch.device(device), victims=kept)
+
+
+def columns_of(results: Sequence[RunResult]) -> dict[str, npt.NDArray[Any]]:
+    """The columns of a part, from its runs' results in order."""
+    n_targets = [len(r.targets) for r in results]
+    n_pairs = [len(r.pairs) for r in results]
+    first_target = np.cumsum([0, *n_targets[:-1]])
+    rows = np.arange(len(results))
+
+    def joined(tensors: list[torch.Tensor]) -> npt.NDArray[Any]:
+        return np.asarray(torch.cat(tensors).numpy())
+
+    pairs = [r.pairs for r in results]
+    columns: dict[str, npt.NDArray[Any]] = {
+        "runs/run": np.array([r.spec.run for r in results], np.int64),
+        "runs/outcome": np.array([OUTCOMES.index(r.outcome) for r in results], np.uint8),
+        "runs/mean_image": joined([r.mean_image[None] for r in results]),
+        "targets/image": joined([r.targets for r in results]),
+        "targets/image_id": np.concatenate([np.array(r.spec.image_ids, np.int64) for r in results]),
+        "targets/label": np.concatenate([np.array(r.spec.labels, np.int16) for r in results]),
+        "targets/run_row": np.repeat(rows, n_targets).astype(np.int32),
+        "targets/augment": joined([r.augment for r in results]),
+        "pairs/reconstruction": joined([p.reconstruction for p in pairs]),
+        "pairs/target_row": (
+            joined([p.target_row for p in pairs]) + np.repeat(first_target, n_pairs)
+        ).astype(np.int32),
+        "pairs/run_row": np.repeat(rows, n_pairs).astype(np.int32),
+        "pairs/candidate": joined([p.candidate for p in pairs]).astype(np.int32),
+        "pairs/iteration": joined([p.iteration for p in pairs]).astype(np.int32),
+        "pairs/ssim_best": joined([p.ssim_best for p in pairs]),
+        "pairs/ssim_second": joined([p.ssim_second for p in pairs]),
+        "pairs/confident": joined([p.confident for p in pairs]),
+    }
+    columns["targets/margin"] = joined([r.margins for r in results])
+    for name in STATS:
+        columns[f"runs/{name}"] = np.array([r.stats[name] for r in results], np.float32)
+    return columns
+
+
+def batch_of(specs: Sequence[RunSpec], images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The images (r, n, 3, h, w) of equally long runs, from the source's images (n, 3, h, w)."""
+    ids = np.array([spec.image_ids for spec in specs], np.int64)
+    return np.take(images, ids, axis=0)  # one pass: indexing run by run and stacking takes thrice
+
+
+def device_name(device: str) -> str:
+    """`cpu`, or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+class PartLog:
+    """The log of one attempt at a part: a line per stage and one every 30 seconds in between."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        self._file = file
+        self._stage, self.fraction = "start", 0.0
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+
+    @classmethod
+    @contextmanager
+    def of(cls, job: PartJob, worker: Worker | None) -> Iterator[PartLog]:
+        """The log of a job; ends with a line that names the error, if there is one."""
+        path = log_path(job, "here" if worker is None else str(worker.name))
+        try:
+            file = None if path is None else path.open("a", buffering=1)
+        except OSError:
+            file = None  # another machine's folder, or a full one: no reason to fail a part
+        log = cls(file)
+        beat = threading.Thread(target=log._beat, name="part-log", daemon=True)
+        if file is None:
+            yield log
+            return
+        with file, _crashes_written_to(file):
+            log.stage("start")
+            beat.start()
+            try:
+                yield log
+            except BaseException as error:
+                log.stage(f"ended by {type(error).__name__}: {error}")
+                raise
+            finally:
+                log._ended.set()
+                beat.join()
+
+    def stage(self, name: str) -> None:
+        """Says that another stage begins."""
+        self._stage = name
+        self._line()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            self._line()
+
+    def _line(self) -> None:
+        if self._file is None:
+            return
+        now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        try:
+            with self._lock:
+                self._file.write(f"{now} {self._stage}  {self.fraction:.0%}  {memory_text()}\n")
+        except (OSError, ValueError):
+            self._file = None
+
+
+def log_path(job: PartJob, worker: str) -> Path | None:
+    """Where a worker's log of a part is: `part-000012-<worker>.log`; None without a folder."""
+    if job.logs is None:
+        return None
+    name = re.sub(r"[^A-Za-z0-9.]+", "_", worker)
+    return Path(job.logs) / f"part-{job.planned.part:06d}-{name}.log"
+
+
+def log_tail(folder: Path | None, part: int, *, chars: int = 4000) -> str:
+    """The ends of all workers' logs of a part, the latest last; says so if there is none."""
+    paths = [] if folder is None else sorted(folder.glob(f"part-{part:06d}-*.log"), key=_modified)
+    pieces = [f"== {path.name}\n{path.read_text(errors='replace')[-chars:]}" for path in paths]
+    return "\n".join(pieces) or "no log: the workers' folder for it is not on this machine"
+
+
+def memory_text() -> str:
+    """`412 MiB`, what this process holds now, and of a GPU what torch has of it."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        text = f"{int(status.split('VmRSS:')[1].split()[0]) / 1024:.0f} MiB"
+    except (OSError, IndexError):
+        text = "memory unknown"
+    if torch.cuda.is_initialized():
+        text += f", {torch.cuda.memory_reserved() / 2**20:.0f} MiB of the GPU"
+    return text
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+@contextmanager
+def _crashes_written_to(file: TextIO) -> Iterator[None]:
+    """A crash of the interpreter leaves a traceback in the log; in a worker's own process only."""
+    if multiprocessing.parent_process() is None:
+        yield
+        return
+    faulthandler.enable(file)
+    try:
+        yield
+    finally:
+        faulthandler.disable()
+
+
+def _published(job: PartJob) -> Receipt | None:
+    """The part's receipt, if it has one of this plan; of another's, `write_part` has to judge."""
+    try:
+        receipt = load_receipt(open_place(job.root), receipt_path(job.planned.part))
+    except FileNotFoundError:
+        return None
+    return receipt if receipt.plan_hash == job.planned.plan_hash else None
+
+
+def own_device(device: str, worker: Worker | None) -> str:
+    """The GPU of this worker: one process per GPU, told apart by the local cluster's numbers.
+
+    Where each process sees one GPU alone (Slurm, Kubernetes) that is the only one. dask-cuda shows
+    each process all of them, its own first.
+    """
+    is_told_apart = torch.cuda.device_count() > 1 and "dask_cuda" not in sys.modules
+    if device != "cuda" or not is_told_apart or worker is None:
+        return device
+    number = re.search(r"\d+$", str(worker.name))
+    index = int(number[0]) % torch.cuda.device_count() if number else 0
+    torch.cuda.set_device(index)
+    return f"cuda:{index}"
+
+
+@contextmanager
+def cpu_threads(n_threads: int) -> Iterator[None]:
+    """Exactly `n_threads` for torch's CPU kernels, on which the order of their sums depends."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def this_worker() -> Worker | None:
+    try:
+        return get_worker()
+    except ValueError:
+        return None
+
+
+def _tell_start(worker: Worker | None, part: int) -> None:
+    """Returns once the scheduler knows: what is killed from here on is known to have been this."""
+    if worker is not None:
+        message = {"part": part, "fraction": 0.0, "started_on": f"{worker.name} {worker.address}"}
+        sync(worker.loop, worker.scheduler.log_event, topic=PROGRESS_TOPIC, msg=message)
+
+
+def _progress(worker: Worker | None, part: int, log: PartLog) -> Progress:
+    """Tells the log, and the coordinator at most twice a second; silent outside a worker."""
+    last_told = float("-inf")
+
+    def tell(fraction: float) -> None:
+        nonlocal last_told
+        log.fraction = fraction
+        now = time.monotonic()
+        if worker is not None and (now - last_told >= TELL_EVERY_SECONDS or fraction >= 1.0):
+            last_told = now
+            worker.log_event(PROGRESS_TOPIC, {"part": part, "fraction": fraction})
+
+    return tell

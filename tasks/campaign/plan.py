@@ -1,0 +1,305 @@
+"""A campaign: the settings that make a store of pairs, and the plan that follows from them.
+
+The store's manifest is made of exactly these settings, so a store can only be continued by the
+campaign that started it. Which images each part trains on follows from the manifest and from the
+receipts of earlier rounds, never from time, workers or order.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+import recon_core
+from recon_core.adaptive import History
+from recon_core.experiments import (
+    KKT,
+    AutoencoderRecovery,
+    Experiment,
+    InstaHideRecovery,
+    Inversion,
+)
+from recon_core.sampling import (
+    Sampling,
+    binary_labels,
+    check_balance,
+    class_labels,
+    plan_hash,
+    plan_part,
+)
+from recon_core.types import RunSpec
+from storage.errors import CorruptPartError
+from storage.object_store import Location
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.layout import Encoding
+from storage.pairs.receipts import Receipt
+from storage.sources.load import ImageSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """Which victims to train and attack, how many, and from which random seed.
+
+    `threads` is the number of CPU threads of one part; it is a setting and not a matter of the
+    machine, because the order of floating-point sums depends on it. `encoding` is how the store
+    keeps reconstructions (docs/dataset.md).
+    """
+
+    experiment: Experiment = field(default_factory=KKT)
+    sampling: Sampling = field(default_factory=Sampling)
+    root_seed: int = 0
+    threads: int = 1
+    encoding: Encoding = "float16"
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.root_seed < 0 or self.threads < 1:
+            raise ValueError(
+                f"root_seed={self.root_seed} must be 0 or more, threads={self.threads} 1 or more"
+            )
+        check_balance(self.sampling.images_per_run, self.experiment.n_labels)
+        self.experiment.check_sweep(self.sampling.attacks_per_victim)
+        if isinstance(self.experiment, Inversion):
+            self.experiment.check_images(self.sampling.images_per_run // self.experiment.n_classes)
+        if isinstance(self.experiment, InstaHideRecovery):
+            self.experiment.check_images(self.sampling.images_per_run)
+
+    def manifest(self, images: ImageSet) -> dict[str, Any]:
+        """What the store is made from. The last phase may grow: its number of runs is left out, and
+        so is what only another sampler reads, and what later releases added where it is as it was
+        before, so that older stores stay what they are."""
+        settings = asdict(self)
+        without_later_settings(settings)
+        for phase in settings["sampling"]["phases"]:
+            if phase["sampler"] != "adaptive":
+                for name in ("enough", "prior_back", "prior_runs"):
+                    del phase[name]
+        del settings["sampling"]["phases"][-1]["n_runs"]
+        source = {"split": images.split, "hash": images.content_hash, "n": len(images.labels)}
+        return {"campaign": settings, "source": source}
+
+    def fingerprint(self, images: ImageSet) -> str:
+        """sha256 of the manifest."""
+        return sha256_of(self.manifest(images))
+
+    def victims_fingerprint(self, images: ImageSet) -> str | None:
+        """sha256 of what the v-th victim of a sweep depends on, which is not how it is attacked;
+        None if every victim is attacked once."""
+        return None if self.sampling.attacks_per_victim == 1 else self.victims_key(images)
+
+    def victims_key(self, images: ImageSet) -> str:
+        """The same of any campaign: those that attack the same victims otherwise have the same."""
+        manifest = self.manifest(images)
+        experiment = manifest["campaign"]["experiment"]
+        for name in NOT_OF_VICTIMS:
+            experiment.pop(name, None)
+        kept = {name: manifest["campaign"][name] for name in ("experiment", "root_seed", "threads")}
+        size = self.sampling.images_per_run
+        return sha256_of({**kept, "images_per_run": size, "source": manifest["source"]})
+
+
+NOT_OF_VICTIMS = (
+    *("released", "attack", "n_attacks", "keep", "confident_ssim", "confident_gap", "clipped"),
+    *("masks", "sigma"),
+)
+"""Settings of an experiment that come after its victims are trained."""
+
+LATER_SETTINGS: dict[str, Any] = {
+    "experiment.attack.halving": None,
+    "experiment.victim.init": "torch",
+    "sampling.attacks_per_victim": 1,
+}
+"""Settings that came later, with the value that stands for what was before them."""
+
+LATER_OF_FAMILY: dict[str, dict[str, Any]] = {
+    "kkt": {
+        "experiment.attack.kind": "kkt",
+        "experiment.attack.coordinates": "pixels",
+        "experiment.attack.kkt.coordinates": "pixels",
+        "experiment.defence": None,
+        "experiment.defence_layer": None,
+        "experiment.clipped": 0.0,
+        "experiment.released": {"precision": "full", "noise": 0.0},
+    },
+}
+"""The same of settings that another family has had from its beginning."""
+UNLIKE_TODAY: dict[str, dict[str, Any]] = {"kkt": {"clipped": 0.0}}
+"""Of these what stands for a setting that a stored experiment lacks, where it is not today's
+default."""
+NEVER_LATER = {"inversion": ("experiment.victim.init",)}
+"""Of these families' settings those that they have had from the start: a SplitMLP's `init` is
+"paper" unless it is named, so "torch" must stay in the manifest."""
+
+
+def as_it_was(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored experiment, with what it lacks as it was before that was a setting."""
+    return UNLIKE_TODAY.get(str(experiment.get("family", "")), {}) | dict(experiment)
+
+
+def without_later_settings(settings: dict[str, Any]) -> None:
+    """Removes those that are as they were before they existed."""
+    family = settings.get("experiment", {}).get("family", "")
+    from_the_start = NEVER_LATER.get(family, ())
+    for name, before in (LATER_SETTINGS | LATER_OF_FAMILY.get(family, {})).items():
+        if name in from_the_start:
+            continue
+        *path, last = name.split(".")
+        inside: Any = settings
+        for key in path:
+            inside = inside.get(key, {})
+        if inside.get(last, before) == before:
+            inside.pop(last, None)
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """One part's runs and the hash of that plan."""
+
+    part: int
+    specs: tuple[RunSpec, ...]
+    plan_hash: str
+    experiment: Experiment
+
+    def check(self, receipt: Receipt) -> None:
+        """Raises CorruptPartError if the receipt is not of these runs."""
+        if receipt.plan_hash != self.plan_hash:
+            raise CorruptPartError(
+                f"part {self.part} was made from another plan ({receipt.plan_hash[:12]}, "
+                f"expected {self.plan_hash[:12]}); verify the store, or start a new one"
+            )
+
+
+class Settings(Protocol):
+    """What makes a store: the settings of a campaign, or those of a study."""
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def encoding(self) -> Encoding: ...
+
+    def manifest(self, images: ImageSet) -> dict[str, Any]: ...
+
+    def fingerprint(self, images: ImageSet) -> str: ...
+
+    def victims_fingerprint(self, images: ImageSet) -> str | None:
+        """What the victims that are to be kept depend on; None if they are not."""
+        ...
+
+
+class AnyPlan(Protocol):
+    """Parts of a campaign or study on a set of images, which `tasks.campaign.generate` runs.
+
+    `labels` has an entry per image of the source, -1 for one that no run may use.
+    """
+
+    @property
+    def campaign(self) -> Settings: ...
+
+    @property
+    def images(self) -> ImageSet: ...
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+    def part(self, part: int, receipts: Iterable[Receipt]) -> PlannedPart: ...
+
+
+class Plan:
+    """The parts of a campaign on a set of images.
+
+    Raises ValueError if the images cannot fill the planned runs.
+    """
+
+    def __init__(self, campaign: Campaign, images: ImageSet) -> None:
+        self.campaign = campaign
+        self.images = images
+        self.labels, self.task = labels_for(campaign.experiment, images)
+        self.part(0, [])  # too few images is said before anything is written
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.campaign.sampling
+
+    def part(self, part: int, receipts: Iterable[Receipt]) -> PlannedPart:
+        """The plan of one part, given the receipts of at least the rounds it may know."""
+        specs = plan_part(
+            self.sampling,
+            part,
+            labels=self.labels,
+            history=self._history(self.sampling.round_of_part(part), receipts),
+            root_seed=self.campaign.root_seed,
+            n_labels=self.campaign.experiment.n_labels,
+        )
+        return PlannedPart(
+            part=part,
+            specs=specs,
+            plan_hash=plan_hash(specs),
+            experiment=self.campaign.experiment,
+        )
+
+    def is_ready(self, round_index: int, done: Iterable[int]) -> bool:
+        """Whether the parts in `done` include every part that the round's plan depends on."""
+        if not self.sampling.needs_counts(round_index):
+            return True
+        known = self.sampling.known_rounds(round_index)
+        needed = {part for k in known for part in self.sampling.parts_of_round(k)}
+        return needed <= set(done)
+
+    def _history(self, round_index: int, receipts: Iterable[Receipt]) -> History:
+        history = History.empty(len(self.labels))
+        known = self.sampling.known_rounds(round_index)
+        if self.sampling.needs_counts(round_index):
+            for receipt in receipts:
+                if self.sampling.round_of_part(receipt.part) in known:
+                    table = receipt.image_table()
+                    history.n_runs[table.image_ids] += table.n_runs
+                    history.n_back[table.image_ids] += table.n_back
+                    history.n_pairs[table.image_ids] += table.n_pairs
+        return history
+
+
+def labels_for(experiment: Experiment, images: ImageSet) -> tuple[npt.NDArray[np.int64], str]:
+    """(label per image, the task in words) for the victims of an experiment: what they tell apart,
+    -1 for images that they do not know; for autoencoders and InstaHide the source's classes."""
+    labels, names = images.labels, images.class_names
+    if isinstance(experiment, AutoencoderRecovery):
+        return labels.astype(np.int64), "images in, the same images out"
+    if isinstance(experiment, InstaHideRecovery):
+        return labels.astype(np.int64), "images of any class, mixed"
+    if isinstance(experiment, KKT) and experiment.n_outputs == 1:
+        return binary_labels(labels, names)
+    return class_labels(labels, names, experiment.n_classes)
+
+
+def open_store(root: Location, campaign: Settings, images: ImageSet) -> Dataset:
+    """The campaign's store at `root`, created if there is none; StoreMismatchError if another's."""
+    return create_or_open(root, campaign.manifest(images), encoding=campaign.encoding)
+
+
+def sha256_of(body: Any) -> str:
+    """Of a JSON value, whatever the order of its keys."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def code_version() -> str:
+    """The release and a hash of the core's sources: what computed the pairs."""
+    digest = hashlib.sha256()
+    folder = Path(recon_core.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return f"{importlib.metadata.version('palimpsest')}+{digest.hexdigest()[:12]}"

@@ -1,0 +1,319 @@
+"""How far a campaign is, from its store alone: also while it runs, and from another machine.
+
+Counts come from the receipts, times from when their files were written. The planned number of runs
+is the one thing that a store does not say (its last phase may grow); it is in the job's recipe.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import TypeAdapter
+
+from recon_core.balance import gini
+from recon_core.sampling import Sampling
+from storage.pairs.dataset import Dataset
+from storage.pairs.receipts import RECEIPTS_FOLDER, Receipt, receipt_path
+from tasks.campaign.state import (
+    Control,
+    Quarantined,
+    quarantine_path,
+    read_control,
+    read_quarantine,
+)
+from tasks.workspace import Workspace
+
+HOUR_SECONDS = 3600.0
+WENT_WELL = ("ok", "stopped")
+_SAMPLING_OF_SPLIT = {"train": "sampling", "heldout": "heldout"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseStatus:
+    """One phase of the plan: runs, and the pairs and the images that it brought back.
+
+    `n_covered` counts the images of which the phase has a confident pair, `n_new` those of them of
+    which no earlier part had one. `n_planned` is None where no recipe says it.
+    """
+
+    sampler: str
+    n_runs: int
+    n_planned: int | None
+    n_pairs: int
+    n_confident: int
+    n_covered: int
+    n_new: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStatus:
+    """What the workers on one kind of device did: `pairs_per_hour` of one worker (or GPU)."""
+
+    device: str
+    n_runs: int
+    n_pairs: int
+    hours: float
+    pairs_per_hour: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoverageCurve:
+    """After each of some numbers of runs, parts in order: images trained on, images with a
+    confident pair, and the Gini coefficient of these images' numbers of confident pairs."""
+
+    n_runs: tuple[int, ...]
+    n_trained: tuple[int, ...]
+    n_covered: tuple[int, ...]
+    gini: tuple[float, ...]
+    pairs_per_run: tuple[float, ...]
+    """Confident pairs per run since the point before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignStatus:
+    """How far a campaign is. Numbers that nothing tells yet are None.
+
+    `outcomes` are the runs by outcome, `n_failed` those that are neither ok nor given up by a
+    sweep. `runs_per_hour` is of the hour before the newest receipt, `remaining_s` what is left at
+    that rate.
+    """
+
+    location: str
+    control: Control
+    n_runs: int
+    n_planned: int | None
+    outcomes: dict[str, int]
+    n_failed: int
+    n_parts: int
+    n_parts_planned: int | None
+    quarantined: tuple[Quarantined, ...]
+    n_pairs: int
+    n_confident: int
+    n_images: int | None
+    n_trained: int
+    n_covered: int
+    gini: float
+    devices: tuple[DeviceStatus, ...]
+    runs_per_hour: float | None
+    remaining_s: float | None
+    last_part_age_s: float | None
+    phases: tuple[PhaseStatus, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        return self.n_planned is not None and self.n_runs >= self.n_planned
+
+    def log_of(self, quarantined: Quarantined) -> str:
+        """Where the log of a part that was given up is."""
+        return f"{self.location}/{quarantine_path(quarantined.part)}"
+
+
+def campaign_status(
+    dataset: Dataset, *, n_runs_last_phase: int | None = None, now: float | None = None
+) -> CampaignStatus:
+    """How far the campaign of `dataset` is.
+
+    `n_runs_last_phase` is what the recipe plans, by default what the manifest says (of a study).
+    Raises StorageError if its control or quarantine files are not what they should be.
+    """
+    receipts = dataset.receipts
+    now = time.time() if now is None else now
+    if n_runs_last_phase is None:
+        phases = dataset.manifest.get("campaign", {}).get("sampling", {}).get("phases") or [{}]
+        n_runs_last_phase = phases[-1].get("n_runs")
+    sampling = stored_sampling(dataset.manifest, n_runs_last_phase)
+    planned = sampling if n_runs_last_phase is not None else None
+    n_planned = None if planned is None else max(planned.n_runs, dataset.n_runs)
+    outcomes: dict[str, int] = {}
+    for receipt in receipts:
+        for name, count in receipt.outcomes.items():
+            outcomes[name] = outcomes.get(name, 0) + count
+    counts = dataset.image_counts()[1]
+    done = {receipt.part for receipt in receipts}
+    given_up = [q for q in read_quarantine(dataset.place) if q.part not in done]
+    times = _written_at(dataset)
+    rate = runs_per_hour(receipts, times)
+    left = None if n_planned is None else n_planned - dataset.n_runs
+    return CampaignStatus(
+        location=dataset.root,
+        control=read_control(dataset.place),
+        n_runs=dataset.n_runs,
+        n_planned=n_planned,
+        outcomes=outcomes,
+        n_failed=sum(n for name, n in outcomes.items() if name not in WENT_WELL),
+        n_parts=len(receipts),
+        n_parts_planned=None if planned is None else max(planned.n_parts, len(receipts)),
+        quarantined=tuple(given_up),
+        n_pairs=dataset.n_pairs,
+        n_confident=int(counts.sum()),
+        n_images=dataset.manifest.get("source", {}).get("n"),
+        n_trained=len(counts),
+        n_covered=int((counts > 0).sum()),
+        gini=round(gini(counts[counts > 0].astype(float)), 4),
+        devices=_devices(receipts),
+        runs_per_hour=rate,
+        remaining_s=None if left is None or not rate else left / rate * HOUR_SECONDS,
+        last_part_age_s=max(0.0, now - max(times.values())) if times else None,
+        phases=() if sampling is None else _phases(sampling, receipts, planned is not None),
+    )
+
+
+def stored_sampling(manifest: Mapping[str, Any], n_runs_last_phase: int | None) -> Sampling | None:
+    """The sampling that a store's manifest describes; None if it is no campaign's.
+
+    The manifest leaves out how long the last phase is; None makes it one part long. ValueError for
+    a length that the settings refuse.
+    """
+    settings = manifest.get("campaign", {}).get("sampling")
+    if not settings:
+        return None
+    *earlier, last = settings["phases"]
+    length = settings["runs_per_part"] if n_runs_last_phase is None else n_runs_last_phase
+    phases = [*earlier, {**last, "n_runs": length}]
+    return TypeAdapter(Sampling).validate_python({**settings, "phases": phases})
+
+
+def find_recipe(store: str) -> dict[str, Any] | None:
+    """The recipe of the job whose folder, or whose store's folder, `store` is; None without one."""
+    if "://" in store or store.startswith("s3:/"):
+        return None
+    folder = Path(store)
+    is_of_job = folder.name == "pairs" or folder.name.partition("-")[0] == "heldout"
+    above = [folder.absolute().parent] if is_of_job else []
+    for job in (folder, *above):
+        if (found := Workspace(job).settings()) is not None:
+            return found
+    return None
+
+
+def last_phase_of(recipe: Mapping[str, Any] | None, split: str) -> int | None:
+    """How many runs the recipe plans in the last phase of the campaign of `split`."""
+    if recipe is None:
+        return None
+    sampling = recipe.get(_SAMPLING_OF_SPLIT[split]) or {}
+    phases = sampling.get("phases") or [{}]
+    n_runs: int | None = phases[-1].get("n_runs")
+    return n_runs
+
+
+def runs_per_hour(receipts: Sequence[Receipt], times: Mapping[int, float]) -> float | None:
+    """Runs per hour in the hour before the newest receipt; None without receipts.
+
+    `times` are when the receipts of the parts were written, in seconds. A campaign that is younger
+    than an hour is measured from when its first part was started.
+    """
+    timed = [(times[r.part], r) for r in receipts if r.part in times]
+    if not timed:
+        return None
+    newest = max(at for at, _receipt in timed)
+    began = min(at - receipt.seconds for at, receipt in timed)
+    first = max(began, newest - HOUR_SECONDS)
+    recent = sum(receipt.n_runs for at, receipt in timed if at > newest - HOUR_SECONDS)
+    return recent * HOUR_SECONDS / (newest - first) if newest > first else None
+
+
+def coverage_curve(
+    receipts: Sequence[Receipt], *, n_points: int = 200, also: Iterable[int] = ()
+) -> CoverageCurve:
+    """Coverage and balance against runs, parts in order, at about `n_points` evenly spread parts
+    and at the part indices in `also`."""
+    counts = np.full(0, -1, np.int64)
+    spread = np.linspace(0, len(receipts) - 1, min(n_points, len(receipts))).round().astype(int)
+    chosen = {*spread.tolist(), *(k for k in also if 0 <= k < len(receipts))}
+    rows: list[tuple[int, int, int, float, float]] = []
+    n_runs = n_confident = runs_before = confident_before = 0
+    for k, receipt in enumerate(receipts):
+        table = receipt.image_table()
+        counts = _added(counts, table.image_ids, table.n_pairs)
+        n_runs += receipt.n_runs
+        n_confident += int(table.n_pairs.sum())
+        if k not in chosen:
+            continue
+        covered = counts[counts > 0]
+        per_run = (n_confident - confident_before) / max(1, n_runs - runs_before)
+        unequal = gini(covered.astype(float))
+        rows.append((n_runs, int((counts >= 0).sum()), len(covered), unequal, per_run))
+        runs_before, confident_before = n_runs, n_confident
+    runs, trained, covered_at, ginis, per_runs = zip(*rows, strict=True) if rows else ((),) * 5
+    return CoverageCurve(
+        n_runs=tuple(runs),
+        n_trained=tuple(trained),
+        n_covered=tuple(covered_at),
+        gini=tuple(ginis),
+        pairs_per_run=tuple(per_runs),
+    )
+
+
+def _added(
+    counts: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], n: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """`counts` (-1: never trained on) with `n` more pairs of the images `ids`; grows if need be."""
+    if len(ids) and ids[-1] >= len(counts):
+        missing = max(int(ids[-1]) + 1, 2 * len(counts)) - len(counts)
+        counts = np.concatenate([counts, np.full(missing, -1, np.int64)])
+    counts[ids] = np.maximum(counts[ids], 0) + n
+    return counts
+
+
+def _written_at(dataset: Dataset) -> dict[int, float]:
+    """When the receipt of each part was written, seconds since 1970."""
+    infos = {info.name: info.modified for info in dataset.place.files(RECEIPTS_FOLDER)}
+    named = {receipt.part: receipt_path(receipt.part) for receipt in dataset.receipts}
+    return {part: infos[name] for part, name in named.items() if name in infos}
+
+
+def _devices(receipts: Sequence[Receipt]) -> tuple[DeviceStatus, ...]:
+    rows = []
+    for device in sorted({receipt.device for receipt in receipts}):
+        there = [receipt for receipt in receipts if receipt.device == device]
+        hours = sum(receipt.seconds for receipt in there) / HOUR_SECONDS
+        n_pairs = sum(receipt.n_pairs for receipt in there)
+        rows.append(
+            DeviceStatus(
+                device=device,
+                n_runs=sum(receipt.n_runs for receipt in there),
+                n_pairs=n_pairs,
+                hours=round(hours, 4),
+                pairs_per_hour=round(n_pairs / hours, 1) if hours else None,
+            )
+        )
+    return tuple(rows)
+
+
+def _phases(
+    sampling: Sampling, receipts: Sequence[Receipt], is_planned: bool
+) -> tuple[PhaseStatus, ...]:
+    """Of each phase of the plan; parts beyond it belong to the last, which may have been longer."""
+    ends = np.cumsum([phase.n_runs for phase in sampling.phases]) // sampling.runs_per_part
+    before = np.full(0, -1, np.int64)
+    rows = []
+    for k, phase in enumerate(sampling.phases):
+        is_last = k == len(sampling.phases) - 1
+        first = int(ends[k - 1]) if k else 0
+        mine = [r for r in receipts if first <= r.part and (is_last or r.part < ends[k])]
+        within, after = np.full(len(before), -1, np.int64), before.copy()
+        n_confident = 0
+        for receipt in mine:
+            table = receipt.image_table()
+            within = _added(within, table.image_ids, table.n_pairs)
+            after = _added(after, table.image_ids, table.n_pairs)
+            n_confident += int(table.n_pairs.sum())
+        rows.append(
+            PhaseStatus(
+                sampler=phase.sampler,
+                n_runs=sum(receipt.n_runs for receipt in mine),
+                n_planned=phase.n_runs if is_planned or not is_last else None,
+                n_pairs=sum(receipt.n_pairs for receipt in mine),
+                n_confident=n_confident,
+                n_covered=int((within > 0).sum()),
+                n_new=int((after > 0).sum() - (before > 0).sum()),
+            )
+        )
+        before = after
+    return tuple(rows)

@@ -1,0 +1,86 @@
+"""How many runs a part has: given, or as many as a GPU holds at once.
+
+A part is one stack of runs on a GPU, and its rows of the store. So its size belongs to a store from
+the start, and is chosen once: from the memory that is free when the first command asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from math import gcd
+
+import torch
+
+from recon_core.experiments import Experiment, bytes_per_run
+from recon_core.sampling import Sampling
+from storage.object_store import Location
+from storage.pairs.dataset import Dataset, is_store
+from tasks.cluster.workers import Workers, device_of
+
+SHARE = 0.8
+"""Of the free memory; the rest is for the libraries' workspaces and for fragments."""
+MOST = 100
+"""Runs that are enough to fill a GPU; a larger part only has more to lose, and a round more runs
+that do not know of each other."""
+
+
+def batched(
+    sampling: Sampling,
+    batch: str,
+    *,
+    experiment: Experiment,
+    shape: Callable[[], tuple[int, int, int]],
+    workers: Workers,
+    store: Location,
+) -> Sampling:
+    """`sampling` with `batch` runs a part: a number, or `auto`; `shape` gives that of an image.
+
+    `auto` is what the store at `store` has, if there is one. Else, on a GPU of this machine, the
+    largest number up to `MOST` that fits and that every phase is a multiple of; on a CPU, where
+    runs go one by one, that of `sampling`.
+
+    Raises:
+        ValueError: `batch` is neither, a phase is no multiple of it, no run fits, or the GPUs are
+            on other machines, where nobody can look.
+    """
+    if batch != "auto":
+        if not batch.isdecimal() or int(batch) < 1:
+            raise ValueError(f"batch={batch!r} must be a number of runs, at least 1, or auto")
+        return replace(sampling, runs_per_part=int(batch))
+    if is_store(store):
+        settings = Dataset(store).manifest.get("campaign", {}).get("sampling", {})
+        return replace(
+            sampling, runs_per_part=settings.get("runs_per_part", sampling.runs_per_part)
+        )
+    if device_of(workers) != "cuda":
+        return sampling
+    if workers.kind not in ("local", "cuda"):
+        raise ValueError(
+            f"batch='auto' cannot see the GPUs of {workers.kind}; give a number, for example "
+            f"{sampling.runs_per_part}"
+        )
+    each = bytes_per_run(experiment, sampling.images_per_run, shape())
+    return replace(sampling, runs_per_part=fitting(sampling, each, free_bytes()))
+
+
+def fitting(sampling: Sampling, bytes_each: int, free: int) -> int:
+    """The largest number of runs that fit into `free` bytes, up to `MOST`, and divide all phases.
+
+    Raises ValueError if not even one fits.
+    """
+    fits = int(SHARE * free / bytes_each)
+    if fits < 1:
+        raise ValueError(
+            f"a run needs about {bytes_each / 2**30:.1f} GiB and {SHARE:.0%} of the free "
+            f"{free / 2**30:.1f} GiB is less; free the GPU, or use fewer images_per_run, "
+            "candidates or saved iterations"
+        )
+    common = reduce(gcd, (phase.n_runs for phase in sampling.phases))
+    return max(n for n in range(1, min(fits, MOST) + 1) if common % n == 0)
+
+
+def free_bytes() -> int:
+    """Of the GPU of this machine that has least."""
+    return min(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count()))

@@ -1,0 +1,122 @@
+"""Ends, with a command that is interrupted or killed, the processes that it has started.
+
+A command starts others: Dask's workers above all. Ctrl-C and SIGTERM end them with it; after
+SIGKILL, as the kernel sends it when memory runs out, some would stay for ever. So a command is
+watched by a small process, which learns from a closed pipe that the command has ended, however that
+was. What then still carries the command's mark is asked to end, and made to.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+GRACE_S = 10.0
+"""How long the command's own way of ending them is waited for; as long again after SIGTERM."""
+MARK = "PALIMPSEST_COMMAND"
+"""The variable in the environment of everything that a command starts."""
+SAME_REQUEST_S = 2.0
+"""Signals so soon after the first are the same request: `timeout`, systemd and Slurm tell a process
+and its group, and both reach the command."""
+
+
+def start_guard(*, grace_s: float = GRACE_S) -> None:
+    """Marks this process's children to come, and starts the process that watches over them.
+
+    Does nothing in a process that a command has started itself.
+    """
+    if MARK in os.environ:
+        return
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    reading, _writing = os.pipe()  # the other end is inherited by nobody, and closes with this one
+    subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            "from tasks.cluster.child_processes import main; main()",
+            mark,
+            str(grace_s),
+        ],
+        stdin=reading,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the command
+    ).returncode = 0  # never waited for, which is no reason for a warning
+    os.close(reading)
+    os.environ[MARK] = mark
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM then interrupts this process, once; asked again later, it ends where it stands.
+
+    An interrupt in the middle of the clean-up that the first one has begun would leave half of it.
+    """
+    first: list[float] = []
+
+    def interrupt(_signal: int, _frame: Any) -> None:
+        if not first:
+            first.append(time.monotonic())
+            raise KeyboardInterrupt
+        if time.monotonic() - first[0] > SAME_REQUEST_S:
+            os.write(sys.stderr.fileno(), b"ended at once; the same command goes on\n")
+            os._exit(1)  # what it has started is the guard's
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def take_ctrl_c_alone() -> None:
+    """Ctrl-C then ends this process as SIGTERM does, and does not reach those that it starts.
+
+    A terminal sends SIGINT to a command and to its children, whose own answers to it would mix with
+    the command's.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
+    threading.Thread(target=_pass_on, name="ctrl-c", daemon=True).start()
+
+
+def _pass_on() -> None:
+    while True:
+        signal.sigwait({signal.SIGINT})
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """What the watching process does: waits for the end of its input, then ends what is left."""
+    mark, grace_s = sys.argv[1], float(sys.argv[2])
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end(mark, grace_s)
+
+
+def end(mark: str, grace_s: float) -> None:
+    """Waits for the processes with this mark to end; then SIGTERM, and SIGKILL in the end."""
+    import psutil
+
+    def left() -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == mark and process.status() != "zombie":
+                    found.append(process)
+            except psutil.Error:  # another user's, or just gone
+                continue
+        return found
+
+    for ask in (psutil.Process.terminate, psutil.Process.kill):
+        until = time.monotonic() + grace_s
+        while left():
+            if time.monotonic() > until:
+                for process in left():
+                    try:
+                        ask(process)
+                    except psutil.Error:
+                        continue
+                break
+            time.sleep(0.2)

@@ -1,0 +1,144 @@
+"""A store of pairs as a folder for other tools: WebDataset tars, Parquet, Hugging Face.
+
+The pictures are those of paper 001, section 5.1: each raw reconstruction scaled as far as it stays
+in [0, 1] around the mean image of its run. The formats are in `storage.export_*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recon_core.matching import fit_to_range
+from storage.export import parquet as export_parquet
+from storage.export import webdataset as export_webdataset
+from storage.export.card import CardFacts, dataset_card
+from storage.export.folder import check_replaceable, whole_folder, write_description
+from storage.export.rows import OnPart, Pairs, Selection, selected_pairs
+from storage.files import text_bytes, write_file
+from storage.pairs.dataset import Dataset
+from storage.pairs.statistics import attacks_of
+
+Format = Literal["webdataset", "parquet", "huggingface"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportReport:
+    """What was exported: pairs, different images, and the size of every file by its name."""
+
+    folder: Path
+    n_pairs: int
+    n_images: int
+    files: dict[str, int]
+
+
+def export_pairs(
+    dataset: Dataset,
+    folder: Path,
+    format: Format,
+    *,
+    selection: Selection | None = None,
+    rows_per_file: int | None = None,
+    fresh: bool = False,
+    on_part: OnPart = lambda _done, _n: None,
+) -> ExportReport:
+    """Writes the selected pairs to `folder`, whole or not at all; the same input, the same bytes.
+
+    An earlier export there is replaced if `fresh`.
+
+    Raises:
+        ValueError: a setting is out of range, `folder` is taken, or no pair is selected.
+        StorageError: pyarrow is missing, or another process exports to the same folder.
+        CorruptPartError: the store's bytes are not what was written.
+        StoreFullError: the device is full; nothing was exported.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"--format {format} is not one of {', '.join(FORMATS)}")
+    if rows_per_file is not None and rows_per_file < 1:
+        raise ValueError(f"--rows-per-file {rows_per_file} must be at least 1")
+    check_replaceable(folder, fresh=fresh)
+    if format != "webdataset":
+        export_parquet.import_pyarrow()  # said before anything is written
+    selection = selection or Selection()
+    images = _ImageCounter()
+    pairs = images.counted(selected_pairs(dataset, selection, render=rendered, on_part=on_part))
+    with whole_folder(folder, fresh=fresh) as staging:
+        files = _write(staging, format, pairs, rows_per_file)
+        n_pairs = sum(files.files.values())
+        if n_pairs == 0:
+            raise ValueError(
+                f"no pair of {dataset.root} is selected (confident_only="
+                f"{selection.confident_only}, min_iteration={selection.min_iteration}, of "
+                f"{dataset.n_pairs} pairs); export --all, or lower --min-iteration"
+            )
+        sizes = {name: (staging / name).stat().st_size for name in files.files}
+        if format == "huggingface":
+            facts = CardFacts(
+                manifest=dataset.manifest,
+                attacks=attacks_of(dataset),
+                content_hash=dataset.content_hash,
+                n_runs=dataset.n_runs,
+                n_store_pairs=dataset.n_pairs,
+                n_images=images.n_images,
+                shape=dataset.receipts[0].picture,
+                n_file_bytes=sum(sizes.values()),
+                selection=selection,
+                written=files,
+            )
+            write_file(staging / "README.md", text_bytes(dataset_card(facts)))
+        write_description(
+            staging,
+            {
+                "format": format,
+                "store": {"hash": dataset.content_hash, "manifest": dataset.manifest},
+                "attacks": attacks_of(dataset),
+                "selection": asdict(selection),
+                "n_pairs": n_pairs,
+                "n_images": images.n_images,
+                "reconstruction_shape": list(dataset.receipts[0].picture),
+                "files": files.files,
+            },
+        )
+    return ExportReport(folder=folder, n_pairs=n_pairs, n_images=images.n_images, files=sizes)
+
+
+def rendered(x: npt.NDArray[np.float32], mean: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Raw reconstructions as uint8 pictures around the means of their runs."""
+    pictures = fit_to_range(torch.from_numpy(x), torch.from_numpy(mean))
+    return np.asarray((pictures * 255).round_().to(torch.uint8).numpy())
+
+
+def _write(
+    folder: Path, format: Format, pairs: Iterable[Pairs], rows_per_file: int | None
+) -> export_parquet.Written:
+    if format == "webdataset":
+        n = rows_per_file or export_webdataset.ROWS_PER_FILE
+        tars = export_webdataset.write_tars(folder, pairs, rows_per_file=n)
+        return export_parquet.Written(files=tars)
+    n = rows_per_file or export_parquet.ROWS_PER_FILE
+    if format == "parquet":
+        return export_parquet.write_parquet(folder, pairs, rows_per_file=n)
+    return export_parquet.write_hugging_face(folder, pairs, rows_per_file=n)
+
+
+class _ImageCounter:
+    """Counts the different images of the pairs that pass through."""
+
+    def __init__(self) -> None:
+        self._ids: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    @property
+    def n_images(self) -> int:
+        return len(self._ids)
+
+    def counted(self, batches: Iterable[Pairs]) -> Iterator[Pairs]:
+        for pairs in batches:
+            self._ids = np.union1d(self._ids, pairs.numbers["image_id"])
+            yield pairs

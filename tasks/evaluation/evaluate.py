@@ -1,0 +1,347 @@
+"""Score what came back of every victim: the attack alone and after each restorer, beside decoys.
+
+The protocol of paper 001, section 5.1.1: a victim may be attacked many times, and each of its
+images takes the best match of all attacks. Two additions. Every number has its twin measured on as
+many *decoys*: images of the same source that no run of the store was trained on, scored against the
+same pictures. And a victim whose attacks all diverged counts: its images score 0.
+
+Methods: `plain` (the attack's pictures at the iterations that the restorers see), `plain_<kind>`
+(those of a further attack on the same victims), `plain_all` (at all saved iterations), `vote` (per
+image the mean of nearly nearest candidates: paper 002), the classical denoisers of `baselines`,
+restorers from elsewhere (`external`), and per restorer either `<name>` (one deterministic answer)
+or `<name>_x1` and `<name>_x<n>` (one sample; the mean of n, which is 001's guard against
+hallucination, with how far the n samples disagree).
+
+`out/` gets evaluation.json (docs/evaluation.md), pictures.npz, and cache/ with one checkpoint per
+run and step, so that a killed evaluation goes on where it was, and one with another restorer reuses
+the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recon_core.matching import CLIPPED
+from storage.documents import read_document, understood
+from storage.files import write_json
+from storage.pairs.dataset import Dataset
+from storage.sources.load import ImageSet
+from tasks.campaign.watch import log_notice
+from tasks.devices import Device
+from tasks.evaluation.criteria import (
+    describe_hallucination,
+    describe_ranking,
+    describe_runs,
+    describe_unlike,
+)
+from tasks.evaluation.further import (
+    FurtherAttack,
+    choose_side_by_side,
+    describe_attacks,
+    find_further,
+)
+from tasks.evaluation.pictures import (
+    KeptPictures,
+    choose_examples,
+    choose_rows,
+    restore_unlike,
+    run_file,
+    victim_file,
+    write_pictures,
+)
+from tasks.evaluation.record import (
+    CACHE_VERSION,
+    CONVENTIONS,
+    SCHEMA,
+    VERSION,
+    Arrays,
+    cached,
+    describe_dataset,
+    describe_method,
+    describe_rows,
+    describe_source,
+    fingerprint_of,
+    joined,
+    read_finished,
+    weights_digest,
+)
+from tasks.evaluation.scores import Advance, Bench, LoadRestorer, load_trained
+from tasks.evaluation.settings import BASELINES, Baseline, Evaluation, check_names
+from tasks.evaluation.sweep import (
+    VictimScores,
+    criteria_of_runs,
+    split_in_halves,
+    vote_of_runs,
+)
+from tasks.evaluation.victims import Victim, attacks_per_victim, find_victims
+from tasks.restoring.restore import OpenRestorer, open_restorer
+
+__all__ = ["BASELINES", "Baseline", "Evaluation", "evaluate", "read_excluded"]
+
+Progress = Callable[[int, int, str], None]
+EXCLUDED_FILE = "heldout-excluded.json"
+"""Beside the evaluation's folder: held-out images that were left out as near copies."""
+
+
+def evaluate(
+    config: Evaluation,
+    *,
+    dataset: Dataset,
+    heldout: ImageSet,
+    restorers: Mapping[str, Path],
+    out: Path,
+    device: str,
+    on_progress: Progress = lambda _done, _total, _message: None,
+    load: LoadRestorer | None = None,
+    excluded: Mapping[str, Any] | None = None,
+    further: Mapping[str, Dataset] | None = None,
+) -> dict[str, Any]:
+    """Scores every victim of `dataset` and returns what it writes to `out/evaluation.json`.
+
+    `dataset` was generated from `heldout` with every candidate kept. `restorers` maps the names
+    that methods get to the files of trained restorers; `load` reads one (`tasks.training.train`'s
+    by default). `excluded` says which images of the source were left out of `heldout`
+    (`read_excluded`); it is only shown. `further`: by kind, the stores of other attacks on the same
+    victims. Finished work with the same inputs is returned, unfinished work is continued.
+    `on_progress(done, total, message)` counts hundredths of a step.
+
+    Raises:
+        ValueError: the store has no run, was made from other images than `heldout`, or too few
+            images are left over for decoys; a further attack has other victims; a restorer's name
+            cannot be a method's; an external restorer is not there or works at another size.
+        StorageError: an external restorer cannot be read.
+    """
+    check_names(restorers, taken=config.external)
+    opened = open_elsewhere(config, heldout, device)
+    digests = {name: restorer.fingerprint for name, restorer in opened.items()}
+    digests |= {name: weights_digest(path) for name, path in restorers.items()}
+    n_attacks = attacks_per_victim(dataset)
+    inputs = [dataset.content_hash, heldout.content_hash, n_attacks]
+    others = {kind: store.content_hash for kind, store in (further or {}).items()}
+    own = [VERSION, CLIPPED, asdict(config), inputs, digests, excluded]
+    fingerprint = fingerprint_of(*own, *([others] if others else []))
+    finished = read_finished(out, fingerprint)
+    if finished is not None:
+        return finished
+    victims = find_victims(dataset, heldout, decoy_seed=config.decoy_seed)
+    steps = ["plain", *(["plain_all"] if config.restore_iterations != "all" else []), *digests]
+    bench = Bench(config, dataset, heldout, restorers, device, load or load_trained)
+    bench.loaded.update({name: (r.restorer, r.net) for name, r in opened.items()})
+    attacks = find_further(bench, victims, further or {})
+    steps[1:1] = attacks
+    work = _Work(
+        folder=out / "cache",
+        key=[CACHE_VERSION, inputs, config.decoy_seed],
+        n_jobs=sum(len(v.runs) * len(steps) + 2 for v in victims) + 1,
+        on_progress=on_progress,
+    )
+    scores = [
+        _score_victim(bench, victim, steps, digests, attacks=attacks, work=work)
+        for victim in victims
+    ]
+    unlike = [name for name in digests if name not in config.baselines]
+    nothing = work.do(
+        "nothing",
+        "nothing",
+        [config.restore_iterations, config.search, config.n_samples, digests, unlike],
+        lambda _advance: restore_unlike(bench, scores, unlike),
+    )["nothing"]
+    on_progress(100 * work.n_jobs, 100 * work.n_jobs, "writing")
+    record = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "fingerprint": fingerprint,
+        "settings": asdict(config),
+        "conventions": CONVENTIONS,
+        "source": describe_source(heldout),
+        "dataset": describe_dataset(dataset, victims, n_attacks),
+        **describe_rows(victims, heldout),
+        **_scored(config, scores, n_attacks, attacks),
+        "attacks": describe_attacks(dataset, attacks),
+        "nothing": describe_unlike(nothing, scores),
+        "excluded": None if excluded is None else dict(excluded),
+        "restorers": digests,
+        "seconds": {step: round(spent, 3) for step, spent in work.seconds.items()},
+    }
+    kept = KeptPictures(work.folder, victims, _steps_of(record["methods"], steps))
+    shown = {f"nothing/{name}": pictures for name, pictures in nothing.items()}
+    write_pictures(out / "pictures.npz", record, kept, heldout, shown)
+    write_json(out / "evaluation.json", record)
+    written: dict[str, Any] = json.loads((out / "evaluation.json").read_bytes())
+    return written
+
+
+def read_excluded(out: Path) -> dict[str, Any] | None:
+    """What `heldout-excluded.json` beside the evaluation's folder `out` says; None without one.
+
+    Raises ValueError if it is something else.
+    """
+    path = out.parent / EXCLUDED_FILE
+    if not path.exists():
+        return None
+    fix = "make it again, or remove it"
+    with understood(path, fix):
+        found = read_document(path, fix)
+        rows = [dict(row) for row in found["rows"]]
+        return {"threshold": float(found["threshold"]), "n": len(rows), "rows": rows}
+
+
+def open_elsewhere(config: Evaluation, heldout: ImageSet, device: str) -> dict[str, OpenRestorer]:
+    """The restorers that were not trained here, classical ones first.
+
+    Raises:
+        ValueError: there is none of that name, or it does not take the held-out images.
+        StorageError: its file cannot be read.
+    """
+    opened = {str(name): open_restorer(name) for name in config.baselines}
+    where: Device = "cuda" if device.startswith("cuda") else "cpu"
+    for name, path in config.external.items():
+        opened[name] = open_restorer(path, device=where)
+        wrong = opened[name].why_not(*heldout.images.shape[2:])
+        if wrong is not None:
+            raise ValueError(f"external.{name}: every picture of {heldout.name!r} {wrong}")
+    return opened
+
+
+@dataclass
+class _Work:
+    """Does what is not in the cache, counts it and keeps time per step."""
+
+    folder: Path
+    key: list[Any]
+    n_jobs: int
+    on_progress: Progress
+    n_done: int = 0
+    computes: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def do(
+        self,
+        name: str,
+        step: str,
+        settings: Sequence[Any],
+        compute: Callable[[Advance], dict[str, Arrays]],
+    ) -> dict[str, Arrays]:
+        message = f"{name.replace('_', ' ').partition('.')[0]}: {step}"
+
+        def advance(fraction: float) -> None:
+            done = 100 * self.n_done + int(100 * fraction)
+            self.on_progress(done, 100 * self.n_jobs, message)
+
+        def missing() -> dict[str, Arrays]:
+            if self.n_done and not self.computes:
+                log_notice(
+                    f"Evaluate: goes on, {self.n_done:,} of {self.n_jobs:,} steps are finished"
+                )
+            self.computes = True
+            return compute(advance)
+
+        advance(0.0)
+        key = fingerprint_of(*self.key, *settings)
+        results, spent = cached(self.folder, name, key, missing)
+        self.seconds[step] = self.seconds.get(step, 0.0) + spent
+        self.n_done += 1
+        return results
+
+
+def _score_victim(
+    bench: Bench,
+    victim: Victim,
+    steps: Sequence[str],
+    digests: Mapping[str, str],
+    *,
+    attacks: Mapping[str, FurtherAttack],
+    work: _Work,
+) -> VictimScores:
+    """All attacks on one victim after every step, and what takes all of them together."""
+    config = bench.config
+    half_of = split_in_halves(victim, seed=config.decoy_seed)
+    scores = VictimScores(victim, half_of, config.good_threshold)
+    for run in victim.runs:
+        for step in steps:
+            by = attacks.get(step)
+            results = work.do(
+                run_file(run.number, step),
+                step,
+                by.settings if by else bench.settings_of(step, digests),
+                partial(by.score, victim, run) if by else partial(bench.score, victim, run, step),
+            )
+            scores.take(run, results)
+    members = [run.number for run in victim.runs]
+    scores.vote = work.do(
+        victim_file(victim.number, "vote"),
+        "vote",
+        [config.restore_iterations, config.vote_ratio, members],
+        partial(vote_of_runs, bench, victim),
+    )["vote"]
+    scores.criteria = work.do(
+        victim_file(victim.number, "criteria"),
+        "criteria",
+        [members],
+        lambda _advance: criteria_of_runs(bench, victim),
+    )["runs"]
+    return scores
+
+
+def _scored(
+    config: Evaluation,
+    scores: Sequence[VictimScores],
+    n_attacks: int,
+    attacks: Iterable[str],
+) -> dict[str, Any]:
+    """The part of the record that is computed from scores."""
+    parts: dict[str, list[Arrays]] = {}
+    for of_victim in scores:
+        for method, arrays in of_victim.methods().items():
+            parts.setdefault(method, []).append(arrays)
+            if method == _last_attack(config):
+                parts.setdefault("vote", []).append(of_victim.vote)
+    arrays_of = joined(parts, [of_victim.victim for of_victim in scores])
+    kinds = {"plain": "attack", "plain_all": "attack", "vote": "vote"}
+    kinds |= dict.fromkeys(config.baselines, "classical") | dict.fromkeys(
+        config.external, "external"
+    )
+    kinds |= dict.fromkeys(attacks, "further")
+    methods = {
+        name: describe_method(
+            arrays,
+            arrays_of["plain"],
+            kind=kinds.get(name, "trained"),
+            threshold=config.good_threshold,
+            is_sweep=n_attacks > 1,
+        )
+        for name, arrays in arrays_of.items()
+    }
+    runs = describe_runs(scores)
+    of_rows = [s.victim.number for s in scores for _row in range(len(s.victim))]
+    grid, appendix = choose_rows(
+        methods, grid_rows=config.grid_rows, appendix_rows=config.appendix_rows
+    )
+    return {
+        "methods": methods,
+        "runs": runs,
+        "ranking": describe_ranking(runs) if n_attacks > 1 else None,
+        "hallucination": describe_hallucination(methods, of_rows),
+        "grid": grid,
+        "appendix": appendix,
+        "examples": choose_examples(methods),
+        "side_by_side": choose_side_by_side(methods, [s.victim for s in scores], attacks),
+    }
+
+
+def _last_attack(config: Evaluation) -> str:
+    return "plain" if config.restore_iterations == "all" else "plain_all"
+
+
+def _steps_of(methods: Mapping[str, Any], steps: Sequence[str]) -> dict[str, str]:
+    """The step that each method comes from."""
+    found = {}
+    for name in methods:
+        stem = name.rpartition("_x")[0]
+        found[name] = name if name in (*steps, "vote") else stem
+    return found

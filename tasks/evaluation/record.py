@@ -1,0 +1,242 @@
+"""The record of an evaluation: evaluation.json, and the cache of its steps.
+
+docs/evaluation.md specifies the record. Everything is written atomically and carries a fingerprint
+of what it was computed from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recon_core.matching import CLIPPED
+from recon_core.summary import compare, detect, n_above_every, roc, summarise
+from storage.checkpoints import load_checkpoint, save_checkpoint
+from storage.documents import read_document
+from storage.pairs.dataset import Dataset
+from storage.pairs.layout import OUTCOMES
+from storage.sources.load import ImageSet
+
+if TYPE_CHECKING:
+    from tasks.evaluation.victims import Victim
+
+SCHEMA = "palimpsest-evaluation"
+VERSION = 4
+CACHE_VERSION = 4
+"""Of the checkpoints that an evaluation goes on from; what is made of them may change alone."""
+CONVENTIONS = {
+    "picture": f"a raw reconstruction at the largest range of whose values {CLIPPED:.0%} are "
+    "clipped, around the victim's mean image",
+    "ssim": "Wang et al. 2004: Gaussian window 11x11, sigma 1.5, K1 .01, K2 .03, data range 1, "
+    "population covariance, mean over the valid region and the channels",
+    "ssim3": "of the same match with a Gaussian window 3x3, borders reflected, as papers 002 and "
+    "Haim et al. 2022 report; never to be mixed with ssim",
+    "haarpsi": "Reisenhofer et al. 2018: C 30, alpha 4.2, YIQ; of the match with the best SSIM",
+    "rmse": "root of the mean square difference of the match with the best SSIM, in [0, 1]",
+    "match": "per image, the picture with the best SSIM of all attacks on its victim; 0 where none "
+    "of them left a picture",
+    "vote": "002, appendix A.1: per image, the mean of all candidates at most vote_ratio times as "
+    "far as the nearest, by normalised distance of half-size images",
+    "decoys": "images of the same source that no run of the store was trained on, as many per "
+    "victim as it has targets, matched in the same way with the pictures of that victim",
+    "interval": "95 %: of a mean the percentile bootstrap over images, 2000 resamples; of a share "
+    "the exact one of Clopper and Pearson; of a rank correlation the percentile bootstrap over "
+    "runs (ranking) or over victims, of fewer than five over images (hallucination)",
+    "disagreement": "of the samples behind a mean: their standard deviation in [0, 0.5], averaged "
+    "over the pixels and channels of the match",
+}
+DECIMALS = 6
+DIGITS = 6
+"""Of what the store says of runs: settings like sigma may be far below one."""
+SIDES = ("targets", "decoys")
+SCORES = ("ssim", "haarpsi", "ssim3", "rmse")
+ORIGIN = ("run", "candidate", "iteration")
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def fingerprint_of(*inputs: Any) -> str:
+    """SHA-256 of the inputs as canonical JSON."""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def weights_digest(path: Path) -> str:
+    """SHA-256 of a restorer's file: of `path` itself, or of model.json in the folder `path`, which
+    has the SHA-256 of its weights in it."""
+    file = path / "model.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"{file} is not there; train the restorer first")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def read_finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
+    """The record in `out`, if one with this fingerprint was finished there."""
+    path = out / "evaluation.json"
+    if not path.is_file() or not (out / "pictures.npz").is_file():
+        return None
+    record = read_document(path, "remove it, and it is evaluated again")
+    return record if record.get("fingerprint") == fingerprint else None
+
+
+def cached(
+    folder: Path, name: str, key: str, compute: Callable[[], dict[str, Arrays]]
+) -> tuple[dict[str, Arrays], float]:
+    """(results, seconds): from checkpoint `name` if its key is `key`, else computed and saved."""
+    found = load_checkpoint(folder, name)
+    if found is not None and found[1].get("key") == key:
+        nested: dict[str, Arrays] = {method: {} for method in found[1]["methods"]}
+        for path, array in found[0].items():
+            method, _slash, column = path.partition("/")
+            nested[method][column] = array
+        return nested, float(found[1]["seconds"])
+    start = time.perf_counter()
+    results = compute()
+    seconds = round(time.perf_counter() - start, 3)
+    flat = {f"{m}/{name}": array for m, arrays in results.items() for name, array in arrays.items()}
+    save_checkpoint(folder, name, flat, {"key": key, "seconds": seconds, "methods": list(results)})
+    return results, seconds
+
+
+def joined(parts: Mapping[str, Sequence[Arrays]], victims: Sequence[Victim]) -> dict[str, Arrays]:
+    """Per method, `<side>/<column>` over all victims, of which each has its targets first."""
+    methods: dict[str, Arrays] = {}
+    for method, pieces in parts.items():
+        methods[method] = {}
+        for column in pieces[0]:
+            if column == "picture":
+                continue
+            halves = [
+                np.split(piece[column], [len(victim)])
+                for piece, victim in zip(pieces, victims, strict=True)
+            ]
+            for k, side in enumerate(SIDES):
+                methods[method][f"{side}/{column}"] = np.concatenate([half[k] for half in halves])
+    return methods
+
+
+def describe_source(heldout: ImageSet) -> dict[str, Any]:
+    return {
+        "name": heldout.name,
+        "split": heldout.split,
+        "n_images": len(heldout.images),
+        "size": list(heldout.images.shape[2:]),
+        "class_names": list(heldout.class_names),
+        "content_hash": heldout.content_hash,
+        "notes": list(heldout.notes),
+    }
+
+
+def describe_dataset(
+    dataset: Dataset, victims: Sequence[Victim], attacks_per_victim: int
+) -> dict[str, Any]:
+    runs = [run for victim in victims for run in victim.runs]
+    return {
+        "content_hash": dataset.content_hash,
+        "manifest": dataset.manifest,
+        "n_runs": len(runs),
+        "n_victims": len(victims),
+        "attacks_per_victim": attacks_per_victim,
+        "n_targets": sum(len(victim) for victim in victims),
+        "n_pairs": dataset.n_pairs,
+        "outcomes": {name: sum(run.outcome == name for run in runs) for name in OUTCOMES},
+        "n_runs_without_pictures": sum(run.n_pairs == 0 for run in runs),
+        "images_per_victim": sorted({len(victim) for victim in victims}),
+    }
+
+
+def describe_rows(victims: Sequence[Victim], heldout: ImageSet) -> dict[str, Any]:
+    """`targets` and `decoys`: which image each row is. Labels are those of the source."""
+
+    def identities(ids: Sequence[npt.NDArray[np.int64]]) -> dict[str, list[Any]]:
+        image_ids = np.concatenate(ids)
+        return {
+            "victim": [v.number for v, mine in zip(victims, ids, strict=True) for _image in mine],
+            "image_id": image_ids.tolist(),
+            "label": heldout.labels[image_ids].tolist(),
+        }
+
+    margins = np.concatenate([victim.margins for victim in victims])
+    targets = identities([victim.image_ids for victim in victims])
+    targets["margin"] = [rounded(margin, DECIMALS) for margin in margins.tolist()]
+    return {"targets": targets, "decoys": identities([victim.decoy_ids for victim in victims])}
+
+
+def describe_method(
+    arrays: Arrays, plain: Arrays, *, kind: str, threshold: float, is_sweep: bool
+) -> dict[str, Any]:
+    """Scores of one method and what they sum up to, computed from the rounded scores."""
+    scores = {
+        side: {metric: arrays[f"{side}/{metric}"].astype(np.float64).round(DECIMALS)
+               for metric in SCORES}
+        for side in SIDES
+    }  # fmt: skip
+    body: dict[str, Any] = {"kind": kind}
+    for side in SIDES:
+        ssim, haarpsi, ssim3 = (scores[side][name] for name in ("ssim", "haarpsi", "ssim3"))
+        before = plain[f"{side}/ssim"].astype(np.float64).round(DECIMALS)
+        body[side] = {
+            "summary": summarise(ssim, haarpsi, ssim3, good_threshold=threshold),
+            "compared_with_plain": compare(before, ssim),
+            **{metric: values.tolist() for metric, values in scores[side].items()},
+            **{name: arrays[f"{side}/{name}"].tolist() for name in ORIGIN},
+        }
+        if f"{side}/disagreement" in arrays:
+            body[side]["disagreement"] = arrays[f"{side}/disagreement"].tolist()
+    ssims = [scores[side]["ssim"] for side in SIDES]
+    body["detection"] = {**detect(*ssims), "roc": roc(*ssims)}
+    body["n_targets_above_every_decoy"] = n_above_every(*ssims)
+    body["halves"] = _halves(arrays) if is_sweep and "targets/half0_ssim" in arrays else None
+    body["fast"] = _fast(arrays, threshold) if "targets/fast_ssim" in arrays else None
+    rounded_body: dict[str, Any] = rounded(body, DECIMALS)
+    return rounded_body
+
+
+def rounded(value: Any, decimals: int) -> Any:
+    """`value` with all floats in it rounded, and None for NaN."""
+    if isinstance(value, Mapping):
+        return {key: rounded(item, decimals) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item, decimals) for item in value]
+    if isinstance(value, float):
+        return round(value, decimals) if math.isfinite(value) else None
+    return value
+
+
+def significant(value: float | None) -> float | None:
+    """`value` with `DIGITS` digits; None for NaN."""
+    usable = value is not None and math.isfinite(value)
+    return float(f"{value:.{DIGITS}g}") if usable else None
+
+
+def _halves(arrays: Arrays) -> dict[str, Any]:
+    return {
+        side: {
+            metric: [arrays[f"{side}/half{k}_{metric}"].tolist() for k in range(2)]
+            for metric in ("ssim", "haarpsi")
+        }
+        for side in SIDES
+    }
+
+
+def _fast(arrays: Arrays, threshold: float) -> dict[str, Any]:
+    """The fast search beside the exhaustive one, on targets (001, footnote 3)."""
+    fast = arrays["targets/fast_ssim"].round(DECIMALS)
+    exhaustive = arrays["targets/ssim"].round(DECIMALS)
+    same = arrays["targets/run"] >= 0
+    for name in ORIGIN:
+        same = same & (arrays[f"targets/fast_{name}"] == arrays[f"targets/{name}"])
+    good = fast > threshold
+    return {
+        "n_same_match": int(same.sum()),
+        "n_good": int(good.sum()),
+        "mean_ssim": float(fast.mean()) if len(fast) else None,
+        "n_missed_good": int(((exhaustive > threshold) & ~good).sum()),
+    }

@@ -1,0 +1,290 @@
+"""Score one attack after one step: what the attack or a restorer made, beside each image.
+
+A step is `plain`, `plain_all` or a restorer; it gives one method or, of a generative restorer, two.
+Rows are the victim's targets and then its decoys. A method has, per row, the best match among this
+run's pictures by SSIM: its scores, where it came from (`candidate`, `iteration`; -1: there is none)
+and the picture as it is shown; and `fast_...`, the same of the fast search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from recon_core.matching import best_per_target, fit_to_range, ssim_of_nearest
+from recon_core.metrics import ssim_matrix
+from recon_core.summary import BestMatches, best_matches
+from recon_core.types import seeded_generator
+from storage.pairs.dataset import Dataset
+from storage.sources.load import ImageSet
+from tasks.dataset.pair_stream import in_rgb
+from tasks.evaluation.record import Arrays
+from tasks.evaluation.settings import Evaluation
+from tasks.evaluation.victims import EvaluatedRun, Victim
+from tasks.restoring.restore import Restores, summarised
+from tasks.training.train import load_restorer
+
+RESTORE_ROWS = 512  # pictures handed to a restorer at once; bounds the memory of its samples
+N_UNLIKE = 8
+"""Pictures of a run kept of those that resemble no target (001, figure 4)."""
+UNLIKE = "unlike"
+"""Where the results of `plain` have them."""
+
+Advance = Callable[[float], None]
+LoadRestorer = Callable[[Path, str], tuple[Restores, nn.Module]]
+Opened = tuple[Restores, nn.Module]
+
+
+def load_trained(path: Path, device: str) -> Opened:
+    """A restorer that `tasks.training.train` left at `path`."""
+    return load_restorer(path, device=device)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Raw reconstructions of a run on the device, its mean image, and which they are."""
+
+    x: Tensor
+    mean: Tensor
+    candidate: npt.NDArray[np.int64]
+    iteration: npt.NDArray[np.int64]
+
+    def pictures(self) -> Tensor:
+        """In [0, 1] (001, section 5.1)."""
+        return fit_to_range(self.x, self.mean)
+
+    def seeds(self, run: int) -> Tensor:
+        """One for the noise of each picture: it depends on (run, candidate, iteration) alone."""
+        seeds = [
+            seeded_generator(int(candidate), run, f"restore at {iteration}").initial_seed()
+            for candidate, iteration in zip(self.candidate, self.iteration, strict=True)
+        ]
+        return torch.tensor([seed % (1 << 62) for seed in seeds], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a method makes of n pictures, in [0, 1]; and of the mean of several samples how far
+    these disagree: their standard deviation in each pixel, averaged over channels, (n, h, w)."""
+
+    images: Tensor
+    spread: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything that scoring needs beside the run and the step."""
+
+    config: Evaluation
+    dataset: Dataset
+    heldout: ImageSet
+    restorers: Mapping[str, Path]
+    device: str
+    load: LoadRestorer
+    loaded: dict[str, Opened] = field(default_factory=dict)
+
+    def settings_of(self, step: str, digests: Mapping[str, str]) -> tuple[Any, ...]:
+        """What, beside the data, the results of `step` depend on."""
+        if step == "plain_all":
+            return ("all", self.config.search)
+        settings = (self.config.restore_iterations, self.config.search)
+        return (*settings, digests[step], self.config.n_samples) if step in digests else settings
+
+    def restore(
+        self, step: str, pictures: Tensor, seeds: Tensor, advance: Advance = lambda _done: None
+    ) -> dict[str, Restored]:
+        """By method, what the restorer of `step` makes of `pictures`."""
+        if step in self.restorers and step not in self.loaded:
+            self.loaded[step] = self.load(self.restorers[step], self.device)
+        made = _restored(
+            *self.loaded[step],
+            pictures,
+            seeds=seeds,
+            n_samples=self.config.n_samples,
+            advance=advance,
+        )
+        return {f"{step}{suffix}": value for suffix, value in made.items()}
+
+    def is_restorer(self, step: str) -> bool:
+        return step in self.restorers or step in self.loaded
+
+    def wanted(self, victim: Victim) -> Tensor:
+        """The victim's targets, then its decoys, in [0, 1] on the device."""
+        images = np.concatenate([victim.targets, self.heldout.images[victim.decoy_ids]])
+        return torch.from_numpy(images).to(self.device).float() / 255
+
+    def score(
+        self, victim: Victim, run: EvaluatedRun, step: str, advance: Advance
+    ) -> dict[str, Arrays]:
+        """Per method of `step` the best match of each row; of `plain` also what is like none."""
+        which = "all" if step == "plain_all" else self.config.restore_iterations
+        found = read_candidates(self.dataset, run, which, self.device)
+        pictures = found.pictures()
+        methods = {step: Restored(pictures)}
+        if self.is_restorer(step):
+            methods = self.restore(step, pictures, found.seeds(run.number), advance)
+        wanted = self.wanted(victim)
+        results: dict[str, Arrays] = {}
+        for name, made in methods.items():
+            scores = self._scores(made.images, wanted, found.mean)
+            results[name] = _best(made, wanted, found, scores["used"])
+            if "fast" in scores:
+                results[name] |= _fast_best(found, scores["fast"])
+            if step == "plain":
+                results[UNLIKE] = _unlike(found, scores["used"][:, : len(victim)])
+        return results
+
+    def _scores(self, pictures: Tensor, wanted: Tensor, mean: Tensor) -> dict[str, Tensor]:
+        """SSIM of pictures and rows as `used`, and as `fast` that of the search it is not."""
+        targets, decoys = wanted.chunk(2) if len(wanted) else (wanted, wanted)
+        halves = [ssim_of_nearest(pictures, side, mean=mean) for side in (targets, decoys)]
+        fast = torch.cat(halves, dim=1)
+        if self.config.search == "fast":
+            return {"used": fast}
+        return {"used": ssim_matrix(pictures, wanted), "fast": fast}
+
+
+def read_candidates(
+    dataset: Dataset, run: EvaluatedRun, which: str | tuple[int, ...], device: str
+) -> Candidates:
+    """The run's reconstructions at the chosen iterations, in the order of the store.
+
+    Raises ValueError if nothing was saved at one of them.
+    """
+    index = dataset.read(run.part, ["pairs/run_row", "pairs/iteration", "pairs/candidate"])
+    mine = np.flatnonzero(index["pairs/run_row"] == run.row)
+    if which == "last" and len(mine):
+        mine = mine[_is_last(index["pairs/candidate"][mine], index["pairs/iteration"][mine])]
+    elif which != "all" and len(mine):
+        iteration = index["pairs/iteration"][mine]
+        wanted = which if isinstance(which, tuple) else ()
+        missing = sorted(set(wanted) - set(iteration.tolist()))
+        if missing:
+            raise ValueError(
+                f"restore_iterations={which!r}: run {run.number} has nothing of {missing}; it was "
+                f"saved at {sorted(set(iteration.tolist()))}"
+            )
+        mine = mine[np.isin(iteration, wanted)]
+    means = dataset.read(run.part, ["runs/mean_image"], slice(run.row, run.row + 1))
+    mean = torch.from_numpy(means["runs/mean_image"][0]).to(device)
+    x = torch.zeros(0, *mean.shape, device=device)
+    if len(mine):
+        rows = slice(int(mine[0]), int(mine[-1]) + 1)
+        read = dataset.read(run.part, ["pairs/reconstruction"], rows)["pairs/reconstruction"]
+        x = torch.from_numpy(read[mine - mine[0]]).to(device)
+    return Candidates(
+        x=x,
+        mean=mean,
+        candidate=index["pairs/candidate"][mine].astype(np.int64),
+        iteration=index["pairs/iteration"][mine].astype(np.int64),
+    )
+
+
+def _is_last(
+    candidate: npt.NDArray[np.integer[Any]], iteration: npt.NDArray[np.integer[Any]]
+) -> npt.NDArray[np.bool_]:
+    """Which rows are their candidate's last saved iteration."""
+    latest = np.zeros(int(candidate.max()) + 1, iteration.dtype)
+    np.maximum.at(latest, candidate, iteration)
+    return np.asarray(iteration == latest[candidate])
+
+
+def arrays_of(best: BestMatches, pictures: Tensor) -> Arrays:
+    """Scores and pictures (black where there is none) as they are kept."""
+    found = best.row >= 0
+    shown = pictures.new_zeros((len(found), *pictures.shape[1:]))
+    shown[found] = pictures[best.row[found]]
+    columns = {"ssim": best.ssim, "haarpsi": best.haarpsi, "ssim3": best.ssim3, "rmse": best.rmse}
+    return {
+        **{name: values.double().cpu().numpy() for name, values in columns.items()},
+        "picture": (shown * 255).round().to(torch.uint8).cpu().numpy(),
+    }
+
+
+def _best(made: Restored, wanted: Tensor, found: Candidates, scores: Tensor) -> Arrays:
+    best = best_matches(made.images, wanted, scores=scores)
+    arrays = arrays_of(best, made.images) | _origin(found, best.row)
+    if made.spread is not None:
+        known = best.row >= 0
+        spread = torch.full(known.shape, torch.nan, dtype=torch.float64)
+        mean = made.spread.mean(dim=(1, 2)).double()
+        spread[known.cpu()] = mean[best.row[known]].cpu()
+        arrays["disagreement"] = spread.numpy()
+    return arrays
+
+
+def _fast_best(found: Candidates, scores: Tensor) -> Arrays:
+    row, ssim = best_per_target(scores)
+    origin = _origin(found, row)
+    return {
+        "fast_ssim": ssim.where(row >= 0, 0.0).double().cpu().numpy(),
+        **{f"fast_{name}": values for name, values in origin.items()},
+    }
+
+
+def _unlike(found: Candidates, scores: Tensor) -> Arrays:
+    """The pictures whose best score with any target is lowest, and the target that has it."""
+    usable = scores.where(scores.isfinite(), -torch.inf)
+    if usable.numel() == 0:
+        usable = usable.new_zeros((0, 1))
+    best, closest = usable.max(dim=1)
+    order = best.where(best.isfinite(), torch.inf).argsort(stable=True)
+    chosen = order[best[order].isfinite()][:N_UNLIKE]
+    return {
+        "ssim": best[chosen].double().cpu().numpy(),
+        "closest": closest[chosen].cpu().numpy(),
+        **_origin(found, chosen),
+    }
+
+
+def _origin(found: Candidates, row: Tensor) -> Arrays:
+    """Which candidate and iteration each `row` of the pictures is, -1 for none."""
+    rows = row.cpu().numpy()
+    return {
+        name: np.where(rows >= 0, np.append(values, -1)[rows], -1)
+        for name, values in (("candidate", found.candidate), ("iteration", found.iteration))
+    }
+
+
+def _restored(
+    restorer: Restores,
+    net: nn.Module,
+    pictures: Tensor,
+    *,
+    seeds: Tensor,
+    n_samples: int,
+    advance: Advance,
+) -> dict[str, Restored]:
+    """By the suffix of the method: the one answer, or the first sample and the mean of all. Grey
+    pictures go in three times, and come back as the mean of what was made of them."""
+    first, mean, spread = [], [], []
+    n_given, n_pictures = 1, max(1, len(pictures))
+    for start in range(0, n_pictures, RESTORE_ROWS):
+        part = slice(start, start + RESTORE_ROWS)
+
+        def progress(fraction: float, start: int = start) -> None:
+            advance(min(1.0, (start + fraction * min(RESTORE_ROWS, n_pictures)) / n_pictures))
+
+        samples = restorer.restore(
+            net, in_rgb(pictures[part]), n_samples=n_samples, seeds=seeds[part], progress=progress
+        )
+        if pictures.shape[1] == 1:
+            samples = samples.mean(2, keepdim=True)
+        n_given = len(samples)
+        first.append(samples[0])
+        average, disagreement = summarised(samples)
+        mean.append(average)
+        spread.append(disagreement)
+    if n_given == 1:
+        return {"": Restored(torch.cat(first))}
+    return {
+        "_x1": Restored(torch.cat(first)),
+        f"_x{n_given}": Restored(torch.cat(mean), torch.cat(spread)),
+    }

@@ -1,0 +1,201 @@
+"""Who is evaluated: the victims of a store, the attacks on each, and the decoys beside them.
+
+A sweep attacks a victim several times. Runs v S to v S + S - 1 are the attacks on victim v, where S
+is the campaign's `attacks_per_victim`; a store that does not say has S = 1, a victim per run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recon_core.attacks.instahide.run import two_sets
+from recon_core.types import RunSpec, seeded_generator
+from storage.pairs.dataset import Dataset
+from storage.pairs.layout import COLUMNS, OUTCOMES
+from storage.pairs.store_file import mixed
+from storage.sources.load import ImageSet
+
+CRITERIA = ("kkt_residual", "residual_relu", "attack_loss")
+SETTINGS = ("lr", "lam_lr", "sigma", "lam_min", "alpha")
+FACTS = ("n_iterations", *CRITERIA, *SETTINGS)
+"""Columns of runs that the record shows; null where the store has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedRun:
+    """One attack: where it is in the store and what the store says of it."""
+
+    number: int
+    part: int
+    row: int
+    outcome: str
+    n_pairs: int
+    facts: dict[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Victim:
+    """One trained network: the attacks on it, its images, and as many that it never saw. Of
+    `instahide` a run's encodings are the victim, and its private images are its images.
+
+    `margins` are y phi(x) of its images, NaN where the store has none.
+    """
+
+    number: int
+    runs: tuple[EvaluatedRun, ...]
+    image_ids: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.uint8]
+    margins: npt.NDArray[np.float64]
+    decoy_ids: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+
+Attack = tuple[EvaluatedRun, npt.NDArray[np.int64]]
+"""A run, and the ids of the images that its victim was trained on."""
+
+
+def attacks_per_victim(dataset: Dataset) -> int:
+    """S of the campaign that made `dataset`; 1 if its manifest does not say."""
+    sampling = dataset.manifest.get("campaign", {}).get("sampling", {})
+    return int(sampling.get("attacks_per_victim", 1))
+
+
+def find_victims(dataset: Dataset, heldout: ImageSet, *, decoy_seed: int) -> list[Victim]:
+    """All victims by number, with their decoys, which (`decoy_seed`, victim) decides.
+
+    Raises:
+        ValueError: the store has no run, was made from other images than `heldout`, attacks on one
+            victim have different images, or too few images are left over for decoys.
+    """
+    sources = {receipt.source_hash for receipt in dataset.receipts}
+    if not dataset.n_runs:
+        raise ValueError(f"{dataset.root} has no run to evaluate; generate some first")
+    if len(mixed(dataset.manifest)) > 1:
+        raise ValueError(
+            f"{dataset.root} mixes pairs of several experiments, whose runs have the same numbers; "
+            "evaluate the stores that it was made from"
+        )
+    if sources != {heldout.content_hash}:
+        raise ValueError(
+            f"{dataset.root} was generated from images with hash {sorted(sources)}, but "
+            f"{heldout.name!r} ({heldout.split}) has {heldout.content_hash}; give the same source"
+        )
+    pool = _decoy_pool(dataset, heldout)
+    n_attacks = attacks_per_victim(dataset)
+    attacks: dict[int, list[Attack]] = defaultdict(list)
+    for receipt in dataset.receipts:
+        for attack in _attacks_of_part(dataset, receipt.part):
+            attacks[attack[0].number // n_attacks].append(attack)
+    victims = []
+    for number in sorted(attacks):
+        victim = _victim(dataset, number, attacks[number])
+        if len(victim) > len(pool):
+            raise ValueError(
+                f"run {victim.runs[0].number} has {len(victim)} images but only {len(pool)} of the "
+                f"{len(heldout.images)} images of {heldout.name!r} ({heldout.split}) were never "
+                "trained on; use fewer runs, fewer images per run or a larger source"
+            )
+        generator = seeded_generator(decoy_seed, number, "decoys")
+        chosen = torch.randperm(len(pool), generator=generator)[: len(victim)].numpy()
+        victims.append(replace(victim, decoy_ids=pool[chosen]))
+    return victims
+
+
+def _attacks_of_part(dataset: Dataset, part: int) -> list[Attack]:
+    known = [name for name in FACTS if f"runs/{name}" in COLUMNS]
+    runs = dataset.read(part, ["runs/run", "runs/outcome", *(f"runs/{name}" for name in known)])
+    targets = dataset.read(part, ["targets/image_id", "targets/run_row"])
+    pairs = dataset.read(part, ["pairs/run_row"])["pairs/run_row"]
+    n_pairs = np.bincount(pairs, minlength=len(runs["runs/run"]))
+    return [
+        (
+            EvaluatedRun(
+                number=int(number),
+                part=part,
+                row=row,
+                outcome=OUTCOMES[runs["runs/outcome"][row]],
+                n_pairs=int(n_pairs[row]),
+                facts={
+                    name: _known(runs[f"runs/{name}"][row]) if name in known else None
+                    for name in FACTS
+                },
+            ),
+            targets["targets/image_id"][targets["targets/run_row"] == row].astype(np.int64),
+        )
+        for row, number in enumerate(runs["runs/run"].tolist())
+    ]
+
+
+def _victim(dataset: Dataset, number: int, attacks: Sequence[Attack]) -> Victim:
+    """A victim, still without decoys."""
+    attacks = sorted(attacks, key=lambda attack: attack[0].number)
+    first, image_ids = attacks[0]
+    for run, ids in attacks:
+        if not np.array_equal(ids, image_ids):
+            raise ValueError(
+                f"runs {first.number} and {run.number} attack victim {number} but have different "
+                "images; the store's attacks_per_victim is not what it was generated with"
+            )
+    owner = dataset.read(first.part, ["targets/run_row"])["targets/run_row"]
+    images, margins = _of_targets(dataset, first.part, np.flatnonzero(owner == first.row))
+    wanted = _wanted(dataset, number, image_ids)
+    return Victim(
+        number=number,
+        runs=tuple(run for run, _ids in attacks),
+        image_ids=image_ids[wanted],
+        targets=images[wanted],
+        margins=margins[wanted],
+        decoy_ids=np.empty(0, np.int64),
+    )
+
+
+def _wanted(
+    dataset: Dataset, number: int, image_ids: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Rows of a victim's images that an attack is after: all, but of `instahide` the private ones.
+    There every run is a victim of its own."""
+    campaign = dataset.manifest.get("campaign", {})
+    experiment = campaign.get("experiment", {})
+    if experiment.get("family") != "instahide":
+        return np.arange(len(image_ids))
+    ids = tuple(image_ids.tolist())
+    seed = int(campaign["root_seed"])
+    spec = RunSpec(run=number, root_seed=seed, image_ids=ids, labels=(0,) * len(ids))
+    return np.asarray(two_sets(spec, int(experiment["n_public"]))[0])
+
+
+def _of_targets(
+    dataset: Dataset, part: int, rows: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
+    """(images, margins) of these rows of the part's targets."""
+    has_margin = "targets/margin" in COLUMNS
+    names = ["targets/image", *(["targets/margin"] if has_margin else [])]
+    span = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
+    read: dict[str, Any] = dict(dataset.read(part, names, span))
+    mine = rows - span.start
+    nothing = np.full(len(rows), np.nan)
+    margins = read["targets/margin"][mine].astype(np.float64) if has_margin else nothing
+    return read["targets/image"][mine], margins
+
+
+def _decoy_pool(dataset: Dataset, heldout: ImageSet) -> npt.NDArray[np.int64]:
+    """Ids of the images that no run was trained on, nor on an identical copy of them."""
+    used = np.unique(dataset.column("targets/image_id"))
+    seen = {heldout.images[image_id].tobytes() for image_id in used}
+    return np.array(
+        [i for i, image in enumerate(heldout.images) if image.tobytes() not in seen], np.int64
+    )
+
+
+def _known(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None

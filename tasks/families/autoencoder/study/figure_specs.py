@@ -1,0 +1,272 @@
+"""Which figures the page of a recovery study shows, and how its record is looked up (paper 000).
+
+`describe_figures` says what to draw, in the words of the page;
+`tasks.families.autoencoder.study.page` draws it. A figure that the record has no numbers for is
+left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tasks.families.autoencoder.study.charts import power
+from tasks.report.record import Record
+
+VALUES = ("accurate", "approximate", "psnr")
+MODERATE = 1e-5
+"""A network that reached no lower loss than this is of the moderate regime (000, C.2)."""
+MEMORY = 100
+"""A network that overfits has so many times its train loss on images that it has not seen; one that
+has less has learned to copy its input, and there is nothing in it to be recovered."""
+FAVOURITE_MASK = "window"  # of 000, figure F.3: mask 6
+
+ONE_OF_EACH = (
+    "How much other networks would give away: there is one of each kind, and the bars are "
+    "intervals over its images. A share of 0 % is no promise either: another attack may bring back "
+    "more."
+)
+
+
+def describe_figures(record: Record) -> list[dict[str, Any]]:
+    """The figures of a study as they stand in recovery.json, in the order of the page."""
+    figures = [_masks(record), _plates(record), *_rates(record), _thresholds(record)]
+    figures += [*_tables(record), _control(record), _contraction(record), *_noise(record)]
+    return [figure for figure in figures if figure]
+
+
+def group_name(shown: Record) -> str:
+    """What the pictures of an entry of `shown` are called in recovery-pictures.npz."""
+    return f"{shown['victim']}/{shown['level']:g}/{shown['mask']}/{shown['sigma']:g}"
+
+
+def cells_of(record: Record, **where: Any) -> list[Record]:
+    """The cells that have these values, `cells_of(record, victim="fc", split="train")`."""
+    return [cell for cell in record["cells"] if all(cell[key] == at for key, at in where.items())]
+
+
+def lowest(victim: Record) -> Record | None:
+    """The lowest level that a victim reached, with its loss and epoch."""
+    return min(victim["levels"], key=lambda reached: reached["level"], default=None)
+
+
+def unreached(victim: Record) -> list[float]:
+    """The levels that a victim did not reach, highest first."""
+    reached = {level["level"] for level in victim["levels"]}
+    return sorted((level for level in victim["wanted"] if level not in reached), reverse=True)
+
+
+def at_lowest(record: Record, victim: Record, **where: Any) -> list[Record]:
+    """The cells of a victim at its lowest level; those of generic methods at whichever they have.
+
+    A generic method asks nothing of the network, so its result is the same at every level.
+    """
+    generic = {method["name"] for method in record["methods"] if method["generic"]}
+    level = lowest(victim)
+    found = cells_of(record, victim=victim["name"], **where)
+    here = [cell for cell in found if level is not None and cell["level"] == level["level"]]
+    keys = ("mask", "sigma", "split", "method")
+    have = {tuple(cell[key] for key in keys) for cell in here}
+    for cell in found:
+        key = tuple(cell[name] for name in keys)
+        if cell["method"] in generic and key not in have:
+            here.append(cell)
+            have.add(key)
+    return here
+
+
+def best_victim(record: Record) -> Record | None:
+    """The victim with the lowest level, then the lowest loss, of those that were attacked."""
+    found = [
+        (at["level"], at["loss"], k)
+        for k, victim in enumerate(record["victims"])
+        if (at := lowest(victim)) and at_lowest(record, victim, split="train", sigma=0.0)
+    ]
+    return record["victims"][min(found)[2]] if found else None
+
+
+def moderate(record: Record) -> list[Record]:
+    """The victims of the moderate regime, by the lowest level that they reached."""
+    return [v for v in record["victims"] if (at := lowest(v)) and at["level"] >= MODERATE]
+
+
+def copies(victim: Record) -> bool:
+    """Whether a network serves unseen images nearly as well as its own; false if it is unknown."""
+    at, unseen = lowest(victim), victim["test_loss"]
+    return at is not None and unseen is not None and bool(unseen < MEMORY * at["loss"])
+
+
+def overfitted(record: Record) -> list[Record]:
+    """The victims that were to fit their images perfectly, whether they did or not; all victims if
+    none was."""
+    found = [v for v in record["victims"] if min(v["wanted"], default=math.inf) < MODERATE]
+    return found or list(record["victims"])
+
+
+def _names(victims: Sequence[Record]) -> list[str]:
+    return [victim["name"] for victim in victims]
+
+
+def _masks(record: Record) -> dict[str, Any] | None:
+    if not record["masks"]:
+        return None
+    return {
+        "kind": "masks",
+        "name": "masks",
+        "title": "What is missing",
+        "where": "000, figure 3",
+        "caption": "The patterns of missing pixels. Light pixels are known, dark ones are set to 0 "
+        "in all colours; a method that does not know the mask must tell them from black ones.",
+        "cannot": "Every way to lose pixels: other patterns may be harder.",
+    }
+
+
+def _plates(record: Record) -> dict[str, Any] | None:
+    if not record["shown"]:
+        return None
+    return {
+        "kind": "plates",
+        "name": "examples",
+        "title": "What comes back",
+        "where": "000, figure 1",
+        "caption": "Training images of the network, what was left of them, and what each method "
+        "makes of it, with the PSNR. Estimated masks are what a method takes for known (light).",
+        "cannot": "How often it goes so: these are a few images, good and bad ones among them, and "
+        "the shares are in the figures.",
+    }
+
+
+def _rates(record: Record) -> list[dict[str, Any]]:
+    victims = _names(overfitted(record))
+    if not any(c["victim"] in victims for c in cells_of(record, split="train", sigma=0.0)):
+        return []
+    titles = {
+        "accurate": ("Accurate recovery", "000, figure 3"),
+        "approximate": ("Approximate recovery", "000, figure F.1"),
+        "psnr": ("Mean PSNR", "000, figure F.2"),
+    }
+    return [
+        {
+            "kind": "rates",
+            "name": f"rates-{value}",
+            "title": titles[value][0],
+            "where": titles[value][1],
+            "value": value,
+            "sigma": 0.0,
+            "victims": victims,
+            "caption": f"{_said(record, value)}, by the loss to which the network was trained, "
+            "which falls to the right. Solid lines: methods that do not know the mask; dashed "
+            "ones are given it. Bars are intervals of 95 % over images. A method that does not "
+            "ask the network may have been run once; its line is level then.",
+            "cannot": ONE_OF_EACH,
+        }
+        for value in VALUES
+    ]
+
+
+def _said(record: Record, value: str) -> str:
+    if value == "psnr":
+        return "Mean PSNR over all images, recovered or not"
+    error = record["thresholds"][value]
+    limit = f"{power(error)} (a PSNR above {-10 * math.log10(error):.4g} dB)"
+    return f"Share of the training images that come back with a mean square error below {limit}"
+
+
+def _thresholds(record: Record) -> dict[str, Any] | None:
+    victim = best_victim(record)
+    if victim is None:
+        return None
+    cells = cells_of(record, victim=victim["name"], split="train", sigma=0.0)
+    with_cells = {cell["mask"] for cell in cells}
+    masks = [mask["name"] for mask in record["masks"] if mask["name"] in with_cells]
+    if not masks:
+        return None
+    return {
+        "kind": "thresholds",
+        "name": "thresholds",
+        "title": "When is an image recovered?",
+        "where": "000, figure F.3",
+        "victim": victim["name"],
+        "mask": FAVOURITE_MASK if FAVOURITE_MASK in masks else masks[-1],
+        "sigma": 0.0,
+        "caption": "Share of the training images that count as recovered, by the error that is "
+        "allowed, which falls to the right: a panel per loss of the network. Dotted lines: the "
+        "thresholds of approximate and of accurate recovery.",
+        "cannot": "An interval: those of the two thresholds are in the figures above.",
+    }
+
+
+def _tables(record: Record) -> list[dict[str, Any]]:
+    figures: list[dict[str, Any]] = []
+    for victim in moderate(record):
+        level = lowest(victim)
+        if level is None or not at_lowest(record, victim, split="train", sigma=0.0):
+            continue
+        dense = victim["architecture"].get("kind") == "fc"
+        regime = "It copies its input" if copies(victim) else "Moderately overfitted"
+        figures.append(
+            {
+                "kind": "table",
+                "name": f"moderate-{len(figures) + 1}",
+                "title": f"{regime}: {victim['title']}",
+                "where": f"000, table {1 if dense else 2}",
+                "victim": victim["name"],
+                "level": level["level"],
+                "value": "approximate",
+                "caption": "Share of the training images that come back approximately, with the "
+                "interval of 95 % over images.",
+                "cannot": ONE_OF_EACH.replace("the bars", "the brackets"),
+            }
+        )
+    return figures
+
+
+def _control(record: Record) -> dict[str, Any] | None:
+    tested = {cell["victim"] for cell in cells_of(record, split="test", sigma=0.0)}
+    if not tested:
+        return None
+    return {
+        "kind": "control",
+        "name": "control",
+        "title": "Training images and test images",
+        "where": "000, section 4",
+        "victims": [name for name in _names(record["victims"]) if name in tested],
+        "caption": "The same networks, masks and methods on images that were not trained on, at "
+        "the lowest loss of each network. A mark per mask; numbers are shares over all masks.",
+        "cannot": "That a method invents nothing: a test image that does not come back may still "
+        "come out as some other picture.",
+    }
+
+
+def _contraction(record: Record) -> dict[str, Any] | None:
+    victims = [victim for victim in record["victims"] if victim["contraction"]]
+    if not victims:
+        return None
+    return {
+        "kind": "contraction",
+        "name": "contraction",
+        "title": "Does the network pull towards its images?",
+        "where": "000, section 1",
+        "victims": _names(victims),
+        "caption": "Estimated spectral radius of the Jacobian of f at an image, at the lowest loss "
+        "of each network. Below 1 (dotted), f draws what is near towards the image.",
+        "cannot": "How far it draws: a radius holds at the image itself, and masks lead far away.",
+    }
+
+
+def _noise(record: Record) -> list[dict[str, Any]]:
+    sigmas = sorted({cell["sigma"] for cell in record["cells"] if cell["sigma"] > 0})
+    return [
+        {
+            "kind": "noise",
+            "name": "noise" if len(sigmas) == 1 else f"noise-{k + 1}",
+            "title": f"With noise of standard deviation {sigma:g}",
+            "where": "000, figure G.1",
+            "sigma": sigma,
+            "caption": f"As above, after adding Gaussian noise (standard deviation {sigma:g}, for "
+            "pixels from 0 to 1) to the known pixels and to the missing ones.",
+            "cannot": ONE_OF_EACH,
+        }
+        for k, sigma in enumerate(sigmas)
+    ]

@@ -1,0 +1,317 @@
+"""Units of a study of recovery: ask one victim at one loss for its images, with every method.
+
+All masks and images of a group go through a method as one batch. The generic methods do not ask the
+victim, so they are a unit of their own per set of images. What a unit gives are arrays
+`GROUP/METHOD/NAME`: `mse`, `n_applied`, `ending`, `mask_right`, each (masks, images), and the
+`picture` and estimated `mask` of the first images.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from recon_core.attacks.plug_and_play import Degraded, Function, KnownMask, Recovered, UnknownMask
+from recon_core.degradation import check_degraded, degrade
+from recon_core.recovery_scores import errors
+from recon_core.restore.inpaint import DDNM, biharmonic
+from recon_core.threads import share_of
+from recon_core.types import Progress, no_progress, seeded_generator
+from recon_core.victims.autoencoder import single
+from tasks.families.autoencoder.study.images import Ids, Pixels
+from tasks.families.autoencoder.study.settings import STORED, Methods, RecoveryVictim
+from tasks.families.autoencoder.study.training import network_settings
+from tasks.study.products import Arrays, Folder, hash_of, key_of, read_weights
+from tasks.training.inpainter import Inpainter, train_inpainter
+
+ESTIMATE_H = ("unknown", "noise_aware")
+"""Methods that estimate the mask."""
+VALUES_AT_ONCE = 2**26
+"""Pixels of the samples that a method works on together; more of them go in several batches."""
+ROWS_OF_F = 1024
+"""Images that f is asked for at once."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Images that are degraded in the same ways: by every mask, and with the same noise.
+
+    `ids` are the images' rows in their source, by which their random numbers are drawn.
+    `split`: "train" for the victim's images, "test" for those of the control.
+    """
+
+    split: str
+    sigma: float
+    gamma: float
+    images: Pixels
+    ids: Ids
+    masks: Mapping[str, npt.NDArray[np.bool_]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.split} {self.sigma:g}"
+
+    def described(self) -> list[Any]:
+        """What the results depend on, for a key."""
+        masks = {name: hash_of(mask) for name, mask in self.masks.items()}
+        return [self.name, self.gamma, hash_of(self.images, self.ids), masks]
+
+
+@dataclass(frozen=True)
+class RecoverJob:
+    """One victim at one loss; `trained` is the sha256 of its weights."""
+
+    root: str
+    victim: RecoveryVictim
+    level: float
+    trained: str
+    groups: tuple[Group, ...]
+    methods: Methods
+    root_seed: int
+    device: str
+
+    @property
+    def key(self) -> str:
+        settings = {name: asdict(method) for name, method in self.methods.of_victims.items()}
+        network = network_settings(self.victim.network)
+        groups = [group.described() for group in self.groups]
+        start = self.victim.start
+        return key_of([self.trained, network, start, settings, groups, self.root_seed])
+
+
+@dataclass(frozen=True)
+class InpaintJob:
+    """The generic methods on a group of images; `inpainter` is how theirs was trained."""
+
+    root: str
+    group: Group
+    methods: Methods
+    inpainter: TrainInpainterJob | None
+    root_seed: int
+    device: str
+
+    @property
+    def key(self) -> str:
+        ddnm = None if self.methods.ddnm is None else asdict(self.methods.ddnm)
+        prior = None if ddnm is None or self.inpainter is None else self.inpainter.key
+        group = self.group.described()
+        return key_of([ddnm, prior, self.methods.biharmonic, group, self.root_seed])
+
+
+@dataclass(frozen=True)
+class TrainInpainterJob:
+    """The diffusion model of the generic method, and the images (n, 3, h, w) it learns from."""
+
+    root: str
+    inpainter: Inpainter
+    images: Pixels
+    device: str
+
+    @property
+    def key(self) -> str:
+        return key_of([asdict(self.inpainter), hash_of(self.images)])
+
+
+def train_generic(job: TrainInpainterJob, progress: Progress = no_progress) -> dict[str, Any]:
+    """Train the inpainter as far as it is not trained yet; the seconds it took.
+
+    Raises ArithmeticError if the training diverges.
+    """
+    folder, key = Folder(Path(job.root)), key_of(["inpainter", job.key])
+    if (found := folder.cell(key)) is not None:
+        return found[1]
+    started = time.perf_counter()
+    train_inpainter(
+        job.inpainter,
+        job.images,
+        out=folder.inpainter(job.key),
+        device=job.device,
+        on_step=lambda step, n_steps, _loss: progress(step / n_steps),
+    )
+    meta = {"seconds": round(time.perf_counter() - started, 3)}
+    folder.put_cell(key, {"nothing": np.zeros(0, np.float32)}, meta)
+    return meta
+
+
+def recover(job: RecoverJob, progress: Progress = no_progress) -> dict[str, Any]:
+    """Ask the victim with every method, unless that was done; seconds by group and method."""
+    folder = Folder(Path(job.root))
+    if (found := folder.cell(job.key)) is not None:
+        return found[1]
+    tensors = read_weights(folder.weights(job.victim.name, job.level))
+    f = function_of(job.victim, tensors, job.groups[0].images.shape[1:], job.device)
+    methods = job.methods.of_victims
+    arrays: Arrays = {}
+    seconds: dict[str, float] = {}
+    n_steps = len(job.groups) * len(methods)
+    for k, group in enumerate(job.groups):
+        batch = Batch(group, job.root_seed, job.device)
+        for m, (name, method) in enumerate(methods.items()):
+            own = settings_for(method, job.victim, group)
+            started = time.perf_counter()
+            found_arrays = batch.scored(
+                partial(own.recover, f),
+                knows_mask=name == "known",
+                estimates=name in ESTIMATE_H,
+            )
+            seconds[f"{group.name}/{name}"] = round(time.perf_counter() - started, 3)
+            arrays |= {f"{group.name}/{name}/{key}": a for key, a in found_arrays.items()}
+            progress((k * len(methods) + m + 1) / n_steps)
+    folder.put_cell(job.key, arrays, {"seconds": seconds})
+    return {"key": job.key, "seconds": seconds}
+
+
+def inpaint(job: InpaintJob, progress: Progress = no_progress) -> dict[str, Any]:
+    """The generic methods, unless that was done; seconds by group and method."""
+    folder, group = Folder(Path(job.root)), job.group
+    if (found := folder.cell(job.key)) is not None:
+        return found[1]
+    methods = job.methods.generic
+    batch = Batch(group, job.root_seed, job.device)
+    arrays: Arrays = {}
+    seconds: dict[str, float] = {}
+    for done, name in enumerate(methods):
+        share = share_of(progress, done / len(methods), (done + 1) / len(methods))
+        started = time.perf_counter()
+        found_arrays = batch.scored(_generic(job, name, share), knows_mask=True, estimates=False)
+        seconds[f"{group.name}/{name}"] = round(time.perf_counter() - started, 3)
+        arrays |= {f"{group.name}/{name}/{key}": a for key, a in found_arrays.items()}
+    folder.put_cell(job.key, arrays, {"seconds": seconds})
+    return {"key": job.key, "seconds": seconds}
+
+
+def settings_for(method: Any, victim: RecoveryVictim, group: Group) -> Any:
+    """A method of `Methods` with what belongs to the victim and to the noise."""
+    if isinstance(method, UnknownMask):
+        return replace(method, gamma=group.gamma, start=victim.start)
+    if isinstance(method, KnownMask):
+        return replace(method, gamma=group.gamma, noisy=group.sigma > 0)
+    return method
+
+
+def function_of(
+    victim: RecoveryVictim, tensors: Arrays, shape: Sequence[int], device: str
+) -> Function:
+    """f of a batch; it has a gradient where one is asked for."""
+    c, h, w = shape
+    model = victim.network.on((c, h, w))
+    weights = single(model, {name: torch.from_numpy(t).to(device) for name, t in tensors.items()})
+
+    def f(x: Tensor) -> Tensor:
+        parts = [model.forward(weights, part.unsqueeze(0))[0] for part in x.split(ROWS_OF_F)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    return f
+
+
+class Batch:
+    """A group's images under all its masks: sample k is image k % n under mask k // n."""
+
+    def __init__(self, group: Group, root_seed: int, device: str) -> None:
+        self.group, self.root_seed, self.device = group, root_seed, torch.device(device)
+        self.n, self.n_masks = len(group.images), len(group.masks)
+        self.original = (torch.from_numpy(group.images).float() / 255).to(self.device)
+        masks = [torch.from_numpy(mask).to(self.device) for mask in group.masks.values()]
+        self.masks: Bool[Tensor, "m h w"] = torch.stack(masks)
+        self.y = torch.cat([self._degraded(k) for k in range(self.n_masks)])
+        check_degraded(self.y, group.sigma)
+
+    def _degraded(self, k: int) -> Float[Tensor, "n c h w"]:
+        noise = self._generators("noise", k * self.n, (k + 1) * self.n) if self.group.sigma else ()
+        return degrade(self.original, self.masks[k], sigma=self.group.sigma, generators=noise)
+
+    def _generators(self, purpose: str, first: int, end: int) -> tuple[torch.Generator, ...]:
+        """One per sample, by image and mask, whatever else is in the study."""
+        names = list(self.group.masks)
+        samples = [divmod(k, self.n) for k in range(first, end)]
+        return tuple(
+            seeded_generator(
+                self.root_seed,
+                int(self.group.ids[row]),
+                f"{purpose} {self.group.split} {names[mask]}",
+            )
+            for mask, row in samples
+        )
+
+    def scored(
+        self, method: Callable[[Degraded], Recovered | Tensor], *, knows_mask: bool, estimates: bool
+    ) -> Arrays:
+        """The arrays of a method; every sample's result does not depend on the batch it is in."""
+        rows_at_once = max(1, VALUES_AT_ONCE // self.y[0].numel())
+        found: list[Arrays] = []
+        for first in range(0, len(self.y), rows_at_once):
+            end = min(first + rows_at_once, len(self.y))
+            truth = self._masks(first, end)
+            given = Degraded(
+                y=self.y[first:end],
+                mask=truth if knows_mask else None,
+                generators=self._generators("start", first, end),
+            )
+            found.append(self._scores(method(given), truth, first, end, estimates=estimates))
+        joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+        return {name: a.reshape(self.n_masks, -1, *a.shape[1:]) for name, a in joined.items()}
+
+    def _masks(self, first: int, end: int) -> Bool[Tensor, "b c h w"]:
+        which = torch.arange(first, end, device=self.device) // self.n
+        return self.masks[which].unsqueeze(1).expand_as(self.y[first:end])
+
+    def _scores(
+        self,
+        result: Recovered | Tensor,
+        truth: Bool[Tensor, "b c h w"],
+        first: int,
+        end: int,
+        *,
+        estimates: bool,
+    ) -> Arrays:
+        recovered = result.x if isinstance(result, Recovered) else result
+        images = torch.arange(first, end, device=self.device) % self.n
+        shown = images < STORED
+        scores: dict[str, Tensor] = {
+            "mse": errors(recovered, self.original[images]),
+            "picture": (recovered[shown].clamp(0, 1) * 255).round().to(torch.uint8),
+        }
+        if isinstance(result, Recovered):
+            scores |= {"n_applied": result.n_applied, "ending": result.ending}
+            if estimates:
+                scores["mask_right"] = (result.mask == truth).flatten(1).double().mean(1)
+                scores["mask"] = result.mask[shown].double().mean(1) > 0.5
+        return {name: np.asarray(tensor.cpu().numpy()) for name, tensor in scores.items()}
+
+
+def _generic(job: InpaintJob, name: str, progress: Progress) -> Callable[[Degraded], Tensor]:
+    """A method that knows the mask and asks no victim."""
+    if name == "biharmonic":
+        return lambda given: biharmonic(given.y, _mask(given))
+    ddnm, prior = job.methods.ddnm, job.inpainter
+    assert isinstance(ddnm, DDNM)
+    assert prior is not None
+    denoiser = train_inpainter(
+        prior.inpainter,
+        prior.images,
+        out=Folder(Path(job.root)).inpainter(prior.key),
+        device=job.device,
+    )
+    return lambda given: ddnm.inpaint(
+        denoiser,
+        given.y,
+        _mask(given),
+        generators=given.generators,
+        sigma=job.group.sigma,
+        progress=progress,
+    )
+
+
+def _mask(given: Degraded) -> Tensor:
+    assert given.mask is not None
+    return given.mask

@@ -1,0 +1,195 @@
+"""Attack InstaHide encodings that are given as files.
+
+A method is one entry of `METHODS`: what it is called, its steps with the progress that each ends
+at, and a function that gives a `Recovered`. The page, the record and the table need no change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recon_core.attacks.instahide.carlini import Carlini, recover_as_carlini
+from recon_core.attacks.instahide.line_graph import NotALineGraphError
+from recon_core.attacks.instahide.mixing import InstaHide
+from recon_core.attacks.instahide.practical import Practical, recover_practically
+from recon_core.attacks.instahide.recover import Recovered, recover
+from recon_core.types import Progress, no_progress, seeded_generator
+from tasks.families.instahide.inputs import LEVELS, AttackJob, Prepared
+from tasks.families.instahide.results import Scored, scored
+from tasks.families.instahide.similarity import read_similarity
+
+Run = Callable[[AttackJob, Prepared, str, Progress], Recovered]
+
+
+@dataclass(frozen=True)
+class Method:
+    """`steps`: by name, the progress at which each ends."""
+
+    title: str
+    run: Run
+    steps: tuple[tuple[str, float], ...]
+
+
+def attack_all(
+    job: AttackJob, prepared: Prepared, *, device: str, progress: Progress = no_progress
+) -> list[Scored]:
+    """Every method, with its scores where the truth is known.
+
+    Of one method alone what it raises, ValueError, is raised; of several it is their result.
+    """
+    done = []
+    n = len(prepared.methods)
+    for k, name in enumerate(prepared.methods):
+
+        def of_all(share: float, k: int = k) -> None:
+            progress((k + share) / n)
+
+        method = METHODS[name]
+        clock = _Clock(method.steps, of_all)
+        try:
+            found = method.run(job, prepared, device, clock)
+        except ValueError as error:
+            if n == 1:
+                raise
+            done.append(Scored(name, method.title, None, clock.seconds(), failure=str(error)))
+            continue
+        done.append(scored(name, method.title, found, prepared, clock.seconds()))
+    progress(1.0)
+    return done
+
+
+class _Clock:
+    """Seconds of each step, by the progress that is reported."""
+
+    def __init__(self, steps: tuple[tuple[str, float], ...], progress: Progress) -> None:
+        self._steps, self._progress = steps, progress
+        self._seconds = dict.fromkeys((name for name, _end in steps), 0.0)
+        self._last = time.perf_counter()
+        self._now_in = steps[0][0]
+
+    def __call__(self, share: float) -> None:
+        names = [name for name, end in self._steps if share <= end + 1e-9]
+        self._now_in = names[0] if names else self._steps[-1][0]
+        self._lap()
+        self._progress(share)
+
+    def _lap(self) -> None:
+        now = time.perf_counter()
+        self._seconds[self._now_in] += now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        self._lap()
+        return self._seconds
+
+
+def _exact(job: AttackJob, prepared: Prepared, device: str, progress: Progress) -> Recovered:
+    if isinstance(prepared.scheme, InstaHide):
+        raise ValueError(
+            "the exact attack is on the model of paper 004, whose weights are equal; this scheme "
+            "is instahide: use --method practical"
+        )
+    y, public, _labels = _tensors(prepared, device)
+    try:
+        return recover(
+            y,
+            prepared.scheme,
+            public=public,
+            n_private=prepared.n_private,
+            generator=seeded_generator(job.seed, 0, "attack"),
+            progress=progress,
+        )
+    except NotALineGraphError as error:
+        raise ValueError(
+            f"{error}. For that, say how many private images there are, with --n-private; or give "
+            "images with more pixels; or, if these are photographs, use --method practical"
+        ) from error
+
+
+def _practical(job: AttackJob, prepared: Prepared, device: str, progress: Progress) -> Recovered:
+    if prepared.n_private is None:
+        raise ValueError("say how many private images there are, with --n-private")
+    y, public, labels = _tensors(prepared, device)
+    if public is None and prepared.scheme.k_pub:
+        raise ValueError(
+            "the practical attack needs the public images of encodings; give --public, or use "
+            "--method carlini"
+        )
+    how, units = Practical(), prepared.units
+    refinement = replace(how.refinement, n_levels=units.n_levels, low=units.low, high=units.high)
+    if job.n_rounds is not None:
+        refinement = replace(refinement, n_rounds=job.n_rounds)
+    return recover_practically(
+        y,
+        prepared.challenge.shape,
+        mixing=prepared.scheme,
+        public=public,
+        n_private=prepared.n_private,
+        labels=labels,
+        generator=seeded_generator(job.seed, 0, "attack"),
+        how=replace(how, refinement=refinement),
+        progress=progress,
+    )
+
+
+def _carlini(job: AttackJob, prepared: Prepared, device: str, progress: Progress) -> Recovered:
+    if prepared.n_private is None:
+        raise ValueError("say how many private images there are, with --n-private")
+    if prepared.units.kind != LEVELS.kind:
+        raise ValueError(
+            f"--method carlini is for pictures from -1 to 1; these pixels are "
+            f"{prepared.units.kind}: use --method exact"
+        )
+    y, public, labels = _tensors(prepared, device)
+    network = None if job.similarity is None else read_similarity(job.similarity).to(device)
+    how = Carlini()
+    if isinstance(prepared.scheme, InstaHide):
+        how = replace(how, similarity=replace(how.similarity, scheme=prepared.scheme))
+    return recover_as_carlini(
+        y,
+        prepared.challenge.shape,
+        n_private=prepared.n_private,
+        mixing=prepared.scheme,
+        labels=labels,
+        public=public,
+        scores=network,
+        generator=seeded_generator(job.seed, 0, "attack"),
+        how=how,
+        progress=progress,
+    )
+
+
+METHODS: dict[str, Method] = {
+    "exact": Method(
+        "exact (paper 004)",
+        _exact,
+        (("public images", 0.3), ("overlaps", 0.4), ("graph and signs", 1.0)),
+    ),
+    "practical": Method(
+        "practical (photographs)",
+        _practical,
+        (("public images", 0.2), ("overlaps", 0.25), ("groups", 0.3), ("images", 1.0)),
+    ),
+    "carlini": Method(
+        "learned similarity (Carlini et al.)",
+        _carlini,
+        (("similarity", 0.55), ("groups", 0.65), ("images", 1.0)),
+    ),
+}
+
+
+def _tensors(prepared: Prepared, device: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    challenge = prepared.challenge
+    y = torch.from_numpy(challenge.encodings).flatten(1).to(device)
+    public, labels = challenge.public, challenge.labels
+    return (
+        y,
+        None if public is None else torch.from_numpy(public).flatten(1).to(device),
+        None if labels is None else torch.from_numpy(labels.astype(np.float32)).to(device),
+    )

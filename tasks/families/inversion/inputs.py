@@ -1,0 +1,275 @@
+"""What an attack on somebody's classifier starts from: h at a cut, images, public images; checked.
+
+f = g(h(x)): the client computes h on its images and sends z = h(x). Everything that would make the
+numbers wrong without looking wrong is refused here: features that are not finite, that depend on
+the other images of a batch, or that have no gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from recon_core.restore.precision import float32_arithmetic
+from recon_core.victims.split import CutClassifier
+from storage.sources.load import HELDOUT_FOLDERS
+from storage.weights import WeightsError
+from tasks.evaluation.perceptual import OWN, MapsOf, feature_maps
+from tasks.families.autoencoder.inputs import Split
+from tasks.families.autoencoder.networks import Shape
+from tasks.families.autoencoder.pictures import Named, read_source
+from tasks.families.inversion.cuts import check_size, chosen_cut, image_shape, probed
+from tasks.families.inversion.networks import OUTPUT, Network, read_network
+
+Attack = Literal["paper", "strong", "both"]
+H = Callable[[Tensor], Tensor]
+ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class InversionJob:
+    """An attack on a given classifier: everything but where it is computed.
+
+    `data`: whose features are sent; `public`: images that the attacker has beside them. `split` is
+    of `data`. `mean` and `std`: how the network's inputs are normalised, one number or one per
+    channel. `settings`: of the attacks, `sgd.lr` or `strong.zeta`. `perceptual`: see
+    `tasks.evaluation.perceptual`. `n_shown`: on the contact sheet and the page.
+    `skip_corrupt`: pictures that cannot be read are left out, and are no error.
+    """
+
+    weights: Path
+    out: Path
+    data: str
+    cut: str | None = None
+    architecture: str | None = None
+    public: str | None = None
+    split: Split | None = None
+    size: int | None = None
+    n_classes: int | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    n_images: int = 20
+    n_public: int = 100
+    attack: Attack = "both"
+    n_steps: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    perceptual: str = "own"
+    trust: bool = False
+    seed: int = 0
+    n_shown: int = 20
+    skip_corrupt: bool = False
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        least = {"n_images": 2, "n_public": 2, "n_shown": 1}
+        if self.n_steps is not None:
+            least["n_steps"] = 1
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {lowest}")
+        if self.size is not None:
+            check_size(self.size)
+        if self.attack not in get_args(Attack):
+            raise ValueError(f"attack={self.attack!r} is none of {', '.join(get_args(Attack))}")
+        if not all(map(math.isfinite, self.mean)):
+            raise ValueError(f"mean={self.mean} must be finite")
+        if not all(math.isfinite(s) and s > 0 for s in self.std):
+            raise ValueError(f"std={self.std} must be positive and finite")
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What an attack starts from, checked. `h` takes images in [0, 1] on the device to features
+    (b, m); `logits` is None where the file has no g, `maps` where PSIM compares h's own."""
+
+    network: Network
+    cut: str
+    shape: Shape
+    data: Named
+    public: Named | None
+    h: H
+    logits: H | None
+    module: nn.Module
+    normalise: H
+    z: Tensor
+    accuracy: float | None
+    notes: tuple[str, ...]
+    maps: MapsOf | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The network and its cut, for people."""
+        n_pixels = math.prod(self.shape)
+        return self.network.facts | {
+            "images": "x".join(map(str, self.shape)),
+            "cut": self.cut,
+            "features": f"{self.z.shape[1]}, of {n_pixels} pixels and channels",
+        }
+
+
+def prepare(job: InversionJob, device: str = "cpu") -> Prepared:
+    """Read and check the job's files, and ask the network.
+
+    Raises:
+        WeightsError, SourceError: a file cannot be used.
+        ValueError: settings that do not fit together, or a cut that cannot be attacked.
+    """
+    network = read_network(job.weights, job.architecture, trust=job.trust)
+    _check_classes(job, network)
+    shape = image_shape(network, job.size, job.data)
+    if network.shape is None and network.channels is None and not network.cut_inside:
+        shape = probed(network, shape)
+    maps = None if job.perceptual == OWN else feature_maps(job.perceptual, device)
+    cut = chosen_cut(job.cut or network.cut, network, shape)
+    data, public = _images(job, shape)
+    module = network.on(shape, device)
+
+    def normalise(x: Tensor) -> Tensor:
+        mean, std = (_by_channel(name, getattr(job, name), x) for name in ("mean", "std"))
+        return (x - mean) / std
+
+    whole = _in_rows(lambda x: module(normalise(x)), network.batch)
+    cutter = module if cut == OUTPUT else CutClassifier(module, cut)
+    h = _in_rows(lambda x: cutter(normalise(x)).flatten(1), network.batch)
+    with float32_arithmetic("float32", torch.device(device)):
+        z = _features(h, data, network, cut, device)
+        logits = whole if network.cut_inside else None
+        accuracy, notes = _accuracy(logits, data, network.n_classes, device)
+    return Prepared(
+        network, cut, shape, data, public, h, logits, module, normalise, z, accuracy, notes, maps
+    )
+
+
+def _check_classes(job: InversionJob, network: Network) -> None:
+    known = network.n_classes
+    if None not in (job.n_classes, known) and job.n_classes != known:
+        raise ValueError(
+            f"--n-classes {job.n_classes}, but {job.weights} has {known} classes; correct it, or "
+            "leave it out"
+        )
+
+
+def _images(job: InversionJob, shape: Shape) -> tuple[Named, Named | None]:
+    data = read_source(
+        job.data,
+        job.split or _default_split(job.data, "heldout"),
+        shape,
+        job.n_images,
+        job.seed,
+        skip_corrupt=job.skip_corrupt,
+    )
+    if len(data) < 2:
+        raise ValueError(
+            f"{job.data} has {len(data)} image; give at least 2: each is compared with the others"
+        )
+    if job.public is None:
+        return data, None
+    split = _default_split(job.public, "train")
+    public = read_source(
+        job.public, split, shape, job.n_public, job.seed, skip_corrupt=job.skip_corrupt
+    )
+    seen = {image.numpy().tobytes() for image in data.images}
+    n_shared = sum(image.numpy().tobytes() in seen for image in public.images)
+    if n_shared:
+        raise ValueError(
+            f"{n_shared} of {len(public)} public images of {public.source} are among those that "
+            "are attacked; an attacker has no originals of those: give others with --public"
+        )
+    if len(public) < 2:
+        raise ValueError(f"{job.public} has {len(public)} image; give at least 2 public images")
+    return data, public
+
+
+def _default_split(source: str, of_sets: Split) -> Split:
+    """A folder is taken whole, unless it is divided into train and test itself."""
+    kind, _colon, path = source.partition(":")
+    root = Path(path).expanduser()
+    divided = (root / "train").is_dir() and any((root / n).is_dir() for n in HELDOUT_FOLDERS)
+    return "all" if kind == "folder" and not divided else of_sets
+
+
+def _by_channel(name: str, numbers: tuple[float, ...], x: Tensor) -> Tensor:
+    if len(numbers) not in (1, x.shape[1]):
+        raise ValueError(f"--{name} has {len(numbers)} numbers for {x.shape[1]} channels")
+    return x.new_tensor(numbers).view(1, -1, 1, 1)
+
+
+def _in_rows(f: H, batch: int | None) -> H:
+    """f of any number of images where the program takes exactly `batch`; the last are filled up."""
+    if batch is None:
+        return f
+
+    def chunk(x: Tensor) -> Tensor:
+        n = len(x)
+        full = x if n == batch else torch.cat([x, x[-1:].expand(batch - n, *x.shape[1:])])
+        return f(full)[:n]
+
+    return lambda x: torch.cat([chunk(part) for part in x.split(batch)])
+
+
+def features(h: H, images: Tensor, device: str) -> Tensor:
+    """z = h(x) of all images, without a gradient."""
+    with torch.no_grad():
+        return torch.cat([h(part.to(device)) for part in images.split(ROWS_AT_ONCE)])
+
+
+def _features(h: H, data: Named, network: Network, cut: str, device: str) -> Tensor:
+    """What is sent, after every check; ValueError or WeightsError for what cannot be attacked."""
+    where = f"the features of {network.path} at the cut {cut!r}"
+    if not bool(((data.images >= 0) & (data.images <= 1)).all()):
+        raise ValueError(f"images of {data.source} are not finite and in [0, 1]; mend them")
+    z = features(h, data.images, device)
+    if not z.is_floating_point():
+        raise ValueError(f"{where} are {z.dtype}, not floating point; cut before they are rounded")
+    if not bool(z.isfinite().all()):
+        raise WeightsError(
+            f"{where} are NaN or infinite for images of {data.source}; use an earlier save, or "
+            "correct --mean and --std"
+        )
+    alone = torch.cat([features(h, data.images[i : i + 1], device) for i in range(2)])
+    if not torch.allclose(alone, z[:2], rtol=1e-2, atol=1e-3 * float(z.abs().max())):
+        raise WeightsError(
+            f"{where} depend on the other images of a batch; save the network after net.eval()"
+        )
+    x = data.images[:2].to(device).requires_grad_()
+    with torch.enable_grad():
+        found = h(x)
+        gradient = None
+        if found.requires_grad:
+            weights = torch.linspace(1, 2, found.shape[1], device=found.device)
+            gradient = torch.autograd.grad((found * weights).sum(), x, allow_unused=True)[0]
+    if gradient is None or not bool(gradient.any()):
+        raise ValueError(
+            f"{where} have no gradient with respect to the image, so no gradient descent can "
+            "invert them; cut earlier (--cut list), or save the network without detach, no_grad, "
+            "rounding or argmax before the cut"
+        )
+    return z
+
+
+def _accuracy(
+    logits: H | None, data: Named, n_classes: int | None, device: str
+) -> tuple[float | None, tuple[str, ...]]:
+    """The share of images that are put into their class, where it is known; else why not."""
+    if logits is None:
+        return None, ("The file is taken whole as h: there are no classes and no accuracy.",)
+    phi = features(logits, data.images, device)
+    if phi.dim() != 2:
+        return None, ("The network's output is no row of logits: there is no accuracy.",)
+    if n_classes is not None and phi.shape[1] != n_classes:
+        raise WeightsError(f"the network gives {phi.shape[1]} logits for {n_classes} classes")
+    if data.labels is None:
+        return None, ("The images are in no class folders: there is no accuracy.",)
+    if len(data.class_names) != phi.shape[1]:
+        return None, (
+            f"The images have {len(data.class_names)} classes and the network {phi.shape[1]}: "
+            "which is which is not known, and there is no accuracy.",
+        )
+    right = phi.argmax(1).cpu() == torch.tensor(data.labels)
+    return float(right.double().mean()), ()

@@ -1,0 +1,322 @@
+"""How each claim of paper 003 is decided on a study: our numbers in words, and the verdict.
+
+Every function takes `InversionResults` and raises NotTestableError where the study lacks what the
+claim is about. `tasks.families.inversion.study.claims` has the claims themselves, and the rules in
+words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from tasks.families.inversion.study.results import (
+    Difference,
+    InversionResults,
+    Record,
+    Value,
+    accuracy,
+    best_score,
+    difference,
+    distance,
+    score,
+    trend_within,
+)
+from tasks.families.weights.study.checks import Verdict, every
+from tasks.study.results import NotTestableError
+
+CLEARLY = 0.1
+"""By so much more SSIM than unrelated images have, something came back."""
+RANKS = 0.3
+"""A rank correlation from which on a trend over the grid is one."""
+UNLIKELY = 0.025
+"""At most so many shuffles may give as strong a trend."""
+SIMILAR = 0.05
+CHANCE = 0.6
+"""Of two classes: accuracies up to here are hardly better than guessing."""
+JUDGE = "tuned"
+"""The paper's attack, at the rate that is best for each victim."""
+Found = list[tuple[str, bool | None]]
+
+
+def _verdict(found: Found) -> Verdict:
+    if not found:
+        raise NotTestableError("the study has nothing to compare")
+    return "; ".join(text for text, _holds in found), every(holds for _text, holds in found)
+
+
+def _compared(
+    r: InversionResults, compare: Callable[[Record], Iterable[tuple[str, Difference]]]
+) -> Found:
+    """By source: our numbers in words, and whether the difference is above 0."""
+    return [
+        (f"{source['title']}{what}: {d}", d.above)
+        for source in r.sources
+        for what, d in compare(source)
+    ]
+
+
+def vanilla_leaks(r: InversionResults) -> Verdict:
+    found: Found = []
+    for source in r.sources:
+        scores = r.role(source, "vanilla")["attacks"].get(JUDGE)
+        if scores is None:
+            raise NotTestableError(f"{source['title']} was not attacked")
+        ssim, chance = scores["ssim"]["mean"], scores["chance"]
+        text = f"{source['title']}: {ssim:.3f}, unrelated {chance:.3f}"
+        found.append((text, ssim - chance > CLEARLY))
+    return _verdict(found)
+
+
+def distance_falls(r: InversionResults) -> Verdict:
+    def compare(source: Record) -> Iterable[tuple[str, Difference]]:
+        plain, sweet = r.role(source, "vanilla"), r.sweet(source, JUDGE)
+        yield f", {sweet['title']}", r.compare(plain, sweet, distance)
+
+    return _verdict(_compared(r, compare))
+
+
+def lambda_costs(r: InversionResults) -> Verdict:
+    return _trend(r, "lam", _mean_of("accuracy"), sign=-1)
+
+
+def beta_costs(r: InversionResults) -> Verdict:
+    return _trend(r, "beta", _mean_of("accuracy"), sign=1)
+
+
+def beta_bounds(r: InversionResults) -> Verdict:
+    return _trend(r, "beta", _mean_of("min_distance"), sign=1)
+
+
+def beta_hides(r: InversionResults) -> Verdict:
+    return _trend(r, "beta", _mean_ssim, sign=1)
+
+
+def lambda_hides(r: InversionResults) -> Verdict:
+    return _trend(r, "lam", _mean_ssim, sign=-1)
+
+
+def _mean_ssim(cell: Record) -> float | None:
+    there = cell["attacks"].get(JUDGE)
+    return None if there is None else there["ssim"]["mean"]
+
+
+def _mean_of(name: str) -> Callable[[Record], float | None]:
+    return lambda cell: cell[name]["mean"]
+
+
+def _trend(
+    r: InversionResults, axis: str, value: Callable[[Record], float | None], *, sign: int
+) -> Verdict:
+    """By source: rank correlations along one axis of the grid where the other is the same."""
+    found: Found = []
+    fixed = "beta" if axis == "lam" else "lam"
+    for source in r.sources:
+        rows: dict[float, list[tuple[float, float]]] = {}
+        for cell in r.grid(source):
+            y = value(cell)
+            if y is not None:
+                at = cell["defence"]
+                rows.setdefault(float(at[fixed]), []).append((float(at[axis]), float(y)))
+        rho, share, each = trend_within(rows[level] for level in sorted(rows))
+        clear = share <= UNLIKELY
+        holds = True if clear and sign * rho > RANKS else None
+        if clear and sign * rho < -RANKS:
+            holds = False
+        listed = ", ".join(f"{one:+.2f}" for one in each)
+        name = "lambda" if fixed == "lam" else "beta"
+        text = f"{source['title']}: {rho:+.2f}, by {name} {listed}; {share:.1%} of shuffles"
+        found.append((text, holds))
+    return _verdict(found)
+
+
+def table_3_ssim(r: InversionResults) -> Verdict:
+    return _table_3(r, score(JUDGE))
+
+
+def table_3_psim(r: InversionResults) -> Verdict:
+    return _table_3(r, score(JUDGE, "psim"))
+
+
+def table_3_best_ssim(r: InversionResults) -> Verdict:
+    return _table_3(r, best_score(JUDGE))
+
+
+def table_3_best_psim(r: InversionResults) -> Verdict:
+    return _table_3(r, best_score(JUDGE, "psim"))
+
+
+def _table_3(r: InversionResults, value: Value, attack: str = JUDGE) -> Verdict:
+    found: Found = []
+    for source in r.sources:
+        plain, sweet = r.role(source, "vanilla"), r.sweet(source, attack)
+        d = r.compare(plain, sweet, value, seeds=r.confirming)
+        lost = r.compare(plain, sweet, accuracy, seeds=r.confirming)
+        means = [float(np.mean([value(seed) for seed in cell["seeds"]])) for cell in (plain, sweet)]
+        text = (
+            f"{source['title']}, {sweet['title']}: {means[0]:.3f} to {means[1]:.3f}, difference "
+            f"{d}, accuracy lost {lost}"
+        )
+        found.append((text, d.above))
+    return _verdict(found)
+
+
+def unicon_hides_less(r: InversionResults) -> Verdict:
+    return _table_4(r, score(JUDGE))
+
+
+def unicon_best(r: InversionResults) -> Verdict:
+    return _table_4(r, best_score(JUDGE))
+
+
+def _table_4(r: InversionResults, value: Value) -> Verdict:
+    found: Found = []
+    unmatched: list[str] = []
+    limit = r.record["thresholds"]["accuracy_loss"]
+    for source in r.sources:
+        plain, mixcon = r.role(source, "vanilla"), r.role(source, "paper")
+        for unicon in r.cells(source, cut=source["cut"]):
+            if unicon["defence"]["kind"] != "unicon":
+                continue
+            lost = r.compare(plain, unicon, accuracy)
+            if lost.value > limit:
+                text = f"{source['title']}: UniCon loses {lost.value:.1%} of accuracy, no match"
+                unmatched.append(text)
+                continue
+            d = r.compare(unicon, mixcon, value)
+            found.append((f"{source['title']}: {d}", d.above))
+    if not found and unmatched:
+        raise NotTestableError("; ".join(unmatched))
+    text, holds = _verdict(found)
+    return "; ".join([text, *unmatched]), holds
+
+
+def earlier_is_easier(r: InversionResults) -> Verdict:
+    def compare(source: Record) -> Iterable[tuple[str, Difference]]:
+        cells = [c for c in r.cells(source) if c["defence"]["kind"] == "none"]
+        for one, other in pairwise(sorted(cells, key=lambda cell: int(cell["cut"]))):
+            what = f", cut {one['cut']} minus {other['cut']}"
+            yield what, r.compare(one, other, score(JUDGE))
+
+    return _verdict(_compared(r, compare))
+
+
+def every_cut(r: InversionResults) -> Verdict:
+    def compare(source: Record) -> Iterable[tuple[str, Difference]]:
+        name = r.role(source, "paper")["name"]
+        plain = {c["cut"]: c for c in r.cells(source) if c["defence"]["kind"] == "none"}
+        for cell in r.cells(source, name=name):
+            if cell["cut"] in plain:
+                d = r.compare(plain[cell["cut"]], cell, score(JUDGE))
+                yield f", cut {cell['cut']}", d
+
+    return _verdict(_compared(r, compare))
+
+
+def strong_gets_more(r: InversionResults) -> Verdict:
+    def compare(source: Record) -> Iterable[tuple[str, Difference]]:
+        for cell in r.cells(source):
+            if cell["roles"]:
+                yield f", {cell['title']}", r.within(cell, score("strong"), score(JUDGE))
+
+    return _verdict(_compared(r, compare))
+
+
+def strong_undoes(r: InversionResults) -> Verdict:
+    found: Found = []
+    for source in r.sources:
+        plain, sweet = r.role(source, "vanilla"), r.sweet(source, JUDGE)
+        theirs = {seed["seed"]: score(JUDGE)(seed) for seed in plain["seeds"]}
+        d = difference(
+            (score("strong")(seed), theirs[seed["seed"]])
+            for seed in sweet["seeds"]
+            if seed["seed"] in theirs and seed["seed"] in r.confirming
+        )
+        found.append((f"{source['title']}, {sweet['title']}: {d}", d.above))
+    return _verdict(found)
+
+
+def still_hides(r: InversionResults) -> Verdict:
+    return _table_3(r, score("strong"), "strong")
+
+
+def restorer_adds(r: InversionResults) -> Verdict:
+    def compare(source: Record) -> Iterable[tuple[str, Difference]]:
+        for cell in r.cells(source):
+            if "restored" in cell["attacks"]:
+                yield f", {cell['title']}", r.within(cell, score("restored"), score("strong"))
+
+    return _verdict(_compared(r, compare))
+
+
+def synthetic_learns(r: InversionResults) -> Verdict:
+    plain, mixcon = r.synthetic("vanilla"), r.synthetic("mixcon 0.1 0.01")
+    means = [cell["test_accuracy"]["mean"] for cell in (plain, mixcon)]
+    if means[0] is None or means[1] is None or means[0] <= CHANCE:
+        raise NotTestableError("the synthetic network without defence did not learn")
+    return f"{means[0]:.1%} to {means[1]:.1%}", means[0] - means[1] <= SIMILAR
+
+
+def synthetic_collapses(r: InversionResults) -> Verdict:
+    cells = [r.synthetic("mixcon 0.1 0", server) for server in ("default", "deeper", "wider")]
+    means = [float(cell["test_accuracy"]["mean"]) for cell in cells]
+    texts = [
+        f"{c['title']}, {c['server']}: {mean:.1%}" for c, mean in zip(cells, means, strict=True)
+    ]
+    return "; ".join(texts), max(means) <= CHANCE
+
+
+def servers_help(r: InversionResults) -> Verdict:
+    plain = r.synthetic("mixcon 0.1 0.01")
+    found: Found = []
+    for server in ("deeper", "wider"):
+        other = r.synthetic("mixcon 0.1 0.01", server)
+        d = _of_values(other, plain, "test_accuracy")
+        found.append((f"{server}: {d}", d.above))
+    return _verdict(found)
+
+
+def synthetic_distance(r: InversionResults) -> Verdict:
+    d = _of_values(r.synthetic("vanilla"), r.synthetic("mixcon 0.1 0.01"), "distance")
+    return str(d), d.above
+
+
+def table_2(r: InversionResults) -> Verdict:
+    one, other = r.synthetic("mixcon 0.1 0.01"), r.synthetic("vanilla")
+    if one["se"] is None or other["se"] is None:
+        raise NotTestableError("the synthetic vectors were not recovered")
+    d = _of_values(one["se"], other["se"], "mean")
+    means = [cell["se"]["mean"]["mean"] for cell in (other, one)]
+    return f"{means[0]:.3g} to {means[1]:.3g}: {d}", d.above
+
+
+def table_2_cosine(r: InversionResults) -> Verdict:
+    one, other = r.synthetic("vanilla"), r.synthetic("mixcon 0.1 0.01")
+    if one["cs"] is None or other["cs"] is None:
+        raise NotTestableError("the synthetic vectors were not recovered")
+    d = _of_values(one["cs"], other["cs"], "mean")
+    means = [cell["cs"]["mean"]["mean"] for cell in (one, other)]
+    return f"{means[0]:.3g} to {means[1]:.3g}: {d}", d.above
+
+
+def table_2_worst(r: InversionResults) -> Verdict:
+    cells = [r.synthetic(name) for name in ("vanilla", "mixcon 0.1 0.01")]
+    if any(cell["se"] is None or cell["cs"] is None for cell in cells):
+        raise NotTestableError("the synthetic vectors were not recovered")
+    errors, cosines = ([float(cell[name]["worst"]) for cell in cells] for name in ("se", "cs"))
+    harder = {errors[1] > errors[0], cosines[1] < cosines[0]}
+    text = (
+        f"squared error {errors[0]:.3g} to {errors[1]:.3g}, cosine {cosines[0]:.3g} to "
+        f"{cosines[1]:.3g}; of all seeds together, no interval"
+    )
+    return text, harder.pop() if len(harder) == 1 else None
+
+
+def _of_values(one: Record, other: Record, name: str) -> Difference:
+    pairs = zip(one[name]["values"], other[name]["values"], strict=True)
+    known = [(float(a), float(b)) for a, b in pairs if a is not None and b is not None]
+    if not np.isfinite(known).all():
+        raise NotTestableError(f"{name} is not finite for every seed")
+    return difference(known)

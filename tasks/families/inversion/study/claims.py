@@ -1,0 +1,230 @@
+"""What paper 003 says of its results, checked on a study of our own; and what we say of ours.
+
+A difference of two cells is taken seed by seed, on the same images, starts and orders; its interval
+of 95 % is Student's over seeds. Where it does not decide, the claim is undecided; where the
+study lacks what it is about, not testable. The sweet spots were chosen by the first seeds; claims
+about them are judged by the others, if there are any.
+
+A trend over the grid is looked for where only one of lambda and beta differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.families.inversion.study import checks
+from tasks.families.inversion.study.results import InversionResults, Record
+from tasks.families.weights.study.claims import Statement, decided
+
+TREND = (
+    f"the mean over these rows is {{}} {checks.RANKS:g}, and at most {checks.UNLIKELY:.1%} of "
+    "shuffles within the rows give as strong a trend; false if it is so the other way round"
+)
+BELOW, ABOVE = TREND.format("below minus"), TREND.format("above")
+STATEMENTS: tuple[Statement[InversionResults], ...] = (
+    Statement(
+        claim="Without a defence, images come back from their features",
+        where="section 4.3, figure 4 and table 3",
+        theirs="SSIM .64, .43 and .76 (MNIST, FashionMNIST, SVHN)",
+        rule=f"by the paper's descent at its best rate, mean SSIM is above that of unrelated "
+        f"images by more than {checks.CLEARLY:g} on every source",
+        check=checks.vanilla_leaks,
+    ),
+    Statement(
+        claim="MixCon brings the features of different images together",
+        where="section 4.3, figure 3",
+        theirs="mean pairwise distances fall",
+        rule="mean distance, no defence minus the sweet spots': above 0 with the interval and for "
+        "every seed, on every source",
+        check=checks.distance_falls,
+    ),
+    Statement(
+        claim="A larger lambda costs accuracy",
+        where="section 4.3, figure 3",
+        theirs="larger lambda, lower accuracy",
+        rule=f"rank correlation of lambda and accuracy at each beta: {BELOW}",
+        check=checks.lambda_costs,
+    ),
+    Statement(
+        claim="A smaller beta costs accuracy",
+        where="section 4.3, figure 3",
+        theirs="smaller beta, smaller bound of the distance, lower accuracy",
+        rule=f"rank correlation of beta and accuracy at each lambda: {ABOVE}",
+        check=checks.beta_costs,
+    ),
+    Statement(
+        claim="A smaller beta gives a smaller minimal distance",
+        where="section 4.3",
+        theirs="beta bounds the minimal pairwise distance",
+        rule=f"rank correlation of beta and the smallest distance at each lambda: {ABOVE}",
+        check=checks.beta_bounds,
+    ),
+    Statement(
+        claim="With the same lambda, a smaller beta gives worse recoveries",
+        where="section 4.3, figure 4",
+        theirs="columns C3 to C5",
+        rule=f"rank correlation of beta and SSIM by the paper's descent (tuned) at each lambda: "
+        f"{ABOVE}",
+        check=checks.beta_hides,
+    ),
+    Statement(
+        claim="With the same beta, a larger lambda gives worse recoveries",
+        where="section 4.3, figure 4",
+        theirs="columns C3 and C6 to C8",
+        rule=f"rank correlation of lambda and SSIM by the paper's descent (tuned) at each beta: "
+        f"{BELOW}",
+        check=checks.lambda_hides,
+    ),
+    Statement(
+        claim="At matched accuracy MixCon lowers SSIM",
+        where="section 4.3, table 3",
+        theirs=".64 to .14, .43 to .17, .76 to .61",
+        rule="SSIM by the paper's descent at its best rate, no defence minus its sweet spot: above "
+        "0 with the interval and for every seed, on every source",
+        check=checks.table_3_ssim,
+    ),
+    Statement(
+        claim="... and perceptual similarity",
+        where="section 4.3, table 3",
+        theirs=".78 to .44, .71 to .42, .69 to .59",
+        rule="the same for PSIM",
+        check=checks.table_3_psim,
+    ),
+    Statement(
+        claim="... and the SSIM of the image that is recovered best",
+        where="section 4.3, table 3, worst case in parentheses",
+        theirs=".83 to .48, .78 to .52, .92 to .84",
+        rule="the same for the largest SSIM of a seed's images",
+        check=checks.table_3_best_ssim,
+    ),
+    Statement(
+        claim="... and the perceptual similarity of the image that is recovered best",
+        where="section 4.3, table 3, worst case in parentheses",
+        theirs=".88 to .69, .92 to .66, .81 to .72",
+        rule="the same for the largest PSIM of a seed's images",
+        check=checks.table_3_best_psim,
+    ),
+    Statement(
+        claim="UniCon hides less than MixCon",
+        where="appendix D.1, table 4",
+        theirs="SSIM .19 against .17 (FashionMNIST), .67 against .61 (SVHN)",
+        rule="SSIM by the paper's descent at its best rate, UniCon minus MixCon at the setting of "
+        "the study: above 0 with the interval and for every seed, on every source where UniCon is "
+        "no more than the sweet spot's share less accurate",
+        check=checks.unicon_hides_less,
+    ),
+    Statement(
+        claim="UniCon hides less of the image that is recovered best, too",
+        where="appendix D.1, table 4, worst case in parentheses",
+        theirs="SSIM .59 against .48, .53 against .52, .91 against .84",
+        rule="the same for the largest SSIM of a seed's images",
+        check=checks.unicon_best,
+    ),
+    Statement(
+        claim="The earlier the cut, the easier the inversion",
+        where="appendix D.2, figures 6 to 17",
+        theirs="SSIM falls from cut to cut",
+        rule="SSIM by the paper's descent at its best rate, no defence, each cut minus the next: "
+        "above 0 with the interval and for every seed, on every source; false if one is below",
+        check=checks.earlier_is_easier,
+    ),
+    Statement(
+        claim="MixCon can be put at any cut and hides something there",
+        where="appendix D.2",
+        theirs="SSIM lower than without defence at every cut",
+        rule="the same, no defence minus MixCon at the setting of the study, at every cut",
+        check=checks.every_cut,
+    ),
+    Statement(
+        claim="Synthetic: MixCon with beta > 0 still learns",
+        where="section 4.2, table 1",
+        theirs="88.0 % against 91.5 %",
+        rule=f"test accuracy at most {checks.SIMILAR:.0%} below that without defence, in the mean",
+        check=checks.synthetic_learns,
+    ),
+    Statement(
+        claim="Synthetic: with beta = 0 nothing is learnt, whatever the server",
+        where="section 4.2, table 1",
+        theirs="50.0 % for all three servers",
+        rule=f"mean test accuracy at most {checks.CHANCE:.0%} for every server, at the paper's "
+        "lambda of .1",
+        check=checks.synthetic_collapses,
+    ),
+    Statement(
+        claim="Synthetic: a deeper or wider server makes up for MixCon",
+        where="section 4.2, table 1",
+        theirs="88.0 to 88.5 and 90.5 %",
+        rule="test accuracy with both, minus that of the default server: above 0 with the interval",
+        check=checks.servers_help,
+    ),
+    Statement(
+        claim="Synthetic: MixCon draws the features together",
+        where="section 4.2, figure 2",
+        theirs="shown",
+        rule="mean distance (features not of norm 1), no defence minus MixCon: above 0 with the "
+        "interval and for every seed",
+        check=checks.synthetic_distance,
+    ),
+    Statement(
+        claim="Synthetic: vectors are harder to recover with MixCon",
+        where="section 4.2, table 2",
+        theirs="squared error 1.92 to 2.08",
+        rule="mean squared error, MixCon minus no defence: above 0 with the interval and for every "
+        "seed",
+        check=checks.table_2,
+    ),
+    Statement(
+        claim="Synthetic: ... and point elsewhere",
+        where="section 4.2, table 2",
+        theirs="cosine similarity .169 to .118",
+        rule="mean cosine similarity, no defence minus MixCon: above 0 with the interval and for "
+        "every seed",
+        check=checks.table_2_cosine,
+    ),
+    Statement(
+        claim="Synthetic: ... and so is the vector that is recovered best",
+        where="section 4.2, table 2, worst case in parentheses",
+        theirs="squared error .31 to .37, cosine similarity .960 to .939",
+        rule="the smallest squared error of all seeds rises and the largest cosine similarity "
+        "falls; false if neither, undecided if one of them: a record has no interval of extremes",
+        check=checks.table_2_worst,
+    ),
+    Statement(
+        claim="Ours: a better attacker gets more, with and without a defence",
+        where="ours",
+        theirs="not in the paper",
+        rule="SSIM of our attack minus that of the paper's descent at its best rate: above 0 with "
+        "the interval, for no defence, the study's setting and the sweet spots, on every source",
+        check=checks.strong_gets_more,
+    ),
+    Statement(
+        claim="Ours: ... and undoes the defence: it gets from the sweet spot at least what the "
+        "paper's attack gets without any",
+        where="ours",
+        theirs="not in the paper",
+        rule="SSIM of our attack on the sweet spot (of the paper's descent), minus that of the "
+        "paper's descent without defence: above 0 with the interval, on every source",
+        check=checks.strong_undoes,
+    ),
+    Statement(
+        claim="Ours: against the better attacker, MixCon still lowers SSIM at matched accuracy",
+        where="ours",
+        theirs="not in the paper",
+        rule="SSIM of our attack, no defence minus its own sweet spot: above 0 with the interval "
+        "and for every seed, on every source",
+        check=checks.still_hides,
+    ),
+    Statement(
+        claim="Ours: a restorer of the attack's own pairs adds to it",
+        where="ours",
+        theirs="not in the paper",
+        rule="SSIM after the restorer minus before: above 0 with the interval, for every cell that "
+        "has one",
+        check=checks.restorer_adds,
+    ),
+)
+
+
+def check_inversion(record: Record) -> list[dict[str, Any]]:
+    """Every claim about the study of this record, with the verdict."""
+    return decided(STATEMENTS, InversionResults(record))

@@ -1,0 +1,289 @@
+"""Which figures the page of an inversion study shows, and how its record is looked up (paper 003).
+
+`describe_figures` says what to draw, in the words of the page;
+`tasks.families.inversion.study.page` draws it. A figure that the record has no numbers for is left
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.page.heatmaps import letter
+from tasks.report.record import Record
+
+MEASURES = ("ssim", "psim", "psnr")
+ROLES = ("vanilla", "paper")
+"""The roles that come first, in this order; sweet spots follow, then whatever else there is."""
+KIND_TITLES = {"none": "vanilla", "mixcon": "MixCon", "unicon": "UniCon"}
+
+ONE_NETWORK = (
+    "What other networks or other images would give away, nor that nothing more can be brought "
+    "back: a score is that of these attacks, and a stronger one may find more."
+)
+
+Numbered = tuple[int, Record]
+
+
+def describe_figures(record: Record) -> list[dict[str, Any]]:
+    """The figures of a study as they stand in inversion.json, in the order of the page."""
+    figures = [_table3(record), _plates(record), _heatmaps(record), _pareto(record)]
+    figures += [_layers(record), _table4(record), _synthetic(record)]
+    return [figure for figure in figures if figure]
+
+
+def cells_of(record: Record, source: Record, **where: Any) -> list[Numbered]:
+    """(place in the record, cell) of a source's cells that have these values."""
+    return [
+        (k, cell)
+        for k, cell in enumerate(record["cells"])
+        if cell["source"] == source["name"] and all(cell[key] == at for key, at in where.items())
+    ]
+
+
+def value_of(cell: Record, name: str, attack: str | None = None) -> Mapping[str, Any]:
+    """The estimate `name` of a cell, or of an attack on it; of nothing if it was not run."""
+    found = cell if attack is None else cell["attacks"].get(attack) or {}
+    return found.get(name) or {"mean": None, "low": None, "high": None, "values": []}
+
+
+def mean_of(cell: Record, name: str, attack: str | None = None) -> float | None:
+    """The mean of that estimate, None if it is not known."""
+    mean: float | None = value_of(cell, name, attack)["mean"]
+    return mean
+
+
+def all_diverged(cell: Record) -> bool:
+    """Whether the training diverged with every seed."""
+    return bool(cell["diverged"]) and cell["diverged"] >= len(cell["seeds"])
+
+
+def with_roles(record: Record, source: Record) -> list[Numbered]:
+    """The cells that have a role: vanilla, then the study's setting, then sweet spots."""
+
+    def rank(numbered: Numbered) -> tuple[int, int]:
+        k, cell = numbered
+        return min((_rank(role) for role in cell["roles"]), default=len(ROLES)), k
+
+    return sorted((found for found in cells_of(record, source) if found[1]["roles"]), key=rank)
+
+
+def _rank(role: str) -> int:
+    if role in ROLES:
+        return ROLES.index(role)
+    return len(ROLES) + (not role.startswith("sweet spot"))
+
+
+def letters(record: Record, source: Record) -> dict[int, str]:
+    """The letter of every cell with a role, the same in all figures of a source."""
+    return {k: letter(n) for n, (k, _cell) in enumerate(with_roles(record, source))}
+
+
+def role_title(record: Record, role: str) -> str:
+    """A role in words: `sweet spot under “the paper's descent”`."""
+    attacks = {attack["name"]: attack["title"] for attack in record["attacks"]}
+    if role == "paper":
+        return "the study's setting"
+    kind, _blank, attack = role.rpartition(" ")
+    return f"{kind} under “{attacks[attack]}”" if kind and attack in attacks else role
+
+
+def with_role(record: Record, source: Record, role: str) -> Numbered | None:
+    """The first cell of a source that has this role; those of the grid's layer come first."""
+    found = [(k, cell) for k, cell in cells_of(record, source) if role in cell["roles"]]
+    found.sort(key=lambda numbered: numbered[1]["cut"] != source["cut"])
+    return found[0] if found else None
+
+
+def sweet_spot(record: Record, source: Record, attack: str) -> Mapping[str, Any] | None:
+    """What the record says of a source's sweet spot under an attack; None if none was sought."""
+    for spot in record["sweet_spots"]:
+        if (spot["source"], spot["attack"]) == (source["name"], attack):
+            return dict(spot)
+    return None
+
+
+def attacks_in(record: Record, cells: Sequence[Numbered]) -> list[Record]:
+    """The attacks that were run on any of the cells, in the record's order."""
+    return [
+        attack
+        for attack in record["attacks"]
+        if any(mean_of(cell, "ssim", attack["name"]) is not None for _k, cell in cells)
+    ]
+
+
+def grid_of(record: Record, source: Record) -> list[Numbered]:
+    """The cells of MixCon that stand on the axes of a source's grid, at its layer."""
+    here = cells_of(record, source, cut=source["cut"], in_grid=True)
+    return [found for found in here if found[1]["defence"]["kind"] == "mixcon"]
+
+
+def has_front(record: Record, source: Record, attack: str) -> bool:
+    """Whether an attack was run on at least half of the cells that could be on its front."""
+    here = cells_of(record, source, cut=source["cut"])
+    could = [cell for _k, cell in here if mean_of(cell, "accuracy") is not None]
+    run = [cell for cell in could if mean_of(cell, "ssim", attack) is not None]
+    return bool(run) and 2 * len(run) >= len(could)
+
+
+def setting_of(cell: Record) -> tuple[str, float, float | None]:
+    """(kind of defence, lambda, beta): what is equal for one setting at several layers."""
+    defence = cell["defence"]
+    return defence["kind"], defence["lam"], defence["beta"]
+
+
+def layer_groups(record: Record, source: Record) -> list[list[Numbered]]:
+    """The settings that were also trained at a layer other than the grid's, vanilla first."""
+    groups: dict[tuple[str, float, float | None], list[Numbered]] = {}
+    for k, cell in cells_of(record, source):
+        groups.setdefault(setting_of(cell), []).append((k, cell))
+    elsewhere = [
+        sorted(group, key=lambda numbered: numbered[1]["cut"])
+        for group in groups.values()
+        if any(cell["cut"] != source["cut"] for _k, cell in group)
+    ]
+    elsewhere.sort(key=lambda group: group[0][1]["defence"]["kind"] != "none")
+    return elsewhere
+
+
+def compared(record: Record, source: Record) -> list[Numbered]:
+    """Vanilla, every UniCon and the MixCon to set beside it; nothing where there is no UniCon.
+
+    That is MixCon with a role at the same layer, and the cell whose accuracy is nearest UniCon's.
+    """
+    here = cells_of(record, source, cut=source["cut"])
+    unicon = [found for found in here if found[1]["defence"]["kind"] == "unicon"]
+    if not unicon:
+        return []
+    mixcon = [found for found in here if found[1]["defence"]["kind"] == "mixcon"]
+    chosen = {k for k, cell in mixcon if cell["roles"]}
+    for _k, other in unicon:
+        wanted = mean_of(other, "accuracy")
+        near = [
+            (abs(at - wanted), k)
+            for k, cell in mixcon
+            if wanted is not None and (at := mean_of(cell, "accuracy")) is not None
+        ]
+        chosen |= {min(near)[1]} if near else set()
+    vanilla = [found for found in here if found[1]["defence"]["kind"] == "none"]
+    return [*vanilla, *unicon, *(found for found in mixcon if found[0] in chosen)]
+
+
+def _figure(kind: str, title: str, where: str, caption: str, cannot: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "name": kind,
+        "title": title,
+        "where": where,
+        "caption": caption,
+        "cannot": cannot,
+    }
+
+
+def _any(record: Record, found: Any) -> bool:
+    return any(found(record, source) for source in record["sources"])
+
+
+def _table3(record: Record) -> dict[str, Any] | None:
+    if not _any(record, with_roles):
+        return None
+    return _figure(
+        "table3",
+        "Accuracy and what the attacks bring back",
+        "003, table 3",
+        "Mean ± standard deviation over images, in parentheses the image that came back best. "
+        "Chance: what reconstructions score against images other than their own. SSIM and PSIM "
+        "are from 0 to 1; higher means that more leaks. Brackets are 95 % intervals over networks.",
+        ONE_NETWORK,
+    )
+
+
+def _plates(record: Record) -> dict[str, Any] | None:
+    shown = any(
+        seed["attacks"]
+        for source in record["sources"]
+        for _k, cell in with_roles(record, source)
+        for seed in cell["seeds"]
+    )
+    if not shown:
+        return None
+    return _figure(
+        "plates",
+        "What comes back",
+        "003, figure 4",
+        "Test images, and what each attack makes of the features that are sent for them, with the "
+        "SSIM. One network of each setting, the first images of the test, not chosen by how well "
+        "they came back.",
+        "How often it goes so: the means are in the table above.",
+    )
+
+
+def _heatmaps(record: Record) -> dict[str, Any] | None:
+    if not _any(record, grid_of):
+        return None
+    return _figure(
+        "heatmaps",
+        "The grid of λ and β",
+        "003, figures 3 and 6 to 17",
+        "Test accuracy, mean distance of the features, and the mean SSIM under the attacks, by "
+        "the weight λ of MixCon and the bound β of its distances. A letter is that of the tables.",
+        "How sure a number is: one colour step may be chance. The CSV has the intervals, and the "
+        "next figure draws them.",
+    )
+
+
+def _pareto(record: Record) -> dict[str, Any] | None:
+    if not _any(record, lambda r, source: attacks_in(r, cells_of(r, source, cut=source["cut"]))):
+        return None
+    return _figure(
+        "pareto",
+        "Accuracy against leakage",
+        "003, section 4.3",
+        "Every setting at the layer of the grid: to the right it is more accurate, further down "
+        "less comes back. Lines join the settings that no other beats in both. Whiskers are "
+        "intervals of 95 % over networks. Dotted: what chance gives, on average over the cells.",
+        "A choice: the front was found on the same images that it is drawn of, so its end looks "
+        "a little better than it is.",
+    )
+
+
+def _layers(record: Record) -> dict[str, Any] | None:
+    if not _any(record, layer_groups):
+        return None
+    return _figure(
+        "layers",
+        "Where the network is cut",
+        "003, appendix D.2",
+        "Mean SSIM by the number of the layer whose features are sent, without the defence and "
+        "with it at that layer. Whiskers are intervals of 95 % over networks.",
+        "Whether another setting would do better at a layer: λ and β were chosen at one layer.",
+    )
+
+
+def _table4(record: Record) -> dict[str, Any] | None:
+    if not _any(record, compared):
+        return None
+    return _figure(
+        "table4",
+        "UniCon, MixCon and no defence",
+        "003, table 4",
+        "UniCon makes the features uniform with λ alone, MixCon keeps them at least β apart. "
+        "Beside each UniCon stands the MixCon that is nearest to it in accuracy. Scores as in the "
+        "first table.",
+        ONE_NETWORK,
+    )
+
+
+def _synthetic(record: Record) -> dict[str, Any] | None:
+    if not record["synthetic"] or not record["synthetic"]["cells"]:
+        return None
+    return _figure(
+        "synthetic",
+        "Points that can be drawn",
+        "003, tables 1 and 2, figure 2",
+        "A small network on synthetic points, whose features have two dimensions. SE: squared "
+        "error of what comes back, lower means that more leaks; CS: cosine similarity, higher "
+        "means so; in parentheses the point that came back best.",
+        "How it is with images: these networks are small and their inputs are points.",
+    )

@@ -1,0 +1,139 @@
+"""An inversion study's pictures: rows of originals and of what each attack makes of their features.
+
+Pictures are of seed 0. Those of cells with a role must be there; the study of layers shows what was
+kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.families.inversion.study.figure_specs import Numbered, layer_groups, letters, with_roles
+from tasks.families.inversion.study.tables import Arrays, seed_of
+from tasks.page.pictures import data_uri
+from tasks.report.headline import score
+from tasks.report.record import Record
+
+MOST_PICTURES = 1_500_000  # letters that all pictures of a page may take, before compression
+MOST_LAYER_ROWS = 3
+
+
+def groups(record: Record, pictures: Arrays) -> list[dict[str, Any]]:
+    """One entry per source, and one for its layers: a row per image, columns in groups by cell.
+
+    Raises ValueError if a picture is missing, has another size than its original, or if there are
+    more pictures than scores.
+    """
+    made = []
+    for source in record["sources"]:
+        chosen = with_roles(record, source)
+        if chosen:
+            made.append((source, source["title"], chosen, True))
+        layers = [found for group in layer_groups(record, source) for found in group]
+        elsewhere = [k for k, cell in layers if cell["cut"] != source["cut"]]
+        if any(name.partition("/")[0] in map(str, elsewhere) for name in pictures):
+            made.append((source, f"{source['title']}: by layer", layers, False))
+    budget = MOST_PICTURES / max(1, len(made))
+    return [
+        _group(record, pictures, source, title, cells, required=required, budget=budget)
+        for source, title, cells, required in made
+    ]
+
+
+def _run(cell: Record) -> list[str]:
+    """The attacks on the network of seed 0."""
+    return list((seed_of(cell) or {}).get("attacks") or {})
+
+
+def _group(
+    record: Record,
+    pictures: Arrays,
+    source: Record,
+    title: str,
+    cells: Sequence[Numbered],
+    *,
+    required: bool,
+    budget: float,
+) -> dict[str, Any]:
+    originals = _originals(pictures, source)
+    heads, columns = [], [[{"uri": _uri(o), "alt": f"image {k}"} for k, o in enumerate(originals)]]
+    absent = []
+    signs = letters(record, source)
+    for k, cell in cells:
+        there = []
+        for attack in record["attacks"]:
+            name = f"{k}/{attack['name']}"
+            if attack["name"] in _run(cell) and (required or name in pictures):
+                there.append(attack["title"])
+                columns.append(_column(pictures, name, cell, attack, originals))
+        about = cell["title"] if required else f"{cell['title']}, layer {cell['cut']}"
+        if there:
+            heads.append({"letter": signs.get(k, ""), "title": about, "attacks": there})
+        else:
+            absent.append(about)
+    size = max((o.size for o in originals), default=1) * 4 / 3
+    n_rows = min(len(originals), max(1, int(budget / (size * len(columns)))))
+    n_rows = n_rows if required else min(n_rows, MOST_LAYER_ROWS)
+    return {
+        "title": title,
+        "open": required,
+        "heads": heads,
+        "n_columns": len(columns),
+        "rows": [
+            {"image": image, "tiles": [column[image] for column in columns]}
+            for image in range(n_rows)
+        ],
+        "hidden": len(originals) - n_rows,
+        "absent": absent,
+    }
+
+
+def _originals(pictures: Arrays, source: Record) -> npt.NDArray[Any]:
+    name = f"{source['name']}/original"
+    if name not in pictures:
+        raise ValueError(
+            f"the pictures have no {name!r}, the images that the record shows of source "
+            f"{source['name']!r}; copy inversion-pictures.npz whole, or make the study's record "
+            "again"
+        )
+    return pictures[name]
+
+
+def _column(
+    pictures: Arrays, name: str, cell: Record, attack: Record, originals: npt.NDArray[Any]
+) -> list[dict[str, str]]:
+    if name not in pictures:
+        raise ValueError(
+            f"the pictures have no {name!r}, what {attack['title']} made of {cell['title']!r}; "
+            "copy inversion-pictures.npz whole, or make the study's record again"
+        )
+    found = pictures[name]
+    scores = (seed_of(cell) or {})["attacks"][attack["name"]]["ssim"]
+    if found.shape != originals.shape or len(scores) < len(found):
+        raise ValueError(
+            f"the pictures hold {found.shape} in {name!r} for originals of {originals.shape} and "
+            f"{len(scores)} scores; make the study's record again"
+        )
+    return [
+        {
+            "uri": _uri(picture),
+            "alt": f"image {image}: {cell['title']}, layer {cell['cut']}, {attack['title']}",
+            "score": _two(scores[image]),
+            "about": f"SSIM {score(scores[image])}",
+        }
+        for image, picture in enumerate(found)
+    ]
+
+
+def _two(found: float | None) -> str:
+    return score(found) if found is None else f"{found:.2f}"
+
+
+def _uri(picture: npt.NDArray[Any]) -> str:
+    """(h, w) or (h, w, 3) as a URL."""
+    colours = np.repeat(picture[..., None], 3, axis=-1) if picture.ndim == 2 else picture
+    return data_uri(colours.astype(np.uint8).transpose(2, 0, 1))

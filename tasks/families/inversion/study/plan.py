@@ -1,0 +1,185 @@
+"""What a study of split classifiers has to do: its units, in two rounds.
+
+First the grid by its seeds, the cuts and UniCon by all; then, once the sweet spots are known, these
+by the seeds that they lack, and the restorers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tasks.families.inversion.study.images import Part, SourceImages
+from tasks.families.inversion.study.products import Folder
+from tasks.families.inversion.study.restoring import RestoreJob, restore
+from tasks.families.inversion.study.settings import Cell, InversionSource, InversionStudy
+from tasks.families.inversion.study.synthetic import SyntheticJob, synthesise
+from tasks.families.inversion.study.units import InvertJob, TrainJob, VictimId, invert, train
+from tasks.study.executor import Unit
+from tasks.study.products import hash_of
+
+
+class InversionPlan:
+    """The units of a study in a folder."""
+
+    def __init__(
+        self,
+        study: InversionStudy,
+        images: Mapping[str, SourceImages],
+        root: Path,
+        *,
+        device: str,
+    ) -> None:
+        self.study, self.images, self.device = study, images, device
+        self.root, self.folder = str(root), Folder(root)
+        self.confirmed: set[Cell] = set()
+
+    def first_units(self) -> list[Unit]:
+        """All trainings of the first round, and the synthetic experiment."""
+        maps = [self._training((v,)) for v in map(self.maps_of, self.study.sources) if v]
+        seeds = range(self.study.n_seeds) if self.study.synthetic is not None else ()
+        return [
+            *(Unit(self._classifier(job.victims[0].source), train, job) for job in maps),
+            *self.trainings(self.study.cells),
+            *(Unit(f"synthetic, seed {seed}", synthesise, self.synthetic(seed)) for seed in seeds),
+        ]
+
+    def more_units(self, unit: Unit, given: Mapping[str, Any]) -> Iterable[Unit]:
+        """The inversions of victims that have been trained."""
+        del given
+        if not unit.name.startswith("train "):
+            return []
+        has_maps = self.study.perceptual == "own"
+        return [
+            Unit(
+                f"invert {victim.name}",
+                invert,
+                self.inverting(victim),
+                frozenset({self._classifier(victim.source)} if has_maps else ()),
+            )
+            for victim in unit.job.victims
+        ]
+
+    def confirm(self, sweet: Iterable[Cell]) -> list[Unit]:
+        """From here on the sweet spots have all seeds; trainings of them by those they lacked."""
+        before = {cell: self.seeds(cell) for cell in sweet}
+        self.confirmed |= set(before)
+        return self.trainings(list(before), without=before)
+
+    def restoring_units(self, cells: Iterable[Cell]) -> list[Unit]:
+        """The restorers, of every seed of some cells."""
+        if self.study.chain is None:
+            return []
+        n = self.study.chain.n_seeds
+        jobs = [self.restoring(cell, seed) for cell in cells for seed in self.seeds(cell)[:n]]
+        return [Unit(f"restore {job.inverting.victim.name}", restore, job) for job in jobs]
+
+    @property
+    def n_units(self) -> int:
+        """How many there are at least: those of the first round."""
+        return len(self.first_units()) + sum(len(self.seeds(cell)) for cell in self.study.cells)
+
+    def seeds(self, cell: Cell) -> range:
+        """The seeds of a cell: those of the grid have few until they are confirmed."""
+        source = self.study.source(cell.source)
+        chosen = cell.defence in (None, source.mixcon(*source.chosen))
+        has_all = chosen or not source.in_grid(cell) or cell in self.confirmed
+        return range(self.study.n_seeds if has_all else self.study.n_grid_seeds)
+
+    def trainings(
+        self, cells: Sequence[Cell], without: Mapping[Cell, range] | None = None
+    ) -> list[Unit]:
+        """Networks of a source, cut and seed together, some at a time."""
+        groups: dict[tuple[str, int, int], list[VictimId]] = {}
+        for cell in cells:
+            for seed in self.seeds(cell):
+                if seed not in (without or {}).get(cell, ()):
+                    groups.setdefault((cell.source, cell.cut, seed), []).append(
+                        self.victim(cell, seed)
+                    )
+        n = self.study.victims_at_once
+        return [
+            Unit(
+                f"train {source}, cut {cut}, seed {seed}, {victims[k].key[:8]}",
+                train,
+                self._training(tuple(victims[k : k + n])),
+            )
+            for (source, cut, seed), victims in groups.items()
+            for k in range(0, len(victims), n)
+        ]
+
+    def victim(self, cell: Cell, seed: int) -> VictimId:
+        """A cell's network of a seed."""
+        images, hashed = self.images[cell.source], self._hashes[cell.source]
+        c, h, w = images.train.images.shape[1:]
+        return VictimId(
+            source=self.study.source(cell.source),
+            cut=cell.cut,
+            defence=cell.defence,
+            seed=seed,
+            data=hashed,
+            shape=(c, h, w),
+            root_seed=self.study.root_seed,
+        )
+
+    def maps_of(self, source: InversionSource) -> VictimId | None:
+        """The classifier whose features are PSIM's: of a seed that no victim has."""
+        if self.study.perceptual != "own":
+            return None
+        return self.victim(Cell(source.name, source.cut, None), self.study.n_seeds)
+
+    def _classifier(self, source: InversionSource) -> str:
+        return f"classifier of {source.name}"
+
+    def _training(self, victims: tuple[VictimId, ...]) -> TrainJob:
+        images = self.images[victims[0].source.name]
+        return TrainJob(self.root, victims, images.train, images.tests, self.device)
+
+    @cached_property
+    def _hashes(self) -> dict[str, str]:
+        return {
+            name: hash_of(i.train.images, i.train.labels, i.tests.images, i.tests.labels)
+            for name, i in self.images.items()
+        }
+
+    def inverting(self, victim: VictimId) -> InvertJob:
+        """What is tried on a victim."""
+        study, images = self.study, self.images[victim.source.name]
+        return InvertJob(
+            root=self.root,
+            victim=victim,
+            inverted=images.tests.first(victim.source.n_inverted),
+            tuning=images.public.first(study.n_tuning),
+            strong=study.strong,
+            zetas=study.zetas,
+            rates=study.rates,
+            maps=self.maps_of(victim.source) or study.perceptual,
+            device=self.device,
+        )
+
+    def restoring(self, cell: Cell, seed: int) -> RestoreJob:
+        """Raises ValueError for a study without restorers."""
+        if self.study.chain is None:
+            raise ValueError("the study has chain=null; there is nothing to restore with")
+        public: Part = self.images[cell.source].public.after(self.study.n_tuning)
+        return RestoreJob(
+            root=self.root,
+            inverting=self.inverting(self.victim(cell, seed)),
+            chain=self.study.chain,
+            public=public,
+            device=self.device,
+        )
+
+    def synthetic(self, seed: int) -> SyntheticJob:
+        """Raises ValueError for a study without it."""
+        if self.study.synthetic is None:
+            raise ValueError("the study has synthetic=null")
+        return SyntheticJob(
+            root=self.root,
+            synthetic=self.study.synthetic,
+            seed=seed,
+            root_seed=self.study.root_seed,
+            device="cpu",
+        )

@@ -1,0 +1,260 @@
+"""The numbers of an inversion study as tables: what its page draws, and the CSVs beside it.
+
+A figure is drawn from its table, so the two cannot differ (docs/inversion-page.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.families.autoencoder.study.tables import Arrays, claims_table, named
+from tasks.families.inversion.study.figure_specs import (
+    MEASURES,
+    Numbered,
+    attacks_in,
+    cells_of,
+    grid_of,
+    has_front,
+    layer_groups,
+    letters,
+    mean_of,
+    value_of,
+    with_roles,
+)
+from tasks.page.tables import Cell, Table, table_of
+from tasks.report.record import Record
+
+__all__ = [
+    "Arrays",
+    "cells_table",
+    "claims_table",
+    "features_table",
+    "front",
+    "heatmaps_table",
+    "layers_table",
+    "pareto_table",
+    "plates_table",
+    "scores_table",
+    "seed_of",
+    "seeds_table",
+    "settings_table",
+    "spots_table",
+]
+
+OF_CELL = ("accuracy", "train_accuracy", "distance", "min_distance")
+WHERE = ("source", "cell", "name", "title", "cut", "kind", "lam", "beta", "letter", "roles")
+
+
+def _where(record: Record, source: Record, k: int, cell: Record) -> dict[str, Cell]:
+    """The columns that say which cell a row is of."""
+    return {
+        "source": source["name"],
+        "cell": k,
+        "name": cell["name"],
+        "title": cell["title"],
+        "cut": cell["cut"],
+        **{key: cell["defence"][key] for key in ("kind", "lam", "beta")},
+        "letter": letters(record, source).get(k),
+        "roles": "; ".join(cell["roles"]) or None,
+    }
+
+
+def _estimate(name: str, found: Mapping[str, Any]) -> dict[str, Cell]:
+    return named(name, (found["mean"], found["low"], found["high"]))
+
+
+def _scores(cell: Record, attack: str) -> dict[str, Cell]:
+    """All that is known of an attack on a cell."""
+    row: dict[str, Cell] = {}
+    scores = cell["attacks"].get(attack) or {}
+    for name in MEASURES:
+        row |= _estimate(name, value_of(cell, name, attack))
+        row |= {f"{name} {key}": (scores.get(key) or {}).get(name) for key in ("std", "worst")}
+    return row | {"chance": scores.get("chance"), "n": scores.get("n")}
+
+
+def scores_table(
+    name: str, record: Record, groups: Sequence[tuple[Record, Sequence[Numbered]]]
+) -> Table:
+    """One row per cell and attack that was run on it: accuracy and every score."""
+    rows: list[dict[str, Cell]] = []
+    for source, cells in groups:
+        for k, cell in cells:
+            about = _where(record, source, k, cell)
+            about |= _estimate("accuracy", value_of(cell, "accuracy"))
+            run = attacks_in(record, [(k, cell)])
+            rows += [
+                about | {"attack": attack["name"]} | _scores(cell, attack["name"]) for attack in run
+            ] or [about]
+    return table_of(name, rows, (*WHERE, "accuracy", "attack", *MEASURES, "chance", "n"))
+
+
+def heatmaps_table(name: str, record: Record) -> Table:
+    """One row per cell of the grids: where it is, and what the heatmaps shade."""
+    rows: list[dict[str, Cell]] = []
+    for source in record["sources"]:
+        grid = grid_of(record, source)
+        for k, cell in grid:
+            row = _where(record, source, k, cell)
+            row |= {"diverged": cell["diverged"], "n_seeds": len(cell["seeds"])}
+            for value in ("accuracy", "distance"):
+                row |= _estimate(value, value_of(cell, value))
+            for attack in attacks_in(record, grid):
+                row |= _estimate(f"ssim {attack['name']}", value_of(cell, "ssim", attack["name"]))
+            rows.append(row)
+    return table_of(name, rows, (*WHERE, "diverged", "n_seeds", "accuracy", "distance"))
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """The places of (accuracy, leakage) that no other beats in both, by accuracy.
+
+    A point is beaten by one that is at least as good in both and better in one.
+    """
+    kept = []
+    for k, (x, y) in enumerate(points):
+        beaten = any(a >= x and b <= y and (a > x or b < y) for a, b in points)
+        if not beaten:
+            kept.append(k)
+    return sorted(kept, key=lambda k: points[k])
+
+
+def pareto_table(name: str, record: Record) -> Table:
+    """One row per cell of the grid's layer and attack, with both means known.
+
+    An attack that was run on less than half of the cells has no front.
+    """
+    rows: list[dict[str, Cell]] = []
+    for source in record["sources"]:
+        cells = cells_of(record, source, cut=source["cut"])
+        for attack in attacks_in(record, cells):
+            found = [
+                (k, cell, (x, y))
+                for k, cell in cells
+                if (x := mean_of(cell, "accuracy")) is not None
+                and (y := mean_of(cell, "ssim", attack["name"])) is not None
+            ]
+            drawn = has_front(record, source, attack["name"])
+            best = set(front([point for _k, _cell, point in found])) if drawn else set()
+            for place, (k, cell, _point) in enumerate(found):
+                row = _where(record, source, k, cell) | {"attack": attack["name"]}
+                row |= _estimate("accuracy", value_of(cell, "accuracy"))
+                row |= _estimate("ssim", value_of(cell, "ssim", attack["name"]))
+                row |= {"chance": cell["attacks"][attack["name"]]["chance"]}
+                rows.append(row | {"on_front": place in best})
+    return table_of(name, rows, (*WHERE, "attack", "accuracy", "ssim", "chance", "on_front"))
+
+
+def layers_table(name: str, record: Record) -> Table:
+    """One row per cell of the study of layers and attack."""
+    rows: list[dict[str, Cell]] = []
+    for source in record["sources"]:
+        for group in layer_groups(record, source):
+            for k, cell in group:
+                for attack in attacks_in(record, [(k, cell)]):
+                    row = _where(record, source, k, cell) | {"attack": attack["name"]}
+                    row |= _estimate("accuracy", value_of(cell, "accuracy"))
+                    row |= _estimate("ssim", value_of(cell, "ssim", attack["name"]))
+                    rows.append(row | {"chance": cell["attacks"][attack["name"]]["chance"]})
+    return table_of(name, rows, (*WHERE, "attack", "accuracy", "ssim", "chance"))
+
+
+def seed_of(cell: Record, seed: int = 0) -> Record | None:
+    """What a cell says of a seed; None if it does not have it."""
+    return next((dict(found) for found in cell["seeds"] if found["seed"] == seed), None)
+
+
+def plates_table(name: str, record: Record, pictures: Arrays) -> Table:
+    """One row per picture that an attack made and the page may show: its scores."""
+    rows: list[dict[str, Cell]] = []
+    for source in record["sources"]:
+        n_shown = len(pictures.get(f"{source['name']}/original", ()))
+        chosen = with_roles(record, source)
+        chosen += [f for group in layer_groups(record, source) for f in group if f not in chosen]
+        for k, cell in chosen:
+            for attack, scores in ((seed_of(cell) or {}).get("attacks") or {}).items():
+                if f"{k}/{attack}" not in pictures:
+                    continue
+                about = _where(record, source, k, cell)
+                rows += [
+                    {key: about[key] for key in ("source", "cell", "name", "cut", "letter")}
+                    | {"attack": attack, "image": image}
+                    | {measure: scores[measure][image] for measure in MEASURES}
+                    for image in range(min(n_shown, len(scores["ssim"])))
+                ]
+    keys = ("source", "cell", "name", "cut", "letter", "attack", "image", *MEASURES)
+    return table_of(name, rows, keys)
+
+
+def settings_table(name: str, cells: Sequence[Record]) -> Table:
+    """One row per setting on synthetic points."""
+    rows: list[dict[str, Cell]] = []
+    for cell in cells:
+        row: dict[str, Cell] = {key: cell[key] for key in ("name", "title", "server", "start")}
+        row |= {key: cell["defence"][key] for key in ("kind", "lam", "beta")}
+        for value in ("train_accuracy", "test_accuracy", "distance"):
+            row |= _estimate(value, cell[value])
+        for value in ("se", "cs"):
+            if cell[value]:
+                row |= _estimate(value, cell[value]["mean"])
+                row[f"{value} worst"] = cell[value]["worst"]
+        rows.append(row)
+    return table_of(name, rows, ("name", "title", "server", "start", "se", "cs"))
+
+
+def features_table(name: str, cells: Sequence[Record]) -> Table:
+    """One row per point whose features are drawn, at the start and at the end of training."""
+    rows: list[dict[str, Cell]] = [
+        {"name": cell["name"], "start": cell["start"], "moment": moment, "point": k}
+        | {"label": label, "x": x, "y": y}
+        for cell in cells
+        if cell["features"]
+        for moment in ("start", "end")
+        for k, ((x, y), label) in enumerate(
+            zip(cell["features"][moment], cell["features"]["labels"], strict=True)
+        )
+    ]
+    return table_of(name, rows, ("name", "start", "moment", "point", "label", "x", "y"))
+
+
+def cells_table(record: Record) -> Table:
+    """One row per cell: every number of it but those of single seeds and images."""
+    rows: list[dict[str, Cell]] = []
+    for source in record["sources"]:
+        for k, cell in cells_of(record, source):
+            row = _where(record, source, k, cell)
+            row |= {"in_grid": cell["in_grid"], "n_seeds": len(cell["seeds"])}
+            row |= {"diverged": cell["diverged"]}
+            for value in OF_CELL:
+                row |= _estimate(value, value_of(cell, value))
+            for attack in cell["attacks"]:
+                row |= {f"{attack} {key}": at for key, at in _scores(cell, attack).items()}
+                zeta = cell["attacks"][attack].get("zeta") or ()
+                row[f"{attack} zeta"] = " ".join(f"{at:g}" for at in zeta if at is not None)
+            rows.append(row)
+    return table_of("cells", rows, (*WHERE, "in_grid", "n_seeds", "diverged", *OF_CELL))
+
+
+def seeds_table(record: Record) -> Table:
+    """One row per network: its accuracy and distances, and the mean scores of its images."""
+    rows: list[dict[str, Cell]] = []
+    for source in record["sources"]:
+        for k, cell in cells_of(record, source):
+            about = _where(record, source, k, cell)
+            for seed in cell["seeds"]:
+                row = {key: about[key] for key in ("source", "cell", "name", "cut")}
+                row |= {key: seed[key] for key in ("seed", *OF_CELL, "diverged")}
+                for attack, scores in seed["attacks"].items():
+                    for name in MEASURES:
+                        known = [value for value in scores[name] if value is not None]
+                        row[f"{attack} {name}"] = sum(known) / len(known) if known else None
+                rows.append(row)
+    return table_of("seeds", rows, ("source", "cell", "name", "cut", "seed", *OF_CELL, "diverged"))
+
+
+def spots_table(record: Record) -> Table:
+    """One row per sweet spot that was sought; without a cell where none was found."""
+    keys = ("source", "attack", "cell", "vanilla", "accuracy_loss", "leakage", "vanilla_leakage")
+    return table_of(
+        "sweet-spots", [{key: spot[key] for key in keys} for spot in record["sweet_spots"]], keys
+    )

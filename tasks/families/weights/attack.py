@@ -1,0 +1,357 @@
+"""Attack one network that is given as a file of weights: many attacks, resumable at any moment.
+
+Every attack is a pure function of (weights, settings, seed, its number), so it does not matter
+which of them were done before an interruption, or next to which others. On a CPU they go side by
+side, one thread each; on a GPU many are one stack on shared weights. What is done is in
+`OUT/cache`, one checkpoint per attack; a running one is saved every half minute, and when it is
+stopped. The span attack takes seconds, and is done as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recon_core.attacks.kkt.objective import (
+    SETTINGS,
+    KKTAttack,
+    Settings,
+    settings_of,
+    starting_points,
+)
+from recon_core.attacks.kkt.solver import Attacked, AttackState, reconstruct
+from recon_core.attacks.span.attack import Separated, separate
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.types import seeded_generator
+from recon_core.victims.network import Activation
+from storage.checkpoints import load_checkpoint, save_checkpoint
+from tasks.families.weights.cache import (
+    AttackRun,
+    Ending,
+    array,
+    claim,
+    name_of,
+    read_run,
+    remove_checkpoint,
+)
+from tasks.families.weights.inputs import Victim
+
+ROWS_AT_ONCE = 1 << 14
+"""Candidates of one stack of attacks on a GPU."""
+MAX_ATTACKS = 100_000
+STATE_EVERY = 25
+"""Iterations after which a running attack can be saved or stopped."""
+SAVE_SECONDS = 30.0
+POLL_SECONDS = 0.2
+
+OF_SOURCES = ("label", "trust", "sparsity", "strength", "agreement")
+
+OnProgress = Callable[[float, float], None]
+"""Called with the attacks done, fractions included, and all attacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackJob:
+    """An attack on given weights: everything but where it is computed.
+
+    `arch` and `shape` (c, h, w) are checked against the file, and inferred without. `initial`: a
+    file of the weights before training, which the span attack takes off the first layer. `data`,
+    `decoys`, `mean`, `std` are what is known beside the weights (`attack_inputs`); they change how
+    results are shown and scored, never the attack. `n_shown`: pictures on the contact sheet.
+    `skip_corrupt`: pictures that cannot be read are left out, and are no error.
+    """
+
+    weights: Path
+    out: Path
+    arch: str | None = None
+    shape: tuple[int, int, int] | None = None
+    activation: Activation = "relu"
+    leak: float = 0.01
+    initial: Path | None = None
+    attack: KKTAttack | SpanAttack = field(default_factory=KKTAttack)
+    n_attacks: int = 1
+    data: str | None = None
+    decoys: str | None = None
+    mean: str | None = None
+    std: tuple[float, ...] | None = None
+    seed: int = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    n_shown: int = 40
+    skip_corrupt: bool = False
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_attacks <= MAX_ATTACKS:
+            raise ValueError(f"n_attacks={self.n_attacks} must be from 1 to {MAX_ATTACKS:,}")
+        if self.n_shown < 1:
+            raise ValueError(f"n_shown={self.n_shown} must be at least 1")
+        takes_off = isinstance(self.attack, SpanAttack) and self.attack.start == "known"
+        if takes_off and self.initial is None:
+            raise ValueError("attack.start='known' needs the weights before training: --initial")
+        if self.initial is not None and not takes_off:
+            raise ValueError(
+                "--initial is taken off the first layer by the span attack with a known start; "
+                "leave it out, or attack with --method span and attack.start=known"
+            )
+        if self.decoys is not None and self.data is None:
+            raise ValueError("--decoys are compared with the training images; give --data, too")
+        if not all(math.isfinite(s) and s > 0 for s in self.std or ()):
+            raise ValueError(f"std={self.std} must be positive and finite, as in 0.25,0.24,0.26")
+
+
+def run_attacks(
+    job: AttackJob, victim: Victim, *, device: str, on_progress: OnProgress
+) -> list[AttackRun]:
+    """Do what is not done yet, and return how every attack ended.
+
+    Raises:
+        StoreMismatchError: `job.out` holds attacks on other weights or with other settings.
+        CorruptPartError: a checkpoint is not as it was written.
+    """
+    cache = job.out / "cache"
+    claim(cache, description(job, victim, device))
+    runner = _Runner(job, victim, torch.device(device), cache, on_progress)
+    pieces = list(_pieces(job, runner.done(), device))
+    if device == "cpu" and job.n_attacks > 1:
+        _in_threads(runner, pieces)
+    else:
+        for piece in pieces:
+            runner.run(piece, report=runner.report)
+    for leftover in {file.stem for file in cache.glob("running_*.json")}:
+        remove_checkpoint(cache, leftover)
+    return [read_run(cache, number) for number in range(job.n_attacks)]
+
+
+def description(job: AttackJob, victim: Victim, device: str) -> dict[str, Any]:
+    """What the outcome of an attack depends on, beside its number."""
+    network = victim.architecture.network
+    start = victim.start
+    attack = json.loads(json.dumps(asdict(job.attack)))
+    if attack["kind"] == "kkt":
+        del attack["kind"]  # folders of before have none
+        if attack["coordinates"] == "pixels":
+            del attack["coordinates"]
+    return {
+        "weights": victim.file.sha256,
+        **({} if start is None else {"initial": start.file.sha256}),
+        "architecture": victim.layers.architecture,
+        "shape": list(victim.architecture.shape),
+        "activation": network.activation,
+        "leak": network.leak if network.activation == "leaky_relu" else None,
+        "attack": attack,
+        "seed": job.seed,
+        "dtype": job.dtype,
+        "device": device.partition(":")[0],
+    }
+
+
+class _StopAttackError(Exception):
+    """Raised inside a running attack to end it where it is."""
+
+
+class _Runner:
+    """Does pieces of work, a piece being attacks that are computed as one stack."""
+
+    def __init__(
+        self,
+        job: AttackJob,
+        victim: Victim,
+        device: torch.device,
+        cache: Path,
+        on_progress: OnProgress,
+    ) -> None:
+        self.job, self.victim, self.device, self.cache = job, victim, device, cache
+        self.on_progress = on_progress
+        self.parameters = victim.parameters.map(lambda tensor: tensor.to(device))
+        start = victim.start
+        self.start = None if start is None else start.parameters.map(lambda t: t.to(device))
+        self.fractions = dict.fromkeys(self.done(), 1.0)
+        self.stop = threading.Event()
+
+    def done(self) -> list[int]:
+        """The attacks that have their checkpoint."""
+        names = (f"{name_of(n)}.json" for n in range(self.job.n_attacks))
+        return [n for n, name in enumerate(names) if (self.cache / name).is_file()]
+
+    def report(self) -> None:
+        """Say how far all attacks are together."""
+        self.on_progress(sum(list(self.fractions.values())), self.job.n_attacks)
+
+    def run(self, piece: Sequence[int], report: Callable[[], None] = lambda: None) -> None:
+        """Attack, from the saved state if there is one; leaves a checkpoint per attack."""
+        if self.stop.is_set():
+            return
+        if isinstance(self.job.attack, SpanAttack):
+            for number in piece:
+                self._separate(self.job.attack, number, report)
+        else:
+            self._solve(self.job.attack, piece, report)
+        self.fractions |= dict.fromkeys(piece, 1.0)
+        report()
+
+    def _separate(self, attack: SpanAttack, number: int, report: Callable[[], None]) -> None:
+        clock = _Clock(0.0)
+
+        def on_progress(fraction: float) -> None:
+            self.fractions[number] = fraction
+            report()
+            if self.stop.is_set():
+                raise _StopAttackError
+
+        found = separate(
+            attack,
+            self.victim.architecture,
+            self.parameters,
+            [seeded_generator(self.job.seed, number, "attack")],
+            start=self.start,
+            progress=on_progress,
+        )
+        self._keep_sources(number, found[0], clock.seconds)
+
+    def _solve(self, attack: KKTAttack, piece: Sequence[int], report: Callable[[], None]) -> None:
+        running = f"running_{piece[0]:04d}_{piece[-1]:04d}"
+        saved = load_checkpoint(self.cache, running)
+        generators = [seeded_generator(self.job.seed, n, "attack") for n in piece]
+        settings = settings_of(attack, generators)
+        x, lam = starting_points(attack, settings, self.victim.architecture.d, generators)
+        like = self.parameters.weights[0]
+        clock = _Clock(0.0 if saved is None else saved[1]["seconds"])
+
+        def on_state(state: AttackState) -> None:
+            fraction = state.iteration / attack.n_iterations
+            self.fractions |= dict.fromkeys(piece, fraction)
+            report()
+            if clock.is_due() or self.stop.is_set():
+                arrays = {name: np.asarray(t) for name, t in state.tensors().items()}
+                save_checkpoint(self.cache, running, arrays, {"seconds": clock.seconds})
+            if self.stop.is_set():
+                raise _StopAttackError
+
+        attacked = reconstruct(
+            self.victim.architecture,
+            self.parameters,
+            x.to(like),
+            lam.to(like),
+            attack=attack,
+            settings=settings,
+            state=None if saved is None else _state(saved[0], self.device),
+            on_state=on_state,
+            state_every=STATE_EVERY,
+        )
+        self._keep(piece, attacked, settings, clock.seconds / len(piece))
+        remove_checkpoint(self.cache, running)
+
+    def _keep(
+        self, piece: Sequence[int], attacked: Attacked, settings: Settings, seconds: float
+    ) -> None:
+        for row, number in enumerate(piece):
+            loss, residual = float(attacked.loss[row]), float(attacked.residual[row])
+            ending: Ending = "ok" if bool(attacked.x[row, -1].isfinite().all()) else "stopped"
+            if not (np.isfinite(loss) and np.isfinite(residual)):
+                ending = "diverged"
+            meta = {
+                "ending": ending,
+                "n_iterations": int(attacked.n_iterations[row]),
+                "loss": loss if np.isfinite(loss) else None,
+                "residual": residual if np.isfinite(residual) else None,
+                "settings": {name: float(getattr(settings, name)[row]) for name in SETTINGS},
+            }
+            arrays = {"x": array(attacked.x[row]), "lam": array(attacked.lam[row])}
+            self._save(number, arrays, meta, seconds)
+
+    def _keep_sources(self, number: int, found: Separated, seconds: float) -> None:
+        finite = math.isfinite(found.objective) and bool(found.sources.x.isfinite().all())
+        ending: Ending = "ok" if finite else "diverged"
+        meta = {
+            "ending": ending,
+            "n_iterations": found.n_iterations,
+            "loss": found.objective if finite else None,
+            "residual": None,
+            "settings": {"settled": float(found.settled)},
+        }
+        arrays = {"x": array(found.sources.x[None])}
+        arrays |= {name: array(getattr(found.sources, name)) for name in OF_SOURCES}
+        self._save(number, arrays, meta, seconds)
+
+    def _save(
+        self,
+        number: int,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        meta: Mapping[str, Any],
+        seconds: float,
+    ) -> None:
+        spent = {
+            "seconds": round(seconds, 3),
+            "threads": torch.get_num_threads() if self.device.type == "cpu" else 0,
+        }
+        save_checkpoint(self.cache, name_of(number), arrays, {**meta, **spent})
+
+
+class _Clock:
+    """Seconds of work, those before an interruption included, and when to save next."""
+
+    def __init__(self, before: float) -> None:
+        self.before, self.started = before, time.perf_counter()
+        self.last_saved = self.started
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.perf_counter() - self.started
+
+    def is_due(self) -> bool:
+        """Whether the last save is long ago; counts as one."""
+        now = time.perf_counter()
+        if now - self.last_saved < SAVE_SECONDS:
+            return False
+        self.last_saved = now
+        return True
+
+
+def _in_threads(runner: _Runner, pieces: Sequence[Sequence[int]]) -> None:
+    """All pieces, as many at once as torch has threads, one on each; Ctrl-C saves what runs."""
+    if not pieces:
+        return
+    n_threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(
+            min(n_threads, len(pieces)), initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
+            running: set[Future[None]] = {pool.submit(runner.run, piece) for piece in pieces}
+            try:
+                while running:
+                    done, running = wait(running, POLL_SECONDS, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        future.result()
+                    runner.report()
+            except BaseException:  # Ctrl-C, too: leaving the pool waits for what runs
+                runner.stop.set()
+                raise
+    finally:
+        torch.set_num_threads(n_threads)  # the setting of torch's BLAS is the whole process's
+
+
+def _pieces(job: AttackJob, done: Sequence[int], device: str) -> Iterator[range]:
+    """The attacks that are not done: one by one, or on a GPU in stacks with fixed borders."""
+    at_once = 1
+    if device != "cpu" and isinstance(job.attack, KKTAttack):
+        at_once = max(1, ROWS_AT_ONCE // job.attack.n_candidates)
+    for first in range(0, job.n_attacks, at_once):
+        piece = range(first, min(first + at_once, job.n_attacks))
+        if not set(piece) <= set(done):
+            yield piece
+
+
+def _state(tensors: dict[str, npt.NDArray[Any]], device: torch.device) -> AttackState:
+    named = {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
+    return AttackState.from_tensors(named, device)

@@ -1,0 +1,113 @@
+"""What attacks on given weights leave in `OUT/cache`: one checkpoint each, and what they are of.
+
+`job.json` says what every outcome there depends on; attacks with other settings are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from storage.checkpoints import load_checkpoint
+from storage.documents import read_document
+from storage.errors import StorageError, StoreMismatchError
+from storage.files import write_json
+from storage.pairs.dataset import manifest_differences
+
+Ending = Literal["ok", "stopped", "diverged"]
+
+
+@dataclass(frozen=True)
+class AttackRun:
+    """How one attack ended, from its checkpoint. `loss` and `residual` are None if not finite, and
+    `residual` where no condition is solved (the span attack).
+
+    `ending`: "stopped" by a rule of the attack's settings or "diverged" to NaN: no pictures left.
+    """
+
+    number: int
+    ending: Ending
+    n_iterations: int
+    loss: float | None
+    residual: float | None
+    settings: dict[str, float]
+    seconds: float
+    threads: int
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of one attack, raw, at every saved iteration s.
+
+    `lam`: the multipliers of the KKT attack. `label`, `trust` (in [0, 1]), `sparsity`, `strength`
+    and `agreement`: what the span attack says of its sources (`recon_core.attacks.span.sources`).
+    """
+
+    x: Float[Tensor, "s m d"]
+    lam: Float[Tensor, " m"] | None = None
+    label: Int64[Tensor, " m"] | None = None
+    trust: Float[Tensor, " m"] | None = None
+    sparsity: Float[Tensor, " m"] | None = None
+    strength: Float[Tensor, " m"] | None = None
+    agreement: Float[Tensor, " m"] | None = None
+
+
+def claim(cache: Path, wanted: dict[str, Any]) -> None:
+    """Write down what the attacks in `cache` are of, or compare with what is there.
+
+    Raises StoreMismatchError naming the first difference.
+    """
+    path = cache / "job.json"
+    if path.exists():
+        found = read_document(path, "remove it with what is beside it, or start over with --fresh")
+        if differences := manifest_differences(found, wanted):
+            raise StoreMismatchError(
+                f"{cache.parent} holds attacks with other settings: {differences[0]}; use another "
+                "--out, or --fresh to start over"
+            )
+        return
+    cache.mkdir(parents=True, exist_ok=True)
+    write_json(path, wanted)
+
+
+def name_of(number: int) -> str:
+    """The name of an attack's checkpoint."""
+    return f"attack_{number:04d}"
+
+
+def read_candidates(cache: Path, number: int) -> Candidates:
+    """What an attack that is done left. Raises StorageError if it is not there."""
+    tensors, _meta = _checkpoint(cache, number)
+    return Candidates(**{name: torch.from_numpy(array) for name, array in tensors.items()})
+
+
+def read_run(cache: Path, number: int) -> AttackRun:
+    """How an attack that is done ended. Raises StorageError if it is not there."""
+    _tensors, meta = _checkpoint(cache, number)
+    return AttackRun(number=number, **meta)
+
+
+def remove_checkpoint(cache: Path, name: str) -> None:
+    """The JSON first: what names the tensors goes before they do."""
+    (cache / f"{name}.json").unlink(missing_ok=True)
+    for file in cache.glob(f"{name}-*.safetensors"):
+        file.unlink(missing_ok=True)
+
+
+def _checkpoint(cache: Path, number: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    found = load_checkpoint(cache, name_of(number))
+    if found is None:
+        raise StorageError(f"{cache} has no attack {number}; run the same command again")
+    return found
+
+
+def array(tensor: Tensor) -> npt.NDArray[Any]:
+    """A tensor as a checkpoint keeps it."""
+    return np.asarray(tensor.cpu().numpy())

@@ -1,0 +1,286 @@
+"""What an attack on given weights starts from: the network, and whatever is known beside it.
+
+Known or not: the mean image that was subtracted in training, pictures to score against, and decoys.
+Everything is read once, checked against each other, and said in words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from recon_core.sampling import binary_labels
+from recon_core.victims.network import (
+    Activation,
+    Architecture,
+    Parameters,
+    parse_architecture,
+)
+from storage.arrays import read_array
+from storage.errors import SourceError, shown
+from storage.layers import Layer, Layers, find_layers
+from storage.sources.load import CIFAR_CLASSES, load_images
+from storage.sources.picture_files import Reading, facts_of, read_picture_files
+from storage.sources.pictures import CorruptPictureError, is_picture, read_picture
+from storage.weights import WeightFile, WeightsError, read_weights
+
+Shape = tuple[int, int, int]
+GREY = 0.5
+"""The mean that is assumed when nothing is known."""
+LUMA = (0.299, 0.587, 0.114)
+"""Grey of red, green and blue, as Pillow and torchvision have it."""
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first layer before training: `parameters` (R = 1) of that layer alone."""
+
+    file: WeightFile
+    parameters: Parameters
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A network to be attacked: `parameters` of R = 1, on the CPU, and its start, if known."""
+
+    file: WeightFile
+    layers: Layers
+    architecture: Architecture
+    parameters: Parameters
+    start: Start | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was read and what was inferred, for people."""
+        network = self.architecture.network
+        facts = {
+            "file": str(self.file.path),
+            "format": self.file.kind,
+            "sha256": self.file.sha256,
+            "architecture": self.layers.architecture,
+            "biases": self.layers.bias,
+            "activation": network.activation,
+            "images": "x".join(map(str, self.architecture.shape)),
+            "parameters": self.architecture.n_parameters,
+        }
+        if network.activation == "leaky_relu":
+            facts["leak"] = network.leak
+        if self.start is not None:
+            facts["start"] = str(self.start.file.path)
+        return facts | ({"note": self.layers.note} if self.layers.note else {})
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures in [0, 1] of a victim's shape; `labels` are classes, by sorted folder name."""
+
+    source: str
+    images: Float[Tensor, "n c h w"]
+    labels: Int64[Tensor, " n"]
+    class_names: tuple[str, ...]
+    reading: Reading | None = None
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was read, for people."""
+        return facts_of(len(self), tuple(name for name in self.class_names if name), self.reading)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def read_victim(
+    weights: Path,
+    *,
+    arch: str | None,
+    shape: Shape | None,
+    activation: Activation,
+    leak: float,
+    dtype: str,
+    initial: Path | None = None,
+) -> Victim:
+    """The network in a file; `arch` is checked against what the tensors say. `initial`: a file with
+    the first layer as training started from it.
+
+    Raises:
+        WeightsError: the file or its layers cannot be used, or are not what `arch` says.
+        ValueError: `arch` or `leak` cannot be read.
+    """
+    file = read_weights(weights)
+    layers = find_layers(file, shape)
+    text = layers.architecture
+    if arch is not None:
+        given, found = parse_architecture(arch, shape), parse_architecture(text, layers.shape)
+        if (given.network, given.d, given.n_outputs) != (found.network, found.d, found.n_outputs):
+            raise WeightsError(
+                f"--arch says {arch.strip()} ({given.n_parameters:,} weights), but the tensors in "
+                f"{weights} make {text}; correct --arch or leave it out"
+            )
+    architecture = parse_architecture(
+        text, layers.shape, activation=activation, leak=leak, bias=layers.bias
+    )
+    state = {name: torch.from_numpy(a) for name, a in layers.in_order(file.tensors).items()}
+    parameters = architecture.from_state_dict(state).map(lambda t: t.to(DTYPES[dtype]).clone())
+    start = None if initial is None else _read_start(initial, layers.layers[0], parameters)
+    return Victim(file, layers, architecture, parameters, start)
+
+
+def _read_start(path: Path, first: Layer, parameters: Parameters) -> Start:
+    """The first layer in a file: by its name, or the only tensor of its shape."""
+    file = read_weights(path)
+
+    def named(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        found = file.tensors.get(name)
+        alike = [a for a in file.tensors.values() if a.shape == shape]
+        if found is None and len(alike) == 1:
+            found = alike[0]
+        if found is None or found.shape != shape:
+            what = "has none" if found is None else f"has {name} {found.shape}"
+            raise WeightsError(
+                f"--initial {path} {what}; expected the first layer's {name} {shape} as it was "
+                "before this training: give the same network's first save"
+            )
+        return torch.from_numpy(found).to(like.dtype).clone().reshape(like.shape)
+
+    bias = parameters.biases[0]
+    weight = named(first.weight, first.shape, parameters.weights[0])
+    begun = None
+    if bias is not None and first.bias is not None:
+        begun = named(first.bias, first.shape[:1], bias)
+    return Start(file, Parameters((weight,), (begun,)))
+
+
+def read_pictures(source: str, shape: Shape, *, skip_corrupt: bool = False) -> Pictures:
+    """The pictures of a source in a victim's shape.
+
+    `folder:PATH` takes every picture below PATH, the first folder on the way being its class; other
+    sources give their train split. Pictures are cropped to squares and resized. Raises SourceError
+    if there are none or one cannot be read, ValueError for shapes that no picture has.
+    """
+    channels, height, width = shape
+    if channels not in (1, 3) or height != width:
+        raise ValueError(
+            f"pictures cannot be compared with images of {channels}x{height}x{width}: expected 1 "
+            "or 3 channels and a square; give --shape, or leave out --data and --decoys"
+        )
+    kind, _colon, path = source.partition(":")
+    reading: Reading | None
+    if kind == "folder" and path:
+        root = Path(path).expanduser()
+        pixels, labels, class_names, reading = _folder(root, height, skip_corrupt)
+    else:
+        images = load_images(source, split="train", size=height, skip_corrupt=skip_corrupt)
+        pixels, labels, class_names = images.images, images.labels, images.class_names
+        reading = images.reading
+    floats = torch.from_numpy(pixels).float() / 255
+    if channels == 1:
+        floats = (floats * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
+    return Pictures(source, floats, torch.from_numpy(labels), class_names, reading)
+
+
+def read_mean(text: str | None, truth: Pictures | None, shape: Shape) -> Tensor | None:
+    """The mean image (c, h, w) in [0, 1] that was subtracted in training, None if unknown.
+
+    `text`: "none" (nothing was subtracted: zeros), numbers like "0.49,0.48,0.45" per channel, an
+    .npy file, or a picture; without it, the mean of the training pictures where they are given.
+    Raises SourceError if it cannot be read, ValueError if it does not fit.
+    """
+    if text is None:
+        return None if truth is None else truth.images.mean(0)
+    channels, height, width = shape
+    if text == "none":
+        return torch.zeros(shape)
+    numbers = _numbers(text)
+    if numbers is not None and len(numbers) in (1, channels):
+        mean = torch.tensor(numbers)[:, None, None].expand(shape).contiguous()
+    elif numbers is not None:
+        raise ValueError(f"--mean {text} has {len(numbers)} numbers for {channels} channels")
+    elif Path(text).suffix == ".npy":
+        mean = _array(Path(text), shape)
+    else:
+        if height != width:
+            raise ValueError(f"--mean {text}: for images of {height}x{width} give an .npy file")
+        try:
+            picture, _resized = read_picture(Path(text), height)
+        except CorruptPictureError as error:
+            raise SourceError(f"--mean {text} cannot be read as a picture ({error})") from error
+        mean = torch.from_numpy(picture.copy()).permute(2, 0, 1).float() / 255
+        if channels == 1:
+            mean = (mean * torch.tensor(LUMA)[:, None, None]).sum(0, keepdim=True)
+    if not bool(((mean >= 0) & (mean <= 1)).all()):
+        raise ValueError(f"--mean {text} has values outside [0, 1]; expected images in [0, 1]")
+    return mean
+
+
+def read_std(numbers: tuple[float, ...] | None, shape: Shape) -> Tensor | None:
+    """The standard deviation (c, 1, 1) that inputs were divided by in training, None if unknown.
+
+    Raises ValueError for another number of them than one or one per channel.
+    """
+    if numbers is None:
+        return None
+    if len(numbers) not in (1, shape[0]):
+        raise ValueError(
+            f"--std has {len(numbers)} numbers for {shape[0]} channels; give one, or one each"
+        )
+    return torch.tensor(numbers).expand(shape[0])[:, None, None]
+
+
+def binary_signs(
+    truth: Pictures, output: Float[Tensor, " n"]
+) -> tuple[Float[Tensor, " n"] | None, str]:
+    """(-1 or +1 per picture, what they mean), by class; None if the classes do not say.
+
+    Which class is +1 is nowhere written, so it is the way round that the network agrees with.
+    """
+    if len(truth.class_names) != 2 and not set(truth.class_names) <= set(CIFAR_CLASSES):
+        return None, "labels are the network's own answers: the folders are not two classes"
+    if len(truth.class_names) < 2:
+        return None, "labels are the network's own answers: there is one class"
+    labels, task = binary_labels(truth.labels.numpy(), truth.class_names)
+    signs = torch.from_numpy(labels).to(output.dtype) * 2 - 1
+    agree = float((signs * output > 0).double().mean())
+    return (signs if agree >= 0.5 else -signs), f"labels: {task}"
+
+
+def _folder(
+    path: Path, size: int, skip_corrupt: bool
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...], Reading]:
+    """Every picture below a folder, its class, the classes, and what was read."""
+    if not path.is_dir():
+        raise SourceError(f"{path} is not a folder; give folder:PATH with pictures inside")
+    files = sorted(p for p in path.rglob("*") if is_picture(p, below=path))
+    if not files:
+        raise SourceError(f"{path} has no pictures in it (.png, .jpg, .webp, ...)")
+    pixels, kept, reading = read_picture_files(files, size, below=path, skip_corrupt=skip_corrupt)
+    inside = [files[place].relative_to(path) for place in kept]
+    names = [file.parts[0] if len(file.parts) > 1 else "" for file in inside]
+    classes = sorted(set(names))
+    labels = np.array([classes.index(name) for name in names], np.int64)
+    return pixels, labels, tuple(shown(name) for name in classes), reading
+
+
+def _numbers(text: str) -> list[float] | None:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        return None
+
+
+def _array(path: Path, shape: Shape) -> Tensor:
+    """An .npy file as (c, h, w); (h, w, c), (h, w) and flat arrays are taken for what they are."""
+    array = read_array(path, "the mean image of --mean", at_most=int(np.prod(shape)))
+    channels, height, width = shape
+    if array.shape == (height, width, channels) and channels != height:
+        array = array.transpose(2, 0, 1)
+    if array.shape not in (shape, (array.size,), (height, width)) or array.size != np.prod(shape):
+        raise ValueError(f"--mean {path} has shape {array.shape}; expected {shape}")
+    return torch.from_numpy(np.ascontiguousarray(array, np.float32)).reshape(shape)

@@ -1,0 +1,218 @@
+"""Before an attack: everything it starts from, read and checked, and what its chances are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from recon_core.attacks.kkt.objective import Condition, KKTAttack
+from recon_core.attacks.kkt.span_coordinates import directions_of
+from recon_core.attacks.span.preflight import span_preflight
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.subspace import Subspace
+from recon_core.victims.diagnostics import channel_scales
+from recon_core.victims.evidence import Finding
+from recon_core.victims.preflight import Preflight, preflight
+from tasks.devices import check_memory
+from tasks.families.weights.attack import AttackJob
+from tasks.families.weights.inputs import (
+    DTYPES,
+    Pictures,
+    Victim,
+    binary_signs,
+    read_mean,
+    read_pictures,
+    read_std,
+    read_victim,
+)
+
+PER_CANDIDATE = 6
+"""Numbers for each of a candidate's that an attack keeps at the least: itself, its gradient, what
+the optimiser remembers."""
+ONE_SCALE = 1.1
+"""Channels whose scales differ by less look the same in pictures."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What an attack starts from. `mean`, `std` and the pictures are None where they are not
+    known, `span` where no span attack is prepared, or none can be."""
+
+    victim: Victim
+    mean: Tensor | None
+    mean_source: str
+    std: Tensor | None
+    truth: Pictures | None
+    decoys: Pictures | None
+    preflight: Preflight
+    labels: str
+    method: Literal["kkt", "span"] = "kkt"
+    span: Subspace | None = None
+
+    def spectrum(self) -> dict[str, Any] | None:
+        """The first layer's singular values, and the edge of the noise, as JSON."""
+        if self.span is None:
+            return None
+        return {
+            "values": [float(f"{value:.4g}") for value in self.span.values.tolist()],
+            "edge": self.span.edge,
+            "n_above": self.span.n_signal,
+            "n_taken": len(self.span.vectors),
+        }
+
+    def record(self) -> dict[str, Any]:
+        """The preflight as JSON."""
+        found = self.preflight
+        return {
+            "verdict": found.verdict,
+            "outlook": found.outlook,
+            "findings": [asdict(finding) for finding in found.findings],
+            "numbers": found.numbers,
+            "labels": self.labels,
+            "victim": self.victim.facts,
+        }
+
+
+def prepare(job: AttackJob) -> Prepared:
+    """Read and check the job's files, and look at the weights.
+
+    Raises:
+        WeightsError, SourceError: a file cannot be used.
+        ValueError: settings that do not fit together.
+    """
+    victim = read_victim(
+        job.weights,
+        arch=job.arch,
+        shape=job.shape,
+        activation=job.activation,
+        leak=job.leak,
+        dtype=job.dtype,
+        initial=job.initial,
+    )
+    shape = victim.architecture.shape
+    if isinstance(job.attack, KKTAttack):
+        _check_candidates(job.attack, victim, job.dtype)
+    truth = (
+        None if job.data is None else read_pictures(job.data, shape, skip_corrupt=job.skip_corrupt)
+    )
+    decoys = (
+        None
+        if job.decoys is None
+        else read_pictures(job.decoys, shape, skip_corrupt=job.skip_corrupt)
+    )
+    if truth is not None and decoys is not None:
+        _check_disjoint(truth, decoys)
+    mean, std = read_mean(job.mean, truth, shape), read_std(job.std, shape)
+    images = None
+    if truth is not None and mean is not None:
+        images = ((truth.images - mean) / (1.0 if std is None else std)).flatten(1)
+    found, span, said = _outlook(job.attack, victim, truth, images)
+    centred = None if truth is None or mean is None else (truth.images - mean).flatten(1)
+    scale = _scale(victim, centred, std)
+    if scale is not None and not found.stopped:
+        found = replace(found, findings=(*found.findings, scale))
+    source = job.mean or ("unknown" if mean is None else "that of the training images")
+    method: Literal["kkt", "span"] = "span" if isinstance(job.attack, SpanAttack) else "kkt"
+    return Prepared(victim, mean, source, std, truth, decoys, found, said, method, span)
+
+
+def _check_candidates(attack: KKTAttack, victim: Victim, dtype: str) -> None:
+    """ValueError where condition and outputs do not fit, span coordinates are asked for and there
+    are none, or no machine has room."""
+    attack.classes(victim.architecture.n_outputs, torch.device("cpu"))
+    if attack.coordinates == "span":
+        directions_of(victim.architecture, victim.parameters)
+    numbers = attack.n_candidates * victim.architecture.d * (PER_CANDIDATE + len(attack.save_at))
+    check_memory(
+        numbers * DTYPES[dtype].itemsize,
+        f"an attack with {attack.n_candidates:,} candidates",
+        "lower --n-images-guess",
+    )
+
+
+def _outlook(
+    attack: KKTAttack | SpanAttack, victim: Victim, truth: Pictures | None, images: Tensor | None
+) -> tuple[Preflight, Subspace | None, str]:
+    """(what the weights say, the span they have, where labels are from)."""
+    unknown = [(unknown.name, unknown.kind) for unknown in victim.layers.unknown]
+    if isinstance(attack, SpanAttack):
+        found, span = span_preflight(
+            attack,
+            victim.architecture,
+            victim.parameters,
+            start=None if victim.start is None else victim.start.parameters,
+            unknown_layers=unknown,
+            images=images,
+        )
+        return found, span, ""
+    labels, said = None, ""
+    if truth is not None and images is not None:
+        labels, said = _labels(victim, truth, images, attack.condition)
+    found = preflight(
+        victim.architecture,
+        victim.parameters,
+        condition=attack.condition,
+        unknown_layers=unknown,
+        images=images,
+        labels=labels,
+    )
+    return found, None, said
+
+
+def _labels(
+    victim: Victim, truth: Pictures, images: Tensor, condition: Condition
+) -> tuple[Tensor | None, str]:
+    """Labels of the training images as the condition has them, and where they are from."""
+    wide = victim.parameters.map(lambda tensor: tensor.double())
+    output = victim.architecture.forward(wide, images.double().unsqueeze(0)).output[0]
+    if condition == "multiclass":
+        if len(truth.class_names) == victim.architecture.n_outputs:
+            return truth.labels, "labels: the class folders in sorted order"
+        said = (
+            f"labels are the network's own answers: {len(truth.class_names)} class folders for "
+            f"{victim.architecture.n_outputs} outputs"
+        )
+        return output.argmax(1), said
+    signs, said = binary_signs(truth, output[:, 0])
+    return signs, "" if signs is None and condition == "regression" else said
+
+
+def _scale(victim: Victim, images: Tensor | None, std: Tensor | None) -> Finding | None:
+    """Whether inputs were divided by a standard deviation per channel, `std` if it is given.
+
+    `images` (n, d) are the training images less the mean.
+    """
+    subject, channels = "scale of the channels", victim.architecture.shape[0]
+    if channels == 1:
+        return None  # the scale of all pixels together is lost anyway
+    found = None
+    if images is not None and victim.architecture.network.conv is None:
+        found = channel_scales(victim.parameters.weights[0][0], images, channels)
+    if found is None:
+        text = (
+            "Were inputs divided by a standard deviation per channel, as torchvision's Normalize "
+            "does? Weights alone do not show it: if so, give --std, for example 0.247,0.243,0.262."
+        )
+        return Finding("ok", subject, text) if std is None else None
+    said = torch.ones(channels) if std is None else std.flatten()
+    ratio, listed = found / said, " : ".join(f"{scale:.2f}" for scale in found.tolist())
+    text = f"by the first layer and these images, channels were divided by {listed}"
+    if float(ratio.max() / ratio.min()) <= ONE_SCALE:
+        return Finding("ok", subject, f"{text}, as is {'assumed' if std is None else 'said'}.")
+    numbers = ",".join(f"{scale / 4:.3f}" for scale in found.tolist())
+    text += f". Give --std in this ratio, {numbers}, or colours come back distorted. "
+    text += "(Training by Adam or Adadelta undoes a division, by gradient descent it does not.)"
+    return Finding("warning", subject, text)
+
+
+def _check_disjoint(truth: Pictures, decoys: Pictures) -> None:
+    seen = {picture.numpy().tobytes() for picture in truth.images}
+    n_shared = sum(picture.numpy().tobytes() in seen for picture in decoys.images)
+    if n_shared:
+        raise ValueError(
+            f"{n_shared} of {len(decoys)} decoys in {decoys.source} are training images, too; "
+            "decoys must be pictures that the network never saw"
+        )

@@ -1,0 +1,224 @@
+"""The outcome of an attack on given weights, for people: a page, a sheet of pictures, raw files.
+
+Nothing is computed here. The page looks like the report of an evaluation and uses its style sheet;
+it is one file that asks nothing of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from safetensors.numpy import save
+from torch import Tensor
+
+from storage.files import text_bytes, write_file
+from tasks.families.weights.inputs import Pictures
+from tasks.families.weights.ranking import FALSE_SHARES, GOOD, Ranked
+from tasks.families.weights.results import Matches, Results
+from tasks.page.charts import Panel, dots, log_axis, rank_axis
+from tasks.report.contact_sheet import Strip, strips_sheet
+from tasks.report.page import TEMPLATES, data_uri, duration, score
+
+COLUMNS = 10
+N_DECOYS = 5
+MAX_SHOWN_IMAGES = 40
+
+STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
+
+
+def write_reconstructions(path: Path, results: Results) -> None:
+    """The ranked pictures as safetensors: raw x, picture in [0, 1], attack, candidate, and lam, or
+    trust of the span attack.
+
+    With known images also each one's best match (`best/picture`, `best/ssim`).
+    """
+    ranked = results.ranked
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    if ranked:
+        arrays = {
+            "x": _numpy(torch.stack([r.x for r in ranked])),
+            "picture": _numpy(torch.stack([r.picture for r in ranked])),
+            "attack": np.array([r.attack for r in ranked], np.int64),
+            "candidate": np.array([r.candidate for r in ranked], np.int64),
+        }
+        name = "lam" if results.method == "kkt" else "trust"
+        told = [r.lam if r.lam is not None else r.agreement for r in ranked]
+        arrays[name] = np.array(told, np.float32)
+    if results.truth is not None:
+        arrays |= {
+            "best/picture": _numpy(results.truth.picture),
+            "best/ssim": _numpy(results.truth.ssim),
+        }
+    write_file(path, save(arrays))
+
+
+def contact_sheet(
+    results: Results, truth: Pictures | None = None, decoys: Pictures | None = None
+) -> bytes:
+    """PNG: known images over their best matches with scores, decoys likewise, and the ranking."""
+    return strips_sheet(
+        [*_match_strips(results, truth, decoys), *_ranked_strips(results)], columns=COLUMNS
+    )
+
+
+def _match_strips(
+    results: Results, truth: Pictures | None, decoys: Pictures | None
+) -> Iterator[Strip]:
+    """Original over best match, the best first."""
+    for given, found, name, limit in (
+        (truth, results.truth, "training images", MAX_SHOWN_IMAGES),
+        (decoys, results.decoys, "decoys, which the network never saw", N_DECOYS),
+    ):
+        if given is None or found is None:
+            continue
+        order = found.ssim.argsort(descending=True, stable=True)[:limit].tolist()
+        shown = f", the best {len(order)}" if len(order) < len(given) else ""
+        yield f"{found.n_good} of {len(given)} {name}{shown}: good above SSIM {GOOD:g}"
+        for first in range(0, len(order), COLUMNS):
+            rows = order[first : first + COLUMNS]
+            yield "original", [(_bytes(given.images[i]), "", False) for i in rows]
+            yield (
+                "best match",
+                [
+                    (_bytes(found.picture[i]), f"{found.ssim[i]:.2f}", bool(found.ssim[i] > GOOD))
+                    for i in rows
+                ],
+            )
+
+
+def _ranked_strips(results: Results) -> Iterator[Strip]:
+    """The ranking without originals; below each its support, and its score if known."""
+    if not results.ranked:
+        yield "no attack left a picture"
+        return
+    several = results.n_ranked_attacks > 1
+    alone = "trust" if results.method == "span" else "consistency"
+    by = f"how many of {results.n_ranked_attacks} attacks have it" if several else alone
+    below = ""
+    if results.method == "span" and results.truth is not None:
+        below = "; below each its SSIM with a training image (neg: of its negative)"
+    yield f"ranked without the originals, by {by}{below}"
+    for first in range(0, len(results.ranked), COLUMNS):
+        tiles = []
+        for rank, r in enumerate(results.ranked[first : first + COLUMNS], start=first + 1):
+            support = (
+                f"{r.n_attacks}/{results.n_ranked_attacks}" if several else f"{r.agreement:.2f}"
+            )
+            known = "" if r.ssim is None else f"  ({_known(r)})"
+            if results.method == "span" and known:
+                support, known = _known(r), ""
+            good = max(r.ssim or 0, r.as_negative or 0) > GOOD
+            tiles.append((_bytes(r.picture), f"{rank}: {support}{known}", good))
+        yield "", tiles
+
+
+def _known(r: Ranked) -> str:
+    """The SSIM with the nearest training image, of the negative if that is more like one."""
+    if r.as_negative is not None and r.as_negative > GOOD:
+        return f"neg {r.as_negative:.2f}"
+    return f"{r.ssim:.2f}"
+
+
+def write_page(
+    path: Path,
+    record: Mapping[str, Any],
+    results: Results,
+    *,
+    truth: Pictures | None,
+    decoys: Pictures | None,
+    context: Mapping[str, Any],
+) -> None:
+    """The page. `context`: `command` and `created` as texts, `versions` as a mapping."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"score": score, "duration": duration, "lower_first": _lower_first}
+    page = environment.get_template("attack.html").render(
+        style=environment.get_template("report.css").render(styles={}),
+        record=record,
+        results=results,
+        ranked=[
+            {
+                "uri": data_uri(_bytes(r.picture)),
+                "rank": rank,
+                "n_attacks": r.n_attacks,
+                "agreement": r.agreement,
+                "ssim": r.ssim,
+                "as_negative": r.as_negative,
+                "nearest": _nearest(r, truth),
+                "label": r.label,
+            }
+            for rank, r in enumerate(results.ranked, start=1)
+        ],
+        plates={
+            "images": list(_plates(truth, results.truth, MAX_SHOWN_IMAGES)),
+            "decoys": list(_plates(decoys, results.decoys, MAX_SHOWN_IMAGES)),
+        },
+        shares=[f"{share:.0%}" for share in FALSE_SHARES],
+        spectrum=None if record["spectrum"] is None else _spectrum_svg(record["spectrum"]),
+        steps=STEPS,
+        good=GOOD,
+        context=context,
+    )
+    write_file(path, text_bytes(page))
+
+
+def _nearest(r: Ranked, truth: Pictures | None) -> str | None:
+    """The training image that a picture is most like, where one is good."""
+    if truth is None or r.nearest is None:
+        return None
+    return data_uri(_bytes(truth.images[r.nearest]))
+
+
+def _spectrum_svg(spectrum: Mapping[str, Any]) -> str:
+    """The first layer's singular values, the edge of its noise, and how many were taken."""
+    values, n_taken, edge = spectrum["values"], spectrum["n_taken"], spectrum["edge"]
+    points = [(i, value) for i, value in enumerate(values, start=1) if value > 0]
+    low = min(edge or values[0], values[n_taken - 1] or values[0]) / 2
+    axis = log_axis("singular value", max(low, values[0] * 1e-12), values[0])
+    panel = Panel("singular value", rank_axis("direction of the first layer", len(values)), axis)
+    parts = [dots(panel, points, (), colour=1)]
+    if n_taken < 0.85 * len(values):  # beyond, its words leave the frame
+        parts.append(panel.vertical(n_taken, f"{n_taken} taken"))
+    parts += [panel.horizontal(edge)] if edge > 0 else []
+    said = f"{spectrum['n_above']} of {len(values)} singular values are above the noise"
+    return panel.svg(parts, said)
+
+
+def _plates(given: Pictures | None, found: Matches | None, limit: int) -> Iterator[dict[str, Any]]:
+    if given is None or found is None:
+        return
+    order = found.ssim.argsort(descending=True, stable=True)[:limit].tolist()
+    for rank, row in enumerate(order, start=1):
+        yield {
+            "rank": rank,
+            "original": data_uri(_bytes(given.images[row])),
+            "match": data_uri(_bytes(found.picture[row])),
+            "ssim": float(found.ssim[row]),
+        }
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _bytes(picture: Float[Tensor, "c h w"]) -> npt.NDArray[np.uint8]:
+    """uint8 (3, h, w); a grey picture three times."""
+    pixels = picture if len(picture) == 3 else picture[:1].expand(3, -1, -1)
+    return np.asarray((pixels.nan_to_num(nan=0.0).clamp(0, 1) * 255).round().byte().numpy())
+
+
+def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(tensor.cpu().numpy())

@@ -1,0 +1,378 @@
+"""How each claim of paper 002 is decided on a study: our numbers in words, and the verdict.
+
+Every function takes the `Results` of a study and raises NotTestableError where the study lacks what
+the claim is about. `tasks.families.weights.study.claims` has the claims themselves, and the rules
+in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from recon_core.summary import proportion_interval
+from tasks.study.results import Difference, Floats, NotTestableError, Results, difference
+
+Verdict = tuple[str, bool | None]
+
+
+def several(values: Iterable[Any], what: str) -> list[Any]:
+    """The values in order; NotTestableError if there is but one."""
+    found = sorted(values)
+    if len(found) < 2:
+        raise NotTestableError(f"one {what} only")
+    return found
+
+
+def _all(results: Sequence[tuple[str, Difference]]) -> Verdict:
+    return "; ".join(f"{name}: {d}" for name, d in results), every(d.holds for _n, d in results)
+
+
+def every(verdicts: Iterable[bool | None]) -> bool | None:
+    """False if one is, else None if one is, else True."""
+    found = set(verdicts)
+    return False if False in found else None if None in found else True
+
+
+def _text(results: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{name}: {value:.3g}" for name, value in results)
+
+
+# multiclass
+
+
+def more_classes_more_good(r: Results, *, share: bool = False) -> Verdict:
+    per_class = sorted({cell["at"]["per_class"] for cell in r.cells("grid")})
+    found = []
+    for n in per_class:
+        row = sorted(r.cells("grid", per_class=n), key=lambda cell: int(cell["at"]["n_classes"]))
+        several({cell["at"]["n_classes"] for cell in row}, "number of classes")
+        counts = [r.share(c) if share else r.count(c) for c in row]
+        name = f"{n} each, {row[0]['at']['n_classes']} to {row[-1]['at']['n_classes']} classes"
+        shown = " -> ".join(f"{v:.3g}" for v in counts)
+        found.append((f"{name} ({shown})", r.more_good(row[-1], row[0], share=share)))
+    return _all(found)
+
+
+def fixed_number(r: Results) -> Verdict:
+    row = sorted(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
+    several({cell["at"]["n_classes"] for cell in row}, "number of classes")
+    counts = [(f"{c['at']['n_classes']} classes", r.count(c)) for c in row]
+    d = r.more_good(row[-1], row[0])
+    return f"good per victim, {_text(counts)}; last minus first {d}", d.holds
+
+
+def ten_against_binary(r: Results) -> Verdict:
+    ten = max(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
+    (binary,) = r.cells("binary")
+    d = r.more_good(ten, binary)
+    return f"{r.count(ten):.3g} against {r.count(binary):.3g} good per victim: {d}", d.holds
+
+
+def near_the_boundary(r: Results) -> Verdict:
+    d = r.rank_correlation(r.cells(), "margin", "ssim")
+    shown = f"rank correlation of distance and SSIM {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
+    return f"{shown} over {len(d.by_victim)} victims", below_0(d)
+
+
+def below_0(d: Difference) -> bool | None:
+    """Whether a correlation is below 0 with its interval; None if the interval holds 0."""
+    return True if d.high < 0 else False if d.low >= 0 else None
+
+
+def more_images_matter(r: Results) -> Verdict:
+    ten = max(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
+    few = min(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
+    return _effective(ten, few)
+
+
+def _effective(cell: Mapping[str, Any], than: Mapping[str, Any]) -> Verdict:
+    pairs = list(zip(cell["victim"]["n_effective"], than["victim"]["n_effective"], strict=True))
+    if any(a is None or b is None for a, b in pairs):
+        raise NotTestableError("a victim has no loss left on any image")
+    one, other = (", ".join(f"{pair[k]:.3g}" for pair in pairs) for k in (0, 1))
+    ours = (
+        f"effective number of images of each victim, {cell['name']}: {one} of {cell['n_images']}; "
+        f"{than['name']}: {other} of {than['n_images']}"
+    )
+    return ours, all(a > b for a, b in pairs)
+
+
+def vote_beats_nearest(r: Results) -> Verdict:
+    """Cells were trained on their own images, so they are drawn independently of each other."""
+    cells = [cell for cell in r.cells() if cell["vote"] and cell["targets"]["mean_ssim"]]
+    if len(cells) < 2:
+        raise NotTestableError("no vote was scored in two cells")
+    gains = np.array([cell["vote"]["mean_ssim"] - cell["targets"]["mean_ssim"] for cell in cells])
+    half = float(stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains))
+    low, high = gains.mean() - half, gains.mean() + half
+    votes, nearest = (sum(cell[of]["n_good"] for cell in cells) for of in ("vote", "targets"))
+    ours = (
+        f"mean SSIM {gains.mean():+.4f} [{low:+.4f}, {high:+.4f}] over {len(cells)} cells; good "
+        f"{nearest} of the nearest alone, {votes} of the mean"
+    )
+    return ours, True if low > 0 else False if high <= 0 else None
+
+
+# losses
+
+
+def regression_reconstructs(r: Results) -> Verdict:
+    smallest = min(cell["at"]["n_images"] for cell in r.cells("grid"))
+    found = [
+        (
+            f"{loss}, {smallest} images",
+            r.beyond_decoys(r.cells("grid", loss=loss, n_images=smallest)[0]),
+        )
+        for loss in ("MSE", "L2.5", "Huber")
+    ]
+    return _all(found)
+
+
+def large_portions(r: Results) -> Verdict:
+    """Judged at the largest number of images: of a few, any network gives a large portion."""
+    largest = max(cell["n_images"] for cell in r.cells("grid"))
+    cells = [c for loss in ("MSE", "L2.5", "Huber") for c in r.cells("grid", loss=loss)]
+    shares = [(cell["name"], r.share(cell)) for cell in cells]
+    verdicts = []
+    for cell in cells:
+        if cell["n_images"] == largest:
+            good = np.concatenate(r.good(cell))
+            low, high = proportion_interval(int(good.sum()), len(good))
+            verdicts.append(True if low >= 0.25 else False if high < 0.25 else None)
+    return f"good share, {_text(shares)}", every(verdicts)
+
+
+def higher_loss_comes_back_better(r: Results) -> Verdict:
+    parts, verdicts = [], []
+    for loss in dict.fromkeys(cell["at"]["loss"] for cell in r.cells("grid")):
+        d = r.rank_correlation(r.cells("grid", loss=loss), "loss", "ssim")
+        parts.append(f"{loss} {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]")
+        verdicts.append(True if d.low > 0 else False if d.high <= 0 else None)
+    return f"rank correlation of loss and SSIM: {', '.join(parts)}", every(verdicts)
+
+
+def fewer_images_larger_share(r: Results) -> Verdict:
+    found = []
+    for loss in dict.fromkeys(cell["at"]["loss"] for cell in r.cells("grid")):
+        row = sorted(r.cells("grid", loss=loss), key=lambda cell: int(cell["n_images"]))
+        several({cell["n_images"] for cell in row}, "number of images")
+        found.append((str(loss), r.more_good(row[0], row[-1], share=True)))
+    return _all(found)
+
+
+# weight decay
+
+
+def _decays(r: Results, n_classes: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    cells = r.cells(f"{n_classes} classes")
+    baselines = r.cells(f"{n_classes} classes, no decay")
+    return cells, {str(cell["at"]["start"]): cell for cell in baselines}
+
+
+def best_elsewhere(r: Results, cells: Sequence[Mapping[str, Any]], victim: int) -> int:
+    """The cell with most good images on all victims but this one: chosen without looking at it."""
+    scores = [sum(g.sum() for k, g in enumerate(r.good(c)) if k != victim) for c in cells]
+    return int(np.argmax(scores))
+
+
+def best_decay(r: Results, cells: Sequence[Mapping[str, Any]]) -> tuple[list[Floats], list[str]]:
+    """Good images per victim with the weight decay that is best for the other victims."""
+    n = len(cells[0]["victims"])
+    if n < 2:
+        raise NotTestableError("one victim: the best weight decay cannot be chosen without it")
+    chosen = [best_elsewhere(r, cells, k) for k in range(n)]
+    return [r.good(cells[c])[k] for k, c in enumerate(chosen)], [cells[c]["name"] for c in chosen]
+
+
+def against_start(start: str) -> Callable[[Results], Verdict]:
+    def check(r: Results) -> Verdict:
+        found = []
+        for n_classes in (2, 10):
+            cells, baselines = _decays(r, n_classes)
+            good, names = best_decay(r, cells)
+            base = baselines[start]
+            label = f"{' / '.join(sorted(set(names)))} against {base['name']}"
+            counts = f"({np.mean([g.sum() for g in good]):.3g} against {r.count(base):.3g})"
+            found.append((f"{label} {counts}", difference(good, r.good(base))))
+        return _all(found)
+
+    return check
+
+
+def none_without_decay(r: Results) -> Verdict:
+    shares = []
+    for n_classes in (2, 10):
+        _, baselines = _decays(r, n_classes)
+        cell = baselines["standard"]
+        shares.append((cell["name"], r.share(cell)))
+    return f"good share, {_text(shares)}", all(share <= 0.05 for _name, share in shares)
+
+
+def decay_makes_more_images_matter(r: Results) -> Verdict:
+    texts, verdicts = [], []
+    for n_classes in (2, 10):
+        cells, baselines = _decays(r, n_classes)
+        best = max(cells, key=r.count)
+        text, more = _effective(best, baselines["small"])
+        texts.append(text)
+        verdicts.append(more)
+    return "; ".join(texts), every(verdicts)
+
+
+def test_error_hardly_changes(r: Results) -> Verdict:
+    texts, holds = [], True
+    for n_classes in (2, 10):
+        cells, baselines = _decays(r, n_classes)
+        accuracies = {
+            cell["name"]: [a for a in cell["victim"]["test_accuracy"] if a is not None]
+            for cell in (*cells, baselines["standard"])
+        }
+        if not all(accuracies.values()):
+            raise NotTestableError("victims were not tested on other images")
+        means = [float(np.mean(a)) for a in accuracies.values()]
+        texts.append(f"{n_classes} classes: accuracy {min(means):.3f} to {max(means):.3f}")
+        holds = holds and max(means) - min(means) <= 0.05
+    return "; ".join(texts), holds
+
+
+def unfitted_come_back(r: Results) -> Verdict:
+    found = []
+    for cell in r.cells():
+        if any(a < 1 for a in cell["victim"]["train_accuracy"]):
+            found.append(
+                (
+                    f"{cell['name']} (accuracy {min(cell['victim']['train_accuracy']):.2f})",
+                    r.beyond_decoys(cell),
+                )
+            )
+    if not found:
+        raise NotTestableError("every victim classifies its own images")
+    verdicts = {d.holds for _name, d in found}
+    holds = True if True in verdicts else None if None in verdicts else False
+    return "; ".join(f"{name}: {d}" for name, d in found), holds
+
+
+# convolutions
+
+
+def cnn_comes_back(r: Results) -> Verdict:
+    best = max(r.cells("decay"), key=r.share)
+    d = r.beyond_decoys(best)
+    return f"{best['name']}: share {r.share(best):.3g}, beyond decoys {d}", d.holds
+
+
+def cnn_needs_decay(r: Results) -> Verdict:
+    found = []
+    good, _names = best_decay(r, r.cells("decay"))
+    for base in r.cells("no decay"):
+        found.append(
+            (
+                f"against {base['name']} ({r.count(base):.3g} good per victim)",
+                difference(good, r.good(base)),
+            )
+        )
+    return _all(found)
+
+
+def fewer_channels_fewer_good(r: Results) -> Verdict:
+    channels = sorted({cell["at"]["channels"] for cell in r.cells("grid")})
+    several(channels, "number of channels")
+    sums = [
+        (f"{c} channels", sum(r.share(cell) for cell in r.cells("grid", channels=c)))
+        for c in channels
+    ]
+    most, least = r.cells("grid", channels=channels[-1]), r.cells("grid", channels=channels[0])
+    d = difference(_together(r, most), _together(r, least), mean=True)
+    return f"shares summed over kernels, {_text(sums)}; mean difference {d}", d.holds
+
+
+def middle_kernels_are_safer(r: Results) -> Verdict:
+    kernels = sorted({cell["at"]["kernel"] for cell in r.cells("grid")})
+    if len(kernels) < 3:
+        raise NotTestableError("fewer than three kernels")
+    means = [(k, _together(r, r.cells("grid", kernel=k))) for k in kernels]
+    shares = [(f"side {k}", float(np.concatenate(g).mean())) for k, g in means]
+    lowest = min(range(1, len(means) - 1), key=lambda i: float(np.concatenate(means[i][1]).mean()))
+    ends = [difference(means[i][1], means[lowest][1], mean=True) for i in (0, -1)]
+    text = f"share, {_text(shares)}; smallest and largest above side {means[lowest][0]} by "
+    return text + " and ".join(map(str, ends)), every(d.holds for d in ends)
+
+
+def _together(r: Results, cells: Sequence[Mapping[str, Any]]) -> list[Floats]:
+    """Good images of several cells, by the place of the victim."""
+    return [np.concatenate(groups) for groups in zip(*(r.good(c) for c in cells), strict=True)]
+
+
+# width
+
+
+def wider_means_more(r: Results) -> Verdict:
+    found = []
+    for panel in dict.fromkeys(cell["panel"] for cell in r.cells()):
+        widths = several({cell["at"]["width"] for cell in r.cells(panel)}, "width")
+        rows = []
+        for n in sorted({cell["at"]["n_images"] for cell in r.cells(panel)}):
+            shares = [r.share(r.cells(panel, width=w, n_images=n)[0]) for w in widths]
+            rows.append(f"{n} images {' -> '.join(f'{s:.2g}' for s in shares)}")
+        ends = [_together(r, r.cells(panel, width=w)) for w in (widths[-1], widths[0])]
+        found.append((f"{panel} ({'; '.join(rows)})", difference(*ends, mean=True)))
+    return _all(found)
+
+
+def fewer_images_at_a_width(r: Results) -> Verdict:
+    found = []
+    for panel in dict.fromkeys(cell["panel"] for cell in r.cells()):
+        widest = max(cell["at"]["width"] for cell in r.cells(panel))
+        row = sorted(r.cells(panel, width=widest), key=lambda cell: int(cell["at"]["n_images"]))
+        several({cell["at"]["n_images"] for cell in row}, "number of images")
+        shown = " -> ".join(f"{r.share(c):.2g}" for c in row)
+        found.append(
+            (f"{panel}, width {widest} ({shown})", r.more_good(row[0], row[-1], share=True))
+        )
+    return _all(found)
+
+
+def all_of_ten(r: Results) -> Verdict:
+    found = []
+    for panel in dict.fromkeys(cell["panel"] for cell in r.cells()):
+        fewest = min(cell["at"]["n_images"] for cell in r.cells(panel))
+        widest = max(r.cells(panel, n_images=fewest), key=lambda cell: int(cell["at"]["width"]))
+        found.append((f"{widest['name']}", r.share(widest)))
+    return f"good share, {_text(found)}", all(share == 1 for _name, share in found)
+
+
+# large
+
+
+def some_come_back(r: Results) -> Verdict:
+    (cell,) = r.cells("large")
+    d = r.beyond_decoys(cell)
+    return f"{r.count(cell):.3g} good of {cell['n_images']} per victim; beyond decoys {d}", d.holds
+
+
+def minibatches_come_back(r: Results) -> Verdict:
+    """Batches are read from the settings; a full batch is no stochastic gradient."""
+    found = []
+    for cell, settings in zip(r.cells(), r.record["settings"]["cells"], strict=True):
+        size = settings["experiment"]["training"]["batch_size"]
+        if size is not None and size < cell["n_images"]:
+            name = f"{cell['name']}, batches of {size}"
+            found.append((f"{name} ({r.count(cell):.3g} good per victim)", r.beyond_decoys(cell)))
+    if not found:
+        raise NotTestableError("every victim was trained with its full batch")
+    return _all(found)
+
+
+def most_near_few_good(r: Results) -> Verdict:
+    (cell,) = r.cells("large")
+    numbers = cell["victim"]["n_effective"]
+    if any(n is None for n in numbers):
+        raise NotTestableError("a victim has no loss left on any image")
+    good = [int(g.sum()) for g in r.good(cell)]
+    shown = ", ".join(f"{n:.3g}" for n in numbers)
+    ours = f"effective number of images {shown} of {cell['n_images']}, good {good}"
+    return ours, all(g < n for g, n in zip(good, numbers, strict=True))

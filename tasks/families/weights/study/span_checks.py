@@ -1,0 +1,307 @@
+"""What the study of the span attack decides: where it works, and what of paper 002 stands.
+
+A point of the grid is two cells, one per attack, whose victims are the same. That more than half
+comes back is decided by Wilson's interval of the share over all images of a cell; comparisons of
+attacks, as everywhere, by good images per victim (`tasks.families.weights.study.claims`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from recon_core.summary import proportion_interval
+from tasks.families.weights.study.checks import Verdict, every
+from tasks.study.results import NotTestableError, Results
+from tasks.study.statements import Statement
+
+Cell = Mapping[str, Any]
+HALF, NEXT_TO_NOTHING, FEW_DECOYS = 0.5, 0.05, 0.01
+SPAN, KKT = "span", "KKT"
+
+
+def points(r: Results, axis: str | None = None) -> list[tuple[Cell, Cell]]:
+    """(span, KKT) of every point; of an axis with the base, in the order of the axis' values.
+
+    Raises NotTestableError if there is none, or if a point lacks one of the two.
+    """
+    cells = r.cells()
+    if axis is not None:
+        cells = [cell for cell in cells if cell["panel"] in ("base", axis)]
+        values = list(r.record["axes"][axis]["values"])
+        cells.sort(key=lambda cell: values.index(cell["at"][axis]))
+        if not any(cell["panel"] == axis for cell in cells):
+            raise NotTestableError(f"no cell of the axis {axis}")
+    found: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        found.setdefault(name_of(cell), {})[cell["at"]["attack"]] = cell
+    for name, both in found.items():
+        if set(both) != {SPAN, KKT}:
+            raise NotTestableError(f"{name}: only attacked by {', '.join(both)}")
+    return [(both[SPAN], both[KKT]) for both in found.values()]
+
+
+def name_of(cell: Cell) -> str:
+    """Of a cell without its attack."""
+    return str(cell["name"]).rpartition("; ")[0]
+
+
+def above_half(r: Results, cell: Cell) -> bool | None:
+    """Whether more than half of the images came back good, beyond chance."""
+    good = np.concatenate(r.good(cell))
+    low, high = proportion_interval(int(good.sum()), len(good))
+    return True if low > HALF else False if high < HALF else None
+
+
+def told(r: Results, cell: Cell) -> str:
+    """A cell's share and its decoys'."""
+    decoys = float(np.concatenate(r.good(cell, "decoy_ssim")).mean())
+    return f"{r.share(cell):.0%} (decoys {decoys:.1%})"
+
+
+def more_than_half(axis: str) -> Callable[[Results], Verdict]:
+    """At every point of an axis; the text names those where it is less."""
+
+    def check(r: Results) -> Verdict:
+        cells = [span for span, _kkt in points(r, axis)]
+        verdicts = [above_half(r, cell) for cell in cells]
+        text = ", ".join(f"{cell['at'][axis]}: {told(r, cell)}" for cell in cells)
+        less = [str(c["at"][axis]) for c, v in zip(cells, verdicts, strict=True) if v is False]
+        return text + (f"; less than half at {', '.join(less)}" if less else ""), every(verdicts)
+
+    return check
+
+
+def few_decoys(r: Results) -> Verdict:
+    """Of all cells together; those above are named."""
+    cells = [span for span, _kkt in points(r)]
+    decoys = np.concatenate([np.concatenate(r.good(cell, "decoy_ssim")) for cell in cells])
+    share = float(decoys.mean())
+    many = [name_of(c) for c in cells if np.concatenate(r.good(c, "decoy_ssim")).mean() > 0.03]
+    text = f"{int(decoys.sum())} of {len(decoys)} decoys, {share:.2%}"
+    low, high = proportion_interval(int(decoys.sum()), len(decoys))
+    holds = True if high <= FEW_DECOYS else False if low > FEW_DECOYS else None
+    return text + (f"; above 3 %: {', '.join(many)}" if many else ""), holds
+
+
+def seconds(cell: Cell) -> float:
+    """Of one attack, with the comparison of its pictures with the training images."""
+    return float(cell["seconds"]) / (len(cell["victims"]) * int(cell["n_attacks"]))
+
+
+def fair(both: Iterable[tuple[Cell, Cell]]) -> tuple[list[tuple[Cell, Cell]], str]:
+    """The points at which the KKT attack had at least the span attack's time, and the others in
+    words. Raises NotTestableError if it had so at none."""
+    found = list(both)
+    kept = [pair for pair in found if seconds(pair[1]) >= seconds(pair[0])]
+    short = [name_of(pair[0]) for pair in found if pair not in kept]
+    if not kept:
+        raise NotTestableError(f"the KKT attack had less time: {', '.join(short)}")
+    return kept, f"; left out, the KKT attack had less time: {', '.join(short)}" if short else ""
+
+
+def beats_kkt(r: Results) -> Verdict:
+    """Where more than half comes back."""
+    both = [pair for pair in points(r) if above_half(r, pair[0])]
+    if not both:
+        raise NotTestableError("nowhere does more than half come back")
+    both, left_out = fair(both)
+    ahead = [(name_of(a), r.more_good(a, b)) for a, b in both]
+    good, time = ([sum(of(cell) for cell in cells) for cells in zip(*both, strict=True)]
+                  for of in (r.count, seconds))  # fmt: skip
+    least = min(ahead, key=lambda row: row[1].value)
+    text = (
+        f"{good[0]:.4g} against {good[1]:.4g} good per victim over {len(both)} points, in "
+        f"{time[0]:.0f} against {time[1]:.0f} s; least ahead at {least[0]}: {least[1]}{left_out}"
+    )
+    return text, every(d.holds for _name, d in ahead)
+
+
+def no_more_from_kkt(r: Results) -> Verdict:
+    """Where less than half comes back."""
+    both = [pair for pair in points(r) if above_half(r, pair[0]) is False]
+    if not both:
+        raise NotTestableError("nowhere does less than half come back")
+    both, left_out = fair(both)
+    found = [(name_of(a), r.more_good(b, a)) for a, b in both]
+    verdicts = [None if d.holds is None else not d.holds for _name, d in found]
+    text = "KKT minus span, " + "; ".join(f"{name}: {d}" for name, d in found)
+    return text + left_out, every(verdicts)
+
+
+# what stands of paper 002
+
+
+def _start(r: Results, start: str, decay: str = "0", layers: int = 2) -> tuple[Cell, Cell]:
+    """(span, KKT) of a point from a standard start."""
+    cells = r.cells(start=start, decay=decay, layers=layers)
+    found = {cell["at"]["attack"]: cell for cell in cells}
+    if set(found) != {SPAN, KKT}:
+        raise NotTestableError(f"no point: {start} start, weight decay {decay}, {layers} layers")
+    return found[SPAN], found[KKT]
+
+
+def _nothing(r: Results, cells: Iterable[Cell]) -> Verdict:
+    text, verdicts = [], []
+    for cell in cells:
+        text.append(f"{cell['name']}: {told(r, cell)}")
+        verdicts.append(r.share(cell) <= NEXT_TO_NOTHING)
+    return "; ".join(text), every(verdicts)
+
+
+def nothing_from_standard(r: Results) -> Verdict:
+    return _nothing(r, _start(r, "standard, unknown"))
+
+
+def nothing_with_known_start(r: Results) -> Verdict:
+    return _nothing(r, _start(r, "standard, known"))
+
+
+def decay_helps(start: str, attack: str) -> Callable[[Results], Verdict]:
+    """Whether weight decay gives more back than none, from a standard start."""
+
+    def check(r: Results) -> Verdict:
+        k = (SPAN, KKT).index(attack)
+        plain, decayed = _start(r, start)[k], _start(r, start, decay="0.01")[k]
+        d = r.more_good(decayed, plain)
+        text = f"{told(r, decayed)} with decay against {told(r, plain)} without: {d}"
+        return text, d.holds
+
+    return check
+
+
+def layers_harder(panel: str, attack: str) -> Callable[[Results], Verdict]:
+    """Whether fewer come back with the most hidden layers than with the fewest."""
+
+    def check(r: Results) -> Verdict:
+        k = (SPAN, KKT).index(attack)
+        if panel == "layers":
+            row = [pair[k] for pair in points(r, "layers")]
+        else:
+            row = [_start(r, "standard, known", layers=n)[k] for n in (1, 2, 3)]
+        shares = ", ".join(f"{cell['at']['layers']}: {told(r, cell)}" for cell in row)
+        d = r.more_good(row[0], row[-1])
+        return f"hidden layers, {shares}; fewest minus most {d}", d.holds
+
+    return check
+
+
+OURS = "ours"
+NOT_BEFORE = "not measured before"
+ABOVE = (
+    "the share of good images and Wilson's interval of it are above one half at every point of the "
+    "axis; false where the whole interval is below"
+)
+WHAT: dict[str, str] = {
+    "images": "however many images were trained on, the first layer twice as wide",
+    "ratio": "however wide the first layer is for the number of images",
+    "start": "from whatever start, known or not",
+    "rule": "by whatever rule the network was trained",
+    "batch": "after minibatches as well",
+    "decay": "after weight decay as well",
+    "loss": "whatever the loss was",
+    "layers": "with one, two and three hidden layers",
+    "bias": "with and without biases",
+    "weights": "from rounded and from noisy weights",
+}
+FEWEST_MOST = "good images per victim, one hidden layer minus three: the difference holds"
+FIVE = "at most 5 % of the images are good, in every cell named"
+LIMITED = "only models of up to several layers are considered; no number"
+NOT_STANDARD = "models with standard initialization did not yield reconstructed samples"
+DECAY = "counts far above the baseline without weight decay"
+WITH_MINUS = "good images per victim with weight decay minus without: the difference holds"
+
+STATEMENTS: tuple[Statement[Results], ...] = (
+    *(
+        Statement(
+            claim=f"The span attack gives back more than half of the images {what}",
+            where=OURS,
+            theirs=NOT_BEFORE,
+            rule=ABOVE,
+            check=more_than_half(axis),
+        )
+        for axis, what in WHAT.items()
+    ),
+    Statement(
+        claim="At most one decoy of a hundred passes for a training image of the span attack",
+        where=OURS,
+        theirs=NOT_BEFORE,
+        rule="Wilson's interval of the share of good decoys, over all points, ends at .01 or below",
+        check=few_decoys,
+    ),
+    Statement(
+        claim="Where the span attack gives back more than half, the KKT attack gives back less in "
+        "at least its time",
+        where=OURS,
+        theirs=NOT_BEFORE,
+        rule="good images per victim, span minus KKT: the difference holds at every such point; "
+        "points at which the KKT attack had less time are left out and named",
+        check=beats_kkt,
+    ),
+    Statement(
+        claim="Where the span attack gives back less than half, the KKT attack gives back no more",
+        where=OURS,
+        theirs=NOT_BEFORE,
+        rule="good images per victim, KKT minus span: the whole interval is at 0 or below at every "
+        "such point; points at which the KKT attack had less time are left out and named",
+        check=no_more_from_kkt,
+    ),
+    Statement(
+        claim="A standard start without weight decay gives nothing back",
+        where="002, section 6.1",
+        theirs=NOT_STANDARD,
+        rule=f"{FIVE}: both attacks, the start not known",
+        check=nothing_from_standard,
+    ),
+    Statement(
+        claim="... which still stands when the start is known",
+        where="002, section 6.1, with the start known",
+        theirs=NOT_STANDARD,
+        rule=f"{FIVE}: both attacks; the KKT attack makes no use of the start",
+        check=nothing_with_known_start,
+    ),
+    Statement(
+        claim="Weight decay makes reconstruction possible from a standard start",
+        where="002, section 6.1, figure 5",
+        theirs=DECAY,
+        rule=f"{WITH_MINUS}, of the KKT attack",
+        check=decay_helps("standard, unknown", KKT),
+    ),
+    Statement(
+        claim="... and makes the span attack possible where the start is not known",
+        where="002, section 6.1, figure 5, with the span attack",
+        theirs=DECAY,
+        rule=f"{WITH_MINUS}, of the span attack",
+        check=decay_helps("standard, unknown", SPAN),
+    ),
+    Statement(
+        claim="... which it still does when the start is known: more comes back with it",
+        where="002, section 6.1, figure 5, with the start known",
+        theirs=DECAY,
+        rule=f"{WITH_MINUS}, of the span attack",
+        check=decay_helps("standard, known", SPAN),
+    ),
+    Statement(
+        claim="Networks of more layers are harder to attack",
+        where="002, section 7",
+        theirs=LIMITED,
+        rule=f"{FEWEST_MOST}, of the KKT attack from a small start",
+        check=layers_harder("layers", KKT),
+    ),
+    Statement(
+        claim="... for the span attack as well",
+        where="002, section 7, with the span attack",
+        theirs=LIMITED,
+        rule=f"{FEWEST_MOST}, of the span attack from a small start that is not known",
+        check=layers_harder("layers", SPAN),
+    ),
+    Statement(
+        claim="... and still when the start is known",
+        where="002, section 7, with the start known",
+        theirs=LIMITED,
+        rule=f"{FEWEST_MOST}, of the span attack from a standard start that is known",
+        check=layers_harder("layers, known start", SPAN),
+    ),
+)

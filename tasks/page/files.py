@@ -1,0 +1,74 @@
+"""What pages are made from: a JSON record and an .npz of pictures, read with errors that help."""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.documents import read_document, understood
+from storage.files import text_bytes, write_file
+from tasks.page.tables import Table
+
+
+def read_record(path: Path, *, schema: str, version: int, command: str) -> dict[str, Any]:
+    """The JSON object in `path`, of this schema and version.
+
+    Raises ValueError, which names `command` as the way to make it, if there is no such file, or it
+    is something else.
+    """
+    try:
+        record = read_document(path, f"run `{command}` again")
+    except FileNotFoundError:
+        raise ValueError(f"{path.parent} has no {path.name}; run `{command}` first") from None
+    name, other = record.get("schema"), record.get("version")
+    if (name, other) != (schema, version):
+        raise ValueError(
+            f"{path} is {name!r} version {other!r}, expected {schema!r} version {version}; "
+            f"run `{command}` again with this release"
+        )
+    return record
+
+
+@contextlib.contextmanager
+def page_of(records: Path | str, command: str) -> Iterator[None]:
+    """Turns what a page cannot be made of into one line that names its `records` and the
+    `command` that makes them anew.
+
+    Raises ValueError.
+    """
+    import jinja2
+
+    with understood(records, f"run `{command}` again"):
+        try:
+            yield
+        except jinja2.UndefinedError as error:
+            raise ValueError(str(error)) from error
+
+
+def read_arrays(path: Path, *, command: str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of the .npz `path`; ValueError if there is none, or it cannot be read."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path.parent} has no {path.name}, so its study was not finished or not copied whole; "
+            f"copy it, or run `{command}` again"
+        ) from None
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read ({error}); run `{command}` again") from error
+
+
+def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
+    """Every table as CSV in `folder`; CSVs of an earlier page there are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.csv"):
+        old.unlink()
+    for name, table in tables.items():
+        write_file(folder / f"{name}.csv", text_bytes(table.csv()))

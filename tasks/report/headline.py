@@ -1,0 +1,295 @@
+"""The report's words: names of methods, numbers as people read them, the first paragraph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tasks.report.record import Record, best_trained, experiment_of
+
+NOTHING = "–"
+NOT_SHOWN = {"loss_curve", "ssim_curve", "schema", "version", "fingerprint"}  # of a restorer's card
+
+KNOWN_METHODS = {
+    "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
+    "plain_kkt": ("KKT attack", "KKT attack", "another attack on the same networks"),
+    "plain_span": ("Span attack", "Span attack", "another attack on the same networks"),
+    "plain_span_then_kkt": (
+        "Span, then KKT attack",
+        "Span, then KKT",
+        "another attack on the same networks",
+    ),
+    "plain_all": ("Attack alone, every saved step", "Attack, all", "the best over all saved steps"),
+    "vote": (
+        "Vote of candidates",
+        "Vote",
+        "the average of all reconstructions that are nearly as close to the image as the closest",
+    ),
+}
+RESTORER_TITLES = {
+    "bf_dncnn": "BF-DnCNN",
+    "edm": "EDM",
+    "nlm": "Non-local means",
+    "tv": "Total variation",
+    "wavelet": "Wavelet shrinkage",
+}
+RESTORER_NOTES = {
+    "bf_dncnn": "a convolutional denoiser, run once",
+    "edm": "a conditional diffusion model",
+    "nlm": "a classical denoiser that learned nothing: averages like surroundings",
+    "tv": "a classical denoiser that learned nothing: flattens what varies",
+    "wavelet": "a classical denoiser that learned nothing: shrinks wavelet coefficients",
+}
+KIND_NOTES = {
+    "attack": "pictures of the attack",
+    "vote": "pictures that several attacks agree on",
+    "classical": "a denoiser that learned nothing",
+    "trained": "a trained restorer",
+    "external": "a model brought by the user",
+}
+ATTACK_NOTES = {
+    "kkt": "searches for pictures that explain all weights as the end of training",
+    "span": "separates the first layer's weights, which are mixtures of the training pictures, by "
+    "what pictures have and mixtures have not",
+    "span_then_kkt": "separates the first layer's weights, and from there searches for pictures "
+    "that explain all weights",
+}
+ATTACK_NAMES = {
+    "kkt": "KKT attack",
+    "span": "span attack",
+    "span_then_kkt": "attack by both in turn",
+}
+ATTACKER_KNOWS = {
+    "kkt": "The attack is given a network (its architecture and weights) and the average of its "
+    "training pictures, nothing else. It searches for pictures that explain those weights as the "
+    "end of training.",
+    "span": "The attack is given a network (its architecture and weights) and the average of its "
+    "training pictures, nothing else. Its first layer's weights are mixtures of the training "
+    "pictures; the attack separates them by what pictures have and mixtures have not.",
+    "autoencoder": "The attack is given an autoencoder, of which it only asks for f(x), and one "
+    "degraded copy of each training picture, with many pixels erased. It searches for a picture "
+    "that the autoencoder leaves as it is and that agrees with what is left of the copy.",
+    "inversion": "The attack is given the first layers of a classifier and what they make of each "
+    "picture, which is sent to a server that does the rest. It searches for pictures of which they "
+    "make the same.",
+    "instahide": "The attack is given mixtures of private and public pictures in which the sign of "
+    "every pixel is hidden, the scheme, the public pictures and the mixed labels. It finds out "
+    "which pictures are in which mixture and solves for the private ones.",
+}
+ATTACKER_UNKNOWN = "The attack never sees the training pictures."
+CRITERIA = {
+    "kkt_residual": "KKT residual",
+    "residual_relu": "KKT residual with the exact ReLU",
+    "attack_loss": "loss of the attack",
+    "consistency": "consistency over iterations",
+    "agreement": "agreement with other runs",
+    "n_pictures": "number of pictures",
+    "n_iterations": "iterations until the end",
+    "lr": "step size of the pictures",
+    "lam_lr": "step size of λ",
+    "sigma": "σ of the start",
+    "lam_min": "lower bound of λ",
+    "alpha": "sharpness α of the softplus",
+}
+
+
+def method_title(name: str, kind: str = "trained") -> tuple[str, str, str]:
+    """(long title, short title, what it is) of a method by its name in the record."""
+    if name in KNOWN_METHODS:
+        return KNOWN_METHODS[name]
+    stem, count = _stem(name)
+    title = RESTORER_TITLES.get(stem, stem)
+    note = RESTORER_NOTES.get(stem, KIND_NOTES.get(kind, kind))
+    if not count:
+        return title, title, note
+    if count == "1":
+        return (
+            f"{title}, one sample",
+            f"{title} ×1",
+            f"{note}, sampled once: sharp, and it may invent",
+        )
+    return (
+        f"{title}, mean of {count}",
+        f"{title} ×{count}",
+        f"{note}, the average of {count} samples: what differs between samples blurs",
+    )
+
+
+def _stem(name: str) -> tuple[str, str]:
+    stem, _x, count = name.rpartition("_x")
+    return (stem, count) if stem and count.isdigit() else (name, "")
+
+
+def attack_rows(record: Record) -> list[dict[str, Any]]:
+    """What is said of each attack on the same victims, further ones first; [] if there is one.
+
+    `title`, and `name` in a sentence; `good`, `good_decoys` of `n`; `ssim`, `ssim_decoys` as texts;
+    `found` at 0, 1 and 5 % false positives (shares, None without decoys); `seconds` of work per
+    victim, None if it is not known; `guesses`: pictures per victim.
+    """
+    rows = []
+    for attack in record.get("attacks") or ():
+        method = record["methods"][attack["method"]]
+        targets, decoys = method["targets"]["summary"], method["decoys"]["summary"]
+        found, seconds = method["detection"]["found_at"] or {}, attack["seconds"]
+        n_victims = record["dataset"]["n_victims"]
+        rows.append(
+            {
+                "method": attack["method"],
+                "title": attack_title(record, attack["method"]),
+                "name": ATTACK_NAMES[attack["kind"]],
+                "n": targets["n"],
+                "good": targets["n_good"],
+                "good_decoys": decoys["n_good"],
+                "ssim": score(targets["mean_ssim"]),
+                "ssim_decoys": score(decoys["mean_ssim"]),
+                "found": [found.get(rate) for rate in ("0", "0.01", "0.05")],
+                "seconds": None if seconds is None else seconds / n_victims,
+                "guesses": round(attack["n_candidates"] / n_victims),
+            }
+        )
+    return rows[1:] + rows[:1]
+
+
+def attack_title(record: Record, name: str) -> str:
+    """A row of the pictures that show attacks side by side; of a restorer, what it restored."""
+    kinds = {attack["method"]: attack["kind"] for attack in record["attacks"]}
+    title = KNOWN_METHODS[f"plain_{kinds.get(name, kinds['plain'])}"][1]
+    if name in kinds:
+        return title
+    return f"{title.removesuffix(' attack')}, then {method_title(name)[1]}"
+
+
+def found_text(shares: list[float | None]) -> str:
+    """`72, 72, 82 %`."""
+    return ", ".join(NOTHING if s is None else f"{100 * s:.0f}" for s in shares) + " %"
+
+
+def picture_title(name: str) -> str:
+    """The title of a row of pictures: of a method, or of one of the special rows."""
+    special = {
+        "original": "Original",
+        "closest": "Closest training picture",
+        "disagreement": "Where the samples disagree",
+    }
+    if name in special:
+        return special[name]
+    if name.startswith("disagreement_"):
+        stem = name.removeprefix("disagreement_")
+        return f"Where samples of {RESTORER_TITLES.get(stem, stem)} disagree"
+    return method_title(name)[0]
+
+
+def criterion_title(name: str) -> str:
+    """A criterion of the ranking, in words."""
+    return CRITERIA.get(name, name.replace("_", " "))
+
+
+def headline(record: Record) -> dict[str, Any]:
+    """The numbers of the first paragraph: the attack alone, and the trained restorer with most good
+    images.
+
+    `restored` is None without trained restorers. The choice is made by the targets' good count and
+    then by the mean SSIM; its decoys are shown with it.
+    """
+    facts, methods = record["dataset"], record["methods"]
+    best = best_trained(record)
+    per_victim, outcomes = facts["images_per_victim"], facts["outcomes"]
+    several = f"{per_victim[0]} to {per_victim[-1]}" if per_victim else "0"
+    return {
+        "n_victims": facts["n_victims"],
+        "n_runs": facts["n_runs"],
+        "n_attacks": facts["attacks_per_victim"],
+        "per_victim": str(per_victim[0]) if len(per_victim) == 1 else several,
+        "one_per_victim": per_victim == [1],
+        "n_targets": facts["n_targets"],
+        "diverged": outcomes.get("nonfinite", 0),
+        "unfitted": outcomes.get("unfitted", 0),
+        "stopped": outcomes.get("stopped", 0),
+        "without_pictures": facts["n_runs_without_pictures"],
+        "plain": methods["plain"],
+        "best_name": None if best is None else method_title(best)[0],
+        "restored": None if best is None else methods[best],
+    }
+
+
+def attacker(record: Record) -> str:
+    """What the attack of this family, or kind, knows; of several what each does with that."""
+    if record.get("attacks"):
+        return _attackers(record)
+    experiment = experiment_of(record)
+    said = ATTACKER_KNOWS.get(experiment.get("family", ""), ATTACKER_UNKNOWN)
+    attack = experiment.get("attack", {})
+    if not str(attack.get("kind", "")).startswith("span"):
+        return said
+    said = ATTACKER_KNOWS["span"]
+    if attack.get("span", attack).get("start") == "known":
+        said = said.replace(", nothing else.", ", and the weights that training started from.")
+    if attack["kind"] == "span_then_kkt":
+        said += " From there it searches for pictures that explain all weights."
+    return said
+
+
+def _attackers(record: Record) -> str:
+    said = ["Each attack is given a network (its architecture and weights) and the average of its "
+            "training pictures"]  # fmt: skip
+    own, *further = record["attacks"]
+    for attack in (*further, own):
+        known = attack["settings"].get("span", attack["settings"]).get("start") == "known"
+        more = ", and is given the weights that training started from as well" if known else ""
+        said.append(f"The {ATTACK_NAMES[attack['kind']]} {ATTACK_NOTES[attack['kind']]}{more}")
+    return ". ".join(said) + "."
+
+
+def victims(record: Record) -> str:
+    """A sentence on the networks' size, ending in a space; empty if the manifest does not say."""
+    widths = experiment_of(record).get("victim", {}).get("widths")
+    if not widths:
+        return ""
+    layers = " and ".join(str(width) for width in widths)
+    hidden = "hidden layers" if len(widths) > 1 else "a hidden layer"
+    return f"The networks are fully connected classifiers with {hidden} of {layers} units. "
+
+
+def percent(fraction: float | None) -> str:
+    """`1.3 %`; a dash if there is nothing to divide by."""
+    return NOTHING if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def score(value: float | None) -> str:
+    """`0.412`; a dash for None."""
+    return NOTHING if value is None else f"{value:.3f}".replace("-", "−")
+
+
+def interval(limits: tuple[float, float] | None) -> str:
+    """`[0.401, 0.423]`; nothing for None."""
+    return "" if limits is None else f"[{score(limits[0])}, {score(limits[1])}]"
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """(name, text) of every value of nested mappings and lists; names are dotted, as `--set` has
+    them, and list items count from 0."""
+    for key, value in values.items():
+        name = f"{above}.{key}" if above else key
+        if key in NOT_SHOWN:
+            continue
+        if isinstance(value, Mapping):
+            yield from leaves(value, name)
+        elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
+            yield from leaves({str(k): v for k, v in enumerate(value)}, name)
+        elif isinstance(value, list | tuple):
+            yield name, ", ".join(str(item) for item in value) or "none"
+        else:
+            yield name, f"{value:.6g}" if isinstance(value, float) else str(value)

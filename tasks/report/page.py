@@ -1,0 +1,271 @@
+"""The page that people see first: evaluation.json and pictures.npz as one self-contained HTML file.
+
+Nothing is computed here: every number is taken from the record and only rounded or binned for
+reading, every picture from the .npz. No request leaves the page; it works from a file, on paper and
+in the dark. The numbers behind each figure lie beside it, in report-data/ (docs/report.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from storage.documents import read_document
+from storage.files import text_bytes, write_file, write_json
+from tasks.page.charts import marker
+from tasks.page.files import page_of
+from tasks.page.pictures import data_uri
+from tasks.page.tables import (
+    Table,
+    appendix_table,
+    attacks_table,
+    examples_table,
+    excluded_table,
+    grid_table,
+    images_table,
+    methods_table,
+    runs_table,
+    side_by_side_table,
+    unlike_table,
+)
+from tasks.report import image_grids as plates
+from tasks.report.figures import (
+    Figure,
+    halves_figure,
+    ranked_figure,
+    roc_figure,
+    styles,
+    thresholds_figure,
+)
+from tasks.report.headline import (
+    attack_rows,
+    attacker,
+    criterion_title,
+    duration,
+    headline,
+    interval,
+    leaves,
+    method_title,
+    percent,
+    score,
+    victims,
+)
+from tasks.report.record import (
+    SIDES,
+    Pictures,
+    Record,
+    best_trained,
+    evaluation_folder,
+    read_pictures,
+    read_record,
+    sampled_means,
+    trained,
+)
+from tasks.report.scatter import (
+    before_after_figure,
+    hallucination_figure,
+    margin_figure,
+    ranking_figure,
+)
+
+__all__ = [
+    "TEMPLATES",
+    "data_uri",
+    "duration",
+    "method_title",
+    "saved_context",
+    "score",
+    "write_report",
+]
+
+TEMPLATES = Path(__file__).parents[1] / "page" / "templates"
+DATA_FOLDER = "report-data"
+CONTEXT = "context.json"
+
+EMPTY_CONTEXT: dict[str, Any] = {
+    "stages": [],
+    **{name: {} for name in ("recipe", "seeds", "versions", "pairs", "restorers")},
+    "machine": "",
+    "command": "",
+    "created": "",
+}
+
+
+def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = None) -> Path:
+    """Make `report.html` (or `page`) from what an evaluation left in `out`; returns its path.
+
+    Beside the page, the folder report-data gets the numbers of each figure as CSV, and `context`,
+    so that the page can be made again from its folder alone (`saved_context`). `context` is what
+    only the caller knows, all of it optional: `stages` (a list of {name, seconds}), `recipe` (the
+    job's settings), `seeds`, `versions`, `pairs` (facts about the pairs that restorers learned
+    from) and `restorers` (their cards, by name), each a possibly nested mapping that is shown as a
+    list; `machine`, `command` and `created` are texts.
+
+    Raises ValueError if there is no finished evaluation in `out`, or one of another version, or if
+    `context` has another key.
+    """
+    unknown = sorted(set(context) - set(EMPTY_CONTEXT))
+    if unknown:
+        raise ValueError(f"context has {unknown}; expected keys among {sorted(EMPTY_CONTEXT)}")
+    folder = evaluation_folder(out)
+    record = read_record(folder / "evaluation.json")
+    pictures = read_pictures(folder / "pictures.npz")
+    page = page or folder / "report.html"
+    with page_of(folder / "evaluation.json", "palimpsest evaluate"):
+        figures = {figure.name: figure for figure in _figures(record)}
+        tables = list(_tables(record, figures))
+        html = _render(record, pictures, EMPTY_CONTEXT | dict(context), figures, tables)
+    (page.parent / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
+    for old in (page.parent / DATA_FOLDER).glob("*.csv"):
+        old.unlink()
+    for table in tables:
+        write_file(page.parent / DATA_FOLDER / f"{table.name}.csv", text_bytes(table.csv()))
+    if context:
+        write_json(page.parent / DATA_FOLDER / CONTEXT, dict(context))
+    write_file(page, text_bytes(html))
+    return page
+
+
+def saved_context(run: Path) -> dict[str, Any]:
+    """The `context` of the report that was last made in `run`'s evaluation; empty if none was.
+
+    Raises ValueError if there is no finished evaluation, or the file is not a context.
+    """
+    path = evaluation_folder(run) / DATA_FOLDER / CONTEXT
+    if not path.exists():
+        return {}
+    context = read_document(path, "remove it")
+    if set(context) - set(EMPTY_CONTEXT):
+        raise ValueError(f"{path} is not a report's context; remove it")
+    return context
+
+
+def rebuild_report(run: Path, page: Path | None = None) -> Path:
+    """The report of a finished evaluation, written from its folder alone, by default into it.
+
+    `run` is a job's folder or the evaluation's own; no store is opened. What the evaluation itself
+    does not know (times, settings of the job) is taken from an earlier report there, if any.
+    Raises ValueError for a folder without a finished evaluation, or of another version.
+    """
+    folder = evaluation_folder(run)
+    return write_report(folder, saved_context(folder), page=page)
+
+
+def environment() -> Any:
+    """The templates, with the filters that turn numbers into words."""
+    import jinja2
+
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "percent": percent,
+        "score": score,
+        "duration": duration,
+        "interval": interval,
+        "criterion": criterion_title,
+    }
+    found.globals |= {"marker": marker, "data_folder": DATA_FOLDER}
+    return found
+
+
+def _figures(record: Record) -> Iterator[Figure]:
+    """The charts that this record has the numbers for."""
+    best = best_trained(record)
+    made = [
+        ranked_figure(record),
+        before_after_figure(record, best) if best else None,
+        halves_figure(record),
+        margin_figure(record),
+        thresholds_figure(record),
+        roc_figure(record),
+        ranking_figure(record),
+        hallucination_figure(record),
+    ]
+    yield from (figure for figure in made if figure is not None)
+
+
+def _tables(record: Record, figures: Mapping[str, Figure]) -> Iterator[Table]:
+    yield methods_table(record)
+    if record.get("side_by_side"):
+        yield attacks_table(record)
+        yield side_by_side_table(record)
+    yield grid_table(record)
+    yield appendix_table(record)
+    yield examples_table(record)
+    if record["nothing"]["n"]:
+        yield unlike_table(record)
+    if record["excluded"]:
+        yield excluded_table(record)
+    of_figures = {table.name: table for figure in figures.values() for table in figure.tables}
+    for always in (images_table(record), runs_table(record)):
+        of_figures.setdefault(always.name, always)
+    yield from of_figures.values()
+
+
+def _render(
+    record: Record,
+    pictures: Pictures,
+    context: Mapping[str, Any],
+    figures: Mapping[str, Figure],
+    tables: list[Table],
+) -> str:
+    methods = {name: method_title(name, m["kind"]) for name, m in record["methods"].items()}
+    best = best_trained(record)
+    others = [
+        name
+        for name, method in record["methods"].items()
+        if name not in ("plain", best) and method["kind"] in ("trained", "external", "vote")
+    ]
+    machine = {"machine": context["machine"]} if context["machine"] else {}
+    facts = {
+        "The images attacked": record["source"],
+        "The pairs restorers learned from": context["pairs"],
+        "Seeds": context["seeds"],
+        "Settings of the evaluation": record["settings"],
+        "Settings of the job": context["recipe"],
+        "Restorers": context["restorers"],
+        "Software and hardware": {**context["versions"], **machine},
+    }
+    blocks, exact = plates.appendix_blocks(record, pictures)
+    page: str = (
+        environment()
+        .get_template("report.html")
+        .render(
+            record=record,
+            context=context,
+            methods=methods,
+            headline=headline(record),
+            attacker=attacker(record),
+            victims=victims(record),
+            attacks=attack_rows(record),
+            attack_bands={side: plates.attack_bands(record, pictures, side) for side in SIDES}
+            if record.get("side_by_side")
+            else None,
+            bands={side: plates.bands(record, pictures, side) for side in SIDES},
+            nothing=plates.nothing_rows(pictures),
+            pair_bins=plates.pair_bins(record, pictures),
+            blocks=blocks,
+            blocks_exact=exact,
+            per_block=plates.PER_BLOCK,
+            picture_width=record["source"]["size"][-1],
+            figures=figures,
+            tables={table.name: table for table in tables},
+            styles=styles(record),
+            best=best,
+            trained=trained(record),
+            sampled=sampled_means(record),
+            others={
+                name: before_after_figure(record, name, ("ssim",)) if best else None
+                for name in others
+            },
+            facts={title: list(leaves(values)) for title, values in facts.items() if values},
+            threshold=f"{record['settings']['good_threshold']:g}",
+        )
+    )
+    return page

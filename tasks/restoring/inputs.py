@@ -1,0 +1,340 @@
+"""What is restored: a folder of pictures, or the confident reconstructions of a store of pairs.
+
+Both give 8-bit pictures with a name each, as often as they are asked, and hold one at a time (a
+store a few hundred). Reconstructions are drawn as everywhere: scaled as far as they stay in [0, 1]
+around the mean image of their run. Of each candidate of an attack its last saved iteration counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from storage.errors import SourceError, shown
+from storage.object_store import Location
+from storage.pairs.dataset import Dataset, is_store
+from storage.sources.picture_files import COLOUR, GREY, Reading, Tally, unreadable
+from storage.sources.pictures import CorruptPictureError, check_pixels, decoded, is_picture
+from tasks.dataset.export import rendered
+
+Size = int | tuple[int, int]
+"""The side of a square, or (height, width)."""
+
+ROWS_AT_ONCE = 256
+"""Reconstructions of a store that are read together."""
+
+
+@dataclass(frozen=True)
+class InputPicture:
+    """A picture to restore: uint8 `pixels` (3, h, w), and in `facts` where it is from.
+
+    `name` is unique among the inputs and a relative path without an ending. `given`: (height,
+    width) that it had, and `mode`, what its file holds (Pillow's).
+    """
+
+    name: str
+    pixels: npt.NDArray[np.uint8]
+    facts: dict[str, Any]
+    given: tuple[int, int]
+    mode: str = COLOUR
+
+
+class Inputs(Protocol):
+    """Pictures that can be gone through more than once, always in the same order."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[InputPicture]: ...
+
+    def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
+        """Those that iterating gives at `places`, counted from 0 and ascending."""
+
+    @property
+    def location(self) -> str:
+        """Where they are."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What they are, wherever they are, but for their pixels."""
+
+    def tally(self) -> Tally:
+        """What is known before any is counted: the size they are made into, what is left out."""
+
+
+def open_inputs(
+    source: Location,
+    *,
+    limit: int | None = None,
+    size: Size | None = None,
+    skip_corrupt: bool = False,
+) -> Inputs:
+    """The pictures in the folder, or in the store of pairs, at `source`; the first `limit`.
+
+    With `skip_corrupt` files of a folder that cannot be read are left out, which reads them all
+    once more.
+
+    Pictures have the size that they have. With `size` every one of a folder is cropped to its
+    centre of that shape and resized to that size (`resized`); a store's never are.
+
+    Raises:
+        ValueError: `limit` or a side of `size` below 1, a `size` beyond what a picture may have, or
+            one for a store.
+        SourceError: there is no picture, or two have the same name but for the ending.
+        StorageError: a store that cannot be read.
+    """
+    sides = (size, size) if isinstance(size, int) else size
+    if (limit is not None and limit < 1) or (sides is not None and min(sides) < 1):
+        raise ValueError(f"limit={limit} and size={size} must be at least 1, or left out")
+    if sides is not None:
+        check_pixels(*sides)
+    if is_store(source):
+        if sides is not None:
+            raise ValueError(
+                f"--size {size_text(*sides)} is for folders of pictures; those of the store "
+                f"{source} are restored at the size that they were attacked at"
+            )
+        return StorePictures.found(Dataset(source), limit)
+    folder = Path(source)
+    if not folder.is_dir():
+        raise SourceError(
+            f"--input {source} is neither a folder of pictures nor a store of pairs; give one"
+        )
+    return FolderPictures.found(folder, limit, sides, skip_corrupt=skip_corrupt)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """(height, width) of "32" or "24x32"; ValueError for anything else."""
+    height, x, width = text.lower().partition("x")
+    try:
+        return int(height), int(width if x else height)
+    except ValueError as error:
+        raise ValueError(
+            f"--size {text!r} is no size; give the side of a square, as in 32, or height x width, "
+            "as in 24x32"
+        ) from error
+
+
+def size_text(height: int, width: int) -> str:
+    """What `parse_size` reads."""
+    return str(height) if height == width else f"{height}x{width}"
+
+
+@dataclass(frozen=True)
+class FolderPictures:
+    """Picture files, those in folders inside included, in the order of their names."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    size: tuple[int, int] | None = None
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def found(
+        cls,
+        folder: Path,
+        limit: int | None,
+        size: tuple[int, int] | None,
+        *,
+        skip_corrupt: bool = False,
+    ) -> FolderPictures:
+        files = sorted(path for path in folder.rglob("*") if is_picture(path, below=folder))
+        if not files:
+            raise SourceError(
+                f"{folder} has no picture (.png, .jpg, ...) and is no store of pairs; give a "
+                "folder that has some"
+            )
+        left_out: list[tuple[str, str]] = []
+        if skip_corrupt:
+            readable = _readable(files, folder, left_out)
+            chosen = list(itertools.islice(readable, limit))
+            if not chosen:
+                raise SourceError(f"none of the {len(files)} files in {folder} could be read")
+        else:
+            chosen = files[:limit]
+        names: dict[str, Path] = {}
+        for path in chosen:
+            other = names.setdefault(_name(path, folder), path)
+            if other != path:
+                raise SourceError(
+                    f"{other} and {path} would be restored to the same name; rename one"
+                )
+        return cls(folder, tuple(chosen), size, tuple(left_out))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __iter__(self) -> Iterator[InputPicture]:
+        return self.at(range(len(self)))
+
+    def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
+        """Raises SourceError naming a file that cannot be read."""
+        for place in places:
+            path = self.files[place]
+            try:
+                picture = decoded(path)
+            except CorruptPictureError as error:
+                raise unreadable(path, error) from error
+            pixels = picture.pixels
+            height, width = pixels.shape[:2]
+            if self.size is not None:
+                pixels = resized(pixels, *self.size)
+            channels_first = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+            file = path.relative_to(self.folder).as_posix()
+            yield InputPicture(
+                _name(path, self.folder),
+                channels_first,
+                {"file": file},
+                (height, width),
+                picture.mode,
+            )
+
+    @property
+    def description(self) -> dict[str, Any]:
+        square = self.size is not None and self.size[0] == self.size[1]
+        return {"kind": "folder", "size": self.size[0] if self.size and square else self.size}
+
+    @property
+    def location(self) -> str:
+        return str(self.folder.absolute())
+
+    def tally(self) -> Tally:
+        size = None if self.size is None else (self.size[1], self.size[0])
+        return Tally(size, left_out=[(shown(file), why) for file, why in self.left_out])
+
+
+@dataclass(frozen=True)
+class StorePictures:
+    """Rows of a store's pairs, in its order: the last saved one of each confident candidate."""
+
+    dataset: Dataset
+    rows: npt.NDArray[np.int64] = field(repr=False)
+    parts: npt.NDArray[np.int64] = field(repr=False)
+
+    @classmethod
+    def found(cls, dataset: Dataset, limit: int | None) -> StorePictures:
+        rows: list[npt.NDArray[np.int64]] = []
+        parts: list[npt.NDArray[np.int64]] = []
+        first = n_found = 0
+        for receipt in dataset.receipts:
+            mine = _last_of_confident(dataset, receipt.part)
+            rows.append(first + mine)
+            parts.append(np.full(len(mine), receipt.part, np.int64))
+            first += receipt.n_pairs
+            n_found += len(mine)
+            if limit is not None and n_found >= limit:
+                break
+        if n_found == 0:
+            raise SourceError(
+                f"{dataset.root} has no confident reconstruction ({dataset.n_pairs} pairs); "
+                "generate more, or look at its outcomes with: palimpsest dataset info"
+            )
+        return cls(dataset, np.concatenate(rows)[:limit], np.concatenate(parts)[:limit])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[InputPicture]:
+        return self.at(range(len(self)))
+
+    def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
+        """Raises CorruptPartError where the stored bytes are not what was written."""
+        numbers = ("pairs/candidate", "pairs/iteration", "runs/run", "targets/image_id")
+        for start in range(0, len(places), ROWS_AT_ONCE):
+            chosen = np.asarray(places[start : start + ROWS_AT_ONCE], np.int64)
+            taken = self.dataset.take(
+                ["pairs/reconstruction", "runs/mean_image", *numbers], self.rows[chosen]
+            )
+            pictures = rendered(taken["pairs/reconstruction"], taken["runs/mean_image"])
+            for k, (part, pixels) in enumerate(zip(self.parts[chosen], pictures, strict=True)):
+                facts = {"part": int(part)}
+                facts |= {name.partition("/")[2]: int(taken[name][k]) for name in numbers}
+                name = "part-{part:06d}-run-{run:08d}-candidate-{candidate:05d}".format_map(facts)
+                rgb = pixels if len(pixels) == 3 else np.repeat(pixels, 3, axis=0)  # grey
+                yield InputPicture(
+                    name, rgb, facts, rgb.shape[1:], COLOUR if len(pixels) == 3 else GREY
+                )
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {"kind": "store", "content_hash": self.dataset.content_hash}
+
+    @property
+    def location(self) -> str:
+        return self.dataset.root
+
+    def tally(self) -> Tally:
+        return Tally()
+
+
+def content_of(inputs: Inputs, check: Callable[[InputPicture], None]) -> tuple[str, Reading]:
+    """SHA-256 over the names, facts and pixels of all inputs, each of which is read and checked,
+    and what was read.
+
+    Raises what reading and `check` raise: nothing is begun on inputs that cannot be finished.
+    """
+    digest, tally = hashlib.sha256(), inputs.tally()
+    for picture in inputs:
+        check(picture)
+        head = [picture.name, picture.facts, picture.pixels.shape]
+        digest.update(json.dumps(head, sort_keys=True).encode())
+        digest.update(picture.pixels.data)
+        height, width = picture.given
+        tally.count_one(width, height, picture.mode)
+    return digest.hexdigest(), tally.reading()
+
+
+def _readable(
+    files: Sequence[Path], folder: Path, left_out: list[tuple[str, str]]
+) -> Iterator[Path]:
+    """Those that can be read; the others, and why, go to `left_out`."""
+    for path in files:
+        try:
+            decoded(path)
+        except CorruptPictureError as error:
+            left_out.append((path.relative_to(folder).as_posix(), str(error)))
+        else:
+            yield path
+
+
+def _last_of_confident(dataset: Dataset, part: int) -> npt.NDArray[np.int64]:
+    """The row of each confident candidate's last iteration in a part, ascending."""
+    names = ("confident", "run_row", "candidate", "iteration")
+    pairs = dataset.read(part, [f"pairs/{name}" for name in names])
+    confident = np.flatnonzero(pairs["pairs/confident"])
+    run = pairs["pairs/run_row"][confident].astype(np.int64)
+    candidate = pairs["pairs/candidate"][confident].astype(np.int64)
+    order = np.lexsort((pairs["pairs/iteration"][confident], candidate, run))
+    another = (np.diff(run[order]) != 0) | (np.diff(candidate[order]) != 0)
+    is_last = np.append(another, True)[: len(order)]
+    return np.sort(confident[order[is_last]]).astype(np.int64)
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).with_suffix("").as_posix()
+
+
+def resized(pixels: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
+    """The largest centre of (h, w, 3) with the shape of height x width, in that size.
+
+    Shrinking averages over areas; enlarging is bicubic.
+    """
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    tall, wide = float(pixels.shape[0]), float(pixels.shape[1])
+    if tall * width <= wide * height:
+        wide = tall * width / height
+    else:
+        tall = wide * height / width
+    top, left = (pixels.shape[0] - tall) // 2, (pixels.shape[1] - wide) // 2
+    resample = Image.Resampling.BOX if tall >= height else Image.Resampling.BICUBIC
+    box = (left, top, left + wide, top + tall)
+    return np.asarray(Image.fromarray(pixels).resize((width, height), resample, box=box))

@@ -1,0 +1,358 @@
+"""A folder of restored pictures: what `palimpsest restore` leaves, continued where it was left.
+
+OUT/mean/NAME.png          the mean of a picture's samples, or the one answer there is
+OUT/disagreement/NAME.png  grey: level g stands for a standard deviation of WHITE g / 255, white for
+                           WHITE = 0.25 or more; the scale never changes, so maps can be compared
+OUT/samples/NAME-K.png     each sample, K from 0, if they are kept
+OUT/contact-sheet.png      24 of the pictures, chosen evenly, or all if they are fewer
+OUT/restored.json          the settings, and per picture its numbers; written last
+OUT/restoring.json         the same while it is not finished
+
+Every file is whole or absent, and a picture is in restoring.json only after its files are on the
+device. Settings are everything that the pictures depend on: a folder of other settings is refused.
+Pictures whose files were removed are restored again.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from storage.documents import understood
+from storage.errors import SourceError
+from storage.files import TEMPORARY_PREFIX, full_device_explained, write_file, write_json
+from storage.sources.picture_files import Reading
+from tasks.restoring.folder import (
+    FINISHED,
+    SCHEMA,
+    SHEET,
+    UNFINISHED,
+    VERSION,
+    check_free,
+    clear,
+    locked,
+    read_record,
+)
+from tasks.restoring.inputs import InputPicture, Inputs, content_of, size_text
+from tasks.restoring.restore import (
+    BATCH_SIZE,
+    N_SAMPLES,
+    OpenRestorer,
+    check_counts,
+    picture_seeds,
+    summarised,
+)
+from tasks.restoring.sheet import N_ROWS, N_SAMPLES_SHOWN, Pixels, SheetRow, restoration_sheet
+
+WHITE = 0.25
+"""The disagreement that is drawn white."""
+SAVE_SECONDS = 5.0
+
+OnPicture = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restoration:
+    """How pictures are restored: `n_samples` of each, from `seed`; `keep_samples` writes each one.
+
+    `batch_size` (sample, picture) pairs are on the device at once; it changes no result.
+    """
+
+    n_samples: int = N_SAMPLES
+    seed: int = 0
+    keep_samples: bool = False
+    batch_size: int = BATCH_SIZE
+
+    def __post_init__(self) -> None:
+        check_counts(self.n_samples, self.batch_size, self.seed)
+
+
+def restore_pictures(
+    restorer: OpenRestorer,
+    inputs: Inputs,
+    out: Path,
+    config: Restoration,
+    *,
+    fresh: bool = False,
+    on_picture: OnPicture = lambda _done, _n: None,
+    save_seconds: float = SAVE_SECONDS,
+) -> dict[str, Any]:
+    """Restores every input into the folder `out` and returns what restored.json then holds.
+
+    What is finished there with the same settings is returned, what was begun is continued. If
+    `fresh`, an earlier restoration there is deleted first, once all inputs have been read.
+
+    Raises:
+        SourceError: an input cannot be read, or has a size that the restorer cannot take.
+        ValueError: `out` is taken by something else, lies among the inputs or, if `fresh`, has
+            them in it; or the restorer gives values that are not finite.
+        StoreMismatchError: it holds a restoration of other settings; says which.
+        StorageError: another process is restoring into it, or it cannot be made.
+        StoreFullError: the device is full; the same call continues later.
+    """
+    check_free(out, inputs.location, fresh=fresh)
+    settings, names, reading = _settings(restorer, inputs, config)
+    with locked(out):
+        if fresh:
+            clear(out)
+        job = _Job(restorer, inputs, out, config, settings, names, reading)
+        finished = read_record(out / FINISHED, settings)
+        begun = finished or read_record(out / UNFINISHED, settings) or {"pictures": []}
+        with understood(out, "use another --out, or --fresh to replace it"):
+            job.take_up(begun["pictures"])
+        if finished is not None and len(job.done) == len(names) and (out / SHEET).is_file():
+            (out / UNFINISHED).unlink(missing_ok=True)
+            return finished
+        for leftover in out.rglob(f"{TEMPORARY_PREFIX}*"):
+            leftover.unlink()
+        job.run(on_picture, save_seconds)
+        write_file(out / SHEET, job.sheet())
+        record = job.record(finished=True)
+        write_json(out / FINISHED, record)
+        (out / UNFINISHED).unlink(missing_ok=True)
+    return record
+
+
+def check_restoration(
+    restorer: OpenRestorer, inputs: Inputs, out: Path, config: Restoration, *, fresh: bool = False
+) -> Reading:
+    """What was read of the inputs, all of which are.
+
+    Raises all that `restore_pictures` raises before it begins: a command asks this before it starts
+    anything.
+    """
+    check_free(out, inputs.location, fresh=fresh)
+    settings, _names, reading = _settings(restorer, inputs, config)
+    if not fresh:
+        for name in (FINISHED, UNFINISHED):
+            read_record(out / name, settings)
+    return reading
+
+
+@dataclass
+class _Job:
+    """A restoration on its way.
+
+    `names` are those of the inputs, in their order. `done` has the facts of each finished picture
+    by its name, `shown` the first samples of the pictures that the sheet shows, as far as they were
+    drawn by this process.
+    """
+
+    restorer: OpenRestorer
+    inputs: Inputs
+    out: Path
+    config: Restoration
+    settings: dict[str, Any]
+    names: list[str]
+    reading: Reading
+    done: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shown: dict[str, tuple[Pixels, ...]] = field(default_factory=dict)
+
+    def take_up(self, pictures: Sequence[dict[str, Any]]) -> None:
+        """Counts as done those pictures of a record whose files are there."""
+        for picture in pictures:
+            name = picture["name"]
+            files = [self._path("mean", name), self._path("disagreement", name)]
+            if self.config.keep_samples:
+                files += [self._path("samples", f"{name}-{k}") for k in range(picture["n_samples"])]
+            if all(file.is_file() for file in files):
+                self.done[name] = picture
+
+    def run(self, on_picture: OnPicture, save_seconds: float) -> None:
+        """Restores what is not done, saving every `save_seconds` and whatever ends it."""
+        write_json(self.out / UNFINISHED, self.record())
+        (self.out / FINISHED).unlink(missing_ok=True)
+        on_picture(len(self.done), len(self.inputs))
+        left = (picture for picture in self.inputs if picture.name not in self.done)
+        last_saved = time.monotonic()
+        try:
+            for batch in self._batches(left):
+                self._restore(batch)
+                on_picture(len(self.done), len(self.inputs))
+                if time.monotonic() - last_saved >= save_seconds:
+                    write_json(self.out / UNFINISHED, self.record())
+                    last_saved = time.monotonic()
+        finally:
+            write_json(self.out / UNFINISHED, self.record())
+
+    def record(self, *, finished: bool = False) -> dict[str, Any]:
+        pictures = [self.done[name] for name in self.names if name in self.done]
+        body = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "settings": self.settings,
+            "input_at": self.inputs.location,
+            "read": self.reading.record,
+            "device": self.restorer.device,
+            "disagreement_of_white": WHITE,
+            "n_pictures": len(pictures),
+        }
+        if finished:
+            body["mean_disagreement"] = float(np.mean([p["mean_disagreement"] for p in pictures]))
+        return body | {"pictures": pictures}
+
+    def sheet(self) -> bytes:
+        """Pictures in even distances, from the first to the last."""
+        n, n_rows = len(self.names), len(self._on_sheet)
+        note = f"all {n} pictures" if n > 1 else "1 picture"
+        if n_rows < n:
+            note = f"{n_rows} of {n:,} pictures, chosen evenly"
+        if self.restorer.generative:
+            note += f", {self.config.n_samples} samples each; disagreement: white is {WHITE}"
+        return restoration_sheet(
+            (self._row(picture) for picture in self.inputs.at(self._on_sheet)),
+            n_rows=n_rows,
+            n_samples=self._n_samples_shown,
+            title=f"Restored by {self.restorer.name}",
+            note=note,
+        )
+
+    @cached_property
+    def _on_sheet(self) -> list[int]:
+        n = len(self.names)
+        return [round(place) for place in np.linspace(0, n - 1, min(n, N_ROWS)).tolist()]
+
+    @cached_property
+    def _names_on_sheet(self) -> frozenset[str]:
+        return frozenset(self.names[place] for place in self._on_sheet)
+
+    @property
+    def _n_samples_shown(self) -> int:
+        return min(self.config.n_samples, N_SAMPLES_SHOWN) if self.restorer.generative else 0
+
+    def _row(self, picture: InputPicture) -> SheetRow:
+        """A line of the sheet; samples that an earlier process drew are drawn once more."""
+        name = picture.name
+        if self._n_samples_shown and name not in self.shown:
+            drawn = self._samples([picture], self._n_samples_shown)
+            self.shown[name] = tuple(_bytes(sample) for sample in drawn[:, 0])
+        return SheetRow(
+            name=name,
+            given=picture.pixels,
+            mean=_read(self._path("mean", name)).transpose(2, 0, 1),
+            samples=self.shown.get(name, ()),
+            disagreement=_read(self._path("disagreement", name)),
+            mean_disagreement=self.done[name]["mean_disagreement"],
+        )
+
+    def _batches(self, pictures: Iterator[InputPicture]) -> Iterator[list[InputPicture]]:
+        """Neighbours of one size, as many as fill a batch."""
+        config = self.config
+        for shape, alike in itertools.groupby(pictures, key=lambda picture: picture.pixels.shape):
+            full = self.restorer.chunk_size(config.n_samples, config.batch_size, shape)
+            while batch := list(itertools.islice(alike, full)):
+                yield batch
+
+    def _samples(self, pictures: Sequence[InputPicture], n_samples: int) -> Tensor:
+        given = _floats(pictures)
+        return self.restorer.samples(
+            given,
+            picture_seeds(given, self.config.seed),
+            n_samples=n_samples,
+            batch_size=self.config.batch_size,
+        )
+
+    def _restore(self, pictures: Sequence[InputPicture]) -> None:
+        samples = self._samples(pictures, self.config.n_samples)
+        mean, disagreement = summarised(samples)
+        seeds = picture_seeds(_floats(pictures), self.config.seed).tolist()
+        for k, picture in enumerate(pictures):
+            _write(self._path("mean", picture.name), _bytes(mean[k]))
+            _write(self._path("disagreement", picture.name), grey_of(disagreement[k]))
+            if self._n_samples_shown and picture.name in self._names_on_sheet:
+                first = samples[: self._n_samples_shown, k]
+                self.shown[picture.name] = tuple(_bytes(sample) for sample in first)
+            if self.config.keep_samples:
+                for number, sample in enumerate(samples[:, k]):
+                    _write(self._path("samples", f"{picture.name}-{number}"), _bytes(sample))
+            self.done[picture.name] = {
+                "name": picture.name,
+                **picture.facts,
+                "seed": seeds[k],
+                "n_samples": len(samples),
+                "mean_disagreement": round(disagreement[k].mean().item(), 6),
+            }
+
+    def _path(self, folder: str, name: str) -> Path:
+        return self.out / folder / f"{name}.png"
+
+
+def grey_of(disagreement: Tensor) -> Pixels:
+    """A disagreement (h, w) as grey levels on the fixed scale: 255 stands for WHITE or more."""
+    return _bytes((disagreement / WHITE).clamp(0, 1))
+
+
+def _settings(
+    restorer: OpenRestorer, inputs: Inputs, config: Restoration
+) -> tuple[dict[str, Any], list[str], Reading]:
+    """Everything that the restored pictures depend on, as JSON has it; the inputs' names, and what
+    was read of them."""
+    names: list[str] = []
+
+    def check(picture: InputPicture) -> None:
+        names.append(picture.name)
+        height, width = picture.pixels.shape[1:]
+        wrong = restorer.why_not(height, width)
+        if wrong is not None:
+            size = size_text(*restorer.size_for(height, width))
+            fix = f"add --size {size}, which crops every picture to that shape and resizes it"
+            if "file" not in picture.facts:
+                fix = "use a restorer that was trained on pictures of this size"
+            raise SourceError(f"{picture.facts.get('file', picture.name)} {wrong}; {fix}")
+
+    fingerprint, reading = content_of(inputs, check)
+    settings = {
+        "model": {
+            "name": restorer.name,
+            "fingerprint": restorer.fingerprint,
+            "settings": restorer.settings,
+        },
+        "input": {
+            **inputs.description,
+            "n_pictures": len(inputs),
+            "fingerprint": fingerprint,
+        },
+        "n_samples": config.n_samples,
+        "seed": config.seed,
+        "keep_samples": config.keep_samples,
+    }
+    return json.loads(json.dumps(settings)), names, reading
+
+
+def _floats(pictures: Sequence[InputPicture]) -> Tensor:
+    """float32 (n, 3, h, w) in [0, 1]."""
+    return torch.from_numpy(np.stack([picture.pixels for picture in pictures])).float() / 255
+
+
+def _bytes(values: Tensor) -> Pixels:
+    """[0, 1] to 0 .. 255, rounded."""
+    pixels: Pixels = (values * 255).round().to(torch.uint8).numpy()
+    return pixels
+
+
+def _write(path: Path, pixels: Pixels) -> None:
+    """A PNG of (3, h, w) in colour or (h, w) in grey."""
+    rows = np.ascontiguousarray(pixels.transpose(1, 2, 0) if pixels.ndim == 3 else pixels)
+    content = io.BytesIO()
+    Image.fromarray(rows).save(content, "png")
+    with full_device_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, content.getvalue())
+
+
+def _read(path: Path) -> npt.NDArray[np.uint8]:
+    with Image.open(path) as image:
+        return np.asarray(image)

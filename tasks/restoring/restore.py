@@ -1,0 +1,311 @@
+"""Use a restorer: pictures in, their restorations and how far these disagree out.
+
+    from tasks.restoring.restore import open_restorer
+    restorer = open_restorer("runs/cifar/restorers/edm")
+    mean, disagreement = restorer(pictures, n_samples=20)
+
+A generative restorer (EDM) draws `n_samples` restorations of each picture. Their mean is paper
+001's guard against hallucination; their standard deviation says where they agree, that is what the
+picture determines and what is made up. All others give one answer, and a disagreement of 0.
+
+Each picture has noise of its own, seeded by its content (`picture_seeds`): a restoration is the
+same whatever it is batched with, whatever the file is called and however many pictures there are,
+up to the rounding of float32 in kernels that take other paths for other batch sizes. The seed is
+of the picture rounded to 8 bits, so it survives PNG and the last bits of somebody's arithmetic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recon_core.restore import EDM, BFDnCNN
+from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets
+from recon_core.types import Progress, no_progress
+from storage.errors import StorageError
+from tasks.devices import Device, resolve_device
+from tasks.evaluation.record import fingerprint_of, weights_digest
+from tasks.restoring.onnx_restorer import OnnxRange, OnnxRestorer
+from tasks.training.train import load_restorer, model_folder
+
+N_SAMPLES = 20
+BATCH_SIZE = 256
+PIXELS_AT_ONCE = 2**20
+"""Of large pictures a batch has fewer: as many as have so many pixels, and at least one."""
+ROUNDING = 1e-6
+"""How far outside [0, 1] a value may be by somebody's float arithmetic; it is clipped."""
+
+
+class Restores(Protocol):
+    """The method that makes a restorer, learned or not."""
+
+    def restore(
+        self,
+        net: nn.Module,
+        condition: Tensor,
+        *,
+        n_samples: int,
+        seeds: Tensor,
+        progress: Progress = ...,
+        batch_size: int = ...,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class OpenRestorer:
+    """A restorer with everything it needs, ready to be called.
+
+    `name` and `settings` say what it is, `fingerprint` is the SHA-256 of its file, which for a
+    trained one is the card that names the weights (of its settings if it has no file).
+    `resolution` is the (height, width) it works at, None where any will do. Its network takes
+    sides that are multiples of `patch`; others are made so by repeating the last row and column,
+    which are cut off again. One that is not `generative` has one answer per picture.
+    """
+
+    restorer: Restores
+    net: nn.Module
+    device: str
+    name: str
+    fingerprint: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    generative: bool = False
+    resolution: tuple[int | None, int | None] = (None, None)
+    patch: int = 1
+
+    @overload
+    def __call__(
+        self,
+        pictures: npt.NDArray[np.floating[Any]],
+        *,
+        n_samples: int = ...,
+        seed: int = ...,
+        batch_size: int = ...,
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]: ...
+
+    @overload
+    def __call__(
+        self, pictures: Tensor, *, n_samples: int = ..., seed: int = ..., batch_size: int = ...
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def __call__(
+        self,
+        pictures: npt.NDArray[np.floating[Any]] | Tensor,
+        *,
+        n_samples: int = N_SAMPLES,
+        seed: int = 0,
+        batch_size: int = BATCH_SIZE,
+    ) -> tuple[Any, Any]:
+        """(mean, disagreement): what the pictures are restored to, and how sure that is.
+
+        `pictures`: floats (n, 3, h, w) in [0, 1], RGB, as numpy array or tensor on any device. The
+        answers are of the same sort, float32, where the pictures are: `mean` (n, 3, h, w) in
+        [0, 1] over `n_samples` samples; `disagreement` (n, h, w) in [0, 0.5], their standard
+        deviation in each pixel, averaged over the channels. `seed` gives other samples. At most
+        `batch_size` (sample, picture) pairs are on the device at once, fewer if they are large,
+        and about as many in memory beyond the answers.
+
+        Raises:
+            ValueError: pictures of another type, shape or range, or of a size that this restorer
+                cannot take; `n_samples` or `batch_size` below 1, or a negative `seed`; a restorer
+                that gives values that are not finite.
+        """
+        given = self._checked(pictures)
+        check_counts(n_samples, batch_size, seed)
+        mean = torch.empty_like(given)
+        disagreement = torch.empty(len(given), *given.shape[2:])
+        size = self.chunk_size(n_samples, batch_size, given.shape)
+        for start in range(0, len(given), size):
+            rows = slice(start, start + size)
+            seeds = picture_seeds(given[rows], seed)
+            drawn = self.samples(given[rows], seeds, n_samples=n_samples, batch_size=batch_size)
+            mean[rows], disagreement[rows] = summarised(drawn)
+        if isinstance(pictures, Tensor):
+            return mean.to(pictures.device), disagreement.to(pictures.device)
+        return mean.numpy(), disagreement.numpy()
+
+    def samples(
+        self,
+        pictures: Tensor,
+        seeds: Tensor,
+        *,
+        n_samples: int,
+        batch_size: int = BATCH_SIZE,
+        progress: Progress = no_progress,
+    ) -> Tensor:
+        """All samples (s, n, 3, h, w) of float32 `pictures`, on the CPU; s is 1 unless generative.
+
+        Sample k of a picture depends on the picture, its seed and k alone. Raises ValueError if the
+        restorer gives something that is not finite.
+        """
+        height, width = pictures.shape[2:]
+        beyond = (0, -width % self.patch, 0, -height % self.patch)
+        if any(beyond):
+            pictures = functional.pad(pictures, beyond, mode="replicate")
+        elsewhere = isinstance(self.restorer, OnnxRestorer)  # onnxruntime moves them itself
+        drawn = self.restorer.restore(
+            self.net,
+            pictures if elsewhere else pictures.to(self.device),
+            n_samples=n_samples if self.generative else 1,
+            seeds=seeds,
+            progress=progress,
+            batch_size=_fitting(batch_size, pictures.shape),
+        )
+        if not drawn.isfinite().all():
+            raise ValueError(
+                f"the restorer {self.name} gave values that are not finite: its weights are "
+                "damaged or its training diverged; train it again, or use another one"
+            )
+        return drawn[..., :height, :width].cpu()
+
+    def chunk_size(self, n_samples: int, batch_size: int, shape: Sequence[int]) -> int:
+        """How many pictures' samples fill one batch, for pictures of `shape` (.., h, w)."""
+        return max(1, _fitting(batch_size, shape) // (n_samples if self.generative else 1))
+
+    def why_not(self, height: int, width: int) -> str | None:
+        """What is wrong with pictures of this size, in words; None if they can be restored."""
+        wanted = self.resolution
+        if any(w is not None and w != s for w, s in zip(wanted, (height, width), strict=True)):
+            sides = " x ".join("any" if side is None else str(side) for side in wanted)
+            return f"is {height} x {width}, but {self.name} works at {sides}"
+        return None
+
+    def size_for(self, height: int, width: int) -> tuple[int, int]:
+        """The (height, width) that such a picture can have instead."""
+        return self.resolution[0] or height, self.resolution[1] or width
+
+    def _checked(self, pictures: Any) -> Tensor:
+        """`pictures` as float32 on the CPU."""
+        floats = isinstance(pictures, np.ndarray) and np.issubdtype(pictures.dtype, np.floating)
+        if not floats and not (isinstance(pictures, Tensor) and pictures.is_floating_point()):
+            what = getattr(pictures, "dtype", type(pictures).__name__)
+            raise ValueError(
+                f"pictures are {what}; give a numpy array or a tensor of floats in [0, 1], for "
+                "8-bit pictures x / 255"
+            )
+        if pictures.ndim != 4 or pictures.shape[1] != 3:
+            raise ValueError(
+                f"pictures have shape {tuple(pictures.shape)}; expected (n, 3, h, w), channels "
+                "before rows and a batch around a single one"
+            )
+        tensor = torch.as_tensor(np.ascontiguousarray(pictures)) if floats else pictures.detach()
+        tensor = tensor.cpu().to(torch.float32)
+        low, high = (tensor.min().item(), tensor.max().item()) if tensor.numel() else (0.0, 0.0)
+        if not (low >= -ROUNDING and high <= 1 + ROUNDING):  # also if either is NaN
+            raise ValueError(
+                f"pictures go from {low:.4g} to {high:.4g}; they have to lie in [0, 1], for "
+                "example x / 255, or (x + 1) / 2"
+            )
+        wrong = self.why_not(*tensor.shape[2:]) if len(tensor) else None
+        if wrong is not None:
+            height, width = self.size_for(*tensor.shape[2:])
+            raise ValueError(f"every picture {wrong}; resize them to {height} x {width}")
+        return tensor.clamp(0, 1)
+
+
+def open_restorer(
+    weights: str | Path, *, device: Device = "auto", onnx_range: OnnxRange = "0..1"
+) -> OpenRestorer:
+    """The restorer that `weights` names.
+
+    That is a folder that `palimpsest train` wrote (or the model.json in it), an ONNX file
+    (`*.onnx`, whose pictures are in `onnx_range`), or one of the baselines `nlm`, `tv`, `wavelet`.
+    `device` is where networks run; the baselines run on the CPU.
+
+    Raises:
+        ValueError: nothing of that name, a device that is not there, or a model that takes or
+            gives something else than pictures.
+        StorageError: the weights cannot be read, or a package that they need is missing.
+    """
+    text = str(weights)
+    if text in GENERIC_RESTORERS:
+        return _baseline(text)
+    path = Path(weights).expanduser()
+    if path.suffix.lower() == ".onnx":
+        return _onnx(path, device, onnx_range)
+    if not path.exists():
+        raise ValueError(
+            f"--weights {text} is not there: give the folder of a trained restorer, an .onnx file, "
+            f"or one of the baselines {', '.join(GENERIC_RESTORERS)}"
+        )
+    where = resolve_device(device)
+    restorer, net = load_restorer(path, device=where)
+    side = restorer.resolution if isinstance(restorer, EDM) else None
+    return OpenRestorer(
+        restorer=restorer,
+        net=net,
+        device=where,
+        name=restorer.kind,
+        fingerprint=weights_digest(model_folder(path)),
+        settings=asdict(restorer),
+        generative=isinstance(restorer, EDM),
+        resolution=(side, side),
+        patch=restorer.patch if isinstance(restorer, BFDnCNN) else 1,
+    )
+
+
+def picture_seeds(pictures: Tensor, seed: int = 0) -> Tensor:
+    """One seed (int64, n) per picture in [0, 1]: SHA-256 of `seed` and the 8-bit pixels."""
+    pixels = (pictures * 255).round().to(torch.uint8).cpu().numpy()
+    seeds = []
+    for picture in pixels:
+        digest = hashlib.sha256(repr((seed, picture.shape)).encode())
+        digest.update(np.ascontiguousarray(picture).data)
+        seeds.append(int.from_bytes(digest.digest()[:8], "little") >> 2)
+    return torch.tensor(seeds, dtype=torch.int64)
+
+
+def summarised(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean (n, 3, h, w) and disagreement (n, h, w) of samples (s, n, 3, h, w).
+
+    The disagreement is the standard deviation over the samples, sqrt(mean((x - mean)^2)), averaged
+    over the channels; 0 for one sample.
+    """
+    mean = samples.mean(dim=0)
+    return mean, (samples - mean).square().mean(dim=0).sqrt().mean(dim=1)
+
+
+def check_counts(n_samples: int, batch_size: int, seed: int) -> None:
+    """Raises ValueError if one of them is out of range."""
+    if n_samples < 1 or batch_size < 1 or seed < 0:
+        raise ValueError(
+            f"n_samples={n_samples} and batch_size={batch_size} must be at least 1, seed={seed} "
+            "0 or more"
+        )
+
+
+def _fitting(batch_size: int, shape: Sequence[int]) -> int:
+    """`batch_size`, or fewer for large pictures of `shape` (.., h, w); at least 1."""
+    return max(1, min(batch_size, PIXELS_AT_ONCE // max(1, shape[-2] * shape[-1])))
+
+
+def _baseline(name: str) -> OpenRestorer:
+    try:
+        need_wavelets()
+    except ImportError as error:
+        raise StorageError(str(error)) from error
+    restorer = GENERIC_RESTORERS[name]()
+    settings = asdict(restorer)
+    fingerprint = fingerprint_of("generic", settings)
+    return OpenRestorer(restorer, nn.Identity(), "cpu", name, fingerprint, settings)
+
+
+def _onnx(path: Path, device: Device, onnx_range: OnnxRange) -> OpenRestorer:
+    restorer = OnnxRestorer(path, value_range=onnx_range, device=device)
+    return OpenRestorer(
+        restorer=restorer,
+        net=nn.Identity(),
+        device=restorer.device,
+        name=path.name,
+        fingerprint=restorer.fingerprint,
+        settings={"kind": "onnx", "range": onnx_range},
+        resolution=restorer.resolution,
+    )

@@ -1,0 +1,228 @@
+"""Run the units of a study on Dask workers: each as soon as what it needs is there.
+
+A unit keeps its own product, so this process and any worker may be killed at any time: the same
+command goes on. A unit that fails does not stop the others; those that need it are left out.
+"""
+
+from __future__ import annotations
+
+import errno
+import queue
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import dask.config
+from distributed import Client, Future, Worker
+
+from recon_core.types import Progress
+from storage.errors import StoreFullError
+from tasks.campaign.part import cpu_threads, own_device, this_worker
+from tasks.campaign.part_errors import outcome_of, reason_of
+from tasks.campaign.watch import Watch, log_notice
+from tasks.progress import Advance
+
+TOPIC = "palimpsest-recovery"
+TELL_EVERY_SECONDS = 0.5
+POLL_SECONDS = 1.0
+NAMED = 4
+"""Units under way that the progress names."""
+_GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Something to make: `run(job, progress)` gives what is to be known of it.
+
+    `job` has a field `device`. `needs`: names of units that must be done before.
+    """
+
+    name: str
+    run: Callable[[Any, Progress], dict[str, Any]]
+    job: Any
+    needs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What units gave, by name, and why those that failed did."""
+
+    done: dict[str, dict[str, Any]]
+    failed: dict[str, str]
+
+
+def say_what_is_there(title: str, folder: Path, n_units: int) -> None:
+    """A line for whoever goes on with a study: how many products its `folder` has already."""
+    n_products = len(list(folder.glob("*.json")))
+    if n_products:
+        log_notice(f"{title}: goes on, {n_products:,} products are kept, of some {n_units:,} units")
+
+
+def run_units(
+    units: Sequence[Unit],
+    client: Client,
+    *,
+    threads: int,
+    watch: Watch | None = None,
+    then: Callable[[Unit, dict[str, Any]], Iterable[Unit]] = lambda _unit, _given: (),
+    on_progress: Advance,
+    total: int | None = None,
+    earlier: Outcome | None = None,
+) -> Outcome:
+    """Run all units, and those that `then` gives when one of them is done.
+
+    `earlier`: what units of rounds before this one gave, which those of this one may need; a unit
+    that needs what none makes fails. `watch` looks after the workers and whether the study is to
+    pause or to stop. `total`: how many units there will be at most, for the progress.
+
+    Raises StoreFullError at once, when a worker finds the device full, and CampaignError as
+    `Watch.look` does.
+    """
+    run = _Run(client, threads, watch, then, on_progress, total or 0, earlier or Outcome({}, {}))
+    client.subscribe_topic(TOPIC, run.on_event)
+    try:
+        with client.as_current(), dask.config.set({_GRAPH_WARNING: "1TB"}):
+            run.until_over(units)
+    finally:
+        client.unsubscribe_topic(TOPIC)
+        for _unit, future in run.running.values():
+            future.cancel(reason="the study ended")
+    return Outcome(run.done, run.failed)
+
+
+@dataclass
+class _Run:
+    """Units that wait, run, are done and have failed."""
+
+    client: Client
+    threads: int
+    watch: Watch | None
+    then: Callable[[Unit, dict[str, Any]], Iterable[Unit]]
+    on_progress: Advance
+    total: int
+    earlier: Outcome
+    waiting: dict[str, Unit] = field(default_factory=dict)
+    running: dict[str, tuple[Unit, Future[Any]]] = field(default_factory=dict)
+    fractions: dict[str, float] = field(default_factory=dict)
+    done: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    happened: queue.SimpleQueue[tuple[str, Any]] = field(default_factory=queue.SimpleQueue)
+
+    def until_over(self, units: Iterable[Unit]) -> None:
+        self.waiting |= {unit.name: unit for unit in units}
+        self._report()
+        while self.waiting or self.running:
+            if self.watch is not None:
+                standing = f"{len(self.done)} units are done"
+                self.watch.look(len(self.running), standing)
+            if self.watch is None or not self.watch.is_paused:
+                self._start_ready()
+            self._collect()
+            self._report()
+
+    def on_event(self, event: Any) -> None:
+        """A worker's message; comes in the client's own thread."""
+        self.happened.put(("told", event[1]))
+
+    def _start_ready(self) -> None:
+        done, failed = {*self.done, *self.earlier.done}, {*self.failed, *self.earlier.failed}
+        n_waiting = len(self.waiting)
+        for name, unit in list(self.waiting.items()):
+            if lost := sorted(unit.needs & failed):
+                del self.waiting[name]
+                self.failed[name] = f"needs {lost[0]}, which failed"
+            elif unit.needs <= done:
+                del self.waiting[name]
+                self._start(unit)
+        if not self.running and len(self.waiting) == n_waiting:  # and nothing ever will start
+            for name, unit in self.waiting.items():
+                lost = sorted(unit.needs - done)
+                self.failed[name] = f"needs {lost[0]}, which no unit makes before it"
+            self.waiting.clear()
+
+    def _start(self, unit: Unit) -> None:
+        key = f"{unit.name.replace(' ', '-')}-{time.time_ns()}"
+        resources = None if self.watch is None else self.watch.resources or None
+        future = self.client.submit(
+            run_unit, unit, self.threads, pure=False, key=key, resources=resources
+        )
+        self.running[unit.name] = (unit, future)
+        self._watch(unit.name, future)
+
+    def _watch(self, name: str, future: Future[Any]) -> None:
+        future.add_done_callback(lambda ended: self.happened.put(("ended", (name, ended))))
+
+    def _collect(self) -> None:
+        """Takes in what happened, waiting a little for the first thing."""
+        try:
+            what, about = self.happened.get(timeout=POLL_SECONDS)
+            while True:
+                if what == "told":
+                    self.fractions[about["unit"]] = about["fraction"]
+                else:
+                    self._settle(*about)
+                what, about = self.happened.get_nowait()
+        except queue.Empty:
+            return
+
+    def _settle(self, name: str, future: Future[Any]) -> None:
+        if name not in self.running or self.running[name][1] is not future:
+            return
+        outcome = cast(dict[str, Any] | BaseException | None, outcome_of(future))
+        if outcome is None:  # its worker died, and Dask runs it again
+            self._watch(name, future)
+            return
+        unit, _future = self.running.pop(name)
+        self.fractions.pop(name, None)
+        future.release()
+        if isinstance(outcome, BaseException):
+            _raise_if_full(name, outcome)
+            self.failed[name] = reason_of(outcome)
+            if self.watch is not None:
+                self.watch.on_notice(f"{name} failed, the others go on: {self.failed[name]}")
+            return
+        self.done[name] = outcome
+        for more in self.then(unit, outcome):
+            self.waiting[more.name] = more
+
+    def _report(self) -> None:
+        known = len(self.waiting) + len(self.running) + len(self.done) + len(self.failed)
+        n_done = len(self.done) + sum(self.fractions.get(name, 0.0) for name in self.running)
+        names = [*(n for n in self.running if n in self.fractions), *self.running]
+        shown = list(dict.fromkeys(names))[:NAMED]  # those heard of first: Dask queues the others
+        more = len(self.running) - len(shown)
+        note = ", ".join(shown) + (f" and {more} more" if more else "")
+        note += f"; {len(self.failed)} failed" if self.failed else ""
+        self.on_progress(n_done, max(known, self.total), note)
+
+
+def run_unit(unit: Unit, threads: int) -> dict[str, Any]:
+    """A unit on a worker, or in this process."""
+    worker = this_worker()
+    job = replace(unit.job, device=own_device(unit.job.device, worker))
+    with cpu_threads(threads):
+        return unit.run(job, _progress(worker, unit.name))
+
+
+def _progress(worker: Worker | None, name: str) -> Progress:
+    """Tells the coordinator at most twice a second; silent outside a worker."""
+    last_told = float("-inf")
+
+    def tell(fraction: float) -> None:
+        nonlocal last_told
+        now = time.monotonic()
+        if worker is not None and now - last_told >= TELL_EVERY_SECONDS:
+            last_told = now
+            worker.log_event(TOPIC, {"unit": name, "fraction": fraction})
+
+    return tell
+
+
+def _raise_if_full(name: str, error: BaseException) -> None:
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if is_full or isinstance(error, StoreFullError):
+        raise StoreFullError(
+            f"no space left for {name} ({error}); make room and run the same command again"
+        ) from error

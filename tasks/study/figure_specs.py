@@ -1,0 +1,359 @@
+"""Which figures a study's page shows: heatmaps, lines, scatter plots and kernels, over its cells.
+
+They say what to draw, in the words of the page; `tasks.study.page` draws them. Numbers of figures
+are paper 002's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tasks.study.figure_kinds import Figure, Heatmap, Kernels, Lines, Number, Scatter
+from tasks.study.settings import Study
+
+NO_CAUSE = "A cause: images near the boundary may differ in other ways."
+NOT_ALL = (
+    "How much a network could give away: a few attacks of limited length are a lower bound, and "
+    "other settings may bring back more."
+)
+SEVERAL = "Bars are intervals of 95 % over images."
+
+
+def describe_figures(study: Study) -> list[dict[str, Any]]:
+    """The figures of a study as they stand in study.json."""
+    return [{"kind": figure.kind, **asdict(figure)} for figure in _figures(study)]
+
+
+def kernels_of(study: Study) -> list[int]:
+    """The cells of which kernels are shown."""
+    return [c for figure in _figures(study) if isinstance(figure, Kernels) for c in figure.cells]
+
+
+def cells_of(study: Study, *panels: str) -> tuple[int, ...]:
+    """Numbers of the cells of some panels, in order."""
+    return tuple(k for k, cell in enumerate(study.cells) if cell.panel in panels)
+
+
+def _figures(study: Study) -> Iterable[Figure]:
+    """Those of the study; of some of its cells, or of another study, what every cell has."""
+    if study.name in FIGURES and not study.only:
+        return FIGURES[study.name](study)
+    return [
+        Scatter(
+            name="boundary",
+            title="Distance from the boundary",
+            where="002, section 3",
+            x="margin",
+            cells=tuple(range(len(study.cells))),
+            caption="Every training image of every cell.",
+            cannot=NO_CAUSE,
+        )
+    ]
+
+
+def multiclass(study: Study) -> Sequence[Figure]:
+    n = study.cells[cells_of(study, "binary")[0]].images_per_run
+    ten = [k for k in cells_of(study, "fixed") if study.cells[k].at["n_classes"] == 10]
+    largest = max(study.axes["per_class"].values)
+    row = [k for k in cells_of(study, "grid") if study.cells[k].at["per_class"] == largest]
+    return [
+        Scatter(
+            name="boundary",
+            title=f"Ten classes and two, {n} images each",
+            where="002, figure 2",
+            x="margin",
+            cells=(*ten, *cells_of(study, "binary")),
+            caption="Every training image of the three networks of each kind: how well it came "
+            "back, against how far it is from the decision boundary.",
+            cannot=NO_CAUSE,
+        ),
+        Heatmap(
+            name="good",
+            title="Good reconstructions per network",
+            where="002, figure 3b",
+            panel="grid",
+            x="n_classes",
+            y="per_class",
+            value="n_good",
+            caption="Training images that came back good, per network.",
+            cannot=NOT_ALL,
+        ),
+        Heatmap(
+            name="share",
+            title="Share of the training images that came back good",
+            where="002, figure 3",
+            panel="grid",
+            x="n_classes",
+            y="per_class",
+            value="good_fraction",
+            caption="The same as a share of each network's images, which are more with more "
+            "classes.",
+            cannot=NOT_ALL,
+        ),
+        Scatter(
+            name="classes",
+            title=f"By number of classes, {largest} images of each",
+            where="002, figure 3a",
+            x="margin",
+            cells=tuple(row),
+            caption="More classes put more images close to a boundary.",
+            cannot=NO_CAUSE,
+        ),
+        Lines(
+            name="fixed",
+            title="The same number of images in all",
+            where="002, figure 9",
+            panel="fixed",
+            x="n_classes",
+            series=None,
+            value="n_good",
+            baselines=cells_of(study, "binary"),
+            caption=f"Good reconstructions of some {n} images, shared by more and more classes. "
+            f"{SEVERAL}",
+            cannot=NOT_ALL,
+        ),
+    ]
+
+
+def losses(study: Study) -> Sequence[Figure]:
+    return [
+        Heatmap(
+            name="good",
+            title="Share of the training images that came back good",
+            where="002, figure 4",
+            panel="grid",
+            x="n_images",
+            y="loss",
+            value="good_fraction",
+            caption="By the loss that the network was trained with, and the number of its images.",
+            cannot=NOT_ALL,
+        ),
+        Scatter(
+            name="loss",
+            title="Images with a higher loss come back better",
+            where="002, figure 4",
+            x="loss",
+            cells=cells_of(study, "grid"),
+            caption="Every training image: how well it came back, against the loss that the "
+            "trained network has on it.",
+            cannot="A cause, nor a comparison of losses: they have different units.",
+        ),
+    ]
+
+
+def weight_decay(study: Study) -> Sequence[Figure]:
+    figures: list[Figure] = []
+    for n_classes, where in ((2, "002, figure 5a"), (10, "002, figure 5b")):
+        panel = f"{n_classes} classes"
+        shown: tuple[tuple[Number, str], ...] = (
+            ("good_fraction", "Share of the training images that came back good"),
+            ("n_effective", "Images that shape the weights"),
+            ("test_accuracy", "Accuracy on images that were not trained on"),
+        )
+        for value, title in shown:
+            figures.append(
+                Lines(
+                    name=f"{value.replace('_', '-')}-{n_classes}",
+                    title=f"{title}, {n_classes} classes",
+                    where=where if value == "good_fraction" else "002, appendix E",
+                    panel=panel,
+                    x="weight_decay",
+                    series=None,
+                    value=value,
+                    baselines=cells_of(study, f"{panel}, no decay"),
+                    caption=_of_decay(value),
+                    cannot=NOT_ALL
+                    if value == "good_fraction"
+                    else "That one follows from the other.",
+                )
+            )
+        figures.append(
+            Scatter(
+                name=f"boundary-{n_classes}",
+                title=f"Distance from the boundary, {n_classes} classes",
+                where="002, figure 14",
+                x="margin",
+                cells=cells_of(study, f"{panel}, no decay", panel),
+                caption="A panel per weight decay, the two starts without it first.",
+                cannot=NO_CAUSE,
+            )
+        )
+    return figures
+
+
+def cnn(study: Study) -> Sequence[Figure]:
+    base = next(c for c in study.cells if c.panel == "decay").experiment.victim.conv
+    shown = [k for k in cells_of(study, "grid") if study.cells[k].experiment.victim.conv == base]
+    return [
+        Heatmap(
+            name="good",
+            title="Share of the training images that came back good",
+            where="002, figure 15",
+            panel="grid",
+            x="kernel",
+            y="channels",
+            value="good_fraction",
+            caption="By the side of the kernels and their number. A kernel as large as the image "
+            "makes the first layer dense.",
+            cannot=NOT_ALL,
+        ),
+        Heatmap(
+            name="mean",
+            title="Mean SSIM",
+            where="002, figure 15",
+            panel="grid",
+            x="kernel",
+            y="channels",
+            value="mean_ssim",
+            caption="Of all training images, good or not.",
+            cannot="That an image can be recognised: the decoys' mean is in the table of cells.",
+        ),
+        Lines(
+            name="decay",
+            title="By weight decay",
+            where="002, figure 5c",
+            panel="decay",
+            x="weight_decay",
+            series=None,
+            value="good_fraction",
+            baselines=cells_of(study, "no decay"),
+            caption=f"Beside two starts without weight decay. {SEVERAL}",
+            cannot=NOT_ALL,
+        ),
+        Scatter(
+            name="boundary",
+            title="Distance from the boundary",
+            where="002, figure 15",
+            x="margin",
+            cells=cells_of(study, "grid"),
+            caption="A panel per kernel and number of channels.",
+            cannot=NO_CAUSE,
+        ),
+        Kernels(
+            name="kernels",
+            title="Kernels of a trained network",
+            where="002, figure 16",
+            cells=tuple(shown),
+            caption="All kernels of the first layer, each from its smallest weight (black) to its "
+            "largest (white).",
+            cannot="That images are stored in kernels: these are far smaller than the images.",
+        ),
+    ]
+
+
+def width(study: Study) -> Sequence[Figure]:
+    return [
+        Heatmap(
+            name=f"good-{loss.lower()}",
+            title=f"Good reconstructions per network, {loss}",
+            where="002, figure 7",
+            panel=loss,
+            x="width",
+            y="n_images",
+            value="n_good",
+            caption="Per network, and as a share of its images.",
+            cannot=NOT_ALL,
+        )
+        for loss in dict.fromkeys(cell.panel for cell in study.cells)
+    ]
+
+
+def large(study: Study) -> Sequence[Figure]:
+    return [
+        Scatter(
+            name="boundary",
+            title="Distance from the boundary",
+            where="002, figure 17b",
+            x="margin",
+            cells=cells_of(study, "large"),
+            caption="Every training image of the network.",
+            cannot=NO_CAUSE,
+        )
+    ]
+
+
+def span(study: Study) -> Sequence[Figure]:
+    """A line per attack over what is a number, a square per attack for the rest."""
+    base = cells_of(study, "base")
+    figures: list[Figure] = []
+    for panel, (axis, title) in OF_SPAN.items():
+        also = base
+        if panel != axis:  # these points are next to one of the starts
+            also = tuple(
+                k
+                for k in cells_of(study, "start")
+                if study.cells[k].at["start"] == "standard, known"
+            )
+        common: dict[str, Any] = {
+            "name": panel.replace(", ", "-").replace(" ", "-"),
+            "title": f"Share of good images, by {title}",
+            "where": "",
+            "panel": panel,
+            "value": "good_fraction",
+            "also": also,
+            "cannot": ONE_AWAY,
+        }
+        if study.axes[axis].scale == "category":
+            figures.append(Heatmap(x="attack", y=axis, caption=EQUAL_TIME, **common))
+        else:
+            caption = f"{EQUAL_TIME} {SEVERAL}"
+            figures.append(Lines(x=axis, series="attack", caption=caption, **common))
+    seconds = Lines(
+        name="seconds",
+        title="Seconds of an attack, by the number of images",
+        where="",
+        panel="images",
+        x="images",
+        series="attack",
+        value="attack_seconds",
+        also=base,
+        caption="Work of one core, the comparison with the training images included. Networks are "
+        "trained before.",
+        cannot="What the KKT attack needs: it was given this time.",
+    )
+    return [figures[0], seconds, *figures[1:]]
+
+
+OF_SPAN = {
+    "images": ("images", "number of images"),
+    "ratio": ("ratio", "width of the first layer over images"),
+    "start": ("start", "start"),
+    "rule": ("rule", "rule of the training"),
+    "batch": ("batch", "batch"),
+    "decay": ("decay", "weight decay"),
+    "loss": ("loss", "loss"),
+    "layers": ("layers", "hidden layers"),
+    "layers, known start": ("layers", "hidden layers, from a standard start that is known"),
+    "bias": ("bias", "biases"),
+    "weights": ("weights", "what is done to the weights before they are given away"),
+}
+"""The panels of the span study with a figure: the axis, and what it is in words."""
+EQUAL_TIME = (
+    "Of all training images, by attack; the KKT attack was to have at least as much time. Good "
+    "decoys and seconds are in the table of cells."
+)
+ONE_AWAY = (
+    "How settings work together: every point is one setting away from the base, which is in each "
+    "figure."
+)
+
+FIGURES: dict[str, Callable[[Study], Iterable[Figure]]] = {
+    "multiclass": multiclass,
+    "losses": losses,
+    "weight-decay": weight_decay,
+    "cnn": cnn,
+    "width": width,
+    "large": large,
+    "span": span,
+}
+
+
+def _of_decay(value: str) -> str:
+    return {
+        "good_fraction": f"From a standard start with weight decay; without it, levels. {SEVERAL}",
+        "n_effective": "Effective number of images behind the weights, the paper's margin samples: "
+        "(Σ c)² / Σ c² over the slopes c of the loss. Mean over networks.",
+        "test_accuracy": "Mean over networks.",
+    }[value]

@@ -1,0 +1,247 @@
+"""study.json: what came back in every cell, as numbers and as a few pictures.
+
+The scores are those of the evaluation of the study's store (docs/evaluation.md), put together cell
+by cell. What only the victims themselves can tell is asked of them again: the loss of each image,
+the accuracy on images that they never saw, the kernels of a first layer. docs/studies.md has the
+schema.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recon_core.attacks.kkt.victims import KnownVictim
+from recon_core.summary import detect, summarise
+from recon_core.types import Victims, seeded_generator
+from recon_core.victims.losses import Loss
+from storage.pairs.dataset import Dataset
+from tasks.evaluation.record import rounded
+from tasks.study.settings import Cell, Study, StudyPlan
+
+SCHEMA = "palimpsest-study"
+VERSION = 2
+DIGITS = 6
+N_SHOWN = 10
+"""Pairs of a cell that are kept as pictures, the best first."""
+KEPT = ("n", "n_good", "good_fraction", "good_interval", "mean_ssim", "mean_ssim_interval",
+        "best_ssim", "n_good_ssim3", "mean_ssim3")  # fmt: skip
+METHOD = "plain"
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What a victim says of its own images and of others; None where there is nothing to say."""
+
+    loss: Floats
+    n_effective: float | None
+    train_loss: float
+    train_accuracy: float
+    test_accuracy: float | None
+    kernels: npt.NDArray[np.uint8] | None
+
+
+def examine(
+    plan: StudyPlan, victim: int, *, tests: npt.NDArray[np.int64], device: str, victims: Victims
+) -> Examined:
+    """The victim, as it is kept or trained again, on its images and on `tests`, ids of images that
+    it has not seen; those of classes that it does not know are left out."""
+    cell = plan.cell(victim)
+    spec = plan.spec(victim * plan.study.n_attacks)
+    images = torch.from_numpy(plan.images.images[list(spec.image_ids)])
+    known = cell.experiment.train_victim(spec, images, device=torch.device(device), victims=victims)
+    labels = plan.labels_of(cell)
+    usable = tests[labels[tests] >= 0]
+    others = torch.from_numpy(plan.images.images[usable])
+    right = known.is_right(others, torch.from_numpy(labels[usable])) if len(usable) else None
+    kernels = known.kernels()
+    losses, slopes = _losses(known, cell.experiment.training.loss, images, spec.labels)
+    return Examined(
+        loss=losses,
+        n_effective=effective_number(slopes),
+        train_loss=float(known.trained.loss[0]),
+        train_accuracy=float(known.trained.accuracy[0]),
+        test_accuracy=None if right is None else float(right.double().mean()),
+        kernels=None if kernels is None else _as_pictures(kernels),
+    )
+
+
+def unseen_images(plan: StudyPlan, dataset: Dataset) -> npt.NDArray[np.int64]:
+    """Up to `n_tests` images that no victim was trained on, the same for all cells."""
+    used = np.unique(dataset.column("targets/image_id"))
+    rest = np.setdiff1d(np.arange(len(plan.images)), used)
+    generator = seeded_generator(plan.study.seed, 0, "tests")
+    order = torch.randperm(len(rest), generator=generator).numpy()
+    return np.sort(rest[order[: plan.study.n_tests]])
+
+
+def describe_study(
+    plan: StudyPlan,
+    scored: Mapping[str, Any],
+    examined: Mapping[int, Examined],
+    dataset: Dataset,
+) -> dict[str, Any]:
+    """The study's cells and images, from the record `scored` of its evaluation."""
+    study = plan.study
+    images = _images(study, scored, examined)
+    of_row = np.array(images["cell"], np.int64)
+    seconds = _seconds(study, dataset)
+    cells: list[dict[str, Any]] = []
+    for number, cell in enumerate(study.cells):
+        rows = np.flatnonzero(of_row == number)
+        cells.append(
+            {
+                "number": number,
+                **_described(cell, rows, scored, study, examined),
+                "shown": _best(rows, scored),
+                "seconds": seconds[number],
+            }
+        )
+    body: dict[str, Any] = {
+        "n_victims": study.n_victims,
+        "n_attacks": study.n_attacks,
+        "good_threshold": study.evaluation.good_threshold,
+        "source": scored["source"],
+        "axes": {name: asdict(axis) for name, axis in study.axes.items()},
+        "cells": cells,
+        "images": images,
+    }
+    plain: dict[str, Any] = rounded(body, DIGITS)
+    return plain
+
+
+def _images(
+    study: Study, scored: Mapping[str, Any], examined: Mapping[int, Examined]
+) -> dict[str, list[Any]]:
+    """Columns with an entry per row of the evaluation, whose victims are in the order of cells."""
+    method, targets = scored["methods"][METHOD], scored["targets"]
+    losses = [loss for v in dict.fromkeys(targets["victim"]) for loss in examined[v].loss.tolist()]
+    return {
+        "cell": [study.cell_of(victim) for victim in targets["victim"]],
+        **{name: targets[name] for name in ("victim", "image_id", "label", "margin")},
+        "loss": [float(f"{loss:.{DIGITS}g}") for loss in losses],
+        "ssim": method["targets"]["ssim"],
+        "ssim3": method["targets"]["ssim3"],
+        "decoy_ssim": method["decoys"]["ssim"],
+    }
+
+
+def _described(
+    cell: Cell,
+    rows: npt.NDArray[np.int64],
+    scored: Mapping[str, Any],
+    study: Study,
+    examined: Mapping[int, Examined],
+) -> dict[str, Any]:
+    method, threshold = scored["methods"][METHOD], study.evaluation.good_threshold
+    victims = sorted({scored["targets"]["victim"][row] for row in rows})
+    sides = {side: _columns(method[side], rows) for side in ("targets", "decoys")}
+    summaries = {
+        side: summarise(c["ssim"], c["haarpsi"], c["ssim3"], good_threshold=threshold)
+        for side, c in sides.items()
+    }
+    vote = np.array(scored["methods"]["vote"]["targets"]["ssim"], np.float64)[rows]
+    runs = scored["runs"]
+    outcomes = [
+        outcome
+        for outcome, victim in zip(runs["outcome"], runs["victim"], strict=True)
+        if victim in victims
+    ]
+    return {
+        "name": cell.name,
+        "panel": cell.panel,
+        "at": cell.at,
+        "n_images": cell.images_per_run,
+        "victims": victims,
+        "n_attacks": study.n_attacks,
+        "outcomes": {name: outcomes.count(name) for name in scored["dataset"]["outcomes"]},
+        **{side: {key: dict(found)[key] for key in KEPT} for side, found in summaries.items()},
+        "auc": detect(sides["targets"]["ssim"], sides["decoys"]["ssim"])["auc"],
+        "vote": {"n_good": int((vote > threshold).sum()), "mean_ssim": float(vote.mean())},
+        "victim": _of_victims(victims, scored, examined, threshold),
+    }
+
+
+def _columns(side: Mapping[str, Any], rows: npt.NDArray[np.int64]) -> dict[str, Floats]:
+    return {name: np.array(side[name], np.float64)[rows] for name in ("ssim", "haarpsi", "ssim3")}
+
+
+def _of_victims(
+    victims: Sequence[int],
+    scored: Mapping[str, Any],
+    examined: Mapping[int, Examined],
+    threshold: float,
+) -> dict[str, list[Any]]:
+    """Lists with an entry per victim of the cell."""
+    of_row = np.array(scored["targets"]["victim"], np.int64)
+    ssim = np.array(scored["methods"][METHOD]["targets"]["ssim"], np.float64)
+    return {
+        "train_loss": [float(f"{examined[v].train_loss:.{DIGITS}g}") for v in victims],
+        "train_accuracy": [examined[v].train_accuracy for v in victims],
+        "test_accuracy": [examined[v].test_accuracy for v in victims],
+        "n_effective": [examined[v].n_effective for v in victims],
+        "n_good": [int((ssim[of_row == v] > threshold).sum()) for v in victims],
+        "mean_ssim": [float(ssim[of_row == v].mean()) for v in victims],
+    }
+
+
+def effective_number(weights: Floats) -> float | None:
+    """(sum c)^2 / sum c^2, how many images share the weights of a network; None if all are 0.
+
+    n if all n are alike, 1 if one has it all. 002 calls them margin samples: by equation 14 (and
+    without weight decay in the limit, by equation 2) the weights are a sum over images with these
+    c, which are larger the closer an image is to the boundary.
+    """
+    square = float(np.square(weights).sum())
+    return float(weights.sum()) ** 2 / square if square > 0 else None
+
+
+def _best(rows: npt.NDArray[np.int64], scored: Mapping[str, Any]) -> list[int]:
+    """Those of `rows` that are shown: with a picture, the highest SSIM first."""
+    found = scored["methods"][METHOD]["targets"]
+    ssim, run = (np.array(found[name], np.float64)[rows] for name in ("ssim", "run"))
+    order = [int(rows[k]) for k in np.argsort(-ssim, kind="stable") if run[k] >= 0]
+    return order[:N_SHOWN]
+
+
+def _seconds(study: Study, dataset: Dataset) -> list[float]:
+    """Seconds of work of every cell."""
+    spent = [0.0] * len(study.cells)
+    for receipt in dataset.receipts:
+        victim = receipt.part * study.runs_per_part // study.n_attacks
+        spent[study.cell_of(victim)] += receipt.seconds
+    return spent
+
+
+def _losses(
+    known: KnownVictim, loss: Loss, images: torch.Tensor, labels: Sequence[int]
+) -> tuple[Floats, Floats]:
+    """The loss of each image by itself, and the size of its slope in the image's own output."""
+    phi = known.outputs(images).double()
+    classes = torch.tensor(labels, device=phi.device)
+    y = classes if loss.kind == "ce" else classes.to(phi.dtype) * 2 - 1
+    alone, own = (phi[:, None], y[:, None]), classes if loss.kind == "ce" else classes * 0
+    slope = loss.gradient(*alone)[:, 0].gather(1, own[:, None])[:, 0].abs()
+    return np.asarray(loss.value(*alone).cpu().numpy()), np.asarray(slope.cpu().numpy())
+
+
+def _as_pictures(kernels: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Each kernel from its smallest to its largest weight; other than three channels as grey."""
+    if kernels.shape[1] != 3:
+        kernels = kernels.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    low, high = kernels.amin((1, 2, 3), keepdim=True), kernels.amax((1, 2, 3), keepdim=True)
+    unit = (kernels - low) / (high - low).clamp_min(torch.finfo(kernels.dtype).tiny)
+    return np.asarray((unit * 255).round().to(torch.uint8).numpy())
+
+
+def created_now() -> str:
+    """The time in words, UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())

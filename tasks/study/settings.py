@@ -1,0 +1,267 @@
+"""A study: a grid over an experiment, all of its cells in one store.
+
+Every cell is an experiment at one point of the grid, with `n_victims` victims that are attacked
+`n_attacks` times each. Cells differ in nothing but what the grid varies: the s-th victims of all
+cells have the same images (of a smaller training set, the first of the larger one's), start from
+the same random numbers, and so do the a-th attacks on them. So cells are compared image by image.
+
+A study is run like a campaign (`tasks.campaign.generate`): a part is some attacks on one victim, it
+is done when its receipt is there, and a killed study goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from recon_core.experiments import KKT
+from recon_core.sampling import (
+    Phase,
+    Sampling,
+    binary_labels,
+    check_balance,
+    class_labels,
+    plan_hash,
+)
+from recon_core.types import RunSpec
+from storage.pairs.layout import Encoding
+from storage.pairs.receipts import Receipt
+from storage.sources.load import ImageSet, Split
+from tasks.campaign.plan import (
+    NOT_OF_VICTIMS,
+    PlannedPart,
+    sha256_of,
+    without_later_settings,
+)
+from tasks.evaluation.settings import Evaluation
+
+FORBID = {"extra": "forbid"}
+Value = int | float | str
+Scale = Literal["linear", "log", "category"]
+IMAGES_OF_STUDY = 2
+"""Keeps the random numbers that choose a study's images apart from a campaign's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """What varies, in words, and its values in order."""
+
+    title: str
+    values: tuple[Value, ...]
+    scale: Scale = "category"
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        if self.scale != "category" and any(isinstance(value, str) for value in self.values):
+            raise ValueError(f"scale={self.scale!r} of values {self.values}; words need 'category'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One point of the grid: where it is, how many images a victim has, and the experiment.
+
+    Cells of one `panel` are shown together. `name` is short: "10 classes, 5 each".
+    """
+
+    name: str
+    panel: str
+    at: dict[str, Value]
+    images_per_run: int
+    experiment: KKT
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        check_balance(self.images_per_run, self.experiment.n_classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Every setting of a study.
+
+    `n_victims` per cell, which are its seeds; `n_attacks` on each, of which `runs_per_part` are one
+    part. `n_tests`: images that no victim of the study has seen, on which each is tested. What a
+    cell shares with the others and where its experiment differs is in `cells`. `only`: what the
+    names of its cells have in common, if these are not all of the grid. `train_first`: all victims
+    are trained before the first attack, so that a cell's seconds are those of its attacks.
+    """
+
+    name: str
+    preset: str
+    data: str
+    cells: tuple[Cell, ...]
+    only: str = ""
+    axes: dict[str, Axis] = field(default_factory=dict)
+    split: Split = "heldout"
+    skip_corrupt: bool = False
+    channels: Literal[1, 3] = 3
+    seed: int = 0
+    threads: int = 1
+    encoding: Encoding = "float16"
+    n_victims: int = 3
+    n_attacks: int = 8
+    runs_per_part: int = 8
+    n_tests: int = 1000
+    train_first: bool = False
+    evaluation: Evaluation = field(default_factory=lambda: Evaluation(baselines=()))
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    def __post_init__(self) -> None:
+        if not self.cells:
+            raise ValueError("cells=() is no study; give at least one cell")
+        for name in ("n_victims", "n_attacks", "runs_per_part", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("n_tests", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        if self.n_attacks % self.runs_per_part:
+            raise ValueError(
+                f"runs_per_part={self.runs_per_part} does not divide n_attacks={self.n_attacks}; a "
+                "part holds attacks on one victim only: use a divisor, such as n_attacks itself"
+            )
+        names = [cell.name for cell in self.cells]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two cells are named {twice!r}; every cell needs a name of its own")
+        for cell in self.cells:
+            cell.experiment.check_sweep(max(2, self.n_attacks))
+
+    @property
+    def n_runs(self) -> int:
+        return len(self.cells) * self.n_victims * self.n_attacks
+
+    @property
+    def sampling(self) -> Sampling:
+        """How runs are grouped into parts; which images they have is the study's own business."""
+        return Sampling(
+            images_per_run=max(cell.images_per_run for cell in self.cells),
+            phases=(Phase(n_runs=self.n_runs),),
+            runs_per_part=self.runs_per_part,
+            attacks_per_victim=self.n_attacks,
+        )
+
+    def cell_of(self, victim: int) -> int:
+        """The number of the cell that a victim belongs to."""
+        return victim // self.n_victims
+
+    def manifest(self, images: ImageSet) -> dict[str, Any]:
+        """What the store is made from: everything but names, and how it is scored."""
+        cells = []
+        for cell in self.cells:
+            of_cell = {"experiment": asdict(cell.experiment)}
+            without_later_settings(of_cell)
+            cells.append({**of_cell, "images_per_run": cell.images_per_run})
+        settings = {
+            "study": self.name,
+            "cells": cells,
+            "n_victims": self.n_victims,
+            "sampling": asdict(self.sampling),
+            "root_seed": self.seed,
+            "threads": self.threads,
+            "encoding": self.encoding,
+        }
+        source = {"split": images.split, "hash": images.content_hash, "n": len(images)}
+        return {"campaign": settings, "source": source}
+
+    def fingerprint(self, images: ImageSet) -> str:
+        """sha256 of the manifest."""
+        return sha256_of(self.manifest(images))
+
+    def victims_fingerprint(self, images: ImageSet) -> str:
+        """sha256 of what the v-th victim depends on, which is not how it is attacked."""
+        manifest = self.manifest(images)
+        campaign = manifest["campaign"]
+        for cell in campaign["cells"]:
+            for name in NOT_OF_VICTIMS:
+                cell["experiment"].pop(name, None)
+        kept = {name: campaign[name] for name in ("cells", "n_victims", "root_seed", "threads")}
+        return sha256_of({**kept, "source": manifest["source"]})
+
+
+class StudyPlan:
+    """The parts of a study on a set of images.
+
+    Raises ValueError, naming the cell, if the images cannot fill its victims.
+    """
+
+    def __init__(self, study: Study, images: ImageSet) -> None:
+        self.campaign = study
+        self.images = images
+        self.labels: npt.NDArray[np.int64] = np.full(len(images), -1, np.int64)
+        for cell in study.cells:
+            try:
+                labels = self.labels_of(cell)
+                self._image_ids(cell, 0)
+            except ValueError as error:
+                raise ValueError(f"cell {cell.name!r}: {error}") from error
+            self.labels = np.maximum(self.labels, np.minimum(labels, 0))
+
+    @property
+    def study(self) -> Study:
+        return self.campaign
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        return self.study.sampling
+
+    def part(self, part: int, receipts: Iterable[Receipt]) -> PlannedPart:
+        """The plan of one part, which does not depend on `receipts`."""
+        del receipts
+        first = part * self.study.runs_per_part
+        specs = tuple(self.spec(run) for run in range(first, first + self.study.runs_per_part))
+        return PlannedPart(
+            part=part,
+            specs=specs,
+            plan_hash=plan_hash(specs),
+            experiment=self.cell(specs[0].victim).experiment,
+        )
+
+    def cell(self, victim: int) -> Cell:
+        """The cell that a victim belongs to."""
+        return self.study.cells[self.study.cell_of(victim)]
+
+    def spec(self, run: int) -> RunSpec:
+        """One attack on one victim."""
+        victim, attack = divmod(run, self.study.n_attacks)
+        cell, seed = self.cell(victim), victim % self.study.n_victims
+        ids = self._image_ids(cell, seed)
+        return RunSpec(
+            run=run,
+            victim=victim,
+            root_seed=self.study.seed,
+            image_ids=tuple(ids.flatten().tolist()),
+            labels=tuple(np.repeat(np.arange(len(ids)), ids.shape[1]).tolist()),
+            stream=seed * self.study.n_attacks + attack,
+            victim_stream=seed,
+        )
+
+    def labels_of(self, cell: Cell) -> npt.NDArray[np.int64]:
+        """What the cell's victims call each image of the source, -1 for those they do not know."""
+        experiment, names = cell.experiment, self.images.class_names
+        if experiment.n_outputs == 1:
+            return binary_labels(self.images.labels, names)[0]
+        return class_labels(self.images.labels, names, experiment.n_classes)[0]
+
+    def _image_ids(self, cell: Cell, seed: int) -> npt.NDArray[np.int64]:
+        """(labels, images of each): the first of each label in an order of the seed's."""
+        labels, n_labels = self.labels_of(cell), cell.experiment.n_classes
+        n_each = cell.images_per_run // n_labels
+        is_binary = cell.experiment.n_outputs == 1
+        chosen = []
+        for label in range(n_labels):
+            members = np.flatnonzero(labels == label)
+            if len(members) < n_each:
+                raise ValueError(
+                    f"images_per_run={cell.images_per_run} needs {n_each} images of each of the "
+                    f"{n_labels} labels, but label {label} has {len(members)} in "
+                    f"{self.images.name!r} ({self.images.split}); use a larger source"
+                )
+            entropy = (self.study.seed, IMAGES_OF_STUDY, seed, int(is_binary), label)
+            order = np.random.default_rng(np.random.SeedSequence(entropy)).permutation(members)
+            chosen.append(order[:n_each])
+        return np.stack(chosen)

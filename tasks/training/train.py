@@ -1,0 +1,233 @@
+"""Train a restorer on a store of pairs: stream, examples, fit, and a folder with the result.
+
+A training is identified by its fingerprint: the restorer's and the training's settings, the
+curation, the pairs, which of them are held out, and the images that noise examples are made of. The
+folder `out` holds, while it runs, the checkpoint `latest` and, where validations are made, `best`;
+at the end the model: `model.json`, its card, which names the safetensors file with the averaged
+weights, and `MODEL_CARD.md`, the same for people. The log (`train_log`) is there from the first
+step. Finished trainings are not repeated, and interrupted ones continue so that the model is bit
+for bit what it would have been (on one device, with one number of CPU threads).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+
+from recon_core.balance import Curation
+from recon_core.matching import CLIPPED
+from recon_core.restore import RESTORERS, NonfiniteLossError, Restorer, Training
+from storage.checkpoints import load_checkpoint
+from storage.errors import StorageError
+from storage.pairs.dataset import Dataset
+from tasks.dataset.pair_stream import ORDER
+from tasks.training.log import TensorBoard
+from tasks.training.loop import SCHEMA, VERSION, OnStep, Trainer, ignore_step
+from tasks.training.ranks import Group
+from tasks.training.state import LATEST, MODEL, load_latest
+from tasks.training.validation import Validation, held_out_parts
+
+LATER_SETTINGS = {"precision": "float32", "accumulate": 1, "mirror": False}
+"""Settings that came later, as what was trained before had them: its fingerprint stays."""
+LATER_RESTORER_SETTINGS: dict[str, dict[str, Any]] = {"edm": {"target": "image"}}
+"""The same of each kind of restorer; models that were written before lack them."""
+WHOLE_MODEL = "use the model as it was written, update the program, or train again"
+
+
+def train_restorer(
+    restorer: Restorer,
+    training: Training,
+    *,
+    dataset: Dataset,
+    curation: Curation,
+    images_for_noise: npt.NDArray[np.uint8],
+    out: Path,
+    device: str,
+    validation: Validation | None = None,
+    tensorboard: TensorBoard = "auto",
+    group: Group | None = None,
+    on_step: OnStep = ignore_step,
+    checkpoint_seconds: float = 20.0,
+) -> dict[str, Any]:
+    """The card of the model that is then in `out`; trains it only as far as it is not there yet.
+
+    `images_for_noise` are the training images of the source, uint8 (n, 3, h, w). A checkpoint is
+    written every `checkpoint_seconds`, less often where writing takes long, and when SIGTERM or
+    SIGINT comes, which then waits for the end of a step. A model or checkpoint of other settings in
+    `out` is replaced. `group`: the processes that train together, each calling
+    this with its own `device`.
+
+    Raises:
+        StorageError: the dataset has no pair that `curation` admits, or too few parts to hold any
+            out for `validation`, or the processes of `group` see different ones.
+        NonfiniteLossError: the training diverged; says in which step, and what is kept.
+        StoreMismatchError: another number of processes has begun this training.
+        ValueError: the device has no arithmetic of `training.precision`, `tensorboard` is "on" and
+            not installed, or `group` cannot share the batch evenly.
+    """
+    validation = validation or Validation()
+    fingerprint = training_fingerprint(
+        restorer, training, dataset, curation, images_for_noise, validation=validation
+    )
+    finished = load_checkpoint(out, MODEL)
+    if finished is not None and finished[1].get("fingerprint") == fingerprint:
+        return finished[1]
+    trainer = Trainer(
+        restorer=restorer,
+        training=training,
+        validation=validation,
+        dataset=dataset,
+        curation=curation,
+        images_for_noise=images_for_noise,
+        out=out,
+        device=device,
+        fingerprint=fingerprint,
+        group=group,
+    )
+    with trainer.interruption:
+        try:
+            trainer.run(on_step, checkpoint_seconds, tensorboard)
+        except NonfiniteLossError as error:
+            raise error.with_note(_what_is_kept(out, fingerprint)) from None
+        return trainer.finish()
+
+
+def _what_is_kept(out: Path, fingerprint: str) -> str:
+    found = load_latest(out, fingerprint)
+    if found is None:
+        return f"; no checkpoint had been written to {out} before"
+    return (
+        f"; {out / LATEST}.json is kept as it was before, after step {found[1]['step']}; with the "
+        "same settings the training would come to the same step again"
+    )
+
+
+def load_restorer(path: Path, *, device: str) -> tuple[Restorer, nn.Module]:
+    """The restorer and its network, ready to restore, from a folder `train_restorer` wrote to.
+
+    `path` may also be the `model.json` in it.
+
+    Raises:
+        StorageError: there is no finished model, one of a newer version, or one whose settings are
+            not a restorer's or do not fit its weights.
+    """
+    folder = model_folder(path)
+    found = load_checkpoint(folder, MODEL)
+    if found is None:
+        raise StorageError(f"{folder} has no finished restorer (model.json); train one into it")
+    tensors, card = found
+    if card.get("schema") != SCHEMA or card.get("version") != VERSION:
+        raise StorageError(
+            f"{folder}/model.json is {card.get('schema')} version {card.get('version')}, this "
+            f"program reads {SCHEMA} version {VERSION}; train again or update the program"
+        )
+    where = f"{folder}/{MODEL}.json"
+    restorer = _described(card.get("restorer"), where)
+    net = _built(restorer, where)
+    wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+    given = {name: array.shape for name, array in tensors.items()}
+    for name in sorted(wanted | given):
+        if given.get(name) != wanted.get(name):
+            raise StorageError(
+                f"the weights that {where} names do not fit its restorer: {name} is "
+                f"{given.get(name, 'absent')} there and {wanted.get(name, 'absent')} by the "
+                f"settings {asdict(restorer)}; {WHOLE_MODEL}"
+            )
+    net.load_state_dict({name: torch.from_numpy(array) for name, array in tensors.items()})
+    return restorer, net.to(device).eval().requires_grad_(False)
+
+
+def model_folder(path: Path) -> Path:
+    """The folder of the restorer that `path` names: itself, or where it is the `model.json` in.
+
+    Raises StorageError for any other file.
+    """
+    if not path.is_file():
+        return path
+    if path.name != f"{MODEL}.json":
+        raise StorageError(
+            f"{path} is not the {MODEL}.json of a finished restorer; give the folder that "
+            "`palimpsest train` wrote, or that file in it"
+        )
+    return path.parent
+
+
+def _described(settings: Any, where: str) -> Restorer:
+    """The restorer of a card's settings. StorageError names what is wrong with them."""
+    kind = settings.get("kind") if isinstance(settings, dict) else None
+    if not isinstance(kind, str) or kind not in RESTORERS:
+        raise StorageError(
+            f"{where} describes no restorer: {settings!r} with kind={kind!r}; known are "
+            f"{', '.join(RESTORERS)}; {WHOLE_MODEL}"
+        )
+    settings = LATER_RESTORER_SETTINGS.get(kind, {}) | settings
+    known = [one.name for one in fields(RESTORERS[kind])]
+    odd = [f"{name}={settings[name]!r} is unknown" for name in settings if name not in known]
+    odd += [f"{name} is missing" for name in known if name not in settings]
+    if odd:
+        raise StorageError(f"{where} is of no {kind} of this program: {odd[0]}; {WHOLE_MODEL}")
+    try:
+        restorer: Restorer = TypeAdapter(RESTORERS[kind]).validate_python(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        value = f"{name}={first['input']!r}: " if name else ""
+        raise StorageError(
+            f"{where} is of no {kind} of this program: {value}{first['msg']}; {WHOLE_MODEL}"
+        ) from error
+    return restorer
+
+
+def _built(restorer: Restorer, where: str) -> nn.Module:
+    try:
+        return restorer.build(seed=0)
+    except ValueError as error:
+        raise StorageError(f"{where} describes no network: {error}; {WHOLE_MODEL}") from error
+
+
+def training_fingerprint(
+    restorer: Restorer,
+    training: Training,
+    dataset: Dataset,
+    curation: Curation,
+    images_for_noise: npt.NDArray[np.uint8],
+    *,
+    validation: Validation,
+) -> str:
+    """SHA-256 over everything the model's weights depend on, but for device and versions.
+
+    Raises StorageError if `validation` would hold all of the dataset out.
+    """
+    images = hashlib.sha256(repr(images_for_noise.shape).encode())
+    images.update(np.ascontiguousarray(images_for_noise).data)
+    body: dict[str, Any] = {
+        "version": VERSION,
+        "restorer": _without(LATER_RESTORER_SETTINGS.get(restorer.kind, {}), asdict(restorer)),
+        "training": _without(LATER_SETTINGS, asdict(training)),
+        "curation": asdict(curation),
+        "dataset": dataset.content_hash,
+        "images_for_noise": images.hexdigest(),
+        "order": ORDER,
+        "clipped": CLIPPED,
+    }
+    if validation.every:
+        body["held_out"] = held_out_parts(dataset, validation.n_parts)
+    if validation.keep == "best":
+        body["validation"] = asdict(validation)
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _without(later: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` but for those of `later` that are as before."""
+    return {
+        name: value for name, value in settings.items() if name not in later or value != later[name]
+    }

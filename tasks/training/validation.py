@@ -1,0 +1,182 @@
+"""Pairs that a training never sees, and how well the network in training restores them.
+
+Whole parts of the store are held out, so no victim whose pairs are scored is one that the restorer
+learned from. Which ones depends on the part numbers alone (the smallest SHA-256), so a store that
+grows mostly keeps them. Of their confident pairs a fixed random selection is scored; only those
+whose target was not augmented, where there are any, because restoring assumes that.
+
+Images of the held-out runs may occur in other runs too, and the scored pairs are ones that the
+matching was confident of. So this says how the training goes, and not how well the restorer does
+on images it has not seen: that is the evaluation's part, on victims of the held-out split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float32
+from torch import Tensor, nn
+
+from recon_core.balance import Curation
+from recon_core.metrics import ssim_pairs
+from recon_core.restore import EDM, Restorer
+from recon_core.restore.examples import make_examples, to_pictures
+from storage.errors import StorageError
+from storage.pairs.dataset import Dataset
+from storage.pairs.stream import PairStream
+from tasks.dataset.pair_stream import in_rgb
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """How a training is watched, and which of its weights become the model.
+
+    Every `every` steps and at the end, `n_pairs` pairs of `n_parts` held-out parts of the store are
+    restored with the averaged weights; 0: never, and nothing is held out. `n_samples`: restorations
+    of each pair, whose mean is scored; a diffusion restorer gives several, and a single one says
+    more about its sharpness than about what it knows. `n_sampler_steps`: Heun steps of a diffusion
+    restorer there (None: its own number). `keep`: the model is the "last" weights, as in paper 001,
+    or those of the "best" validation.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    every: int = 0
+    n_pairs: int = 256
+    n_parts: int = 1
+    n_samples: int = 1
+    n_sampler_steps: int | None = None
+    keep: Literal["last", "best"] = "last"
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ValueError(f"every={self.every}; expected steps between validations, 0: none")
+        if self.n_pairs < 1 or self.n_parts < 1:
+            raise ValueError(f"n_pairs={self.n_pairs} and n_parts={self.n_parts} must be 1 or more")
+        if self.n_samples < 1:
+            raise ValueError(f"n_samples={self.n_samples} must be 1 or more")
+        if self.n_sampler_steps is not None and self.n_sampler_steps < 2:
+            raise ValueError(f"n_sampler_steps={self.n_sampler_steps}; a sampler needs at least 2")
+        if self.keep == "best" and not self.every:
+            raise ValueError("keep='best' needs validations; set validation.every, e.g. to 1000")
+
+    def due(self, step: int, n_steps: int) -> bool:
+        """Whether the weights after `step` steps are validated."""
+        return self.every > 0 and (step % self.every == 0 or step == n_steps)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """The scored pairs: pictures in [0, 1] before restoration, and what they should become."""
+
+    parts: tuple[int, ...]
+    unaugmented: bool
+    inputs: Float32[Tensor, "n c h w"]
+    targets: Float32[Tensor, "n c h w"]
+    ssim_inputs: float
+
+    def facts(self) -> dict[str, Any]:
+        """What a model's card says of them."""
+        return {
+            "held_out_parts": list(self.parts),
+            "n_pairs": len(self.targets),
+            "unaugmented": self.unaugmented,
+            "ssim_inputs": self.ssim_inputs,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Mean SSIM of the restorations with their targets, and the restorations, in [0, 1]."""
+
+    ssim: float
+    restored: Float32[Tensor, "n c h w"]
+
+
+def held_out_parts(dataset: Dataset, n_parts: int) -> tuple[int, ...]:
+    """The parts that are kept from the training, ascending.
+
+    Raises StorageError if no part with pairs would be left.
+    """
+    parts = [receipt.part for receipt in dataset.receipts if receipt.n_pairs]
+    if len(parts) <= n_parts:
+        raise StorageError(
+            f"{dataset.root} has {len(parts)} parts with pairs and validation.n_parts={n_parts} "
+            "are to be held out; generate more, lower n_parts, or set validation.every=0"
+        )
+    return tuple(sorted(sorted(parts, key=_rank)[:n_parts]))
+
+
+def read_held_out(dataset: Dataset, validation: Validation, curation: Curation) -> HeldOut:
+    """The pairs that are scored. Raises StorageError if the held-out parts have none."""
+    parts = held_out_parts(dataset, validation.n_parts)
+    held_out = dataset.subset(parts)
+    for unaugmented in (True, False):
+        stream = PairStream(
+            held_out,
+            repeats=_Eligible(held_out, curation, unaugmented),
+            seed=0,
+            prefetch=False,
+        )
+        batch = next(stream.batches(validation.n_pairs, scaled=False), None)
+        if batch is not None:
+            examples = make_examples(batch)
+            inputs, targets = (
+                in_rgb(to_pictures(made)) for made in (examples.condition, examples.target)
+            )
+            ssim = float(ssim_pairs(inputs, targets).mean())
+            return HeldOut(parts, unaugmented, inputs, targets, ssim)
+    raise StorageError(
+        f"the held-out parts {list(parts)} of {dataset.root} have no confident pair from iteration "
+        f"{curation.min_iteration} on; raise validation.n_parts or set validation.every=0"
+    )
+
+
+def score(
+    restorer: Restorer, net: nn.Module, held_out: HeldOut, *, device: str, n_samples: int = 1
+) -> Score:
+    """The mean of `n_samples` restorations of each held-out pair, always from the same noise, and
+    its SSIM, averaged over the pairs.
+
+    Pixels that are not numbers count as black.
+    """
+    seeds = torch.arange(len(held_out.inputs))
+    inputs = held_out.inputs.to(device)
+    samples = restorer.restore(net, inputs, n_samples=n_samples, seeds=seeds)
+    restored = samples.mean(dim=0).cpu().nan_to_num(nan=0.0)
+    return Score(float(ssim_pairs(restored, held_out.targets).mean()), restored)
+
+
+def for_validation(restorer: Restorer, validation: Validation) -> Restorer:
+    """The restorer with the validation's number of sampler steps."""
+    if isinstance(restorer, EDM) and validation.n_sampler_steps is not None:
+        return replace(restorer, n_steps=validation.n_sampler_steps)
+    return restorer
+
+
+@dataclass(frozen=True, eq=False)
+class _Eligible:
+    """1 for the pairs of a part that may be scored, 0 for the others."""
+
+    dataset: Dataset
+    curation: Curation
+    unaugmented: bool
+
+    def __call__(self, part: int, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+        eligible = columns["confident"] & (columns["iteration"] >= self.curation.min_iteration)
+        if self.unaugmented:
+            augmented = np.any(self.dataset.stored(part, "targets/augment") != 0, axis=1)
+            eligible = (
+                eligible & ~np.asarray(augmented)[self.dataset.stored(part, "pairs/target_row")]
+            )
+        return eligible.astype(np.int64)
+
+
+def _rank(part: int) -> str:
+    return hashlib.sha256(f"held-out part {part}".encode()).hexdigest()

@@ -1,0 +1,318 @@
+"""`palimpsest attack autoencoder`: from a file in any form to a page, and how it is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+
+from flows.cli.attack_methods import autoencoder_methods
+from flows.families.autoencoder.attack import ENTRIES, attack_autoencoder
+from recon_core.attacks.autoencoder.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
+from tasks.families.autoencoder import attack as autoencoder_attack
+from tasks.families.autoencoder.inputs import AutoencoderJob
+from tasks.families.autoencoder.programs import read_program
+from tests.flows.cli.test_attack_kkt import Bomb
+from tests.tasks.families.autoencoder.files import (
+    N_IMAGES,
+    SIDE,
+    AutoencoderFiles,
+    make_autoencoder,
+)
+from tests.tasks.pages import Page
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> AutoencoderFiles:
+    return make_autoencoder(tmp_path_factory.mktemp("autoencoder"))
+
+
+def words(files: AutoencoderFiles, weights: Path, out: Path, *more: object) -> list[object]:
+    return ["attack", "autoencoder", "--weights", weights, "--out", out, "--device", "cpu",
+            "--data", f"folder:{files.pictures}", *more]  # fmt: skip
+
+
+def cells(out: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
+    record = json.loads((out / "attack.json").read_bytes())
+    return {(c["mask"], c["method"], c["split"]): c for c in record["cells"]}
+
+
+def test_from_weights_to_a_page(
+    palimpsest, monkeypatch, tmp_path: Path, files: AutoencoderFiles, prefect_server
+) -> None:
+    assert files.loss < 1e-9
+    out = tmp_path / "out"
+    start = words(files, files.state_dict, out, "--control", f"folder:{files.others}",
+                  "--method", "noise_aware,known,iteration")  # fmt: skip
+    code, shown, err = palimpsest(*start)
+    assert code == 0, err
+    assert "fc:192-64-64-64-192" in shown
+    assert "An attack can work." in shown
+    assert {entry.name for entry in out.iterdir()} == ENTRIES
+    found = cells(out)
+    assert len(found) == 2 * 3 * 2
+    for mask in ("random", "half"):
+        ours, control = found[mask, "noise_aware", "train"], found[mask, "noise_aware", "control"]
+        assert (ours["n_accurate"], ours["n"]) == (N_IMAGES, N_IMAGES)
+        assert (control["n_accurate"], control["n"]) == (0, N_IMAGES)
+        assert ours["mask_accuracy"] > 0.99
+        assert max(ours["mse"]) < 1e-7 < min(control["mse"])
+        assert found[mask, "iteration", "control"]["n_accurate"] == 0
+    text = " ".join(shown.split())
+    assert f"{N_IMAGES} of {N_IMAGES} training images came back accurately" in text
+    assert f"of control images 0 of {N_IMAGES}" in text
+    pictures = load_file(out / "recoveries.safetensors")
+    assert torch.allclose(
+        pictures["train/half/noise_aware/x"], pictures["train/half/original"], atol=1e-3
+    )
+    page = Page(out / "report.html")
+    assert not [a for a in page.addresses if not a.startswith("data:")]
+    assert len(page.images) == 2 * 2 * N_IMAGES * 5
+    assert "What one autoencoder" in "".join(page.text)
+    with Image.open(out / "recoveries.png") as sheet:
+        assert sheet.width > 800
+
+    # The same command again computes nothing; one more mask is all that is new; other weights are
+    # refused; --fresh starts over.
+    computed = []
+    compute = autoencoder_attack._Pieces.compute
+
+    def counted(self: Any, case: Any, method: Any, rows: range) -> Any:
+        computed.append((case.mask_name, case.side, method.kind))
+        return compute(self, case, method, rows)
+
+    monkeypatch.setattr(autoencoder_attack._Pieces, "compute", counted)
+    before = (out / "recoveries.safetensors").read_bytes()
+    assert palimpsest(*start)[0] == 0
+    assert computed == []
+    assert (out / "recoveries.safetensors").read_bytes() == before
+    assert palimpsest(*start, "--masks", "random,window", "--method", "known")[0] == 0
+    assert computed == [("window", "train", "known"), ("window", "control", "known")]
+    code, _shown, err = palimpsest(*words(files, files.ours, out))
+    assert code == 2
+    assert "attack on other weights" in err
+    assert palimpsest(*words(files, files.ours, out, "--fresh", "--masks", "half"))[0] == 0
+    assert set(cells(out)) == {("half", "noise_aware", "train")}
+
+
+@pytest.mark.parametrize(
+    "name", ["safetensors_file", "ours", "torchscript", "exported", "exported_fixed"]
+)
+def test_every_form_gives_the_same(
+    palimpsest, tmp_path: Path, files: AutoencoderFiles, prefect_server, name: str
+) -> None:
+    weights = getattr(files, name)
+    trusted = ["--trust"] if "t" in weights.suffix and "safe" not in weights.suffix else []
+    code, shown, err = palimpsest(
+        *words(files, weights, tmp_path / "out", "--masks", "half", *trusted)
+    )
+    assert code == 0, err
+    assert cells(tmp_path / "out")["half", "noise_aware", "train"]["n_accurate"] == N_IMAGES
+    assert "There is no control" in " ".join(shown.split())
+    if name == "exported_fixed":
+        assert "rows at once 4" in " ".join(shown.split())
+
+
+def test_programs_are_not_touched_without_trust(palimpsest, tmp_path: Path, files) -> None:
+    crater = tmp_path / "crater"
+    bomb = io.BytesIO()
+    torch.save((Bomb(crater), {}), bomb)
+    with_bomb = tmp_path / "bomb.pt2"
+    with zipfile.ZipFile(files.exported) as old, zipfile.ZipFile(with_bomb, "w") as new:
+        for item in old.infolist():
+            is_inputs = item.filename.endswith("sample_inputs/model.pt")
+            new.writestr(item, bomb.getvalue() if is_inputs else old.read(item))
+    program = read_program(with_bomb, "export", trust=True)
+    assert crater.is_file()  # why trust is asked for at all
+    assert program.kind == "export"
+    crater.unlink()
+    for weights in (with_bomb, files.torchscript):
+        code, _shown, err = palimpsest(*words(files, weights, tmp_path / "out"))
+        assert code == 2
+        assert "Give --trust if you made it yourself" in err
+    assert not crater.exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pickle_bomb_does_not_go_off(palimpsest, tmp_path: Path, files) -> None:
+    torch.save({"0.weight": torch.ones(4, 12), "x": Bomb(tmp_path / "crater")}, tmp_path / "b.pt")
+    code, _shown, err = palimpsest(*words(files, tmp_path / "b.pt", tmp_path / "out", "--trust"))
+    assert code == 2
+    assert "pickled objects" in err
+    assert not (tmp_path / "crater").exists()
+
+
+def degrade_files(folder: Path, files: AutoencoderFiles) -> Path:
+    """Degraded pictures as anybody would have them, the lower half black."""
+    shutil.copytree(files.pictures, folder / "whole")
+    for path in sorted((folder / "whole").rglob("*.png")):
+        pixels = np.array(Image.open(path))
+        pixels[SIDE // 2 :] = 0
+        target = folder / "damaged" / path.relative_to(folder / "whole")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(target)
+    return folder
+
+
+def test_pictures_that_are_degraded_already(
+    palimpsest, tmp_path: Path, files: AutoencoderFiles, prefect_server
+) -> None:
+    degrade_files(tmp_path, files)
+    start = ["attack", "autoencoder", "--weights", files.state_dict, "--device", "cpu",
+             "--degraded", tmp_path / "damaged"]  # fmt: skip
+    scored = ["--originals", tmp_path / "whole", "--control", f"folder:{files.others}"]
+    code, shown, err = palimpsest(*start, *scored, "--out", tmp_path / "scored")
+    assert code == 0, err
+    found = cells(tmp_path / "scored")
+    assert found["given", "noise_aware", "train"]["n_accurate"] == N_IMAGES
+    assert found["given", "noise_aware", "control"]["n_accurate"] == 0
+    assert found["given", "noise_aware", "train"]["images"][0] == "0.png"
+    code, shown, err = palimpsest(*start, "--out", tmp_path / "blind")
+    assert code == 0, err
+    assert "cannot be scored" in " ".join(shown.split())
+    blind = cells(tmp_path / "blind")["given", "noise_aware", "train"]
+    assert blind["mse"] is None
+    assert max(blind["residual"]) < 1e-9
+    assert "cannot be scored" in "".join(Page(tmp_path / "blind" / "report.html").text)
+    Image.new("RGB", (SIDE, SIDE + 1)).save(tmp_path / "damaged" / "z.png")
+    code, _shown, err = palimpsest(*start, "--out", tmp_path / "sizes")
+    assert code == 2
+    assert "z.png has 9x8 pixels" in err
+    assert not (tmp_path / "sizes").exists()
+
+
+def test_what_cannot_work_ends_with_2_and_the_reason_unless_forced(
+    palimpsest, tmp_path: Path, files: AutoencoderFiles, prefect_server
+) -> None:
+    out = tmp_path / "out"
+    start = words(files, files.state_dict, out, "--activation", "sigmoid", "--masks", "half")
+    code, shown, _err = palimpsest(*start)
+    assert code == 2
+    assert "it does not reconstruct them" in " ".join(shown.split())
+    assert not out.exists()
+    job = AutoencoderJob(weights=files.state_dict, out=out, data=f"folder:{files.others}")
+    with pytest.raises(ValueError, match=r"reconstruction.*--force"):
+        attack_autoencoder(job, device="cpu")  # a deployment refuses, too, and leaves the reasons
+    assert json.loads((out / "preflight.json").read_bytes())["outlook"] == "none"
+    assert palimpsest(*start, "--force", "--method", "known")[0] == 0
+    assert cells(out)["half", "known", "train"]["n_accurate"] == 0
+
+
+def wrong_files(folder: Path, files: AutoencoderFiles) -> None:
+    """Everything that the cases below name."""
+    for name, size in (("wide", (SIDE + 1, SIDE)), ("white", (SIDE, SIDE))):
+        Image.new("L", size, 255).save(folder / f"{name}.png")
+    classifier = nn.Sequential(nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 2))
+    torch.save(classifier.state_dict(), folder / "classifier.pt")
+    normed = nn.Sequential(nn.Linear(192, 8), nn.BatchNorm1d(8), nn.Linear(8, 192))
+    torch.save(normed.state_dict(), folder / "normed.pt")
+    torch.save(nn.Sequential(nn.Conv2d(3, 4, 5), nn.Conv2d(4, 3, 5)).state_dict(),
+               folder / "conv.pt")  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(nn.AvgPool2d(2)), str(folder / "pool.pt"))
+        torch.jit.save(torch.jit.script(Blows()), str(folder / "nan.pt"))
+
+
+class Blows(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 0.0
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--weights", "absent.pt"], "absent.pt does not exist"),
+        (["--weights", "classifier.pt"], "no autoencoder"),
+        (["--weights", "normed.pt"], "which are no PReLUs"),
+        (["--weights", "conv.pt"], "names do not tell the network"),
+        (["--weights", "pool.pt", "--trust"], "gives (3, 3, 4, 4) for (3, 3, 8, 8)"),
+        (["--weights", "pool.pt", "--trust", "--arch", "fc:2-1-2"], "leave out --arch"),
+        (["--arch", "fc:192-32-192"], "but the tensors in"),
+        (["--arch", "resnet"], "fc:3072-512-512-3072"),
+        (["--arch", "fc:192-32-10"], "no autoencoder"),
+        (["--activation", "prelu"], "has no slopes"),
+        (["--shape", "3x8"], "--shape 3x8 is not of the form CxHxW"),
+        (["--shape", "3x9x9"], "takes 192 numbers"),
+        (["--masks", "random,hlaf"], "unknown mask 'hlaf'"),
+        (["--masks", ""], "no masks"),
+        (["--mask", "absent.png"], "absent.png does not exist"),
+        (["--mask", "wide.png"], "8x9"),
+        (["--mask", "white.png"], "missing"),
+        (["--method", "niose_aware"], "did you mean 'noise_aware'"),
+        (["--method", "known,known"], "each once"),
+        (["--set", "gama=.5"], "gammas"),
+        (["--set", "known.gamma=1"], "noise_aware"),
+        (["--set", "n_steps=-3"], "n_steps=-3"),
+        (["--noise", "-1"], "noise=-1"),
+        (["--limit", "0"], "limit=0"),
+        (["--mean", "0.5,0.5"], "2 numbers for 3 channels"),
+        (["--mean", "grey"], "--mean grey is no number"),
+        (["--std", "0"], "std=(0.0,)"),
+        (["--data", "folder:absent"], "absent is not a folder"),
+        (["--data", "photoz"], "unknown image source"),
+        (["--control", "folder:images"], "are among the training images"),
+        (["--degraded", "images"], "give either --data"),
+        (["--originals", "images"], "--originals belong to --degraded"),
+        (["--split", "all", "--data", "photos"], "--split all is for folders"),
+        (["--activation", "swish"], "swish"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_usage_ends_with_2_and_says_the_fix(
+    palimpsest, monkeypatch, tmp_path: Path, files: AutoencoderFiles, more: list[str], said: str
+) -> None:
+    wrong_files(tmp_path, files)
+    shutil.copytree(files.pictures, tmp_path / "images")
+    monkeypatch.chdir(tmp_path)
+    code, _shown, err = palimpsest(*words(files, files.state_dict, tmp_path / "out", *more))
+    assert code == 2
+    assert said in " ".join(err.split())
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_f_that_gives_nan_is_a_stop(palimpsest, tmp_path: Path, files: AutoencoderFiles) -> None:
+    wrong_files(tmp_path, files)
+    code, shown, _err = palimpsest(*words(files, tmp_path / "nan.pt", tmp_path / "out", "--trust"))
+    assert code == 2
+    assert "f gives NaN or infinity" in " ".join(shown.split())
+
+
+def test_methods_have_the_papers_settings_and_then_the_users() -> None:
+    names = ("noise_aware", "unknown", "known", "iteration")
+    plain = autoencoder_methods(names, architecture="fc:192-64-192 leaky_relu")
+    assert plain == (NoiseAware(), UnknownMask(), KnownMask(), Iteration())
+    unet = autoencoder_methods(names, architecture="unet:16-32, with skips leaky_relu")
+    assert unet[1:3] == (UnknownMask(gamma=1.0, start="nothing"), KnownMask(gamma=1.0))
+    prelu = autoencoder_methods(("unknown",), architecture="fc:192-64-192 prelu")
+    assert prelu == (UnknownMask(gamma=0.1),)
+    deep = autoencoder_methods(("known",), architecture="fc:" + "-".join(["192"] * 21))
+    assert deep == (KnownMask(gamma=0.1),)
+    noisy = autoencoder_methods(("known",), noise=0.02)
+    assert noisy == (KnownMask(gamma=0.1, noisy=True),)
+    changed = autoencoder_methods(
+        names, settings={"gamma": ".3", "unknown.n_admm": "7", "gammas": "0.1,0.2"}
+    )
+    assert changed == (
+        NoiseAware(gammas=(0.1, 0.2)), UnknownMask(gamma=0.3, n_admm=7), KnownMask(gamma=0.3),
+        Iteration(),
+    )  # fmt: skip
+
+
+def test_the_command_has_help_with_examples(palimpsest) -> None:
+    code, shown, _err = palimpsest("attack", "autoencoder", "--help")
+    assert code == 0
+    assert "palimpsest attack autoencoder --weights net.safetensors" in " ".join(shown.split())

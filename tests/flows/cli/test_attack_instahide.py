@@ -1,0 +1,202 @@
+"""`palimpsest instahide encode` and `palimpsest attack instahide`: from images to a page, and how
+they are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flows.families.instahide.attack import ENTRIES
+from tests.tasks.families.instahide.challenges import RING, normal_challenge
+from tests.tasks.pages import Page
+
+
+@pytest.fixture(scope="module")
+def challenge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return normal_challenge(tmp_path_factory.mktemp("challenge") / "c", RING)
+
+
+def test_from_encodings_to_a_page(palimpsest, tmp_path: Path, prefect_server) -> None:
+    made, out = tmp_path / "made", tmp_path / "out"
+    code, shown, err = palimpsest(
+        "instahide", "encode", "--data", "gaussian", "--scheme", "theory", "--k-pub", 2, "--m", 60,
+        "--n-private", 8, "--n-public", 30, "--normalisation", "parts", "--out", made,
+    )  # fmt: skip
+    assert code == 0, err
+    assert "60 encodings of 8 private and 30 public images" in " ".join(shown.split())
+    words = ["attack", "instahide", made, "--out", out, "--threads", 1, "--device", "cpu"]
+    code, shown, err = palimpsest(*words)
+    assert code == 0, err
+    assert "8 of 8 private images are recovered" in " ".join(shown.split())
+    assert {entry.name for entry in out.iterdir()} == ENTRIES
+    record = json.loads((out / "instahide.json").read_bytes())
+    (method,) = record["methods"]
+    assert (method["method"], method["n_exact"], method["n_false"]) == ("exact", 8, 0)
+    Page(out / "report.html").check()
+    before = (out / "images.npy").read_bytes()
+    assert palimpsest(*words, "--fresh")[0] == 0
+    assert (out / "images.npy").read_bytes() == before
+
+
+def test_an_array_without_a_record(
+    palimpsest, tmp_path: Path, challenge: Path, prefect_server
+) -> None:
+    words = ["attack", "instahide", challenge / "encodings.npy", "--scheme", "theory", "--k-pub", 2,
+             "--wa", 2**-0.5, "--wb", 2**-0.5, "--public", challenge / "public.npy",
+             "--out", tmp_path / "out", "--device", "cpu"]  # fmt: skip
+    code, shown, err = palimpsest(*words)
+    assert code == 0, err
+    assert "5 of 5 private images are recovered" in " ".join(shown.split())
+    assert "originals" not in shown
+    code, shown, err = palimpsest(*words, "--truth", challenge / "secret", "--n-private", 5)
+    assert code == 0, err
+    assert "5 are the originals" in " ".join(shown.split())
+
+
+def test_photographs_are_attacked_practically(palimpsest, tmp_path: Path, prefect_server) -> None:
+    code, _shown, err = palimpsest(
+        "instahide", "encode", "--data", "photos", "--n-private", 6, "--n-public", 10, "--k-pub", 2,
+        "--epochs", 12, "--size", 16, "--out", tmp_path / "c",
+    )  # fmt: skip
+    assert code == 0, err
+    code, _shown, err = palimpsest("attack", "instahide", tmp_path / "c", "--out",
+                                   tmp_path / "out", "--rounds", 1, "--method", "both",
+                                   "--device", "cpu")  # fmt: skip
+    assert code == 0, err
+    record = json.loads((tmp_path / "out" / "instahide.json").read_bytes())
+    exact, practical = record["methods"]
+    assert "use --method practical" in exact["failure"]
+    assert sum(practical["by_status"].values()) == 6
+    assert len(practical["images"]) == 6
+
+
+def test_public_images_need_not_be_known(palimpsest, tmp_path: Path, prefect_server) -> None:
+    network, made, out = tmp_path / "s.st", tmp_path / "c", tmp_path / "out"
+    code, shown, err = palimpsest(
+        "instahide", "similarity", "--steps", 2, "--size", 16, "--k-pub", 2, "--out", network,
+        "--device", "cpu",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "Trained for 2 steps" in " ".join(shown.split())
+    code, _shown, err = palimpsest(
+        "instahide", "encode", "--n-private", 6, "--n-public", 10, "--k-pub", 2, "--epochs", 12,
+        "--size", 16, "--out", made,
+    )  # fmt: skip
+    assert code == 0, err
+    words = ["attack", "instahide", made, "--no-public", "--out", out, "--device", "cpu"]
+    code, _shown, err = palimpsest(*words)
+    assert code == 2
+    assert "--similarity a network" in " ".join(err.split())
+    code, _shown, err = palimpsest(*words, "--similarity", made / "encodings.npy")
+    assert code == 2
+    assert "is no similarity network" in " ".join(err.split())
+    assert not out.exists()
+    code, _shown, err = palimpsest(*words, "--similarity", network)
+    assert code == 0, err
+    record = json.loads((out / "instahide.json").read_bytes())
+    (method,) = record["methods"]
+    assert method["method"] == "carlini"
+    assert method["by_status"] == {"estimated": 6}
+    assert set(method["seconds_of_steps"]) == {"similarity", "groups", "images"}
+    Page(out / "report.html").check()
+    code, _shown, err = palimpsest("instahide", "similarity", "--out", tmp_path)
+    assert code == 2
+    assert "give --out a file" in " ".join(err.split())
+
+
+def test_pictures_of_encodings(palimpsest, tmp_path: Path, prefect_server) -> None:
+    """Absolute values, scaled to fit, rounded to grey levels: an error that --noise allows for."""
+    c = normal_challenge(tmp_path / "c", RING)
+    y = np.abs(np.load(c / "encodings.npy")) / 8
+    (tmp_path / "pngs").mkdir()
+    for k, one in enumerate(y):
+        levels = (one.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0)
+        Image.fromarray(levels).save(tmp_path / "pngs" / f"{k}.png")
+    words = ["attack", "instahide", tmp_path / "pngs", "--scheme", "theory", "--k-pub", 2,
+             "--wa", 2**-0.5 / 8, "--wb", 2**-0.5 / 8, "--noise", 0.002,
+             "--out", tmp_path / "out", "--device", "cpu"]  # fmt: skip
+    code, _shown, err = palimpsest(*words)
+    assert code == 2
+    assert "none are given: give --public" in " ".join(err.split())
+    more = ("--public", c / "public.npy", "--truth", c / "secret")
+    code, shown, err = palimpsest(*words, *more)
+    assert code == 0, err
+    assert "5 of 5 private images are recovered" in " ".join(shown.split())
+    record = json.loads((tmp_path / "out" / "instahide.json").read_bytes())
+    assert max(image["worst_error"] for image in record["methods"][0]["images"]) < 0.1
+    Image.new("RGB", (9, 9)).save(tmp_path / "pngs" / "z.png")
+    code, _shown, err = palimpsest(*words[:-4], "--out", tmp_path / "other", *more)
+    assert code == 2
+    assert "must be of one size" in " ".join(err.split())
+    assert not (tmp_path / "other").exists()
+
+
+def test_refusals_leave_nothing_behind(
+    palimpsest, tmp_path: Path, challenge: Path, prefect_server
+) -> None:
+    out, bad = tmp_path / "out", tmp_path / "bad.npy"
+    np.save(bad, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    nan = tmp_path / "nan.npy"
+    np.save(nan, np.full((9, 3, 8, 8), np.nan, np.float32))
+    flat = tmp_path / "flat.npy"
+    np.save(flat, np.zeros((9, 48), np.float32))
+    for words, said in [
+        ([challenge, "--n-private", 30], "9 encodings of n_private=30"),
+        ([challenge, "--no-public"], "none are given"),
+        ([challenge, "--public", flat], "expected (n, c, h, w)"),
+        ([challenge, "--public", nan], "not finite"),
+        ([challenge, "--labels", nan], "labels have shape"),
+        ([challenge, "--method", "magic"], "none of auto, both, all, exact, practical, carlini"),
+        ([challenge, "--k-pub", 3], "--k-pub needs --scheme"),
+        ([challenge, "--scheme", "theory", "--wa", 0], "wa=0"),
+        ([challenge, "--scheme", "instahide", "--wa", 1], "--wa is of --scheme theory"),
+        ([challenge, "--scheme", "theory", "--largest", 1], "--largest is of --scheme instahide"),
+        ([challenge, "--threads", 0], "greater than or equal to 1"),
+        ([bad], "without pickle"),
+        ([nan, "--scheme", "theory"], "not finite"),
+        ([flat, "--scheme", "theory"], "expected (n, c, h, w)"),
+        ([tmp_path / "absent"], "is not there"),
+        ([challenge / "encodings.npy"], "give --scheme and --k-pub"),
+    ]:
+        code, _shown, err = palimpsest("attack", "instahide", *words, "--out", out)
+        assert code == 2, (words, err)
+        assert said in " ".join(err.split()), (words, err)
+        assert not out.exists()
+    for words, said in [
+        (["--scheme", "theory"], "--m"),
+        (["--noise", 0.1], "--noise is of --scheme theory"),
+        (["--scheme", "theory", "--m", 9, "--epochs", 2], "--epochs is of --scheme instahide"),
+        (["--standardise"], "--standardise is for photographs"),
+        (["--largest", 0.1], "largest=0.1"),
+        (["--data", "elsewhere"], "unknown image source"),
+    ]:
+        code, _shown, err = palimpsest("instahide", "encode", *words, "--out", out)
+        assert code == 2, (words, err)
+        assert said in " ".join(err.split()), (words, err)
+        assert not out.exists()
+
+
+def test_nothing_from_any_method_is_a_failure(
+    palimpsest, tmp_path: Path, challenge: Path, prefect_server, monkeypatch
+) -> None:
+    from dataclasses import replace
+
+    from tasks.families.instahide.attack import METHODS
+
+    def fails(*_words: object) -> None:
+        raise ValueError("nothing there")
+
+    out = tmp_path / "out"
+    assert palimpsest("attack", "instahide", challenge, "--out", out)[0] == 0
+    for name in METHODS:
+        monkeypatch.setitem(METHODS, name, replace(METHODS[name], run=fails))
+    code, shown, _err = palimpsest("attack", "instahide", challenge, "--out", out, "--method",
+                                   "both")  # fmt: skip
+    assert code == 1
+    assert "No method gave anything: nothing there" in " ".join(shown.split())
+    Page(out / "report.html").check()
+    assert not (out / "images.npy").exists()

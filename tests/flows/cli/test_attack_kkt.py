@@ -1,0 +1,240 @@
+"""`palimpsest attack kkt`: from a file of weights to a page, and every way it can be refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flows.families.weights.attack import ENTRIES, attack_kkt
+from flows.families.weights.attack_plan import attack_job, attack_plan, parse_shape
+from flows.fresh import start_over
+from flows.papers import ATTACKS_PER_VICTIM, EXPERIMENTS
+from tasks.families.weights import attack as attack_module
+from tests.flows.cli.test_main import run
+from tests.tasks.families.weights.attack_victims import N_IMAGES, VictimFiles, make_victim
+
+FILES = {"attack.json", "preflight.json", "reconstructions.png", "reconstructions.safetensors",
+         "report.html", "cache"}  # fmt: skip
+QUICK = ["--n-images-guess", str(N_IMAGES), "--iterations", "200", "--attacks", "3"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> VictimFiles:
+    return make_victim(tmp_path_factory.mktemp("victim"))
+
+
+def words(files: VictimFiles, out: Path, *more: str) -> list[str]:
+    return ["attack", "kkt", "--weights", str(files.safetensors_file), "--out", str(out),
+            "--device", "cpu", *QUICK, *more]  # fmt: skip
+
+
+def test_from_weights_to_a_page(
+    monkeypatch, capsys, tmp_path: Path, files: VictimFiles, prefect_server
+) -> None:
+    out = tmp_path / "out"
+    known = ["--data", f"folder:{files.images}", "--decoys", f"folder:{files.decoys}"]
+    assert run(monkeypatch, *words(files, out, *known)) == 0
+    shown = capsys.readouterr().out
+    assert "mlp:432-32-32-1" in shown
+    assert "An attack can work." in shown
+    assert {entry.name for entry in out.iterdir()} == FILES
+    record = json.loads((out / "attack.json").read_bytes())
+    scores = record["scores"]
+    assert scores["images"]["n_good"] >= N_IMAGES - 1
+    assert scores["decoys"]["n_good"] <= 1
+    good = f"Good matches: {scores['images']['n_good']} of {N_IMAGES} images"
+    assert good in " ".join(shown.split())
+    assert record["settings"]["attack"]["n_candidates"] == 2 * N_IMAGES
+    assert record["settings"]["attack"]["save_at"] == [25, 50, 100, 200]
+    assert len(record["attacks"]) == 3
+    assert json.loads((out / "preflight.json").read_bytes())["outlook"] == "good"
+    assert "--fresh" not in (out / "report.html").read_text()
+
+    # The same command again repeats no attack; other settings are refused; --fresh starts over.
+    def never(*_given: Any) -> None:
+        raise AssertionError("attacked again")
+
+    monkeypatch.setattr(attack_module, "reconstruct", never)
+    assert run(monkeypatch, *words(files, out)) == 0
+    record = json.loads((out / "attack.json").read_bytes())
+    assert record["scores"] == {"images": None, "decoys": None}
+    assert "arrived at" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert run(monkeypatch, *words(files, out, "--seed", "1")) == 2
+    assert "seed is 0 there, 1 here" in capsys.readouterr().err
+    assert run(monkeypatch, *words(files, out, "--seed", "1", "--fresh", "--attacks", "1")) == 0
+
+
+def test_the_pictures_that_were_read_are_said_and_others_refused_or_left_out(
+    monkeypatch, capsys, tmp_path: Path, files: VictimFiles
+) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(files.images, images)
+    (images / "clear\x1b[2J.png").write_bytes(b"no picture")
+    asked = words(files, tmp_path / "out", "--data", f"folder:{images}", "--preflight")
+    assert run(monkeypatch, *asked) == 2
+    seen = capsys.readouterr().err
+    assert seen.startswith("error: ")
+    assert r"clear\x1b[2J.png cannot be read as a picture (not a known picture format)" in seen
+    assert seen.count("\n") == 1
+    assert run(monkeypatch, *asked, "--skip-corrupt") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Training images source folder:{images} pictures {N_IMAGES} " in said
+    assert r"left out 1 that cannot be read: clear\x1b[2J.png (not a known picture format)" in said
+
+
+def test_preflight_alone_attacks_nothing(
+    monkeypatch, capsys, tmp_path: Path, files: VictimFiles
+) -> None:
+    assert run(monkeypatch, *words(files, tmp_path / "out", "--preflight")) == 0
+    assert "first layer" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def with_norm() -> dict[str, torch.Tensor]:
+    net = nn.Sequential(nn.Linear(432, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1))
+    return net.state_dict()
+
+
+def test_what_cannot_work_ends_with_2_and_the_reason_unless_forced(
+    monkeypatch, capsys, tmp_path: Path, prefect_server
+) -> None:
+    torch.manual_seed(0)
+    torch.save(with_norm(), tmp_path / "norm.pt")
+    start = ["attack", "kkt", "--weights", str(tmp_path / "norm.pt"), "--device", "cpu"]
+    start += ["--out", str(tmp_path / "out"), *QUICK, "--set", "attack.save_at=3"]
+    assert run(monkeypatch, *start) == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "An attack cannot work here: normalisation layers" in shown
+    assert "Attack not possible with this engine" in shown
+    assert not (tmp_path / "out").exists()
+    job = attack_job(tmp_path / "norm.pt", tmp_path / "out", n_iterations=3)
+    with pytest.raises(ValueError, match=r"normalisation layers.*--force"):
+        attack_kkt(job, device="cpu")  # a deployment refuses, too, and leaves the reasons
+    assert json.loads((tmp_path / "out" / "preflight.json").read_bytes())["outlook"] == "none"
+    assert run(monkeypatch, *start, "--force") == 0
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--weights", "absent.pt"], "absent.pt does not exist"),
+        (["--arch", "mlp:432-64-1"], "--arch says mlp:432-64-1"),
+        (["--arch", "resnet"], "mlp:3072-1000-1000-1"),
+        (["--shape", "3x12"], "--shape 3x12 is not of the form CxHxW"),
+        (["--shape", "3x11x11"], "takes 432 numbers"),
+        (["--condition", "multiclass"], "multiclass"),
+        (["--preset", "haim2023"], "did you mean 'haim2022'"),
+        (["--set", "attack.alhpa=3"], "attack.alpha"),
+        (["--set", "attack.alpha=-3"], "alpha=-3"),
+        (["--set", "victim.widths=3"], "only the attack has settings"),
+        (["--set", "attack"], "name=value"),
+        (["--attacks", "0"], "n_attacks=0"),
+        (["--iterations", "0"], "--iterations 0"),
+        (["--n-images-guess", "0"], "--n-images-guess 0"),
+        (["--data", "folder:absent"], "absent is not a folder"),
+        (["--decoys", "folder:absent"], "give --data"),
+        (["--mean", "0.1,0.2"], "2 numbers for 3 channels"),
+        (["--activation", "tanh"], "tanh"),
+        (["--device", "tpu"], "tpu"),
+    ],
+)
+def test_bad_usage_ends_with_2_and_says_the_fix(
+    monkeypatch, capsys, tmp_path: Path, files: VictimFiles, more: list[str], said: str
+) -> None:
+    assert run(monkeypatch, *words(files, tmp_path / "out", *more)) == 2
+    shown = capsys.readouterr().err
+    assert said in " ".join(shown.split())
+    assert "Traceback" not in shown
+    assert not (tmp_path / "out").exists()
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.write_text, (self.path, "executed"))
+
+
+def test_a_pickle_bomb_does_not_go_off(monkeypatch, capsys, tmp_path: Path) -> None:
+    torch.save({"0.weight": torch.ones(4, 12), "x": Bomb(tmp_path / "crater")}, tmp_path / "b.pt")
+    assert run(monkeypatch, "attack", "kkt", "--weights", str(tmp_path / "b.pt")) == 2
+    assert "pickled objects" in capsys.readouterr().err
+    assert not (tmp_path / "crater").exists()
+
+
+def test_plans_fit_the_network() -> None:
+    plain = attack_plan(n_outputs=1)
+    assert (plain.n_attacks, plain.attack.condition) == (6, "binary")
+    assert plain.attack.search is not None
+    several = attack_plan(n_outputs=10, n_images=50)
+    assert (several.attack.condition, several.attack.n_candidates) == ("multiclass", 100)
+    assert attack_plan(n_outputs=10, n_images=3).attack.n_candidates == 20
+    assert attack_plan(n_outputs=1, condition="regression").attack.condition == "regression"
+    for name in EXPERIMENTS:
+        found = attack_plan(name, n_outputs=1 if "multiclass" not in name else 10)
+        assert found.attack == replace(EXPERIMENTS[name]().attack, ncc_stop_above=None)
+        assert found.n_attacks == ATTACKS_PER_VICTIM.get(name, 1)
+    assert attack_plan("buzaglo2023-multiclass", n_outputs=1).attack.condition == "binary"
+    assert attack_plan("haim2022", n_outputs=10).attack.condition == "multiclass"
+    changed = attack_plan(
+        "haim2022", n_outputs=1, n_attacks=4,
+        settings={"attack.search.alpha": "5,50", "n_attacks": "7", "attack.search.lr": "0.1,0.2"},
+    )  # fmt: skip
+    assert changed.attack.search is not None
+    assert (changed.attack.search.alpha, changed.attack.search.lr) == ((5, 50), (0.1, 0.2))
+    assert changed.n_attacks == 7
+    assert attack_plan(n_outputs=1, settings={"experiment.attack.alpha": "3"}).attack.alpha == 3
+    assert attack_plan(n_outputs=1, n_iterations=1).attack.save_at == (1,)
+
+
+def test_shapes_are_read() -> None:
+    assert parse_shape("3x32x32") == (3, 32, 32)
+    for text in ("3x32", "3x32x0", "axbxc", ""):
+        with pytest.raises(ValueError, match="CxHxW"):
+            parse_shape(text)
+
+
+def test_fresh_deletes_only_what_an_attack_left(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "cache").mkdir(parents=True)
+    (out / "thesis.tex").write_text("x")
+    with pytest.raises(ValueError, match=r"thesis\.tex"):
+        start_over(out, ENTRIES, option="--out")
+    assert (out / "cache").is_dir()
+    (out / "thesis.tex").unlink()
+    start_over(out, ENTRIES, option="--out")
+    start_over(out, ENTRIES, option="--out")
+    assert not out.exists()
+
+
+def test_the_command_has_help_with_an_example(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "attack", "kkt", "--help") == 0
+    assert "palimpsest attack kkt --weights victim.safetensors" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_preflight_loads_neither_prefect_nor_a_cluster() -> None:
+    """They and what scipy has of statistics took half of the time of a preflight."""
+    modules = "flows.families.weights.attack_plan, flows.cli.attack_methods"
+    for used in ("weights.preflight", "autoencoder.preflight", "inversion.inputs"):
+        modules += f", tasks.families.{used}"
+    modules += ", tasks.families.instahide.inputs"
+    heavy = {"prefect", "distributed", "scipy.optimize", "scipy.stats", "matplotlib", "torchvision"}
+    code = f"import sys, {modules}; print(*({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -1,0 +1,193 @@
+"""`palimpsest attack weights`: which attack is chosen, its page, resuming, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from flows.families.weights.attack import attack_weights
+from flows.families.weights.attack_plan import attack_job, span_plan
+from recon_core.victims.network import Conv, Network
+from tasks.families.weights import attack as attack_module
+from tests.flows.cli.test_attack_kkt import FILES
+from tests.flows.cli.test_main import run
+from tests.tasks.families.weights.attack_victims import SIDE, VictimFiles, make_spanned
+
+N_IMAGES = 8
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> VictimFiles:
+    return make_spanned(tmp_path_factory.mktemp("victim"))
+
+
+def initial(files: VictimFiles) -> Path:
+    return files.torch_file.parent / "initial.safetensors"
+
+
+def words(files: VictimFiles, out: Path, *more: str) -> list[str]:
+    return ["attack", "weights", "--weights", str(files.safetensors_file), "--out", str(out),
+            "--device", "cpu", *more]  # fmt: skip
+
+
+def never(*_given: Any, **_settings: Any) -> None:
+    raise AssertionError("attacked again")
+
+
+def test_from_weights_to_a_page(
+    monkeypatch, capsys, tmp_path: Path, files: VictimFiles, prefect_server
+) -> None:
+    out = tmp_path / "out"
+    known = ["--data", f"folder:{files.images}", "--decoys", f"folder:{files.decoys}"]
+    assert run(monkeypatch, *words(files, out, *known)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Method: span. An attack can work." in shown
+    assert "7 directions above the noise" in shown
+    assert {entry.name for entry in out.iterdir()} == FILES
+    record = json.loads((out / "attack.json").read_bytes())
+    n_good, n_decoys = (record["scores"][which]["n_good"] for which in ("images", "decoys"))
+    assert f"Good matches: {n_good} of 8 images, {n_decoys} of 8 decoys." in shown
+    assert n_good >= N_IMAGES - 1
+    assert n_decoys <= 1
+    assert record["method"] == record["settings"]["attack"]["kind"] == "span"
+    assert record["spectrum"]["n_above"] == 7
+    assert len(record["spectrum"]["values"]) == 40
+    n_found = record["ranking"]["found"]["n_found"]
+    assert min(n_found) >= N_IMAGES - 2  # there is one direction less than images
+    assert record["ranking"]["found"]["n_false"] <= 1
+    [attack] = record["attacks"]
+    assert (attack["ending"], attack["residual"]) == ("ok", None)
+    trust = [r["agreement"] for r in record["ranking"]["pictures"]]
+    assert trust == sorted(trust, reverse=True)
+    assert {r["label"] for r in record["ranking"]["pictures"]} == {-1, 1}
+    arrays = safetensors.torch.load_file(out / "reconstructions.safetensors")
+    assert arrays["trust"].tolist() == pytest.approx(trust, abs=1e-5)
+    page = (out / "report.html").read_text()
+    assert "singular values are above the noise" in page
+    assert "<strong>{} / {} / {}</strong> of 8 training images".format(*n_found) in page
+    assert page.count("<img") == 2 * len(trust) + 4 * N_IMAGES
+
+    # The same command again separates nothing; other settings are refused; --fresh starts over.
+    monkeypatch.setattr(attack_module, "separate", never)
+    assert run(monkeypatch, *words(files, out)) == 0
+    assert f"{len(trust)} pictures were taken out of the first layer" in capsys.readouterr().out
+    assert json.loads((out / "attack.json").read_bytes())["ranking"]["found"] is None
+    monkeypatch.undo()
+    assert run(monkeypatch, *words(files, out, "--set", "attack.surplus=0.3")) == 2
+    assert "attack.surplus is 0.1 there, 0.3 here" in capsys.readouterr().err
+    assert run(monkeypatch, *words(files, out, "--initial", str(initial(files)))) == 2
+    assert "use another --out, or --fresh" in capsys.readouterr().err
+    more = ["--initial", str(initial(files)), "--n-images-guess", "9", "--fresh", *known]
+    assert run(monkeypatch, *words(files, out, *more)) == 0
+    record = json.loads((out / "attack.json").read_bytes())
+    assert record["preflight"]["numbers"]["start_share"] == pytest.approx(1, abs=0.02)
+    assert record["preflight"]["numbers"]["directions_taken"] == 9
+    assert record["scores"]["images"]["n_good"] >= N_IMAGES - 1
+
+
+def test_an_interrupted_command_does_what_is_left(
+    monkeypatch, capsys, tmp_path: Path, files: VictimFiles, prefect_server
+) -> None:
+    """Two attacks; the second is stopped, and the next call does that one alone, to the bit."""
+    torch.set_num_threads(1)
+    job = attack_job(files.torch_file, tmp_path / "whole", method="span", n_attacks=2)
+    whole = attack_weights(job, device="cpu")
+    assert whole["ranking"]["n_attacks_compared"] == 2
+    assert max(r["n_attacks"] for r in whole["ranking"]["pictures"]) == 2
+    separate, n_calls = attack_module.separate, []
+
+    def stopped(*given: Any, **settings: Any) -> Any:
+        n_calls.append(1)
+        if len(n_calls) == 2:
+            raise KeyboardInterrupt
+        return separate(*given, **settings)
+
+    monkeypatch.setattr(attack_module, "separate", stopped)
+    job = attack_job(files.torch_file, tmp_path / "broken", method="span", n_attacks=2)
+    with pytest.raises(KeyboardInterrupt):
+        attack_weights(job, device="cpu")
+    assert not (tmp_path / "broken" / "attack.json").exists()
+    again = attack_weights(job, device="cpu")
+    assert len(n_calls) == 3
+    assert again["ranking"] == whole["ranking"]
+
+
+def test_a_convolution_is_left_to_the_other_attack(
+    monkeypatch, capsys, tmp_path: Path, files: VictimFiles
+) -> None:
+    architecture = Network(widths=(20,), conv=Conv(kernel=3, channels=4)).on((3, SIDE, SIDE))
+    weights = architecture.initial([torch.Generator().manual_seed(0)], dtype=torch.float32)
+    state = architecture.to_state_dict(weights)
+    safetensors.torch.save_file(state, tmp_path / "conv.safetensors")
+    given = ["attack", "weights", "--weights", str(tmp_path / "conv.safetensors"), "--device",
+             "cpu", "--preflight", "--out", str(tmp_path / "out")]  # fmt: skip
+    run(monkeypatch, *given)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Method: kkt, since span cannot work here: a convolution: the first layer is" in shown
+    assert "balance of the layers" in shown
+    assert run(monkeypatch, *given, "--method", "span") == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "An attack cannot work here: a convolution." in shown
+    assert "use --method kkt" in shown
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--initial", "absent.pt"], "absent.pt does not exist"),
+        (["--method", "kkt", "--initial", "START"], "--initial is taken off the first layer by"),
+        (
+            ["--initial", "OTHER"],
+            "0.weight (40, 300); expected the first layer's 0.weight (40, 432)",
+        ),
+        (["--set", "attack.alpha=3"], "attack.alpha"),
+        (["--set", "attack.surplus=3"], "surplus=3.0 is a share"),
+        (["--set", "attack.start=known"], "needs the weights before training: --initial"),
+        (["--set", "n_attacks=many"], "n_attacks='many'"),
+        (["--set", "victim.widths=3"], "only the attack has settings"),
+        (["--n-images-guess", "1"], "n_images=1"),
+        (["--attacks", "0"], "n_attacks=0"),
+        (["--method", "sapn"], "sapn"),
+        (["--decoys", "folder:absent"], "give --data"),
+    ],
+)
+def test_bad_usage_ends_with_2_and_says_the_fix(
+    monkeypatch, capsys, tmp_path: Path, files: VictimFiles, more: list[str], said: str
+) -> None:
+    other = tmp_path / "other.safetensors"
+    safetensors.torch.save_file({"0.weight": torch.ones(40, 300)}, other)
+    named = {"START": str(initial(files)), "OTHER": str(other)}
+    given = words(files, tmp_path / "out", *[named.get(word, word) for word in more])
+    assert run(monkeypatch, *given) == 2
+    shown = capsys.readouterr().err
+    assert said in " ".join(shown.split())
+    assert "Traceback" not in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_work_is_said_with_the_fix(
+    monkeypatch, capsys, tmp_path: Path, files: VictimFiles
+) -> None:
+    given = words(files, tmp_path / "out", "--method", "span", "--n-images-guess", "40")
+    assert run(monkeypatch, *given) == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "width 40, 432 inputs, 7 directions above the noise" in shown
+    assert "as many images as neurons" in shown
+    assert "Use --method kkt, or a lower --n-images-guess." in shown
+
+
+def test_the_plan_says_what_was_given() -> None:
+    plan = span_plan(known_start=True, n_images=50, settings={"attack.scales": "2,1,0.7,0.4"})
+    assert (plan.attack.start, plan.attack.n_images, plan.n_attacks) == ("known", 50, 1)  # type: ignore[union-attr]
+    assert plan.attack.scales == (2, 1, 0.7, 0.4)  # type: ignore[union-attr]
+
+
+def test_the_command_has_help_with_an_example(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "attack", "weights", "--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "palimpsest attack weights --weights victim.safetensors" in shown

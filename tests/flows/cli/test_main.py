@@ -1,0 +1,273 @@
+"""The command line: exit codes, one-line errors with the fix, and a clean stop."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flows.cli.main import main as cli
+from flows.fresh import start_over
+from flows.naming import PRESET_NAMES
+from flows.presets import PRESETS
+from storage.object_store import open_place
+from storage.pairs.dataset import Dataset
+from tasks.campaign.state import write_control
+
+COMMANDS = ["demo", "generate", "curate", "train", "evaluate", "report", "dataset info",
+            "dataset verify"]  # fmt: skip
+TINY = [
+    *("--preset", "smoke", "--workers", "1", "--device", "cpu"),
+    *("--set", "sampling.phases.0.n_runs=2"),
+]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit code of `palimpsest words...` in this process."""
+    monkeypatch.setattr(sys, "argv", ["palimpsest", *words])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return int(end.value.code or 0)
+
+
+def test_the_release_is_said(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"palimpsest {metadata.version('palimpsest')}\n"
+
+
+def test_the_help_names_every_preset() -> None:
+    assert tuple(PRESETS) == PRESET_NAMES
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(monkeypatch, capsys, command: str) -> None:
+    assert run(monkeypatch, *command.split(), "--help") == 0
+    assert re.search(r"Examples?:\s+palimpsest " + command, capsys.readouterr().out)
+
+
+def test_every_command_keeps_freed_memory(monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(cli, "keep_freed_memory", lambda: calls.append("kept"))
+    assert run(monkeypatch, "--help") == 0
+    assert calls == ["kept"]
+
+
+@pytest.fixture
+def flat_noise(tmp_path: Path) -> Path:
+    """A folder of two classes with 12 tiny pictures each."""
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(12):
+            pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["generate", "--preset", "demmo"], "did you mean 'demo'"),
+        (["generate", "--set", "sampling.image_per_run=4"], "sampling.images_per_run"),
+        (["generate", "--set", "sampling.images_per_run=5"], "images_per_run=5 is not a multiple"),
+        (["generate", "--set", "seed"], "name=value"),
+        (["generate", "--data", "floder:x"], "folder"),
+        (["generate", "--cluster", "slurn"], "tcp://"),
+        (["generate", "--device", "tpu"], "tpu"),
+        (["generate", "--bogus"], "--bogus"),
+        (["nonsense"], ": demo, generate, curate"),
+        (["dataset", "nonsense"], "dataset: info, verify"),
+        (["generate", "--preset", "demmo"], "instahide-challenge"),
+    ],
+)
+def test_bad_usage_ends_with_2_and_says_the_fix(
+    monkeypatch, capsys, tmp_path: Path, prefect_server, words, said: str
+) -> None:
+    store = ["--store", str(tmp_path / "s")] if words[0] == "generate" else []
+    assert run(monkeypatch, *words, *store) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_folder_without_images_is_refused(monkeypatch, capsys, tmp_path, prefect_server) -> None:
+    (tmp_path / "empty").mkdir()
+    words = ["generate", *TINY, "--data", f"folder:{tmp_path / 'empty'}"]
+    assert run(monkeypatch, *words, "--store", str(tmp_path / "s")) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert str(tmp_path / "empty") in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "s").exists()
+
+
+STARTED = {
+    "demo": ("flows.chain.chain", "--store"),
+    "generate": ("flows.generate.generate", "--store"),
+    "evaluate": ("flows.evaluate.evaluate", "--store"),
+    "top-up --coverage 0.5": ("flows.top_up.top_up", "--store"),
+    "study width": ("flows.study.run_study", "--store"),
+    "study autoencoder --preset tiny": (
+        "flows.families.autoencoder.study.run_recovery_study",
+        "--store",
+    ),
+    "study inversion --preset tiny": (
+        "flows.families.inversion.study.run_inversion_study",
+        "--store",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", STARTED)
+def test_a_picture_that_cannot_be_read_is_refused_before_anything_starts(
+    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, command: str
+) -> None:
+    flow, store = STARTED[command]
+    monkeypatch.setattr(flow, lambda *_args, **_kwargs: pytest.fail("started"))
+    (flat_noise / "b" / "bad\x1b.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
+    words = [*command.split(), "--data", f"folder:{flat_noise}", store, str(tmp_path / "s")]
+    assert run(monkeypatch, *words) == 2
+    shown = capsys.readouterr().err
+    assert r"bad\x1b.jpg cannot be read as a picture (" in shown
+    assert "or leave such files out with --skip-corrupt" in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "s" / "pairs").exists()
+
+
+def test_what_was_read_and_left_out_is_said(
+    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, prefect_server
+) -> None:
+    (flat_noise / "b" / "bad.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
+    words = ["generate", *TINY, "--data", f"folder:{flat_noise}", "--store", str(tmp_path / "s")]
+    assert run(monkeypatch, *words, "--skip-corrupt") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"Images \(train\) source folder \S+ pictures \d+ of \d+ that were read", said)
+    assert "classes 2: a, b sizes all " in said
+    assert "left out 1 that cannot be read: b/bad.jpg (" in said
+    assert json.loads((tmp_path / "s" / "recipe.json").read_bytes())["skip_corrupt"] is True
+
+
+def test_generate_info_verify_and_another_setting(
+    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, prefect_server
+) -> None:
+    store = str(tmp_path / "s")
+    words = ["generate", *TINY, "--data", f"folder:{flat_noise}", "--store", store]
+    assert run(monkeypatch, *words) == 0
+    assert "dataset hash" in capsys.readouterr().out
+    assert run(monkeypatch, "dataset", "info", "--store", store) == 0
+    assert Dataset(tmp_path / "s" / "pairs").content_hash in capsys.readouterr().out
+    assert run(monkeypatch, "dataset", "verify", "--store", store) == 0
+    assert run(monkeypatch, "generate", "--store", store, "--set", "seed=9") == 2
+    assert "root_seed is 0 there, 9 here" in capsys.readouterr().err
+    assert run(monkeypatch, "dataset", "verify", "--store", store) == 0
+    shard = next((tmp_path / "s" / "pairs" / "parts").rglob("runs/mean_image/c.*"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    capsys.readouterr()
+    assert run(monkeypatch, "dataset", "verify", "--store", store) == 1
+    assert "mean_image" in capsys.readouterr().err
+
+
+def test_fresh_deletes_only_what_it_knows(tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    (store / "pairs").mkdir(parents=True)
+    (store / "thesis.tex").write_text("x")
+    with pytest.raises(ValueError, match=r"thesis\.tex"):
+        start_over(store, cli.WORKSPACE_ENTRIES, option="--store")
+    assert (store / "pairs").is_dir()
+    (store / "thesis.tex").unlink()
+    start_over(store, cli.WORKSPACE_ENTRIES, option="--store")
+    assert not store.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["timeout", "Ctrl-C"])
+def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(
+    how: str, tmp_path: Path
+) -> None:
+    store = tmp_path / "s"
+    words = [
+        "generate",
+        *TINY,
+        "--store",
+        str(store),
+        "--set",
+        "experiment.training.epochs=1000000",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from flows.cli.main import main; main()", *words],
+        env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (store / "recipe.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert (store / "recipe.json").exists()
+    time.sleep(8)  # the workers are starting or at work
+    if how == "timeout":  # as `timeout`, systemd and Slurm do: to the command, and to its group
+        process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)
+    else:  # as a terminal does: to the command and all that it has started
+        os.killpg(process.pid, signal.SIGINT)
+    _out, shown = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "Resume with: palimpsest generate --preset smoke" in shown
+    assert "Traceback" not in shown
+    assert Dataset(store / "pairs").verify().ok
+
+
+def test_what_a_campaign_is_asked_to_do_stands_on_the_screen(
+    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, prefect_server
+) -> None:
+    words = ["generate", *TINY, "--data", f"folder:{flat_noise}", "--store", str(tmp_path / "s")]
+    assert run(monkeypatch, *words) == 0
+    write_control(open_place(tmp_path / "s" / "pairs"), "cancelled")
+    capsys.readouterr()
+    assert run(monkeypatch, *words) == 0
+    assert re.search(r"^\d\d:\d\d:\d\d .*cancelled", capsys.readouterr().err, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("demo --preset smokee", "did you mean 'smoke'"),
+        ("demo --preset smoke --data folder:nowhere", "nowhere"),
+        ("demo --preset smoke --set restorers.edm.training.precision=tf32", "tf32"),
+        ("demo --preset smoke --set evaluation.external.mine=m.onnx", "m.onnx"),
+        ("demo --preset smoke --cluster tcp://127.0.0.1:1", "no Dask scheduler answers"),
+        ("demo --preset smoke --cluster slurm:none.yaml --workers 1", "none.yaml"),
+        ("study width --set n_victimss=1", "n_victims"),
+        ("study width --data folder:nowhere", "nowhere"),
+        ("study width --data digits --cluster tcp://127.0.0.1:1", "no Dask scheduler answers"),
+        ("study autoencoder --preset tiny --data folder:nowhere", "nowhere"),
+        ("study inversion --preset tiny --only nothing", "nothing"),
+    ],
+)
+def test_fresh_deletes_nothing_before_everything_is_validated(
+    palimpsest, tmp_path: Path, words: str, said: str
+) -> None:
+    (tmp_path / "s" / "evaluation").mkdir(parents=True)
+    code, _out, complained = palimpsest(
+        *words.split(), "--device", "cpu", "--fresh", "--store", tmp_path / "s"
+    )
+    assert code in (1, 2)
+    assert said in complained
+    assert complained.count("\n") == 1
+    assert (tmp_path / "s" / "evaluation").is_dir()

@@ -1,0 +1,146 @@
+"""`palimpsest restore`: what a user types, reads and gets; exit codes; errors in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from storage.pairs.dataset import Dataset
+from tests.storage import stores
+from tests.tasks.restoring.restorers import (
+    SIZE,
+    TINY_BF_DNCNN,
+    contents,
+    picture_folder,
+    pixels,
+    read,
+    trained,
+)
+
+
+@pytest.fixture
+def palimpsest(palimpsest):
+    """Runs `palimpsest restore words...`."""
+    return partial(palimpsest, "restore")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return picture_folder(tmp_path / "in", pixels(3))
+
+
+def test_it_has_help_with_examples(palimpsest) -> None:
+    code, said, _ = palimpsest("--help")
+    assert code == 0
+    assert re.search(r"Examples?:\s+palimpsest restore", said)
+
+
+def test_pictures_are_restored_once_and_again_when_asked(
+    palimpsest, prefect_server: None, tmp_path: Path, folder: Path
+) -> None:
+    words = ["--weights", trained(tmp_path / "edm"), "--input", folder, "--out", tmp_path / "out"]
+    words += ["--samples", 2, "--keep-samples", "--device", "cpu", "--seed", 5, "--batch", 3]
+    code, said, complaint = palimpsest(*words)
+    assert code == 0, complaint
+    for pattern in (r"restorer +edm\n", r"pictures +3\n", r"samples +2\n", r"disagreement +0\.\d+"):
+        assert re.search(pattern, said)
+    assert str(tmp_path / "out" / "contact-sheet.png") in said
+    record = json.loads((tmp_path / "out" / "restored.json").read_text())
+    assert record["settings"]["seed"] == 5
+    before = dict(contents(tmp_path / "out"))
+    assert len([name for name in before if name.startswith("samples/")]) == 6
+    assert palimpsest(*words)[0] == 0
+    code, _, complaint = palimpsest(*words, "--limit", 2)
+    assert code == 2
+    assert complaint.startswith(f"error: {tmp_path / 'out'} was restored with other settings")
+    assert dict(contents(tmp_path / "out")) == before
+    assert palimpsest(*words, "--limit", 2, "--fresh")[0] == 0
+    assert not (tmp_path / "out" / "mean" / "p02.png").exists()
+    words[1] = tmp_path / "nowhere"
+    assert palimpsest(*words, "--fresh")[0] == 2
+    assert (tmp_path / "out" / "restored.json").exists()
+
+
+def test_a_jobs_reconstructions_are_restored_of_either_split(
+    palimpsest, prefect_server: None, tmp_path: Path
+) -> None:
+    weights = trained(tmp_path / "bf", TINY_BF_DNCNN)
+    for n_parts, split in ((1, "train"), (2, "heldout")):
+        place = tmp_path / "job" / {"train": "pairs"}.get(split, split)
+        stores.store(place, n_parts, size=SIZE)
+        words = ["--weights", weights, "--input", tmp_path / "job", "--split", split]
+        code, _, complaint = palimpsest(*words, "--out", tmp_path / split, "--device", "cpu")
+        assert code == 0, complaint
+        record = json.loads((tmp_path / split / "restored.json").read_text())
+        assert record["settings"]["input"]["content_hash"] == Dataset(place).content_hash
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("pywt") is None,
+    reason="PyWavelets is not installed; pip install PyWavelets",
+)
+def test_a_baseline_needs_no_weights(
+    palimpsest, prefect_server: None, tmp_path: Path, folder: Path
+) -> None:
+    code, said, _ = palimpsest("--weights", "tv", "--input", folder, "--out", tmp_path / "out")
+    assert code == 0
+    assert re.search(r"restorer +tv\n", said)
+    assert re.search(r"samples +1\n", said)
+    assert "disagreement" not in said
+
+
+@pytest.mark.parametrize(("size", "shape"), [("8x12", (3, 8, 12)), ("6", (3, 6, 6))])
+def test_pictures_are_resized_when_asked(
+    palimpsest, prefect_server: None, tmp_path: Path, folder: Path, size: str, shape: object
+) -> None:
+    weights = trained(tmp_path / "bf", TINY_BF_DNCNN)
+    words = ["--weights", weights, "--input", folder, "--out", tmp_path / "out"]
+    code, _, complaint = palimpsest(*words, "--size", size, "--device", "cpu")
+    assert code == 0, complaint
+    assert read(tmp_path / "out" / "mean" / "p00.png").shape == shape
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"--weights": "nothing"}, 2, "nothing is not there: give .*nlm, tv, wavelet"),
+        ({"--weights": "empty"}, 1, "no finished restorer"),
+        ({"--input": "nowhere"}, 2, "nowhere is neither a folder of pictures nor a store"),
+        ({"--input": "large"}, 2, "p00.png is 12 x 12, but edm works at 8 x 8; add --size 8"),
+        ({"--input": "broken"}, 2, "p00.png cannot be read as a picture"),
+        ({"--out": "in"}, 2, "in is not empty and holds no restoration"),
+        ({"--out": "s3://bucket/x"}, 2, "give a folder of this machine"),
+        ({"--samples": 0}, 2, "n_samples=0"),
+        ({"--limit": 0}, 2, "limit=0"),
+        ({"--size": "8by8"}, 2, "--size '8by8' is no size; give the side of a square"),
+        ({"--size": "999999"}, 2, "999999 x 999999 is more than 89,478,485 pixels"),
+        ({"--size": "0x8"}, 2, r"size=\(0, 8\) must be at least 1"),
+    ],
+)
+def test_errors_are_one_line_with_a_fix(
+    palimpsest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    changes: dict[str, object],
+    code: int,
+    said: str,
+) -> None:
+    """All of it is refused before a flow, and with it a server, starts."""
+    monkeypatch.setattr("flows.restore.restore", lambda *_args, **_kwargs: pytest.fail("started"))
+    monkeypatch.chdir(tmp_path)
+    trained(tmp_path / "edm")
+    picture_folder(tmp_path / "large", pixels(1, size=12))
+    (picture_folder(tmp_path / "broken", pixels(1)) / "p00.png").write_bytes(b"no picture")
+    (tmp_path / "empty").mkdir()
+    words = {"--weights": "edm", "--input": "in", "--out": "out", "--device": "cpu", **changes}
+    ended, _, complaint = palimpsest(*(word for pair in words.items() for word in pair))
+    assert ended == code
+    assert re.search("error: .*" + said, complaint)
+    assert complaint.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,285 @@
+"""`palimpsest study`: listed, priced, run from nothing, and run again for free."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.main import app
+from flows.cli.study import ENTRIES, duration_text, size_text
+from flows.studies import STUDIES, changed, resolve, study, to_json
+from flows.study import command
+from recon_core.attacks.kkt.attacks import features_of
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.experiments import KKT
+from recon_core.optimisers import Optimiser
+from recon_core.victims.separability import MixCon
+from tasks.study.cost import Pace, attack_operations, cost_of, measured_pace, training_operations
+from tasks.study.figure_specs import describe_figures, kernels_of
+from tasks.study.settings import Cell, Study
+
+RUN = CliRunner()
+TINY = {
+    "n_victims": "2",
+    "n_attacks": "2",
+    "runs_per_part": "2",
+    "n_tests": "20",
+    "cells.0.images_per_run": "20",
+    "experiment.n_classes": "4",
+    "experiment.victim.widths": "12,12",
+    "experiment.training.epochs": "30",
+    "experiment.training.batch_size": "7",
+    "experiment.attack.n_candidates": "20",
+    "experiment.attack.save_at": "4",
+}
+"""Makes of `large` one cell of two victims with 20 images of four classes."""
+
+
+def words(store: Path, *more: str) -> list[str]:
+    settings = [word for item in TINY.items() for word in ("--set", "=".join(item))]
+    return ["study", "large", "--data", "photos", "--store", str(store), "--workers", "1",
+            "--device", "cpu", *settings, *more]  # fmt: skip
+
+
+def test_list_names_every_study_with_its_sizes() -> None:
+    shown = RUN.invoke(app, ["study", "list"]).stdout
+    for name, kind in STUDIES.items():
+        assert name in shown
+        assert kind.paper in " ".join(shown.split())
+    assert "paper: 60 cells, 18,000 attacks" in " ".join(shown.split())
+
+
+@pytest.mark.slow
+def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(tmp_path: Path) -> None:
+    store = tmp_path / "study"
+    done = RUN.invoke(app, words(store))
+    assert done.exit_code == 0, done.output
+    assert "200 images, width 500" in done.stdout  # a cell keeps its name
+    assert "Some of very many images come back" in " ".join(done.stdout.split())
+    assert {path.name for path in store.iterdir()} == ENTRIES
+    record = json.loads((store / "study.json").read_bytes())
+    assert (record["name"], record["preset"]) == ("large", "cpu")
+    (cell,) = record["cells"]
+    assert (cell["n_images"], cell["victims"], cell["targets"]["n"]) == (20, [0, 1], 40)
+    assert sum(cell["outcomes"].values()) == 4
+    assert len(record["claims"]) == 3
+    assert all(n is not None for n in cell["victim"]["test_accuracy"])
+    page = (store / "study.html").read_text()
+    assert "Many images" in page
+    before = {path: path.stat().st_mtime_ns for path in (store / "heldout").rglob("*.json")}
+    again = RUN.invoke(app, ["study", "large", "--store", str(store), "--device", "cpu"])
+    assert again.exit_code == 0, again.output  # with the settings of the store
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    same = json.loads((store / "study.json").read_bytes())
+    for name in ("cells", "images", "claims", "settings", "fingerprint"):
+        assert same[name] == record[name]
+
+
+def test_a_dry_run_says_what_it_would_take_and_makes_nothing(tmp_path: Path) -> None:
+    store = tmp_path / "study"
+    shown = RUN.invoke(app, words(store, "--dry-run"))
+    assert shown.exit_code == 0, shown.output
+    text = " ".join(shown.stdout.split())
+    time = r"[\d.]+ (s|min)"
+    assert re.search(rf"1 cell, 4 attacks: about {time} of work on cpu, {time} on 1 workers", text)
+    assert not store.exists()
+
+
+@pytest.mark.parametrize(
+    ("words_", "message"),
+    [
+        (["multiclas"], "unknown study 'multiclas'; did you mean 'multiclass'?"),
+        (
+            ["losses", "--set", "experiment.trainng.epochs=3"],
+            "did you mean 'experiment.train",
+        ),
+        (["losses", "--set", "n_attacks=7"], "runs_per_part=4 does not divide n_attacks=7"),
+        (["losses", "--set", "experiment.training.epochs=0"], "epochs=0 must be at least 1"),
+        (["large", "--data", "photos", "--set", "cells.0.images_per_run=5000"], "cell '200 images"),
+        (["losses", "--data", "svhn:nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_said_in_one_line(words_: list[str], message: str, tmp_path: Path) -> None:
+    done = RUN.invoke(app, ["study", *words_, "--store", str(tmp_path / "s")])
+    assert done.exit_code != 0
+    assert message in str(done.exception)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_store_keeps_to_its_study(tmp_path: Path) -> None:
+    kept = study("losses", "cpu", {"n_victims": 5})
+    (tmp_path / "settings.json").write_text(json.dumps(to_json(kept)))
+    assert resolve("losses", None, {}, tmp_path) == kept
+    assert resolve("losses", None, {"n_attacks": 8}, tmp_path).n_victims == 5
+    assert resolve("losses", "cpu", {}, tmp_path).n_victims == 3
+    with pytest.raises(ValueError, match="holds study 'losses', not 'width'"):
+        resolve("width", None, {}, tmp_path)
+
+
+def test_some_cells_of_a_study(tmp_path: Path) -> None:
+    made = study("multiclass", "cpu", {"cells.0.images_per_run": 6}, only="2 classes, 5 each")
+    (cell,) = made.cells
+    assert made.only == cell.name == "2 classes, 5 each"
+    assert cell.images_per_run == 6
+    assert resolve("multiclass", None, {}, tmp_path, only="5 each").only == "5 each"
+    for name in STUDIES:
+        some = study(name, "cpu", only=study(name, "cpu").cells[0].name)
+        (figure,) = describe_figures(some)
+        assert figure["cells"] == tuple(range(len(some.cells)))
+        assert kernels_of(some) == []
+    with pytest.raises(ValueError, match="unknown cell '7 classes'"):
+        study("multiclass", "cpu", only="7 classes")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ""),
+        ({"n_victims": 5, "seed": 2}, " --set seed=2 --set n_victims=5"),
+        ({"experiment.attack.alpha": 7.5}, " --set experiment.attack.alpha=7.5"),
+        ({"cells.1.images_per_run": 8}, " --set cells.1.images_per_run=8"),
+        ({"cells.1.experiment.attack.alpha": 7.5}, " --set cells.1.experiment.attack.alpha=7.5"),
+    ],
+)
+def test_the_command_of_a_study_makes_it_again(settings: dict[str, Any], said: str) -> None:
+    made = study("losses", "cpu", {"data": "folder:x", **settings}, only="10 images")
+    text = command(made)
+    start = "palimpsest study losses --preset cpu --data folder:x --only '10 images'"
+    assert text == start + said
+    words_ = shlex.split(text)
+    chosen = dict(w.split("=", 1) for k, w in enumerate(words_) if words_[k - 1] == "--set")
+    assert study("losses", "cpu", {"data": "folder:x", **chosen}, only="10 images") == made
+
+
+def test_settings_of_experiments_are_set_in_every_cell() -> None:
+    made = study("width", "cpu", {"experiment.attack.alpha": 77.0, "seed": 3})
+    assert {cell.experiment.attack.alpha for cell in made.cells} == {77.0}
+    assert made.seed == 3
+    assert changed(made, {"cells.4.images_per_run": 12}).cells[4].images_per_run == 12
+
+
+def test_the_victims_of_every_cell_can_be_defended() -> None:
+    chosen = {"experiment.defence.lam": "2", "experiment.defence.kind": "mixcon"}
+    made = study("width", "cpu", chosen)
+    assert {cell.experiment.defence for cell in made.cells} == {MixCon(lam=2.0)}
+    plain = study("width", "cpu")
+    assert changed(made, {"experiment.defence": "null"}) == plain
+    assert all(cell.experiment.defence is None for cell in plain.cells)
+    with pytest.raises(ValueError, match="kind must be one of mixcon, unicon"):
+        study("width", "cpu", {"experiment.defence.kind": "magic"})
+    with pytest.raises(ValueError, match=r"training.batch_size=\d+ with a defence"):
+        study("large", "cpu", {**chosen, "experiment.training.batch_size": "7"})
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+@pytest.mark.parametrize("preset", ["paper", "cpu"])
+def test_settings_survive_json(name: str, preset: str) -> None:
+    made = study(name, preset)
+    tree = json.loads(json.dumps(to_json(made)))
+    assert changed(made, {}) == made
+    assert Study(**{**vars(made)}) == made
+    assert tree["cells"][0]["experiment"]["family"] == "kkt"
+
+
+def test_the_papers_sizes_are_the_papers() -> None:
+    """002: figures 3, 7, 9, 15 and 17, and appendix B."""
+    at = {(c.at.get("n_classes"), c.at.get("per_class")): c
+          for c in study("multiclass", "paper").cells if c.panel == "grid"}  # fmt: skip
+    assert set(at) == {(c, n) for c in (2, 3, 4, 5, 10) for n in (1, 5, 10, 50)}
+    assert at[10, 50].images_per_run == 500
+    assert at[10, 50].experiment.attack.n_candidates == 1000
+    fixed = [c for c in study("multiclass", "paper").cells if c.panel == "fixed"]
+    assert [c.images_per_run for c in fixed] == [500, 501, 500, 500, 500]
+    wide = {(c.at["width"], c.at["n_images"]) for c in study("width", "paper").cells}
+    assert wide == {(w, n) for w in (5, 10, 50, 100, 500, 1000) for n in (10, 50, 100, 300, 500)}
+    (large,) = study("large", "paper").cells
+    assert large.images_per_run == 5000
+    assert large.experiment.victim.widths == (10_000, 10_000)
+    assert large.experiment.n_classes == 100
+    for name in ("multiclass", "losses", "weight-decay", "cnn", "width"):
+        for cell in study(name, "paper").cells:
+            assert cell.experiment.training.epochs == 1_000_000
+            assert cell.experiment.attack.n_iterations == 50_000
+            assert cell.experiment.attack.n_candidates == 2 * cell.images_per_run
+
+
+SHAPE = (3, 32, 32)
+PACE = Pace(epoch_s=1e-3, training_rate=1e9, iteration_s=2e-3, attack_rate=2e9)
+
+
+def test_operations_are_those_of_the_papers_run() -> None:
+    """300 images, D-1000-1000-1: 5.5e9 an epoch; 400 candidates: 12e9 an iteration."""
+    paper = KKT()
+    assert training_operations(paper, 300, SHAPE) == pytest.approx(5.5e9, rel=0.02)
+    assert attack_operations(paper, 300, SHAPE) == pytest.approx(12e9, rel=0.02)
+    training = paper.training
+    in_span: Any = {"optimiser": Optimiser(rule="gd", lr=0.01), "span": "auto"}
+    quick = KKT(training=type(training)(**{**vars(training), **in_span}))
+    assert training_operations(quick, 300, SHAPE) == pytest.approx(1.98e9, rel=0.02)
+
+
+def test_a_cells_cost_adds_up() -> None:
+    made = study("large", "cpu", {"n_victims": 3})
+    (cell,) = made.cells
+    cost = cost_of(made, cell, SHAPE, PACE, stacked=False)
+    experiment = cell.experiment
+    epoch = 4 * 1e-3 + training_operations(experiment, 200, SHAPE) / 1e9
+    iteration = 2e-3 + attack_operations(experiment, 200, SHAPE) / 2e9
+    assert cost.train_s == pytest.approx(3 * 10_000 * epoch)
+    assert cost.attack_s == pytest.approx(3 * 2 * 1000 * iteration)
+    assert cost.disk_bytes == 3 * 2 * 400 * 3072 * 2
+    stacked = cost_of(made, cell, SHAPE, PACE, stacked=True)
+    assert stacked.memory_bytes == 2 * cost.memory_bytes
+
+
+@pytest.mark.parametrize("kind", ["span", "span_then_kkt"])
+def test_a_separation_costs_its_iterations_and_both_signs_are_stored(kind: str) -> None:
+    settings = {"n_victims": 3, "experiment.attack.kind": kind}
+    steps = {"experiment.attack.kkt.save_at": "50,100"} if kind == "span_then_kkt" else {}
+    made = study("losses", "cpu", settings | steps)
+    cell = made.cells[0]
+    cost = cost_of(made, cell, SHAPE, PACE, stacked=False)
+    n_attacks, n_directions = 3 * made.n_attacks, round(1.5 * cell.images_per_run)
+    assert cost.disk_bytes == n_attacks * (3 if steps else 1) * 2 * n_directions * 3072 * 2
+    attack = cell.experiment.attack
+    span = attack if isinstance(attack, SpanAttack) else attack.span
+    one = 2e-3 + 6 * n_directions**2 * features_of(span, SHAPE) / 2e9
+    searched = cost.attack_s / n_attacks - span.n_iterations * one
+    iteration = 2e-3 + attack_operations(cell.experiment, cell.images_per_run, SHAPE) / 2e9
+    assert searched == pytest.approx(100 * iteration if steps else 0.0, abs=1e-6)
+
+
+def test_the_pace_of_this_machine_is_measured() -> None:
+    pace = measured_pace("cpu", epochs=20, iterations=6)
+    assert all(value > 0 for value in vars(pace).values())
+    assert pace.epoch_s < 1
+    assert pace.attack_rate > 1e7
+
+
+def test_cells_need_names_of_their_own() -> None:
+    first, *rest = study("losses", "cpu").cells
+    with pytest.raises(ValueError, match="two cells are named"):
+        changed(study("losses", "cpu"), {"cells.1.name": first.name})
+    assert isinstance(rest[0], Cell)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(3.4, "3 s"), (600, "10 min"), (100, "1.7 min"), (7200, "2.0 h"), (200_000, "2.3 d")],
+)
+def test_durations_in_words(seconds: float, shown: str) -> None:
+    assert duration_text(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "shown"),
+    [(4_000, "4 kB"), (3_400_000, "3.4 MB"), (9.6e10, "96 GB"), (2e12, "2.0 TB")],
+)
+def test_sizes_in_words(n_bytes: float, shown: str) -> None:
+    assert size_text(n_bytes) == shown

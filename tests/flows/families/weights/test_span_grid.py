@@ -1,0 +1,139 @@
+"""The grid of `palimpsest study span`, and a few of its cells from images to a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import claims_002
+from benchmarks.results_page import build_page
+from flows.cli.main import app
+from flows.studies import study
+from recon_core.attacks.kkt.attacks import kkt_of, span_of
+from recon_core.experiments import KKT
+from tasks.campaign.plan import NOT_OF_VICTIMS
+from tasks.study.cost import attack_operations
+from tasks.study.settings import Cell, Study
+
+SHAPE = (3, 32, 32)
+PRESETS = ("cpu", "paper")
+
+
+def points(made: Study) -> dict[str, dict[str, Cell]]:
+    """Of every point its cells, by attack."""
+    found: dict[str, dict[str, Cell]] = {}
+    for cell in made.cells:
+        name, attack = cell.name.split("; ")
+        found.setdefault(name, {})[attack] = cell
+    return found
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_value_of_every_axis_occurs_one_setting_from_the_base(preset: str) -> None:
+    made = study("span", preset)
+    base = made.cells[0].at
+    for name, axis in made.axes.items():
+        panels = ("base", name) if name != "attack" else ("base",)
+        found = {cell.at[name] for cell in made.cells if cell.panel in panels}
+        assert found == set(axis.values)
+    for cell in made.cells:
+        assert set(cell.at) == set(made.axes)
+        changed = {name for name in base if cell.at[name] != base[name]} - {"attack"}
+        n_changed = {"base": 0, "layers, known start": 2, "decay, standard start": 2}
+        assert len(changed) == n_changed.get(cell.panel, 1)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_both_attacks_of_a_point_are_on_the_same_victims(preset: str) -> None:
+    for both in points(study("span", preset)).values():
+        assert set(both) == {"span", "KKT"}
+        span, kkt = (vars(both[name].experiment) for name in ("span", "KKT"))
+        for name in set(span) - set(NOT_OF_VICTIMS) | {"released"}:
+            assert span[name] == kkt[name]
+        assert span_of(span["attack"]) is not None
+        assert span_of(kkt["attack"]) is None
+
+
+def experiments(preset: str) -> dict[str, KKT]:
+    return {name: both["span"].experiment for name, both in points(study("span", preset)).items()}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_points_are_what_their_names_say(preset: str) -> None:
+    made = experiments(preset)
+    base = made["base"]
+    n = study("span", preset).cells[0].images_per_run
+    assert [made[f"width {r} per image"].victim.widths[0] for r in ("0.5", "1", "5", "10")] == [
+        n // 2, n, 5 * n, 10 * n]  # fmt: skip
+    for cell in study("span", preset).cells:
+        first = cell.experiment.victim.init_std_first
+        assert (first is None) == str(cell.at["start"]).startswith("standard")
+        span = span_of(cell.experiment.attack)
+        if span is not None:
+            assert (span.start == "known") == str(cell.at["start"]).endswith(", known")
+    rules = {"momentum": ("gd", 0.9), "Adadelta": ("adadelta", 0), "Adam": ("adam", 0)}
+    for name, rule in rules.items():
+        optimiser = made[name].training.optimiser
+        assert (optimiser.rule, optimiser.momentum) == rule
+    assert made["minibatches"].training.batch_size == n // 4
+    assert made["weight decay 0.01"].training.weight_decay == 0.01
+    assert made["MSE"].training.loss.kind == "mse"
+    assert made["CE, ten classes"].n_outputs == 10
+    assert [len(made[f"{k} hidden layer{s}"].victim.widths) for k, s in ((1, ""), (3, "s"))] == [
+        1, 3]  # fmt: skip
+    assert [made[f"biases: {name}"].victim.bias for name in ("first", "all")] == ["first", "all"]
+    given = [made[f"weights: {name}"].released for name in ("float16", "int8", "noise 10 %")]
+    assert [(r.precision, r.noise) for r in given] == [("float16", 0), ("int8", 0), ("full", 0.1)]
+    assert base.training.weight_decay == 0
+    assert base.victim.bias == "none"
+
+
+def test_the_papers_size_is_its_network_and_images() -> None:
+    made = study("span", "paper")
+    base = made.cells[0]
+    assert base.images_per_run == 500
+    assert base.experiment.victim.widths == (1000, 1000)
+    assert base.experiment.training.epochs == 1_000_000
+    assert made.axes["images"].values == (20, 50, 100, 200, 300, 500)
+    assert study("span", "cpu").axes["images"].values == made.axes["images"].values
+
+
+def test_the_search_has_the_separations_time_by_operations() -> None:
+    """As measured: 450 iterations in 1.25 directions an image, of 45 filters at 225 places."""
+    for name in ("base", "200 images", "width 10 per image", "MSE"):
+        kkt = points(study("span", "cpu"))[name]["KKT"]
+        n = kkt.images_per_run
+        search = kkt_of(kkt.experiment.attack)
+        assert search is not None
+        work = search.n_iterations * attack_operations(kkt.experiment, n, SHAPE)
+        assert work == pytest.approx(1.5 * 450 * 6 * (1.25 * n) ** 2 * 45 * 225, rel=0.05)
+
+
+SOME = ["study", "span", "--only", "20 images", "--data", "photos", "--device", "cpu",
+        "--workers", "1", "--set", "n_tests=20", "--set", "experiment.training.epochs=200",
+        "--set", "cells.1.experiment.attack.save_at=20"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_some_cells_go_from_images_to_the_results_page(tmp_path: Path) -> None:
+    store = tmp_path / "span"
+    done = CliRunner().invoke(app, [*SOME, "--store", str(store)])
+    assert done.exit_code == 0, done.output
+    record: dict[str, Any] = json.loads((store / "study.json").read_bytes())
+    assert set(record["seconds"]) == {"train", "attack", "score"}
+    assert [cell["name"] for cell in record["cells"]] == ["20 images; span", "20 images; KKT"]
+    assert len(record["claims"]) == 21
+    one, other = (cell["victim"]["train_loss"] for cell in record["cells"])
+    assert one == other
+    kept = {path.name for path in (store / "heldout" / "victims").iterdir()}
+    assert len(kept) >= 4
+    out = tmp_path / "claims-span.json"
+    claims_002.main([str(store), "--json", str(out)])
+    page = build_page({"claims-span.json": out.read_text(),
+                       "studies/span/study.json": (store / "study.json").read_text()})  # fmt: skip
+    assert "### The span attack" in page
+    assert "20 images; KKT" in page

@@ -1,0 +1,242 @@
+"""The family `autoencoder`: what its columns mean, its outcomes, its sweeps, its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from recon_core.attacks.autoencoder.many_starts import NoiseAware
+from recon_core.attacks.autoencoder.results import degraded_images
+from recon_core.attacks.autoencoder.run import AutoencoderRecovery
+from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
+from recon_core.degradation import MASKS
+from recon_core.experiments import bytes_per_run
+from recon_core.matching import fit_to_range
+from recon_core.metrics import ssim_matrix
+from recon_core.restore.examples import make_examples, to_pictures
+from recon_core.types import Outcome, RunResult, RunSpec, no_progress
+from recon_core.victims.autoencoder import Autoencoder, FullyConnected, UNet
+from recon_core.victims.autoencoder_training import AutoencoderTraining
+from tests.recon_core.attacks.kkt.test_memory import LiveTensors
+from tests.recon_core.test_experiments import assert_equal_results
+from tests.recon_core.tiles import photograph_tiles
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+N, SIDE = 4, 16
+TILES = photograph_tiles(SIDE, shrink=4)
+SPEC = RunSpec(run=3, root_seed=7, image_ids=(0, 1, 2, 3), labels=(5, 0, 5, 2))
+SMALL = AutoencoderRecovery(
+    victim=FullyConnected(depth=3, width=48),
+    training=AutoencoderTraining(epochs=600, lr=3e-3, levels=(0.01, 1e-3)),
+    masks=("random", "half", "window"),
+    attack=KnownMask(),
+    keep="all",
+)
+
+
+def run(experiment: AutoencoderRecovery, *specs: RunSpec) -> list[RunResult]:
+    images = torch.stack([TILES[list(spec.image_ids)] for spec in specs])
+    return experiment.run_batch(specs, images, device=CPU)
+
+
+@pytest.fixture(scope="module")
+def result() -> RunResult:
+    torch.set_num_threads(1)
+    return run(SMALL, SPEC)[0]
+
+
+def test_a_candidate_is_a_mask_and_an_image_and_its_target_is_that_image(
+    result: RunResult,
+) -> None:
+    pairs = result.pairs
+    assert pairs.candidate.tolist() == list(range(3 * N))
+    assert pairs.target_row.tolist() == [0, 1, 2, 3] * 3
+    assert pairs.iteration.tolist() == [SMALL.attack.n_admm] * len(pairs)  # type: ignore[union-attr]
+    truth = TILES[:N].float() / 255
+    scores = ssim_matrix(pairs.reconstruction, truth)
+    own = scores[torch.arange(len(pairs)), pairs.target_row]
+    others = scores.scatter(1, pairs.target_row[:, None], -1).amax(1)
+    torch.testing.assert_close(pairs.ssim_best, own, atol=1e-6, rtol=0)
+    torch.testing.assert_close(pairs.ssim_second, others, atol=1e-6, rtol=0)
+    assert torch.equal(pairs.confident, (own > 0.4) & (own - others >= 0.05))
+    degraded = degraded_images(SPEC, truth, masks=SMALL.masks, sigma=0.0)
+    kept = degraded.mask
+    assert torch.equal(pairs.reconstruction[kept], degraded.y[kept])  # put back: this very order
+    assert float(own.mean()) > 0.6
+
+
+def test_reconstructions_are_pictures_wherever_they_are_shown(result: RunResult) -> None:
+    pairs = result.pairs
+    assert not bool(result.mean_image.any())
+    pictures = fit_to_range(pairs.reconstruction, result.mean_image)
+    assert torch.equal(pictures, pairs.reconstruction)
+    perfect = 0.2 + 0.5 * TILES[:2].float() / 255  # touches neither black nor white
+    batch = {
+        "reconstruction": perfect.numpy(),
+        "mean_image": torch.zeros_like(perfect).numpy(),
+        "target": TILES[:2].numpy(),
+        "augment": torch.zeros(2, 9).numpy(),
+    }
+    condition = to_pictures(make_examples(batch).condition)
+    torch.testing.assert_close(condition, perfect, atol=1e-6, rtol=0)
+
+
+def test_stats_say_what_applies_and_are_nan_where_nothing_does(result: RunResult) -> None:
+    known = {name: value for name, value in result.stats.items() if math.isfinite(value)}
+    assert set(known) == {"train_loss", "attack_loss", "n_iterations"}
+    assert known["n_iterations"] == 40
+    assert known["train_loss"] <= 1e-3
+    x = result.pairs.reconstruction
+    victim = SMALL.train_victim(SPEC, TILES[:N], device=CPU)
+    residual = float((victim.f(x) - x).double().square().mean())
+    assert known["attack_loss"] == pytest.approx(residual, rel=1e-4)
+    assert result.margins.isnan().all()
+    assert result.outcome is Outcome.OK
+
+
+def test_the_level_is_where_the_training_ends() -> None:
+    (early,) = run(replace(SMALL, level=0.01), SPEC)
+    assert 1e-3 < early.stats["train_loss"] <= 0.01
+    longer = replace(SMALL.training, levels=(0.01, 1e-3, 1e-5))
+    (same,) = run(replace(SMALL, level=0.01, training=longer), SPEC)
+    assert_equal_results(early, same)
+
+
+def test_a_victim_that_never_reaches_its_level_is_attacked_where_it_ended() -> None:
+    (unfitted,) = run(replace(SMALL, training=replace(SMALL.training, epochs=30)), SPEC)
+    assert unfitted.outcome is Outcome.UNFITTED
+    assert len(unfitted.pairs) == 3 * N
+    assert unfitted.stats["train_loss"] > 1e-3
+
+
+def test_a_victim_that_diverges_leaves_no_pairs_and_its_neighbours_alone() -> None:
+    hot = replace(SMALL, training=replace(SMALL.training, lr=1e30, lr_end=1e30))
+    (nonfinite,) = run(hot, SPEC)
+    assert nonfinite.outcome is Outcome.NONFINITE
+    assert len(nonfinite.pairs) == 0
+    assert tuple(nonfinite.pairs.reconstruction.shape) == (0, 3, SIDE, SIDE)
+
+
+def test_only_confident_pairs_are_kept_unless_all_are_asked_for(result: RunResult) -> None:
+    strict = replace(SMALL, keep="confident", confident_ssim=0.9)
+    (kept,) = run(strict, SPEC)
+    wanted = result.pairs.ssim_best > 0.9
+    assert 0 < int(wanted.sum()) < len(wanted)
+    assert kept.pairs.candidate.tolist() == wanted.nonzero().flatten().tolist()
+    assert torch.equal(kept.pairs.reconstruction, result.pairs.reconstruction[wanted])
+
+
+def test_masks_noise_and_starts_are_the_runs_own_and_the_victim_is_shared() -> None:
+    kept: dict[int, Mapping[str, Tensor]] = {}
+
+    class Victims:
+        def get(self, victim: int) -> Mapping[str, Tensor] | None:
+            return kept.get(victim)
+
+        def put(self, victim: int, tensors: Mapping[str, Tensor]) -> None:
+            assert victim not in kept
+            kept[victim] = tensors
+
+    noisy = replace(SMALL, sigma=0.05, attack=UnknownMask(n_admm=5, n_alternations=4))
+    sweep = [replace(SPEC, run=run, victim=9) for run in (18, 19)]
+    images = torch.stack([TILES[:N]] * 2)
+    first, second = noisy.run_batch(sweep, images, device=CPU, victims=Victims())
+    assert first.stats["train_loss"] == second.stats["train_loss"]
+    assert not torch.equal(first.pairs.reconstruction, second.pairs.reconstruction)
+    (again,) = noisy.run_batch(sweep[1:], images[1:], device=CPU, victims=Victims())
+    assert_equal_results(second, again)
+    for one, other in zip((first, second), run(noisy, *sweep), strict=True):
+        assert_equal_results(one, other)
+    assert list(kept) == [9]
+
+
+@pytest.mark.parametrize(
+    "attack", [UnknownMask(), KnownMask(noisy=True), NoiseAware(), Iteration()]
+)
+def test_every_attack_goes_with_every_mask(attack: object) -> None:
+    few = {"n_admm": 3, "n_iterations": 3, "n_alternations": 2, "n_steps": 3, "descent_steps": 2}
+    quick = {name: n for name, n in few.items() if hasattr(attack, name)}
+    experiment = replace(
+        SMALL,
+        masks=MASKS,
+        sigma=0.02,
+        attack=replace(attack, **quick),  # type: ignore[type-var]
+        training=replace(SMALL.training, epochs=20),
+    )
+    (result,) = run(experiment, SPEC)
+    assert len(result.pairs) == 6 * N
+    assert 0 <= result.pairs.reconstruction.min() <= result.pairs.reconstruction.max() <= 1
+
+
+def test_only_the_attack_that_knows_the_mask_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {}
+    for attack in (UnknownMask(), KnownMask(), NoiseAware(), Iteration()):
+        recover = type(attack).recover
+
+        def spy(self, f, degraded, recover=recover):  # type: ignore[no-untyped-def]
+            told[self.kind] = (degraded.mask is not None, degraded.sigma)
+            return recover(self, f, degraded)
+
+        monkeypatch.setattr(type(attack), "recover", spy)
+        brief = replace(SMALL, attack=attack, training=replace(SMALL.training, epochs=2))
+        run(replace(brief, masks=("half",)), SPEC)
+    secret = (False, None)
+    assert told == {
+        **{"unknown": secret, "noise_aware": secret, "iteration": secret},
+        "known": (True, None),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"level": 1e-5}, r"level=1e-05 is not one of training.levels=\(0.01, 0.001\)"),
+        ({"masks": ("half", "holes")}, "masks='half,holes' must be different ones of random, "),
+        ({"masks": ("half", "half")}, "masks='half,half'"),
+        ({"masks": ()}, "at least one"),
+        ({"sigma": -0.1}, "sigma=-0.1 is not a standard deviation"),
+        ({"sigma": 0.1}, "set attack.noisy to true"),
+        ({"augment_p": 1.1}, "augment_p=1.1 is not a probability"),
+    ],
+)
+def test_bad_settings_are_refused_with_the_fix(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(SMALL, **change)  # type: ignore[arg-type]
+
+
+def test_a_batch_of_unlike_runs_is_refused() -> None:
+    with pytest.raises(ValueError, match="run 3 plans 4 images, the batch has 3"):
+        SMALL.run_batch([SPEC], TILES[None, :3], device=CPU)
+    with pytest.raises(ValueError, match="2 specs came with images of 1 runs"):
+        SMALL.run_batch([SPEC, SPEC], TILES[None, :4], device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("victim", "n_images", "n_runs"),
+    [
+        (FullyConnected(depth=4, width=300), 6, 2),
+        (FullyConnected(depth=10, width=64, activation="prelu"), 40, 1),
+        (UNet(channels=(8, 16)), 12, 1),
+        (UNet(channels=(16,), skips=False, activation="softplus"), 6, 1),
+    ],
+)
+def test_the_memory_estimate_is_above_what_is_alive_and_not_far_above(
+    victim: Autoencoder, n_images: int, n_runs: int
+) -> None:
+    experiment = replace(
+        SMALL, victim=victim, training=AutoencoderTraining(epochs=2), attack=UnknownMask(n_admm=2)
+    )
+    many = (0,) * n_images
+    specs = [replace(SPEC, run=k, image_ids=many, labels=many) for k in (0, 1)]
+    images = torch.randint(0, 256, (n_runs, n_images, 3, SIDE, SIDE), dtype=torch.uint8)
+    with LiveTensors() as live:
+        experiment._run_stack(specs[:n_runs], images, CPU, no_progress)
+    estimate = bytes_per_run(experiment, n_images, (3, SIDE, SIDE))
+    assert 1.0 <= estimate / (live.most / n_runs) < 2.8

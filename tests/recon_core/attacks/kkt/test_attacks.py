@@ -1,0 +1,230 @@
+"""Runs whose attack separates the span, alone or before a search for a KKT point."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recon_core.attacks.kkt import attacks as kkt_attacks
+from recon_core.attacks.kkt import victims as kkt_victims
+from recon_core.attacks.kkt.attacks import SpanThenKKT
+from recon_core.attacks.kkt.objective import KKTAttack, Objective, relative_residual
+from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.kkt.solver import reconstruct
+from recon_core.attacks.span.attack import SpanAttack
+from recon_core.attacks.span.subspace import NoSpanError
+from recon_core.optimisers import Optimiser
+from recon_core.types import Outcome, RunSpec
+from recon_core.victims.network import Conv, Network
+from recon_core.victims.training import Training
+from tests.recon_core.small_attacks import architecture, attack_with, different, problem
+from tests.recon_core.small_runs import ALL, QUICK_ALL, N, assert_equal_results, images, run, specs
+
+SHORT = SpanAttack(n_images=4, n_rotations=(5, 5, 5, 5), n_grouped=3, n_likelihood=3)
+KNOWN = replace(SHORT, start="known")
+SEPARATED = replace(QUICK_ALL, attack=SHORT)
+SEARCH = KKTAttack(save_at=(2, 6))
+BOTH = replace(QUICK_ALL, attack=SpanThenKKT(span=SHORT, kkt=SEARCH))
+
+
+def test_a_known_start_gives_images_back_without_a_search() -> None:
+    """By gradient descent, which stays in the span: N - 1 directions, since the mean is gone. With
+    as few images as these that leaves something of the others in each."""
+    descent = Training(epochs=3000, optimiser=Optimiser(rule="gd", lr=0.1), span="auto")
+    attack = SpanAttack(start="known", n_images=N - 1, filter_size=3, stride=1)
+    n_good = 0
+    for result in run(replace(ALL, training=descent, attack=attack)):
+        assert result.outcome is Outcome.OK
+        assert len(result.pairs) == 2 * (N - 1)
+        n_good += len(result.pairs.target_row[result.pairs.ssim_best > 0.45].unique())
+    assert n_good >= 0.7 * 3 * N
+
+
+def test_both_signs_of_every_source_are_candidates_of_iteration_0() -> None:
+    for result in run(SEPARATED):
+        pairs, m = result.pairs, SHORT.n_images
+        assert m is not None
+        assert pairs.candidate.tolist() == list(range(2 * m))
+        assert pairs.iteration.tolist() == [0] * 2 * m
+        assert torch.equal(pairs.reconstruction[:m], -pairs.reconstruction[m:])
+        assert math.isfinite(result.stats["attack_loss"])
+        assert 0 < result.stats["n_iterations"] <= SHORT.n_iterations
+        for name in ("kkt_residual", "residual_relu", "lr", "sigma", "lam_min"):
+            assert math.isnan(result.stats[name])
+
+
+def test_a_search_goes_on_from_what_was_separated() -> None:
+    for alone, both in zip(run(SEPARATED), run(BOTH), strict=True):
+        first = both.pairs.iteration == 0
+        assert torch.equal(both.pairs.reconstruction[first], alone.pairs.reconstruction)
+        assert both.pairs.iteration.unique().tolist() == [0, 2, 6] == list(BOTH.saved_iterations)
+        last = both.pairs.reconstruction[both.pairs.iteration == 6]
+        moved = (last - alone.pairs.reconstruction).flatten(1).norm(dim=1)
+        assert bool((moved > 0).all())
+        assert math.isfinite(both.stats["kkt_residual"])
+        assert both.stats["n_iterations"] == 6
+        assert math.isnan(both.stats["sigma"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_start_that_a_span_attack_knows_is_the_one_that_was_trained(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Tensor] = []
+    told: list[Tensor] = []
+    train, separate = kkt_victims.train, kkt_attacks.separate
+
+    def spied_train(of: Any, parameters: Any, *given: Any, **named: Any) -> Any:
+        trained.append(parameters.weights[0].clone())
+        return train(of, parameters, *given, **named)
+
+    def spied_separate(*given: Any, **named: Any) -> Any:
+        told.append(named["start"].weights[0])
+        return separate(*given, **named)
+
+    monkeypatch.setattr(kkt_victims, "train", spied_train)
+    monkeypatch.setattr(kkt_attacks, "separate", spied_separate)
+    run(replace(SEPARATED, attack=KNOWN, dtype=dtype))
+    assert len(trained) == len(told) == len(specs())
+    assert all(torch.equal(a, b) for a, b in zip(trained, told, strict=True))
+    assert not torch.equal(told[0], told[1])
+
+
+class Kept(dict[int, Any]):
+    def put(self, victim: int, tensors: Any) -> None:
+        self[victim] = tensors
+
+
+def test_attacks_of_a_sweep_know_the_start_of_a_kept_victim() -> None:
+    sweep = [replace(spec, victim=0, image_ids=specs()[0].image_ids) for spec in specs()]
+    experiment, kept = replace(SEPARATED, attack=KNOWN), Kept()
+    given = images(sweep)
+    device = torch.device("cpu")
+    once = experiment.run_batch(sweep, given, device=device, victims=kept)
+    again = experiment.run_batch(sweep[1:], given[1:], device=device, victims=kept)
+    for one, other in zip(once[1:], again, strict=True):
+        assert_equal_results(one, other)
+    assert not torch.equal(once[0].pairs.reconstruction, once[1].pairs.reconstruction)
+
+
+def test_of_several_attacks_the_one_with_the_lowest_objective_is_told() -> None:
+    several = replace(SEPARATED, n_attacks=3)
+    for result in run(several, specs(2)):
+        assert result.pairs.candidate.tolist() == list(range(3 * 8))
+        alone = []
+        for k in range(3):
+            (one,) = run(SEPARATED, [renamed(result.spec, k)])
+            alone.append(one.stats["attack_loss"])
+        assert result.stats["attack_loss"] == min(alone)
+
+
+def renamed(spec: RunSpec, k: int) -> RunSpec:
+    """The run whose one attack draws what attack `k` of `spec` draws."""
+
+    class Renamed(RunSpec):
+        def generator(self, purpose: str) -> torch.Generator:
+            return spec.generator(f"attack {k}" if purpose == "attack" else purpose)
+
+    return Renamed(**vars(spec))
+
+
+@pytest.mark.parametrize("attack", [SHORT, BOTH.attack], ids=["span", "span_then_kkt"])
+def test_weights_with_nothing_in_them_are_an_outcome_and_harm_no_neighbour(
+    attack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = replace(QUICK_ALL, attack=attack)
+    usual = run(experiment)
+    separate = kkt_attacks.separate
+
+    def failing(attack_: Any, of: Any, parameters: Any, generators: Any, **named: Any) -> Any:
+        seeds = [g.initial_seed() for g in generators]
+        if specs()[1].generator("attack").initial_seed() in seeds:
+            raise NoSpanError("nothing stands out")
+        return separate(attack_, of, parameters, generators, **named)
+
+    monkeypatch.setattr(kkt_attacks, "separate", failing)
+    results = run(experiment)
+    assert [r.outcome for r in results] == [usual[0].outcome, Outcome.STOPPED, usual[2].outcome]
+    assert len(results[1].pairs) == 0
+    assert math.isnan(results[1].stats["attack_loss"])
+    for k in (0, 2):
+        assert_equal_results(results[k], usual[k])
+
+
+def test_a_training_that_moved_nothing_or_diverged_leaves_nothing_to_separate() -> None:
+    free = replace(SHORT, n_images=None)
+    still = replace(QUICK_ALL, attack=free, victim=Network(widths=(16, 16), init_std_first=10.0))
+    still = replace(still, training=Training(epochs=1, optimiser=Optimiser(rule="gd", lr=1e-9)))
+    assert {r.outcome for r in run(still)} == {Outcome.STOPPED}
+    wild = replace(SEPARATED, training=Training(epochs=50, optimiser=Optimiser(rule="gd", lr=1e30)))
+    assert {r.outcome for r in run(wild)} == {Outcome.NONFINITE}
+
+
+@pytest.mark.parametrize("condition", ["binary", "multiclass", "regression"])
+def test_labels_of_candidates_are_those_that_are_shared_equally_in_another_order(
+    condition: Any,
+) -> None:
+    of, attack = architecture(condition), attack_with(condition=condition)
+    each = different(attack)
+    parameters, x, lam = problem(of)
+    shared = attack.classes(of.n_outputs, x.device)
+    shared = attack.signs(x).long() if shared is None else shared
+    generator = torch.Generator().manual_seed(0)
+    order = torch.stack([torch.randperm(x.shape[1], generator=generator) for _ in x])
+    labels = shared[order]
+    turned = torch.take_along_dim(x, order[:, :, None], 1), torch.take_along_dim(lam, order, 1)
+    usual = [t.clone() for t in Objective(of, parameters, attack=attack, settings=each)(x, lam)]
+    objective = Objective(of, parameters, attack=attack, settings=each, labels=labels)
+    value, gradient_x, gradient_lam = objective(*turned)
+    torch.testing.assert_close(value, usual[0])
+    torch.testing.assert_close(gradient_x, torch.take_along_dim(usual[1], order[:, :, None], 1))
+    torch.testing.assert_close(gradient_lam, torch.take_along_dim(usual[2], order, 1))
+    given = {"attack": attack, "settings": each}
+    torch.testing.assert_close(
+        relative_residual(of, parameters, *turned, labels=labels, **given),
+        relative_residual(of, parameters, x, lam, **given),
+    )
+
+
+def test_an_attack_that_leaves_the_stack_takes_its_labels_along() -> None:
+    of, attack = architecture(), attack_with()
+    parameters, x, lam = problem(of)
+    labels = torch.tensor([[1, -1, 1, -1, 1]] * 2 + [[-1, -1, -1, 1, 1]])
+    x, lam, each = x[:, :5], lam[:, :5], different(attack)
+    wild = torch.cat([x[:1] * torch.nan, x[1:]])
+    calm = reconstruct(of, parameters, x, lam, attack=attack, settings=each, labels=labels)
+    less = reconstruct(of, parameters, wild, lam, attack=attack, settings=each, labels=labels)
+    torch.testing.assert_close(less.x[1:], calm.x[1:], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"victim": Network(widths=(9,), conv=Conv()), "attack": SHORT}, "span patches, not image"),
+        ({"attack": replace(SHORT, n_images=17)}, "a first layer of 16 neurons; it has 16 at most"),
+        ({"attack": SpanThenKKT(kkt=KKTAttack(condition="multiclass"))}, "'bce' with attack.condi"),
+    ],
+)
+def test_what_cannot_be_separated_is_refused_with_the_settings(changed: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as refusal:
+        replace(QUICK_ALL, **changed)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_filter_larger_than_the_pictures_is_refused_before_a_victim_is_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kkt_victims, "train", lambda *_given, **_named: pytest.fail("trained"))
+    wide = replace(SEPARATED, attack=replace(SHORT, filter_size=17))
+    with pytest.raises(ValueError, match="smaller than filters of 17x17"):
+        run(wide)
+
+
+def test_the_defaults_are_what_they_were() -> None:
+    assert KKT().attack == KKTAttack()
+    assert KKT().saved_iterations == KKTAttack().save_at

@@ -1,0 +1,131 @@
+"""The estimate of a run's memory, beside a count of the tensors that are alive at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from recon_core.attacks.kkt.attacks import SpanThenKKT
+from recon_core.attacks.kkt.memory import bytes_per_run
+from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.span.attack import SpanAttack
+from recon_core.types import RunSpec, no_progress
+from recon_core.victims.feature_defence import FeatureDefence, tuples_of
+from recon_core.victims.network import Conv, Network
+from recon_core.victims.separability import MixCon, UniCon
+from recon_core.victims.training import Training
+
+SHAPE = (3, 16, 16)
+
+
+class LiveTensors(TorchDispatchMode):
+    """The most bytes that were alive at once in tensors made inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and not leaf.is_mkldnn:  # only CPUs have such copies
+                storage = leaf.untyped_storage()
+                ref = StorageWeakRef(storage)
+                self.alive[ref.cdata] = (ref, storage.nbytes())
+        self.alive = {key: held for key, held in self.alive.items() if not held[0].expired()}
+        self.most = max(self.most, sum(n for _ref, n in self.alive.values()))
+        return out
+
+
+def most_alive(experiment: KKT, n_images: int, n_runs: int) -> float:
+    """Bytes per run of a stack of `n_runs`."""
+    spec = RunSpec(
+        run=0,
+        root_seed=0,
+        image_ids=tuple(range(n_images)),
+        labels=tuple(i % 2 for i in range(n_images)),
+    )
+    specs = [replace(spec, run=run) for run in range(n_runs)]
+    images = torch.randint(0, 256, (n_runs, n_images, *SHAPE), dtype=torch.uint8)
+    with LiveTensors() as live:
+        experiment._run_stack(specs, images, torch.device("cpu"), no_progress)
+    return live.most / n_runs
+
+
+@pytest.mark.parametrize(
+    ("widths", "n_images", "n_saved", "n_runs", "conv"),
+    [
+        ((600, 600), 8, 2, 2, None),
+        ((32, 32), 40, 6, 2, None),
+        ((300,), 20, 3, 3, None),
+        ((64, 64), 40, 2, 1, None),
+        ((32,), 10, 2, 2, Conv(kernel=3, channels=8)),
+        ((100,), 8, 1, 1, Conv(kernel=3, channels=32)),
+        ((64, 64), 10, 2, 1, Conv(kernel=8, channels=16)),
+    ],
+)
+def test_the_estimate_is_above_what_is_alive_and_not_far_above(
+    widths: tuple[int, ...], n_images: int, n_saved: int, n_runs: int, conv: Conv | None
+) -> None:
+    experiment = KKT(
+        victim=Network(widths=widths, conv=conv),
+        training=Training(epochs=2),
+        attack=KKTAttack(n_candidates=2 * n_images, save_at=tuple(range(1, n_saved + 1))),
+    )
+    estimate = bytes_per_run(experiment, n_images, SHAPE)
+    assert 1.0 <= estimate / most_alive(experiment, n_images, n_runs) < 2.5
+
+
+@pytest.mark.parametrize(
+    ("widths", "n_images", "then_kkt"),
+    [((300,), 20, False), ((64, 64), 40, False), ((64, 64), 40, True), ((600, 600), 8, True)],
+)
+def test_the_estimate_of_a_separation(
+    widths: tuple[int, ...], n_images: int, then_kkt: bool
+) -> None:
+    span = SpanAttack(n_images=n_images, n_rotations=(12, 12, 12, 12), n_grouped=2, n_likelihood=12)
+    attack = SpanThenKKT(span=span, kkt=KKTAttack(save_at=(1, 2))) if then_kkt else span
+    experiment = KKT(victim=Network(widths=widths), training=Training(epochs=2), attack=attack)
+    estimate = bytes_per_run(experiment, n_images, SHAPE)
+    assert 1.0 <= estimate / most_alive(experiment, n_images, 1) < 2.5
+
+
+@pytest.mark.parametrize("defence", [MixCon(), UniCon(), MixCon(normalise=False)])
+@pytest.mark.parametrize("conv", [None, Conv(kernel=3, channels=32)], ids=["dense", "conv"])
+def test_a_defence_takes_what_the_estimate_adds_for_it(
+    defence: MixCon | UniCon, conv: Conv | None
+) -> None:
+    """Of an attack with few candidates, so that the most is alive while a victim is trained."""
+    victim = Network(widths=(600,) if conv is None else (20,), conv=conv)
+    attack = KKTAttack(n_candidates=2, save_at=(1,))
+    plain = KKT(victim=victim, training=Training(epochs=2), attack=attack)
+    guarded = replace(plain, defence=defence, defence_layer=1)
+    n_images = 60
+    n_features = n_images * (600 if conv is None else 32 * 14**2)
+    added = bytes_per_run(guarded, n_images, SHAPE) - bytes_per_run(plain, n_images, SHAPE)
+    assert added == 40 * n_features
+    x = torch.rand(1, n_images, n_features // n_images)
+    tuples = tuples_of(defence, torch.arange(n_images)[None] % 2, 2)
+    guard = FeatureDefence(defence, 0, tuples, n_images)
+    d = torch.zeros_like(x)
+    with LiveTensors() as live:
+        guard.add_gradient_(d, x)
+    assert 0.7 * added < live.most < 1.02 * added
+    if conv is not None:
+        assert bytes_per_run(guarded, n_images, SHAPE) / most_alive(guarded, n_images, 1) >= 1.0
+
+
+def test_attacks_that_go_at_once_take_memory_each_and_float64_doubles_it() -> None:
+    one = KKT()
+    many = bytes_per_run(replace(one, n_attacks=5), 300, (3, 32, 32))
+    assert many == pytest.approx(5 * bytes_per_run(one, 300, (3, 32, 32)), rel=0.01)
+    double = bytes_per_run(replace(one, dtype="float64"), 300, (3, 32, 32))
+    assert double == pytest.approx(2 * bytes_per_run(one, 300, (3, 32, 32)), rel=0.01)

@@ -1,0 +1,322 @@
+"""The kkt family from images to pairs: what is kept, what fails, and that pictures come back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from recon_core.attacks.kkt.objective import KKTAttack, Search
+from recon_core.attacks.kkt.run import KKT
+from recon_core.matching import best_per_target, fit_to_range
+from recon_core.metrics import ssim_matrix
+from recon_core.optimisers import Optimiser
+from recon_core.types import Outcome, Pairs, RunResult
+from recon_core.victims.losses import Loss
+from recon_core.victims.network import Architecture, Conv, Network, Parameters
+from recon_core.victims.training import Training
+from tests.recon_core.small_runs import (
+    ALL,
+    CPU,
+    FROZEN,
+    GAP,
+    QUICK,
+    QUICK_ALL,
+    SAVED,
+    SIDE,
+    SMALL,
+    THRESHOLD,
+    TILES,
+    N,
+    R,
+    assert_equal_results,
+    images,
+    run,
+    specs,
+    with_attack,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[RunResult]:
+    """Two real runs with every candidate kept."""
+    return run(ALL, specs(2))
+
+
+def best_ssim(result: RunResult, pictures: Tensor) -> Tensor:
+    """Of each picture, over everything the run's attack has saved."""
+    found = fit_to_range(result.pairs.reconstruction, result.mean_image)
+    return best_per_target(ssim_matrix(found, pictures.float() / 255))[1]
+
+
+def test_training_images_come_back_and_others_do_not(everything: list[RunResult]) -> None:
+    decoys = TILES[R * N : R * N + 2 * N]
+    assert {r.outcome for r in everything} == {Outcome.OK}
+    of_targets = torch.stack([best_ssim(r, r.targets).mean() for r in everything])
+    of_decoys = torch.stack([best_ssim(r, decoys).mean() for r in everything])
+    assert bool((of_targets > 0.55).all()), of_targets
+    assert bool((of_targets - of_decoys > 0.3).all()), (of_targets, of_decoys)
+
+
+def test_candidates_show_images_of_their_own_label(everything: list[RunResult]) -> None:
+    for result in everything:
+        sure = result.pairs.ssim_best > THRESHOLD
+        label = torch.tensor(result.spec.labels)[result.pairs.target_row][sure]
+        of_candidate = (result.pairs.candidate >= N).long()[sure]
+        assert int(sure.sum()) > N
+        assert float((label == of_candidate).float().mean()) > 0.9
+
+
+MULTICLASS = dataclasses.replace(
+    ALL,
+    n_classes=3,
+    training=Training(epochs=300, loss=Loss(kind="ce")),
+    attack=KKTAttack(condition="multiclass", n_candidates=18, save_at=(80, 250)),
+)
+REGRESSION = dataclasses.replace(
+    ALL,
+    training=Training(epochs=500, loss=Loss(kind="mse"), weight_decay=1e-2),
+    attack=KKTAttack(condition="regression", n_candidates=16, save_at=(80, 250)),
+)
+CONVOLUTION = dataclasses.replace(
+    ALL,
+    victim=Network(widths=(48,), conv=Conv(kernel=5, channels=12), bias="first"),
+    training=Training(epochs=200),
+    attack=KKTAttack(n_candidates=8, save_at=(80, 200)),
+)
+HAIM = dataclasses.replace(
+    ALL,
+    victim=Network(widths=(64, 64), bias="first", init_rest="torch"),
+    training=Training(epochs=800, optimiser=Optimiser(rule="gd", lr=0.5), span=True),
+    attack=KKTAttack(
+        n_candidates=16,
+        optimiser=Optimiser(rule="gd", lr=0.02, momentum=0.9),
+        sigma=1e-2,
+        save_at=(100, 300),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "n", "n_classes"),
+    [(MULTICLASS, 9, 3), (REGRESSION, 8, 2), (CONVOLUTION, 4, 2), (HAIM, 8, 2)],
+    ids=["multiclass", "regression", "convolution", "haim2022"],
+)
+def test_images_come_back_from_every_kind_of_victim(
+    experiment: KKT, n: int, n_classes: int
+) -> None:
+    chosen = specs(1, n=n, n_classes=n_classes)
+    (result,) = run(experiment, chosen)
+    assert result.outcome is Outcome.OK
+    assert result.stats["kkt_residual"] < 1
+    decoys = TILES[n : n + 2 * N]
+    of_targets, of_decoys = best_ssim(result, result.targets), best_ssim(result, decoys)
+    if experiment.attack.condition != "regression":  # whose candidates have no label
+        sure = result.pairs.ssim_best > THRESHOLD
+        own = result.pairs.candidate[sure] * n_classes // experiment.attack.n_candidates
+        label = torch.tensor(result.spec.labels)[result.pairs.target_row[sure]]
+        assert float((label == own).float().mean()) > 0.9
+    assert float(of_targets.mean() - of_decoys.mean()) > 0.2, (of_targets, of_decoys)
+
+
+def test_the_attack_needs_the_training(everything: list[RunResult]) -> None:
+    untrained = dataclasses.replace(ALL, training=Training(epochs=1))
+    (result,) = run(untrained, specs(1))
+    with_training = best_ssim(everything[0], everything[0].targets).mean()
+    assert best_ssim(result, result.targets).mean() < with_training - 0.2
+
+
+def test_all_keeps_every_candidate_at_every_saved_iteration(everything: list[RunResult]) -> None:
+    for result in everything:
+        pairs = result.pairs
+        assert len(pairs) == len(SAVED) * 2 * N
+        assert pairs.candidate.tolist() == [c for c in range(2 * N) for _ in SAVED]
+        assert pairs.iteration.tolist() == list(SAVED) * (2 * N)
+        found = fit_to_range(pairs.reconstruction, result.mean_image)
+        scores = ssim_matrix(found, result.targets.float() / 255)
+        top = scores.topk(2, dim=1)
+        assert torch.equal(pairs.target_row, top.indices[:, 0])
+        torch.testing.assert_close(pairs.ssim_best, top.values[:, 0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(pairs.ssim_second, top.values[:, 1], rtol=0, atol=1e-5)
+
+
+def test_confident_keeps_the_flagged_candidates_with_one_target_each(
+    everything: list[RunResult],
+) -> None:
+    pairs = [r.pairs for r in everything]
+    confident = torch.cat([p.confident for p in pairs])
+    by_rule = torch.cat([_by_rule(p) for p in pairs]).unflatten(0, (-1, len(SAVED)))
+    assert 0 < int(confident.sum()) < len(confident)
+    assert torch.equal(confident.unflatten(0, (-1, len(SAVED)))[:, 0], by_rule.any(1))
+    kept = run(SMALL, specs(1))
+    assert sum(len(r.pairs) for r in kept) > 0
+    for some, full in zip(kept, everything[:1], strict=True):
+        flagged = full.pairs.confident
+        assert torch.equal(some.pairs.candidate, full.pairs.candidate[flagged])
+        assert torch.equal(some.pairs.iteration, full.pairs.iteration[flagged])
+        assert torch.equal(some.pairs.reconstruction, full.pairs.reconstruction[flagged])
+        assert bool(some.pairs.confident.all())
+        found = fit_to_range(some.pairs.reconstruction, some.mean_image)
+        scores = ssim_matrix(found, some.targets.float() / 255)
+        to_target = scores.gather(1, some.pairs.target_row[:, None]).squeeze(1)
+        torch.testing.assert_close(some.pairs.ssim_best, to_target, rtol=0, atol=1e-5)
+        _check_one_target_by_the_rule(some)
+
+
+def _check_one_target_by_the_rule(result: RunResult) -> None:
+    pairs = result.pairs
+    for candidate in pairs.candidate.unique():
+        rows = pairs.candidate == candidate
+        assert len(pairs.target_row[rows].unique()) == 1
+        assert int(rows.sum()) == len(SAVED)
+        assert bool(_by_rule(pairs)[rows].any())
+
+
+def _by_rule(pairs: Pairs) -> Tensor:
+    return (pairs.ssim_best > THRESHOLD) & (pairs.ssim_best - pairs.ssim_second >= GAP)
+
+
+def test_targets_are_what_the_victim_saw() -> None:
+    (plain,) = run(QUICK, specs(1))
+    assert torch.equal(plain.targets, images(specs(1))[0])
+    assert not bool(plain.augment.any())
+    torch.testing.assert_close(plain.mean_image, images(specs(1))[0].float().mean(0) / 255)
+    (moved,) = run(dataclasses.replace(QUICK, augment_p=1.0), specs(1))
+    assert not torch.equal(moved.targets, plain.targets)
+    assert bool(moved.augment.any())
+    torch.testing.assert_close(moved.mean_image, moved.targets.float().mean(0) / 255)
+
+
+def test_the_attack_starts_from_the_runs_own_noise() -> None:
+    for result in run(with_attack(QUICK_ALL, optimiser=FROZEN, save_at=(1,), sigma=0.01)):
+        shape = (2 * N, 3 * SIDE * SIDE)
+        start = 0.01 * torch.randn(shape, generator=result.spec.generator("attack"))
+        saved = result.pairs.reconstruction.flatten(1)
+        torch.testing.assert_close(saved, start, rtol=0, atol=1e-6)
+
+
+def test_an_unfitted_victim_is_said_to_be_one() -> None:
+    (result,) = run(dataclasses.replace(QUICK, training=Training(epochs=1)), specs(1))
+    assert result.outcome is Outcome.UNFITTED
+    assert result.stats["train_accuracy"] < 1
+
+
+@pytest.mark.parametrize("keep", ["confident", "all"])
+@pytest.mark.parametrize("what", ["victim", "attack", "attacks"])
+def test_a_huge_rate_is_a_result_without_pairs(keep: Any, what: str) -> None:
+    huge = Optimiser(rule="gd", lr=1e30)
+    diverging = dataclasses.replace(QUICK, keep=keep)
+    if what == "victim":
+        diverging = dataclasses.replace(diverging, training=Training(epochs=40, optimiser=huge))
+    else:
+        diverging = with_attack(diverging, optimiser=huge)
+    if what == "attacks":
+        diverging = dataclasses.replace(diverging, n_attacks=3)
+    for result in run(diverging, specs(2)):
+        assert result.outcome is Outcome.NONFINITE
+        assert len(result.pairs) == 0
+        assert result.pairs.reconstruction.shape == (0, 3, SIDE, SIDE)
+        assert torch.equal(result.targets, images()[result.spec.run])
+
+
+def test_a_diverging_run_does_not_disturb_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recon_core.attacks.run_sharing.stack_size", lambda _device, n_runs: n_runs)
+    calm = run(QUICK_ALL)
+    initial = Architecture.initial
+
+    def with_one_explosive(
+        self: Architecture, generators: Sequence[torch.Generator], *, dtype: torch.dtype
+    ) -> Parameters:
+        parameters = initial(self, generators, dtype=dtype)
+        parameters.weights[0][1] *= 1e38
+        return parameters
+
+    monkeypatch.setattr(Architecture, "initial", with_one_explosive)
+    wild = run(QUICK_ALL)
+    assert [r.outcome for r in wild][1] is Outcome.NONFINITE
+    assert calm[1].outcome is not Outcome.NONFINITE
+    for which in (0, 2):
+        # The stack is smaller once the run has left it: equal to rounding.
+        assert_equal_results(wild[which], calm[which], tolerance=1e-4)
+
+
+def test_float64_victims_give_float32_pairs() -> None:
+    wide = dataclasses.replace(QUICK_ALL, dtype="float64")
+    for a, b in zip(run(wide), run(QUICK_ALL), strict=True):
+        assert a.pairs.reconstruction.dtype == a.mean_image.dtype == torch.float32
+        assert a.stats["train_loss"] == pytest.approx(b.stats["train_loss"], rel=1e-3)
+        assert not torch.equal(a.pairs.reconstruction, b.pairs.reconstruction)
+
+
+def test_settings_with_everything_in_them_survive_json() -> None:
+    rich = KKT(
+        n_classes=5,
+        victim=Network(
+            widths=(50,),
+            conv=Conv(kernel=5, channels=7),
+            bias="all",
+            activation="leaky_relu",
+            leak=0.1,
+            init_rest="torch",
+            init_std_first=None,
+        ),
+        training=Training(loss=Loss(kind="ce"), weight_decay=1e-3, batch_size=10),
+        attack=KKTAttack(
+            condition="multiclass",
+            optimiser=Optimiser(rule="gd", lr=0.1, momentum=0.9),
+            lam_lr=1e-4,
+            search=Search(lam_lr=(0.1, 0.2), alpha=None),
+            stop_above=10.0,
+            ncc_stop_above=3300.0,
+        ),
+        n_attacks=100,
+        dtype="float64",
+    )
+    adapter = TypeAdapter(KKT)
+    assert adapter.validate_json(adapter.dump_json(rich)) == rich
+    assert hash(rich) == hash(dataclasses.replace(rich))
+
+
+def test_refuses_batches_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="3 specs came with images of 2 runs"):
+        QUICK.run_batch(specs(), images(specs(2)), device=CPU)
+    with pytest.raises(ValueError, match="run 0 plans 8 images, the batch has 7"):
+        QUICK.run_batch(specs(1), images(specs(1))[:, :-1], device=CPU)
+    odd = dataclasses.replace(specs(1)[0], labels=(0,) * 7 + (2,))
+    with pytest.raises(ValueError, match=r"run 0 has labels \[0, 2\].* labels from 0 to 1"):
+        QUICK.run_batch([odd], images(specs(1)), device=CPU)
+    large = dataclasses.replace(QUICK, victim=Network(widths=(4,), conv=Conv(kernel=17)))
+    with pytest.raises(ValueError, match="kernel=17 does not fit in images of 16x16"):
+        run(large, specs(1))
+    several = dataclasses.replace(specs(1)[0], labels=(0, 1, 2, 3, 0, 1, 2, 3))
+    with pytest.raises(ValueError, match=r"run 0 has labels \[0, 1, 2, 3\].* from 0 to 2"):
+        run(MULTICLASS, [several])
+    few = with_attack(MULTICLASS, n_candidates=2)
+    with pytest.raises(ValueError, match="n_candidates=2 is less than one per class of 3"):
+        run(
+            dataclasses.replace(few, training=dataclasses.replace(few.training, epochs=1)), specs(1)
+        )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"augment_p": 1.5}, r"augment_p=1\.5"),
+        ({"n_attacks": 0}, "n_attacks=0 must be at least 1"),
+        ({"clipped": 1.0}, r"clipped=1\.0 is a share of a picture's values: from 0, below 1"),
+        ({"n_classes": 3}, "n_classes=3 with training.loss.kind='bce'"),
+        ({"n_classes": 1}, "n_classes=1 with"),
+        ({"training": Training(loss=Loss(kind="ce"))}, "kind='ce' with attack.condition='binary'"),
+        ({"attack": KKTAttack(condition="multiclass")}, "'bce' with attack.condition='multiclass'"),
+    ],
+)
+def test_refuses(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KKT(**changed)

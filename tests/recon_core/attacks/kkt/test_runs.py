@@ -1,0 +1,311 @@
+"""Runs of the kkt family side by side, with several attacks, and with stops and precisions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recon_core import precision
+from recon_core.attacks import run_sharing
+from recon_core.attacks.kkt import attacks as kkt_attacks
+from recon_core.attacks.kkt import results as kkt_results
+from recon_core.attacks.kkt import victims as kkt_victims
+from recon_core.attacks.kkt.objective import KKTAttack, Search, settings_of
+from recon_core.optimisers import Optimiser
+from recon_core.types import Outcome, RunResult
+from recon_core.victims.losses import Loss
+from recon_core.victims.network import Conv, Network
+from recon_core.victims.training import Training
+from tests.recon_core.small_runs import (
+    CPU,
+    FROZEN,
+    QUICK,
+    QUICK_ALL,
+    SIDE,
+    N,
+    R,
+    assert_equal_results,
+    images,
+    run,
+    specs,
+    with_attack,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+KINDS = {
+    "binary": (QUICK_ALL, 2),
+    "several attacks": (dataclasses.replace(QUICK_ALL, n_attacks=2), 2),
+    "multiclass": (
+        dataclasses.replace(
+            QUICK_ALL,
+            n_classes=4,
+            training=Training(epochs=20, loss=Loss(kind="ce")),
+            attack=KKTAttack(condition="multiclass", n_candidates=9, save_at=(5, 15)),
+        ),
+        4,
+    ),
+    "regression": (
+        dataclasses.replace(
+            QUICK_ALL,
+            training=Training(epochs=15, loss=Loss(kind="huber"), batch_size=3),
+            attack=KKTAttack(condition="regression", n_candidates=7, save_at=(5, 15)),
+        ),
+        2,
+    ),
+    "convolution": (
+        dataclasses.replace(
+            QUICK_ALL, victim=Network(widths=(8,), conv=Conv(kernel=7, channels=3), bias="all")
+        ),
+        2,
+    ),
+}
+
+
+@functools.cache
+def of_kind(kind: str) -> tuple[RunResult, ...]:
+    """Three runs, one after another."""
+    experiment, n_classes = KINDS[kind]
+    assert torch.get_num_threads() == 1
+    return tuple(run(experiment, specs(n_classes=n_classes)))
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_run_is_the_same_bits_whatever_it_is_batched_with(kind: str) -> None:
+    experiment, together = KINDS[kind][0], of_kind(kind)
+    assert {len(result.pairs) > 0 for result in together} == {True}
+    for others in ((2, 0), (1,)):
+        for which, other in zip(
+            others, run(experiment, [together[i].spec for i in others]), strict=True
+        ):
+            assert_equal_results(together[which], other)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_stacked_as_on_a_gpu_a_run_is_the_same_to_rounding(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_by_one = of_kind(kind)  # before they are stacked
+    monkeypatch.setattr(run_sharing, "stack_size", lambda _device, n_runs: n_runs)
+    stacked = run(KINDS[kind][0], [result.spec for result in one_by_one])
+    for one, other in zip(one_by_one, stacked, strict=True):
+        assert_equal_results(one, other, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_runs_side_by_side_are_the_same_bits_as_one_after_another(kind: str) -> None:
+    experiment, one_after_another = KINDS[kind][0], of_kind(kind)
+    chosen = [result.spec for result in one_after_another]
+    torch.set_num_threads(2)
+    for some in (chosen, chosen[:0:-1]):
+        fractions: list[float] = []
+        side_by_side = experiment.run_batch(
+            some, images(some), device=CPU, progress=fractions.append
+        )
+        assert torch.get_num_threads() == 2
+        for result in side_by_side:
+            assert_equal_results(result, one_after_another[result.spec.run])
+        assert fractions[-1] == 1.0
+        assert all(a <= b for a, b in itertools.pairwise(fractions))
+
+
+def test_an_error_of_a_run_side_by_side_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("broken")
+
+    monkeypatch.setattr(kkt_victims, "train", broken)
+    torch.set_num_threads(2)
+    with pytest.raises(KeyError, match="broken"):
+        run(QUICK)
+    assert torch.get_num_threads() == 2
+
+
+SEVERAL = dataclasses.replace(with_attack(QUICK_ALL, n_candidates=6), n_attacks=3)
+
+
+def test_candidates_are_numbered_attack_after_attack() -> None:
+    for result in run(with_attack(SEVERAL, optimiser=FROZEN, save_at=(1, 2), sigma=0.01)):
+        pairs = result.pairs
+        assert pairs.candidate.tolist() == [c for c in range(3 * 6) for _ in range(2)]
+        assert pairs.iteration.tolist() == [1, 2] * 18
+        for k in range(3):
+            noise = torch.randn(6, 3 * SIDE * SIDE, generator=result.spec.generator(f"attack {k}"))
+            mine = (pairs.candidate // 6 == k) & (pairs.iteration == 2)
+            saved = pairs.reconstruction[mine].flatten(1)
+            torch.testing.assert_close(saved, 0.01 * noise, rtol=0, atol=1e-6)
+
+
+def test_several_attacks_are_split_to_bound_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = dataclasses.replace(SEVERAL, dtype="float64")
+    whole = run(wide, specs(2))
+    for rows in (1, 13):
+        monkeypatch.setattr("recon_core.attacks.kkt.run.ROWS_AT_ONCE", rows)
+        for one, other in zip(whole, run(wide, specs(2)), strict=True):
+            assert_equal_results(one, other, tolerance=1e-5)
+
+
+def test_attacks_that_diverge_are_left_out() -> None:
+    search = Search(lr=(1e-9, 1e9), sigma=None, lam_min=None, alpha=(10.0, 500.0))
+    wild = dataclasses.replace(
+        with_attack(SEVERAL, optimiser=Optimiser(rule="gd"), search=search, save_at=(5, 60)),
+        n_attacks=8,
+    )
+    n_left_out = 0
+    for result in run(wild, specs(2)):
+        draws = [result.spec.generator(f"attack {k}") for k in range(8)]
+        lr = settings_of(wild.attack, draws).lr
+        candidates = result.pairs.candidate.unique()
+        attacks = (candidates // 6).unique()
+        assert candidates.tolist() == [6 * k + i for k in attacks.tolist() for i in range(6)]
+        assert bool(torch.isin((lr < 1e-3).nonzero(), attacks).all())
+        assert not bool(torch.isin((lr > 1e3).nonzero(), attacks).any())
+        assert bool(result.pairs.reconstruction.isfinite().all())
+        assert result.outcome is not Outcome.NONFINITE
+        assert 0 < result.stats["kkt_residual"] < 1.1
+        assert result.stats["attack_loss"] > 0
+        n_left_out += 8 - len(attacks)
+    assert n_left_out > 0
+
+
+def test_the_statistics_are_those_of_the_best_attack() -> None:
+    frozen = dataclasses.replace(
+        with_attack(QUICK_ALL, optimiser=FROZEN, save_at=(1,), sigma=0.3, lam_scale="none"),
+        training=Training(epochs=1),
+    )
+    by_number = [
+        [r.stats["kkt_residual"] for r in run(dataclasses.replace(frozen, n_attacks=n))]
+        for n in (2, 4, 6)
+    ]
+    n_improved = 0
+    for residuals in zip(*by_number, strict=True):
+        assert list(residuals) == sorted(residuals, reverse=True)
+        n_improved += len(set(residuals)) > 1
+    assert n_improved > 0, "the best is not to be the first"
+
+
+def test_a_search_draws_for_every_run() -> None:
+    search = Search(lr=None, sigma=(1e-4, 1.0), lam_min=None, alpha=None)
+    experiment = with_attack(QUICK_ALL, search=search, optimiser=FROZEN, save_at=(1,))
+    sizes = [float(r.pairs.reconstruction.std()) for r in run(experiment)]
+    drawn = [
+        float(settings_of(experiment.attack, [spec.generator("attack")]).sigma) for spec in specs()
+    ]
+    assert sizes == pytest.approx(drawn, rel=0.05)
+    assert len(set(drawn)) == R
+
+
+@pytest.fixture
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks every ten iterations instead of every hundred."""
+    monkeypatch.setattr("recon_core.attacks.kkt.solver.CHECK_EVERY", 10)
+
+
+def ncc_score(candidates: Tensor, targets: Tensor) -> float:
+    """The authors' score, from its definition: squared distances of normalised images, 10 best."""
+
+    def normalised(pictures: Tensor) -> Tensor:
+        mean, std = pictures.mean((2, 3), keepdim=True), pictures.std((2, 3), keepdim=True)
+        return ((pictures - mean) / std).flatten(1)
+
+    distances = torch.cdist(normalised(targets.double()), normalised(candidates.double())) ** 2
+    return float(distances.amin(1).sort().values[:10].mean())
+
+
+@pytest.mark.usefixtures("_often")
+@pytest.mark.parametrize("n_attacks", [1, 4], ids=["stacked runs", "attacks of one run"])
+def test_hopeless_attacks_stop_by_the_authors_rule(
+    n_attacks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if n_attacks == 1:
+        monkeypatch.setattr(run_sharing, "stack_size", lambda _device, n_runs: n_runs)
+    search = Search(lr=(1e-3, 3.0), sigma=None, lam_min=None, alpha=None)
+    free = dataclasses.replace(
+        with_attack(QUICK_ALL, search=search, save_at=(30, 40), stop_after=30),
+        n_attacks=n_attacks,
+    )
+    chosen = specs(1) if n_attacks > 1 else specs()
+    calm = run(free, chosen)
+    scores = {}
+    for result in calm:
+        at_stop = result.pairs.iteration == 30
+        found, number = result.pairs.reconstruction[at_stop], result.pairs.candidate[at_stop]
+        truth = result.targets.float() / 255 - result.mean_image
+        for k in range(n_attacks):
+            scores[result.spec.run, k] = ncc_score(found[number // (2 * N) == k], truth)
+    middle = sorted(scores.values())[len(scores) // 2]
+    for limit in (0.997 * middle, 1.003 * middle):
+        strict = run(with_attack(free, ncc_stop_above=limit), chosen)
+        for result, before in zip(strict, calm, strict=True):
+            going = [k for k in range(n_attacks) if scores[result.spec.run, k] <= limit]
+            expected = torch.tensor([2 * N * k + i for k in going for i in range(2 * N)]).long()
+            assert torch.equal(result.pairs.candidate.unique(), expected)
+            assert (result.outcome is Outcome.STOPPED) == (not going)
+            kept = torch.isin(before.pairs.candidate, expected)
+            ours, theirs = result.pairs.reconstruction, before.pairs.reconstruction[kept]
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("_often")
+def test_the_authors_rule_survives_candidates_that_are_not_numbers() -> None:
+    wild = with_attack(
+        QUICK_ALL,
+        optimiser=Optimiser(rule="gd", lr=1e30),
+        ncc_stop_above=1e9,
+        stop_after=1,
+        save_at=(5, 20),
+    )
+    assert {result.outcome for result in run(wild)} == {Outcome.NONFINITE}
+
+
+def test_a_precision_that_a_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_probe", lambda device: torch.ones(1))
+    before = precision._read()
+    for name in ("tf32", "bf16"):
+        with pytest.raises(ValueError, match=f"precision='{name}' is not to be had"):
+            run(dataclasses.replace(QUICK, precision=name), specs(1))
+        assert precision._read() == before
+
+
+@pytest.mark.parametrize(("name", "n_threads"), [("ieee", 1), ("tf32", 1), ("ieee", 2)])
+def test_precision_is_set_for_the_products_and_then_as_before(
+    name: Any, n_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = itertools.count()
+    monkeypatch.setattr(precision, "_probe", lambda device: torch.tensor(next(numbers)))
+    seen: list[tuple[str, ...]] = []
+    for module, function in (
+        (kkt_victims, "train"),
+        (kkt_attacks, "reconstruct"),
+        (kkt_results, "pairs_of"),
+    ):
+        original = getattr(module, function)
+
+        def spying(*positional: Any, original: Any = original, **named: Any) -> Any:
+            seen.append(precision._read())
+            result = original(*positional, **named)
+            seen.append(precision._read())
+            return result
+
+        monkeypatch.setattr(module, function, spying)
+    outside = precision._read()
+    strange = ("ieee", "bf16") if len(outside) == 2 else ("medium",)
+    within = ("ieee", name) if len(outside) == 2 else (precision.LEGACY[name],)
+    exact = ("ieee", "ieee") if len(outside) == 2 else ("highest",)
+    torch.set_num_threads(n_threads)
+    try:
+        precision._write(strange)
+        run(dataclasses.replace(QUICK, precision=name), specs(2))
+        assert precision._read() == strange
+    finally:
+        precision._write(outside)
+    assert len(seen) == 3 * 2 * 2
+    assert set(seen) == {within, exact}
+    if n_threads == 1:
+        assert seen == ([within] * 4 + [exact] * 2) * 2

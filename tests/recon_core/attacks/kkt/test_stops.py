@@ -1,0 +1,345 @@
+"""Attacks that diverge or are judged hopeless leave; a resumed attack ends as if never stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from recon_core.attacks.kkt.objective import KKTAttack, Settings
+from recon_core.attacks.kkt.solver import Attacked, AttackState, reconstruct
+from recon_core.optimisers import Optimiser
+from recon_core.victims.network import Architecture, Parameters
+from tests.recon_core.small_attacks import (
+    ADADELTA,
+    ADAM,
+    CPU,
+    GD,
+    MOMENTUM,
+    RULES,
+    Q,
+    architecture,
+    assert_near,
+    assert_same,
+    attack_with,
+    different,
+    problem,
+    row,
+    same,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks every ten iterations instead of every hundred."""
+    monkeypatch.setattr("recon_core.attacks.kkt.solver.CHECK_EVERY", 10)
+
+
+def with_one_explosive(of: Architecture, which: int = 1) -> tuple[Parameters, Tensor, Tensor]:
+    parameters, x, lam = problem(of)
+    x = x.clone()
+    x[which] *= 1e200
+    return parameters, x, lam
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("rule", list(RULES))
+def test_a_diverging_attack_leaves_and_the_others_go_on(rule: str) -> None:
+    attack = attack_with(RULES[rule], save_at=(4, 10, 25, 45))
+    of, each = architecture(), different(attack)
+    parameters, x, lam = problem(of)
+    calm = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
+    wild_x = with_one_explosive(of)[1]
+    wild = reconstruct(of, parameters, wild_x, lam, attack=attack, settings=each)
+    assert wild.n_iterations.tolist() == [45, 10, 45]
+    assert wild.usable().tolist() == [True, False, True]
+    assert not bool(wild.loss[1].isfinite())
+    assert not bool(wild.residual[1].isfinite())
+    assert bool(wild.x[1, 2:].isnan().all())
+    for q in (0, 2):
+        # Bit for bit while the stack was the same; to rounding in a smaller one.
+        assert torch.equal(wild.x[q, :2], calm.x[q, :2])
+        assert_near(row(wild, q), row(calm, q), 1e-12)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_diverging_attack_on_a_shared_victim_leaves_too() -> None:
+    attack = attack_with(MOMENTUM, save_at=(10, 45))
+    of, each = architecture(), different(attack)
+    parameters, x, lam = problem(of, n_runs=1)
+    calm = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
+    x[0] *= 1e200
+    wild = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
+    assert wild.usable().tolist() == [False, True, True]
+    for q in (1, 2):
+        assert_near(row(wild, q), row(calm, q), 1e-12)
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_all_attacks_may_diverge(rule: str) -> None:
+    attack = attack_with(RULES[rule], save_at=(10, 400))
+    of, each = architecture(), different(attack)
+    parameters, x, lam = problem(of)
+    fractions: list[float] = []
+    states: list[AttackState] = []
+
+    def run(state: AttackState | None = None) -> Attacked:
+        return reconstruct(
+            of,
+            parameters,
+            x * 1e200,
+            lam,
+            attack=attack,
+            settings=each,
+            progress=fractions.append,
+            state=state,
+            on_state=states.append,
+            state_every=100,
+        )
+
+    whole = run()
+    assert whole.n_iterations.tolist() == [100] * Q
+    assert not bool(whole.usable().any())
+    assert bool(whole.x[:, 1].isnan().all())
+    assert fractions[-1] == 1.0
+    assert [state.iteration for state in states] == [100], "nothing is left to go on with"
+    assert len(states[0].running) == 0
+    assert_same(run(states[0]), whole)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_loss_that_stays_high_stops_an_attack() -> None:
+    free = dataclasses.replace(attack_with(save_at=(20, 25, 45)), stop_after=21)
+    of, each = architecture(), same(free)
+    each.lr[1], each.lam_lr[1] = 1e-9, 1e-9
+    parameters, x, lam = problem(of)
+    calm = reconstruct(of, parameters, x, lam, attack=free, settings=each)
+    relative = calm.loss / parameters.squared_norm()
+    limit = float(relative[1]) * 0.99
+    assert bool((relative[[0, 2]] < limit).all())
+    strict = dataclasses.replace(free, stop_above=limit)
+    attacked = reconstruct(of, parameters, x, lam, attack=strict, settings=each)
+    assert calm.n_iterations.tolist() == [45, 45, 45]
+    assert attacked.n_iterations.tolist() == [45, 30, 45]
+    assert attacked.usable().tolist() == [True, False, True]
+    assert torch.equal(attacked.x[1, :2], calm.x[1, :2]), "what it reached is kept"
+    assert bool(attacked.x[1, 2].isnan().all())
+    assert float(attacked.loss[1]) > limit * float(parameters.squared_norm()[1])
+    assert bool(attacked.residual.isfinite().all())
+    for q in (0, 2):
+        assert_near(row(attacked, q), row(calm, q), 1e-12)
+
+
+@pytest.mark.usefixtures("often")
+def test_the_limit_is_relative_to_the_attacks_own_victim() -> None:
+    # Attack 0, whose victim is much larger than the others, has left when the limit is looked at.
+    still = Optimiser(rule="gd", lr=1e-12)
+    free = dataclasses.replace(attack_with(still, save_at=(10, 30)), stop_after=20)
+    of, each = architecture(), same(free)
+    parameters, x, lam = with_one_explosive(of, which=0)
+    larger = parameters.map(lambda t: torch.cat([100 * t[:1], t[1:]]))
+    lam[1] *= 30
+    calm = reconstruct(of, larger, x, lam, attack=free, settings=each)
+    assert calm.n_iterations.tolist() == [10, 30, 30]
+    relative = calm.loss / larger.squared_norm()
+    limit = float(relative[1]) / 2
+    assert float(relative[2]) < limit / 10
+    strict = dataclasses.replace(free, stop_above=limit)
+    attacked = reconstruct(of, larger, x, lam, attack=strict, settings=each)
+    assert attacked.n_iterations.tolist() == [10, 20, 30]
+
+
+def test_an_attack_whose_multipliers_overflow_last_is_not_usable() -> None:
+    of, attack = architecture(), attack_with(GD, save_at=(1, 2))
+    parameters, x, lam = problem(of)
+    each = same(attack)
+    each.lam_min[1], each.lam_lr[1] = 1e300, 0.0
+    calm = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
+    assert calm.usable().tolist() == [True] * Q
+    each.lam_lr[1] = 1e300
+    one_step = dataclasses.replace(attack, save_at=(1,))
+    attacked = reconstruct(of, parameters, x, lam, attack=one_step, settings=each)
+    assert bool(attacked.x.isfinite().all())
+    assert not bool(attacked.lam[1].isfinite().any())
+    assert attacked.usable().tolist() == [True, False, True]
+
+
+@pytest.mark.usefixtures("often")
+def test_a_judge_is_asked_from_stop_after_on_about_those_that_run() -> None:
+    attack = dataclasses.replace(attack_with(save_at=(10, 30, 45)), stop_after=20)
+    of = architecture()
+    parameters, x, lam = problem(of)
+    asked: list[tuple[int, list[int]]] = []
+    seen: dict[tuple[int, int], Tensor] = {}
+
+    def judge(iteration: int, candidates: Tensor, attacks: Tensor) -> Tensor:
+        asked.append((iteration, attacks.tolist()))
+        for which, value in zip(attacks.tolist(), candidates, strict=True):
+            seen[iteration, which] = value.clone()
+        if iteration == 20:
+            return attacks == 0
+        return (attacks == 2) & (iteration == 40)
+
+    attacked = reconstruct(
+        of, parameters, x, lam, attack=attack, settings=same(attack), judge=judge
+    )
+    assert asked == [(20, [0, 1, 2]), (30, [1, 2]), (40, [1, 2]), (45, [1])]
+    assert attacked.n_iterations.tolist() == [20, 45, 40]
+    assert attacked.usable().tolist() == [False, True, False]
+    assert torch.equal(seen[30, 2], attacked.x[2, 1])
+    assert torch.equal(seen[45, 1], attacked.x[1, 2])
+    nan = attacked.x.isnan().flatten(2).all(2)
+    assert nan.tolist() == [[False, True, True], [False] * 3, [False, False, True]]
+    everyone = reconstruct(of, parameters, x, lam, attack=attack, settings=same(attack))
+    assert_near(row(attacked, 1), row(everyone, 1), 1e-12)
+    assert torch.equal(attacked.x[0, 0], everyone.x[0, 0])
+
+
+def through_bytes(state: AttackState) -> AttackState:
+    data = safetensors.torch.save(state.tensors())
+    return AttackState.from_tensors(safetensors.torch.load(data), CPU)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(
+    ("rule", "dtype"),
+    [*((rule, torch.float32) for rule in RULES), ("adadelta", torch.float64)],
+)
+def test_resumes_from_every_state_bit_for_bit(rule: str, dtype: torch.dtype) -> None:
+    attack = dataclasses.replace(attack_with(RULES[rule], save_at=(4, 25, 45)), stop_after=20)
+    of, each = architecture(), different(attack)
+    parameters, x, lam = problem(of, dtype=dtype)
+    x[1] *= 1e30 if dtype == torch.float32 else 1e200
+    each.lam_min[1] = 0.2
+
+    def judge(iteration: int, _candidates: Tensor, attacks: Tensor) -> Tensor:
+        return (attacks == 0) & (iteration >= 30)
+
+    def run(
+        state: AttackState | None = None, on_state: Callable[[AttackState], None] | None = None
+    ) -> Attacked:
+        return reconstruct(
+            of,
+            parameters,
+            x,
+            lam,
+            attack=attack,
+            settings=each,
+            judge=judge,
+            state=state,
+            on_state=on_state,
+            state_every=5,
+        )
+
+    states: list[AttackState] = []
+    whole = run(on_state=states.append)
+    assert whole.n_iterations.tolist() == [30, 10, 45]
+    assert [state.iteration for state in states] == list(range(5, 46, 5))
+    assert {tuple(state.running.tolist()) for state in states} == {(0, 1, 2), (0, 2), (2,)}
+    undisturbed = run()
+    assert_same(whole, undisturbed)
+    for state in states:
+        before = state.tensors()
+        assert_same(run(through_bytes(state)), whole)
+        for name, value in state.tensors().items():
+            torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+    assert_same(run(states[3]), whole)
+
+
+def test_a_state_is_a_copy() -> None:
+    of, attack = architecture(), attack_with(save_at=(10,))
+    parameters, x, lam = problem(of)
+    first: list[AttackState] = []
+    tensors: list[dict[str, Tensor]] = []
+
+    def on_state(state: AttackState) -> None:
+        first.append(state)
+        tensors.append({name: value.clone() for name, value in state.tensors().items()})
+
+    reconstruct(
+        of,
+        parameters,
+        x,
+        lam,
+        attack=attack,
+        settings=same(attack),
+        on_state=on_state,
+        state_every=2,
+    )
+    assert len(first) == 5
+    for state, kept in zip(first, tensors, strict=True):
+        for name, value in state.tensors().items():
+            torch.testing.assert_close(value, kept[name], rtol=0, atol=0, equal_nan=True)
+
+
+def some_state(attack: KKTAttack) -> AttackState:
+    parameters, x, lam = problem(architecture())
+    states: list[AttackState] = []
+    reconstruct(
+        architecture(),
+        parameters,
+        x,
+        lam,
+        attack=attack,
+        settings=same(attack),
+        on_state=states.append,
+        state_every=5,
+    )
+    return states[0]
+
+
+def test_refuses_a_state_that_is_not_its_own() -> None:
+    attack = attack_with(GD, save_at=(5, 10))
+    state = some_state(attack)
+    parameters, x, lam = problem(architecture(), n_runs=1)
+
+    def resume(other: KKTAttack, each: Settings) -> Attacked:
+        return reconstruct(
+            architecture(), parameters, x, lam, attack=other, settings=each, state=state
+        )
+
+    with pytest.raises(ValueError, match=r"a state of .* \(3, 2, 6, 12\) do not go .*\(3, 1, 6,"):
+        resume(dataclasses.replace(attack, save_at=(10,)), same(attack))
+    with pytest.raises(ValueError, match=r"a state of .* \(3, 2, 6, 12\) do not go .*\(2, 2, 6,"):
+        resume(attack, same(attack, 2))
+    for rule in (MOMENTUM, ADADELTA, ADAM):
+        with pytest.raises(ValueError, match="resume with the settings"):
+            resume(dataclasses.replace(attack, optimiser=rule), same(attack))
+    named = state.tensors()
+    for name in ("x", "iteration", "saved"):
+        rest = {key: value for key, value in named.items() if key != name}
+        with pytest.raises(ValueError, match=f"not the state of an attack: {name} missing"):
+            AttackState.from_tensors(rest, CPU)
+
+
+@pytest.mark.parametrize("name", ["moments.x.0", "moments.x.1", "moments.lam.0"])
+def test_refuses_a_state_without_its_moments(name: str) -> None:
+    attack = attack_with(ADADELTA, save_at=(5, 10))
+    rest = {key: value for key, value in some_state(attack).tensors().items() if key != name}
+    parameters, x, lam = problem(architecture())
+    with pytest.raises(ValueError, match="resume with the settings"):
+        reconstruct(
+            architecture(),
+            parameters,
+            x,
+            lam,
+            attack=attack,
+            settings=same(attack),
+            state=AttackState.from_tensors(rest, CPU),
+        )
+
+
+def test_what_float32_cannot_hold_is_not_usable() -> None:
+    of, attack = architecture(), attack_with(Optimiser(rule="gd", lr=1e-300), save_at=(1,))
+    parameters, x, lam = problem(of)
+    x[1, 0, 0] = 1e39
+    attacked = reconstruct(of, parameters, x, lam, attack=attack, settings=same(attack))
+    assert bool(attacked.x.isfinite().all())
+    assert attacked.usable().tolist() == [True, False, True]
+    assert attacked.usable(slice(1, 3)).tolist() == [False, True]

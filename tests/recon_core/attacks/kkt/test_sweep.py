@@ -1,0 +1,196 @@
+"""Sweeps: several runs attack one victim, which is trained once; halving stops the beaten."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from recon_core.attacks.kkt import run as kkt
+from recon_core.attacks.kkt import victims as kkt_victims
+from recon_core.attacks.kkt.halving import Halving, Race
+from recon_core.attacks.kkt.objective import Search, settings_of
+from recon_core.optimisers import Optimiser
+from recon_core.types import Outcome, RunResult, RunSpec
+from tests.recon_core.small_runs import (
+    CPU,
+    QUICK_ALL,
+    TILES,
+    N,
+    assert_equal_results,
+    run,
+    specs,
+    with_attack,
+)
+
+N_ATTACKS = 9
+SEARCH = Search(lr=(0.01, 1.0))
+SWEEP = with_attack(QUICK_ALL, optimiser=Optimiser(rule="gd", momentum=0.9), search=SEARCH)
+RACE = with_attack(SWEEP, halving=Halving(first=2, factor=2), save_at=(5, 15))
+
+
+def attacks(n: int = N_ATTACKS, *, victim: int = 0, first: int = 0) -> list[RunSpec]:
+    like = specs(victim + 1)[victim]
+    return [dataclasses.replace(like, run=first + k, victim=victim) for k in range(n)]
+
+
+class Kept(dict[int, Mapping[str, Tensor]]):
+    """Victims in memory."""
+
+    def put(self, victim: int, tensors: Mapping[str, Tensor]) -> None:
+        self[victim] = tensors
+
+
+def swept(experiment: kkt.KKT, some: list[RunSpec], victims: Kept | None = None) -> list[RunResult]:
+    images = torch.stack([TILES[list(spec.image_ids)] for spec in some])
+    return experiment.run_batch(some, images, device=CPU, victims=victims)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_attacks_share_victim_and_images_and_nothing_else() -> None:
+    results = swept(SWEEP, attacks())
+    first = results[0]
+    for result in results[1:]:
+        assert torch.equal(result.targets, first.targets)
+        assert torch.equal(result.margins, first.margins)
+        assert torch.equal(result.mean_image, first.mean_image)
+        for name in ("train_loss", "train_accuracy", "margin_min"):
+            assert result.stats[name] == first.stats[name]
+    for name in ("lr", "sigma", "lam_min", "alpha", "kkt_residual", "residual_relu"):
+        assert len({result.stats[name] for result in results}) == N_ATTACKS, name
+    drawn = settings_of(SWEEP.attack, [spec.generator("attack") for spec in attacks()])
+    assert [r.stats["lr"] for r in results] == drawn.lr.tolist()
+    assert {r.stats["n_iterations"] for r in results} == {15.0}
+
+
+def test_an_attack_of_a_sweep_is_the_same_alone_and_as_a_run_of_its_own() -> None:
+    some = attacks()
+    together = swept(SWEEP, some)
+    for k in (0, 4):
+        (alone,) = swept(SWEEP, [some[k]])
+        assert_equal_results(alone, together[k])
+    (own,) = run(SWEEP, specs(1))
+    assert_equal_results(own, together[0])
+
+
+def test_sweeps_of_several_victims_go_in_one_batch() -> None:
+    both = [*attacks(2), *attacks(3, victim=1, first=2)]
+    for one, other in zip(
+        swept(SWEEP, both), [*swept(SWEEP, both[:2]), *swept(SWEEP, both[2:])], strict=True
+    ):
+        assert_equal_results(one, other)
+
+
+def test_a_kept_victim_is_not_trained_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    victims = Kept()
+    trained = swept(SWEEP, attacks(2), victims)
+    assert list(victims) == [0]
+    kept = {name: tensor.clone() for name, tensor in victims[0].items()}
+
+    def refuses(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(kkt_victims, "train", refuses)
+    again = swept(SWEEP, attacks(2), victims)
+    for one, other in zip(trained, again, strict=True):
+        assert_equal_results(one, other)
+        assert torch.equal(one.margins, other.margins)
+    for name, tensor in victims[0].items():
+        assert torch.equal(tensor, kept[name]), "nothing may change what is kept"
+    with pytest.raises(AssertionError, match="trained again"):
+        swept(SWEEP, attacks(2, victim=1), victims)
+
+
+def test_margins_are_those_of_the_weights() -> None:
+    victims = Kept()
+    (result,) = swept(SWEEP, attacks(1), victims)
+    w = [victims[0][f"parameters.{i}"][0].double() for i in range(3)]
+    x = (result.targets / 255 - result.mean_image).double().flatten(1)
+    phi = ((x @ w[0].T).relu() @ w[1].T).relu() @ w[2].T
+    y = torch.tensor(result.spec.labels).double() * 2 - 1
+    torch.testing.assert_close(result.margins.double(), y * phi[:, 0], rtol=1e-4, atol=1e-6)
+    assert result.stats["margin_min"] == pytest.approx(float(result.margins.min()))
+
+
+def test_halving_stops_the_beaten_and_leaves_the_rest() -> None:
+    results = swept(RACE, attacks())
+    outcomes = [result.outcome for result in results]
+    n_stopped = sum(outcome is Outcome.STOPPED for outcome in outcomes)
+    assert 0 < n_stopped < N_ATTACKS
+    for result in results:
+        if result.outcome is Outcome.STOPPED:
+            assert result.stats["n_iterations"] in RACE.attack.rungs == (2, 4, 8)
+            assert len(result.pairs) == 0
+        else:
+            assert result.stats["n_iterations"] == 15
+            assert len(result.pairs) == 2 * 2 * N
+    again = swept(RACE, attacks())
+    for one, other in zip(results, again, strict=True):
+        assert_equal_results(one, other)
+
+
+def test_the_survivors_have_the_smallest_residuals_of_those_before_them() -> None:
+    race = Race(Halving(first=10, factor=2), 6)
+    residual = torch.tensor([0.5, 0.9, 0.1, 0.7, 0.2, 0.3])
+    beaten = race.hopeless(10, residual, torch.arange(6))
+    # Of the k that have come so far, the better half (at least one) goes on.
+    for k in range(6):
+        better = int((residual[: k + 1] < residual[k]).sum())
+        assert bool(beaten[k]) == (better >= max(1, (k + 1) // 2)), k
+    going = (~beaten).nonzero().squeeze(1)
+    later = race.hopeless(20, residual[going], going)
+    assert 0 < int((~later).sum()) <= len(going)
+    assert not later[residual[going].argmin()]
+
+
+def test_a_residual_that_is_not_a_number_is_beaten() -> None:
+    race = Race(Halving(first=10), 3)
+    assert race.hopeless(10, torch.tensor([0.5, torch.nan, 0.1]), torch.arange(3)).tolist() == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_rungs_end_before_the_last_iteration() -> None:
+    assert Halving(first=500, factor=3).rungs(49_000) == (500, 1500, 4500, 13_500, 40_500)
+    assert Halving(first=500).rungs(500) == ()
+    with pytest.raises(ValueError, match=r"factor=1"):
+        Halving(factor=1)
+
+
+def test_a_sweep_is_of_single_attacks() -> None:
+    with pytest.raises(ValueError, match="n_attacks=2; in a sweep every run is one"):
+        swept(dataclasses.replace(SWEEP, n_attacks=2), attacks(2))
+
+
+@pytest.mark.parametrize("experiment", [SWEEP, RACE], ids=["sweep", "race"])
+def test_progress_goes_up_to_one(experiment: kkt.KKT) -> None:
+    told: list[float] = []
+    some = attacks(3)
+    images = torch.stack([TILES[list(spec.image_ids)] for spec in some])
+    experiment.run_batch(some, images, device=CPU, progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("experiment", [SWEEP, RACE], ids=["sweep", "race"])
+def test_on_a_gpu_the_victim_and_the_settings_are_the_same(experiment: kkt.KKT) -> None:
+    some = attacks(4)
+    images = torch.stack([TILES[list(spec.image_ids)] for spec in some])
+    there = experiment.run_batch(some, images, device=torch.device("cuda"))
+    for one, other in zip(there, swept(experiment, some), strict=True):
+        torch.testing.assert_close(one.margins, other.margins, rtol=1e-2, atol=1e-3)
+        assert one.stats["lr"] == other.stats["lr"]

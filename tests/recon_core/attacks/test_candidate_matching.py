@@ -1,0 +1,152 @@
+"""From saved candidates to pairs: the rules again, candidate by candidate, in plain loops."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from recon_core.attacks import candidate_matching as pairing
+from recon_core.attacks.candidate_matching import no_pairs, pairs_of
+from recon_core.matching import fit_to_range
+from recon_core.metrics import ssim_matrix
+from recon_core.types import Pairs
+from tests.recon_core.tiles import photograph_tiles
+
+N, SIDE = 4, 12
+ITERATIONS = (10, 200, 3000)
+TARGETS = photograph_tiles(SIDE, shrink=8)[:N]
+MEAN = TARGETS.float().mean(0) / 255
+CENTRED = TARGETS.float() / 255 - MEAN
+RULE = {"threshold": 0.4, "gap": 0.05}
+A_TO_B, NOISE, COPY, BETWEEN, CONSTANT = range(5)
+
+
+def saved() -> Tensor:
+    """(3 iterations, 5 candidates): what a candidate may do."""
+    noise = torch.randn(8, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)) / 5
+    x = torch.zeros(3, 5, 3, SIDE, SIDE)
+    x[0, A_TO_B], x[1, A_TO_B] = noise[0], CENTRED[0] + noise[1] / 4
+    x[2, A_TO_B] = 0.25 * CENTRED[0] + 0.75 * CENTRED[1] + noise[2] / 8
+    x[:, NOISE] = noise[3:6]
+    x[:, COPY] = 1e-4 * CENTRED[2]
+    x[:, BETWEEN] = (CENTRED[2] + CENTRED[3]) / 2 + noise[6:7]
+    return x
+
+
+def pairs(x: Tensor, keep: Literal["confident", "all"], **rule: float) -> Pairs:
+    return pairs_of(x, TARGETS, MEAN, iterations=ITERATIONS, keep=keep, **{**RULE, **rule})
+
+
+def by_loops(
+    x: Tensor, keep: str, *, threshold: float = 0.4, gap: float = 0.05, clipped: float = 0.01
+) -> list[Any]:
+    """(candidate, iteration, target, best, second, confident) of every pair, in order."""
+    scores = torch.stack(
+        [
+            ssim_matrix(fit_to_range(some, MEAN, clipped=clipped), TARGETS.float() / 255)
+            for some in x
+        ]
+    ).tolist()
+    rows: list[Any] = []
+    for candidate in range(x.shape[1]):
+        target, highest = None, -2.0
+        for at in range(len(x)):
+            second, best = sorted(scores[at][candidate])[-2:]
+            if best > threshold and best - second >= gap and best > highest:
+                target, highest = scores[at][candidate].index(best), best
+        for at, iteration in enumerate(ITERATIONS):
+            mine = scores[at][candidate]
+            shown = target if keep == "confident" else mine.index(max(mine))
+            if shown is None:
+                continue
+            others = max(score for row, score in enumerate(mine) if row != shown)
+            rows.append((candidate, iteration, shown, mine[shown], others, target is not None))
+    return rows
+
+
+@pytest.mark.parametrize("keep", ["confident", "all"])
+@pytest.mark.parametrize(
+    "rule", [{}, {"gap": 0.3}, {"threshold": 0.9}, {"threshold": -1.0}, {"clipped": 0.0}]
+)
+def test_equals_the_rules_in_loops(keep: Any, rule: dict[str, float]) -> None:
+    x = saved()
+    found, expected = pairs(x, keep, **rule), by_loops(x, keep, **rule)
+    assert len(found) == len(expected) > 0
+    candidate, iteration, target, best, second, confident = zip(*expected, strict=True)
+    assert found.candidate.tolist() == list(candidate)
+    assert found.iteration.tolist() == list(iteration)
+    assert found.target_row.tolist() == list(target)
+    assert found.confident.tolist() == list(confident)
+    torch.testing.assert_close(found.ssim_best, torch.tensor(best))
+    torch.testing.assert_close(found.ssim_second, torch.tensor(second))
+    at = [ITERATIONS.index(i) for i in iteration]
+    assert torch.equal(found.reconstruction, x[at, list(candidate)])
+
+
+def test_the_cases_are_what_they_are_meant_to_be() -> None:
+    everything, confident = pairs(saved(), "all"), pairs(saved(), "confident")
+    of = everything.candidate
+    assert confident.candidate.unique().tolist() == [A_TO_B, COPY]
+    first = everything.target_row[of == A_TO_B].tolist()
+    assert first[1:] == [0, 1], "the nearest image changes"
+    kept = confident.candidate == A_TO_B
+    assert confident.target_row[kept].tolist() == [0, 0, 0]
+    assert bool((confident.ssim_best < confident.ssim_second)[kept].any())
+    torch.testing.assert_close(everything.ssim_best[of == COPY], torch.ones(3), rtol=0, atol=0.02)
+    assert bool((everything.ssim_best >= everything.ssim_second).all())
+
+
+@pytest.mark.parametrize("keep", ["confident", "all"])
+def test_comparing_a_few_at_a_time_changes_nothing(
+    keep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pairs(saved(), keep)
+    monkeypatch.setattr(pairing, "ROWS", 4)
+    some = pairs(saved(), keep)
+    for name, value in vars(whole).items():
+        torch.testing.assert_close(getattr(some, name), value, rtol=1e-6, atol=1e-6)
+
+
+def test_with_one_image_there_is_no_second() -> None:
+    found = pairs_of(saved(), TARGETS[:1], MEAN, iterations=ITERATIONS, keep="confident", **RULE)
+    assert found.candidate.unique().tolist() == [A_TO_B]
+    assert found.ssim_second.tolist() == [-1.0] * 3
+
+
+@pytest.mark.parametrize("keep", ["confident", "all"])
+def test_a_candidate_that_is_not_a_number_shows_nothing(keep: Any) -> None:
+    x = saved()
+    calm = pairs(x, keep)
+    x[:, NOISE, 0, 0, 0] = torch.nan
+    wild = pairs(x, keep)
+    others = wild.candidate != NOISE
+    for name, value in vars(wild).items():
+        kept = getattr(calm, name)[calm.candidate != NOISE]
+        torch.testing.assert_close(value[others], kept, rtol=1e-6, atol=1e-6)
+    assert not bool(wild.confident[~others].any())
+    assert bool((wild.ssim_best[~others] == -1).all())
+
+
+def test_nothing_kept_is_like_no_pairs() -> None:
+    none = pairs(saved(), "confident", threshold=2.0)
+    empty = no_pairs((3, SIDE, SIDE))
+    for name, value in vars(empty).items():
+        other = getattr(none, name)
+        assert other.shape == value.shape
+        assert other.dtype == value.dtype
+    assert len(none) == len(empty) == 0
+    assert dataclasses.fields(none) == dataclasses.fields(empty)
+
+
+def test_pairs_do_not_share_memory_with_the_candidates() -> None:
+    x = saved()
+    found = pairs(x, "all")
+    before = found.reconstruction.clone()
+    x.zero_()
+    assert torch.equal(found.reconstruction, before)
+    for value in vars(found).values():
+        assert value.is_contiguous()

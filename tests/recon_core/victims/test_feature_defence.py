@@ -1,0 +1,335 @@
+"""MixCon and UniCon in the training of kkt victims: gradients, effects, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from recon_core.attacks.kkt import victims as kkt_victims
+from recon_core.attacks.kkt.run import KKT
+from recon_core.optimisers import Optimiser
+from recon_core.types import RunSpec
+from recon_core.victims.feature_defence import Defence, defence_gradient, tuples_of
+from recon_core.victims.losses import Loss
+from recon_core.victims.network import Architecture, Conv, Network, Parameters
+from recon_core.victims.separability import MixCon, UniCon, mixcon, separability, unicon
+from recon_core.victims.training import Training, train
+from recon_core.victims.training_state import TrainingState
+from tests.recon_core.small_runs import CPU, QUICK_ALL, assert_equal_results, images, run, specs
+from tests.recon_core.small_victims import GD, architecture, assert_same, data, victims, wild
+from tests.recon_core.torch_nets import torch_loss, torch_net
+
+STEP = Optimiser(rule="gd")
+DEFENCES: dict[str, Defence] = {
+    "mixcon": MixCon(lam=0.7, beta=0.01),
+    "mixcon, cut off": MixCon(lam=0.7, beta=1.0, eps=0.9),
+    "mixcon of h itself": MixCon(lam=0.7, beta=0.01, normalise=False),
+    "unicon": UniCon(lam=0.7),
+    "unicon of h itself": UniCon(lam=0.7, normalise=False),
+}
+
+
+def penalty(defence: Defence, h: Tensor) -> Tensor:
+    """The loss of each network from `separability`; h (r, p, k, m)."""
+    if isinstance(defence, UniCon):
+        return unicon(h, normalise=defence.normalise)
+    beta = torch.full((len(h),), defence.beta, dtype=h.dtype)
+    return mixcon(h, beta, normalise=defence.normalise, eps=defence.eps)
+
+
+@pytest.mark.parametrize("n_classes", [2, 5])
+@pytest.mark.parametrize("case", DEFENCES)
+def test_the_gradient_is_that_of_the_loss(case: str, n_classes: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(3, 4, n_classes, 6, generator=generator, dtype=torch.float64).relu()
+    h[0, 1, 0] = 0.0  # a ReLU layer can be all 0
+    h[2, 0] *= 1e-9
+    leaf = h.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(penalty(DEFENCES[case], leaf).sum(), leaf)
+    norms = h.norm(dim=-1, keepdim=True)
+    scale = torch.where(norms > 0, norms, 1)  # the gradient is as large as a feature is small
+    ours = defence_gradient(DEFENCES[case], h)
+    torch.testing.assert_close(ours * scale, expected * scale, rtol=1e-9, atol=1e-12)
+
+
+def test_where_distances_are_cut_off_there_is_no_gradient() -> None:
+    """Features that have collapsed, or are further apart than 1 / eps."""
+    u = torch.nn.functional.normalize(torch.rand(1, 1, 1, 5, dtype=torch.float64), dim=3)
+    collapsed = u.expand(1, 3, 2, 5) + 1e-6 * torch.rand(1, 3, 2, 5, dtype=torch.float64)
+    assert not bool(defence_gradient(MixCon(eps=1e-8), collapsed).any())
+    assert bool(defence_gradient(MixCon(eps=1e-13), collapsed).any())
+    apart = torch.tensor([[[[3.0, 0.0], [0.0, 0.0]]]], dtype=torch.float64)
+    for eps, moves in ((0.2, False), (0.1, True)):
+        defence = MixCon(beta=1.0, eps=eps, normalise=False)
+        assert bool(defence_gradient(defence, apart).any()) == moves
+
+
+def torch_step(
+    arch: Architecture, parameters: Parameters, x: Tensor, y: Tensor, loss: Loss,
+    defence: Defence, layer: int,
+) -> list[Tensor]:  # fmt: skip
+    """The gradient of the whole of it by autograd through torch's own layers."""
+    stacks = []
+    n_classes = max(2, arch.n_outputs)
+    for row in range(len(x)):
+        net = torch_net(arch, parameters, row)
+        # The activation of hidden layer `layer`: a convolution has a Flatten behind its own.
+        found: list[Tensor] = []
+        a = x[row]
+        for module in net:
+            a = module(a)
+            behind = isinstance(module, (torch.nn.ReLU, torch.nn.LeakyReLU, torch.nn.GELU))
+            if behind:
+                found.append(a.flatten(1))
+        classes = y[row] if arch.n_outputs > 1 else (y[row] > 0).long()
+        members = [(classes == c).nonzero().flatten() for c in range(n_classes)]
+        p = min(map(len, members))
+        h = torch.stack([found[layer - 1][rows[:p]] for rows in members], 1)
+        total = torch_loss(loss, a, y[row]) + defence.lam * penalty(defence, h[None])[0]
+        stacks.append(torch.autograd.grad(total, list(net.parameters())))
+    return [
+        torch.stack(gradients).view_as(tensor)
+        for gradients, tensor in zip(zip(*stacks, strict=True), parameters.tensors(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["bce", "ce", "huber"])
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu"])
+@pytest.mark.parametrize("conv", [None, Conv(kernel=3, channels=3)], ids=["dense", "conv"])
+@pytest.mark.parametrize("case", ["mixcon", "unicon of h itself"])
+def test_a_step_is_the_gradient_of_both_losses(
+    case: str, conv: Conv | None, activation: str, kind: str
+) -> None:
+    """With gradient descent at rate 1, one epoch moves the weights by the gradient."""
+    loss = Loss(kind=kind)  # type: ignore[arg-type]
+    n_outputs = 3 if kind == "ce" else 1
+    arch = architecture(n_outputs, bias="all", activation=activation, conv=conv)
+    parameters, (x, y) = victims(arch), data(n_outputs)
+    training = Training(epochs=1, optimiser=STEP, loss=loss)
+    defence, n_hidden = DEFENCES[case], arch.n_layers - 1
+    plain = train(arch, parameters, x, y, training=training).parameters
+    for layer in range(1, n_hidden + 1):
+        trained = train(
+            arch, parameters, x, y, training=training, defence=defence, defence_layer=layer
+        ).parameters
+        expected = torch_step(arch, parameters, x, y, loss, defence, layer)
+        tensors = (parameters.tensors(), trained.tensors(), plain.tensors(), expected)
+        for place, (before, after, without, gradient) in enumerate(zip(*tensors, strict=True)):
+            torch.testing.assert_close(before - after, gradient, rtol=1e-7, atol=1e-12)
+            if place < 2 * layer:
+                assert (after - without).abs().max() > 1e-6, "nothing was added"
+            else:
+                assert torch.equal(after, without), "layers above the features have no part"
+    last = train(arch, parameters, x, y, training=training, defence=defence).parameters
+    assert torch.equal(last.weights[0], trained.weights[0]), "the last layer is the default"
+
+
+@pytest.mark.parametrize("case", ["mixcon", "unicon"])
+@pytest.mark.parametrize("conv", [None, Conv(kernel=3, channels=3)], ids=["dense", "conv"])
+def test_lam_of_0_is_no_defence_bit_for_bit(case: str, conv: Conv | None) -> None:
+    arch = architecture(conv=conv)
+    parameters, (x, y) = victims(arch, torch.float32), data(dtype=torch.float32)
+    training = Training(epochs=30)
+    plain = train(arch, parameters, x, y, training=training)
+    none = train(
+        arch, parameters, x, y, training=training, defence=replace(DEFENCES[case], lam=0.0)
+    )
+    assert_same(plain, none)
+    some = train(arch, parameters, x, y, training=training, defence=DEFENCES[case])
+    assert not torch.equal(plain.parameters.weights[0], some.parameters.weights[0])
+
+
+def test_in_the_span_of_the_images_it_is_the_same_training() -> None:
+    arch = architecture(bias="all")
+    parameters, (x, y) = victims(arch), data()
+    training = Training(epochs=50, optimiser=GD, weight_decay=0.01)
+    direct = train(arch, parameters, x, y, training=training, defence=DEFENCES["mixcon"])
+    spanned = train(
+        arch, parameters, x, y, training=replace(training, span=True), defence=DEFENCES["mixcon"]
+    )
+    pairs = zip(direct.parameters.tensors(), spanned.parameters.tensors(), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_a_defended_training_resumes_bit_for_bit_after_victims_have_left() -> None:
+    arch = architecture(bias="all")
+    parameters, (x, y) = wild(victims(arch, torch.float32)), data(dtype=torch.float32)
+    training = Training(epochs=20, stop_every=5)
+    states: list[TrainingState] = []
+    whole = train(
+        arch, parameters, x, y, training=training, defence=DEFENCES["mixcon"],
+        on_state=states.append, state_every=4,
+    )  # fmt: skip
+    assert whole.diverged.tolist() == [False, True, False]
+    for state in states:
+        stored = safetensors.torch.load(safetensors.torch.save(state.tensors()))
+        again = TrainingState.from_tensors(stored, CPU)
+        resumed = train(
+            arch, parameters, x, y, training=training, state=again, defence=DEFENCES["mixcon"]
+        )
+        assert_same(whole, resumed)
+    # Each is, to rounding, what it is alone: tuples stay with their victim when another leaves.
+    for row in (0, 2):
+        only = slice(row, row + 1)
+        alone = train(
+            arch, parameters.rows(only), x[only], y[only], training=training,
+            defence=DEFENCES["mixcon"],
+        )  # fmt: skip
+        for stack, single in zip(
+            whole.parameters.tensors(), alone.parameters.tensors(), strict=True
+        ):
+            torch.testing.assert_close(stack[row], single[0], rtol=1e-5, atol=1e-6)
+
+
+def test_victims_in_one_stack_keep_their_own_tuples() -> None:
+    """Labels in another order for every victim."""
+    arch = architecture()
+    parameters, (x, y) = victims(arch), data()
+    y = torch.stack([y[0], y[1].flip(0), y[2].sort().values])
+    training = Training(epochs=10)
+    together = train(arch, parameters, x, y, training=training, defence=DEFENCES["mixcon"])
+    for row in range(3):
+        only = slice(row, row + 1)
+        alone = train(
+            arch, parameters.rows(only), x[only], y[only], training=training,
+            defence=DEFENCES["mixcon"],
+        )  # fmt: skip
+        torch.testing.assert_close(
+            together.parameters.weights[0][row],
+            alone.parameters.weights[0][0],
+            rtol=1e-9,
+            atol=1e-11,
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("case", DEFENCES)
+def test_on_a_gpu_alone_and_as_a_graph(case: str, graphs: bool) -> None:
+    arch = architecture(bias="all")
+    parameters, (x, y) = victims(arch), data()
+    training, defence = Training(epochs=60), DEFENCES[case]
+    here = train(arch, parameters, x, y, training=training, defence=defence)
+    there = train(
+        arch, parameters.map(lambda t: t.cuda()), x.cuda(), y.cuda(), training=training,
+        defence=defence, graphs=graphs,
+    )  # fmt: skip
+    pairs = zip(here.parameters.tensors(), there.parameters.tensors(), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(other.cpu(), one, rtol=1e-8, atol=1e-10)
+
+
+def test_nothing_in_a_step_looks_at_a_number() -> None:
+    """Else a CUDA graph could not hold it: on meta tensors there are no numbers to look at."""
+    h = torch.empty(2, 4, 3, 5, dtype=torch.float64, device="meta")
+    for defence in DEFENCES.values():
+        assert defence_gradient(defence, h).shape == h.shape
+
+
+GUARDED = replace(
+    QUICK_ALL,
+    victim=Network(widths=(24, 24)),
+    training=Training(epochs=300),
+    defence=MixCon(lam=1.0, beta=1e-4),
+)
+
+
+def features(experiment: KKT, spec: RunSpec, layer: int) -> Tensor:
+    """Of a trained victim's own images, (1, n, m)."""
+    data = kkt_victims.learn(experiment, [spec], images([spec]), CPU)
+    arch = experiment.victim.on(data.shape, experiment.n_outputs)
+    known = experiment.train_victim(spec, images([spec])[0], device=CPU)
+    passed = arch.forward(known.trained.parameters, data.inputs)
+    return arch.activate(passed.pre[layer - 1])
+
+
+@pytest.mark.parametrize(
+    ("layer", "conv", "share"),
+    [(1, None, 0.2), (2, None, 0.2), (1, Conv(kernel=3, channels=4), 0.8)],
+)
+def test_a_training_with_mixcon_brings_features_together(
+    layer: int, conv: Conv | None, share: float
+) -> None:
+    """The images of a tuple above all: dense ones come near dist = sqrt(beta) = 0.01."""
+    (spec, *_) = specs(1)
+    guarded = replace(GUARDED, defence_layer=layer, victim=Network(widths=(24, 24), conv=conv))
+    plain = replace(guarded, defence=None, defence_layer=None)
+    rows = tuples_of(MixCon(), torch.tensor([spec.labels]), 2)[0]
+    before, after = features(plain, spec, layer), features(guarded, spec, layer)
+    apart, closer = (float(separability(h).mean) for h in (before, after))
+    assert closer < 0.98 * apart, (closer, apart)
+    pairs = [
+        torch.cat([separability(h[:, pair]).mean for pair in rows]).mean() for h in (before, after)
+    ]
+    assert float(pairs[1]) < share * float(pairs[0]), pairs
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_runs_sweeps_and_stacks_of_defended_victims_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick = replace(QUICK_ALL, defence=MixCon(lam=1.0), defence_layer=1)
+    results = run(quick)
+    for result in results:
+        (alone,) = run(quick, [result.spec])
+        assert_equal_results(result, alone)
+        assert len(result.pairs) > 0
+    undefended = run(replace(quick, defence=MixCon(lam=0.0)))
+    for one, other in zip(undefended, run(QUICK_ALL), strict=True):
+        assert_equal_results(one, other)
+    assert results[0].stats["train_loss"] != undefended[0].stats["train_loss"]
+    swept = [replace(results[0].spec, run=number, victim=0) for number in range(2)]
+    in_sweep = quick.run_batch(swept, images(swept[:1]).expand(2, -1, -1, -1, -1), device=CPU)
+    assert in_sweep[0].stats["train_loss"] == results[0].stats["train_loss"]
+    assert in_sweep[0].stats["attack_loss"] != in_sweep[1].stats["attack_loss"]
+    monkeypatch.setattr("recon_core.attacks.run_sharing.stack_size", lambda _device, n_runs: n_runs)
+    for one, other in zip(results, run(quick), strict=True):
+        assert_equal_results(one, other, tolerance=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"defence_layer": 1}, r"defence_layer=1 without a defence; .*kind=mixcon"),
+        ({"defence": MixCon(), "defence_layer": 3}, r"defence_layer=3 is no .* has 2: .* 1 to 2"),
+        ({"defence": UniCon(), "defence_layer": 0}, r"defence_layer=0 is no hidden layer"),
+        (
+            {"defence": MixCon(), "training": Training(batch_size=4)},
+            r"training.batch_size=4 with a defence.*set batch_size to null",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(QUICK_ALL, **settings)
+    conv = Network(widths=(8,), conv=Conv(kernel=3, channels=2))
+    assert replace(QUICK_ALL, victim=conv, defence=MixCon(), defence_layer=2).defence_layer == 2
+
+
+def test_labels_without_tuples_are_refused_whatever_they_are_batched_with() -> None:
+    guarded = replace(QUICK_ALL, defence=MixCon())
+    one, two, three = specs()
+    with pytest.raises(ValueError, match=r"no image of class 1"):
+        run(guarded, [replace(one, labels=(0,) * 8)])
+    uneven = replace(two, labels=(0,) * 5 + (1,) * 3)
+    with pytest.raises(
+        ValueError, match=r"victim 0 has 4 images, of victim 1 3; .* run them apart"
+    ):
+        run(guarded, [one, uneven, three])
+    (alone,) = run(guarded, [uneven])
+    assert alone.stats["train_loss"] > 0
+    lonely = replace(one, labels=(0,) * 7 + (1,))
+    with pytest.raises(ValueError, match=r"UniCon compares images of a class.*at least 2"):
+        run(replace(QUICK_ALL, defence=UniCon()), [lonely])
+
+
+def test_tuples_are_the_ith_images_of_every_class() -> None:
+    classes = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 0, 0]])
+    assert tuples_of(MixCon(), classes, 2).tolist() == [[[0, 1], [3, 2]], [[3, 0], [4, 1]]]

@@ -1,0 +1,330 @@
+"""No damage goes unnoticed: verify names it with the fix, and no reader returns wrong values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from storage.errors import CorruptPartError, StorageError, StoreMismatchError
+from storage.object_store import Location, open_place
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.layout import COLUMNS, ENCODINGS, Encoding
+from storage.pairs.parts import write_part
+from storage.pairs.stream import PairStream
+from storage.pairs.verify import vacuum, verify_store
+from tests.storage.damage import SHAPE, Bytes, Known, damage, flipped, truncated
+from tests.storage.s3_server import S3Server
+from tests.storage.stores import MANIFEST, columns, provenance, store
+
+N_FLIPS, N_TRUNCATIONS = 1000, 100
+
+
+@pytest.fixture(scope="module", params=ENCODINGS)
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
+    return Known(tmp_path_factory.mktemp("known") / "s", cast(Encoding, request.param))
+
+
+@pytest.mark.parametrize(
+    ("harm", "n"), [(flipped, N_FLIPS), (truncated, N_TRUNCATIONS)], ids=["flips", "truncations"]
+)
+def test_damage_to_any_file_is_found_and_never_returned(
+    known: Known, harm: Callable[[bytes, random.Random], bytes], n: int
+):
+    """A third of all in each encoding, half of them in shards and half in any file."""
+    names = known.bytes.names()
+    shards = [name for name in names if known.column_of(name)]
+    assert len(names) - len(shards) == len(COLUMNS) + 4
+    each = -(-n // len(ENCODINGS) // 2)
+    tally = damage(known, names, harm, each) + damage(known, shards, harm, each)
+    assert tally["refused"] > n / 6
+
+
+def test_damage_on_s3_is_found_and_never_returned(s3: S3Server):
+    known = Known(s3.location("s"), "float16")
+    shards = [name for name in known.bytes.names() if known.column_of(name)]
+    metadata = sorted(set(known.bytes.names()) - set(shards))
+    assert damage(known, shards, flipped, 4)["refused"]
+    assert damage(known, metadata, flipped, 2) == {"metadata": 2}
+    assert damage(known, shards, truncated, 4)["refused"] > 1
+
+
+def test_flips_in_receipts_and_in_the_description(tmp_path: Path):
+    """Either the store is refused by name, or nothing that is read from it has changed."""
+    intact = store(tmp_path / "s", 2)
+    files = Bytes(tmp_path / "s")
+    rng = random.Random(0)
+    receipts = files.names("receipts")
+    for number in range(250):
+        name = rng.choice(receipts)
+        harm = truncated if number < 50 else flipped
+        with files.damaged(name, harm(files.get(name), rng)):
+            try:
+                dataset = Dataset(tmp_path / "s")
+            except CorruptPartError:
+                problems = verify_store(tmp_path / "s").problems
+                assert any(name in problem for problem in problems)
+                with pytest.raises(CorruptPartError):
+                    vacuum(tmp_path / "s", older_than_s=0)
+            else:
+                assert dataset.receipts == intact.receipts
+    for _ in range(100):
+        with files.damaged("store.json", flipped(files.get("store.json"), rng)):
+            try:
+                dataset = Dataset(tmp_path / "s")
+            except (CorruptPartError, StoreMismatchError):
+                continue
+            else:
+                assert dataset.encoding == intact.encoding
+                assert dataset.manifest == intact.manifest
+                assert dataset.content_hash == intact.content_hash
+    assert intact.verify().ok
+
+
+# what is gone, edited, renamed or foreign
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Dataset:
+    return store(tmp_path / "s", 3)
+
+
+def problem(dataset: Dataset, *words: str) -> str:
+    """The one problem that verify finds; it has all the words."""
+    report = dataset.verify()
+    assert len(report.problems) == 1, report.problems
+    assert not report.ok
+    for word in words:
+        assert word in report.problems[0], report.problems[0]
+    assert "\n" not in report.problems[0]
+    return report.problems[0]
+
+
+@pytest.mark.parametrize("name", ["pairs/reconstruction", "pairs/confident", "runs/run"])
+def test_a_deleted_shard(three: Dataset, name: str):
+    root, group = Path(three.root), three.receipts[1].group
+    shard = next((root / "parts" / group / name).glob("c.*"))
+    shard.unlink()
+    problem(three, "part 1", str(shard), "is missing", "generate it again")
+    for dataset in (three, Dataset(root)):
+        with pytest.raises(CorruptPartError, match=rf"part 1: .*{name}.*generate it again"):
+            dataset.stored(1, name)
+        with pytest.raises(CorruptPartError):
+            dataset.column(name)
+        np.testing.assert_array_equal(dataset.read(2, ["runs/run"])["runs/run"], [4, 5])
+
+
+def test_a_deleted_group_is_a_receipt_without_data(three: Dataset):
+    group = Path(three.root, "parts", three.receipts[1].group)
+    shutil.rmtree(group)
+    problem(three, "part 1", group.name, "is missing", "remove its receipt", "generate it again")
+    with pytest.raises(CorruptPartError, match=r"part 1: .*is missing"):
+        Dataset(three.root).stored(1, "pairs/iteration")
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["n_pairs", "seconds", "device", "group", "array_hashes", "files", "images", "picture", "part"],
+)
+def test_an_edited_receipt(three: Dataset, field: str):
+    path = Path(three.root, "receipts/part-000001.json")
+    body = json.loads(path.read_text())
+    value = body[field]
+    body[field] = {**value, "x": 1} if isinstance(value, dict) else value * 2
+    path.write_text(json.dumps(body))
+    problem(three, str(path), "was edited", "generate the part again")
+    with pytest.raises(CorruptPartError, match=r"part-000001\.json was edited"):
+        Dataset(three.root)
+    with pytest.raises(CorruptPartError, match=r"part-000001\.json"):
+        vacuum(three.root, older_than_s=0)
+    assert len(list(Path(three.root, "parts").iterdir())) == 3
+
+
+def test_a_field_more_or_less_in_a_receipt(three: Dataset):
+    path = Path(three.root, "receipts/part-000001.json")
+    intact = json.loads(path.read_text())
+    for body in (intact | {"x": 1}, {k: v for k, v in intact.items() if k != "threads"}):
+        path.write_text(json.dumps(body))
+        problem(three, str(path), "was edited", "generate the part again")
+
+
+def test_a_receipt_of_a_newer_version(three: Dataset):
+    """Sealed by whoever wrote it, and still refused by name."""
+    path = Path(three.root, "receipts/part-000001.json")
+    body = json.loads(path.read_text()) | {"schema": "palimpsest-pairs/2"}
+    del body["receipt_sha256"]
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    body["receipt_sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
+    path.write_text(json.dumps(body))
+    problem(
+        three, str(path), "'palimpsest-pairs/2'", "'palimpsest-pairs/1'", "version of palimpsest"
+    )
+    with pytest.raises(CorruptPartError, match="schema 'palimpsest-pairs/2'"):
+        Dataset(three.root)
+
+
+def test_a_renamed_receipt(three: Dataset):
+    folder = Path(three.root, "receipts")
+    (folder / "part-000001.json").rename(folder / "part-000007.json")
+    problem(three, "part-000007.json", "is the receipt of part 1", "remove it")
+    with pytest.raises(CorruptPartError, match="is the receipt of part 1"):
+        Dataset(three.root)
+    with pytest.raises(CorruptPartError):
+        vacuum(three.root, older_than_s=0)
+
+
+def test_a_receipt_copied_to_another_number(three: Dataset):
+    folder = Path(three.root, "receipts")
+    shutil.copy(folder / "part-000001.json", folder / "part-000003.json")
+    problem(three, "part-000003.json", "is the receipt of part 1", "remove it")
+    (folder / "part-000003.json").unlink()
+    assert three.verify().ok
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a dangling link"])
+def test_a_receipt_that_cannot_be_read(three: Dataset, kind: str):
+    path = Path(three.root, "receipts/part-000001.json")
+    path.unlink()
+    if kind == "a folder":
+        path.mkdir()
+        words = "cannot be read"
+    else:
+        path.symlink_to("nowhere")
+        words = "dangling link"
+    problem(three, str(path), words, "generate the part again")
+    with pytest.raises(CorruptPartError, match=words):
+        vacuum(three.root, older_than_s=0)
+    assert len(list(Path(three.root, "parts").iterdir())) == 3
+
+
+def test_a_store_that_lost_its_receipts(three: Dataset):
+    """Is not vacuumed away, and can be written to again."""
+    receipts = Path(three.root, "receipts")
+    receipts.rename(receipts.with_name("elsewhere"))
+    with pytest.raises(CorruptPartError, match=r"3 parts and no receipt.*restore receipts/"):
+        vacuum(three.root, older_than_s=0)
+    assert len(list(Path(three.root, "parts").iterdir())) == 3
+    write_part(three.root, 0, columns(seed=0), provenance=provenance())
+    assert Dataset(three.root).verify().n_checked == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("parts/{group}/pairs/extra", ("part 1", "does not belong there", "remove it")),
+        ("parts/{group}/pairs/iteration/c.1", ("part 1", "does not belong there", "remove it")),
+        ("parts/notes.txt", ("does not belong", "remove it")),
+        ("receipts/notes.txt", ("does not belong", "remove it")),
+        ("receipts/part-1.json", ("does not belong", "remove it")),
+        ("receipts/part-000001.json.bak", ("does not belong", "remove it")),
+    ],
+)
+def test_foreign_files(three: Dataset, name: str, words: tuple[str, ...]):
+    path = Path(three.root, name.format(group=three.receipts[1].group))
+    path.write_text("")
+    problem(three, str(path), *words)
+    assert vacuum(three.root, older_than_s=0) == ()
+    assert path.exists()
+    assert Dataset(three.root).content_hash == three.content_hash
+
+
+def test_shards_that_changed_places(three: Dataset):
+    """Each is a whole shard with right checksums; only the receipt knows where it belongs."""
+    group = Path(three.root, "parts", three.receipts[1].group, "pairs")
+    first, second = group / "ssim_best/c.0", group / "ssim_second/c.0"
+    contents = first.read_bytes(), second.read_bytes()
+    first.write_bytes(contents[1])
+    second.write_bytes(contents[0])
+    problems = three.verify().problems
+    assert any("pairs/ssim_best" in text for text in problems)
+    assert any("pairs/ssim_second" in text for text in problems)
+
+
+def test_the_group_of_another_part(three: Dataset):
+    groups = [Path(three.root, "parts", receipt.group) for receipt in three.receipts]
+    shutil.rmtree(groups[1])
+    shutil.copytree(groups[2], groups[1])
+    report = three.verify()
+    assert not report.ok
+    assert all(text.startswith("part 1: ") for text in report.problems)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 2}, "'palimpsest-pairs' version 2.*version 1; use the release"),
+        ({"version": "1"}, "version '1'"),
+        ({"schema": "other-pairs"}, "schema 'other-pairs'"),
+        ({"encoding": "float64"}, "encoding 'float64'.*float16, float32, uint8"),
+        ({"encoding": None}, "encoding None"),
+        ({"manifest": []}, "manifest"),
+    ],
+)
+def test_other_schemas_are_refused_by_name(three: Dataset, change: dict[str, Any], words: str):
+    path = Path(three.root, "store.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    for use in (
+        lambda: Dataset(three.root),
+        lambda: create_or_open(three.root, MANIFEST),
+        lambda: write_part(three.root, 3, columns(seed=3), provenance=provenance()),
+    ):
+        with pytest.raises((StoreMismatchError, CorruptPartError), match=words):
+            use()
+
+
+# the stream
+
+
+def every_example(root: Location) -> list[np.ndarray[Any, Any]]:
+    """The reconstructions that one pass over a store gives."""
+    stream = PairStream(Dataset(root), seed=0)
+    return [batch["reconstruction"] for batch in stream.batches(64)]
+
+
+@pytest.mark.parametrize(
+    "name", ["pairs/reconstruction", "pairs/target_row", "targets/image", "targets/image_id"]
+)
+def test_the_stream_raises_on_damage(tmp_path: Path, name: str):
+    dataset = store(tmp_path / "s", 2, **SHAPE)
+    assert sum(map(len, every_example(tmp_path / "s"))) == dataset.n_pairs
+    shard = next((tmp_path / "s/parts" / dataset.receipts[1].group / name).glob("c.*"))
+    content = shard.read_bytes()
+    shard.write_bytes(content[:20] + bytes([content[20] ^ 255]) + content[21:])
+    with pytest.raises(CorruptPartError, match=rf"part 1: .*{name}"):
+        every_example(tmp_path / "s")
+    shard.unlink()
+    with pytest.raises(CorruptPartError, match=rf"part 1: .*{name}.*is missing"):
+        every_example(tmp_path / "s")
+
+
+def test_damage_on_s3_is_named(s3: S3Server):
+    """What is gone from a bucket is named as it is in a folder."""
+    dataset = store(s3.location("s"), 2)
+    files = Bytes(s3.location("s"))
+    place = open_place(s3.location("s"))
+    folder = f"parts/{dataset.receipts[1].group}/targets/image/c."
+    shard = next(name for name in files.names() if name.startswith(folder))
+    content = files.get(shard)
+    place.remove(shard)
+    problem(dataset, "part 1", shard, "is missing", "generate it again")
+    with pytest.raises(CorruptPartError, match="is missing"):
+        Dataset(s3.location("s")).stored(1, "targets/image")
+    files.put(shard, content)
+    assert dataset.verify().ok
+    receipt = "receipts/part-000001.json"
+    with files.damaged(receipt, files.get(receipt).replace(b'"cpu"', b'"gpu"')):
+        problem(dataset, receipt, "was edited")
+        with pytest.raises(CorruptPartError, match="was edited"):
+            Dataset(s3.location("s"))
+    files.put("receipts/notes.txt", b"")
+    problem(dataset, "notes.txt", "does not belong")
+    place.remove("receipts/notes.txt")
+    with pytest.raises(StorageError, match=r"has no store\.json"):
+        Dataset(s3.location("elsewhere"))

@@ -1,0 +1,348 @@
+"""What is sealed is not yet true: stores that were made to do harm are refused in one line."""
+
+from __future__ import annotations
+
+import base64
+import os
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numcodecs.zstd import Zstd
+from typer.testing import CliRunner
+
+from storage.errors import CorruptPartError, StorageError
+from storage.export.rows import Selection, selected_pairs
+from storage.object_store import Location, open_place
+from storage.pairs.dataset import Dataset
+from storage.pairs.layout import MAX_PART
+from storage.pairs.merge import merge
+from storage.pairs.receipts import receipt_path
+from storage.pairs.verify import vacuum, verify_store
+from tests.storage.evil import Body, replace_column, reseal
+from tests.storage.s3_server import S3Server
+from tests.storage.stores import MANIFEST, columns, provenance, store
+
+MOST_BYTES = 20 * 2**20
+"""Memory that refusing a store may take: far less than any of them asks for."""
+
+
+def _packed(content: bytes) -> str:
+    return base64.b64encode(Zstd(level=1).encode(content)).decode()
+
+
+def _without_its_size() -> str:
+    """A frame whose header does not say how large its content is."""
+    return base64.b64encode(b"\x28\xb5\x2f\xfd\x00\x58\x01\x00\x00" + bytes(8)).decode()
+
+
+EVIL: dict[str, tuple[Callable[[Body], object], str]] = {
+    "a file outside": (
+        lambda body: body["files"].update({"../../../victimdir/x.txt": [15, 2**32 - 1]}),
+        "victimdir",
+    ),
+    "an absolute file": (lambda body: body["files"].update({"/etc/x": [1, 1]}), "/etc/x"),
+    "a file above": (lambda body: body["files"].update({"runs/../zarr.json": [1, 1]}), "runs/.."),
+    "a file that no part has": (lambda body: body["files"].update({"x.txt": [1, 1]}), "x.txt"),
+    "a shard too many": (lambda body: body["files"].update({"runs/run/c.1": [1, 1]}), "run/c.1"),
+    "a shard too few": (lambda body: body["files"].pop("runs/run/c.0"), "lack 'runs/run/c.0'"),
+    "a group outside": (lambda body: body.update(group="../../other"), "group is '../../other'"),
+    "a group of another part": (
+        lambda body: body.update(group=body["group"].replace("0000-", "0001-")),
+        "expected part-000000-",
+    ),
+    "a group with a newline": (lambda body: body.update(group=body["group"] + "\n"), "group is"),
+    "1e12 pairs": (lambda body: body.update(n_pairs=10**12), "n_pairs is 1000000000000"),
+    "more than a part holds": (lambda body: body.update(n_pairs=10**9), "bytes; expected at most"),
+    "pairs without files": (lambda body: body.update(n_pairs=10**6), "too few for its rows"),
+    "fractions of pairs": (lambda body: body.update(n_pairs=1e12), "whole number"),
+    "a huge picture": (lambda body: body.update(picture=[3, 10**5, 10**5]), "100000 x 100000"),
+    "a huge file": (lambda body: body["files"].update({"runs/run/c.0": [2**40, 1]}), "1099511"),
+    "huge metadata": (lambda body: body["files"].update({"zarr.json": [2**40, 1]}), "1099511"),
+    "a bomb": (lambda body: body.update(images=_packed(bytes(2**28))), "268,435,456 bytes"),
+    "a bomb of unknown size": (
+        lambda body: body.update(images=_without_its_size()),
+        "an unknown number of bytes",
+    ),
+    "images that are no text": (lambda body: body.update(images=7), "images is 7"),
+    "infinite seconds": (lambda body: body.update(seconds=-1), "seconds are -1"),
+    "columns too few": (lambda body: body["array_hashes"].pop("runs/run"), "runs/run"),
+}
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """A place for a store: evil ones come from both."""
+    if request.param == "folder":
+        return tmp_path / "inside" / "evil"
+    server: S3Server = request.getfixturevalue("s3")
+    return server.location("evil")
+
+
+@contextmanager
+def frugal() -> Iterator[None]:
+    """Nothing inside may take memory that the store only says it needs."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def _refused(root: Location, words: str, tmp_path: Path) -> None:
+    """Every way to read the store ends in the same line, and nothing is written."""
+    before = sorted(path for path in tmp_path.rglob("*") if "inside" not in path.parts)
+    with frugal():
+        (problem,) = verify_store(root).problems
+        assert words in problem
+        assert "\n" not in problem
+        ways: list[Callable[[], object]] = [
+            lambda: Dataset(root),
+            lambda: merge([root], tmp_path / "inside" / "t"),
+            lambda: vacuum(root, older_than_s=0),
+        ]
+        for way in ways:
+            with pytest.raises(CorruptPartError) as caught:
+                way()
+            assert str(caught.value) == problem
+    assert before == sorted(path for path in tmp_path.rglob("*") if "inside" not in path.parts)
+    assert not (tmp_path / "inside" / "t").exists()
+
+
+@pytest.mark.parametrize("kind", EVIL)
+def test_receipts_that_were_sealed_again_are_refused(kind: str, tmp_path: Path):
+    change, words = EVIL[kind]
+    root = tmp_path / "inside" / "evil"
+    root.parent.mkdir()
+    store(root, 1)
+    name = reseal(root, change)
+    _refused(root, words, tmp_path)
+    assert name in verify_store(root).problems[0]
+
+
+def test_names_are_checked_in_folders_and_buckets(where: Location, tmp_path: Path):
+    (tmp_path / "inside").mkdir()
+    store(where, 1)
+    for kind in ("a file outside", "a group outside"):
+        change, words = EVIL[kind]
+        reseal(where, change)
+        _refused(where, words, tmp_path)
+
+
+def test_a_part_number_without_bound_is_no_list_of_gaps(where: Location, tmp_path: Path):
+    (tmp_path / "inside").mkdir()
+    store(where, 1)
+    group = "part-999999999-00000000.zarr"
+    change = lambda body: body.update(part=999_999_999, group=group)  # noqa: E731
+    reseal(where, change, name="receipts/part-999999999.json")
+    with frugal():
+        report = verify_store(where)
+    assert f"0 to {MAX_PART:,}" in report.problems[0]
+    assert report.gaps == ()
+    with pytest.raises(CorruptPartError, match=f"0 to {MAX_PART:,}"):
+        Dataset(where)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pairs/target_row", 10**9),
+        ("pairs/target_row", -1),
+        ("pairs/run_row", 2**31 - 1),
+        ("targets/run_row", -1),
+        ("targets/image_id", 2**31 - 1),
+        ("runs/outcome", 255),
+    ],
+)
+def test_row_numbers_that_lead_nowhere(name: str, value: int, tmp_path: Path):
+    """Columns with right checksums and hashes, whose values would be used as rows."""
+    dataset = store(tmp_path / "s", 1)
+    values = dataset.stored(0, name).copy()
+    values[2 if len(values) > 2 else 0] = value
+    replace_column(tmp_path / "s", name, values)
+    (problem,) = verify_store(tmp_path / "s").problems
+    assert name in problem or name == "targets/run_row"
+    assert "\n" not in problem
+    opened = Dataset(tmp_path / "s")
+    with pytest.raises(CorruptPartError, match=name):
+        opened.read(0, [name])
+    every = Selection(confident_only=False)
+    if name != "targets/run_row":  # which no export reads
+        with pytest.raises(CorruptPartError, match=name):
+            list(selected_pairs(opened, every, render=lambda x, _mean: np.zeros_like(x, np.uint8)))
+
+
+def test_a_table_of_images_that_lies_about_its_ids(tmp_path: Path):
+    """The counts are an array as long as the largest id: two bytes may not ask for gigabytes."""
+    root = tmp_path / "s"
+    store(root, 1)
+    rows = np.zeros((4, 2), "<i4")
+    rows[0] = 5, 2**31 - 1
+    reseal(root, lambda body: body.update(images=_packed(rows.tobytes())))
+    with frugal(), pytest.raises(CorruptPartError, match="part 0 cannot be read: its images are"):
+        Dataset(root).image_counts()
+    assert "counts in its receipt" in verify_store(root).problems[0]
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def _sparse(path: Path) -> None:
+    os.truncate(path, 2**36)
+
+
+@pytest.mark.parametrize(
+    ("replace", "words"),
+    [
+        (_pipe, "it is a pipe, not a regular file"),
+        (_device, "it is a device, not a regular file"),
+        (_sparse, "it has 68,719,476,736 bytes, more than"),
+    ],
+)
+@pytest.mark.parametrize("file", ["store.json", receipt_path(0), "runs/run/c.0"])
+def test_what_is_no_file_is_not_waited_for(
+    file: str, replace: Callable[[Path], None], words: str, tmp_path: Path
+):
+    dataset = store(tmp_path / "s", 1)
+    path = tmp_path / "s" / file
+    if file.startswith("runs"):
+        path = tmp_path / "s" / "parts" / dataset.receipt(0).group / file
+    replace(path)
+    with frugal():
+        (problem,) = verify_store(tmp_path / "s").problems
+        assert words in problem
+        assert str(path) in problem
+        with pytest.raises(StorageError) as caught:
+            Dataset(tmp_path / "s").with_whole_files().stored(0, "runs/run")
+        with pytest.raises(StorageError):
+            merge([tmp_path / "s"], tmp_path / "t")
+    assert words in str(caught.value)
+
+
+def test_the_command_says_it_in_a_line_with_exit_code_1(tmp_path: Path):
+    from flows.cli.dataset import dataset_app
+
+    store(tmp_path / "s", 1)
+    reseal(tmp_path / "s", EVIL["a file outside"][0])
+    result = CliRunner().invoke(dataset_app, ["verify", "--store", str(tmp_path / "s")])
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stderr.splitlines() if "receipts" in line]
+    assert "victimdir" in line
+    assert "Traceback" not in result.stderr
+    assert "0 parts checked: 1 problem" in result.stdout
+
+
+# store.json
+
+
+def test_every_byte_of_the_description_counts(tmp_path: Path):
+    """Whatever single byte is another one: it is refused, or says the same as before."""
+    intact = store(tmp_path / "s", 1)
+    path = tmp_path / "s" / "store.json"
+    content = path.read_bytes()
+    n_refused = 0
+    for position in range(len(content)):
+        for other in (content[position] ^ 1, content[position] ^ 32, ord(" "), ord("7")):
+            path.write_bytes(content[:position] + bytes([other]) + content[position + 1 :])
+            try:
+                found = Dataset(tmp_path / "s")
+            except StorageError:
+                n_refused += 1
+            else:
+                assert (found.manifest, found.encoding) == (intact.manifest, intact.encoding)
+    assert n_refused > 3 * len(content)
+
+
+def _earlier(root: Path, change: Callable[[str], str] = str) -> None:
+    """The description as earlier releases wrote it, without a seal."""
+    text = (root / "store.json").read_text()
+    start = text.index(',\n "store_sha256"')
+    (root / "store.json").write_text(change(text[:start] + "\n}\n"))
+
+
+def _made(root: Path, fingerprint: str) -> None:
+    from storage.pairs.parts import write_part
+
+    store(root, 0)
+    given = provenance(fingerprint=fingerprint)
+    write_part(root, 0, columns(), provenance=given)
+
+
+def test_descriptions_of_earlier_releases_are_compared_with_the_receipts(tmp_path: Path):
+    from storage.documents import seal_of
+
+    _made(tmp_path / "s", seal_of(MANIFEST))
+    _earlier(tmp_path / "s")
+    report = verify_store(tmp_path / "s")
+    assert report.ok
+    assert report.notes == ()
+    _earlier_changed = (tmp_path / "s" / "store.json").read_text().replace("20", "21")
+    (tmp_path / "s" / "store.json").write_text(_earlier_changed)
+    (problem,) = verify_store(tmp_path / "s").problems
+    assert "has not the settings that part 0 was made with" in problem
+
+
+def test_a_description_that_nothing_checks_is_said_to_be_unchecked(tmp_path: Path):
+    _made(tmp_path / "s", "no hash")
+    assert verify_store(tmp_path / "s").notes == ()
+    _earlier(tmp_path / "s")
+    report = verify_store(tmp_path / "s")
+    assert report.ok
+    (note,) = report.notes
+    assert "without a seal" in note
+
+
+def test_a_sealed_description_of_another_store_does_not_pass(tmp_path: Path):
+    from storage.documents import seal_of
+    from storage.pairs.dataset import create_or_open
+
+    _made(tmp_path / "s", seal_of(MANIFEST))
+    create_or_open(tmp_path / "other", {"experiment": "another"})
+    content = (tmp_path / "other" / "store.json").read_bytes()
+    (tmp_path / "s" / "store.json").write_bytes(content)
+    (problem,) = verify_store(tmp_path / "s").problems
+    assert "has not the settings" in problem
+
+
+# the same file in another part
+
+
+def test_exports_notice_files_in_each_others_place(tmp_path: Path):
+    """Both have right chunks, index and size; only their checksums in the receipts differ."""
+    dataset = store(tmp_path / "s", 2)
+    files = [
+        tmp_path / "s" / "parts" / receipt.group / "pairs/scale/c.0" for receipt in dataset.receipts
+    ]
+    first, second = (file.read_bytes() for file in files)
+    assert len(first) == len(second)
+    files[0].write_bytes(second)
+    files[1].write_bytes(first)
+    every = Selection(confident_only=False)
+
+    def exported(opened: Dataset) -> Any:
+        return list(selected_pairs(opened, every, render=lambda x, _mean: x.astype(np.uint8)))
+
+    with pytest.raises(CorruptPartError, match="is damaged: it is not the file"):
+        exported(Dataset(tmp_path / "s"))
+    with pytest.raises(CorruptPartError, match="not the file"):
+        Dataset(tmp_path / "s").with_whole_files().read(0, ["pairs/scale"])
+
+
+def test_names_are_those_of_the_place(where: Location):
+    """The readers' names and the bucket's are one list."""
+    dataset = store(where, 1)
+    receipt = dataset.receipt(0)
+    listed = {info.name for info in open_place(where).files(f"parts/{receipt.group}")}
+    assert listed == {f"parts/{receipt.group}/{name}" for name in receipt.files}

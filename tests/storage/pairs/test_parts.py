@@ -1,0 +1,392 @@
+"""Writing, racing, dying and running out of space; and what readers see afterwards."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.errors import CorruptPartError, StorageError, StoreFullError
+from storage.object_store import LocalPlace, Place
+from storage.pairs import parts
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.layout import LATER_COLUMNS, stored_columns
+from storage.pairs.parts import write_part
+from storage.pairs.receipts import array_hash, load_receipt
+from storage.pairs.shards import shard_rows
+from tests.storage.stores import MANIFEST, columns, earlier, provenance, store, write
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    given, dataset = columns(seed=1), store(tmp_path / "s", 3)
+    read = dataset.read(1, list(given))
+    for name, array in given.items():
+        if name == "pairs/reconstruction":
+            np.testing.assert_allclose(read[name], array, atol=np.abs(array).max() * 2.0**-12)
+        else:
+            np.testing.assert_array_equal(read[name], array)
+    np.testing.assert_array_equal(
+        dataset.read(1, ["pairs/iteration"], slice(2, 5))["pairs/iteration"],
+        given["pairs/iteration"][2:5],
+    )
+
+
+def test_parts_from_before_there_were_later_columns_read_them_as_nan(tmp_path: Path):
+    create_or_open(tmp_path, MANIFEST)
+    write_part(tmp_path, 0, earlier(columns(seed=0)), provenance=provenance())
+    write_part(tmp_path, 1, columns(seed=1), provenance=provenance())
+    dataset = Dataset(tmp_path)
+    assert dataset.verify().ok
+    for name in LATER_COLUMNS:
+        assert name not in dataset.receipts[0].array_hashes
+        of_0, of_1 = (dataset.read(part, [name])[name] for part in (0, 1))
+        assert np.isnan(of_0).all()
+        assert len(of_0) == len(of_1)
+        np.testing.assert_array_equal(of_1, columns(seed=1)[name])
+        np.testing.assert_array_equal(dataset.column(name), np.concatenate([of_0, of_1]))
+    rows = [0, dataset.n_pairs - 1]
+    taken = dataset.take(["targets/margin", "runs/lr"], rows)
+    assert np.isnan(taken["targets/margin"]).tolist() == [True, False]
+
+
+@settings(max_examples=7, deadline=None)
+@given(
+    shape=st.fixed_dictionaries(
+        {
+            "n_runs": st.integers(0, 3),
+            "n_images": st.integers(1, 200),
+            "n_pairs": st.integers(0, 300),
+            "size": st.integers(1, 3),
+        }
+    ),
+    start=st.integers(0, 900),
+    length=st.integers(0, 900),
+)
+def test_any_shape_round_trips(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, int], start: int, length: int
+):
+    root = tmp_path_factory.mktemp("any") / "s"
+    receipt = write(root, 0, **shape)
+    dataset = Dataset(root)
+    assert dataset.receipts == (receipt,)
+    stored = stored_columns(columns(**shape))  # type: ignore[arg-type]
+    rows = slice(start, start + length)
+    for name, array in stored.items():
+        assert array_hash(array) == receipt.array_hashes[name]
+        if name != "pairs/reconstruction":
+            np.testing.assert_array_equal(dataset.read(0, [name], rows)[name], array[rows])
+    assert dataset.verify().ok
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "expected"),
+    [(0, 256), (1, 256), (256, 256), (257, 512), (16384, 16384), (16385, 16384)],
+)
+def test_shards_are_whole_chunks_and_no_larger_than_needed(n_rows: int, expected: int):
+    assert shard_rows(n_rows) == expected
+
+
+def test_writing_the_same_part_again_changes_nothing(tmp_path: Path):
+    first = write(tmp_path / "s", 0)
+    before = sorted((tmp_path / "s").rglob("*"))
+    again = write_part(tmp_path / "s", 0, columns(), provenance=provenance(seconds=99.0))
+    assert again == first
+    assert sorted((tmp_path / "s").rglob("*")) == before
+
+
+def test_writing_a_part_with_other_values_is_refused(tmp_path: Path):
+    write(tmp_path / "s", 0)
+    other = columns()
+    other["pairs/ssim_best"][3] += 0.25
+    with pytest.raises(CorruptPartError, match=r"part 0 .*pairs/ssim_best.*not deterministic"):
+        write_part(tmp_path / "s", 0, other, provenance=provenance())
+    assert Dataset(tmp_path / "s").verify() == store(tmp_path / "t", 1).verify()
+
+
+def test_negative_parts_and_odd_provenance_are_refused(tmp_path: Path):
+    with pytest.raises(StorageError, match=r"is not a store: it has no store\.json"):
+        write_part(tmp_path / "s", 0, columns(), provenance=provenance())
+    create_or_open(tmp_path / "s", MANIFEST)
+    with pytest.raises(ValueError, match="part=-1"):
+        write_part(tmp_path / "s", -1, columns(), provenance=provenance())
+    odd: Any = {key: value for key, value in provenance().items() if key != "seconds"} | {"x": 1}
+    with pytest.raises(ValueError, match=r"missing \['seconds'\], unknown \['x'\]"):
+        write_part(tmp_path / "s", 0, columns(), provenance=odd)
+    assert Dataset(tmp_path / "s").verify().orphans == ()
+
+
+# two writers
+
+
+def _write_after(barrier: Any, root: Path, part: int, results: Any) -> None:
+    barrier.wait()
+    results.put(write(root, part).group)
+
+
+def test_racing_writers_leave_one_receipt_and_one_group(tmp_path: Path):
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(3), context.Queue()
+    create_or_open(tmp_path / "s", MANIFEST)
+    writers = [
+        context.Process(target=_write_after, args=(barrier, tmp_path / "s", 0, results))
+        for _ in range(3)
+    ]
+    for writer in writers:
+        writer.start()
+    groups = [results.get(timeout=60) for _ in writers]
+    for writer in writers:
+        writer.join()
+    dataset = Dataset(tmp_path / "s")
+    assert set(groups) == {dataset.receipts[0].group}
+    report = dataset.verify()
+    assert report.ok
+    assert report.orphans == ()
+
+
+def test_losing_the_race_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another writer publishes after we looked and before we link."""
+    root = tmp_path / "s"
+    create_or_open(root, MANIFEST)
+    publish = parts.publish_receipt
+
+    def late(at: Place, receipt: Any) -> Any:
+        monkeypatch.setattr(parts, "publish_receipt", publish)
+        winner.append(write(root, 0))
+        return publish(at, receipt)
+
+    winner: list[Any] = []
+    monkeypatch.setattr(parts, "publish_receipt", late)
+    assert write(root, 0) == winner[0]
+    assert Dataset(root).verify().orphans == ()
+
+
+def test_an_interrupt_just_after_publishing_keeps_the_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    publish = parts.publish_receipt
+
+    def interrupted(at: Place, receipt: Any) -> Any:
+        publish(at, receipt)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts, "publish_receipt", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "s", 0)
+    report = Dataset(tmp_path / "s").verify()
+    assert (report.ok, report.n_checked) == (True, 1)
+
+
+# death
+
+KILLED = """
+    import os, signal, sys
+    from pathlib import Path
+    from storage.pairs import parts
+    from storage import object_store as places
+    from tests.storage.stores import write
+
+    def die(*args):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    where, root = sys.argv[1], Path(sys.argv[2])
+    write(root, 0)
+    if where == "files":
+        original = places.write_synced
+        calls = iter(range(100))
+        def write_synced(path, content):
+            if next(calls) == 12:
+                die()
+            original(path, content)
+        places.write_synced = write_synced
+    elif where == "sync":
+        places.sync_folder = die
+    elif where == "receipt":
+        parts.publish_receipt = die
+    elif where in ("before link", "after link"):
+        original_link = os.link
+        def link(source, target):
+            if where == "after link":
+                original_link(source, target)
+            if target.name == "part-000001.json":
+                die()
+            original_link(source, target)
+        os.link = link
+    write(root, 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Parts 0 and 1, written by nobody who died."""
+    return store(tmp_path_factory.mktemp("undisturbed") / "s", 2)
+
+
+@pytest.mark.parametrize("where", ["files", "sync", "receipt", "before link", "after link"])
+def test_killed_while_writing(tmp_path: Path, where: str, undisturbed: Dataset):
+    """kill -9 anywhere leaves a store that verifies, and the part can be written afterwards."""
+    root = tmp_path / "s"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLED), where, str(root)],
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    published = where == "after link"
+    dataset = Dataset(root)
+    assert [receipt.part for receipt in dataset.receipts] == ([0, 1] if published else [0])
+    report = dataset.verify()
+    assert report.ok
+    assert len(report.orphans) == {"before link": 2}.get(where, 1)
+    write(root, 1)
+    dataset.refresh()
+    assert dataset.content_hash == undisturbed.content_hash
+
+
+# full device
+
+
+def fail_at(patch: pytest.MonkeyPatch, at: int, code: int) -> Iterator[int]:
+    """Makes the `at`-th sync or link of this process fail; `next` of the result is how many there
+    were so far."""
+    calls = itertools.count()
+
+    def failing(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            if next(calls) == at:
+                raise OSError(code, os.strerror(code))
+            return function(*args)
+
+        return call
+
+    patch.setattr(os, "fsync", failing(os.fsync))
+    patch.setattr(os, "link", failing(os.link))
+    return calls
+
+
+def test_no_space_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whichever sync or link fails, the store verifies and the part can be written later."""
+    root = tmp_path / "s"
+    create_or_open(root, MANIFEST)
+    with monkeypatch.context() as patch:
+        calls = fail_at(patch, -1, errno.ENOSPC)
+        write(root, 0)
+        n_calls = next(calls)
+    moments = [0, n_calls // 2, *range(n_calls - 4, n_calls)]
+    for part, at in enumerate(moments, start=1):
+        with monkeypatch.context() as patch:
+            fail_at(patch, at, errno.EDQUOT if part % 2 else errno.ENOSPC)
+            with pytest.raises(StoreFullError, match="free some space"):
+                write(root, part)
+        write(root, part)
+    report = Dataset(root).verify()
+    assert (report.ok, report.n_checked, report.orphans) == (True, len(moments) + 1, ())
+
+
+@pytest.fixture
+def tiny_device(tmp_path: Path) -> Iterator[Path]:
+    mount = tmp_path / "tiny"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)]
+    try:
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("not allowed to mount a tmpfs here")
+    except FileNotFoundError:
+        pytest.skip("no mount command here")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_a_really_full_device(tiny_device: Path):
+    root = tiny_device / "s"
+    write(root, 0)
+    with pytest.raises(StoreFullError, match="no space left to write"):
+        write(root, 1, n_images=200, size=32)
+    report = Dataset(root).verify()
+    assert (report.ok, report.n_checked, report.orphans) == (True, 1, ())
+    write(root, 1)
+    assert Dataset(root).verify().n_checked == 2
+
+
+def test_other_failures_of_the_device_are_not_called_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write(tmp_path / "s", 0)
+    fail_at(monkeypatch, 3, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        write(tmp_path / "s", 1)
+
+
+# damage
+
+
+def shard(root: Path, name: str) -> Path:
+    group = root / "parts" / load_receipt(LocalPlace(root), "receipts/part-000000.json").group
+    return next((group / name).glob("c.*"))
+
+
+@settings(max_examples=30, deadline=None)
+@given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), data=st.data())
+def test_every_bit_flip_in_a_shard_is_found(
+    tmp_path_factory: pytest.TempPathFactory, position: float, bit: int, data: st.DataObject
+):
+    root = tmp_path_factory.getbasetemp() / "flips"
+    write(root, 0)
+    name = data.draw(st.sampled_from(["pairs/reconstruction", "targets/image", "pairs/iteration"]))
+    path = shard(root, name)
+    content = bytearray(path.read_bytes())
+    intact = bytes(content)
+    content[int(position * len(content))] ^= 1 << bit
+    path.write_bytes(content)
+    try:
+        dataset = Dataset(root)
+        message = ""
+        try:
+            read = dataset.stored(0, name)
+        except CorruptPartError as error:
+            message = str(error)
+        if message:
+            assert f"{name}/c." in message
+            assert "run verify" in message
+        else:  # some bits of a zstd header mean nothing
+            assert array_hash(read) == dataset.receipts[0].array_hashes[name]
+        report = dataset.verify()
+        assert not report.ok
+        assert name in report.problems[0]
+    finally:
+        path.write_bytes(intact)
+
+
+@pytest.mark.parametrize("name", ["pairs/reconstruction", "pairs/confident"])
+def test_a_deleted_shard_is_not_read_as_zeros(tmp_path: Path, name: str):
+    dataset = store(tmp_path / "s", 1)
+    shard(tmp_path / "s", name).unlink()
+    with pytest.raises(CorruptPartError, match="is missing"):
+        dataset.read(0, [name])
+    assert "is missing" in dataset.verify().problems[0]
+
+
+def test_damaged_metadata_is_found_and_changes_no_values(tmp_path: Path):
+    dataset = store(tmp_path / "s", 1)
+    expected = dataset.stored(0, "pairs/iteration")
+    metadata = tmp_path / "s/parts" / dataset.receipts[0].group / "pairs/iteration/zarr.json"
+    metadata.write_text(metadata.read_text().replace('"int32"', '"uint32"'))
+    assert "zarr.json cannot be read (it has 1,147 bytes" in dataset.verify().problems[0]
+    np.testing.assert_array_equal(Dataset(tmp_path / "s").stored(0, "pairs/iteration"), expected)
+    metadata.unlink()
+    assert "zarr.json is missing" in dataset.verify().problems[0]

@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import os
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from storage.errors import SourceError
+from storage.sources import photographs
+from storage.sources.load import CIFAR_CLASSES, ImageSet, load_images
+from storage.sources.pictures import read_picture, square
+
+
+def picture(path: Path, *, seed: int = 0, width: int = 32, height: int = 32) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def class_tree(root: Path, *, per_class: int = 3, classes: tuple[str, ...] = ("b", "a")) -> None:
+    for number, name in enumerate(classes):
+        for index in range(per_class):
+            picture(root / name / f"{index}.png", seed=100 * number + index)
+
+
+def numbered(n: int = 6) -> ImageSet:
+    """Pictures that show their row."""
+    images = np.arange(n, dtype=np.uint8)[:, None, None, None].repeat(3, axis=1)
+    labels = np.arange(n, dtype=np.int64) % 2
+    return ImageSet(
+        name="numbered",
+        split="heldout",
+        images=images,
+        labels=labels,
+        class_names=("even", "odd"),
+        notes=("First.",),
+    )
+
+
+# subsets
+
+
+def test_without_some_rows_images_and_labels_stay_together():
+    whole = numbered()
+    left = whole.without([4, 1, 4], because="they are copies")
+    assert left.images[:, 0, 0, 0].tolist() == [0, 2, 3, 5]
+    assert left.labels.tolist() == [0, 0, 1, 1]
+    assert left.notes == ("First.", "2 of 6 pictures were left out: they are copies.")
+    assert (left.name, left.split, left.class_names) == ("numbered", "heldout", ("even", "odd"))
+    again = ImageSet(
+        name="other",
+        split="heldout",
+        images=left.images,
+        labels=left.labels,
+        class_names=left.class_names,
+    )
+    assert left.content_hash == again.content_hash != whole.content_hash
+    assert len(whole) == 6
+
+
+def test_without_no_rows_nothing_changes():
+    whole = numbered()
+    assert whole.without([], because="nothing") is whole
+    assert whole.without(np.array([], np.int64).tolist(), because="nothing") is whole
+
+
+def test_rows_that_are_not_there_and_empty_sets_are_refused():
+    with pytest.raises(ValueError, match="row 6 is not in 'numbered'; it has 0 to 5"):
+        numbered().without([2, 6], because="x")
+    with pytest.raises(ValueError, match="row -1 is not in"):
+        numbered().without([-1], because="x")
+    with pytest.raises(ValueError, match=r"all 6 pictures of 'numbered' .* left out \(copies\)"):
+        numbered().without(range(6), because="copies")
+
+
+# photographs
+
+
+def test_photographs_have_enough_tiles_of_every_class():
+    train, heldout = (load_images("photos", split=split) for split in ("train", "heldout"))
+    assert len(train) >= 600
+    assert len(heldout) >= 300
+    for images in (train, heldout):
+        assert images.images.shape == (len(images), 3, 32, 32)
+        assert images.images.dtype == np.uint8
+        assert images.labels.dtype == np.int64
+        assert set(images.labels.tolist()) == set(range(len(images.class_names)))
+        grey = images.images.mean(axis=1).reshape(len(images), -1)
+        assert grey.std(axis=1).min() >= photographs.MIN_CONTRAST - 1e-6
+    assert train.content_hash != heldout.content_hash
+
+
+@pytest.mark.parametrize("width", [300, 451, 512, 1411])
+def test_photograph_regions_are_disjoint_with_a_gap(width: int):
+    (train_start, train_end), (heldout_start, heldout_end) = (
+        photographs.region(width, split) for split in ("train", "heldout")
+    )
+    assert train_start == 0
+    assert heldout_end == width
+    assert heldout_start - train_end >= 0.03 * width
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_photograph_tiles_show_only_their_region(split: str, monkeypatch: pytest.MonkeyPatch):
+    """Painting the other region changes no tile."""
+    before = load_images("photos", split=split)  # type: ignore[arg-type]
+    other = "heldout" if split == "train" else "train"
+    convert = Image.Image.convert
+
+    def painted(self: Image.Image, *args: Any, **kwargs: Any) -> Image.Image:
+        image = convert(self, *args, **kwargs)
+        left, right = photographs.region(image.width, other)  # type: ignore[arg-type]
+        image.paste((255, 0, 255), (left, 0, right, image.height))
+        return image
+
+    monkeypatch.setattr(Image.Image, "convert", painted)
+    assert load_images("photos", split=split).content_hash == before.content_hash  # type: ignore[arg-type]
+
+
+# folders
+
+
+def test_folder_with_split_folders(tmp_path: Path):
+    class_tree(tmp_path / "train", per_class=4)
+    class_tree(tmp_path / "test", per_class=2)
+    train = load_images(f"folder:{tmp_path}", split="train")
+    heldout = load_images(f"folder:{tmp_path}", split="heldout")
+    assert train.class_names == heldout.class_names == ("a", "b")
+    assert train.labels.tolist() == [0] * 4 + [1] * 4
+    assert heldout.labels.tolist() == [0] * 2 + [1] * 2
+    expected = np.asarray(Image.open(tmp_path / "train/a/0.png")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(train.images[0], expected)
+    assert train.notes == ()
+
+
+def test_folder_without_splits_is_divided_by_content(tmp_path: Path):
+    class_tree(tmp_path / "x", per_class=40)
+    parts = [load_images(f"folder:{tmp_path / 'x'}", split=s) for s in ("train", "heldout")]  # type: ignore[arg-type]
+    assert sum(map(len, parts)) == 80
+    assert 4 <= len(parts[1]) <= 32
+    assert not {i.tobytes() for i in parts[0].images} & {i.tobytes() for i in parts[1].images}
+    assert "hash of its pixels" in parts[0].notes[-1]
+    (tmp_path / "x/a/0.png").rename(tmp_path / "x/a/zz.png")  # names do not decide
+    again = load_images(f"folder:{tmp_path / 'x'}", split="heldout")
+    assert {i.tobytes() for i in again.images} == {i.tobytes() for i in parts[1].images}
+
+
+def test_a_lone_train_folder_is_not_taken_for_a_class(tmp_path: Path):
+    class_tree(tmp_path / "train", per_class=20)
+    images = load_images(f"folder:{tmp_path}", split="train")
+    assert images.class_names == ("a", "b")
+    assert 0 < len(images) < 40
+
+
+def test_flat_folder_gets_two_arbitrary_classes_and_says_so(tmp_path: Path):
+    for index in range(6):
+        picture(tmp_path / "train" / f"{index}.png", seed=index)
+    picture(tmp_path / "val" / "9.png", seed=9)
+    images = load_images(f"folder:{tmp_path}", split="train")
+    assert images.labels.tolist() == [0, 1] * 3
+    assert "no class folders" in images.notes[0]
+
+
+def test_wrong_sizes_are_cropped_resized_and_counted(tmp_path: Path):
+    class_tree(tmp_path / "train", per_class=1)
+    class_tree(tmp_path / "test", per_class=1)
+    picture(tmp_path / "train/a/wide.png", width=100, height=40)
+    picture(tmp_path / "train/a/small.png", width=5, height=9)
+    images = load_images(f"folder:{tmp_path}", split="train")
+    assert images.images.shape == (4, 3, 32, 32)
+    assert "2 of 4 pictures were not 32 x 32" in images.notes[0]
+
+
+def test_hidden_files_and_other_files_are_passed_over(tmp_path: Path):
+    class_tree(tmp_path / "train", per_class=1)
+    class_tree(tmp_path / "test", per_class=1)
+    for name in ("a/.DS_Store", "a/._0.jpg", "a/notes.txt", ".hidden/0.png"):
+        path = tmp_path / "train" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    assert len(load_images(f"folder:{tmp_path}", split="train")) == 2
+
+
+def test_symbolic_links_are_followed_and_dangling_ones_reported(tmp_path: Path):
+    class_tree(tmp_path / "train", per_class=1)
+    class_tree(tmp_path / "test", per_class=1)
+    (tmp_path / "train/a/link.png").symlink_to(tmp_path / "train/b/0.png")
+    assert len(load_images(f"folder:{tmp_path}", split="train")) == 3
+    (tmp_path / "train/b/0.png").unlink()
+    picture(tmp_path / "train/b/1.png")
+    with pytest.raises(SourceError, match=r"link\.png cannot be read.*does not exist"):
+        load_images(f"folder:{tmp_path}", split="train")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
+def test_one_corrupt_jpeg_is_named_with_the_fix(tmp_path: Path, damage: str):
+    class_tree(tmp_path / "train")
+    class_tree(tmp_path / "test")
+    bad = tmp_path / "train/a/bad.jpg"
+    picture(bad, seed=5)
+    content = bad.read_bytes()
+    bad.write_bytes(
+        {"truncated": content[: len(content) // 2], "garbage": b"#" * 99, "empty": b""}[damage]
+    )
+    with pytest.raises(SourceError, match=r"bad\.jpg cannot be read.*--skip-corrupt") as caught:
+        load_images(f"folder:{tmp_path}", split="train")
+    assert "\n" not in str(caught.value)
+    images = load_images(f"folder:{tmp_path}", split="train", skip_corrupt=True)
+    assert len(images) == 6
+    assert images.notes[0] == "1 of 7 files could not be read and were left out: train/a/bad.jpg."
+
+
+def test_folders_without_pictures(tmp_path: Path):
+    with pytest.raises(SourceError, match="is not a folder"):
+        load_images(f"folder:{tmp_path / 'absent'}", split="train")
+    with pytest.raises(SourceError, match=r"no pictures for split 'train'.*PATH/<class>"):
+        load_images(f"folder:{tmp_path}", split="train")
+    picture(tmp_path / "a/0.png")
+    picture(tmp_path / "1.png")
+    with pytest.raises(SourceError, match="beside its class folders"):
+        load_images(f"folder:{tmp_path}", split="train")
+
+
+@pytest.mark.parametrize(
+    "source", ["photos:/x", "digits:/x", "folder:", "folder", "mnist", "kmnist:/x", "svhn:", ""]
+)
+def test_unknown_sources_are_refused(source: str):
+    known = (
+        "use photos, digits, folder:PATH, cifar10:PATH, cifar100:PATH, mnist:PATH, "
+        "fashion-mnist:PATH, svhn:PATH or tiny-imagenet:PATH"
+    )
+    with pytest.raises(SourceError, match=known):
+        load_images(source, split="train")
+
+
+def test_in_one_channel_colours_become_their_luma_and_the_notes_say_so(tmp_path: Path):
+    class_tree(tmp_path / "train")
+    class_tree(tmp_path / "test")
+    rgb = load_images(f"folder:{tmp_path}", split="train")
+    grey = load_images(f"folder:{tmp_path}", split="train", channels=1)
+    assert grey.images.shape == (len(rgb), 1, 32, 32)
+    assert grey.images.dtype == np.uint8
+    red, green, blue = (rgb.images[:, channel].astype(float) for channel in range(3))
+    luma = 0.299 * red + 0.587 * green + 0.114 * blue
+    np.testing.assert_allclose(grey.images[:, 0], luma, atol=0.51)
+    assert grey.notes == ("Colours were made grey: 0.299 red + 0.587 green + 0.114 blue.",)
+    assert rgb.notes == ()
+    assert grey.labels.tolist() == rgb.labels.tolist()
+    assert grey.content_hash != rgb.content_hash
+
+
+def test_in_one_channel_grey_pictures_stay_as_they_are(tmp_path: Path):
+    values = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    for name in ("train/a", "train/b", "test/a"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.fromarray(values).save(tmp_path / name / "0.png")
+    grey = load_images(f"folder:{tmp_path}", split="heldout", size=16, channels=1)
+    np.testing.assert_array_equal(grey.images, values[None, None])
+    assert grey.notes == ()
+
+
+@pytest.mark.parametrize("channels", [0, 2, 4])
+def test_other_numbers_of_channels_are_refused(channels: int):
+    with pytest.raises(ValueError, match=f"channels={channels}; expected 3 for RGB or 1 for grey"):
+        load_images("photos", split="train", channels=channels)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1", "I;16", "LA"])
+def test_every_mode_becomes_rgb(tmp_path: Path, mode: str):
+    grey = np.linspace(0, 255, 32 * 32).reshape(32, 32)
+    path = tmp_path / ("x.tif" if mode == "CMYK" else "x.png")
+    if mode == "I;16":
+        Image.fromarray((grey * 257).astype(np.uint16)).save(path)
+    else:
+        Image.fromarray(grey.astype(np.uint8)).convert(mode).save(path)
+    pixels, resized = read_picture(path, 32)
+    assert pixels.shape == (32, 32, 3)
+    assert not resized
+    if mode not in ("1", "CMYK"):
+        np.testing.assert_allclose(pixels.mean(axis=2), grey, atol=1.5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 80), st.integers(1, 80), st.integers(0, 255), st.sampled_from([1, 7, 32]))
+def test_square_keeps_a_constant_picture_constant(height: int, width: int, value: int, size: int):
+    pixels = square(np.full((height, width, 3), value, np.uint8), size)
+    assert pixels.shape == (size, size, 3)
+    assert (pixels == value).all()
+
+
+def test_content_hash_depends_on_images_labels_and_class_names(tmp_path: Path):
+    class_tree(tmp_path / "train")
+    class_tree(tmp_path / "test")
+    first = load_images(f"folder:{tmp_path}", split="train").content_hash
+    assert load_images(f"folder:{tmp_path}", split="train").content_hash == first
+    assert load_images(f"folder:{tmp_path}", split="train", size=16).content_hash != first
+    (tmp_path / "train/a").rename(tmp_path / "train/c")
+    (tmp_path / "test/a").rename(tmp_path / "test/c")
+    assert load_images(f"folder:{tmp_path}", split="train").content_hash != first
+
+
+# CIFAR-10
+
+
+def cifar_folder(folder: Path, *, protocol: int = 2, keys: type = bytes, n: int = 4) -> None:
+    folder.mkdir(parents=True)
+    for name in [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]:
+        rng = np.random.default_rng(len(name) + ord(name[-1]))
+        batch = {
+            "batch_label": name,
+            "data": rng.integers(0, 256, (n, 3072), dtype=np.uint8),
+            "labels": rng.integers(0, 10, n).tolist(),
+            "filenames": [f"{index}.png" for index in range(n)],
+        }
+        if keys is bytes:
+            batch = {key.encode(): value for key, value in batch.items()}  # type: ignore[misc]
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=protocol))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("keys", [bytes, str])
+def test_cifar10_folder(tmp_path: Path, protocol: int, keys: type):
+    cifar_folder(tmp_path / "cifar-10-batches-py", protocol=protocol, keys=keys)
+    train = load_images(f"cifar10:{tmp_path}", split="train")
+    heldout = load_images(f"cifar10:{tmp_path / 'cifar-10-batches-py'}", split="heldout")
+    assert train.images.shape == (20, 3, 32, 32)
+    assert heldout.images.shape == (4, 3, 32, 32)
+    rng = np.random.default_rng(len("test_batch") + ord("h"))
+    np.testing.assert_array_equal(
+        heldout.images.reshape(4, 3072), rng.integers(0, 256, (4, 3072), dtype=np.uint8)
+    )
+    assert train.class_names == CIFAR_CLASSES
+
+
+def test_cifar10_archive_and_cifair(tmp_path: Path):
+    cifar_folder(tmp_path / "ciFAIR-10")
+    archive = tmp_path / "c.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(tmp_path / "ciFAIR-10", "cifar-10-batches-py")
+    packed = load_images(f"cifar10:{archive}", split="train")
+    unpacked = load_images(f"cifar10:{tmp_path}", split="train")
+    assert packed.content_hash == unpacked.content_hash
+    assert load_images(f"cifar10:{archive}", split="heldout", size=16).images.shape[2:] == (16, 16)
+    for batch in (tmp_path / "ciFAIR-10").glob("data_*"):
+        batch.unlink()
+    fair = load_images(f"cifar10:{tmp_path / 'ciFAIR-10'}", split="heldout")
+    assert (len(fair), fair.name) == (4, "ciFAIR-10")
+    with pytest.raises(SourceError, match=r"has no data_batch_1, .*cifar-10-python\.tar\.gz"):
+        load_images(f"cifar10:{tmp_path / 'ciFAIR-10'}", split="train")
+    archive.write_bytes(archive.read_bytes()[:200])
+    with pytest.raises(SourceError, match="not a readable"):
+        load_images(f"cifar10:{archive}", split="train")
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (self.where,))
+
+    where = ""
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_malicious_pickle_is_refused_before_it_runs(tmp_path: Path, protocol: int):
+    cifar_folder(tmp_path / "c")
+    Malicious.where = str(tmp_path / "owned")
+    (tmp_path / "c/test_batch").write_bytes(pickle.dumps({b"data": Malicious()}, protocol=protocol))
+    with pytest.raises(SourceError, match=r"test_batch names (posix|nt)\.mkdir.*not run"):
+        load_images(f"cifar10:{tmp_path / 'c'}", split="heldout")
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps({b"data": np.zeros((2, 5), np.uint8), b"labels": [1, 2]}),
+        pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}),
+        pickle.dumps([1, 2]),
+        pickle.dumps({b"data": 1})[:-4],
+        b"",
+        b"not a pickle",
+        pickle.dumps(np.array([{}], dtype=object)),
+    ],
+)
+def test_broken_batches_are_refused(tmp_path: Path, content: bytes):
+    cifar_folder(tmp_path / "c")
+    (tmp_path / "c/test_batch").write_bytes(content)
+    with pytest.raises(SourceError, match="test_batch") as caught:
+        load_images(f"cifar10:{tmp_path / 'c'}", split="heldout")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,475 @@
+"""Campaigns on real Dask workers: one dataset whatever the workers, and nothing is repeated."""
+
+import errno
+import logging
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from distributed import Client, KilledWorker, LocalCluster
+from distributed.comm import CommClosedError
+
+from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.experiments import KKT
+from recon_core.sampling import Phase, Sampling
+from recon_core.victims.network import Network
+from recon_core.victims.training import Training
+from storage.errors import (
+    CorruptPartError,
+    StorageError,
+    StoreFullError,
+    StoreMismatchError,
+    UnsettledError,
+)
+from storage.pairs.dataset import Dataset
+from storage.pairs.parts import write_part
+from storage.pairs.receipts import Receipt
+from storage.sources.load import ImageSet
+from tasks.campaign.generate import CampaignError, Pace, run_campaign
+from tasks.campaign.part import PartJob, batch_of, columns_of, log_tail, run_part
+from tasks.campaign.part_errors import reason_of, verdict
+from tasks.campaign.plan import Campaign, Plan, open_store
+from tasks.campaign.state import clear_quarantine, read_quarantine, write_control, write_quarantine
+from tasks.cluster.workers import Workers, dask_client
+from tests.tasks.troubled_runs import MIXED, UNIFORM, begun, no_op, small_images, troubled
+
+CAMPAIGN = Campaign(
+    experiment=KKT(
+        victim=Network(widths=(16,)),
+        training=Training(epochs=60),
+        attack=KKTAttack(n_candidates=8, save_at=(10, 30)),
+        keep="all",
+    ),
+    sampling=Sampling(
+        images_per_run=4,
+        phases=(Phase(n_runs=4), Phase(sampler="least_seen", n_runs=4, pool_size=8)),
+        runs_per_part=2,
+        parts_per_round=1,
+        lag=1,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def images() -> ImageSet:
+    rng = np.random.default_rng(1)
+    return ImageSet(
+        name="noise",
+        split="train",
+        images=rng.integers(0, 256, (40, 3, 16, 16), dtype=np.uint8),
+        labels=np.arange(40) % 2,
+        class_names=("a", "b"),
+    )
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Iterator[Client]:
+    """A Dask cluster of one thread in this process, so that tests can make its work fail."""
+    with (
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def ignore(_done: float, _total: int, _note: str) -> None:
+    """Progress that nobody watches."""
+
+
+def run(
+    dataset: Dataset, campaign: Campaign, client: Client, *, on_progress=ignore, **options
+) -> Dataset:
+    plan = Plan(campaign, small_images())
+    return run_campaign(plan, dataset, client, device="cpu", on_progress=on_progress, **options)
+
+
+def generate(root: Path, images: ImageSet, n_workers: int) -> Dataset:
+    plan = Plan(CAMPAIGN, images)
+    dataset = open_store(root, CAMPAIGN, images)
+    with dask_client(Workers(n_workers=n_workers, device="cpu"), threads=1) as client:
+        return run_campaign(plan, dataset, client, device="cpu", on_progress=ignore)
+
+
+def test_the_dataset_is_the_same_with_one_worker_with_two_and_in_two_attempts(
+    images: ImageSet, tmp_path: Path
+) -> None:
+    one = generate(tmp_path / "one", images, 1)
+    two = generate(tmp_path / "two", images, 2)
+    assert one.n_runs == two.n_runs == 8
+    assert one.content_hash == two.content_hash
+    assert one.verify().ok
+    # A store that lost half of its parts gets the same ones again.
+    for part in (1, 3):
+        (tmp_path / "two" / "receipts" / f"part-{part:06d}.json").unlink()
+    kept = {r.part: r.group for r in Dataset(tmp_path / "two").receipts}
+    resumed = generate(tmp_path / "two", images, 2)
+    assert resumed.content_hash == one.content_hash
+    assert {r.part: r.group for r in resumed.receipts if r.part in kept} == kept
+
+
+def test_other_seeds_give_another_dataset(
+    images: ImageSet, tmp_path: Path, in_process: Client
+) -> None:
+    short = replace(CAMPAIGN, sampling=replace(CAMPAIGN.sampling, phases=(Phase(n_runs=2),)))
+    hashes = set()
+    for seed in (0, 1):
+        campaign = replace(short, root_seed=seed)
+        dataset = open_store(tmp_path / str(seed), campaign, images)
+        plan = Plan(campaign, images)
+        run_campaign(plan, dataset, in_process, device="cpu", on_progress=ignore)
+        hashes.add(dataset.content_hash)
+    assert len(hashes) == 2
+
+
+def test_a_full_device_stops_the_campaign_at_once_and_the_store_verifies(
+    images: ImageSet, tmp_path: Path, in_process: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+
+    def first_only(root: Path, part: int, columns, *, provenance) -> Receipt:
+        if written:
+            raise StoreFullError(f"no space left for part {part}")
+        written.append(part)
+        return write_part(root, part, columns, provenance=provenance)
+
+    monkeypatch.setattr("tasks.campaign.part.write_part", first_only)
+    dataset = open_store(tmp_path / "s", CAMPAIGN, images)
+    plan = Plan(CAMPAIGN, images)
+    with pytest.raises(StoreFullError, match="no space left for part 1"):
+        run_campaign(plan, dataset, in_process, device="cpu", on_progress=ignore)
+    stored = Dataset(tmp_path / "s")
+    assert stored.verify().ok
+    assert [r.part for r in stored.receipts] == [0]
+
+
+def test_failed_parts_are_named_after_the_others_were_made(
+    images: ImageSet, tmp_path: Path, in_process: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_part_zero(root: Path, part: int, columns, *, provenance) -> Receipt:
+        if part == 0:
+            raise RuntimeError("out of memory")
+        return write_part(root, part, columns, provenance=provenance)
+
+    monkeypatch.setattr("tasks.campaign.part.write_part", not_part_zero)
+    dataset = open_store(tmp_path / "s", CAMPAIGN, images)
+    plan = Plan(CAMPAIGN, images)
+    with pytest.raises(CampaignError, match=r"1 of 4 parts .*part 0.*out of memory.*same command"):
+        run_campaign(plan, dataset, in_process, device="cpu", on_progress=ignore)
+    # Part 1 does not depend on part 0; parts 2 and 3 are planned from its receipt.
+    assert [r.part for r in Dataset(tmp_path / "s").receipts] == [1]
+
+
+def test_progress_ends_at_the_number_of_runs(
+    images: ImageSet, tmp_path: Path, in_process: Client
+) -> None:
+    reports: list[tuple[float, int, str]] = []
+    dataset = open_store(tmp_path / "s", CAMPAIGN, images)
+    run_campaign(
+        Plan(CAMPAIGN, images),
+        dataset,
+        in_process,
+        device="cpu",
+        on_progress=lambda *report: reports.append(report),
+    )
+    n_covered = int((dataset.image_counts()[1] > 0).sum())
+    assert 0 < n_covered < len(images.labels)
+    assert reports[0] == (0, 8, f"0 of {len(images.labels)} images covered")
+    assert reports[-1] == (8, 8, f"{n_covered} of {len(images.labels)} images covered")
+    assert [done for done, _, _ in reports] == sorted(done for done, _, _ in reports)
+
+
+def test_what_was_there_before_is_told_first(
+    in_process: Client, images: ImageSet, tmp_path: Path
+) -> None:
+    dataset = generate(tmp_path / "s", images, 1)
+    (tmp_path / "s" / "receipts" / "part-000003.json").unlink()
+    dataset.refresh()
+    n_before = int((dataset.image_counts()[1] > 0).sum())
+    reports: list[tuple[float, int, str]] = []
+    run_campaign(
+        Plan(CAMPAIGN, images),
+        dataset,
+        in_process,
+        device="cpu",
+        on_progress=lambda *report: reports.append(report),
+    )
+    assert reports[0] == (6, 8, f"{n_before} of {len(images.labels)} images covered")
+    assert reports[-1][0] == 8
+
+
+def test_columns_refer_to_rows_of_the_part(images: ImageSet) -> None:
+    plan = Plan(CAMPAIGN, images)
+    specs = plan.part(0, []).specs
+    results = CAMPAIGN.experiment.run_batch(
+        specs, torch.from_numpy(batch_of(specs, images.images)), device=torch.device("cpu")
+    )
+    columns = columns_of(results)
+    assert columns["pairs/reconstruction"].shape == (2 * 8 * 2, 3, 16, 16)
+    run_of_target = columns["targets/run_row"][columns["pairs/target_row"]]
+    np.testing.assert_array_equal(run_of_target, columns["pairs/run_row"])
+    np.testing.assert_array_equal(
+        columns["targets/image_id"], [i for spec in specs for i in spec.image_ids]
+    )
+    np.testing.assert_array_equal(columns["runs/run"], [0, 1])
+
+
+@pytest.mark.slow
+def test_a_part_that_ends_three_workers_is_quarantined_and_the_others_are_made(
+    tmp_path: Path,
+) -> None:
+    images, notices = small_images(), []
+    campaign = troubled(UNIFORM, tmp_path / "counts", deadly=(4,))  # of part 2
+    dataset = open_store(tmp_path / "s", campaign, images)
+
+    def again() -> Dataset:
+        with dask_client(Workers(n_workers=2, device="cpu"), threads=1) as client:
+            return run_campaign(
+                Plan(campaign, images),
+                dataset,
+                client,
+                device="cpu",
+                on_progress=ignore,
+                on_notice=notices.append,
+            )
+
+    assert [r.part for r in again().receipts] == [0, 1, 3, 4, 5]
+    assert begun(tmp_path / "counts", 4) == 3
+    (quarantined,) = read_quarantine(dataset.place)
+    assert (quarantined.part, quarantined.attempts) == (2, 3)
+    assert len(quarantined.workers) == 3
+    assert quarantined.log.count(" start  0%") == 3
+    assert quarantined.log.count(" attack  0%") == 3
+    assert any("part 2 is quarantined" in notice for notice in notices)
+    assert dataset.verify().ok
+    # The next invocation leaves it out; once cleared, it is tried again.
+    notices.clear()
+    assert len(again().receipts) == 5
+    assert begun(tmp_path / "counts", 4) == 3
+    assert any("left out: 1 quarantined parts (2)" in notice for notice in notices)
+
+
+def test_a_quarantined_part_blocks_the_rounds_that_may_know_it(
+    tmp_path: Path, in_process: Client
+) -> None:
+    images, campaign = small_images(), no_op(MIXED)
+    dataset = open_store(tmp_path / "s", campaign, images)
+    write_quarantine(dataset.place, 1, reason="it killed", attempts=3)
+    with pytest.raises(CampaignError, match=r"3 of 6 parts cannot .* without part 1,.*clear"):
+        run(dataset, campaign, in_process)
+    assert [r.part for r in Dataset(tmp_path / "s").receipts] == [0, 2]
+    clear_quarantine(dataset.place, [1])
+    finished = run(Dataset(tmp_path / "s"), campaign, in_process)
+    whole = run(open_store(tmp_path / "whole", campaign, images), campaign, in_process)
+    assert finished.content_hash == whole.content_hash
+
+
+def test_transient_errors_are_tried_again_and_counted(tmp_path: Path, in_process: Client) -> None:
+    campaign = troubled(UNIFORM, tmp_path / "counts", flaky=(0,), n_failures=3)
+    notices: list[str] = []
+    dataset = open_store(tmp_path / "s", campaign, small_images())
+    run(dataset, campaign, in_process, on_notice=notices.append, pace=Pace(retry_s=(0, 0, 0)))
+    assert len(dataset.receipts) == 6
+    assert [begun(tmp_path / "counts", run) for run in (0, 2)] == [4, 1]
+    assert sum("tried again" in notice for notice in notices) == 3
+
+
+def test_a_transient_error_that_stays_fails_its_part_alone(
+    tmp_path: Path, in_process: Client
+) -> None:
+    campaign = troubled(UNIFORM, tmp_path / "counts", flaky=(0,), n_failures=9)
+    dataset = open_store(tmp_path / "s", campaign, small_images())
+    with pytest.raises(CampaignError, match=r"1 of 6 parts .*no answer.*\(tried 3 times\)"):
+        run(dataset, campaign, in_process, pace=Pace(retry_s=(0, 0)))
+    assert [r.part for r in Dataset(tmp_path / "s").receipts] == [1, 2, 3, 4, 5]
+
+
+def test_a_paused_campaign_starts_nothing_and_goes_on_when_it_is_resumed(
+    tmp_path: Path, in_process: Client
+) -> None:
+    campaign, notices = no_op(UNIFORM), []
+    dataset = open_store(tmp_path / "s", campaign, small_images())
+    stored_while_paused = set()
+
+    def progress(done: float, _total: int, _note: str) -> None:
+        if done >= 4 and not notices:
+            write_control(dataset.place, "paused")
+
+    def notice(text: str) -> None:
+        notices.append(text)
+        if text.startswith("paused"):
+            stored_while_paused.add(len(Dataset(tmp_path / "s").receipts))
+            write_control(dataset.place, "running")
+
+    run(
+        dataset,
+        campaign,
+        in_process,
+        on_progress=progress,
+        on_notice=notice,
+        pace=Pace(look_s=0.0, poll_s=0.01),
+    )
+    assert len(dataset.receipts) == 6
+    assert max(stored_while_paused) < 6
+    assert notices[-1] == "the campaign goes on"
+
+
+def test_a_paused_campaign_finishes_what_runs_and_then_waits(
+    tmp_path: Path, in_process: Client
+) -> None:
+    campaign = no_op(UNIFORM)
+    dataset = open_store(tmp_path / "s", campaign, small_images())
+    seen: list[float] = []
+
+    def progress(done: float, _total: int, _note: str) -> None:
+        seen.append(done)
+        if len(seen) == 1:
+            write_control(dataset.place, "paused")
+        if len(seen) > 20 and len(set(seen[-15:])) == 1:  # nothing happens any more
+            write_control(dataset.place, "cancelled")
+
+    with pytest.raises(CampaignError, match="cancelled"):
+        run(dataset, campaign, in_process, on_progress=progress, pace=Pace(look_s=0, poll_s=0.05))
+    assert 2 * len(Dataset(tmp_path / "s").receipts) == seen[-1] < 12
+
+
+def test_a_cancelled_campaign_says_how_to_go_on_and_loses_nothing(
+    tmp_path: Path, in_process: Client
+) -> None:
+    images, campaign = small_images(), no_op(UNIFORM)
+    dataset = open_store(tmp_path / "s", campaign, images)
+
+    def progress(done: float, _total: int, _note: str) -> None:
+        if done >= 4:
+            write_control(dataset.place, "cancelled")
+
+    with pytest.raises(CampaignError, match=r"cancelled; \d of 6 parts .*campaign resume.*same"):
+        run(dataset, campaign, in_process, on_progress=progress, pace=Pace(look_s=0, poll_s=0.01))
+    write_control(dataset.place, "running")
+    resumed = run(Dataset(tmp_path / "s"), campaign, in_process)
+    whole = run(open_store(tmp_path / "whole", campaign, images), campaign, in_process)
+    assert resumed.content_hash == whole.content_hash
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [UNIFORM, MIXED], ids=["uniform", "least seen"])
+def test_one_two_and_four_workers_make_the_same_dataset(sampling, tmp_path: Path) -> None:
+    images, campaign = small_images(), no_op(sampling)
+    hashes = set()
+    for n_workers in (1, 2, 4):
+        dataset = open_store(tmp_path / str(n_workers), campaign, images)
+        with dask_client(Workers(n_workers=n_workers, device="cpu"), threads=1) as client:
+            hashes.add(run(dataset, campaign, client).content_hash)
+    assert len(hashes) == 1
+
+
+def test_what_is_in_the_store_is_not_computed_again(tmp_path: Path, in_process: Client) -> None:
+    campaign = troubled(UNIFORM, tmp_path / "counts")
+    dataset = open_store(tmp_path / "s", campaign, small_images())
+    run(dataset, campaign, in_process)
+    (tmp_path / "s" / "receipts" / "part-000003.json").unlink()
+    run(Dataset(tmp_path / "s"), campaign, in_process)
+    assert [begun(tmp_path / "counts", run) for run in range(0, 12, 2)] == [1, 1, 1, 2, 1, 1]
+
+
+def test_a_part_that_was_published_before_its_worker_died_is_not_computed_again(
+    tmp_path: Path,
+) -> None:
+    images = small_images()
+    campaign = troubled(UNIFORM, tmp_path / "counts")
+    dataset = open_store(tmp_path / "s", campaign, images)
+    planned = Plan(campaign, images).part(0, [])
+    job = PartJob(
+        root=dataset.root,
+        planned=planned,
+        experiment=campaign.experiment,
+        images=batch_of(planned.specs, images.images),
+        fingerprint="f",
+        source_hash="s",
+        device="cpu",
+        threads=1,
+        logs=str(tmp_path),
+    )
+    assert run_part(job) == run_part(job)
+    assert begun(tmp_path / "counts", 0) == 1
+    log = (tmp_path / "part-000000-here.log").read_text()
+    assert [line.split()[2] for line in log.splitlines()] == [
+        "start", "attack", "write", "done", "start", "in",
+    ]  # fmt: skip
+    assert "100%" in log
+    assert "MiB" in log
+
+
+def test_the_log_of_a_part_ends_with_its_error(tmp_path: Path, in_process: Client) -> None:
+    campaign = troubled(UNIFORM, tmp_path / "counts", flaky=(0,), n_failures=1)
+    dataset = open_store(tmp_path / "s", campaign, small_images())
+    run(dataset, campaign, in_process, pace=Pace(retry_s=(0,)), logs=tmp_path / "logs")
+    tail = log_tail(tmp_path / "logs", 0)
+    assert "ended by UnsettledError: no answer from the bucket" in tail
+    assert "no log" in log_tail(tmp_path / "logs", 77)
+
+
+def test_without_workers_the_campaign_waits_for_the_time_that_it_says(tmp_path: Path) -> None:
+    campaign, notices = no_op(UNIFORM), []
+    dataset = open_store(tmp_path / "s", campaign, small_images())
+    pace = Pace(look_s=0.0, poll_s=0.01, patience_s=0.2)
+    cluster = LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0")
+    with cluster, Client(cluster, set_as_default=False) as client:  # noqa: SIM117
+        with pytest.raises(CampaignError, match=r"no worker was there for 0 s; 0 of 6 parts"):
+            run(dataset, campaign, client, on_notice=notices.append, pace=pace)
+    assert any("no worker is there" in notice for notice in notices)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (UnsettledError("no answer"), "retry"),
+        (StorageError("s3 refuses"), "retry"),
+        (ConnectionResetError("gone"), "retry"),
+        (CommClosedError("gone"), "retry"),
+        (TimeoutError("slow"), "retry"),
+        (CancelledError("lost"), "retry"),
+        (KilledWorker("part-1", None, 2), "killed"),
+        (RuntimeError("CUDA out of memory"), "failed"),
+        (MemoryError(), "failed"),
+        (StoreMismatchError("another store"), "failed"),
+        (StoreFullError("full"), "end"),
+        (CorruptPartError("other values"), "end"),
+        (OSError(errno.ENOSPC, "no space"), "end"),
+        (OSError(errno.EDQUOT, "over quota"), "end"),
+        (TypeError("a mistake"), "end"),
+    ],
+)
+def test_what_an_error_means(error: BaseException, expected: str) -> None:
+    assert verdict(error) == expected
+
+
+def test_a_full_device_that_only_the_system_names_ends_the_campaign_with_the_fix(
+    tmp_path: Path, in_process: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args, **_options) -> Receipt:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tasks.campaign.part.write_part", full)
+    dataset = open_store(tmp_path / "s", no_op(UNIFORM), small_images())
+    with pytest.raises(StoreFullError, match=r"part \d.*make room.*same command"):
+        run(dataset, no_op(UNIFORM), in_process)
+
+
+def test_a_part_that_does_not_fit_the_gpu_says_what_to_do() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore text.")
+    assert verdict(error) == "failed"
+    reason = reason_of(error)
+    assert "Tried to allocate 9 GiB" in reason
+    assert "start a new store with a smaller --batch" in reason
+    assert "\n" not in reason
+    assert reason_of(ValueError("x is 3")) == "ValueError: x is 3"

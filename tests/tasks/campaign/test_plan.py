@@ -1,0 +1,340 @@
+"""The plan is a pure function of settings and receipts; the manifest knows every setting."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recon_core.attacks.inversion.strong_inversion import StrongInversion
+from recon_core.attacks.kkt.halving import Halving
+from recon_core.attacks.plug_and_play import Iteration
+from recon_core.attacks.span.attack import SpanAttack
+from recon_core.experiments import KKT, AutoencoderRecovery, Inversion
+from recon_core.sampling import Phase, Sampling
+from recon_core.victims.autoencoder import FullyConnected
+from recon_core.victims.released import Released
+from recon_core.victims.separability import MixCon, UniCon
+from recon_core.victims.split import SplitMLP
+from recon_core.victims.split_training import SplitTraining
+from recon_core.victims.training import Training
+from storage.errors import CorruptPartError, StoreMismatchError
+from storage.pairs.image_table import ImageTable
+from storage.sources.load import ImageSet
+from tasks.campaign.plan import Campaign, Plan, open_store
+
+SAMPLING = Sampling(
+    images_per_run=4,
+    phases=(Phase(n_runs=4), Phase(sampler="least_seen", n_runs=8, pool_size=8)),
+    runs_per_part=2,
+    parts_per_round=1,
+    lag=2,
+)
+
+
+@pytest.fixture
+def images() -> ImageSet:
+    rng = np.random.default_rng(0)
+    return ImageSet(
+        name="noise",
+        split="train",
+        images=rng.integers(0, 256, (40, 3, 8, 8), dtype=np.uint8),
+        labels=np.arange(40) % 2,
+        class_names=("a", "b"),
+    )
+
+
+def receipt(part: int, pairs: dict[int, int]) -> SimpleNamespace:
+    ids, counts = np.array(list(pairs), np.int64), np.array(list(pairs.values()), np.int64)
+    table = ImageTable(ids, np.ones_like(ids), np.minimum(counts, 1), counts)
+    return SimpleNamespace(part=part, image_table=lambda: table, plan_hash="?")
+
+
+def test_only_receipts_of_known_rounds_change_the_plan(images: ImageSet) -> None:
+    plan = Plan(Campaign(sampling=SAMPLING), images)
+    heavy = dict.fromkeys(range(0, 32), 5)  # leaves the pool 32..39
+    base = plan.part(2, [receipt(0, {})])
+    assert plan.part(2, [receipt(0, {}), receipt(1, heavy)]) == base  # round 1 is within the lag
+    informed = plan.part(2, [receipt(0, heavy)])
+    assert informed != base
+    assert {i for spec in informed.specs for i in spec.image_ids} <= set(range(32, 40))
+
+
+def test_adaptive_plans_learn_from_all_three_counts_of_known_rounds(images: ImageSet) -> None:
+    adaptive = Phase(sampler="adaptive", n_runs=8, enough=11)
+    plan = Plan(Campaign(sampling=replace(SAMPLING, phases=(SAMPLING.phases[0], adaptive))), images)
+
+    def told(part: int, n_runs: int, n_back: int, n_pairs: int) -> SimpleNamespace:
+        ids = np.arange(0, 32, dtype=np.int64)
+        table = ImageTable(ids, *(np.full_like(ids, n) for n in (n_runs, n_back, n_pairs)))
+        return SimpleNamespace(part=part, image_table=lambda: table)
+
+    def drawn(*receipts: SimpleNamespace) -> set[int]:
+        return {i for spec in plan.part(2, receipts).specs for i in spec.image_ids}  # type: ignore[arg-type]
+
+    untold = drawn(told(0, 0, 0, 0))
+    assert drawn(told(0, 0, 0, 0), told(1, 10**9, 0, 0)) == untold  # within the lag
+    assert drawn(told(0, 10**9, 0, 0)) <= set(range(32, 40))  # hopeless
+    assert drawn(told(0, 4, 4, 4000)) <= set(range(32, 40))  # covered
+    thousands = told(0, 10**9, 10**9 - 10**6, 0)
+    assert plan.part(2, [thousands]) != plan.part(2, [told(0, 10**9, 0, 0)])  # type: ignore[list-item]
+    # Receipts of one round add up, in whatever order and however they are shared out.
+    wide = replace(SAMPLING, phases=(replace(adaptive, n_runs=16),), parts_per_round=2)
+    one = Plan(Campaign(sampling=wide), images)
+    a, b, both = told(0, 5, 2, 33), told(1, 2, 1, 11), told(0, 7, 3, 44)
+    expected = one.part(6, [both])  # type: ignore[list-item]
+    assert one.part(6, [a, b]) == one.part(6, [b, a]) == expected  # type: ignore[list-item]
+
+
+def test_an_adaptive_round_waits_for_the_rounds_it_may_know(images: ImageSet) -> None:
+    phases = (Phase(sampler="adaptive", n_runs=8),)
+    plan = Plan(Campaign(sampling=replace(SAMPLING, phases=phases)), images)
+    assert [plan.is_ready(k, []) for k in range(4)] == [True, True, False, False]
+    assert [plan.is_ready(k, [0]) for k in range(4)] == [True, True, True, False]
+
+
+def test_settings_of_adaptive_are_in_the_manifest_where_they_are_read(images: ImageSet) -> None:
+    # Stores that were made before there was `adaptive` can still be continued.
+    phases = Campaign(sampling=SAMPLING).manifest(images)["campaign"]["sampling"]["phases"]
+    assert [set(phase) for phase in phases] == [
+        {"sampler", "n_runs", "pool_size"},
+        {"sampler", "pool_size"},
+    ]
+    adaptive = Phase(sampler="adaptive", n_runs=8)
+    prints = {
+        Campaign(sampling=replace(SAMPLING, phases=(phase,))).fingerprint(images)
+        for phase in (
+            adaptive,
+            replace(adaptive, enough=3),
+            replace(adaptive, prior_back=0.5),
+            replace(adaptive, prior_runs=5.0),
+            replace(adaptive, sampler="uniform"),
+        )
+    }
+    assert len(prints) == 5
+
+
+def test_a_round_is_ready_when_the_rounds_it_may_know_are_done(images: ImageSet) -> None:
+    plan = Plan(Campaign(sampling=SAMPLING), images)
+    assert plan.is_ready(0, [])
+    assert plan.is_ready(1, [])  # uniform
+    assert not plan.is_ready(2, [])
+    assert plan.is_ready(2, [0])
+    assert not plan.is_ready(3, [0])
+    assert plan.is_ready(3, [0, 1])
+
+
+def test_a_receipt_of_another_plan_is_refused(images: ImageSet) -> None:
+    plan = Plan(Campaign(sampling=SAMPLING), images)
+    with pytest.raises(CorruptPartError, match="part 0 was made from another plan"):
+        plan.part(0, []).check(receipt(0, {}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"root_seed": 1},
+        {"threads": 2},
+        {"experiment": KKT(augment_p=0.5)},
+        {"sampling": replace(SAMPLING, lag=1)},
+        {"sampling": replace(SAMPLING, phases=(Phase(n_runs=2), SAMPLING.phases[1]))},
+    ],
+)
+def test_every_setting_is_in_the_fingerprint(change, images: ImageSet) -> None:
+    campaign = Campaign(sampling=SAMPLING)
+    assert replace(campaign, **change).fingerprint(images) != campaign.fingerprint(images)
+
+
+def test_the_last_phase_may_grow_and_nothing_else(images: ImageSet, tmp_path) -> None:
+    campaign = Campaign(sampling=SAMPLING)
+    longer = replace(SAMPLING.phases[1], n_runs=20)
+    grown = replace(campaign, sampling=replace(SAMPLING, phases=(SAMPLING.phases[0], longer)))
+    open_store(tmp_path / "s", campaign, images)
+    open_store(tmp_path / "s", grown, images)
+    assert Plan(grown, images).part(1, []) == Plan(campaign, images).part(1, [])
+    with pytest.raises(StoreMismatchError, match="root_seed is 0 there, 3 here"):
+        open_store(tmp_path / "s", replace(campaign, root_seed=3), images)
+
+
+def test_too_few_images_are_refused_before_anything_is_written(images: ImageSet) -> None:
+    with pytest.raises(ValueError, match="use at most 40"):
+        Plan(Campaign(sampling=replace(SAMPLING, images_per_run=42)), images)
+
+
+def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
+    images: ImageSet,
+) -> None:
+    plain = Campaign(sampling=SAMPLING).manifest(images)["campaign"]
+    assert "attacks_per_victim" not in plain["sampling"]
+    assert not {"halving", "kind", "coordinates"} & set(plain["experiment"]["attack"])
+    assert not {"defence", "defence_layer", "released"} & set(plain["experiment"])
+    attack = replace(KKT().attack, halving=Halving())
+    sampling = replace(SAMPLING, phases=(Phase(n_runs=4),), attacks_per_victim=4)
+    swept = Campaign(sampling=sampling, experiment=KKT(attack=attack)).manifest(images)["campaign"]
+    assert swept["sampling"]["attacks_per_victim"] == 4
+    assert swept["experiment"]["attack"]["halving"] == {"first": 500, "factor": 3}
+    span = Campaign(sampling=SAMPLING, experiment=KKT(attack=SpanAttack())).manifest(images)
+    assert span["campaign"]["experiment"]["attack"]["kind"] == "span"
+    guarded = KKT(defence=MixCon(lam=2.0), defence_layer=1)
+    told = Campaign(sampling=SAMPLING, experiment=guarded).manifest(images)["campaign"]
+    assert told["experiment"]["defence"]["lam"] == 2.0
+    assert told["experiment"]["defence_layer"] == 1
+    rounded = KKT(released=Released(precision="int8"))
+    told = Campaign(sampling=SAMPLING, experiment=rounded).manifest(images)["campaign"]
+    assert told["experiment"]["released"] == {"precision": "int8", "noise": 0.0}
+    three = replace(SAMPLING, images_per_run=9, phases=(Phase(n_runs=4),))
+    split = Campaign(sampling=three, experiment=SPLIT).manifest(images)["campaign"]
+    assert split["experiment"]["defence"] is None, "another family has had it from its beginning"
+
+
+def test_what_a_split_network_starts_from_is_always_in_its_manifest(images: ImageSet) -> None:
+    """Its default is "paper": without "torch", a manifest would say the other."""
+    sampling = replace(SAMPLING, images_per_run=9, phases=(Phase(n_runs=4),))
+
+    def manifest(victim: SplitMLP) -> dict[str, Any]:
+        experiment = replace(SPLIT, victim=victim)
+        return Campaign(sampling=sampling, experiment=experiment).manifest(images)["campaign"]
+
+    torchs, papers = manifest(SplitMLP(init="torch")), manifest(SplitMLP())
+    assert torchs["experiment"]["victim"]["init"] == "torch"
+    assert papers["experiment"]["victim"]["init"] == "paper"
+    stacked = Campaign(sampling=sampling, experiment=AutoencoderRecovery()).manifest(images)
+    assert "init" not in stacked["campaign"]["experiment"]["victim"]
+
+
+def test_what_a_store_of_kkt_is_known_by_never_changes(images: ImageSet) -> None:
+    """Stores that exist are continued, merged and regenerated by these."""
+    before = KKT(clipped=0.0)
+    campaign = Campaign(sampling=SAMPLING, experiment=before)
+    assert campaign.fingerprint(images) == (
+        "115a3e11b3ad616ca220282e7d7d96008a9f21a6f391fc3b8f596ad3e1a7647b"
+    )
+    plan = Plan(campaign, images)
+    assert [plan.part(k, []).plan_hash for k in (0, 2)] == [
+        "721d488d3d73113873cac49fd62542066e1f6f79d16e63bc7845687c6a6c8007",
+        "446ad7bf93b53c8e869e8b6a3408ebe98f5aead2cc2b247edcd31fec3d0c5e23",
+    ]
+    phases = (Phase(n_runs=4),)
+    sampling = replace(SAMPLING, phases=phases, attacks_per_victim=2)
+    swept = Campaign(sampling=sampling, experiment=before)
+    assert swept.fingerprint(images) == (
+        "978d2508cc3aaee8fb45fa6c2abbc072c0000c80c71d5e5e8196d9806d289cd2"
+    )
+    assert swept.victims_fingerprint(images) == (
+        "13bb946bf3aeb754e84330d5fbac35403f97f2d2dc0cad578b0fd0c155126a2f"
+    )
+
+
+def test_autoencoders_have_any_images_and_carry_the_labels_of_the_source(
+    images: ImageSet,
+) -> None:
+    three = replace(images, labels=np.arange(40) % 3, class_names=("a", "b", "c"))
+    odd = replace(SAMPLING, images_per_run=7, phases=(Phase(n_runs=4),))
+    plan = Plan(Campaign(sampling=odd, experiment=AutoencoderRecovery()), three)
+    specs = plan.part(0, []).specs
+    for spec in specs:
+        assert len(set(spec.image_ids)) == 7
+        assert spec.labels == tuple(three.labels[i] for i in spec.image_ids)
+    assert specs[0].image_ids != specs[1].image_ids
+    with pytest.raises(ValueError, match="images_per_run=41, but there are 40 images"):
+        Plan(
+            Campaign(sampling=replace(odd, images_per_run=41), experiment=AutoencoderRecovery()),
+            three,
+        )
+
+
+def test_autoencoders_depend_on_their_level_and_not_on_what_they_are_attacked_with(
+    images: ImageSet,
+) -> None:
+    sampling = replace(SAMPLING, phases=(Phase(n_runs=4),), attacks_per_victim=2)
+    base = AutoencoderRecovery()
+
+    def key(experiment: AutoencoderRecovery) -> str | None:
+        return Campaign(sampling=sampling, experiment=experiment).victims_fingerprint(images)
+
+    same = [replace(base, masks=("half",)), replace(base, attack=Iteration())]
+    same += [replace(base, sigma=0.1), replace(base, keep="all", confident_ssim=0.9)]
+    assert {key(one) for one in same} == {key(base)}
+    assert key(replace(base, level=1e-4)) != key(base)
+
+
+def test_an_autoencoders_start_is_told_where_it_is_not_what_it_was_before_it_could_be_set(
+    images: ImageSet,
+) -> None:
+    def victim(**settings: Any) -> dict[str, Any]:
+        experiment = AutoencoderRecovery(victim=FullyConnected(**settings))
+        found = Campaign(sampling=SAMPLING, experiment=experiment).manifest(images)
+        return dict(found["campaign"]["experiment"]["victim"])
+
+    assert "init" not in victim()
+    assert victim(init="kaiming") == {**victim(), "init": "kaiming"}
+
+
+SPLIT = Inversion(n_classes=3, training=SplitTraining(per_class=2), held_out=1)
+
+
+def test_split_classifiers_have_equally_many_images_of_their_classes_and_of_no_other(
+    images: ImageSet,
+) -> None:
+    four = replace(images, labels=np.arange(40) % 4, class_names=("a", "b", "c", "d"))
+    sampling = replace(SAMPLING, images_per_run=9, phases=(Phase(n_runs=4),))
+    plan = Plan(Campaign(sampling=sampling, experiment=SPLIT), four)
+    assert plan.task == "a against b against c"
+    for spec in plan.part(0, []).specs:
+        assert [spec.labels.count(label) for label in range(4)] == [3, 3, 3, 0]
+        assert spec.labels == tuple(four.labels[i] for i in spec.image_ids)
+    with pytest.raises(ValueError, match=r"2 images of a class less held_out=1 leave 1 .* needs 9"):
+        Campaign(sampling=replace(sampling, images_per_run=6), experiment=SPLIT)
+    with pytest.raises(ValueError, match="images_per_run=10 is not a multiple of the 3 labels"):
+        Campaign(sampling=replace(sampling, images_per_run=10), experiment=SPLIT)
+    with pytest.raises(ValueError, match="n_classes=3, but the source has 2"):
+        Plan(Campaign(sampling=sampling, experiment=SPLIT), images)
+
+
+def test_split_classifiers_depend_on_their_defence_and_not_on_what_they_are_attacked_with(
+    images: ImageSet,
+) -> None:
+    phases = (Phase(n_runs=4),)
+    sampling = replace(SAMPLING, images_per_run=9, phases=phases, attacks_per_victim=2)
+
+    def key(experiment: Inversion) -> str | None:
+        return Campaign(sampling=sampling, experiment=experiment).victims_fingerprint(images)
+
+    same = [replace(SPLIT, attack=StrongInversion()), replace(SPLIT, keep="all")]
+    assert {key(one) for one in same} == {key(SPLIT)}
+    others = [replace(SPLIT, defence=defence) for defence in (MixCon(), MixCon(lam=0.5), UniCon())]
+    assert len({key(one) for one in (SPLIT, *others, replace(SPLIT, held_out=0))}) == 5
+
+
+def test_sweeps_that_are_none_are_refused() -> None:
+    sampling = replace(SAMPLING, phases=(Phase(n_runs=4),), attacks_per_victim=2)
+    with pytest.raises(ValueError, match=r"attacks_per_victim=2 with n_attacks=3"):
+        Campaign(sampling=sampling, experiment=KKT(n_attacks=3))
+    attack = replace(KKT().attack, halving=Halving())
+    with pytest.raises(ValueError, match=r"halving compares .* attacks_per_victim=1"):
+        Campaign(sampling=SAMPLING, experiment=KKT(attack=attack))
+
+
+def test_victims_depend_on_their_training_and_not_on_the_attacks(images: ImageSet) -> None:
+    sampling = replace(SAMPLING, phases=(Phase(n_runs=4),), attacks_per_victim=2)
+    base = Campaign(sampling=sampling)
+    attack = replace(base.experiment.attack, alpha=7.0)
+    same = [
+        replace(base, experiment=replace(base.experiment, attack=attack, keep="all")),
+        replace(base, experiment=replace(base.experiment, attack=SpanAttack(start="known"))),
+        replace(base, sampling=replace(sampling, attacks_per_victim=4, runs_per_part=1)),
+    ]
+    wider = replace(base.experiment, victim=replace(base.experiment.victim, widths=(8,)))
+    guarded = [replace(base.experiment, defence=MixCon(lam=lam)) for lam in (1.0, 2.0)]
+    others = [
+        *(replace(base, experiment=experiment) for experiment in guarded),
+        replace(base, root_seed=1),
+        replace(base, threads=2),
+        replace(base, experiment=wider),
+        replace(base, experiment=replace(base.experiment, training=Training(epochs=3))),
+        replace(base, sampling=replace(sampling, images_per_run=6)),
+    ]
+    key = base.victims_fingerprint(images)
+    assert [one.victims_fingerprint(images) == key for one in same] == [True] * 3
+    assert len({key, *(one.victims_fingerprint(images) for one in others)}) == 8

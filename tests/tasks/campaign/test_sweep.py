@@ -1,0 +1,120 @@
+"""Sweeps as campaigns: one dataset however it is interrupted, wherever its victims come from."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recon_core.attacks.kkt.halving import Halving
+from recon_core.attacks.kkt.objective import KKTAttack, Search
+from recon_core.experiments import KKT
+from recon_core.optimisers import Optimiser
+from recon_core.sampling import Phase, Sampling
+from recon_core.victims.network import Network
+from recon_core.victims.training import Training
+from storage.pairs.dataset import Dataset
+from storage.pairs.layout import OUTCOMES
+from storage.sources.load import ImageSet
+from tasks.campaign.generate import VICTIMS, run_campaign
+from tasks.campaign.plan import Campaign, Plan, open_store
+from tasks.cluster.workers import Workers, dask_client
+
+SWEEP = Campaign(
+    experiment=KKT(
+        augment_p=0.0,
+        victim=Network(widths=(16,)),
+        training=Training(epochs=60),
+        attack=KKTAttack(
+            n_candidates=8,
+            save_at=(10, 30),
+            optimiser=Optimiser(rule="gd", momentum=0.9),
+            search=Search(lr=(1e-3, 0.1)),
+        ),
+        keep="all",
+    ),
+    sampling=Sampling(
+        images_per_run=4, phases=(Phase(n_runs=12),), runs_per_part=3, attacks_per_victim=6
+    ),
+)
+N_CANDIDATES, N_SAVED, N_IMAGES = 8, 2, 4
+
+
+def noise() -> ImageSet:
+    rng = np.random.default_rng(1)
+    return ImageSet(
+        name="noise",
+        split="heldout",
+        images=rng.integers(0, 256, (40, 3, 16, 16), dtype=np.uint8),
+        labels=np.arange(40) % 2,
+        class_names=("a", "b"),
+    )
+
+
+def generate(root: Path, campaign: Campaign = SWEEP, *, n_workers: int = 2) -> Dataset:
+    images = noise()
+    dataset = open_store(root, campaign, images)
+    with dask_client(Workers(n_workers=n_workers, device="cpu"), threads=1) as client:
+        return run_campaign(
+            Plan(campaign, images), dataset, client, device="cpu", on_progress=lambda *_told: None
+        )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return generate(tmp_path_factory.mktemp("sweep") / "s")
+
+
+def test_every_run_has_its_settings_and_its_victims_images(made: Dataset) -> None:
+    assert made.verify().ok
+    images = made.column("targets/image_id").reshape(12, N_IMAGES)
+    margins = made.column("targets/margin").reshape(12, N_IMAGES)
+    for victim in (slice(0, 6), slice(6, 12)):
+        assert (images[victim] == images[victim][0]).all()
+        assert (margins[victim] == margins[victim][0]).all()
+    assert (images[0] != images[6]).any()
+    assert len(np.unique(made.column("runs/lr"))) == 12
+    assert (made.column("runs/n_iterations") == 30).all()
+    assert np.isfinite(made.column("runs/residual_relu")).all()
+    assert made.n_pairs == 12 * N_CANDIDATES * N_SAVED
+
+
+def test_the_dataset_is_the_same_whoever_trains_the_victims(made: Dataset, tmp_path: Path) -> None:
+    kept = Path(made.root) / VICTIMS
+    assert sorted(file.stem for file in kept.glob("*.json")) == [
+        "victim_00000000",
+        "victim_00000001",
+    ]
+    again = tmp_path / "again"
+    shutil.copytree(made.root, again)
+    for part in (0, 3):
+        (again / "receipts" / f"part-{part:06d}.json").unlink()
+    shutil.rmtree(again / VICTIMS)
+    assert generate(again, n_workers=1).content_hash == made.content_hash
+    (again / "receipts" / "part-000001.json").unlink()
+    for weights in (again / VICTIMS).glob("*.safetensors"):
+        weights.write_bytes(b"no weights at all")
+    assert generate(again, n_workers=1).content_hash == made.content_hash
+
+
+def test_a_race_leaves_stopped_runs_without_pairs(tmp_path: Path) -> None:
+    attack = replace(SWEEP.experiment.attack, halving=Halving(first=5, factor=2))
+    sampling = replace(SWEEP.sampling, runs_per_part=6)
+    race = replace(SWEEP, experiment=replace(SWEEP.experiment, attack=attack), sampling=sampling)
+    dataset = generate(tmp_path / "s", race, n_workers=1)
+    assert dataset.verify().ok
+    outcome = np.array(OUTCOMES)[dataset.column("runs/outcome")]
+    n_iterations = dataset.column("runs/n_iterations")
+    assert 0 < (outcome == "stopped").sum() < 12
+    assert set(n_iterations[outcome == "stopped"]) <= {5, 10, 20}
+    assert (n_iterations[outcome != "stopped"] == 30).all()
+    n_pairs = N_CANDIDATES * N_SAVED * int((outcome != "stopped").sum())
+    assert dataset.n_pairs == n_pairs
+    counts = dict.fromkeys(OUTCOMES, 0)
+    for receipt in dataset.receipts:
+        for name, count in receipt.outcomes.items():
+            counts[name] += count
+    assert counts["stopped"] == (outcome == "stopped").sum()

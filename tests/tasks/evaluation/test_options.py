@@ -1,0 +1,268 @@
+"""Evaluation: other searches, restorers from elsewhere, conventions, and what is only shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from skimage.metrics import structural_similarity
+
+from recon_core.torchvision_compat import import_piq
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.parts import write_part
+from storage.sources.load import ImageSet
+from tasks.evaluation.evaluate import Evaluation, evaluate, read_excluded
+from tasks.evaluation.pictures import choose_examples
+from tasks.evaluation.settings import Search
+from tests.storage.stores import MANIFEST, provenance
+from tests.tasks.evaluation.evaluations import (
+    N_IMAGES,
+    SIZE,
+    evaluated_sweep,
+    image_set,
+    planted_columns,
+    planted_store,
+)
+from tests.tasks.restoring.test_onnx_restorer import model, needs_onnx
+
+CONFIG = Evaluation(grid_rows=5, baselines=())
+
+
+@pytest.fixture(scope="module")
+def images() -> ImageSet:
+    return image_set()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, images: ImageSet) -> Dataset:
+    """One part of two runs, half of the images planted."""
+    return planted_store(tmp_path_factory.mktemp("planted"), images, n_parts=1, planted=2)
+
+
+def _score(store: Dataset, images: ImageSet, out: Path, **changes: Any) -> dict[str, Any]:
+    config = replace(CONFIG, **changes)
+    return evaluate(config, dataset=store, heldout=images, restorers={}, out=out, device="cpu")
+
+
+def test_the_fast_search_finds_what_its_block_says(
+    tmp_path: Path, images: ImageSet, store: Dataset
+) -> None:
+    whole = _score(store, images, tmp_path / "whole")["methods"]
+    fast = _score(store, images, tmp_path / "fast", search="fast")["methods"]
+    for name in ("plain", "plain_all"):
+        block, exhaustive = whole[name]["fast"], whole[name]["targets"]
+        found = fast[name]["targets"]
+        assert fast[name]["fast"] is None
+        assert block["n_good"] == found["summary"]["n_good"]
+        assert block["mean_ssim"] == pytest.approx(found["summary"]["mean_ssim"], abs=1e-6)
+        known = np.array(found["run"]) >= 0
+        columns = ("ssim", "run", "candidate", "iteration")
+        better = np.array(exhaustive["ssim"]) - np.array(found["ssim"])
+        assert (better[known] >= -1e-6).all()
+        same = [
+            all(found[c][k] == exhaustive[c][k] for c in columns[1:]) and known[k]
+            for k in range(len(known))
+        ]
+        assert block["n_same_match"] == sum(same)
+        assert 4 <= sum(same) < 2 * N_IMAGES  # the planted ones, and not all of the noise
+        missed = (np.array(exhaustive["ssim"]) > 0.4) & ~(np.array(found["ssim"]) > 0.4)
+        assert block["n_missed_good"] == missed.sum()
+    assert whole["vote"]["targets"]["ssim"] == fast["vote"]["targets"]["ssim"]
+
+
+@needs_onnx
+def test_restorers_from_elsewhere_are_methods(
+    tmp_path: Path, images: ImageSet, store: Dataset
+) -> None:
+    path = model(tmp_path / "half.onnx", weight=0.5)
+    out = tmp_path / "out"
+    record = _score(store, images, out, external={"real_denoise": str(path)})
+    assert list(record["methods"]) == ["plain", "plain_all", "vote", "real_denoise"]
+    assert record["methods"]["real_denoise"]["kind"] == "external"
+    assert record["grid"]["methods"] == ["plain", "vote", "real_denoise"]
+    assert record["nothing"]["methods"] == ["plain", "real_denoise"]
+    with np.load(out / "pictures.npz") as pictures:
+        whole, half = (pictures[f"nothing/{n}"].astype(float) for n in ("plain", "real_denoise"))
+        np.testing.assert_allclose(half, whole / 2, atol=1)
+    before = record["methods"]["real_denoise"]["targets"]["ssim"]
+    model(path, weight=1.0)
+    again = _score(store, images, out, external={"real_denoise": str(path)})
+    assert again["methods"]["real_denoise"]["targets"]["ssim"] != before  # another file, anew
+    assert again["methods"]["real_denoise"]["targets"]["ssim"] == pytest.approx(
+        again["methods"]["plain"]["targets"]["ssim"], abs=1e-5
+    )
+
+
+@needs_onnx
+def test_restorers_from_elsewhere_that_do_not_fit_are_refused(
+    tmp_path: Path, images: ImageSet, store: Dataset
+) -> None:
+    missing = {"mine": str(tmp_path / "none.onnx")}
+    with pytest.raises(ValueError, match="is not a file"):
+        _score(store, images, tmp_path / "out", external=missing)
+    large = model(tmp_path / "large.onnx", shape=("n", 3, 64, 64))
+    with pytest.raises(ValueError, match=r"external\.mine: every picture .* is 16 x 16, but .* 64"):
+        _score(store, images, tmp_path / "out", external={"mine": str(large)})
+    with pytest.raises(ValueError, match=r"external\.mine='edm' is not an \.onnx file"):
+        Evaluation(external={"mine": "edm"})
+    for name in ("plain2", "tv", "vote", "Mine"):
+        with pytest.raises(ValueError, match="cannot name a method"):
+            Evaluation(external={name: "a.onnx"})
+    with pytest.raises(ValueError, match="'edm' names both a trained and an external restorer"):
+        evaluate(
+            replace(CONFIG, external={"edm": "a.onnx"}),
+            dataset=store,
+            heldout=images,
+            restorers={"edm": tmp_path},
+            out=tmp_path / "out",
+            device="cpu",
+        )
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"vote_ratio=0\.9 must be 1"):
+        Evaluation(vote_ratio=0.9)
+    with pytest.raises(ValueError, match="search='slow'"):
+        Evaluation(search="slow")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="appendix_rows=-1"):
+        Evaluation(appendix_rows=-1)
+
+
+def test_labels_are_shown_and_change_no_score(tmp_path: Path, images: ImageSet) -> None:
+    """Victims that were trained with the labels swapped, of images with the labels as they are."""
+    records = []
+    for swapped in (False, True):
+        columns = planted_columns(images, 0, planted=2)
+        if swapped:
+            columns["targets/label"] = 1 - columns["targets/label"]
+        root = tmp_path / str(swapped)
+        create_or_open(root, MANIFEST)
+        made = provenance(source_hash=images.content_hash)
+        write_part(root, 0, columns, provenance=made)
+        records.append(_score(Dataset(root), images, tmp_path / f"out-{swapped}"))
+    assert records[0]["fingerprint"] != records[1]["fingerprint"]
+    for side in ("targets", "decoys"):
+        shown = records[1][side]
+        assert shown["label"] == images.labels[shown["image_id"]].tolist()
+        assert set(shown["label"]) == {0, 1}
+    for key in ("methods", "targets", "decoys", "runs", "grid"):
+        assert records[0][key] == records[1][key]
+
+
+def test_images_that_were_left_out_are_listed(
+    tmp_path: Path, images: ImageSet, store: Dataset
+) -> None:
+    out = tmp_path / "evaluation"
+    assert read_excluded(out) is None
+    rows = [{"image_id": 7, "nearest": 3, "correlation": 0.97}]
+    path = tmp_path / "heldout-excluded.json"
+    path.write_text(json.dumps({"threshold": 0.95, "rows": rows}))
+    excluded = read_excluded(out)
+    assert excluded == {"threshold": 0.95, "n": 1, "rows": rows}
+    how: dict[str, Any] = {"dataset": store, "heldout": images, "restorers": {}, "device": "cpu"}
+    assert evaluate(CONFIG, out=out, **how)["excluded"] is None
+    assert evaluate(CONFIG, out=out, excluded=excluded, **how)["excluded"] == excluded
+    for content in ("[]", "{}", '{"threshold": 1}', '{"threshold": "a", "rows": []}', "no"):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=r"heldout-excluded\.json .*make it again, or remove"):
+            read_excluded(out)
+
+
+def _ssim3(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """SSIM of (3, h, w) pictures with a 3x3 window as kornia defines it, written out: a Gaussian
+    of sigma 1.5, borders reflected, mean over all positions."""
+    weights = np.exp(-0.5 * (np.array([-1.0, 0.0, 1.0]) / 1.5) ** 2)
+    window = np.outer(weights, weights) / weights.sum() ** 2
+
+    def blurred(picture: NDArray[np.float64]) -> NDArray[np.float64]:
+        wide = np.pad(picture, ((0, 0), (1, 1), (1, 1)), mode="reflect")
+        h, w = picture.shape[1:]
+        shifts = [(i, j) for i in range(3) for j in range(3)]
+        return sum(window[i, j] * wide[:, i : i + h, j : j + w] for i, j in shifts)
+
+    mu_x, mu_y = blurred(x), blurred(y)
+    var_x, var_y = blurred(x * x) - mu_x**2, blurred(y * y) - mu_y**2
+    cov = blurred(x * y) - mu_x * mu_y
+    c1, c2 = 0.01**2, 0.03**2
+    score = (2 * mu_x * mu_y + c1) * (2 * cov + c2)
+    score /= (mu_x**2 + mu_y**2 + c1) * (var_x + var_y + c2)
+    return float(score.mean())
+
+
+@pytest.mark.parametrize(
+    ("planted", "search"), [(0, "exhaustive"), (N_IMAGES, "exhaustive"), (0, "fast")]
+)
+def test_the_scores_are_those_of_other_libraries_on_the_pictures(
+    tmp_path: Path, planted: int, search: Search
+) -> None:
+    """Up to the 8 bits that pictures are kept with; of sweeps whose best attack varies by row."""
+    config = Evaluation(n_samples=3, grid_rows=8, appendix_rows=6, baselines=("tv",), search=search)
+    record = evaluated_sweep(tmp_path, config=config, planted=planted)
+    with np.load(tmp_path / "out" / "pictures.npz") as file:
+        pictures = {name: file[name].astype(np.float64) / 255 for name in file.files}
+    places = {"targets": "grid", "decoys": "grid", "appendix": "appendix"}
+    for place, block in places.items():
+        side = "decoys" if place == "decoys" else "targets"
+        for method in record[block]["methods"]:
+            found = record["methods"][method][side]
+            for k, row in enumerate(record[block][side]):
+                x, y = pictures[f"{place}/original"][k], pictures[f"{place}/{method}"][k]
+                if found["rmse"][row] is None:
+                    assert search == "fast"
+                    assert not y.any()
+                    continue
+                ssim = structural_similarity(
+                    x,
+                    y,
+                    gaussian_weights=True,
+                    sigma=1.5,
+                    use_sample_covariance=False,
+                    data_range=1,
+                    channel_axis=0,
+                )
+                haarpsi = import_piq().haarpsi(torch.from_numpy(x)[None], torch.from_numpy(y)[None])
+                assert found["ssim"][row] == pytest.approx(ssim, abs=4e-3)
+                assert found["ssim3"][row] == pytest.approx(_ssim3(x, y), abs=6e-3)
+                assert found["haarpsi"][row] == pytest.approx(haarpsi.item(), abs=4e-3)
+                rmse = np.sqrt(np.square(x - y).mean())
+                assert found["rmse"][row] == pytest.approx(rmse, abs=1e-3)
+    assert pictures["appendix/plain"].shape == (6, 3, SIZE, SIZE)
+    shown = record["examples"]
+    for side in ("targets", "decoys"):
+        found = record["methods"]["plain"][side]
+        rows = [row for of_bin in shown[side] for row in of_bin]
+        assert len(rows) == len(set(rows))
+        for row, x, y in zip(
+            rows,
+            pictures[f"examples_{side}/original"],
+            pictures[f"examples_{side}/plain"],
+            strict=True,
+        ):
+            ours = np.sqrt(np.square(x - y).mean())
+            assert found["rmse"][row] == pytest.approx(ours, abs=1e-3)
+
+
+def test_examples_are_spread_over_every_bin_of_scores() -> None:
+    """20 rows per hundredth of SSIM up to .7, and rows without a picture, which score 0."""
+    ssim = [k / 2000 for k in range(1400)] + [0.0] * 9
+    side = {"ssim": ssim, "run": [0] * 1400 + [-1] * 9}
+    shown = choose_examples({"plain": {"targets": side, "decoys": side}})
+    assert shown["edges"] == [-1.0, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0]
+    for name, n in (("targets", 8), ("decoys", 4)):
+        assert [len(rows) for rows in shown[name]] == [n] * 6
+        for (low, high), rows in zip(pairwise(shown["edges"]), shown[name], strict=True):
+            scores = [ssim[row] for row in rows]
+            assert scores == sorted(scores)
+            assert all(low < score <= high for score in scores)
+            assert scores[0] < max(low, 0) + 0.002
+            assert scores[-1] > min(high, 0.7) - 0.002
+            assert max(rows) < 1400
+    empty = {"ssim": [0.0, 0.0], "run": [-1, -1]}
+    assert choose_examples({"plain": {"targets": empty, "decoys": empty}})["targets"] == [[]] * 6

@@ -1,0 +1,239 @@
+"""Encodings in, scored images out: what comes back, what is left open, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from recon_core.attacks.instahide.mixing import InstaHide, Mixing
+from recon_core.attacks.instahide.recover import Status
+from storage.challenge import read_challenge
+from tasks.families.instahide import attack as instahide_attack
+from tasks.families.instahide.attack import METHODS, _Clock
+from tasks.families.instahide.encode import EncodeJob
+from tasks.families.instahide.headline import left_open
+from tasks.families.instahide.inputs import LEVELS, NORMAL, AttackJob, prepare
+from tasks.families.instahide.results import ambiguity, image_row, record_of, scored
+from tests.tasks.families.instahide.challenges import RING, TAIL, attacked, normal_challenge
+
+TWO_SIDED = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 1], [1, 2]]
+K4 = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "job"), [(AttackJob, {"path": "c"}), (EncodeJob, {"data": "photos"})]
+)
+def test_unknown_settings_of_a_job_are_errors(kind: type, job: dict[str, str]) -> None:
+    read = TypeAdapter(kind)
+    assert read.validate_python(job | {"out": "o", "seed": 1}).seed == 1
+    with pytest.raises(ValidationError, match=r"sed\n.*Unexpected keyword argument"):
+        read.validate_python(job | {"out": "o", "sed": 1})
+
+
+@pytest.mark.parametrize("k_pub", [0, 2])
+def test_every_image_comes_back_exactly(tmp_path: Path, k_pub: int) -> None:
+    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", RING, k_pub=k_pub))
+    record = record_of(found, prepared)
+    assert record["by_status"] == {"recovered": 5}
+    assert (record["n_exact"], record["n_false"], record["edges_right"]) == (5, 0, 1.0)
+    assert record["ssim_mean"] > 0.999
+    assert record["ambiguity"]["n_determined"] == 5
+    assert record["ambiguity"]["log2_solutions"] == (0 if k_pub else 1)
+    assert set(record["seconds_of_steps"]) == {"public images", "overlaps", "graph and signs"}
+    json.dumps(record, allow_nan=False)
+
+
+def test_without_public_images_a_wrong_relative_sign_is_an_error(tmp_path: Path) -> None:
+    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", RING, k_pub=0))
+    assert found.found is not None
+    images = found.found.images.clone()
+    images[:, :9] *= -1  # a common sign of pixels is not known, and costs nothing
+    assert scored("exact", "", replace(found.found, images=images), prepared, {}).n_exact == 5
+    images[2, 7] *= -1
+    wrong = scored("exact", "", replace(found.found, images=images), prepared, {})
+    assert (wrong.n_exact, wrong.n_false) == (4, 1)
+
+
+def test_pixels_that_are_left_open_are_no_errors(tmp_path: Path) -> None:
+    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", RING))
+    assert found.found is not None
+    images = found.found.images.clone()
+    images[1, :5] = torch.nan
+    again = scored("exact", "", replace(found.found, images=images), prepared, {})
+    assert again.n_exact == 5
+    assert image_row(again, 1)["n_pixels_open"] == 5
+
+
+def test_images_that_are_not_determined_are_a_result(tmp_path: Path) -> None:
+    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", TAIL), n_private=8)
+    record = record_of(found, prepared)
+    assert record["by_status"] == {"recovered": 5, "ambiguous": 2, "free": 1}
+    assert (record["n_exact"], record["n_false"]) == (5, 0)
+    said = " ".join(left_open(record, 2))
+    assert "determine 5 of 8 images" in said
+    assert "2 encodings are in no circuit" in said
+    assert "2 to the 2, 4 solutions" in said
+    assert "1 image is free, 1 in no explained encoding" in said
+
+
+def test_a_graph_without_odd_cycles_leaves_all_free(tmp_path: Path) -> None:
+    for k_pub in (0, 2):
+        path = normal_challenge(tmp_path / f"c{k_pub}", TWO_SIDED, k_pub=k_pub)
+        _job, prepared, (found,) = attacked(path)
+        record = record_of(found, prepared)
+        assert record["by_status"] == {"free": 4}
+        said = " ".join(left_open(record, k_pub))
+        assert "1 part has no cycle of an odd number of encodings" in said
+        assert "determine 0 of 4" in said
+
+
+def test_parts_are_solved_apart_and_said(tmp_path: Path) -> None:
+    two = [*RING, *(np.array(RING) + 5).tolist()]
+    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", two))
+    record = record_of(found, prepared)
+    assert (record["n_exact"], record["ambiguity"]["n_parts"]) == (10, 2)
+    assert "2 parts, of 5, 5 images" in " ".join(left_open(record, 2))
+
+
+def test_two_graphs_are_said(tmp_path: Path) -> None:
+    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", K4))
+    record = record_of(found, prepared)
+    assert record["by_status"] == {"several graphs": 4}
+    said = " ".join(left_open(record, 2))
+    assert "2 graphs have these overlaps" in said
+    assert "nothing is proved" in said
+
+
+def test_thousands_of_open_signs_are_counted() -> None:
+    n = 1100
+    edges = np.stack([np.zeros(n, np.int64), np.arange(1, n + 1)], 1)
+    found = type("F", (), {})()
+    found.edges, found.weights = edges, np.ones((n, 2))
+    found.explained, found.status = np.ones(n, bool), [Status.FREE] * (n + 1)
+    what = ambiguity(found, with_public=True)
+    assert what["log2_solutions"] is None
+    record = {"ambiguity": what, "n_images": n + 1, "n_encodings": n, "n_graphs": 1,
+              "exact_graph": True}  # fmt: skip
+    assert "more than 10^308 solutions" in " ".join(left_open(record, 2))
+
+
+def test_overlaps_with_errors_ask_for_the_number_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recon_core.attacks.instahide import recover as core
+
+    def mistaken(*words):
+        common = core_common(*words)
+        common[0, 1] = common[1, 0] = 0
+        return common
+
+    core_common = core.common_images
+    monkeypatch.setattr(core, "common_images", mistaken)
+    path = normal_challenge(tmp_path / "c", RING)
+    facts = json.loads((path / "challenge.json").read_text())
+    del facts["n_private"]
+    (path / "challenge.json").write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match="with --n-private"):
+        attacked(path)
+
+
+def test_methods_are_an_entry_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_words):
+        raise ValueError("not today")
+
+    monkeypatch.setitem(METHODS, "practical", replace(METHODS["practical"], run=fails))
+    path = normal_challenge(tmp_path / "c", RING)
+    _job, _prepared, (exact, practical) = attacked(path, method="both")
+    assert exact.n_exact == 5
+    assert (practical.found, practical.failure) == (None, "not today")
+    with pytest.raises(ValueError, match="not today"):
+        attacked(path, method="practical")
+    with pytest.raises(ValueError, match="none of auto, both, all, exact, practical, carlini"):
+        attacked(path, method="magic")
+
+
+def test_time_goes_to_the_step_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 3.0, 7.0, 8.0])
+    monkeypatch.setattr(instahide_attack.time, "perf_counter", lambda: next(now))
+    clock = _Clock((("a", 0.3), ("b", 0.4), ("c", 1.0)), lambda _share: None)
+    for share in (0.3, 0.4, 1.0):
+        clock(share)
+    assert clock.seconds() == {"a": 1.0, "b": 2.0, "c": 5.0}
+
+
+def test_units_without_a_record_are_seen(tmp_path: Path) -> None:
+    path = normal_challenge(tmp_path / "c", RING)
+    bare = {"scheme": Mixing.by_parts(2), "n_private": 5}
+    job = AttackJob(path=path / "encodings.npy", out=tmp_path, public=path / "public.npy", **bare)
+    prepared = prepare(job, tuple(METHODS))
+    assert prepared.units == NORMAL
+    assert prepared.methods == ("exact",)
+    np.save(tmp_path / "levels.npy", np.clip(np.load(path / "public.npy"), -1, 1))
+    prepared = prepare(replace(job, public=tmp_path / "levels.npy"), tuple(METHODS))
+    assert prepared.units == LEVELS
+    assert prepared.methods == ("practical",)
+    alone = normal_challenge(tmp_path / "alone", RING, k_pub=0) / "encodings.npy"
+    job = AttackJob(path=alone, out=tmp_path, scheme=Mixing.by_parts(0))
+    prepared = prepare(job, tuple(METHODS))
+    assert prepared.units == NORMAL
+    assert prepared.methods == ("exact",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"n_private": 10}, "9 encodings of n_private=10"),
+        ({"n_private": 1}, "mixes 2 private"),
+        ({"use_public": False}, "k_pub=2 public images, but none are given"),
+        ({"scheme": InstaHide(), "method": "exact"}, "use --method practical"),
+        ({"n_shown": 0}, "n_shown=0"),
+        ({"public": Path("x"), "use_public": False}, "contradict"),
+    ],
+)
+def test_attacks_that_make_no_sense(tmp_path: Path, settings: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        attacked(normal_challenge(tmp_path / "c", RING), **settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"scheme": None}, "nothing says how the encodings were made"),
+        ({"scheme": {"kind": "theory", "k_pub": -1}}, "k_pub"),
+        ({"scheme": {"kind": "theory", "strange": 1}}, r"scheme\.theory\.strange"),
+        ({"n_private": "five"}, "n_private='five'"),
+        ({"pixels": {"kind": "odd"}}, r"pixels\.kind='odd'"),
+        ({"pixels": {"kind": "standardised", "sd": 0}}, "sd above 0"),
+        ({"pixels": {"kind": "standardised", "sd": "x"}}, "pixels: could not convert"),
+    ],
+)
+def test_records_that_make_no_sense(tmp_path: Path, changes: dict, said: str) -> None:
+    path = normal_challenge(tmp_path / "c", RING)
+    facts = json.loads((path / "challenge.json").read_text())
+    (path / "challenge.json").write_text(json.dumps(facts | changes))
+    with pytest.raises(ValueError, match=said):
+        attacked(path)
+
+
+def test_the_practical_attack_says_what_it_needs(tmp_path: Path) -> None:
+    path = normal_challenge(tmp_path / "c", RING, k_pub=2)
+    _job, _prepared, tried = attacked(path, method="all", use_public=False)
+    assert ["public images" in one.failure for one in tried[:2]] == [True, True]
+    assert "pictures from -1 to 1; these pixels are normal" in tried[2].failure
+    job = AttackJob(path=path / "encodings.npy", out=tmp_path, scheme=InstaHide(k_pub=0),
+                    method="practical")  # fmt: skip
+    with pytest.raises(ValueError, match="with --n-private"):
+        attacked(job.path, scheme=job.scheme, method="practical")
+
+
+def test_an_attack_changes_nothing_in_the_challenge(tmp_path: Path) -> None:
+    path = normal_challenge(tmp_path / "c", RING)
+    before = read_challenge(path).encodings.copy()
+    attacked(path)
+    np.testing.assert_array_equal(read_challenge(path).encodings, before)

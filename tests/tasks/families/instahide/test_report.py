@@ -1,0 +1,207 @@
+"""The page of an attack on InstaHide: its numbers are the record's, its figures those of the graph,
+and it works in a browser, narrow and wide."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from flows.families.instahide.attack import outcome, record_of_job, summary_rows
+from tasks.families.instahide.attack import METHODS
+from tasks.families.instahide.figures import APART, DRAWN, SIDE, _places, heat_maps
+from tasks.families.instahide.headline import WHY
+from tasks.families.instahide.report import (
+    COLOURS,
+    COLUMNS_OF_CSV,
+    clear_images,
+    statuses,
+    tiles,
+    write_images,
+    write_page,
+)
+from tests.tasks.browser import BINARY, Browser, chromium
+from tests.tasks.families.instahide.challenges import RING, TAIL, attacked, normal_challenge
+from tests.tasks.pages import Page
+from tests.tasks.report.test_page_browser import (
+    LABELS_CUT_OFF,
+    LABELS_THAT_OVERLAP,
+    SCROLLS,
+    STICKS_OUT,
+    WIDTHS_OF_IMAGES,
+)
+from tests.tasks.study.test_page_browser import LETTERS, UNREACHABLE
+
+CONTEXT = {"command": "palimpsest attack instahide c", "created": "2026-01-01", "n_shown": 40,
+           "versions": {"code": "x"}}  # fmt: skip
+
+
+def made(folder: Path, edges: object, *, k_pub: int = 2, **settings: object) -> Path:
+    path = normal_challenge(folder / "c", edges, k_pub=k_pub)  # type: ignore[arg-type]
+    job, prepared, scored = attacked(path, **settings)
+    record = record_of_job(job, prepared, scored)
+    context = CONTEXT | {"outcome": outcome(record)}
+    write_page(folder / "report.html", record, prepared, scored, context)
+    return folder / "report.html"
+
+
+def many(n: int, m: int) -> list[list[int]]:
+    """Edges of n images of which each has some."""
+    rng = np.random.default_rng(1)
+    ring = [[k, (k + 1) % n] for k in range(n)]
+    return [*ring, *(rng.choice(n, 2, replace=False).tolist() for _ in range(m - n))]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fails(*_words: object) -> None:
+            raise ValueError("its public images are too few")
+
+        patch.setitem(METHODS, "practical", replace(METHODS["practical"], run=fails))
+        of = tmp_path_factory.mktemp
+        return {
+            "few": made(of("few"), TAIL, n_private=8, method="both"),
+            "many": made(of("many"), many(DRAWN + 3, 90)),
+            "plain": made(of("plain"), RING, k_pub=0),
+        }
+
+
+def test_numbers_are_the_records(pages: dict[str, Path]) -> None:
+    page = Page(pages["few"])
+    page.check()
+    row = [cell.strip() for cell in page.rows["exact"]]
+    assert row[1:4] == ["5 of 8", "5", "0"]
+    assert row[6] == "11 of 11"
+    assert "gave nothing: its public images are too few" in page.rows["practical"][1]
+    assert "5 of 8 private images are recovered from 11 encodings" in page.prose
+    for said in ("2 ambiguous", "1 free", WHY["ambiguous"], "determine 5 of 8 images"):
+        assert said in page.prose
+    assert "Time of exact (paper 004): public images" in page.prose
+    assert len(pages["few"].read_bytes()) < 1_000_000
+
+
+def test_many_images_are_a_matrix(pages: dict[str, Path]) -> None:
+    page = Page(pages["many"])
+    page.check()
+    assert "Encodings by pairs of images" in [image["alt"] for image in page.images]
+    assert "Too many to draw" in page.prose
+    assert "<svg" not in pages["many"].read_text()
+
+
+def test_without_public_images_absolute_values_are_shown(tmp_path: Path) -> None:
+    path = normal_challenge(tmp_path / "c", RING, k_pub=0)
+    _job, prepared, (found,) = attacked(path)
+    cells = tiles(found, prepared, 40)
+    assert all(int(cell["picture"].min()) >= 127 for cell in cells)
+    assert all(cell["label"] == "exact" for cell in cells)
+
+
+def test_every_status_has_a_colour_and_a_reason() -> None:
+    from recon_core.attacks.instahide.recover import Status
+
+    assert {status.value for status in Status} == set(COLOURS) == {"recovered", *WHY}
+
+
+def test_files_of_images(tmp_path: Path) -> None:
+    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", TAIL))
+    write_images(tmp_path, found, prepared)
+    images = np.load(tmp_path / "images.npy", allow_pickle=False)
+    assert (images.shape, images.dtype) == ((7, 3, 24, 24), np.float32)
+    lost = np.flatnonzero(np.isnan(images).all((1, 2, 3)))
+    assert len(lost) == 2
+    pictures = sorted(p.name for p in (tmp_path / "images").iterdir())
+    assert pictures == [f"{k:04}.png" for k in range(7) if k not in lost]
+    with Image.open(tmp_path / "images" / pictures[0]) as shown:
+        assert shown.size == (24, 24)
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "statuses.csv").read_text())))
+    assert tuple(rows[0]) == COLUMNS_OF_CSV
+    assert [row["status"] for row in rows].count("recovered") == 5
+    assert [rows[k]["n_pixels_open"] for k in lost] == ["1728", "1728"]
+    assert sum(int(row["n_encodings"]) for row in rows) == 2 * len(TAIL)
+    clear_images(tmp_path)
+    assert list((tmp_path / "images").iterdir()) == []
+    assert not (tmp_path / "images.npy").exists()
+
+
+def test_without_the_truth_there_are_no_scores(tmp_path: Path) -> None:
+    path = normal_challenge(tmp_path / "c", RING)
+    (path / "secret").rename(tmp_path / "elsewhere")
+    job, prepared, scored = attacked(path)
+    record = record_of_job(job, prepared, scored)
+    assert "exact" not in summary_rows(record)[0]
+    assert "originals" not in outcome(record)
+    assert statuses(scored[0]).splitlines()[1].endswith(",0,,,,,")
+    write_page(tmp_path / "r.html", record, prepared, scored, CONTEXT | {"outcome": ""})
+    page = Page(tmp_path / "r.html")
+    page.check()
+    assert "Falsely" not in page.prose
+    assert "true image" not in page.prose.lower()
+    _job, _prepared, again = attacked(path, truth=tmp_path / "elsewhere")
+    assert again[0].n_exact == 5
+
+
+def test_ordering_by_image_shows_squares(tmp_path: Path) -> None:
+    edges = np.array(many(12, 60))[np.random.default_rng(0).permutation(60)]
+    _job, _prepared, (found,) = attacked(normal_challenge(tmp_path / "c", edges))
+    assert found.found is not None
+    unordered, ordered, common = (
+        1 - h.picture[0].astype(float) / 255 for h in heat_maps(found.found)
+    )
+    assert np.corrcoef(ordered.ravel(), common.ravel())[0, 1] > 0.9
+    assert abs(np.corrcoef(unordered.ravel(), common.ravel())[0, 1]) < 0.5
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [RING, TAIL, [[0, 1]], [[2 * k, 2 * k + 1] for k in range(15)], many(30, 34), many(30, 200)],
+    ids=["ring", "tail", "pair", "pairs", "sparse", "dense"],
+)
+def test_no_vertex_covers_another(edges: list[list[int]]) -> None:
+    n = int(np.max(edges)) + 1
+    counts = np.zeros((n, n), np.int64)
+    for i, j in edges:
+        counts[i, j] = counts[j, i] = 1
+    at = _places(counts)
+    apart = torch.cdist(*(torch.from_numpy(at),) * 2).fill_diagonal_(np.inf)
+    assert float(apart.min()) > 0.8 * APART
+    assert at.min() >= APART / 2 - 3
+    assert at[:, 0].max() <= SIDE - APART / 2 + 3
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.mark.skipif(not BINARY, reason="no chromium, chromium-browser or google-chrome here")
+@pytest.mark.parametrize("name", ["few", "many", "plain"])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_the_page_works_by_itself(
+    browser: Browser, pages: dict[str, Path], name: str, width: int, dark: bool
+) -> None:
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.open(pages[name], width=width, dark=dark)
+    assert browser.value_of(SCROLLS) is False
+    assert browser.value_of(STICKS_OUT) == []
+    assert browser.value_of(UNREACHABLE) == []
+    assert all(found > 0 for found in browser.value_of(WIDTHS_OF_IMAGES))
+    if name != "many":
+        letters = browser.value_of(LETTERS)
+        assert min(letters) >= 9.5
+        assert max(letters) <= 19
+        assert browser.value_of(LABELS_THAT_OVERLAP) == []
+        assert browser.value_of(LABELS_CUT_OFF) == []
+    asked = [url for url in browser.requests if not url.startswith("data:")]
+    assert asked == [pages[name].absolute().as_uri()]
+    assert browser.complaints == []

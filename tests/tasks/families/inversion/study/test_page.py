@@ -1,0 +1,315 @@
+"""The page of an inversion study: one file without requests, whose numbers are the record's."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks.families.inversion.study.charts import plane
+from tasks.families.inversion.study.figure_specs import (
+    compared,
+    describe_figures,
+    layer_groups,
+    letters,
+)
+from tasks.families.inversion.study.page import render
+from tasks.families.inversion.study.tables import front
+from tasks.page.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
+from tests.tasks.families.inversion.inversions import (
+    BETAS,
+    LAMS,
+    Made,
+    figure_of,
+    find,
+    inversion,
+    page_of,
+    rows_of,
+)
+from tests.tasks.pages import Page
+
+FIGURES = ("table3", "plates", "heatmaps", "pareto", "layers", "table4", "synthetic")
+OWN = ("cells", "seeds", "sweet-spots", "claims", "synthetic-features")
+MEASURES = ("ssim", "psim", "psnr")
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    return inversion()
+
+
+@pytest.fixture(scope="module")
+def folder(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("inversion")
+    page_of(found, made)
+    return found
+
+
+def _drawings(figure: str) -> list[str]:
+    return re.findall(r'<svg viewBox="0 0 [^>]*role="img".*?</svg>', figure, re.DOTALL)
+
+
+def test_the_page_asks_nothing_of_the_network(folder: Path, made: Made) -> None:
+    source = (folder / "inversion.html").read_text()
+    for forbidden in ("http:", "https:", "url(", "@import", "<script", "<iframe"):
+        assert forbidden not in source
+    assert render(*made) == source
+
+
+def test_every_table_is_in_the_page_and_beside_it(folder: Path) -> None:
+    beside = {file.name: file.read_bytes().decode() for file in folder.glob("inversion-data/*")}
+    assert Page(folder / "inversion.html").downloads == beside
+    assert set(beside) == {f"{name}.csv" for name in (*OWN, *FIGURES)}
+
+
+def test_figures_are_those_the_record_has_numbers_for(made: Made) -> None:
+    assert tuple(figure["kind"] for figure in describe_figures(made[0])) == FIGURES
+    bare = inversion(layers=False, unicon=False, synthetic=False)[0]
+    kinds = [figure["kind"] for figure in describe_figures(bare)]
+    assert kinds == ["table3", "plates", "heatmaps", "pareto"]
+    for cell in bare["cells"]:
+        cell["roles"] = []
+    assert [figure["kind"] for figure in describe_figures(bare)] == ["heatmaps", "pareto"]
+
+
+def test_the_answer_on_top_is_that_of_the_sweet_spot(folder: Path, made: Made) -> None:
+    record = made[0]
+    spot = next(s for s in record["sweet_spots"] if s["source"] == "digits")
+    cell, vanilla = record["cells"][spot["cell"]], find(record, "vanilla")[1]
+    said = (
+        f"{cell['title']} , the sweet spot under “the paper's descent”, has an accuracy of "
+        f"{100 * cell['accuracy']['mean']:.1f} % ({100 * vanilla['accuracy']['mean']:.1f} % "
+        "without a defence). The mean SSIM of what comes back is "
+        f"{cell['attacks']['paper']['ssim']['mean']:.3f} instead of "
+        f"{vanilla['attacks']['paper']['ssim']['mean']:.3f} under “the paper's descent” "
+        f"(chance: 0.490) and {cell['attacks']['strong']['ssim']['mean']:.3f} instead of "
+        f"{vanilla['attacks']['strong']['ssim']['mean']:.3f} under “Adam, three starts, tuned”"
+    )
+    prose = Page(folder / "inversion.html").prose
+    assert said in prose
+    assert "Of 3 claims of the paper and ours, 1 holds here, 1 does not, 1 is undecided" in prose
+
+
+def test_table_3_is_the_record(folder: Path, made: Made) -> None:
+    page, rows = Page(folder / "inversion.html"), rows_of(folder, "table3")
+    chosen = [(k, c) for k, c in enumerate(made[0]["cells"]) if c["roles"]]
+    assert len(rows) == sum(len(cell["attacks"]) for _k, cell in chosen)
+    for k, cell in chosen:
+        for attack, scores in cell["attacks"].items():
+            row = next(r for r in rows if (r["cell"], r["attack"]) == (f"{k}", attack))
+            assert float(row["accuracy"]) == cell["accuracy"]["mean"]
+            assert float(row["chance"]) == scores["chance"]
+            for name in MEASURES:
+                found = [float(row[name + end]) for end in ("", " low", " high", " std", " worst")]
+                ends = scores[name]["mean"], scores[name]["low"], scores[name]["high"]
+                assert found == [*ends, scores["std"][name], scores["worst"][name]]
+            texts = [text.strip() for text in page.rows[f"table3 {k} {attack}"]]
+            low, high = scores["ssim"]["low"], scores["ssim"]["high"]
+            ssim = f"{ends_of(scores, 'ssim')}[{low:.3f}, {high:.3f}]"
+            assert texts[-4:-2] == [ssim, f"{scores['chance']:.3f}"]
+            assert texts[-1].startswith(f"{scores['psnr']['mean']:.1f} ± ")
+
+
+def ends_of(scores: dict[str, dict[str, dict[str, float]]], name: str) -> str:
+    mean, std, worst = scores[name]["mean"], scores["std"][name], scores["worst"][name]
+    return f"{mean:.3f} ± {std:.3f} ({worst:.3f})"
+
+
+def test_letters_are_the_same_in_every_figure(folder: Path, made: Made) -> None:
+    record = made[0]
+    for source in record["sources"]:
+        for k, letter in letters(record, source).items():
+            for name in ("table3", "pareto", "plates"):
+                mine = [row for row in rows_of(folder, name) if row["cell"] == f"{k}"]
+                assert {row["letter"] for row in mine} == {letter}
+    assert list(letters(record, record["sources"][0]).values())[:2] == ["A", "B"]
+    assert letters(record, record["sources"][0])[find(record, "vanilla")[0]] == "A"
+
+
+def test_heatmaps_are_their_csv_and_the_record(folder: Path, made: Made) -> None:
+    record, rows = made[0], rows_of(folder, "heatmaps")
+    assert len(rows) == 2 * len(LAMS) * len(BETAS)
+    for row in rows:
+        cell = record["cells"][int(row["cell"])]
+        mean = cell["accuracy"]["mean"]
+        assert row["accuracy"] == ("" if mean is None else f"{mean}")
+        assert (float(row["lam"]), float(row["beta"])) == tuple(
+            cell["defence"][key] for key in ("lam", "beta")
+        )
+    drawn = _drawings(figure_of(folder, "heatmaps"))
+    assert len(drawn) == 2 * 4  # accuracy, distance, two attacks; restored was run on few
+    firsts = re.findall(
+        r'<text class="first(?: halo)?"[^>]*text-anchor="middle">([^<]*)<', drawn[0]
+    )
+    squares = firsts[len(LAMS) :]
+    expected = []
+    for beta in sorted(BETAS, reverse=True):
+        for lam in LAMS:
+            mean = find(record, f"mixcon {lam:g} {beta}")[1]["accuracy"]["mean"]
+            expected.append("div." if mean is None else f"{100 * mean:.1f}")
+    assert sorted(squares) == sorted(expected)
+    assert squares == expected
+    assert drawn[0].count('class="hatch"') == 1
+    assert drawn[0].count(">1/3 div.<") == 1
+    shares = [float(share) for share in re.findall(r"--share: ([\d.]+)", drawn[2])]
+    assert (min(shares), max(shares)) == (0.0, 1.0)
+
+
+def test_the_front_is_what_nothing_else_beats() -> None:
+    points = [(0.9, 0.5), (0.95, 0.6), (0.95, 0.7), (0.8, 0.5), (0.7, 0.3), (0.99, 0.9)]
+    assert front(points) == [4, 0, 1, 5]
+    assert front([(0.5, 0.5), (0.5, 0.5)]) == [0, 1]
+    assert front([]) == []
+
+
+def test_the_front_of_the_page_is_the_front_of_its_table(folder: Path) -> None:
+    rows = [row for row in rows_of(folder, "pareto") if row["source"] == "digits"]
+    for attack in ("paper", "strong"):
+        mine = [row for row in rows if row["attack"] == attack]
+        points = [(float(row["accuracy"]), float(row["ssim"])) for row in mine]
+        best = [k for k, row in enumerate(mine) if row["on_front"] == "True"]
+        assert sorted(front(points)) == best
+    assert {row["on_front"] for row in rows if row["attack"] == "restored"} == {"False"}
+    assert "Adam and restored was run on 2 of 14 settings, so it has no line." in (
+        Page(folder / "inversion.html").prose
+    )
+    drawing = _drawings(figure_of(folder, "pareto"))[0]
+    (line, other) = re.findall(r'class="curve front" points="([^"]*)"', drawing)
+    n_front = sum(row["on_front"] == "True" for row in rows if row["attack"] == "paper")
+    assert len(line.split()) == n_front
+    assert line != other
+
+
+def test_marks_of_the_trade_off_lie_where_their_table_says(folder: Path) -> None:
+    drawing = _drawings(figure_of(folder, "pareto"))[0]
+    rows = [
+        r for r in rows_of(folder, "pareto") if (r["source"], r["attack"]) == ("digits", "paper")
+    ]
+    marks = re.findall(r'<circle class="marker" cx="([\d.]+)" cy="([\d.]+)"', drawing)
+    assert len(marks) == len(rows)
+    found = np.array(sorted((float(x), float(y)) for x, y in marks))
+    wanted = np.array(sorted((float(r["accuracy"]), float(r["ssim"])) for r in rows))
+    share = (found[:, 0] - LEFT) / (WIDTH - LEFT - RIGHT)
+    (slope, start), *_rest = np.polyfit(share, wanted[:, 0], 1, full=True)
+    assert start + slope * share == pytest.approx(wanted[:, 0], abs=2e-4)
+    heights = {round(float(r["accuracy"]), 9): float(r["ssim"]) for r in rows}
+    ssim = np.array([heights[round(a, 9)] for a in wanted[:, 0]])
+    up = (HEIGHT - BOTTOM - found[:, 1]) / (HEIGHT - TOP - BOTTOM)
+    assert np.corrcoef(up, ssim)[0, 1] > 0.9999
+    assert drawing.count('class="whisker"') > len(rows)
+    assert sorted(set(re.findall(r'letter halo"[^>]*>(\w)<', drawing))) == ["A", "B", "C", "D"]
+
+
+def test_layers_are_lines_of_a_setting_at_several_cuts(folder: Path, made: Made) -> None:
+    record, rows = made[0], rows_of(folder, "layers")
+    groups = layer_groups(record, record["sources"][0])
+    assert [[cell["cut"] for _k, cell in group] for group in groups] == [[1, 2, 3], [1, 2, 3]]
+    for row in rows:
+        scores = record["cells"][int(row["cell"])]["attacks"][row["attack"]]
+        assert float(row["ssim"]) == scores["ssim"]["mean"]
+    figure = figure_of(folder, "layers")
+    drawn = _drawings(figure)
+    assert len(drawn) == 2 * 2  # restored was run at one layer only
+    assert all(panel.count('class="curve targets"') == 2 for panel in drawn)
+    assert re.findall(r'class="t(2\d)" checked>', figure) == ["20", "21"]
+
+
+def test_table_4_sets_unicon_beside_the_nearest_mixcon(folder: Path, made: Made) -> None:
+    record = made[0]
+    chosen = [cell["name"] for _k, cell in compared(record, record["sources"][0])]
+    assert chosen[:2] == ["vanilla", "unicon 1"]
+    wanted = find(record, "unicon 1")[1]["accuracy"]["mean"]
+    grid = [c for c in record["cells"] if c["source"] == "digits" and c["in_grid"]]
+    known = [c for c in grid if c["accuracy"]["mean"] is not None]
+    nearest = min(known, key=lambda c: abs(c["accuracy"]["mean"] - wanted))
+    assert nearest["name"] in chosen
+    assert {row["kind"] for row in rows_of(folder, "table4")} == {"none", "unicon", "mixcon"}
+
+
+def test_plates_show_each_picture_with_its_ssim(folder: Path, made: Made) -> None:
+    record, pictures = made
+    k, cell = find(record, "vanilla")
+    figure = figure_of(folder, "plates")
+    shown = re.findall(
+        r'<img src="data:image/png;base64,([^"]*)" alt="image 3: vanilla, layer 2, the paper&#39;s '
+        r'descent"><span class="score" title="SSIM ([\d.]+)">([\d.]+)<', figure
+    )  # fmt: skip
+    ssim = cell["seeds"][0]["attacks"]["paper"]["ssim"][3]
+    assert shown[0][1:] == (f"{ssim:.3f}", f"{ssim:.2f}")
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(shown[0][0]))))
+    np.testing.assert_array_equal(picture[..., 0], pictures[f"{k}/paper"][3])
+    row = next(r for r in rows_of(folder, "plates") if (r["cell"], r["image"]) == (f"{k}", "3"))
+    assert float(row["ssim"]) == ssim
+
+
+def test_synthetic_points_are_drawn_on_common_scales_and_their_own(
+    folder: Path, made: Made
+) -> None:
+    cells = made[0]["synthetic"]["cells"]
+    assert len(rows_of(folder, "synthetic")) == len(cells) == 5
+    assert len(rows_of(folder, "synthetic-features")) == 3 * 2 * 40
+    figure = figure_of(folder, "synthetic")
+    drawn = _drawings(figure)
+    assert len(drawn) == 3 * 3
+    assert all(panel.count('class="marker"') == 40 for panel in drawn)
+    assert "h₂, in 10⁻⁹" in drawn[-1]
+    assert "e−9" in figure  # the ranges under a title
+    texts = Page(folder / "inversion.html").rows["synthetic mixcon 0.1 0 default paper"]
+    assert texts[4].startswith("50.0 %")
+    assert texts[6].startswith("1.833 (0.300)")
+
+
+def test_a_plane_holds_what_is_tiny_far_off_or_one_point() -> None:
+    tiny = plane([(0.0, 1e-12), (3e-12, 2e-12)])
+    assert (tiny.exponent, tiny.offset) == (-12, (0.0, 0.0))
+    far = plane([(5.0, 2.0), (5.0 + 1e-6, 2.0)])
+    assert far.exponent == -6
+    assert "drawn around (5, 2)" in far.said
+    assert far.place((5.0 + 1e-6, 2.0))[0] == pytest.approx(0.5, rel=1e-3)
+    for points in ([], [(0.0, 0.0)], [(2.0, 3.0)], [(float("nan"), 1.0)]):
+        axes = plane(points).axes
+        assert all(axis.high > axis.low for axis in axes)
+
+
+def test_all_cells_and_claims_are_in_the_page(folder: Path, made: Made) -> None:
+    page, cells = Page(folder / "inversion.html"), made[0]["cells"]
+    assert len([name for name in page.rows if name.startswith("cell ")]) == len(cells)
+    for k, cell in enumerate(cells):
+        if cell["accuracy"]["mean"] is not None:
+            assert f"{100 * cell['accuracy']['mean']:.1f} %" in page.rows[f"cell {k}"][2]
+    table = rows_of(folder, "cells")
+    assert [int(row["cell"]) for row in table] == list(range(len(cells)))
+    assert float(table[0]["strong ssim worst"]) == cells[0]["attacks"]["strong"]["worst"]["ssim"]
+    assert len(rows_of(folder, "seeds")) == 3 * len(cells)
+    assert [row["outcome"] for row in rows_of(folder, "claims")] == [
+        "holds",
+        "does not hold",
+        "undecided",
+    ]
+    spots = rows_of(folder, "sweet-spots")
+    assert [int(row["cell"]) for row in spots] == [s["cell"] for s in made[0]["sweet_spots"]]
+
+
+def test_every_row_of_a_table_is_as_wide_as_the_others(folder: Path) -> None:
+    source = (folder / "inversion.html").read_text()
+    tables = re.findall(r"<table.*?</table>", source, re.DOTALL)
+    assert len(tables) >= 10
+    for table in tables:
+        below: list[int] = []  # columns that rows further down owe to a cell above
+        widths = []
+        for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL):
+            width = below.pop(0) if below else 0
+            for attributes in re.findall(r"<t[hd]\b([^>]*)>", row):
+                spans = dict(re.findall(r'(colspan|rowspan)="(\d+)"', attributes))
+                columns, n_rows = int(spans.get("colspan", 1)), int(spans.get("rowspan", 1))
+                width += columns
+                below += [0] * (n_rows - 1 - len(below))
+                below[: n_rows - 1] = [owed + columns for owed in below[: n_rows - 1]]
+            widths.append(width)
+        assert len(set(widths)) == 1, table[:200]
+        assert below == []

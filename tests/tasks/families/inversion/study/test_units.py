@@ -1,0 +1,334 @@
+"""Units of a study of split classifiers: what they make, once, and the same however it is made."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flows.families.inversion.grids import tiny
+from recon_core.similarity import unit_ssim
+from recon_core.victims.separability import MixCon, UniCon
+from tasks.families.inversion.networks import read_network
+from tasks.families.inversion.study import units as inversion_units
+from tasks.families.inversion.study.images import read_sources
+from tasks.families.inversion.study.record import (
+    describe_inversion,
+    estimate,
+    pictures_of,
+    sweet_spots,
+)
+from tasks.families.inversion.study.settings import Cell, InversionSource, Synthetic
+from tasks.families.inversion.study.synthetic import gaussians, synthesise
+from tasks.families.inversion.study.units import Victim, invert, train
+from tasks.families.inversion.study.weights import write_victims
+from tests.tasks.families.inversion.inversion_runs import plan_of, run, run_all, small
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """What is equal bit for bit is so on one thread, which is also faster for so little."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+def test_images_of_a_source_are_balanced_and_in_one_set_only() -> None:
+    study = small()
+    (source,) = study.sources
+    images = read_sources(study)["digits"]
+    sets = {"train": source.n_train, "tests": source.n_tests, "public": source.n_public}
+    seen: set[bytes] = set()
+    for name, n in sets.items():
+        part = getattr(images, name)
+        assert part.images.shape == (n, 1, 16, 16)
+        assert np.bincount(part.labels).tolist() == [n // 10] * 10
+        hashes = {image.tobytes() for image in part.images}
+        assert len(hashes) == n
+        assert not hashes & seen
+        seen |= hashes
+    first = images.tests.first(10)
+    assert sorted(first.labels) == list(range(10))  # what is inverted has every class
+
+
+def test_a_source_with_too_few_images_says_which() -> None:
+    source = replace(small().sources[0], n_tests=2000, n_inverted=10)
+    with pytest.raises(ValueError, match=r"n_tests takes 200 images of each class, but 'digits'"):
+        read_sources(small(sources=(source,)))
+    with pytest.raises(ValueError, match="has 10 classes, not n_classes=5"):
+        read_sources(small(sources=(replace(small().sources[0], n_classes=5),)))
+
+
+def test_victims_are_the_same_whatever_they_are_trained_with(tmp_path: Path) -> None:
+    """Bit for bit, on one thread; so a study that is changed keeps what it has."""
+    study = small(perceptual="vgg16:none.pth")
+    together, alone = (plan_of(study, tmp_path / name) for name in ("together", "alone"))
+    (job,) = [
+        u.job for u in together.first_units() if u.name.startswith("train digits, cut 2, seed 0")
+    ]
+    assert len(job.victims) == 4
+    train(job)
+    train(replace(job, root=alone.root, victims=job.victims[2:]))
+    train(replace(job, root=alone.root))  # makes what is lacking
+    for victim in job.victims:
+        one, other = (p.folder.product(victim.key) for p in (together, alone))
+        assert one is not None
+        assert other is not None
+        assert one[0].keys() == other[0].keys()
+        for name, array in one[0].items():
+            assert np.array_equal(array, other[0][name]), (victim.name, name)
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(small(), tmp_path)
+    names = run_all(plan)
+    assert len(names) == len(set(names))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "products").iterdir()}
+    monkeypatch.setattr(inversion_units, "train_split", lambda *_a, **_k: pytest.fail("again"))
+    monkeypatch.setattr(inversion_units, "run_attack", lambda *_a, **_k: pytest.fail("again"))
+    assert run_all(plan_of(small(), tmp_path)) == names
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "products").iterdir()}
+
+
+def test_another_setting_is_another_product() -> None:
+    plan = plan_of(small(), Path("nowhere"))
+    cell = Cell("digits", 2, MixCon(lam=1.0, beta=1e-2))
+    victim = plan.victim(cell, 0)
+    others = [
+        plan.victim(cell, 1),
+        plan.victim(replace(cell, cut=1), 0),
+        plan.victim(replace(cell, defence=None), 0),
+        plan.victim(replace(cell, defence=UniCon(lam=1.0)), 0),
+        plan.victim(replace(cell, defence=MixCon(lam=1.0, beta=1e-2, eps=1e-4)), 0),
+        replace(victim, data="other"),
+        replace(victim, root_seed=1),
+        replace(victim, source=replace(victim.source, training=replace(
+            victim.source.training, lr=0.1))),
+    ]  # fmt: skip
+    assert len({v.key for v in [victim, *others]}) == len(others) + 1
+    job = plan.inverting(victim)
+    changed = [
+        replace(job, zetas=(0.5,)),
+        replace(job, rates=(0.5,)),
+        replace(job, maps="vgg16:x"),
+        replace(job, inverted=job.inverted.first(5)),
+        replace(job, strong=replace(job.strong, n_steps=3)),
+    ]
+    assert len({j.key for j in [job, *changed]}) == len(changed) + 1
+    renamed = replace(victim, source=replace(victim.source, title="other", n_inverted=20))
+    assert renamed.key == victim.key
+
+
+def test_an_inversion_is_scored_against_the_images_that_were_sent(tmp_path: Path) -> None:
+    plan = plan_of(small(), tmp_path)
+    run(plan, [u for u in plan.first_units() if "cut 1" not in u.name])
+    job = plan.inverting(plan.victim(Cell("digits", 2, None), 0))
+    found = plan.folder.product(job.key)
+    assert found is not None
+    arrays, about = found
+    x = torch.from_numpy(job.inverted.images).float() / 255
+    for attack in ("paper", "tuned", "strong"):
+        shown = torch.from_numpy(arrays[f"{attack}/picture"]).float() / 255
+        assert np.allclose(arrays[f"{attack}/ssim"], unit_ssim(shown, x).numpy(), atol=0.01)
+        others = torch.stack([unit_ssim(shown, x.roll(k, 0)) for k in range(1, 10)]).mean(0)
+        assert np.allclose(arrays[f"{attack}/chance"], others.numpy(), atol=0.01)
+    assert about["rate"] in plan.study.rates
+    assert about["zeta"] in plan.study.zetas
+    rates = {r: _error(plan, job, r) for r in plan.study.rates}
+    assert about["rate"] == min(rates, key=lambda r: rates[r])
+
+
+def _error(plan: Any, job: Any, rate: float) -> float:
+    """Of the paper's attack on the public images, at a rate."""
+    victim = Victim.of(plan.root, job.victim, "cpu")
+    public = torch.from_numpy(job.tuning.images).float() / 255
+    attack = replace(job.victim.source.attack, lr=rate)
+    found = attack.invert(victim.h, victim.sent(public), shape=(1, 16, 16))
+    return float((found.x.double() - public.double()).square().mean())
+
+
+def test_a_victim_that_diverged_sends_nothing_and_the_study_goes_on(tmp_path: Path) -> None:
+    source = small().sources[0]
+    wild = replace(source, training=replace(source.training, lr=1e6), cuts=(), unicon=None)
+    plan = plan_of(small(sources=(wild,)), tmp_path)
+    run_all(plan)
+    record = describe_inversion(plan)
+    json.dumps(record, allow_nan=False)
+    assert record["attacks"] == []
+    assert all(cell["diverged"] == len(cell["seeds"]) > 0 for cell in record["cells"])
+    assert record["sweet_spots"] == []
+
+
+def test_an_inversion_without_its_victim_says_so(tmp_path: Path) -> None:
+    plan = plan_of(small(), tmp_path)
+    with pytest.raises(ValueError, match="digits, cut 2, vanilla, seed 0 is not there"):
+        invert(plan.inverting(plan.victim(Cell("digits", 2, None), 0)))
+
+
+def test_sweet_spots_have_the_least_leakage_within_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(small(accuracy_loss=0.05), tmp_path)
+    run_all(plan)
+    cells = [c for c in plan.study.cells if plan.study.sources[0].in_grid(c)]
+    accuracy = dict(zip(cells, (0.9, 0.86, 0.84), strict=True))
+    ssim = dict(zip(cells, (0.8, 0.7, 0.6), strict=True))
+
+    def told(_plan: Any, cell: Cell, _seeds: Any) -> list[Any]:
+        attacks = {name: {"ssim": np.array([ssim[cell]])} for name in ("tuned", "strong")}
+        return [type("Found", (), {"numbers": {"accuracy": accuracy[cell]}, "attacks": attacks})]
+
+    monkeypatch.setattr("tasks.families.inversion.study.record.found_of", told)
+    assert set(sweet_spots(plan).values()) == {cells[1]}
+    accuracy[cells[2]] = 0.85
+    assert set(sweet_spots(plan).values()) == {cells[2]}
+    accuracy[cells[1]] = accuracy[cells[2]] = 0.1
+    assert set(sweet_spots(plan).values()) == {cells[0]}
+
+
+def test_sweet_spots_get_all_seeds_and_the_record_has_every_cell(tmp_path: Path) -> None:
+    study = small(accuracy_loss=0.99, n_seeds=3)
+    plan = plan_of(study, tmp_path)
+    run_all(plan)
+    record = describe_inversion(plan)
+    assert [c["name"] for c in record["cells"][:3]] == [
+        "vanilla",
+        "mixcon 0.1 0.01",
+        "mixcon 1 0.01",
+    ]
+    spots = {spot["cell"] for spot in record["sweet_spots"]}
+    assert len(record["sweet_spots"]) == 2
+    for k, cell in enumerate(record["cells"]):
+        in_grid_only = cell["name"] == "mixcon 0.1 0.01"
+        assert len(cell["seeds"]) == (3 if k in spots or not in_grid_only else 1)
+        for attack in cell["attacks"].values():
+            assert attack["n"] == 10 * len(cell["seeds"])
+    with np.load(io.BytesIO(pictures_of(plan, record))) as arrays:
+        assert arrays["digits/original"].shape == (3, 16, 16)
+        assert arrays["0/strong"].shape == (3, 16, 16)
+
+
+def test_restorers_learn_from_public_images_alone(tmp_path: Path) -> None:
+    chain = tiny().chain
+    plan = plan_of(small(chain=chain, accuracy_loss=0.0), tmp_path)
+    names = run_all(plan)
+    assert sum(name.startswith("restore ") for name in names) >= 2
+    record = describe_inversion(plan)
+    vanilla = record["cells"][0]
+    assert set(vanilla["attacks"]) == {"paper", "tuned", "strong", "restored"}
+    job = plan.restoring(Cell("digits", 2, None), 0)
+    assert len(job.public.images) == 40 - plan.study.n_tuning
+    inverted = {image.tobytes() for image in job.inverting.inverted.images}
+    assert not inverted & {image.tobytes() for image in job.public.images}
+
+
+def test_the_victims_that_are_kept_are_what_the_study_had(tmp_path: Path) -> None:
+    """They say themselves what they are, and `attack inversion` reads the same features."""
+    plan = plan_of(small(), tmp_path)
+    cells = [Cell("digits", 2, None), Cell("digits", 1, MixCon(lam=1.0, beta=1e-2))]
+    run(plan, [u for u in plan.first_units() if "seed 0" in u.name or "classifier" in u.name])
+    files = write_victims(plan, [*cells, Cell("digits", 1, UniCon(lam=9.0))])
+    assert [f.name for f in files] == [
+        "digits-cut2-vanilla.safetensors", "digits-cut1-mixcon-1-0.01.safetensors"]  # fmt: skip
+    x = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    for file, cell in zip(files, cells, strict=True):
+        network = read_network(file, None)
+        assert network.shape == (1, 16, 16)
+        assert network.n_classes == 10
+        assert network.cut == f"conv{cell.cut}"
+        logits = network.on((1, 16, 16), "cpu")(x)
+        victim = Victim.of(plan.root, plan.victim(cell, 0), "cpu")
+        ours = victim.model.classify(victim.weights, victim.sent(x)[None])[0]
+        assert torch.allclose(logits, ours, atol=1e-5)
+
+
+def test_an_estimate_is_a_t_interval() -> None:
+    """Of 1, 2, 3: 2 +- 4.30265 / sqrt(3)."""
+    found = estimate([1.0, 2.0, 3.0])
+    assert found["mean"] == 2
+    assert found["high"] == pytest.approx(2 + 4.30265 / 3**0.5, abs=1e-4)
+    assert found["low"] == pytest.approx(2 - 4.30265 / 3**0.5, abs=1e-4)
+    assert estimate([1.5]) == {"mean": 1.5, "low": None, "high": None, "values": [1.5]}
+    assert estimate([])["mean"] is None
+    assert estimate([1.0, float("nan")]) == {
+        "mean": None, "low": None, "high": None, "values": [1.0, None]}  # fmt: skip
+
+
+def test_the_synthetic_data_are_the_papers() -> None:
+    """003, section 4.2: N(0, I) and N(-1, I), 5 % of the training labels exchanged."""
+    own = Synthetic(n_train=4000, n_tests=4000)
+    x, labels, noisy = gaussians(own, torch.Generator().manual_seed(0))
+    x = x.flatten(1)
+    for label, mean in ((0, 0.0), (1, -1.0)):
+        assert (x[labels == label].mean(0) - mean).abs().max() < 0.1
+        assert (x[labels == label].var(0) - 1).abs().max() < 0.1
+    assert int((labels != noisy)[:4000].sum()) == 200
+    assert torch.equal(labels[4000:], noisy[4000:])
+
+
+def test_the_synthetic_experiment_has_every_setting_and_server(tmp_path: Path) -> None:
+    plan = plan_of(small(synthetic=tiny().synthetic, n_seeds=2), tmp_path)
+    for seed in range(2):
+        synthesise(plan.synthetic(seed))
+    record = describe_inversion(plan)["synthetic"]
+    assert len(record["cells"]) == 9
+    assert {c["server"] for c in record["cells"]} == {"default", "deeper", "wider"}
+    plain = [c for c in record["cells"] if c["name"] == "vanilla"]
+    assert len(plain[0]["test_accuracy"]["values"]) == 2
+    assert np.array(plain[0]["features"]["end"]).shape == (20, 2)
+    assert plain[0]["se"]["worst"] <= plain[0]["se"]["mean"]["mean"]
+    assert plain[1]["se"] is None  # only the default server's features are inverted
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"size": 10}, "SSIM needs images of at least 11x11"),
+        ({"n_train": 205}, "n_train=205 is not a multiple of its 10 classes"),
+        ({"n_inverted": 200}, "n_inverted=200 of n_tests=100"),
+        ({"n_train": 50}, "fewer of a class than training.per_class=10"),
+        ({"cuts": (1, 7)}, r"LeNet5 has cuts 1 to 4, not \[7\]"),
+        ({"lams": (1.0, 1.0)}, "names a value twice"),
+        ({"name": "a b"}, "must be letters, digits"),
+        ({"betas": (-1.0,)}, "beta=-1.0 must be 0"),
+        ({"n_public": 10}, "leaves none beside n_tuning=10"),
+    ],
+)
+def test_settings_that_make_no_study_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(sources=(replace(small().sources[0], **changes),), chain=tiny().chain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sources": ()}, "leave nothing to study"),
+        ({"n_grid_seeds": 5}, "n_grid_seeds=5 must be from 1 to n_seeds=2"),
+        ({"zetas": ()}, r"zetas=\(\) must name at least one"),
+        ({"rates": (0.0,)}, r"rates=\(0.0,\) must name at least one, all above 0"),
+        ({"perceptual": "lpips"}, "expected own or vgg16:PATH"),
+        ({"accuracy_loss": 1.5}, "is no share"),
+    ],
+)
+def test_studies_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(**changes)
+
+
+def test_the_papers_grid_is_the_papers() -> None:
+    """003, section 4.3: 8 by 7 settings; four cuts; table 3's setting."""
+    source = InversionSource(name="x", title="x", data="digits", n_train=400, n_tests=100,
+                             n_public=20)  # fmt: skip
+    cells = source.cells()
+    assert sum(source.in_grid(c) for c in cells) == 57
+    assert len(cells) == len(set(cells)) == 57 + 1 + 3 * 2
+    assert Cell("x", 2, MixCon(lam=1.0, beta=1e-4)) in cells
+    assert {c.cut for c in cells} == {1, 2, 3, 4}

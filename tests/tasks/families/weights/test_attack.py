@@ -1,0 +1,532 @@
+"""Attacks on given weights: what they start from, resuming, ranking, scoring, and the pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from PIL import Image
+
+from recon_core.attacks.kkt.objective import KKTAttack, Search
+from recon_core.attacks.kkt.solver import AttackState
+from recon_core.matching import fit_to_range
+from recon_core.metrics import ssim_matrix
+from recon_core.optimisers import Optimiser
+from storage.errors import SourceError, StoreMismatchError
+from storage.weights import WeightsError
+from tasks.families.weights import attack as attack_module
+from tasks.families.weights import results as attack_results
+from tasks.families.weights.attack import AttackJob, run_attacks
+from tasks.families.weights.cache import read_candidates
+from tasks.families.weights.inputs import Pictures, read_mean, read_pictures, read_victim
+from tasks.families.weights.preflight import Prepared, prepare
+from tasks.families.weights.ranking import to_pictures
+from tasks.families.weights.report import contact_sheet, write_page, write_reconstructions
+from tasks.families.weights.results import Results, gather, record_of
+from tests.tasks.families.weights.attack_victims import (
+    N_IMAGES,
+    SIDE,
+    VictimFiles,
+    make_victim,
+    pictures,
+    write_pictures,
+)
+
+SHAPE = (3, SIDE, SIDE)
+STATE_ITERATIONS = 20
+ATTACK = KKTAttack(
+    n_candidates=2 * N_IMAGES,
+    save_at=(100, 200),
+    search=Search(lr=None, sigma=(1e-4, 1e-2), lam_min=(0.1, 0.6), alpha=(10.0, 60.0)),
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> VictimFiles:
+    return make_victim(tmp_path_factory.mktemp("victim"))
+
+
+def job_of(files: VictimFiles, out: Path, **changes: object) -> AttackJob:
+    job = AttackJob(
+        weights=files.torch_file,
+        out=out,
+        attack=ATTACK,
+        n_attacks=3,
+        data=f"folder:{files.images}",
+        decoys=f"folder:{files.decoys}",
+    )
+    return replace(job, **changes)  # type: ignore[arg-type]
+
+
+def nobody(_done: float, _total: float) -> None:
+    """A progress callback."""
+
+
+def attacked(job: AttackJob) -> tuple[Prepared, Results]:
+    prepared = prepare(job)
+    runs = run_attacks(job, prepared.victim, device="cpu", on_progress=nobody)
+    results = gather(
+        job,
+        runs,
+        shape=prepared.victim.architecture.shape,
+        n_outputs=prepared.victim.architecture.n_outputs,
+        mean=prepared.mean,
+        std=prepared.std,
+        truth=prepared.truth,
+        decoys=prepared.decoys,
+    )
+    return prepared, results
+
+
+@pytest.fixture(scope="module")
+def done(
+    files: VictimFiles, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[AttackJob, Prepared, Results]:
+    job = job_of(files, tmp_path_factory.mktemp("out"))
+    return job, *attacked(job)
+
+
+def test_both_formats_are_the_same_victim(files: VictimFiles) -> None:
+    found = [
+        read_victim(path, arch=None, shape=None, activation="relu", leak=0.01, dtype="float32")
+        for path in (files.torch_file, files.safetensors_file)
+    ]
+    for victim in found:
+        assert victim.layers.architecture == "mlp:432-32-32-1"
+        assert victim.architecture.shape == SHAPE
+        for w, expected in zip(victim.parameters.weights, files.parameters.weights, strict=True):
+            assert torch.equal(w, expected)
+    named = read_victim(
+        files.torch_file, arch="mlp:432-32-32-1", shape=SHAPE, activation="leaky_relu", leak=0.2,
+        dtype="float64",
+    )  # fmt: skip
+    assert named.parameters.weights[0].dtype == torch.float64
+    assert named.facts["leak"] == 0.2
+    with pytest.raises(WeightsError, match=r"--arch says mlp:432-64-1 .* make mlp:432-32-32-1"):
+        read_victim(files.torch_file, arch="mlp:432-64-1", shape=None, activation="relu", leak=0.0,
+                    dtype="float32")  # fmt: skip
+    with pytest.raises(ValueError, match="not of the form"):
+        read_victim(files.torch_file, arch="432", shape=None, activation="relu", leak=0.0,
+                    dtype="float32")  # fmt: skip
+
+
+def test_pictures_of_a_folder_are_all_of_its_pictures(tmp_path: Path) -> None:
+    images = pictures(4, 3)
+    write_pictures(tmp_path / "deep", images, classes=("x/inner", "y"))
+    found = read_pictures(f"folder:{tmp_path / 'deep'}", SHAPE)
+    assert found.class_names == ("x", "y")
+    torch.testing.assert_close(found.images, images[[0, 2, 1, 3]])
+    assert found.labels.tolist() == [0, 0, 1, 1]
+    grey = read_pictures(f"folder:{tmp_path / 'deep'}", (1, SIDE, SIDE))
+    assert grey.images.shape == (4, 1, SIDE, SIDE)
+    assert float(grey.images[0].mean()) == pytest.approx(
+        float((images[0].mean((1, 2)) * torch.tensor([0.299, 0.587, 0.114])).sum()), abs=1e-6
+    )
+    with pytest.raises(SourceError, match="unknown image source"):
+        read_pictures("floder:x", SHAPE)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.png").write_bytes(b"no picture")
+    for source, said in (("empty", "no pictures"), ("bad", r"x\.png cannot be read")):
+        with pytest.raises(SourceError, match=said):
+            read_pictures(f"folder:{tmp_path / source}", SHAPE)
+    with pytest.raises(SourceError, match="is not a folder"):
+        read_pictures(f"folder:{tmp_path / 'absent'}", SHAPE)
+    with pytest.raises(ValueError, match="4x12x12"):
+        read_pictures(f"folder:{tmp_path / 'deep'}", (4, SIDE, SIDE))
+
+
+def test_every_way_to_say_the_mean(tmp_path: Path) -> None:
+    image = pictures(1, 7)[0]
+    np.save(tmp_path / "chw.npy", image.numpy())
+    np.save(tmp_path / "hwc.npy", image.permute(1, 2, 0).numpy())
+    np.save(tmp_path / "flat.npy", image.flatten().numpy())
+    Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy()).save(
+        tmp_path / "mean.png"
+    )
+    for name in ("chw.npy", "hwc.npy", "flat.npy", "mean.png"):
+        mean = read_mean(str(tmp_path / name), None, SHAPE)
+        torch.testing.assert_close(mean, image, atol=1e-6, rtol=0)
+    three = read_mean("0.1,0.2,0.3", None, SHAPE)
+    assert three is not None
+    assert three[:, 5, 5].tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert read_mean(None, None, SHAPE) is None
+    zero = read_mean("none", None, SHAPE)
+    assert zero is not None
+    assert not zero.any()
+    truth = Pictures("x", pictures(3, 1), torch.zeros(3, dtype=torch.int64), ("",))
+    torch.testing.assert_close(read_mean(None, truth, SHAPE), truth.images.mean(0))
+    np.save(tmp_path / "wrong.npy", np.zeros((3, 4, 4), np.float32))
+    np.save(tmp_path / "bytes.npy", np.full(SHAPE, 128.0))
+    for text, said in (
+        ("0.1,0.2", "2 numbers for 3 channels"),
+        (str(tmp_path / "wrong.npy"), r"has shape \(3, 4, 4\)"),
+        (str(tmp_path / "bytes.npy"), r"outside \[0, 1\]"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            read_mean(text, None, SHAPE)
+    with pytest.raises(SourceError, match="cannot be read"):
+        read_mean(str(tmp_path / "absent.png"), None, SHAPE)
+    with pytest.raises(SourceError, match="is not there; it should hold the mean image of --mean"):
+        read_mean(str(tmp_path / "absent.npy"), None, SHAPE)
+    (tmp_path / "text.npy").write_bytes(b"text")
+    with pytest.raises(SourceError, match="is not an array that can be read safely"):
+        read_mean(str(tmp_path / "text.npy"), None, SHAPE)
+
+
+def test_preparation_finds_labels_whichever_way_round(files: VictimFiles, tmp_path: Path) -> None:
+    prepared = prepare(job_of(files, tmp_path))
+    assert prepared.preflight.outlook == "good"
+    assert prepared.preflight.numbers["train_accuracy"] == 1
+    assert prepared.labels == "labels: a against b"
+    assert prepared.record()["verdict"] == "An attack can work."
+    write_pictures(tmp_path / "turned", pictures(N_IMAGES, 0), classes=("z", "y"))
+    turned = prepare(job_of(files, tmp_path, data=f"folder:{tmp_path / 'turned'}"))
+    assert turned.preflight.numbers == pytest.approx(prepared.preflight.numbers)
+    write_pictures(tmp_path / "one", pictures(N_IMAGES, 0), classes=("all",))
+    unknown = prepare(job_of(files, tmp_path, data=f"folder:{tmp_path / 'one'}"))
+    assert "network's own answers" in unknown.labels
+    assert unknown.preflight.numbers == pytest.approx(prepared.preflight.numbers)
+    blind = prepare(job_of(files, tmp_path, data=None, decoys=None))
+    assert (blind.mean, blind.truth, blind.mean_source) == (None, None, "unknown")
+
+
+def test_divided_inputs_are_asked_about_seen_and_turned_back(
+    files: VictimFiles, tmp_path: Path
+) -> None:
+    """A first layer made of the images divided by a deviation per channel, as of gradient descent:
+    preflight says the ratio, and with --std candidates are drawn as the images were."""
+
+    def asked(job: AttackJob) -> list[tuple[str, str]]:
+        findings = prepare(job).preflight.findings
+        return [(f.level, f.text) for f in findings if f.subject == "scale of the channels"]
+
+    [(level, text)] = asked(job_of(files, tmp_path, data=None, decoys=None))
+    assert (level, "give --std" in text) == ("ok", True)
+    assert asked(job_of(files, tmp_path, data=None, decoys=None, std=(0.2, 0.2, 0.3))) == []
+    [(level, text)] = asked(job_of(files, tmp_path))
+    assert (level, "as is assumed" in text) == ("ok", True)
+    std = torch.tensor([0.1, 0.25, 0.6])
+    inputs = ((pictures(N_IMAGES, 0) - files.mean) / std[:, None, None]).flatten(1)
+    later = files.parameters.weights[1:]
+    made = torch.randn(32, N_IMAGES, generator=torch.Generator().manual_seed(0)) @ inputs
+    state = files.architecture.to_state_dict(
+        replace(files.parameters, weights=(made[None], *later))
+    )
+    torch.save(state, tmp_path / "divided.pt")
+    job = job_of(files, tmp_path / "out", weights=tmp_path / "divided.pt", n_attacks=1)
+    [(level, text)] = asked(job)
+    assert (level, "0.41 : 1.01 : 2.43" in text, "--std" in text) == ("warning", True, True)
+    [(level, text)] = asked(replace(job, std=(0.1, 0.25, 0.6)))
+    assert (level, "as is said" in text) == ("ok", True)
+    raw = attacked(job)[1].ranked
+    drawn = attacked(replace(job, std=(0.1, 0.25, 0.6)))[1].ranked[0]  # the same attack
+    assert any(torch.allclose(drawn.x, r.x * std[:, None, None]) for r in raw)
+    for numbers, said in [((0.2, 0.2), "--std has 2 numbers for 3"), ((0.0,), "positive")]:
+        with pytest.raises(ValueError, match=said):
+            prepare(job_of(files, tmp_path, std=numbers))
+
+
+def test_numbers_that_no_machine_has_room_for_are_refused(
+    files: VictimFiles, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="n_attacks=1000000000000 must be from 1 to 100,000"):
+        job_of(files, tmp_path, n_attacks=10**12)
+    huge = replace(ATTACK, n_candidates=10**12)
+    with pytest.raises(ValueError, match=r"1,000,000,000,000 candidates would take .* GB.*guess"):
+        prepare(job_of(files, tmp_path, attack=huge))
+
+
+def test_decoys_must_be_others_and_need_images(files: VictimFiles, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="6 of 6 decoys"):
+        prepare(job_of(files, tmp_path, decoys=f"folder:{files.images}"))
+    with pytest.raises(ValueError, match="give --data"):
+        job_of(files, tmp_path, data=None)
+    for name in ("n_attacks", "n_shown"):
+        with pytest.raises(ValueError, match=f"{name}=0"):
+            job_of(files, tmp_path, **{name: 0})
+    with pytest.raises(ValueError, match="multiclass"):
+        prepare(job_of(files, tmp_path, attack=replace(ATTACK, condition="multiclass")))
+
+
+def test_the_images_come_back_and_decoys_do_not(
+    done: tuple[AttackJob, Prepared, Results],
+) -> None:
+    _job, prepared, results = done
+    assert results.truth is not None
+    assert results.decoys is not None
+    assert results.truth.n_good >= N_IMAGES - 1
+    assert results.decoys.n_good <= 1
+    assert results.truth.ssim.mean() > results.decoys.ssim.mean() + 0.3
+    assert sorted(results.truth.by_attack) == [0, 1, 2]
+    assert max(results.truth.by_attack.values()) <= results.truth.n_good
+    first = results.ranked[:N_IMAGES]
+    assert [r.n_attacks for r in first] == sorted((r.n_attacks for r in first), reverse=True)
+    assert first[0].n_attacks == 3
+    good = {r.nearest for r in first if r.ssim is not None and r.ssim > 0.4}
+    assert len(good) >= N_IMAGES // 2
+    record = record_of(results, prepared.truth, prepared.decoys)
+    json.dumps(record, allow_nan=False)
+    assert record["scores"]["images"]["n_good"] == results.truth.n_good
+    assert record["ranking"]["n_agreed"] <= record["ranking"]["n_pictures"] == results.n_pictures
+
+
+def test_scores_are_those_of_the_candidates_they_name(
+    done: tuple[AttackJob, Prepared, Results],
+) -> None:
+    job, prepared, results = done
+    assert prepared.truth is not None
+    assert prepared.mean is not None
+    assert results.truth is not None
+    for row, (attack, candidate) in enumerate(
+        zip(results.truth.attack.tolist(), results.truth.candidate.tolist(), strict=True)
+    ):
+        x = read_candidates(job.out / "cache", attack).x[-1, candidate].view(1, *SHAPE)
+        picture = fit_to_range(x, prepared.mean)
+        torch.testing.assert_close(picture[0], results.truth.picture[row])
+        score = ssim_matrix(picture, prepared.truth.images[row : row + 1])
+        assert float(score) == pytest.approx(float(results.truth.ssim[row]), abs=1e-6)
+    every = torch.cat([read_candidates(job.out / "cache", n).x[-1] for n in range(job.n_attacks)])
+    scores = ssim_matrix(to_pictures(every.view(-1, *SHAPE), prepared.mean), prepared.truth.images)
+    torch.testing.assert_close(results.truth.ssim, scores.amax(0))
+    ranked = results.ranked[0]
+    x = read_candidates(job.out / "cache", ranked.attack).x[-1, ranked.candidate].view(SHAPE)
+    assert torch.equal(x, ranked.x)
+    assert ranked.label == (-1 if ranked.candidate < N_IMAGES else 1)
+
+
+def test_a_prefilter_by_correlation_finds_the_same_matches(
+    done: tuple[AttackJob, Prepared, Results], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, prepared, results = done
+    monkeypatch.setattr(attack_results, "MAX_PAIRS", 0)
+    monkeypatch.setattr(attack_results, "N_NEAREST", 5)
+    runs = run_attacks(job, prepared.victim, device="cpu", on_progress=nobody)
+    again = gather(
+        job, runs, shape=SHAPE, n_outputs=1, mean=prepared.mean, truth=prepared.truth,
+        decoys=prepared.decoys,
+    )  # fmt: skip
+    assert not again.exhaustive
+    assert results.exhaustive
+    assert again.truth is not None
+    assert results.truth is not None
+    torch.testing.assert_close(again.truth.ssim, results.truth.ssim)
+    assert "nearest by correlation" in record_of(again, None, None)["conventions"]["match"]
+
+
+def test_an_interrupted_attack_ends_bit_for_bit_as_one_that_was_not(
+    files: VictimFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, broken = job_of(files, tmp_path / "whole"), job_of(files, tmp_path / "broken")
+    victim = prepare(whole).victim
+    monkeypatch.setattr(attack_module, "STATE_EVERY", STATE_ITERATIONS)
+    monkeypatch.setattr(attack_module, "SAVE_SECONDS", 0.0)
+    run_attacks(whole, victim, device="cpu", on_progress=nobody)
+    monkeypatch.setattr(attack_module, "POLL_SECONDS", 0.01)
+    plain, runners = attack_module.reconstruct, []
+    held = threading.Event()
+    n_before_stop = 3
+    resumed: list[int] = []
+
+    class Known(attack_module._Runner):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            runners.append(self)
+
+    def slow(*given: Any, on_state: Any, **settings: Any) -> Any:
+        """Comes to its third state only when the attack is being stopped."""
+        n_states = 0
+        resumed.append(0 if settings["state"] is None else settings["state"].iteration)
+
+        def stopped_at(state: AttackState) -> None:
+            nonlocal n_states
+            n_states += 1
+            if n_states == n_before_stop:
+                held.set()
+                assert runners[-1].stop.wait(60)
+            on_state(state)
+
+        return plain(*given, on_state=stopped_at, **settings)
+
+    def interrupt(_done: float, _total: float) -> None:
+        if held.is_set():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(attack_module, "_Runner", Known)
+    monkeypatch.setattr(attack_module, "reconstruct", slow)
+    for _time in range(3):
+        held.clear()
+        with pytest.raises(KeyboardInterrupt):
+            run_attacks(broken, victim, device="cpu", on_progress=interrupt)
+        assert list((broken.out / "cache").glob("running*.json"))
+    assert max(resumed) > STATE_ITERATIONS
+    n_before_stop = 0  # never
+    seen: list[float] = []
+    runs = run_attacks(
+        broken, victim, device="cpu", on_progress=lambda done, _total: seen.append(done)
+    )
+    assert seen == sorted(seen)
+    assert seen[-1] == len(runs)
+    assert [run.number for run in runs] == [0, 1, 2]
+    for number in range(3):
+        first, again = (read_candidates(j.out / "cache", number) for j in (whole, broken))
+        assert torch.equal(first.x, again.x)
+        assert first.lam is not None
+        assert again.lam is not None
+        assert torch.equal(first.lam, again.lam)
+    assert not list((broken.out / "cache").glob("running*"))
+
+
+def test_one_attack_alone_is_the_first_of_many_and_more_can_be_added(
+    files: VictimFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several attacks take one thread each, a single one all there are
+    try:
+        one = job_of(files, tmp_path, n_attacks=1)
+        victim = prepare(one).victim
+        run_attacks(one, victim, device="cpu", on_progress=nobody)
+    finally:
+        torch.set_num_threads(torch_threads)
+    first = read_candidates(tmp_path / "cache", 0).x
+    stamp = (tmp_path / "cache" / "attack_0000.json").stat().st_mtime_ns
+    runs = run_attacks(replace(one, n_attacks=2), victim, device="cpu", on_progress=nobody)
+    assert (tmp_path / "cache" / "attack_0000.json").stat().st_mtime_ns == stamp
+    assert torch.equal(read_candidates(tmp_path / "cache", 0).x, first)
+    assert runs[0].settings != runs[1].settings
+    assert all(run.ending == "ok" and run.residual is not None for run in runs)
+
+
+def test_other_settings_are_not_mixed_in(
+    files: VictimFiles, done: tuple[AttackJob, Prepared, Results]
+) -> None:
+    job, prepared, _results = done
+    for changes, said in (
+        ({"seed": 1}, "seed is 0 there, 1 here"),
+        ({"attack": replace(ATTACK, lam_scale="none")}, "attack.lam_scale"),
+        ({"weights": files.safetensors_file}, "weights is"),
+    ):
+        other = replace(job, **changes)  # type: ignore[arg-type]
+        victim = prepare(other).victim
+        with pytest.raises(StoreMismatchError, match=said):
+            run_attacks(other, victim, device="cpu", on_progress=nobody)
+    shown = replace(job, n_shown=3, data=None, decoys=None)
+    assert len(run_attacks(shown, prepared.victim, device="cpu", on_progress=nobody)) == 3
+
+
+def test_a_single_attack_is_ranked_by_consistency(files: VictimFiles, tmp_path: Path) -> None:
+    job = job_of(files, tmp_path, n_attacks=1, data=None, decoys=None)
+    _prepared, results = attacked(job)
+    values = [r.agreement for r in results.ranked]
+    assert values == sorted(values, reverse=True)
+    assert (results.n_ranked_attacks, results.truth, results.decoys) == (1, None, None)
+    assert len(contact_sheet(results)) > 1000
+
+
+def test_attacks_that_left_nothing_are_said_and_counted(files: VictimFiles, tmp_path: Path) -> None:
+    wild = Optimiser(rule="gd", lr=1e12, momentum=0.9)
+    attack = replace(ATTACK, optimiser=wild, search=None)
+    job = job_of(files, tmp_path, attack=attack, n_attacks=2)
+    prepared, results = attacked(job)
+    runs = run_attacks(job, prepared.victim, device="cpu", on_progress=nobody)
+    assert {run.ending for run in runs} == {"diverged"}
+    assert runs[0].residual is None or np.isfinite(runs[0].residual)
+    assert results.ranked == ()
+    assert results.truth is not None
+    assert results.truth.n_good == 0
+    assert float(results.truth.ssim.max()) == -1
+    json.dumps(record_of(results, prepared.truth, prepared.decoys), allow_nan=False)
+    assert len(contact_sheet(results, prepared.truth, prepared.decoys)) > 1000
+    stopped = replace(attack, optimiser=Optimiser(), stop_above=1e-9, stop_after=1)
+    runs = run_attacks(
+        job_of(files, tmp_path / "s", attack=stopped, n_attacks=1),
+        prepared.victim, device="cpu", on_progress=nobody,
+    )  # fmt: skip
+    assert runs[0].ending == "stopped"
+    assert runs[0].n_iterations < ATTACK.n_iterations
+
+
+def test_several_outputs_and_regression_run_through(files: VictimFiles, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = {
+        "a.weight": torch.randn(20, 432, generator=generator) * 0.1,
+        "a.bias": torch.randn(20, generator=generator) * 0.1,
+        "b.weight": torch.randn(3, 20, generator=generator),
+    }
+    safetensors.torch.save_file(state, tmp_path / "three.safetensors")
+    write_pictures(tmp_path / "images", pictures(N_IMAGES, 0), classes=("x", "y", "z"))
+    job = job_of(
+        files, tmp_path / "out", weights=tmp_path / "three.safetensors",
+        attack=replace(ATTACK, condition="multiclass", save_at=(5,)), n_attacks=2,
+        data=f"folder:{tmp_path / 'images'}", decoys=None,
+    )  # fmt: skip
+    prepared, results = attacked(job)
+    assert prepared.victim.layers.bias == "first"
+    assert prepared.labels == "labels: the class folders in sorted order"
+    assert {r.label for r in results.ranked} == {0, 1, 2}
+    two_classes = prepare(replace(job, data=f"folder:{files.images}"))
+    assert "2 class folders for 3 outputs" in two_classes.labels
+    free = job_of(
+        files, tmp_path / "free", n_attacks=1,
+        attack=replace(ATTACK, condition="regression", save_at=(5,)),
+    )  # fmt: skip
+    _prepared, results = attacked(free)
+    assert {r.label for r in results.ranked} == {None}
+
+
+def test_pictures_without_a_known_mean(files: VictimFiles) -> None:
+    x = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
+    unknown, none = to_pictures(x, None), to_pictures(x, torch.zeros(SHAPE))
+    for found in (unknown, none):
+        assert float(found.min()) >= 0
+        assert float(found.max()) <= 1
+    assert float(none[0].min()) == 0
+    assert float(none[0].max()) == 1
+    decides = x[0].abs().flatten().sort(descending=True).values[4]  # four of 432 are clipped
+    torch.testing.assert_close(unknown[0] - 0.5, (x[0] * (0.5 / decides)).clamp(-0.5, 0.5))
+
+
+def test_what_is_left_for_people(done: tuple[AttackJob, Prepared, Results], tmp_path: Path) -> None:
+    job, prepared, results = done
+    sheet = contact_sheet(results, prepared.truth, prepared.decoys)
+    with Image.open(io.BytesIO(sheet)) as image:
+        assert image.format == "PNG"
+        assert image.width > 800
+    write_reconstructions(tmp_path / "r.safetensors", results)
+    arrays = safetensors.numpy.load_file(tmp_path / "r.safetensors")
+    n = len(results.ranked)
+    assert arrays["x"].shape == arrays["picture"].shape == (n, *SHAPE)
+    assert arrays["best/picture"].shape == (N_IMAGES, *SHAPE)
+    np.testing.assert_array_equal(arrays["attack"], [r.attack for r in results.ranked])
+    runs = run_attacks(job, prepared.victim, device="cpu", on_progress=nobody)
+    record = {
+        "victim": prepared.victim.facts,
+        "mean": prepared.mean_source,
+        "method": prepared.method,
+        "spectrum": prepared.spectrum(),
+        "preflight": prepared.record(),
+        "attacks": [{**vars(run), "n_good": 1} for run in runs],
+        **record_of(results, prepared.truth, prepared.decoys),
+    }
+    context = {"command": "palimpsest <attack>", "created": "", "settings": [("a", "1")],
+               "versions": {"torch": "2"}}  # fmt: skip
+    write_page(
+        tmp_path / "report.html", record, results, truth=prepared.truth, decoys=prepared.decoys,
+        context=context,
+    )  # fmt: skip
+    page = (tmp_path / "report.html").read_text()
+    assert f"{results.truth.n_good} of {N_IMAGES}</strong> training images" in page  # type: ignore[union-attr]
+    assert page.count("<img") == n + 4 * N_IMAGES
+    assert "palimpsest &lt;attack&gt;" in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert "{{" not in page
+    assert "{%" not in page

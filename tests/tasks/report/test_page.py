@@ -1,0 +1,455 @@
+"""The report: one file without requests, whose numbers are those of evaluation.json."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from tasks.evaluation.evaluate import Evaluation, evaluate
+from tasks.page.pictures import strips
+from tasks.page.tables import images_table, ranked_table, thresholds_table
+from tasks.report.contact_sheet import attacks_sheet
+from tasks.report.headline import attacker, interval, percent, victims
+from tasks.report.page import data_uri, duration, method_title, saved_context, score, write_report
+from tests.tasks.evaluation.evaluations import (
+    Blender,
+    evaluated_sweep,
+    image_set,
+    planted_store,
+    weights,
+)
+from tests.tasks.pages import Page
+from tests.tasks.report.report_records import KINDS, Arrays, made_up, with_a_further_attack, write
+
+CONTEXT = {
+    "created": "1 May",
+    "command": "palimpsest demo --set <x>&co",
+    "stages": [{"name": "generate", "seconds": 61.0}, {"name": "evaluate", "seconds": 2.5}],
+    "recipe": {"family": "kkt", "widths": [20, 30], "phases": [{"n_runs": 4711}]},
+    "machine": "a toaster",
+    "seeds": {"root_seed": 17},
+    "versions": {"torch": "9.9"},
+    "pairs": {"n_pairs": 12345},
+    "restorers": {"edm": {"n_steps": 678, "loss_curve": [[1, 0.98765]]}},
+}
+Made = tuple[Page, dict[str, Any], Path]
+
+
+@pytest.mark.parametrize(
+    ("attack", "said", "not_said"),
+    [
+        ({}, "It searches for pictures", "take"),
+        ({"kind": "kkt"}, "nothing else. It searches for pictures", "mixtures"),
+        ({"kind": "span", "start": "unknown"}, "nothing else. Its first layer", "It searches"),
+        ({"kind": "span", "start": "known"}, "and the weights that training started", "nothing el"),
+        (
+            {"kind": "span_then_kkt", "span": {"start": "known"}},
+            "From there it searches for pictures that explain all weights.",
+            "nothing else",
+        ),
+    ],
+)
+def test_the_page_says_what_each_attack_on_weights_knows(
+    attack: dict[str, Any], said: str, not_said: str
+) -> None:
+    experiment = {"family": "kkt", "attack": attack}
+    text = attacker({"dataset": {"manifest": {"campaign": {"experiment": experiment}}}})
+    assert said in text
+    assert not_said not in text
+
+
+def _page(folder: Path, record: dict[str, Any], pictures: Arrays, **context: Any) -> Made:
+    path = write_report(write(folder, record, pictures), context)
+    page = Page(path)
+    page.check()
+    return page, record, path
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return _page(tmp_path_factory.mktemp("full"), *made_up(), **CONTEXT)
+
+
+def test_the_page_asks_nothing_of_the_network(full: Made) -> None:
+    source = full[2].read_text()
+    for forbidden in ("http:", "https:", "url(", "@import", "<script", "<iframe"):
+        assert forbidden not in source
+
+
+def test_the_table_is_the_record(full: Made) -> None:
+    page, record, _path = full
+    assert list(page.rows) == list(record["methods"])
+    for name, method in record["methods"].items():
+        expected = [method_title(name)[0]]
+        summaries = [method[side]["summary"] for side in ("targets", "decoys")]
+        for s in summaries:
+            low, high = s["good_interval"]
+            share = f"{percent(s['good_fraction'])}[{100 * low:.1f}, {100 * high:.1f}]"
+            expected.append(f"{s['n_good']} of {s['n']}{share}")
+        expected += [f"{s['n_good_ssim3']}mean {score(s['mean_ssim3'])}" for s in summaries]
+        for metric in ("mean_ssim", "mean_haarpsi"):
+            expected += [score(s[metric]) + interval(s[f"{metric}_interval"]) for s in summaries]
+        expected += [
+            percent(method["detection"]["found_at"][rate]) for rate in ("0", "0.01", "0.05")
+        ]
+        expected.append(str(method["n_targets_above_every_decoy"]))
+        assert [cell.strip() for cell in page.rows[name]] == expected
+
+
+def test_the_scores_under_the_pictures_are_the_records(full: Made) -> None:
+    page, record, _path = full
+    expected = []
+    for side, kind in (("targets", "Training picture"), ("decoys", "Decoy")):
+        rows = record["grid"][side]
+        for first in range(0, len(rows), 15):
+            band = rows[first : first + 15]
+            expected += [f"{kind} {record[side]['image_id'][row]}" for row in band]
+            expected += [
+                f"{method_title(m)[0]}, SSIM {record['methods'][m][side]['ssim'][row]:.2f}"
+                for m in record["grid"]["methods"]
+                for row in band
+            ]
+    assert [image["alt"] for image in page.images][: len(expected)] == expected
+
+
+def test_the_page_says_what_was_attacked_and_with_what(full: Made) -> None:
+    page, record, _path = full
+    plain = {side: record["methods"]["plain"][side]["summary"] for side in ("targets", "decoys")}
+    best = {side: record["methods"]["edm_x4"][side]["summary"] for side in ("targets", "decoys")}
+    assert (
+        "2 networks were trained on 12 pictures each, 24 in all, and then attacked, each 3 times"
+        in (page.prose)
+    )
+    assert f"the attack alone, {plain['targets']['n_good']} of 24 training pictures" in page.prose
+    assert f"in the same way, {plain['decoys']['n_good']} of 24 decoys" in page.prose
+    assert re.search(
+        rf"EDM, mean of 4 it was {best['targets']['n_good']} training pictures and "
+        rf"{best['decoys']['n_good']} decoys", page.prose
+    )  # fmt: skip
+    worse = record["methods"]["edm_x4"]["targets"]["compared_with_plain"]["n_worse"]
+    assert f"training pictures better and {worse} worse, by more than 0.01" in page.prose
+    assert "0.98765" not in page.prose
+    for text in ("4711", "a toaster", "palimpsest demo --set <x>&co", "1 min 1 s", "2.5 s"):
+        assert text in page.prose
+    for text in ("1 min 4 s", "20, 30", "17", "9.9", "12345", "678", "1 May"):
+        assert text in page.prose
+
+
+def test_every_figure_has_its_numbers_in_the_page_and_beside_it(full: Made) -> None:
+    page, record, path = full
+    beside = {file.name: file.read_bytes().decode() for file in _data(path).glob("*.csv")}
+    assert page.downloads == beside
+    assert set(beside) == {
+        f"{name}.csv" for name in (
+            "best-images", "methods", "ranked-curves", "before-after", "roc", "thresholds",
+            "margin", "hallucination", "hallucination-bins", "split-halves", "runs", "ranking",
+            "excluded", "all-images", "examples", "nothing",
+        )
+    }  # fmt: skip
+    rows = list(csv.DictReader(io.StringIO(beside["before-after.csv"])))
+    assert [float(row["edm_x4 ssim"]) for row in rows] == [
+        value
+        for side in ("targets", "decoys")
+        for value in record["methods"]["edm_x4"][side]["ssim"]
+    ]
+    ranking = list(csv.DictReader(io.StringIO(beside["ranking.csv"])))
+    assert ranking[0]["spearman"] == "-0.61"
+    assert (ranking[1]["interval low"], ranking[1]["interval high"]) == ("", "")
+    halves = list(csv.DictReader(io.StringIO(beside["split-halves.csv"])))
+    second = record["methods"]["vote"]["halves"]["decoys"]["haarpsi"][1]
+    assert [float(row["vote haarpsi 2"]) for row in halves[24:]] == sorted(second, reverse=True)
+    roc = list(csv.DictReader(io.StringIO(beside["roc.csv"])))
+    found = record["methods"]["plain"]["detection"]["roc"]["found"]
+    assert [float(row["found"]) for row in roc if row["method"] == "plain"] == found
+    examples = list(csv.DictReader(io.StringIO(beside["examples.csv"])))
+    assert [int(row["row"]) for row in examples if row["side"] == "decoys"] == [
+        row for of_bin in record["examples"]["decoys"] for row in of_bin
+    ]
+    assert all(float(r["above"]) < float(r["plain ssim"]) <= float(r["at most"]) for r in examples)
+    assert len(list(csv.DictReader(io.StringIO(beside["nothing.csv"])))) == 3
+    best = list(csv.DictReader(io.StringIO(beside["best-images.csv"])))
+    assert [int(row["row"]) for row in best] == [
+        *record["grid"]["targets"],
+        *record["grid"]["decoys"],
+    ]
+
+
+def test_the_figures_draw_the_numbers_of_the_csv(full: Made) -> None:
+    _, record, path = full
+    number = list(record["methods"]).index("edm_x4")
+    source = path.read_text()
+    group = re.search(rf'<g class="s{number} m\d+">(.*?)</g>', source, re.DOTALL)
+    assert group is not None
+    solid = re.search(r'class="curve targets" points="([^"]*)"', group[1])
+    assert solid is not None
+    heights = [float(point.split(",")[1]) for point in solid[1].split()]
+    ranked = sorted(record["methods"]["edm_x4"]["targets"]["ssim"], reverse=True)
+    assert ranked_table(record).where("side", "targets").columns["edm_x4 ssim"] == ranked
+    assert heights == [pytest.approx(250 - 222 * value, abs=0.06) for value in ranked]
+    counts = thresholds_table(record).columns["plain decoys"]
+    scores = record["methods"]["plain"]["decoys"]["ssim"]
+    assert counts[40] == sum(value > 0.4 for value in scores)
+    n_dots = re.findall(r'class="dots m\d+" d="([^"]*)"', source)[0].count("M")
+    assert n_dots == images_table(record).where("side", "targets").n_rows
+
+
+def test_a_report_is_made_again_from_its_folder_alone(full: Made, tmp_path: Path) -> None:
+    path = full[2]
+    assert saved_context(path.parent) == json.loads(json.dumps(CONTEXT))
+    again = write_report(path.parent, saved_context(path.parent), page=tmp_path / "again.html")
+    assert again.read_text() == path.read_text()
+    assert saved_context(write(tmp_path / "fresh", *made_up())) == {}
+    (tmp_path / "fresh" / "report-data").mkdir()
+    (tmp_path / "fresh" / "report-data" / "context.json").write_text('{"colour": 1}')
+    with pytest.raises(ValueError, match=r"context.json is not a report's context; remove it"):
+        saved_context(tmp_path / "fresh")
+
+
+def test_a_jobs_folder_will_do(tmp_path: Path) -> None:
+    write(tmp_path / "evaluation", *made_up())
+    assert write_report(tmp_path, {}) == tmp_path / "evaluation" / "report.html"
+
+
+def test_without_restorers(tmp_path: Path) -> None:
+    page, _record, _path = _page(tmp_path, *made_up(methods=("plain", "plain_all", "nlm")))
+    assert list(page.rows) == ["plain", "plain_all", "nlm"]
+    assert "After restoration" not in page.prose
+    assert "Restorers are networks" not in page.prose
+    assert "No trained restorer was evaluated" in page.prose
+    assert "No method averages samples" in page.prose
+
+
+def test_when_nothing_is_good(tmp_path: Path) -> None:
+    page, record, _path = _page(tmp_path, *made_up(level=0.05, methods=("plain", "bf_dncnn")))
+    found = [record["methods"][name]["targets"]["summary"]["n_good"] for name in record["methods"]]
+    assert found == [0, 0]
+    assert "0 of 24 training pictures" in page.prose
+    assert "None is good, that is, above 0.4" in page.prose
+
+
+def test_one_attack_per_victim_has_no_halves_and_no_ranking(tmp_path: Path) -> None:
+    made = made_up(n_victims=1, attacks=1, margins=False, excluded=0)
+    page, _record, path = _page(tmp_path, *made)
+    assert "What one trained network gave back" in page.prose
+    assert "One network was trained on 12 pictures and then attacked." in page.prose
+    assert "cannot be split into halves" in page.prose
+    assert "there are no runs to rank" in page.prose
+    assert "no distances from the decision boundary" in page.prose
+    assert "were not compared with the restorers’ training images" in page.prose
+    assert not {"split-halves.csv", "runs.csv", "margin.csv"} & set(page.downloads)
+    assert not (_data(path) / "margin.csv").exists()
+
+
+def test_one_image_of_one_victim(tmp_path: Path) -> None:
+    page, _record, _path = _page(tmp_path, *made_up(n_victims=1, per_victim=1, attacks=1))
+    assert "One network was trained on 1 picture and then attacked." in page.prose
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("nonfinite", "In 6 runs of 6 the numbers diverged"),
+        ("stopped", "6 runs of 6 were given up"),
+    ],
+)
+def test_runs_that_left_nothing(tmp_path: Path, outcome: str, said: str) -> None:
+    page, _record, path = _page(tmp_path, *made_up(outcome=outcome))
+    assert said in page.prose
+    assert "0 of 24 training pictures" in page.prose
+    assert 'aria-label="no picture"' in path.read_text()
+    assert "No picture that resembles nothing was kept" in page.prose
+    assert "The runs left too little to rank them by" in page.prose
+    assert re.search(r"\bnan\b", path.read_text().partition("<body>")[2], re.IGNORECASE) is None
+
+
+def test_without_pictures_there_is_no_grid(tmp_path: Path) -> None:
+    record, pictures = made_up(grid_rows=0)
+    record["appendix"]["targets"], record["nothing"]["n"] = [], 0
+    record["examples"] |= {
+        side: [[] for _bin in record["examples"][side]] for side in ("targets", "decoys")
+    }
+    page, _record, _path = _page(tmp_path, record, {k: v[:0] for k, v in pictures.items()})
+    assert page.images == []
+    assert "What came back" not in page.prose
+    assert "All pictures" not in page.prose
+
+
+def test_an_earlier_figure_does_not_stay_beside_the_page(tmp_path: Path) -> None:
+    _page(tmp_path, *made_up())
+    _page(tmp_path, *made_up(attacks=1, margins=False))
+    assert not (_data(tmp_path / "report.html") / "margin.csv").exists()
+
+
+def test_attacks_on_the_same_victims_are_shown_side_by_side(tmp_path: Path) -> None:
+    record, pictures = with_a_further_attack(n_victims=2, per_victim=12)
+    for side in ("targets", "decoys"):
+        record[side]["victim"] = ["<b>" if v == 0 else v for v in record[side]["victim"]]
+    record["side_by_side"]["victim"] = "<b>"
+    page, _record, path = _page(tmp_path / "full", record, pictures)
+    text, data = path.read_text(), path.parent / "report-data"
+    section = text[text.index('<h2 id="attacks">') : text.index('<h2 id="came-back">')]
+    assert section.index("Span attack") < section.index("KKT attack")
+    assert "network &lt;b&gt; was" in section
+    assert "<b> was" not in section
+    for name, title, seconds, guesses in (
+        ("plain_span", "Span attack", "8.5", "24"),
+        ("plain", "KKT attack", "–", "40"),
+    ):
+        method = record["methods"][name]
+        sides = [method[side]["summary"] for side in ("targets", "decoys")]
+        row = re.search(f'<tr data-attack="{name}">(.*?)</tr>', section)
+        assert row is not None
+        cells = [re.sub("<[^>]*>", "", cell) for cell in re.split("</t[hd]>", row[1])[:-1]]
+        assert cells == [
+            title,
+            *(f"{s['n_good']} of {s['n']}" for s in sides),
+            *(score(s["mean_ssim"]) for s in sides),
+            *(percent(method["detection"]["found_at"][rate]) for rate in ("0", "0.01", "0.05")),
+            guesses,
+            seconds,
+        ]
+        good = [f"{m[side]['summary']['n_good']}" for m in (method,) for side in ("targets",)]
+        assert f'<strong class="mark">{good[0]} of 24</strong>' in text[: text.index("<nav")]
+    rows = record["side_by_side"]["targets"]
+    shown = re.findall(r'alt="(Span attack|Attack alone|EDM, mean of 4), SSIM ([0-9.]+)"', section)
+    for method, title in (("plain_span", "Span attack"), ("plain", "Attack alone")):
+        expected = [f"{record['methods'][method]['targets']['ssim'][row]:.2f}" for row in rows]
+        assert [ssim for name, ssim in shown if name == title][:12] == expected
+    assert "KKT, then EDM ×4" in section
+    assert "The span attack separates" in text
+    assert "given the weights that training started from as well" in text
+    table = list(csv.DictReader(io.StringIO((data / "attacks-side-by-side.csv").read_text())))
+    assert [int(row["row"]) for row in table] == [*rows, 3, 1]
+    assert "attacks" not in page.rows
+    sheet = attacks_sheet(path.parent)
+    assert sheet is not None
+    assert sheet.startswith(b"\x89PNG")
+    assert attacks_sheet(write(tmp_path / "one", *made_up())) is None
+    assert 'id="attacks"' not in _page(tmp_path / "old", *made_up())[2].read_text()
+
+
+def test_what_the_evaluation_really_writes(tmp_path: Path) -> None:
+    images = image_set()
+    blenders = {"bf_dncnn": Blender(1), "edm": Blender()}
+    record = evaluate(
+        Evaluation(n_samples=2, grid_rows=3),
+        dataset=planted_store(tmp_path / "store", images, n_parts=1, planted=2),
+        heldout=images,
+        restorers={name: weights(tmp_path, name) for name in blenders},
+        out=tmp_path / "out",
+        device="cpu",
+        load=lambda path, _device: (blenders[path.stem], nn.Identity()),
+    )
+    page = Page(write_report(tmp_path / "out", {}))
+    page.check()
+    assert list(page.rows) == list(record["methods"])
+    assert record["methods"]["plain"]["targets"]["summary"]["n_good"] >= 4
+    assert "Where samples of EDM disagree" in page.prose
+    assert "Closest training picture" in page.prose
+
+
+def test_what_the_evaluation_writes_of_a_sweep(tmp_path: Path) -> None:
+    record = evaluated_sweep(tmp_path)
+    page = Page(write_report(tmp_path / "out", {}))
+    page.check()
+    assert f"each {record['dataset']['attacks_per_victim']} times" in page.prose
+    assert {"split-halves.csv", "runs.csv", "ranking.csv"} <= set(page.downloads)
+    found = record["ranking"]["kkt_residual"]
+    assert f"{found['n_best_in_top_quarter']} of {found['n_victims']}" in page.prose
+    assert "KKT residual" in page.prose
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "has no finished evaluation"),
+        ({"evaluation.json": "{}"}, "evaluation.json but no pictures.npz"),
+        ({"evaluation.json": "{", "pictures.npz": ""}, "is not JSON"),
+        ({"evaluation.json": "[]", "pictures.npz": ""}, "is a list, expected a JSON object"),
+        (
+            {"evaluation.json": '{"schema": "palimpsest-evaluation", "version": 2}',
+             "pictures.npz": ""},
+            "version 2, expected 'palimpsest-evaluation' version 4; evaluate again",
+        ),
+        ({"evaluation.json": json.dumps(made_up()[0]), "pictures.npz": "PK"}, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_is_no_evaluation_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=said):
+        write_report(tmp_path, {})
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_wrong_folder_or_context_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not a folder"):
+        write_report(tmp_path / "nowhere", {})
+    with pytest.raises(ValueError, match=r"context has \['seed'\]; expected"):
+        write_report(tmp_path, {"seed": 1})
+
+
+def _data(page: Path) -> Path:
+    return page.parent / "report-data"
+
+
+def test_a_strip_holds_its_pictures_and_stays_light() -> None:
+    import base64
+
+    from PIL import Image
+
+    rows = [np.random.default_rng(0).integers(0, 256, (5, 3, 8, 8), dtype=np.uint8)]
+    (url,), exact = strips(rows, most_bytes=10**6)
+    assert exact
+    content = base64.b64decode(url.partition(",")[2])
+    image = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+    assert image.shape == (8, 5 * 9 - 1, 3)
+    np.testing.assert_array_equal(image[:, 18:26].transpose(2, 0, 1), rows[0][2])
+    (lossy,), exact = strips(rows, most_bytes=100)
+    assert not exact
+    assert lossy.startswith("data:image/webp;base64,")
+
+
+def test_pictures_survive_the_encoding() -> None:
+    import base64
+    import io
+
+    from PIL import Image
+
+    picture = np.random.default_rng(0).integers(0, 256, (3, 8, 8), dtype=np.uint8)
+    content = base64.b64decode(data_uri(picture).partition(",")[2])
+    back = np.asarray(Image.open(io.BytesIO(content))).transpose(2, 0, 1)
+    np.testing.assert_array_equal(back, picture)
+
+
+def test_numbers_for_people() -> None:
+    assert [percent(v) for v in (None, 0.0, 0.0125, 1.0)] == ["–", "0.0 %", "1.2 %", "100.0 %"]
+    assert [score(v) for v in (None, -0.0625, 0.4)] == ["–", "−0.062", "0.400"]
+    assert [duration(v) for v in (0.44, 41.2, 200, 7500)] == [
+        "0.4 s",
+        "41 s",
+        "3 min 20 s",
+        "2 h 5 min",
+    ]
+    assert method_title("edm_x20")[:2] == ("EDM, mean of 20", "EDM ×20")
+    assert method_title("my_x_net")[0] == "my_x_net"
+    assert method_title("deblur", KINDS["deblur"])[2] == "a model brought by the user"
+
+
+def test_the_victims_in_words() -> None:
+    def record(victim: dict[str, Any]) -> dict[str, Any]:
+        return {"dataset": {"manifest": {"campaign": {"experiment": {"victim": victim}}}}}
+
+    two = "The networks are fully connected classifiers with hidden layers of 30 and 20 units. "
+    assert victims(record({"widths": [30, 20]})) == two
+    assert "classifiers with a hidden layer of 9 units" in victims(record({"widths": [9]}))
+    assert victims(record({})) == ""
+    assert victims({"dataset": {"manifest": {}}}) == ""

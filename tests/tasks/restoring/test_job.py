@@ -1,0 +1,372 @@
+"""A folder of restored pictures: what is in it, going on after an end, and what is refused."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from storage.errors import SourceError, StorageError, StoreMismatchError
+from tasks.restoring import job as restore_job
+from tasks.restoring.inputs import open_inputs
+from tasks.restoring.job import WHITE, Restoration, grey_of, restore_pictures
+from tasks.restoring.restore import OpenRestorer, open_restorer
+from tasks.restoring.sheet import N_ROWS, SheetRow, restoration_sheet, row_facts
+from tests.tasks.restoring.restorers import (
+    TINY_BF_DNCNN,
+    contents,
+    floats,
+    identity,
+    picture_folder,
+    pixels,
+    read,
+    trained,
+)
+
+
+@pytest.fixture(scope="module")
+def edm(tmp_path_factory: pytest.TempPathFactory) -> OpenRestorer:
+    return open_restorer(trained(tmp_path_factory.mktemp("models") / "edm"), device="cpu")
+
+
+def restore(
+    restorer: OpenRestorer, source: Path, out: Path, *, config: Any = None, **inputs: Any
+) -> dict[str, Any]:
+    config = config or Restoration(n_samples=3)
+    return restore_pictures(restorer, open_inputs(source, **inputs), out, config, save_seconds=0)
+
+
+def test_a_picture_comes_back_from_png_to_png_unchanged(tmp_path: Path) -> None:
+    given = pixels(3)
+    record = restore(identity(), picture_folder(tmp_path / "in", given), tmp_path / "out")
+    for k in range(3):
+        np.testing.assert_array_equal(read(tmp_path / f"out/mean/p{k:02d}.png"), given[k])
+        assert not read(tmp_path / f"out/disagreement/p{k:02d}.png").any()
+    assert record["mean_disagreement"] == 0
+    assert not (tmp_path / "out" / "samples").exists()
+
+
+def test_every_sample_their_mean_and_their_spread_are_written(
+    tmp_path: Path, edm: OpenRestorer
+) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(2)), tmp_path / "out"
+    config = Restoration(n_samples=3, keep_samples=True, seed=4)
+    record = restore(edm, folder, out, config=config)
+    mean, disagreement = edm(floats(2), n_samples=3, seed=4)
+    for k, name in enumerate(("p00", "p01")):
+        expected = np.round(mean[k] * 255)
+        assert np.abs(read(out / f"mean/{name}.png") - expected).max() <= 1
+        grey = np.round(np.minimum(disagreement[k] / WHITE, 1) * 255)
+        assert np.abs(read(out / f"disagreement/{name}.png") - grey).max() <= 1
+        samples = np.stack([read(out / f"samples/{name}-{n}.png") for n in range(3)])
+        assert np.abs(samples.mean(axis=0) - mean[k] * 255).max() < 1
+        said = record["pictures"][k]
+        assert (said["name"], said["file"], said["n_samples"]) == (name, f"{name}.png", 3)
+        assert said["mean_disagreement"] == pytest.approx(disagreement[k].mean(), abs=1e-4)
+    assert record == json.loads((out / "restored.json").read_text())
+    assert record["settings"]["model"]["fingerprint"] == edm.fingerprint
+    assert record["settings"]["seed"] == 4
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("contact-sheet.png", "disagreement", "mean", "restored.json", "samples")
+    ]
+
+
+def test_the_scale_of_disagreement_is_fixed() -> None:
+    levels = torch.tensor([[0.0, 0.1, 0.25, 0.5]])
+    np.testing.assert_array_equal(grey_of(levels), [[0, 102, 255, 255]])
+
+
+def test_pictures_in_folders_and_of_several_sizes_keep_their_names(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "in" / "cats", pixels(2))
+    picture_folder(tmp_path / "in" / "dogs", pixels(2, size=12, seed=1))
+    restorer = open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")
+    record = restore(restorer, folder.parent, tmp_path / "out")
+    names = ["cats/p00", "cats/p01", "dogs/p00", "dogs/p01"]
+    assert [picture["name"] for picture in record["pictures"]] == names
+    mean, _ = restorer(floats(2, size=12, seed=1))
+    written = read(tmp_path / "out/mean/dogs/p01.png")
+    assert np.abs(written - np.round(mean[1] * 255)).max() <= 1
+
+
+def test_pictures_may_be_called_anything(tmp_path: Path) -> None:
+    """Their names are files' names again in the folder, and those of the record are these."""
+    folder = picture_folder(tmp_path / "in", pixels(3))
+    names = ["bytes\udcff", "clear\x1b[2J", "two\nlines"]
+    for k, name in enumerate(names):
+        (folder / f"p{k:02d}.png").rename(folder / f"{name}.png")
+    record = restore(identity(), folder, tmp_path / "out")
+    assert [picture["name"] for picture in record["pictures"]] == names
+    assert json.loads((tmp_path / "out/restored.json").read_bytes()) == record
+    np.testing.assert_array_equal(read(tmp_path / f"out/mean/{names[0]}.png"), pixels(3)[0])
+    assert restore(identity(), folder, tmp_path / "out") == record
+
+
+def test_what_was_read_is_in_the_record(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(3))
+    Image.new("L", (30, 12)).save(folder / "wide.png")
+    (folder / "not\x1b.png").write_bytes(b"no picture")
+    with pytest.raises(SourceError, match="--skip-corrupt"):
+        restore(identity(), folder, tmp_path / "out")
+    record = restore(identity(), folder, tmp_path / "out", size=8, limit=4, skip_corrupt=True)
+    assert record["read"] == {
+        "n_read": 4,
+        "sizes": {"8 x 8": 3, "30 x 12": 1},
+        "modes": {"RGB": 3, "L": 1},
+        "resized_to": [8, 8],
+        "n_cropped": 1,
+        "n_resized": 1,
+        "left_out": [{"file": r"not\x1b.png", "why": "not a known picture format"}],
+    }
+    assert [picture["name"] for picture in record["pictures"]] == ["p00", "p01", "p02", "wide"]
+
+
+def test_batches_change_no_picture(tmp_path: Path, edm: OpenRestorer) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(4))
+    for batch_size in (1, 5, 256):
+        config = Restoration(n_samples=2, batch_size=batch_size)
+        restore(edm, folder, tmp_path / f"out{batch_size}", config=config)
+    for k in range(4):
+        names = [f"out{size}/mean/p{k:02d}.png" for size in (1, 5, 256)]
+        first, *others = (read(tmp_path / name).astype(int) for name in names)
+        assert all(np.abs(other - first).max() <= 1 for other in others)
+
+
+class _Interrupted(Exception):
+    pass
+
+
+def _stop_after(n: int):
+    def on_picture(done: int, _n: int) -> None:
+        if done >= n:
+            raise _Interrupted
+
+    return on_picture
+
+
+def test_what_was_begun_is_continued_to_the_same_bytes(tmp_path: Path, edm: OpenRestorer) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(5))
+    config = Restoration(n_samples=2, keep_samples=True, batch_size=2)
+    with pytest.raises(_Interrupted):
+        restore_pictures(
+            edm, open_inputs(folder), tmp_path / "out", config, on_picture=_stop_after(3)
+        )
+    begun = json.loads((tmp_path / "out/restoring.json").read_text())
+    assert [picture["name"] for picture in begun["pictures"]] == ["p00", "p01", "p02"]
+    assert not (tmp_path / "out/restored.json").exists()
+    (tmp_path / "out/mean/.tmp-left").touch()
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/mean").glob("*.png")}
+    seen: list[int] = []
+    restore_pictures(
+        edm, open_inputs(folder), tmp_path / "out", config, on_picture=lambda n, _: seen.append(n)
+    )
+    assert seen == [3, 4, 5]
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+    restore(edm, folder, tmp_path / "at-once", config=config)
+    assert dict(contents(tmp_path / "out")) == dict(contents(tmp_path / "at-once"))
+
+
+def test_a_finished_restoration_is_not_repeated(tmp_path: Path) -> None:
+    folder, opened = picture_folder(tmp_path / "in", pixels(2)), identity()
+    first = restore(opened, folder, tmp_path / "out")
+    n_calls = len(opened.restorer.given)
+    moved = folder.rename(tmp_path / "moved")
+    (tmp_path / "out/restoring.json").write_bytes((tmp_path / "out/restored.json").read_bytes())
+    again = restore(opened, moved, tmp_path / "out", config=Restoration(n_samples=3, batch_size=1))
+    assert again == first
+    assert not (tmp_path / "out/restoring.json").exists()
+    assert len(opened.restorer.given) == n_calls
+
+
+@pytest.mark.parametrize(
+    "lost", ["mean/p01.png", "disagreement/p01.png", "samples/p01-2.png", "contact-sheet.png"]
+)
+def test_what_was_removed_is_made_again(tmp_path: Path, edm: OpenRestorer, lost: str) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(3)), tmp_path / "out"
+    config = Restoration(n_samples=3, keep_samples=True)
+    restore(edm, folder, out, config=config)
+    before = dict(contents(out))
+    (out / lost).unlink()
+    record = restore(edm, folder, out, config=config)
+    after = dict(contents(out))
+    assert after.keys() == before.keys()
+    assert [picture["name"] for picture in record["pictures"]] == ["p00", "p01", "p02"]
+    remade = {lost, "contact-sheet.png", "restored.json"}  # up to the rounding of another batch
+    others = {name for name in before if "p01" not in name} - remade
+    assert all(after[name] == before[name] for name in others)
+
+
+@pytest.mark.parametrize(
+    ("changes", "inputs", "said"),
+    [
+        ({"seed": 1}, {}, "seed is 0 there, 1 here"),
+        ({"n_samples": 4}, {}, "n_samples is 3 there, 4 here"),
+        ({"keep_samples": True}, {}, "keep_samples is false there, true here"),
+        ({}, {"limit": 1}, "input.n_pictures is 2 there, 1 here"),
+        ({}, {"size": 4}, "input.size is null there, 4 here"),
+    ],
+)
+@pytest.mark.parametrize("name", ["restored.json", "restoring.json"])
+def test_other_settings_are_refused(
+    tmp_path: Path, changes: dict[str, Any], inputs: dict[str, int], said: str, name: str
+) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(2)), tmp_path / "out"
+    restore(identity(), folder, out)
+    (out / "restored.json").rename(out / name)
+    before = dict(contents(out))
+    config = Restoration(**({"n_samples": 3} | changes))
+    with pytest.raises(StoreMismatchError, match=said + r".*another --out, or --fresh"):
+        restore(identity(), folder, out, config=config, **inputs)
+    assert dict(contents(out)) == before
+
+
+def test_another_picture_or_model_is_another_restoration(tmp_path: Path, edm: OpenRestorer) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(2)), tmp_path / "out"
+    restore(identity(), folder, out)
+    with pytest.raises(StoreMismatchError, match=r"model.name is \"identity\" there"):
+        restore(edm, folder, out)
+    picture_folder(folder, pixels(2, seed=1))
+    with pytest.raises(StoreMismatchError, match=r"input.fingerprint is"):
+        restore(identity(), folder, out)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1))
+    with pytest.raises(ValueError, match="not empty and holds no restoration"):
+        restore(identity(), folder, folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file"):
+        restore(identity(), folder, tmp_path / "file")
+    with pytest.raises(ValueError, match="lies in --input"):
+        restore(identity(), folder, folder / "out")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "restored.json").write_text("[]")
+    with pytest.raises(StoreMismatchError, match="is a list, expected a JSON object"):
+        restore(identity(), folder, tmp_path / "other")
+
+
+@pytest.mark.parametrize("content", ['{"settings": 3}', '{"settings": {}, "schema": "other"}', "{"])
+def test_a_record_of_something_else_is_named(tmp_path: Path, content: str) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "restoring.json").write_text(content)
+    with pytest.raises(StoreMismatchError, match=r"restoring\.json is not (a restoration's|JSON)"):
+        restore(identity(), folder, tmp_path / "out")
+
+
+def test_an_input_is_found_below_whatever_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = picture_folder(tmp_path / "in", pixels(1))
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    for out in (tmp_path / "link" / "out", Path("link/../in/out"), Path("in/x/../out")):
+        with pytest.raises(ValueError, match="lies in --input"):
+            restore(identity(), folder, out)
+
+
+def test_fresh_replaces_a_restoration_when_all_else_is_right(tmp_path: Path) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(2)), tmp_path / "out"
+    restore(identity(), folder, out)
+    (out / ".tmp-left").touch()
+    before = dict(contents(out))
+
+    def again(source: Path, **inputs: Any) -> dict[str, Any]:
+        return restore_pictures(
+            identity(), open_inputs(source, **inputs), out, Restoration(), fresh=True
+        )
+
+    broken = picture_folder(tmp_path / "broken", pixels(1))
+    (broken / "p00.png").write_bytes(b"no picture")
+    with pytest.raises(SourceError, match="cannot be read"):
+        again(broken)
+    for inside in (out, out / "mean"):
+        with pytest.raises(ValueError, match="--fresh would delete --input, which is in --out"):
+            again(inside)
+    (out / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"which also holds notes.txt; remove the folder"):
+        again(folder)
+    (out / "notes.txt").unlink()
+    descriptor = os.open(out, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(StorageError, match="another process"):
+        again(folder)
+    os.close(descriptor)
+    assert dict(contents(out)) == before
+    assert again(folder, limit=1)["n_pictures"] == 1
+    assert [path.name for path in (out / "mean").iterdir()] == ["p00.png"]
+
+
+def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    folder, out = picture_folder(tmp_path / "in", pixels(1)), tmp_path / "out"
+    out.mkdir()
+    descriptor = os.open(out, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(StorageError, match="another process"):
+            restore(identity(), folder, out)
+    finally:
+        os.close(descriptor)
+    restore(identity(), folder, out)
+
+
+def test_the_sheet_has_pictures_in_even_distances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[list[str], str]] = []
+
+    def sheet(rows: Iterable[SheetRow], **how: Any) -> bytes:
+        rows = list(rows)
+        told.append(([row.name for row in rows], how["note"]))
+        return restoration_sheet(rows, **how)
+
+    monkeypatch.setattr(restore_job, "restoration_sheet", sheet)
+    heights = []
+    for n in (1, 2, N_ROWS, 3 * N_ROWS - 2):
+        folder = picture_folder(tmp_path / f"in{n}", pixels(n))
+        restore(identity(), folder, tmp_path / f"out{n}")
+        with Image.open(tmp_path / f"out{n}/contact-sheet.png") as picture:
+            heights.append(picture.height)
+    names, notes = zip(*told, strict=True)
+    assert names[1] == ["p00", "p01"]
+    assert names[2] == [f"p{k:02d}" for k in range(N_ROWS)]
+    assert names[3][:3] == ["p00", "p03", "p06"]
+    assert names[3][-1] == f"p{3 * N_ROWS - 3}"
+    assert len(set(names[3])) == N_ROWS
+    assert notes[0] == "1 picture"
+    assert notes[2:] == (f"all {N_ROWS} pictures", "24 of 70 pictures, chosen evenly")
+    assert heights[3] == heights[2]
+    assert heights[2] - heights[0] == (N_ROWS - 1) * (heights[1] - heights[0])
+
+
+def test_a_line_of_the_sheet_tells_the_size_and_whether_all_of_it_is_seen() -> None:
+    def facts(height: int, width: int, *, disagreement: bool) -> list[str]:
+        picture = np.zeros((3, height, width), np.uint8)
+        row = SheetRow("p", picture, picture, (), picture[0], 0.12345)
+        return row_facts(row, disagreement=disagreement)
+
+    assert facts(48, 96, disagreement=False) == ["48 x 96"]
+    assert facts(97, 20, disagreement=True) == ["97 x 20, shown smaller", "disagreement 0.1235"]
+
+
+def test_the_sheet_keeps_no_pictures_that_it_does_not_show(
+    tmp_path: Path, edm: OpenRestorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[restore_job._Job] = []
+    run = restore_job._Job.run
+    monkeypatch.setattr(
+        restore_job._Job, "run", lambda self, *how: (jobs.append(self), run(self, *how))
+    )
+    monkeypatch.setattr(restore_job, "N_ROWS", 2)
+    folder = picture_folder(tmp_path / "in", pixels(5))
+    restore(edm, folder, tmp_path / "edm")
+    restore(identity(), folder, tmp_path / "identity")
+    assert [sorted(job.shown) for job in jobs] == [["p00", "p04"], []]
+    assert len(jobs[0].shown["p00"]) == 3

@@ -1,0 +1,227 @@
+"""Calling a restorer from Python: what comes out, on what it depends, what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recon_core.restore.generic import GENERIC_RESTORERS
+from storage.errors import StorageError
+from tasks.restoring.restore import open_restorer, picture_seeds
+from tests.tasks.restoring.restorers import (
+    SIZE,
+    TINY_BF_DNCNN,
+    TINY_EDM,
+    floats,
+    identity,
+    trained,
+)
+
+needs_wavelets = pytest.mark.skipif(
+    importlib.util.find_spec("pywt") is None,
+    reason="PyWavelets is not installed; pip install PyWavelets",
+)
+CLOSE = {"atol": 2e-5, "rtol": 0}
+"""Float32 rounding, which differs between batches of different sizes."""
+
+
+def test_three_lines_restore_arrays_and_tensors_alike(tmp_path: Path) -> None:
+    restorer = open_restorer(trained(tmp_path / "edm"), device="cpu")
+    pictures = floats(3)
+    mean, disagreement = restorer(pictures, n_samples=4)
+    assert isinstance(mean, np.ndarray)
+    assert mean.shape == (3, 3, SIZE, SIZE)
+    assert disagreement.shape == (3, SIZE, SIZE)
+    assert mean.dtype == disagreement.dtype == np.float32
+    assert 0 <= mean.min() <= mean.max() <= 1
+    assert 0 <= disagreement.min() <= disagreement.max() <= 0.5
+    assert (disagreement.mean(axis=(1, 2)) > 0.01).all()
+    as_tensors = restorer(torch.from_numpy(pictures).double(), n_samples=4)
+    assert all(isinstance(value, torch.Tensor) for value in as_tensors)
+    np.testing.assert_array_equal(as_tensors[0].numpy(), mean)
+    np.testing.assert_array_equal(as_tensors[1].numpy(), disagreement)
+
+
+def test_the_pictures_given_are_not_touched(tmp_path: Path) -> None:
+    pictures = floats(2)
+    before = pictures.copy()
+    open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")(pictures)
+    identity()(pictures)[0][:] = 7
+    np.testing.assert_array_equal(pictures, before)
+
+
+@pytest.mark.parametrize("restorer", [TINY_EDM, TINY_BF_DNCNN])
+def test_a_result_does_not_depend_on_the_batch(tmp_path: Path, restorer) -> None:
+    opened = open_restorer(trained(tmp_path / "model", restorer), device="cpu")
+    pictures = floats(5)
+    mean, disagreement = opened(pictures, n_samples=3)
+    for batch_size in (1, 2, 4, 7):
+        again = opened(pictures, n_samples=3, batch_size=batch_size)
+        np.testing.assert_allclose(again[0], mean, **CLOSE)
+        np.testing.assert_allclose(again[1], disagreement, **CLOSE)
+    alone, shuffled = opened(pictures[3:4], n_samples=3), opened(pictures[::-1], n_samples=3)
+    np.testing.assert_allclose(alone[0][0], mean[3], **CLOSE)
+    np.testing.assert_allclose(shuffled[0][::-1], mean, **CLOSE)
+
+
+def test_memory_is_for_a_batch_and_not_for_all() -> None:
+    opened = identity()
+    opened(floats(10), n_samples=50, batch_size=4)
+    assert opened.restorer.given == [4, 4, 2]  # one answer each: samples do not count
+    opened.restorer.given.clear()
+    opened(np.zeros((3, 3, 512, 1024), np.float32))
+    assert opened.restorer.given == [2, 1]  # a million pixels at once
+
+
+def test_the_mean_is_that_of_the_samples_and_the_disagreement_their_spread(tmp_path: Path) -> None:
+    opened = open_restorer(trained(tmp_path / "edm"), device="cpu")
+    pictures = floats(2)
+    mean, disagreement = opened(pictures, n_samples=5, seed=3)
+    given = torch.from_numpy(pictures)
+    seeds = picture_seeds(given, 3)
+    singles = [opened.samples(given, seeds, n_samples=k + 1)[k].numpy() for k in range(5)]
+    np.testing.assert_allclose(mean, np.mean(singles, axis=0), **CLOSE)
+    np.testing.assert_allclose(disagreement, np.std(singles, axis=0).mean(axis=1), **CLOSE)
+    assert min(np.abs(singles[0] - other).max() for other in singles[1:]) > 0.01
+    first, none = opened(pictures, n_samples=1, seed=3)
+    np.testing.assert_allclose(first, singles[0], **CLOSE)
+    assert not none.any()
+
+
+def test_a_seed_is_of_the_content_in_8_bits() -> None:
+    pictures = torch.from_numpy(floats(3))
+    seeds = picture_seeds(pictures)
+    assert len(set(seeds.tolist())) == 3
+    assert torch.equal(picture_seeds(pictures.flip(0)), seeds.flip(0))
+    assert torch.equal(picture_seeds(pictures + 1e-4), seeds)
+    assert not torch.equal(picture_seeds(pictures, 1), seeds)
+    assert not torch.equal(picture_seeds(pictures.flip(1)), seeds)
+
+
+def test_copies_of_a_picture_are_restored_alike_and_another_seed_differs(tmp_path: Path) -> None:
+    opened = open_restorer(trained(tmp_path / "edm"), device="cpu")
+    twice = np.repeat(floats(1), 2, axis=0)
+    mean, _ = opened(twice, n_samples=2)
+    np.testing.assert_allclose(mean[0], mean[1], **CLOSE)
+    other, _ = opened(twice, n_samples=2, seed=1)
+    assert np.abs(other - mean).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["bf_dncnn", *GENERIC_RESTORERS])
+def test_one_answer_has_no_disagreement(tmp_path: Path, name: str) -> None:
+    if name != "bf_dncnn" and importlib.util.find_spec("pywt") is None:
+        pytest.skip("PyWavelets is not installed; pip install PyWavelets")
+    what = trained(tmp_path / "bf", TINY_BF_DNCNN) if name == "bf_dncnn" else name
+    opened = open_restorer(what, device="cpu")
+    mean, disagreement = opened(floats(2), n_samples=6)
+    assert not disagreement.any()
+    assert np.abs(mean - floats(2)).max() > 0.01
+    assert opened.name == name
+    assert not opened.generative
+
+
+def test_what_opened_it_is_told(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "edm")
+    opened = open_restorer(folder, device="cpu")
+    assert opened.settings["kind"] == opened.name == "edm"
+    assert opened.resolution == (SIZE, SIZE)
+    by_card = open_restorer(str(folder / "model.json"), device="cpu")
+    assert by_card.fingerprint == opened.fingerprint
+    other = open_restorer(trained(tmp_path / "other", seed=1), device="cpu")
+    assert other.fingerprint != opened.fingerprint
+
+
+def test_numbers_in_and_out_are_in_the_same_units(tmp_path: Path) -> None:
+    mean, disagreement = identity()(floats(3))
+    np.testing.assert_array_equal(mean, floats(3))
+    assert not disagreement.any()
+
+
+def test_no_pictures_are_no_error(tmp_path: Path) -> None:
+    mean, disagreement = identity()(floats(0))
+    assert mean.shape == (0, 3, SIZE, SIZE)
+    assert disagreement.shape == (0, SIZE, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "said"),
+    [
+        ((floats(1) * 255).astype(np.uint8), "uint8.*x / 255"),
+        (floats(1) * 255, r"go from 0 to 249.*\[0, 1\]"),
+        (floats(1) * 2 - 1, r"go from -.*\(x \+ 1\) / 2"),
+        (floats(1) * np.float32("nan"), "go from nan to nan"),
+        (floats(1)[0], r"shape \(3, 8, 8\).*expected \(n, 3, h, w\)"),
+        (floats(1).transpose(0, 2, 3, 1), r"shape \(1, 8, 8, 3\)"),
+        (floats(1, size=10), "10 x 10, but edm works at 8 x 8; resize them to 8 x 8"),
+        ([[0.5]], "pictures are list"),
+    ],
+)
+def test_pictures_that_cannot_be_restored_are_refused(tmp_path: Path, pictures, said: str) -> None:
+    opened = open_restorer(trained(tmp_path / "edm"), device="cpu")
+    with pytest.raises(ValueError, match=said):
+        opened(pictures)
+
+
+@pytest.mark.parametrize(("height", "width"), [(10, 6), (9, 11), (9, 4), (1, 1)])
+def test_a_convolutional_restorer_takes_any_size(tmp_path: Path, height: int, width: int) -> None:
+    opened = open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")
+    pictures = floats(2, size=12)[..., :height, :width]
+    mean, disagreement = opened(pictures)
+    assert mean.shape == (2, 3, height, width)
+    assert disagreement.shape == (2, height, width)
+    beyond = [(0, 0), (0, 0), (0, height % 2), (0, width % 2)]
+    expected = opened(np.pad(pictures, beyond, mode="edge"))[0]
+    np.testing.assert_allclose(mean, expected[..., :height, :width], **CLOSE)
+
+
+@needs_wavelets
+@pytest.mark.parametrize("name", list(GENERIC_RESTORERS))
+def test_a_baseline_takes_any_size(name: str) -> None:
+    pictures = floats(2, size=48)[..., :33, :]
+    mean, _ = open_restorer(name)(pictures)
+    assert mean.shape == (2, 3, 33, 48)
+    assert np.abs(mean - pictures).max() > 0.01
+
+
+def test_rounding_beyond_the_range_is_clipped() -> None:
+    pictures = np.full((1, 3, SIZE, SIZE), np.float32(1) + np.finfo(np.float32).eps, np.float32)
+    assert identity()(pictures)[0].max() == 1
+
+
+def test_a_network_that_diverged_is_said(tmp_path: Path) -> None:
+    opened = open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")
+    next(opened.net.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match="bf_dncnn gave values that are not finite"):
+        opened(floats(1))
+
+
+@pytest.mark.parametrize("bad", [{"n_samples": 0}, {"batch_size": 0}, {"seed": -1}])
+def test_counts_out_of_range_are_refused(bad: dict[str, int]) -> None:
+    name, value = next(iter(bad.items()))
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        identity()(floats(1), **bad)
+
+
+def test_weights_that_are_not_there_are_named_with_what_can_be_given(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"edn is not there.*nlm, tv, wavelet"):
+        open_restorer(tmp_path / "edn")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError, match="no finished restorer"):
+        open_restorer(tmp_path / "empty", device="cpu")
+
+
+def test_a_baseline_without_its_package_says_how_to_get_it(monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(StorageError, match="pip install PyWavelets"):
+        open_restorer("nlm")
+
+
+@needs_wavelets
+def test_baselines_have_settings_for_a_fingerprint() -> None:
+    prints = {open_restorer(name).fingerprint for name in GENERIC_RESTORERS}
+    assert len(prints) == len(GENERIC_RESTORERS)
+    assert open_restorer("tv").settings["n_iterations"] == 200

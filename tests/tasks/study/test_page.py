@@ -1,0 +1,246 @@
+"""The page of a study: one file without requests, whose figures, tables and CSVs agree."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks.report.headline import interval, percent, score
+from tasks.study.page import render
+from tests.tasks.pages import Page
+from tests.tasks.study.study_records import DECAYS, Made, figure_of, floats, page_of, rows_of, study
+
+BASE, PLOT = 250, 222  # of a panel: where y = 0 is drawn, and the height from there to the top
+FIGURES = ("good", "margins", "decays", "losses", "hard-ones", "kernels")
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    return study()
+
+
+@pytest.fixture(scope="module")
+def folder(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("study")
+    page_of(found, made)
+    return found
+
+
+def test_the_page_asks_nothing_of_the_network(folder: Path, made: Made) -> None:
+    source = (folder / "study.html").read_text()
+    for forbidden in ("http:", "https:", "url(", "@import", "<script", "<iframe"):
+        assert forbidden not in source
+    assert render(*made) == source
+
+
+def test_every_table_is_in_the_page_and_beside_it(folder: Path) -> None:
+    beside = {file.name: file.read_bytes().decode() for file in (folder / "study-data").iterdir()}
+    assert Page(folder / "study.html").downloads == beside
+    own = ("cells", "victims", "claims", "shown")
+    assert set(beside) == {f"{name}.csv" for name in (*own, *FIGURES)}
+
+
+def test_a_heatmaps_squares_are_its_csv_and_the_record(folder: Path, made: Made) -> None:
+    cells = {cell["number"]: cell for cell in made[0]["cells"]}
+    rows = rows_of(folder, "good")
+    assert [int(row["cell"]) for row in rows] == list(range(9))
+    for row in rows:
+        cell = cells[int(row["cell"])]
+        assert float(row["n_good"]) == cell["targets"]["n_good"] / 2
+        assert float(row["share"]) == cell["targets"]["good_fraction"]
+        assert [int(row[f"at {axis}"]) for axis in cell["at"]] == list(cell["at"].values())
+        ends = [float(row[end]) / cell["n_images"] for end in ("low", "high")]
+        assert ends == pytest.approx(cell["targets"]["good_interval"])
+    squares = re.findall(
+        r'<g class="square"><title>(.*?)</title>(.*?)</g>', figure_of(folder, "good")
+    )
+    drawn = {title.partition(":")[0]: body for title, body in squares}
+    most = max(float(row["n_good"]) for row in rows)
+    for row in rows:
+        body, value = drawn[row["name"]], float(row["n_good"])
+        assert re.findall(r">([^<]+)</text>", body) == [f"{value:g}", percent(float(row["share"]))]
+        assert floats(r"--share: ([\d.]+)", body) == [pytest.approx(value / most, abs=1e-4)]
+    places = [re.findall(r'<rect[^>]* x="([\d.]+)" y="([\d.]+)"', body)[0] for _t, body in squares]
+    assert len(set(places)) == 9
+    top = [drawn["10 classes, 1 per class"], drawn["2 classes, 1 per class"]]
+    heights = [floats(r'<rect[^>]* y="([\d.]+)"', body)[0] for body in top]
+    assert heights[0] < heights[1]
+
+
+def test_lines_are_their_csv_with_intervals_and_baselines(folder: Path, made: Made) -> None:
+    cells, rows = made[0]["cells"], rows_of(folder, "decays")
+    for row in rows:
+        cell = cells[int(row["cell"])]
+        assert float(row["n_good"]) == cell["targets"]["n_good"] / 2
+        assert float(row["at weight_decay"]) == cell["at"]["weight_decay"]
+        assert row["baseline"] == str(cell["at"]["weight_decay"] == 0)
+    figure = figure_of(folder, "decays")
+    top = max(floats(r'text-anchor="end">(\d+)</text>', figure))
+    for k, n_classes in ((0, "2"), (2, "10")):
+        mine = [r for r in rows if r["at n_classes"] == n_classes and r["baseline"] == "False"]
+        assert [float(row["at weight_decay"]) for row in mine] == list(DECAYS[1:])
+        group = re.findall(rf'<g class="s{k} m\d+">(.*?)\n</g>', figure, re.DOTALL)[0]
+        line = re.findall(r'class="curve targets" points="([^"]*)"', group)[0].split()
+        drawn = [float(point.split(",")[1]) for point in line]
+        assert drawn == pytest.approx([_height(row["n_good"], top) for row in mine], abs=0.06)
+        lows, highs = zip(*re.findall(r'whisker" d="M[\d.]+ ([\d.]+)V([\d.]+)', group), strict=True)
+        for ends, key in ((lows, "low"), (highs, "high")):
+            expected = [_height(row[key], top) for row in mine]
+            assert [float(end) for end in ends] == pytest.approx(expected, abs=0.06)
+    levels = floats(r'class="baseline b\d" x1="38" x2="\d+" y1="([\d.]+)"', figure)
+    expected = sorted(_height(r["n_good"], top) for r in rows if r["baseline"] == "True")
+    assert sorted(levels) == pytest.approx(expected, abs=0.06)
+    for row in rows:
+        if row["baseline"] == "True":
+            assert f"{row['name']}: {float(row['n_good']):g}" in figure
+
+
+def _height(value: str, top: float) -> float:
+    return BASE - PLOT * float(value) / top
+
+
+def test_a_baseline_may_be_any_cell(tmp_path: Path) -> None:
+    record, pictures = study(grid=1, losses=0)
+    record["figures"][2]["baselines"] = [0, 3]
+    page_of(tmp_path, (record, pictures))
+    rows = [row for row in rows_of(tmp_path, "decays") if row["baseline"] == "True"]
+    assert [int(row["cell"]) for row in rows] == [0, 3, 1, 5]
+    figure = figure_of(tmp_path, "decays")
+    assert sorted(re.findall(r'class="axis letter"[^>]*>(\w)</text>', figure)) == list("ABCD")
+    keys = re.findall(r"<b>(\w)</b>&nbsp; ([^<]*): ", figure)
+    rows.sort(key=lambda row: -float(row["n_good"]))
+    assert keys == [(name, row["name"]) for name, row in zip("ABCD", rows, strict=True)]
+
+
+def test_texts_are_categories_in_their_order(folder: Path, made: Made) -> None:
+    figure, rows = figure_of(folder, "losses"), rows_of(folder, "losses")
+    assert [row["at loss"] for row in rows] == made[0]["axes"]["loss"]["values"]
+    assert [float(row["mean_ssim"]) for row in rows] == [
+        cell["targets"]["mean_ssim"] for cell in made[0]["cells"] if cell["panel"] == "loss"
+    ]
+    line = re.findall(r'class="curve targets" points="([^"]*)"', figure)[0].split()
+    across = [float(point.split(",")[0]) for point in line]
+    assert np.diff(across) == pytest.approx([304 / 3] * 2, abs=0.2)
+    assert "Across, from the left: BCE; MSE; a loss with a rather long name." in figure
+
+
+def test_every_dot_of_a_scatter_is_a_row_of_its_csv(folder: Path, made: Made) -> None:
+    images, rows = made[0]["images"], rows_of(folder, "hard-ones")
+    wanted = [k for k, cell in enumerate(images["cell"]) if cell >= 17]
+    for key in ("loss", "ssim", "decoy_ssim", "image_id"):
+        assert [float(row[key]) for row in rows] == [images[key][k] for k in wanted]
+    panels = re.findall(r"<svg.*?</svg>", figure_of(folder, "hard-ones"), re.DOTALL)[:3]
+    assert "10⁻⁶" in panels[0]
+    for number, panel in zip((17, 18, 19), panels, strict=True):
+        mine = [row for row in rows if row["cell"] == str(number)]
+        dots = re.findall(r'class="dots m2" d="([^"]*)"', panel)[0]
+        heights = floats(r"M[\d.]+ ([\d.]+)h0", dots)
+        expected = [150 - 122 * float(row["ssim"]) for row in mine]
+        assert heights == pytest.approx(expected, abs=0.06)
+        best = max(float(row["decoy_ssim"]) for row in mine)
+        drawn = floats(r'class="baseline b1" [^>]* y1="([\d.]+)"', panel)
+        assert drawn == pytest.approx([150 - 122 * best], abs=0.06)
+        assert floats(r'class="threshold" [^>]*y1="([\d.]+)"', panel) == [
+            pytest.approx(150 - 122 * 0.4, abs=0.06)
+        ]
+
+
+def test_kernels_are_their_csv_and_the_pictures(folder: Path, made: Made) -> None:
+    kernels, rows = made[1]["kernels_0017"], rows_of(folder, "kernels")
+    values = np.array([row["values"].split() for row in rows], np.uint8)
+    np.testing.assert_array_equal(values.reshape(kernels.shape), kernels)
+    shown = re.findall(r'<img src="data:image/png;base64,([^"]*)"', figure_of(folder, "kernels"))
+    drawn = [np.asarray(Image.open(io.BytesIO(base64.b64decode(tile)))) for tile in shown]
+    np.testing.assert_array_equal(np.stack(drawn).transpose(0, 3, 1, 2), kernels)
+
+
+def test_claims_say_their_outcome_in_words(folder: Path, made: Made) -> None:
+    page = Page(folder / "study.html")
+    outcomes = ("holds", "does not hold", "undecided")
+    for k, (claim, outcome) in enumerate(zip(made[0]["claims"], outcomes, strict=True)):
+        cells = [cell.strip() for cell in page.rows[f"claim {k}"]]
+        assert cells[0] == f"{claim['claim']}Rule: {claim['rule']}"
+        assert cells[1:3] == [claim["where"], claim["theirs"]]
+        assert cells[4] == outcome
+    assert [page.rows[f"claim {k}"][3] for k in range(3)] == ["12 against 3", "0.25", "–"]
+    assert [row["outcome"] for row in rows_of(folder, "claims")] == list(outcomes)
+    said = "Of 3 claims of the paper, 1 holds here, 1 does not, 1 is undecided;"
+    assert said in page.prose
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("holds", "The one claim of the paper holds here;"),
+        ("does not hold", "Of 1 claim of the paper, 0 hold here, 1 does not;"),
+        ("undecided", "Of 1 claim of the paper, 0 hold here, 1 is undecided;"),
+        ("not testable", "Of 1 claim of the paper, 0 hold here, 1 is not testable on this study;"),
+    ],
+)
+def test_one_claim(tmp_path: Path, outcome: str, said: str) -> None:
+    record, pictures = study(grid=2, decays=0, losses=0)
+    record["claims"] = [record["claims"][0] | {"outcome": outcome}]
+    page = page_of(tmp_path, (record, pictures))
+    assert said in page.prose
+    assert page.rows["claim 0"][4].strip() == outcome
+
+
+def test_the_first_sentence_names_the_best_and_the_worst_cell(folder: Path, made: Made) -> None:
+    def merit(cell: dict[str, Any]) -> tuple[float, float]:
+        return cell["targets"]["good_fraction"], cell["targets"]["mean_ssim"]
+
+    prose = Page(folder / "study.html").prose
+    for word, cell in (("most", max(made[0]["cells"], key=merit)),
+                       ("least", min(made[0]["cells"], key=merit))):  # fmt: skip
+        targets, decoys = cell["targets"], cell["decoys"]
+        assert re.search(
+            rf"the {word} (came back )?with {re.escape(cell['name'])} \({targets['n_good']} of "
+            rf"{targets['n']} training pictures, {percent(targets['good_fraction'])}, and "
+            rf"{decoys['n_good']} of {decoys['n']} decoys\)",
+            prose,
+        )
+
+
+def test_the_table_of_cells_is_the_record(folder: Path, made: Made) -> None:
+    page, table = Page(folder / "study.html"), rows_of(folder, "cells")
+    assert len(table) == len(made[0]["cells"])
+    for cell, row in zip(made[0]["cells"], table, strict=True):
+        cells = [text.strip() for text in page.rows[f"cell {cell['number']}"]]
+        sides = [cell["targets"], cell["decoys"]]
+        assert cells[:2] == [cell["name"], f"{sides[0]['n']}{cell['n_images']} × 2"]
+        assert [text.partition("[")[0] for text in cells[2:4]] == [
+            f"{s['n_good']} of {s['n']}{percent(s['good_fraction'])}" for s in sides
+        ]
+        means = [score(s["mean_ssim"]) + interval(s["mean_ssim_interval"]) for s in sides]
+        assert cells[4:6] == means
+        assert cells[10] == score(cell["auc"])
+        assert cells[12:] == ["100.0 %", "30.0 %29.0 to 31.0 %", "0.0002", "5.54 to 7",
+                              "7 ok, 1 unfitted", "1 min 1 s"]  # fmt: skip
+        assert float(row["decoys mean_ssim_interval high"]) == sides[1]["mean_ssim_interval"][1]
+        assert (row["n_effective"], row["runs unfitted"], row["seconds"]) == ("5.5", "1", "61.0")
+
+
+def test_pairs_are_shown_with_their_scores(folder: Path, made: Made) -> None:
+    record, pictures = made
+    page, images = Page(folder / "study.html"), record["images"]
+    alts = [image["alt"] or "" for image in page.images]
+    rows = [row for cell in record["cells"] for row in cell["shown"]]
+    assert [int(row["row"]) for row in rows_of(folder, "shown")] == rows
+    assert [alt for alt in alts if alt.startswith("what came back")] == [
+        f"what came back of it, SSIM {images['ssim'][row]:.2f}" for row in rows
+    ]
+    assert [alt for alt in alts if alt.startswith("Training picture")] == [
+        f"Training picture {images['image_id'][row]} of network {images['victim'][row]}"
+        for row in rows
+    ]
+    found = [i for i in page.images if (i["alt"] or "").startswith("what came back")][5]
+    content = base64.b64decode(str(found["src"]).partition(",")[2])
+    picture = np.asarray(Image.open(io.BytesIO(content))).transpose(2, 0, 1)
+    np.testing.assert_array_equal(picture, pictures["cell_0001/reconstruction"][1])

@@ -1,0 +1,82 @@
+"""The page of a study in a real browser: nothing is asked, nothing fails, everything shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.study.page import write_page
+from tests.tasks.browser import BINARY, Browser, chromium
+from tests.tasks.report.test_page_browser import (
+    LABELS_CUT_OFF,
+    LABELS_THAT_OVERLAP,
+    SCROLLS,
+    STICKS_OUT,
+    WIDTHS_OF_IMAGES,
+)
+from tests.tasks.study.study_records import study, write
+
+pytestmark = pytest.mark.skipif(
+    not BINARY,
+    reason="no chromium, chromium-browser or google-chrome here; test_study_page.py still checks "
+    "that tags nest, that links stay in the page and that numbers are the record's",
+)
+LETTERS = """[...document.querySelectorAll('svg text')].map(text => {
+    const svg = text.ownerSVGElement;
+    return parseFloat(getComputedStyle(text).fontSize)
+        * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width; })"""
+UNREACHABLE = """[...document.querySelectorAll('main *')].filter(e =>
+    e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)
+    && (e.tabIndex < 0 || !e.getAttribute('aria-label'))).map(e => e.outerHTML)"""
+N_SCROLLING = """[...document.querySelectorAll('.wide')].filter(e =>
+    e.scrollWidth > e.clientWidth + 1).length"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(write(tmp_path_factory.mktemp("study"), *study()))
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_the_page_works_by_itself(browser: Browser, page: Path, width: int, dark: bool) -> None:
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.open(page, width=width, dark=dark)
+    browser.value_of("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert browser.value_of(SCROLLS) is False
+    assert browser.value_of(STICKS_OUT) == []
+    assert browser.value_of(UNREACHABLE) == []
+    assert browser.value_of(N_SCROLLING) >= 1
+    widths = browser.value_of(WIDTHS_OF_IMAGES)
+    assert len(widths) > 100
+    assert all(found > 0 for found in widths)
+    asked = [url for url in browser.requests if not url.startswith("data:")]
+    assert asked == [page.absolute().as_uri()]
+    assert browser.complaints == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_charts_can_be_read(browser: Browser, page: Path, width: int) -> None:
+    browser.open(page, width=width)
+    letters = browser.value_of(LETTERS)
+    assert len(letters) > 100
+    assert min(letters) >= 10
+    assert max(letters) <= 18
+    assert browser.value_of(LABELS_THAT_OVERLAP) == []
+    assert browser.value_of(LABELS_CUT_OFF) == []
+
+
+def test_a_line_can_be_hidden_without_a_script(browser: Browser, page: Path) -> None:
+    browser.open(page, width=1280)
+    shown = "getComputedStyle(document.querySelector('figure:has(.t2) .s2')).display"
+    assert browser.value_of(shown) != "none"
+    browser.value_of("document.querySelector('figure:has(.t2) .t2').click()")
+    assert browser.value_of(shown) == "none"

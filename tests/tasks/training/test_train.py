@@ -1,0 +1,429 @@
+"""Training from a store: cards, resuming after a kill, not repeating what is done, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from recon_core.balance import Curation
+from recon_core.restore import EDM, BFDnCNN, NonfiniteLossError, Restorer, Training
+from storage.checkpoints import load_checkpoint
+from storage.errors import StorageError
+from storage.pairs.dataset import Dataset
+from tasks import interruption
+from tasks.training.train import (
+    LATER_RESTORER_SETTINGS,
+    load_restorer,
+    train_restorer,
+    training_fingerprint,
+)
+from tasks.training.validation import Validation
+from tests.storage import stores
+from tests.tasks.restoring import restorers
+
+SIZE = 8
+RESTORER = BFDnCNN(depth=3, n_channels=4)
+TRAINING = Training(
+    n_steps=12, batch_size=8, lr=1e-3, warmup_images=16, ema_halflife_images=50, seed=3
+)
+CURATION = Curation(n_subsets=3, share=1, noise_fraction=0.2)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Bit for bit holds for one number of threads, which other tests and processes may change."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return stores.store(tmp_path / "store", n_parts=3, size=SIZE)
+
+
+def images() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (20, 3, SIZE, SIZE), dtype=np.uint8)
+
+
+def train(dataset: Dataset, out: Path, **changes: object) -> dict[str, object]:
+    settings = {
+        "dataset": dataset,
+        "curation": CURATION,
+        "images_for_noise": images(),
+        "out": out,
+        "device": "cpu",
+    }
+    restorer = changes.pop("restorer", RESTORER)
+    training = changes.pop("training", TRAINING)
+    return train_restorer(restorer, training, **(settings | changes))
+
+
+def weights(out: Path) -> dict[str, np.ndarray]:
+    found = load_checkpoint(out, "model")
+    assert found is not None
+    return found[0]
+
+
+def same(first: Path, second: Path) -> bool:
+    a, b = weights(first), weights(second)
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_a_training_leaves_a_model_and_its_card(dataset: Dataset, tmp_path: Path) -> None:
+    steps: list[tuple[int, int, float]] = []
+    card = train(dataset, tmp_path / "out", on_step=lambda *step: steps.append(step))
+    assert [done for done, _, _ in steps] == list(range(1, 13))
+    assert all(n_steps == 12 for _, n_steps, _ in steps)
+    assert card["restorer"] == {
+        "kind": "bf_dncnn",
+        "depth": 3,
+        "n_channels": 4,
+        "patch": 1,
+        "loss_terms": "mse",
+        "ssim_weight": 0.1,
+    }
+    assert card["dataset"] == {
+        "content_hash": dataset.content_hash,
+        "n_pairs": dataset.n_pairs,
+        "n_pairs_used": dataset.n_pairs,
+    }
+    assert card["loss_curve"] == [(step, pytest.approx(loss)) for step, _, loss in steps]
+    assert card["n_parameters"] == 2 * 9 * 3 * 4 + 9 * 4 * 4 + 4
+    stored = json.loads((tmp_path / "out" / "model.json").read_text())["meta"]
+    assert stored == json.loads(json.dumps(card))
+    assert not list((tmp_path / "out").glob("latest*"))
+
+
+def test_a_page_for_people_stands_beside_the_model(dataset: Dataset, tmp_path: Path) -> None:
+    card = train(dataset, tmp_path)
+    page = (tmp_path / "MODEL_CARD.md").read_text()
+    assert page.startswith("# BF-DnCNN\n")
+    for fact in (
+        card["fingerprint"],
+        dataset.content_hash,
+        f"torch {torch.__version__}",
+        "after step 12 of 12",
+        f"{dataset.n_pairs:,} of the {dataset.n_pairs:,} pairs",
+        "| `noise_fraction` | 0.2 |",
+        "no pairs were held out",
+    ):
+        assert str(fact) in page
+    assert card["versions"].keys() == {"palimpsest", "python", "torch", "numpy"}
+    assert (card["threads"], card["ranks"]) == (1, 1)
+
+
+def test_the_page_says_whether_the_weights_are_averaged(dataset: Dataset, tmp_path: Path) -> None:
+    for halflife, said in ((50, "averaged (EMA)"), (0, "not averaged")):
+        training = replace(TRAINING, n_steps=1, ema_halflife_images=halflife)
+        train(dataset, tmp_path, training=training)
+        assert f"**Weights:** {said}, after step 1 of 1" in (tmp_path / "MODEL_CARD.md").read_text()
+
+
+def test_the_loaded_restorer_is_the_trained_one(dataset: Dataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path / "out")
+    restorer, net = load_restorer(tmp_path / "out", device="cpu")
+    again, _ = load_restorer(tmp_path / "out" / "model.json", device="cpu")
+    assert restorer == again == RESTORER
+    assert not net.training
+    saved = weights(tmp_path / "out")
+    assert all(np.array_equal(value, saved[name]) for name, value in net.state_dict().items())
+    pictures = torch.rand(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    restored = restorer.restore(net, pictures, n_samples=1, seeds=torch.arange(2))
+    assert restored.isfinite().all()
+
+
+def test_a_finished_training_is_not_repeated(dataset: Dataset, tmp_path: Path) -> None:
+    first = train(dataset, tmp_path / "out")
+    steps: list[int] = []
+    again = train(dataset, tmp_path / "out", on_step=lambda done, *_: steps.append(done))
+    assert not steps
+    assert again == json.loads(json.dumps(first))
+
+
+def test_other_settings_train_again(dataset: Dataset, tmp_path: Path) -> None:
+    first = train(dataset, tmp_path / "out")
+    changes = {
+        "restorer": replace(RESTORER, n_channels=5),
+        "training": replace(TRAINING, seed=4),
+        "curation": replace(CURATION, seed=1),
+        "images_for_noise": images()[:10],
+    }
+    fingerprints = {first["fingerprint"]}
+    for name, value in changes.items():
+        fingerprints.add(train(dataset, tmp_path / "out", **{name: value})["fingerprint"])
+    assert len(fingerprints) == 5
+    stores.write(dataset.root, 3, size=SIZE)
+    fingerprints.add(train(Dataset(dataset.root), tmp_path / "out")["fingerprint"])
+    assert len(fingerprints) == 6
+
+
+class _Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_after", [1, 7])
+def test_an_interrupted_training_continues_bit_for_bit(
+    dataset: Dataset, tmp_path: Path, stop_after: int
+) -> None:
+    through = train(dataset, tmp_path / "through")
+
+    def interrupt(done: int, _n_steps: int, _loss: float) -> None:
+        if done > stop_after:
+            raise _Interrupted
+
+    with pytest.raises(_Interrupted):
+        train(dataset, tmp_path / "out", on_step=interrupt, checkpoint_seconds=0.0)
+    steps: list[int] = []
+    resumed = train(dataset, tmp_path / "out", on_step=lambda done, *_: steps.append(done))
+    assert 1 < steps[0] <= stop_after + 1  # it did not start over
+    assert steps[-1] == 12
+    assert same(tmp_path / "through", tmp_path / "out")
+    assert resumed["loss_curve"] == through["loss_curve"]
+    assert resumed["n_images"] == through["n_images"]
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGTERM as a command takes it."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_every_interruption_keeps_the_step_and_says_where_it_goes_on(
+    dataset: Dataset, tmp_path: Path, interruptible: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(dataset, tmp_path / "through")
+    first_steps = []
+    for last in (3, 4, 9, 12):
+        steps: list[int] = []
+
+        def step(done: int, _n: int, _loss: float, steps: list[int] = steps, last: int = last):
+            steps.append(done)
+            if done == last < 12:
+                signal.raise_signal(signal.SIGTERM)
+
+        with suppress(KeyboardInterrupt):  # no checkpoint is due within 20 s
+            train(dataset, tmp_path / "out", on_step=step)
+        first_steps.append(steps[0])
+        assert steps[-1] == last
+    assert first_steps == [1, 4, 5, 10]
+    assert same(tmp_path / "through", tmp_path / "out")
+    said = [record.message for record in caplog.records if record.name == "palimpsest"]
+    assert said == [f"out goes on after step {step} of 12" for step in (3, 4, 9)]
+
+
+def test_a_second_interruption_does_not_wait(
+    dataset: Dataset, tmp_path: Path, interruptible: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interruption, "SAME_REQUEST_S", 0.0)
+
+    def twice(_done: int, _n_steps: int, _loss: float) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("the second one did nothing")
+
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset, tmp_path / "out", on_step=twice)
+    assert not (tmp_path / "out" / "latest.json").exists()
+
+
+def test_a_signal_to_the_process_and_to_its_group_is_one_interruption(
+    dataset: Dataset, tmp_path: Path, interruptible: None
+) -> None:
+    def as_timeout_does(done: int, _n_steps: int, _loss: float) -> None:
+        if done == 3:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset, tmp_path / "out", on_step=as_timeout_does)
+    kept = load_checkpoint(tmp_path / "out", "latest")
+    assert kept is not None
+
+
+def test_an_interruption_of_the_last_step_comes_when_the_model_is_there(
+    dataset: Dataset, tmp_path: Path, interruptible: None
+) -> None:
+    def last(done: int, n_steps: int, _loss: float) -> None:
+        if done == n_steps:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset, tmp_path / "out", on_step=last)
+    assert load_checkpoint(tmp_path / "out", "model") is not None
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from storage.pairs.dataset import Dataset
+from tests.tasks.training import test_train as t
+
+t.torch.set_num_threads(1)
+
+def kill(done, n_steps, loss):
+    if done == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+t.train(Dataset(Path(sys.argv[1])), Path(sys.argv[2]), on_step=kill, checkpoint_seconds=0.0)
+"""
+
+
+def test_a_killed_training_continues_bit_for_bit(dataset: Dataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path / "through")
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(dataset.root), str(tmp_path / "out")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    steps: list[int] = []
+    train(dataset, tmp_path / "out", on_step=lambda done, *_: steps.append(done))
+    assert steps[0] > 1
+    assert same(tmp_path / "through", tmp_path / "out")
+
+
+def test_a_checkpoint_of_other_settings_is_not_continued(dataset: Dataset, tmp_path: Path) -> None:
+    def interrupt(done: int, _n_steps: int, _loss: float) -> None:
+        if done > 5:
+            raise _Interrupted
+
+    with pytest.raises(_Interrupted):
+        train(dataset, tmp_path / "out", on_step=interrupt, checkpoint_seconds=0.0)
+    steps: list[int] = []
+    other = replace(TRAINING, seed=9)
+    train(dataset, tmp_path / "out", training=other, on_step=lambda done, *_: steps.append(done))
+    assert steps[0] == 1
+
+
+def test_a_diverging_training_names_the_step(dataset: Dataset, tmp_path: Path) -> None:
+    too_fast = replace(TRAINING, lr=1e30, warmup_images=0, n_steps=50)
+    with pytest.raises(NonfiniteLossError, match=r"in step \d+ with learning rate 1e\+30"):
+        train(dataset, tmp_path / "out", training=too_fast)
+
+
+def test_a_dataset_without_confident_pairs_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="confident one from iteration 5000 on; lower"):
+        train(dataset, tmp_path / "out", curation=replace(CURATION, min_iteration=5000))
+
+
+def test_a_curation_that_draws_nothing_is_refused(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_of_them(columns: dict[str, np.ndarray], *_: object, **__: object) -> np.ndarray:
+        return np.zeros(len(columns["image_id"]), np.int64)
+
+    monkeypatch.setattr("tasks.dataset.pair_stream.curated_repeats", none_of_them)
+    with pytest.raises(StorageError, match="n_subsets=3 and share=1 drew none"):
+        train(dataset, tmp_path / "out")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no finished restorer"):
+        load_restorer(tmp_path, device="cpu")
+
+
+def test_a_model_of_a_newer_version_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    train(dataset, tmp_path)
+    path = tmp_path / "model.json"
+    body = json.loads(path.read_text())
+    body["meta"]["version"] = 2
+    path.write_text(json.dumps(body))
+    with pytest.raises(StorageError, match="version 2, this program reads"):
+        load_restorer(tmp_path, device="cpu")
+
+
+def edited(out: Path, **changes: object) -> None:
+    """Changes settings of the restorer in `model.json`; None removes one."""
+    path = out / "model.json"
+    body = json.loads(path.read_text())
+    settings = body["meta"]["restorer"] | changes
+    body["meta"]["restorer"] = {k: v for k, v in settings.items() if v is not None}
+    path.write_text(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "gan"}, r"kind='gan'; known are edm, bf_dncnn"),
+        ({"kind": None}, r"kind=None; known are"),
+        ({"width": 7}, r"of no bf_dncnn of this program: width=7 is unknown; .*train again"),
+        ({"depth": None}, r"depth is missing; "),
+        ({"depth": 1}, r"depth=1 is too small"),
+        ({"depth": "deep"}, r"depth='deep': Input should be a valid integer"),
+        (
+            {"depth": 5},
+            r"do not fit.* is absent there and \(4, 4, 3, 3\) by the settings .*'depth'",
+        ),
+        ({"n_channels": 5}, r"weight is \(4, 4, 3, 3\) there and \(5, 5, 3, 3\) by the"),
+    ],
+)
+def test_a_model_that_is_not_as_it_was_written_is_named(
+    tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    out = restorers.trained(tmp_path / "model", RESTORER)
+    edited(out, **changes)
+    with pytest.raises(StorageError, match=rf"{out}/model\.json.*{said}") as raised:
+        load_restorer(out, device="cpu")
+    assert "\n" not in str(raised.value)
+
+
+def test_settings_that_came_later_change_nothing_before_them(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    edm = EDM(size="tiny", resolution=SIZE)
+    out = restorers.trained(tmp_path / "model", edm)
+    edited(out, target=None)
+    assert load_restorer(out, device="cpu")[0] == edm
+
+    def fingerprint(restorer: Restorer, training: Training) -> str:
+        return training_fingerprint(
+            restorer, training, dataset, CURATION, images(), validation=Validation()
+        )
+
+    before = fingerprint(edm, TRAINING)
+    with patch.dict(LATER_RESTORER_SETTINGS, clear=True):
+        assert fingerprint(edm, TRAINING) != before
+    assert fingerprint(replace(edm, target="residual"), TRAINING) != before
+    assert fingerprint(edm, replace(TRAINING, mirror=True)) != before
+
+
+def test_a_network_that_cannot_be_is_named(tmp_path: Path) -> None:
+    out = restorers.trained(tmp_path / "model")
+    edited(out, resolution=9)
+    with pytest.raises(
+        StorageError, match=r"model\.json describes no network: resolution=9 cannot"
+    ):
+        load_restorer(out, device="cpu")
+
+
+def test_only_the_model_itself_is_loaded(tmp_path: Path) -> None:
+    out = restorers.trained(tmp_path / "model", RESTORER)
+    (out / "best.json").write_text("{}")
+    for other in (out / "best.json", *out.glob("*.safetensors")):
+        with pytest.raises(StorageError, match=f"{other.name} is not the model.json of a finished"):
+            load_restorer(other, device="cpu")
+    named_like_a_file = out.rename(tmp_path / "model.json")
+    assert load_restorer(named_like_a_file, device="cpu")[0] == RESTORER

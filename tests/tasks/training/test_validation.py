@@ -1,0 +1,339 @@
+"""Held-out pairs: which they are, that no training sees them, and what is kept of the scores."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recon_core.balance import Curation
+from recon_core.metrics import ssim_pairs
+from recon_core.restore import EDM, Fit, NonfiniteLossError
+from storage.checkpoints import load_checkpoint
+from storage.errors import StorageError
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.parts import write_part
+from tasks.training import loop as train_loop
+from tasks.training.validation import (
+    Score,
+    Validation,
+    _rank,
+    for_validation,
+    held_out_parts,
+    read_held_out,
+    score,
+)
+from tests.storage import stores
+from tests.tasks.training.test_train import (
+    CURATION,
+    RESTORER,
+    TRAINING,
+    _Interrupted,
+    one_thread,
+    same,
+    train,
+    weights,
+)
+
+__all__ = ["one_thread"]
+
+SIDE = 16  # the window of SSIM needs 11
+EVERY_4 = Validation(every=4, n_pairs=6)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return stores.store(tmp_path / "store", n_parts=4, size=SIDE)
+
+
+def images() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (20, 3, SIDE, SIDE), dtype=np.uint8)
+
+
+def validated(dataset: Dataset, out: Path, **changes: object) -> dict[str, object]:
+    return train(dataset, out, images_for_noise=images(), **({"validation": EVERY_4} | changes))
+
+
+def test_held_out_parts_stay_held_out_in_a_growing_store(tmp_path: Path) -> None:
+    found = [
+        held_out_parts(stores.store(tmp_path, n_parts=n, n_pairs=1), 1)[0] for n in range(2, 9)
+    ]
+    # A new part takes over now and then; between, the choice stays.
+    assert all(now in (before, n) for n, (before, now) in enumerate(pairwise(found), 2))
+    assert held_out_parts(stores.store(tmp_path, n_parts=9, n_pairs=1), 3)[0] in range(9)
+
+
+def test_the_training_never_reads_the_held_out_parts(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = validated(dataset, tmp_path / "with")
+    held_out = card["validation"]["held_out_parts"]
+    assert held_out == list(held_out_parts(dataset, 1))
+    # Without those parts in the store at all, the weights are the same.
+    without = dataset.without(held_out)
+    assert len(without.receipts) == 3
+    train(without, tmp_path / "without", images_for_noise=images())
+    assert same(tmp_path / "with", tmp_path / "without")
+    train(dataset, tmp_path / "all", images_for_noise=images())
+    assert not same(tmp_path / "with", tmp_path / "all")
+
+
+def test_scored_pairs_are_confident_late_and_unaugmented(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    create_or_open(root, stores.MANIFEST)
+    held_out = min((0, 1), key=_rank)
+    stores.write(root, 1 - held_out, size=SIDE)
+    columns = stores.columns(seed=1, size=SIDE, n_pairs=30)
+    plain = np.arange(10) % 2 == 0
+    columns["targets/augment"][plain] = 0
+    write_part(root, held_out, columns, provenance=stores.provenance())
+    dataset = Dataset(root)
+    curation = Curation(min_iteration=500)
+    wanted = (
+        columns["pairs/confident"]
+        & (columns["pairs/iteration"] >= 500)
+        & plain[columns["pairs/target_row"]]
+    )
+    both = Validation(every=1, n_pairs=1000, n_parts=1)
+    chosen = read_held_out(dataset, both, curation)
+    assert chosen.parts == (held_out,)
+    assert chosen.unaugmented
+    assert len(chosen.targets) == wanted.sum()
+    targets = columns["targets/image"][columns["pairs/target_row"][wanted]] / 255
+    ours = sorted(chosen.targets.flatten(1).sum(1).tolist())
+    assert ours == pytest.approx(sorted(targets.sum(axis=(1, 2, 3)).tolist()), rel=1e-5)
+    again = read_held_out(dataset, replace(both, n_pairs=3), curation)
+    assert len(again.targets) == 3
+    assert torch.equal(again.targets, chosen.targets[:3])
+
+
+def test_the_card_has_the_curve(dataset: Dataset, tmp_path: Path) -> None:
+    card = validated(dataset, tmp_path / "out", validation=replace(EVERY_4, every=5))
+    facts = card["validation"]
+    assert [step for step, _ in facts["ssim_curve"]] == [5, 10, 12]
+    held_out = read_held_out(dataset, EVERY_4, CURATION)
+    assert facts["n_pairs"] == len(held_out.inputs) == 6
+    ssim = float(ssim_pairs(held_out.inputs, held_out.targets).mean())
+    assert facts["ssim_inputs"] == pytest.approx(ssim)
+    fit = Fit(RESTORER, TRAINING, device="cpu")
+    fit.ema.load_state_dict(
+        {name: torch.from_numpy(value) for name, value in weights(tmp_path / "out").items()}
+    )
+    last = RESTORER.restore(fit.ema, held_out.inputs, n_samples=1, seeds=torch.arange(6))[0]
+    assert facts["ssim_curve"][-1][1] == float(ssim_pairs(last, held_out.targets).mean())
+    assert card["step"] == 12
+    stored = json.loads((tmp_path / "out" / "model.json").read_text())["meta"]
+    assert stored == json.loads(json.dumps(card))
+    page = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "of 6 partly augmented pairs of part" in page
+    assert f"| 10 | {facts['ssim_curve'][1][1]:.4f} |" in page
+
+
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_the_best_or_the_last_weights_are_kept(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
+) -> None:
+    scores = {4: 0.1, 8: 0.3, 12: 0.2}
+    ends: dict[int, np.ndarray] = {}
+
+    def scored(_restorer: object, net: torch.nn.Module, *_: object, **__: object) -> Score:
+        ends[4 * len(ends) + 4] = net.state_dict()["last.weight"].numpy().copy()
+        return Score(scores[4 * len(ends)], torch.zeros(6, 3, SIDE, SIDE))
+
+    monkeypatch.setattr(train_loop, "score", scored)
+    card = validated(dataset, tmp_path / "out", validation=replace(EVERY_4, keep=keep))
+    kept = {"last": 12, "best": 8}[keep]
+    assert card["step"] == kept
+    assert card["validation"]["best"] == {"step": 8, "ssim": 0.3}
+    assert np.array_equal(weights(tmp_path / "out")["last.weight"], ends[kept])
+    best = load_checkpoint(tmp_path / "out", "best")
+    assert best is not None
+    assert np.array_equal(best[0]["last.weight"], ends[8])
+
+
+@pytest.mark.parametrize("stop_after", [3, 5, 9])
+def test_an_interrupted_training_ends_with_the_same_best(
+    dataset: Dataset, tmp_path: Path, stop_after: int
+) -> None:
+    best = replace(EVERY_4, keep="best")
+    through = validated(dataset, tmp_path / "through", validation=best)
+
+    def interrupt(done: int, _n_steps: int, _loss: float) -> None:
+        if done > stop_after:
+            raise _Interrupted
+
+    with pytest.raises(_Interrupted):
+        validated(
+            dataset,
+            tmp_path / "out",
+            validation=best,
+            on_step=interrupt,
+            checkpoint_seconds=0.0,
+        )
+    steps: list[int] = []
+    resumed = validated(
+        dataset, tmp_path / "out", validation=best, on_step=lambda done, *_: steps.append(done)
+    )
+    assert 1 < steps[0] <= stop_after + 1
+    assert resumed["validation"] == through["validation"]
+    assert resumed["step"] == through["step"]
+    assert same(tmp_path / "through", tmp_path / "out")
+
+
+def test_a_training_never_goes_back_before_its_best(dataset: Dataset, tmp_path: Path) -> None:
+    def interrupt(done: int, _n_steps: int, _loss: float) -> None:
+        if done == 7:
+            raise _Interrupted
+
+    for keep, step in (("best", 4), ("last", None)):
+        with pytest.raises(_Interrupted):
+            validated(
+                dataset,
+                tmp_path / keep,
+                validation=replace(EVERY_4, keep=keep),
+                on_step=interrupt,
+                checkpoint_seconds=1e9,
+            )
+        latest = load_checkpoint(tmp_path / keep, "latest")
+        assert (latest[1]["step"] if latest else None) == step
+
+
+def test_the_best_of_other_settings_is_forgotten(dataset: Dataset, tmp_path: Path) -> None:
+    validated(dataset, tmp_path / "out")
+    assert (tmp_path / "out" / "best.json").exists()
+    train(dataset, tmp_path / "out", images_for_noise=images())
+    assert not list((tmp_path / "out").glob("best*"))
+
+
+def test_what_the_weights_do_not_depend_on_trains_nothing_anew(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    first = validated(dataset, tmp_path / "out")
+    more = replace(EVERY_4, every=2, n_pairs=4)
+    assert (
+        validated(dataset, tmp_path / "out", validation=more)["fingerprint"]
+        == (first["fingerprint"])
+    )
+    others = [replace(EVERY_4, n_parts=2), replace(EVERY_4, keep="best"), Validation()]
+    found = {str(validated(dataset, tmp_path / "out", validation=v)["fingerprint"]) for v in others}
+    assert len(found | {first["fingerprint"]}) == 4
+
+
+def test_precision_and_micro_batches_are_other_trainings(dataset: Dataset, tmp_path: Path) -> None:
+    changes = [{}, {"precision": "bf16"}, {"accumulate": 2}]
+    cards = [
+        train(
+            dataset,
+            tmp_path / "out",
+            images_for_noise=images(),
+            training=replace(TRAINING, n_steps=1, **change),
+        )
+        for change in changes
+    ]
+    assert len({str(card["fingerprint"]) for card in cards}) == 3
+
+
+def test_fewer_sampler_steps_for_validation_only() -> None:
+    fast = for_validation(EDM(size="tiny"), replace(EVERY_4, n_sampler_steps=4))
+    assert isinstance(fast, EDM)
+    assert fast.n_steps == 4
+    assert for_validation(EDM(size="tiny"), EVERY_4) == EDM(size="tiny")
+    assert for_validation(RESTORER, replace(EVERY_4, n_sampler_steps=4)) == RESTORER
+
+
+def test_the_mean_of_several_samples_is_scored(dataset: Dataset) -> None:
+    held_out = read_held_out(dataset, EVERY_4, CURATION)
+    edm = EDM(size="tiny", resolution=SIDE, n_steps=3)
+    net = edm.build(seed=0)
+    found = score(edm, net, held_out, device="cpu", n_samples=3)
+    samples = edm.restore(net, held_out.inputs, n_samples=3, seeds=torch.arange(6))
+    torch.testing.assert_close(found.restored, samples.mean(dim=0))
+    assert found.ssim == float(ssim_pairs(samples.mean(dim=0), held_out.targets).mean())
+    assert found.ssim != score(edm, net, held_out, device="cpu").ssim
+
+
+def test_restorations_that_are_not_numbers_have_a_score(dataset: Dataset) -> None:
+    held_out = read_held_out(dataset, EVERY_4, CURATION)
+    net = RESTORER.build(seed=0)
+    with torch.no_grad():
+        net.first.weight.fill_(torch.nan)
+    found = score(RESTORER, net, held_out, device="cpu")
+    black = ssim_pairs(torch.zeros_like(held_out.targets), held_out.targets)
+    assert found.ssim == pytest.approx(float(black.mean()))
+
+
+def test_a_diffusion_restorer_is_validated(dataset: Dataset, tmp_path: Path) -> None:
+    card = validated(
+        dataset,
+        tmp_path / "out",
+        restorer=EDM(size="tiny", resolution=SIDE),
+        training=replace(TRAINING, n_steps=2),
+        validation=replace(EVERY_4, n_sampler_steps=2),
+    )
+    assert len(card["validation"]["ssim_curve"]) == 1
+
+
+def test_a_diverged_training_keeps_what_was_before(dataset: Dataset, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def poison(done: int, _n_steps: int, _loss: float) -> None:
+        if done == 8:  # as if an overflow in the step's gradient had gone into the weights
+            with torch.no_grad():
+                next(trainers[-1].fit.net.parameters()).fill_(torch.inf)
+
+    trainers: list[train_loop.Trainer] = []
+    resume = train_loop.Trainer._resume
+
+    def remembered(self: train_loop.Trainer) -> None:
+        trainers.append(self)
+        resume(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_loop.Trainer, "_resume", remembered)
+        with pytest.raises(
+            NonfiniteLossError,
+            match=r"not finite in step 7 .*latest\.json is kept as it was .* after step [1-7];",
+        ):
+            validated(dataset, out, on_step=poison, checkpoint_seconds=0.0)
+    found = load_checkpoint(out, "latest")
+    assert found is not None
+    assert all(np.isfinite(values).all() for values in found[0].values())
+    assert found[1]["step"] < 8
+
+
+def test_a_training_that_diverges_at_once_says_that_nothing_is_kept(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    too_fast = replace(TRAINING, lr=1e30, warmup_images=0)
+    with pytest.raises(NonfiniteLossError, match="no checkpoint had been written to"):
+        validated(dataset, tmp_path / "out", training=too_fast, checkpoint_seconds=1e9)
+
+
+def test_too_few_parts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"1 parts with pairs and validation\.n_parts=1 are"):
+        validated(stores.store(tmp_path / "one", n_parts=1, size=SIDE), tmp_path / "out")
+
+
+def test_held_out_parts_without_confident_pairs_are_refused(dataset: Dataset) -> None:
+    with pytest.raises(StorageError, match="have no confident pair from iteration 5000 on"):
+        read_held_out(dataset, EVERY_4, Curation(min_iteration=5000))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"every": -1}, "every=-1"),
+        ({"n_pairs": 0}, "n_pairs=0"),
+        ({"n_sampler_steps": 1}, "n_sampler_steps=1"),
+        ({"n_samples": 0}, "n_samples=0"),
+        ({"every": 0, "keep": "best"}, "keep='best' needs validations"),
+    ],
+)
+def test_impossible_validations_are_refused(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(EVERY_4, **changed)
