@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import flows  # noqa: F401  (sets Prefect's defaults before Prefect is imported)
-from flows.cli.main import main as cli
+from flows.cli import main as cli
 from flows.presets import Recipe, preset
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.cli import main as cli
 from flows.cli.console import Screen, show_facts, show_notices
-from flows.cli.main import main as cli
 from storage.errors import SourceError, shown
 from tests.flows.cli.test_main import run
 

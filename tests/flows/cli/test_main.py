@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flows.cli.main import main as cli
+from flows.cli import main as cli
 from flows.fresh import start_over
 from flows.naming import PRESET_NAMES
 from flows.presets import PRESETS
