@@ -26,8 +26,7 @@ from benchmarks.evaluated import PLAIN, Evaluated, NotTestableError, read_evalua
 from benchmarks.evaluated_tables import TABLES, has_tables, read_tables
 from benchmarks.record import Claim, hardware, parse_claims, parse_lines
 from recon_core.summary import NOTICEABLE
-from tasks.families.weights.study.checks import Verdict
-from tasks.families.weights.study.claims import Outcome, outcome_of
+from tasks.study.statements import Outcome, Verdict, outcome_of
 
 COVERAGE = Path(__file__).parent.parent / "docs" / "results" / "coverage_real.json"
 NOT_KEPT = "not recomputed: the scores of single images by these restorers were not kept"

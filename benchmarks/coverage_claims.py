@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.record import Claim, Measurement
-from tasks.families.weights.study.claims import outcome_of
+from tasks.study.statements import outcome_of
 
 UNEQUAL = 0.5
 """A Gini coefficient at which two images differ by as many pairs, on average, as an image has."""

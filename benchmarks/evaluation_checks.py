@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.evaluated import PLAIN, Evaluated, NotTestableError
 from benchmarks.restoration import disagreement
 from recon_core.summary import NOTICEABLE, proportion_interval
-from tasks.families.weights.study.checks import Verdict, every
+from tasks.study.statements import Verdict, every
 
 FEW = 0.01
 """At most this share of images is "almost none"."""

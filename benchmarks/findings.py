@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.record import Claim, hardware, parse_claims
-from tasks.families.weights.study.claims import outcome_of
+from tasks.study.statements import outcome_of
 
 PHOTOS = "photos"
 

@@ -24,7 +24,8 @@ from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.summary import proportion_interval
 from storage.sources.load import load_images
-from tasks.study.results import Difference, Floats, difference
+from tasks.study.results import Floats, difference
+from tasks.study.statements import Difference
 
 GOOD = 0.4
 FAILS = 0.05

@@ -24,7 +24,7 @@ from typing import ClassVar, TypeVar
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.families.weights.study.claims import Outcome
+from tasks.study.statements import Outcome
 
 VERSIONS = ("torch", "numpy", "scikit-image", "zarr", "dask", "prefect")
 RATIO_TOLERANCE = 0.01
@@ -75,7 +75,7 @@ class Measurement:
 class Claim:
     """A claim of a paper, and what our check of it gave.
 
-    `outcome`: as `tasks.families.weights.study.claims` tells them apart. `rule`: what decides, in
+    `outcome`: as `tasks.study.statements` tells them apart. `rule`: what decides, in
     words.
     """
 

@@ -19,7 +19,7 @@ from benchmarks.record import Claim, Hardware, Measurement, parse_claims, parse_
 from benchmarks.restoration import Interval
 from benchmarks.results_studies import KINDS, study_table
 from benchmarks.run_summary import RunSummary, Scores, parse_run
-from tasks.families.weights.study.claims import Outcome
+from tasks.study.statements import Outcome
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 INTRODUCTION = """# Results

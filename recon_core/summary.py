@@ -28,7 +28,7 @@ NOTICEABLE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class BestMatches:
-    """Per image: the row of its best picture (-1: there is none), and the scores of that picture.
+    """The best picture of each image: its row (-1: there is none) and its scores.
 
     `ssim3` is SSIM by the convention of 002 (`gaussian3`), `rmse` the root of the mean square
     difference. An image without any picture scores 0: nothing came back; its `rmse` is NaN.
@@ -58,8 +58,8 @@ class Summary(TypedDict):
 
 
 class Comparison(TypedDict):
-    """How many images score better or worse after than before, by more than `NOTICEABLE`; and the
-    mean of the differences, image by image, with its interval."""
+    """Numbers of images that score better or worse after than before, by more than `NOTICEABLE`;
+    and the mean of the differences, image by image, with its interval."""
 
     n_better: int
     n_worse: int
@@ -68,7 +68,7 @@ class Comparison(TypedDict):
 
 
 class Detection(TypedDict):
-    """How well a score tells targets from decoys (its receiver operating characteristic).
+    """Power of a score to tell targets from decoys (its receiver operating characteristic).
 
     `auc`: the chance that a random target scores above a random decoy, ties counting half.
     `found_at`: by the false positive rate that is allowed, the share of targets above the lowest
@@ -177,6 +177,19 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def t_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float]:
+    """Student's interval of the mean of values that are drawn independently (Student 1908).
+
+    Raises ValueError for fewer than two values.
+    """
+    from scipy import stats  # half a second, which a comparison does without
+
+    if len(values) < 2:
+        raise ValueError(f"values has {len(values)}; an interval needs at least two")
+    mean, half = np.mean(values), stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
+    return float(mean - half), float(mean + half)
+
+
 def proportion_interval(n_hits: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
     """The exact interval of a probability from `n_hits` of `n` (Clopper and Pearson 1934).
 
@@ -193,7 +206,7 @@ def proportion_interval(n_hits: int, n: int, *, level: float = 0.95) -> tuple[fl
 
 
 def compare(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]) -> Comparison:
-    """Image by image, what a restorer did to the scores (001, figure 3)."""
+    """Gains of a restorer, image by image (001, figure 3)."""
     difference = after - before
     return Comparison(
         n_better=int((difference > NOTICEABLE).sum()),
@@ -209,7 +222,7 @@ def detect(
     *,
     rates: Sequence[float] = (0.0, 0.01, 0.05),
 ) -> Detection:
-    """How well the scores of targets stand out from those of decoys."""
+    """Detection of targets among decoys, by their scores."""
     if not len(scores) or not len(decoy_scores):
         return Detection(auc=None, found_at=None)
     below = np.searchsorted(np.sort(decoy_scores), scores, side="left")
@@ -260,5 +273,5 @@ def threshold_for(decoy_scores: npt.NDArray[np.float64], rate: float) -> float:
 
 
 def n_above_every(ssim: npt.NDArray[np.float64], decoy_ssim: npt.NDArray[np.float64]) -> int:
-    """How many images score above the best decoy: what survives a threshold without false hits."""
+    """Number of images that score above the best decoy."""
     return int((ssim > decoy_ssim.max(initial=-1.0)).sum())

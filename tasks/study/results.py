@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-N_BOOTSTRAP = 2000
+from recon_core.summary import N_BOOTSTRAP, bootstrap_interval
+from tasks.study.statements import Difference, NotTestableError
+
 MIN_IMAGES = 8
 """Fewer images of a victim have no rank correlation."""
 
 Floats = npt.NDArray[np.float64]
 Record = Mapping[str, Any]
-
-
-class NotTestableError(Exception):
-    """The study lacks what a claim is about; the message says what."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Of two cells: good images per victim, or of a mean; with its interval, and by victim."""
-
-    value: float
-    low: float
-    high: float
-    by_victim: tuple[float, ...]
-
-    @property
-    def holds(self) -> bool | None:
-        """True: above 0 beyond chance, and no victim says the opposite. False: not above 0, beyond
-        chance. None: these images and victims do not decide it."""
-        if self.value > 0 and self.low > 0 and min(self.by_victim) >= 0:
-            return True
-        return False if self.high <= 0 else None
-
-    def __str__(self) -> str:
-        each = ", ".join(f"{d:+.3g}" for d in self.by_victim)
-        return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}] (by victim {each})"
 
 
 class Results:
@@ -112,10 +87,8 @@ class Results:
             raise NotTestableError(
                 f"too few victims of {MIN_IMAGES} images or more whose {one} and {other} vary"
             )
-        rng = np.random.default_rng(0)
-        means = rng.choice(rhos, (N_BOOTSTRAP, len(rhos))).mean(1)
-        low, high = np.quantile(means, [0.025, 0.975])
-        return Difference(float(np.mean(rhos)), float(low), float(high), tuple(rhos))
+        low, high = bootstrap_interval(np.array(rhos))
+        return Difference(float(np.mean(rhos)), low, high, tuple(rhos), "victim")
 
 
 def difference(one: Sequence[Floats], other: Sequence[Floats], *, mean: bool = False) -> Difference:
@@ -137,4 +110,5 @@ def difference(one: Sequence[Floats], other: Sequence[Floats], *, mean: bool = F
         return sums / len(groups)
 
     low, high = np.quantile(drawn(one) - drawn(other), [0.025, 0.975])
-    return Difference(float(np.mean(by_victim)), float(low), float(high), tuple(by_victim))
+    value = float(np.mean(by_victim))
+    return Difference(value, float(low), float(high), tuple(by_victim), "victim")

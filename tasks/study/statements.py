@@ -2,17 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from tasks.families.weights.study.checks import Verdict
-from tasks.study.results import NotTestableError
-
 R = TypeVar("R")
+Verdict = tuple[str, bool | None]
+"""Our numbers in words, and whether the rule of a claim is met; None: they leave it open."""
 Outcome = Literal["holds", "does not hold", "undecided", "not testable"]
 """Of a claim. Undecided: tested, and the numbers leave it open. Not testable: its subject is not
 among what was run; `ours` then says what is missing."""
+
+
+class NotTestableError(Exception):
+    """The study lacks what a claim is about; the message says what."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of two means with its interval of 95 %, and of each pair of `by`: victims that
+    share their images, or seeds."""
+
+    value: float
+    low: float
+    high: float
+    each: tuple[float, ...] = ()
+    by: str = ""
+
+    def above(self, margin: float = 0.0) -> bool | None:
+        """As `above` of the interval."""
+        return above(self.low, self.high, margin)
+
+    def not_below(self, slack: float) -> bool | None:
+        """True: by at most `slack` below 0. False: below 0 beyond chance. Else None."""
+        if self.high < 0:
+            return False
+        return True if self.low >= -slack else None
+
+    @property
+    def holds(self) -> bool | None:
+        """Above 0 beyond chance, and no pair says the opposite; None where that is not decided."""
+        opposed = self.value <= 0 or min(self.each) < 0
+        return None if self.above() and opposed else self.above()
+
+    @property
+    def holds_for_each(self) -> bool | None:
+        """Above 0 beyond chance and for each pair; None where that is not decided."""
+        return None if self.above() and min(self.each) <= 0 else self.above()
+
+    def __str__(self) -> str:
+        text = f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
+        each = ", ".join(f"{d:+.3g}" for d in self.each)
+        return f"{text} (by {self.by} {each})" if self.by else text
+
+
+def above(low: float, high: float, threshold: float = 0.0) -> bool | None:
+    """True: the interval is above the threshold. False: at or below it. None: it holds it."""
+    return True if low > threshold else False if high <= threshold else None
+
+
+def every(verdicts: Iterable[bool | None]) -> bool | None:
+    """False if one is, else None if one is, else True."""
+    found = set(verdicts)
+    return False if False in found else None if None in found else True
+
+
+def all_of(found: Sequence[Verdict]) -> Verdict:
+    """The words of several comparisons, and the verdict on all; NotTestableError without one."""
+    if not found:
+        raise NotTestableError("the study has nothing to compare")
+    return "; ".join(text for text, _holds in found), every(holds for _text, holds in found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from recon_core.summary import (
     roc,
     score_matches,
     summarise,
+    t_interval,
     threshold_for,
 )
 
@@ -156,3 +157,11 @@ def test_whole_runs_are_drawn_with_all_their_images() -> None:
     # Two runs, of one image with 0 and of nine with 1: half of the draws have both, mean .9.
     values, runs = np.array([0.0, *[1.0] * 9]), np.array([0, *[1] * 9])
     assert bootstrap_interval(values, groups=runs, level=0.2) == pytest.approx((0.9, 0.9))
+
+
+def test_the_t_interval_is_that_of_a_table() -> None:
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]  # t(0.975, 4) = 2.776, standard error sqrt(2.5 / 5)
+    assert t_interval(values) == pytest.approx((3 - 1.9633, 3 + 1.9633), abs=1e-3)
+    assert t_interval([2.0, 2.0]) == (2.0, 2.0)
+    with pytest.raises(ValueError, match="values has 1; an interval needs at least two"):
+        t_interval([2.0])

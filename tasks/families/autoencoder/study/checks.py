@@ -1,19 +1,18 @@
-"""How each claim of paper 000 is decided on a study: our numbers in words, and the verdict.
+"""Rules by which each claim of paper 000 is decided on a study: numbers in words, and the verdict.
 
-Every function takes `RecoveryResults` and raises NotTestableError where the study lacks what the
+Every check takes `RecoveryResults` and raises NotTestableError where the study lacks what the
 claim is about. `tasks.families.autoencoder.study.claims` has the claims themselves, and the rules
 in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from recon_core.summary import proportion_interval
-from tasks.families.autoencoder.study.results import Paired, Record, RecoveryResults, Score
-from tasks.families.weights.study.checks import Verdict, every
-from tasks.study.results import NotTestableError
+from tasks.families.autoencoder.study.results import Record, RecoveryResults, Score
+from tasks.study.statements import Difference, NotTestableError, Verdict, above, all_of, every
 
 WIDE = 0.1
 """A wide margin between two shares."""
@@ -33,83 +32,112 @@ TABLE_IMAGES = {"fc": 25_000, "unet": 1_000}
 """What the networks of tables 1 and 2 were trained on."""
 
 
+Found = list[Verdict]
+Decide = Callable[[Difference], bool | None]
+Named = Literal["accurate", "approximate", "decibels"]
+"""A score of `RecoveryResults`."""
+
+
+def compared(
+    r: RecoveryResults,
+    method: str,
+    than: str,
+    score: Named = "accurate",
+    *,
+    decide: Decide = Difference.above,
+    told: Callable[[RecoveryResults, Found], Verdict] | None = None,
+    moderately: bool = False,
+) -> Verdict:
+    """By victim, the scores of a method minus those of another; `told` puts them into words, by
+    default those of networks that overfit perfectly."""
+    victims = r.moderate() if moderately else r.perfect
+    return (told or _of_perfect)(r, _against(r, victims, (method, than), getattr(r, score), decide))
+
+
 def _against(
     r: RecoveryResults,
     victims: Sequence[Record],
-    method: str,
-    than: str,
+    methods: tuple[str, str],
     score: Score,
+    decide: Decide = Difference.above,
     **where: Any,
-) -> list[tuple[str, Paired]]:
-    """By victim: our numbers in words, and what the method has more than the other."""
+) -> Found:
     found = []
     for victim in victims:
-        one, other = (r.cells(victim, name, **where) for name in (method, than))
+        one, other = (r.cells(victim, name, **where) for name in methods)
         d = r.difference(one, other, score)
         shares = f"{r.share(one, score):.3g} against {r.share(other, score):.3g}"
-        found.append((f"{victim['title']}: {shares}, {d}", d))
+        found.append((f"{victim['title']}: {shares}, {d}", decide(d)))
     return found
 
 
-def _text(found: Sequence[tuple[str, Any]]) -> str:
-    return "; ".join(text for text, _value in found)
+def plainly(_r: RecoveryResults, found: Found) -> Verdict:
+    return all_of(found)
 
 
-def _of_perfect(r: RecoveryResults, found: Sequence[tuple[str, Any]]) -> str:
-    """The same of networks that overfit perfectly, and on how many images, and which are none."""
+def beside_theirs(r: RecoveryResults, found: Found) -> Verdict:
+    """Numbers of networks of the moderate regime, and of their images beside tables 1 and 2."""
+    text, holds = all_of(found)
+    return f"{_counts_beside_theirs(r.moderate())}: {text}", holds
+
+
+def _counts_beside_theirs(victims: Sequence[Record]) -> str:
+    return ", ".join(
+        f"{victim['n_images']} images (theirs {TABLE_IMAGES[victim['architecture']['kind']]:,})"
+        for victim in victims
+    )
+
+
+def not_below(d: Difference) -> bool | None:
+    return d.not_below(SLACK)
+
+
+def _of_perfect(r: RecoveryResults, found: Found, more: str = "") -> Verdict:
+    """Numbers of networks that overfit perfectly, and on how many images, and which are none."""
+    text, holds = all_of(found)
     counts = sorted({victim["n_images"] for victim in r.perfect})
-    of = f"{' or '.join(str(n) for n in counts)} images each: {_text(found)}"
-    if any(victim["architecture"]["kind"] == "unet" for victim in r.perfect):
-        return of
-    return f"{of}; no U-Net reached the loss of this regime"
+    of = f"{' or '.join(str(n) for n in counts)} images each: {text}"
+    if not any(victim["architecture"]["kind"] == "unet" for victim in r.perfect):
+        of += "; no U-Net reached the loss of this regime"
+    return of + more, holds
 
 
-def beats_iteration(r: RecoveryResults) -> Verdict:
-    return _beats_iteration(r, "fc")
-
-
-def unets_beat_iteration(r: RecoveryResults) -> Verdict:
-    return _beats_iteration(r, "unet")
-
-
-def _beats_iteration(r: RecoveryResults, kind: str) -> Verdict:
+def beats_iteration(r: RecoveryResults, kind: str) -> Verdict:
+    """By a wide margin, of networks of a kind."""
     victims = [victim for victim in r.perfect if victim["architecture"]["kind"] == kind]
     if not victims:
         name = "U-Net" if kind == "unet" else "fully connected network"
         raise NotTestableError(f"no {name} reached the loss of the perfect fitting regime")
-    found = _against(r, victims, "unknown", "iteration", r.accurate)
+    found = _against(r, victims, ("unknown", "iteration"), r.accurate, lambda d: d.above(WIDE))
     counts = " or ".join(str(n) for n in sorted({victim["n_images"] for victim in victims}))
-    return f"{counts} images each: {_text(found)}", every(d.above(WIDE) for _t, d in found)
-
-
-def beats_iteration_approximately(r: RecoveryResults) -> Verdict:
-    found = _against(r, r.perfect, "unknown", "iteration", r.approximate)
-    return _of_perfect(r, found), every(d.above() for _t, d in found)
+    text, holds = all_of(found)
+    return f"{counts} images each: {text}", holds
 
 
 def higher_psnr(r: RecoveryResults) -> Verdict:
-    found = []
-    for than in ("iteration", "ddnm", "biharmonic"):
-        pairs = _against(r, r.perfect, "unknown", than, r.decibels)
-        found += [(f"{than}, {text} dB", d) for text, d in pairs]
-    return f"{_of_perfect(r, found)}; {_inpainter(r)}", every(d.above() for _t, d in found)
+    found = [
+        (f"{than}, {text} dB", holds)
+        for than in ("iteration", "ddnm", "biharmonic")
+        for text, holds in _against(r, r.perfect, ("unknown", than), r.decibels)
+    ]
+    return _of_perfect(r, found, _inpainter(r))
 
 
 def _inpainter(r: RecoveryResults) -> str:
-    """How good the diffusion model is that stands for DDNM: beside inpainting without learning."""
+    """Quality of the diffusion model that stands for DDNM, beside inpainting without learning."""
     victim = max(r.perfect, key=lambda v: int(v["n_images"]))
-    ((text, d),) = _against(r, [victim], "ddnm", "biharmonic", r.decibels)
-    how = "better than" if d.above() else "no better than"
+    ((text, better),) = _against(r, [victim], ("ddnm", "biharmonic"), r.decibels)
+    how = "better than" if better else "no better than"
     seconds = r.record["seconds"]["inpainter"]
     return (
-        f"the diffusion model was trained for {seconds:.0f} s and is {how} biharmonic inpainting "
+        f"; the diffusion model was trained for {seconds:.0f} s and is {how} biharmonic inpainting "
         f"({text.partition(': ')[2]} dB): no fair stand-in for theirs, which knows ImageNet"
     )
 
 
 def mask_estimate_converges(r: RecoveryResults) -> Verdict:
-    """Of every victim: how many runs stop changing, and the worst mask's share of right pixels."""
-    found: list[tuple[str, bool | None]] = []
+    """By victim: runs that stop changing, and the worst mask's share of right pixels."""
+    found: Found = []
     most = r.record["settings"]["methods"]["unknown"]["n_alternations"]
     for victim in r.perfect:
         cells = r.cells(victim, "unknown")
@@ -122,114 +150,91 @@ def mask_estimate_converges(r: RecoveryResults) -> Verdict:
             f"alternations ({100 * low:.0f} to {100 * high:.0f} %), {mean:.3f} of the pixels are "
             f"right, {worst['mask_accuracy']:.3f} under {worst['mask']}"
         )
-        ended = True if low > MOSTLY else False if high <= MOSTLY else None
-        found.append((text, every([ended, worst["mask_accuracy"] > MOSTLY])))
-    return _of_perfect(r, found), every(holds for _t, holds in found)
-
-
-def known_at_least_as_good(r: RecoveryResults) -> Verdict:
-    found = _against(r, r.perfect, "known", "unknown", r.accurate)
-    return _of_perfect(r, found), every(d.not_below(SLACK) for _t, d in found)
-
-
-def known_at_least_as_good_moderately(r: RecoveryResults) -> Verdict:
-    victims = r.moderate()
-    found = _against(r, victims, "known", "unknown", r.approximate)
-    counts = ", ".join(_beside_theirs(victim) for victim in victims)
-    return f"{counts}: {_text(found)}", every(d.not_below(SLACK) for _t, d in found)
-
-
-def _beside_theirs(victim: Record) -> str:
-    """How many images a network of the moderate regime has, beside those of tables 1 and 2."""
-    return f"{victim['n_images']} images (theirs {TABLE_IMAGES[victim['architecture']['kind']]:,})"
+        right = bool(worst["mask_accuracy"] > MOSTLY)
+        found.append((text, every([above(low, high, MOSTLY), right])))
+    return _of_perfect(r, found)
 
 
 def generic_recovers_none(r: RecoveryResults) -> Verdict:
     """Victims of the same images share what the generic methods make of them."""
-    found = []
+    found: Found = []
     for name in ("ddnm", "biharmonic"):
         for victim in r.perfect:
             cells = r.cells(victim, name)
             n_hits, n = (sum(cell[key] for cell in cells) for key in ("n_accurate", "n"))
             found.append((f"{name}, {victim['title']}: {n_hits} of {n}", n_hits == 0))
-    return f"{_of_perfect(r, found)}; {_inpainter(r)}", all(holds for _t, holds in found)
+    return _of_perfect(r, found, _inpainter(r))
 
 
 def generic_recovers_few_approximately(r: RecoveryResults) -> Verdict:
-    found: list[tuple[str, bool | None]] = []
+    found: Found = []
     for victim in r.perfect:
         cells = r.cells(victim, "ddnm")
         shares = r.mean(cells, r.approximate)
         best = max(cells, key=lambda cell: r.share([cell], r.approximate))
-        ((text, fewer),) = _against(r, [victim], "unknown", "ddnm", r.approximate)
+        ((text, fewer),) = _against(r, [victim], ("unknown", "ddnm"), r.approximate)
         at_best = r.share([best], r.approximate), r.share([best], r.decibels)
         text = (
             f"{text}; of diffusion {shares}, most under {best['mask']}: {at_best[0]:.3g} at "
             f"{at_best[1]:.3g} dB"
         )
-        found.append((text, every([shares.above(), fewer.above()])))
-    return f"{_of_perfect(r, found)}; {_inpainter(r)}", every(holds for _t, holds in found)
+        found.append((text, every([shares.above(), fewer])))
+    return _of_perfect(r, found, _inpainter(r))
 
 
-def no_test_image_accurately(r: RecoveryResults) -> Verdict:
-    return _of_test_images(r, r.accurate, at_most=0.0)
-
-
-def test_images_rarely_approximately(r: RecoveryResults) -> Verdict:
-    return _of_test_images(r, r.approximate, at_most=RARELY)
-
-
-def _of_test_images(r: RecoveryResults, score: Score, *, at_most: float) -> Verdict:
-    """Whether the share of all images and masks of each victim is at most that."""
-    found = []
+def of_test_images(r: RecoveryResults, score: Named, *, at_most: float) -> Verdict:
+    """By victim, the share of all test images and masks is at most that."""
+    found: Found = []
     for victim in r.evaluated:
         cells = r.cells(victim, "unknown", split="test")
-        shares = r.by_image(cells, score)
+        shares = r.by_image(cells, getattr(r, score))
         n = len(shares) * len(cells)
         share = float(shares.mean())
         found.append((f"{victim['title']}: {round(share * n)} of {n}", share <= at_most))
-    return _text(found), all(holds for _t, holds in found)
+    return all_of(found)
 
 
 def copying_gives_nothing(r: RecoveryResults) -> Verdict:
-    found = []
+    found: Found = []
     for victim in r.copying:
         for method in ("iteration", "unknown", "noise_aware"):
             share = r.share(r.cells(victim, method), r.approximate)
             found.append((f"{victim['title']}, {method}: {share:.3g}", share <= RARELY))
-    return _text(found), all(holds for _t, holds in found)
+    return all_of(found)
 
 
 def falls_with_the_loss(r: RecoveryResults) -> Verdict:
-    found = []
+    found: Found = []
     for victim in r.perfect:
-        levels = [level["level"] for level in victim["levels"]]
-        if len(levels) < 2:
-            raise NotTestableError(f"{victim['title']} reached one loss only")
-        ends = max(levels), min(levels)
+        ends = _highest(victim), r.lowest(victim)
         high, low = (r.cells(victim, "unknown", level=level) for level in ends)
         d = r.difference(low, high, r.accurate)
         shares = [f"{r.share(cells, r.accurate):.3g}" for cells in (high, low)]
         text = f"{victim['title']}: {shares[0]} at {ends[0]:g}, {shares[1]} at {ends[1]:g}, {d}"
-        found.append((text, d))
-    return _of_perfect(r, found), every(d.above() for _t, d in found)
+        found.append((text, d.above()))
+    return _of_perfect(r, found)
+
+
+def _highest(victim: Record) -> float:
+    """The highest loss that was reached, of several."""
+    if len(victim["levels"]) < 2:
+        raise NotTestableError(f"{victim['title']} reached one loss only")
+    return float(max(at["level"] for at in victim["levels"]))
 
 
 def high_loss_prevents(r: RecoveryResults) -> Verdict:
     """At the highest loss, of all methods that ask the victim."""
     methods = [m["name"] for m in r.record["methods"] if not m["generic"] and not m["ours"]]
-    found = []
+    found: Found = []
     for victim in r.perfect:
-        level = max(at["level"] for at in victim["levels"])
-        if len(victim["levels"]) < 2:
-            raise NotTestableError(f"{victim['title']} reached one loss only")
+        level = _highest(victim)
         counts = {
             name: sum(cell["n_accurate"] for cell in r.cells(victim, name, level=level))
             for name in methods
         }
         shown = ", ".join(f"{name} {n}" for name, n in counts.items())
         found.append((f"{victim['title']} at {level:g}: {shown}", not any(counts.values())))
-    return _of_perfect(r, found), all(holds for _t, holds in found)
+    return _of_perfect(r, found)
 
 
 def succeeds_where_iteration_does_not(r: RecoveryResults) -> Verdict:
@@ -250,43 +255,27 @@ def succeeds_where_iteration_does_not(r: RecoveryResults) -> Verdict:
     return f"at best {best[1]}", best[0] >= SUCCESS
 
 
-def table_1(r: RecoveryResults) -> Verdict:
-    return _moderate(r, "fc")
-
-
-def table_2(r: RecoveryResults) -> Verdict:
-    return _moderate(r, "unet")
-
-
-def _moderate(r: RecoveryResults, kind: str) -> Verdict:
+def moderate_table(r: RecoveryResults, kind: str) -> Verdict:
     """Iteration, unknown and known under each mask, approximately."""
-    found = []
+    found: Found = []
     for victim in r.moderate(kind):
         alone, unknown = (r.cells(victim, name) for name in ("iteration", "unknown"))
         known = {cell["mask"]: cell for cell in r.cells(victim, "known")}
         for one, other in zip(unknown, alone, strict=True):
             d = r.difference([one], [other], r.approximate)
-            shares = [r.share([cell], r.approximate) for cell in (other, one)]
-            shares += [r.share([known[one["mask"]]], r.approximate)] if one["mask"] in known else []
-            shown = ", ".join(f"{share:.3g}" for share in shares)
-            found.append((f"{victim['title']}, {one['mask']}: {shown}; {d}", d))
-    counts = ", ".join(_beside_theirs(victim) for victim in r.moderate(kind))
-    return f"{counts}: {_text(found)}", every(d.above() for _t, d in found)
+            cells = [other, one, *([known[one["mask"]]] if one["mask"] in known else [])]
+            shown = ", ".join(f"{r.share([cell], r.approximate):.3g}" for cell in cells)
+            found.append((f"{victim['title']}, {one['mask']}: {shown}; {d}", d.above()))
+    text, holds = all_of(found)
+    return f"{_counts_beside_theirs(r.moderate(kind))}: {text}", holds
 
 
-def with_noise(r: RecoveryResults) -> Verdict:
-    return _with_noise(r, deep=False)
-
-
-def with_noise_deep(r: RecoveryResults) -> Verdict:
-    return _with_noise(r, deep=True)
-
-
-def _with_noise(r: RecoveryResults, *, deep: bool) -> Verdict:
-    sigmas = sorted({c["sigma"] for c in r.record["cells"] if c["sigma"] > 0})
-    if not sigmas:
+def with_noise(r: RecoveryResults, *, deep: bool) -> Verdict:
+    """Of networks of 20 layers, or of the others."""
+    noisy = [cell for cell in r.record["cells"] if cell["sigma"] > 0]
+    if not noisy:
         raise NotTestableError("the study has no noise")
-    names = {c["victim"] for c in r.record["cells"] if c["sigma"] > 0}
+    names = {cell["victim"] for cell in noisy}
     victims = [
         victim
         for victim in r.evaluated
@@ -295,12 +284,13 @@ def _with_noise(r: RecoveryResults, *, deep: bool) -> Verdict:
     if not victims:
         of = f"of {DEEP} layers" if deep else f"but those of {DEEP} layers"
         raise NotTestableError(f"no network {of} was asked with noise")
-    found = [
-        (f"noise {sigma:g}, {text}", d)
-        for sigma in sigmas
-        for text, d in _against(r, victims, "unknown", "iteration", r.approximate, sigma=sigma)
-    ]
-    return _text(found), every(d.above() for _t, d in found)
+    return all_of([
+        (f"noise {sigma:g}, {text}", holds)
+        for sigma in sorted({cell["sigma"] for cell in noisy})
+        for text, holds in _against(
+            r, victims, ("unknown", "iteration"), r.approximate, sigma=sigma
+        )
+    ])  # fmt: skip
 
 
 def at_every_threshold(r: RecoveryResults) -> Verdict:
@@ -310,26 +300,15 @@ def at_every_threshold(r: RecoveryResults) -> Verdict:
     masks = [mask["name"] for mask in r.record["masks"]]
     mask = "window" if "window" in masks else masks[-1]
     high, low = F3_THRESHOLDS
-    found = []
-    for threshold in (t for t in r.record["thresholds"]["all"] if low <= t <= high):
-        pairs = _against(r, victims, "unknown", "iteration", r.below(threshold), mask=mask)
-        found += [(f"{threshold:g}, {text}", d) for text, d in pairs]
-    return f"mask {mask!r}: {_text(found)}", every(d.above() for _t, d in found)
-
-
-def ours_at_least_as_good(r: RecoveryResults) -> Verdict:
-    found = _against(r, r.perfect, "noise_aware", "unknown", r.accurate)
-    return _text(found), every(d.not_below(SLACK) for _t, d in found)
-
-
-def ours_better(r: RecoveryResults) -> Verdict:
-    found = _against(r, r.perfect, "noise_aware", "unknown", r.accurate)
-    return _text(found), every(d.above() for _t, d in found)
-
-
-def ours_better_in_the_moderate_regime(r: RecoveryResults) -> Verdict:
-    found = _against(r, r.moderate(), "noise_aware", "unknown", r.approximate)
-    return _text(found), every(d.above() for _t, d in found)
+    text, holds = all_of([
+        (f"{threshold:g}, {text}", holds)
+        for threshold in r.record["thresholds"]["all"]
+        if low <= threshold <= high
+        for text, holds in _against(
+            r, victims, ("unknown", "iteration"), r.below(threshold), mask=mask
+        )
+    ])  # fmt: skip
+    return f"mask {mask!r}: {text}", holds
 
 
 def ours_no_test_image(r: RecoveryResults) -> Verdict:

@@ -1,4 +1,4 @@
-"""What paper 000 says of its results, checked on a study of our own; and what we say of ours.
+"""Claims of paper 000, checked on a study of our own; and those that we make of ours.
 
 Comparisons are image by image, at the lowest loss that a victim reached and over all masks unless
 the rule says otherwise. The interval of 95 % of a difference is a bootstrap over images. What it
@@ -10,14 +10,17 @@ Claims about recovery are about networks that overfit: whose loss on unseen imag
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tasks.families.autoencoder.study import checks
 from tasks.families.autoencoder.study.figure_specs import MEMORY
 from tasks.families.autoencoder.study.results import Record, RecoveryResults
-from tasks.families.weights.study.claims import Statement, decided
+from tasks.study.statements import Statement, decided
 
 EVERY = "for every victim that overfits"
+KNOWN = partial(checks.compared, method="known", than="unknown", decide=checks.not_below)
+OURS = partial(checks.compared, method="noise_aware", than="unknown", told=checks.plainly)
 STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
     Statement(
         claim="With an unknown mask the paper's method recovers far more images accurately than "
@@ -26,21 +29,21 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
         theirs="curves of 10 layers, 600 images, masks 1 to 3; no number",
         rule=f"the share is higher by more than {checks.WIDE:g}, and so is the difference's "
         f"interval, {EVERY}",
-        check=checks.beats_iteration,
+        check=partial(checks.beats_iteration, kind="fc"),
     ),
     Statement(
         claim="... and U-Nets",
         where="section 4, figure 3",
         theirs="78 % against 4 % (50 images, loss 1e-8, mask 6)",
         rule="the same of the U-Nets",
-        check=checks.unets_beat_iteration,
+        check=partial(checks.beats_iteration, kind="unet"),
     ),
     Statement(
         claim="... and approximately",
         where="appendix F, figure F.1",
         theirs="significantly outperforms, for example under masks 1, 2 and 4",
         rule=f"the share is higher, and so is the difference's interval, {EVERY}",
-        check=checks.beats_iteration_approximately,
+        check=partial(checks.compared, method="unknown", than="iteration", score="approximate"),
     ),
     Statement(
         claim="... and its mean PSNR is above that of iterating f and of generic inpainting",
@@ -73,7 +76,7 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
         theirs="the known mask's curves are on or above those of the unknown",
         rule=f"accurate shares: the difference's interval is not below -{checks.SLACK:g} {EVERY}; "
         "false if one is below 0",
-        check=checks.known_at_least_as_good,
+        check=KNOWN,
     ),
     Statement(
         claim="Generic inpainting that knows the mask recovers nothing accurately",
@@ -111,14 +114,14 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
         where="section 4",
         theirs="0 % across all architectures and masks",
         rule=f"no test image under any mask, {EVERY}",
-        check=checks.no_test_image_accurately,
+        check=partial(checks.of_test_images, score="accurate", at_most=0.0),
     ),
     Statement(
         claim="Test images are hardly ever recovered approximately",
         where="section 4",
         theirs="0 % but for 2 of 600 under mask 3 on the dense network",
         rule=f"at most {checks.RARELY:.0%} of test images over all masks, {EVERY}",
-        check=checks.test_images_rarely_approximately,
+        check=partial(checks.of_test_images, score="approximate", at_most=checks.RARELY),
     ),
     Statement(
         claim="Moderate overfitting, dense network: more approximate recovery than by iterating f",
@@ -126,7 +129,7 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
         theirs="7.64, 0.78, 1.92 % by iterating f; 54.2, 45.2, 56.9 % unknown; 80.6, 75.9, 84.2 % "
         "known mask (25,000 images, loss 1e-4)",
         rule="approximate shares: above that of iterating f, with the interval, under every mask",
-        check=checks.table_1,
+        check=partial(checks.moderate_table, kind="fc"),
     ),
     Statement(
         claim="Moderate overfitting, U-Net: more approximate recovery than by iterating f",
@@ -134,7 +137,7 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
         theirs="0.6, 10.2, 1.2 % by iterating f; 50.3, 75.9, 22.9 % unknown; 59.3, 86.2, 28.8 % "
         "known mask (1,000 images, loss 1e-4)",
         rule="approximate shares: above that of iterating f, with the interval, under every mask",
-        check=checks.table_2,
+        check=partial(checks.moderate_table, kind="unet"),
     ),
     Statement(
         claim="Moderate overfitting: knowing the mask is at least as good",
@@ -142,21 +145,21 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
         theirs="known above unknown in all six columns, by 6 to 31 points",
         rule="approximate shares over all masks: the difference's interval is not below "
         f"-{checks.SLACK:g} {EVERY} moderately; false if one is below 0",
-        check=checks.known_at_least_as_good_moderately,
+        check=partial(KNOWN, score="approximate", told=checks.beside_theirs, moderately=True),
     ),
     Statement(
         claim="Also with noise the paper's method recovers more than iterating f: 10 layers",
         where="appendix G, figure G.1",
         theirs="significantly improves (noise 0.02, mask 1)",
         rule=f"approximate shares: the difference, with its interval, is above 0 {EVERY}",
-        check=checks.with_noise,
+        check=partial(checks.with_noise, deep=False),
     ),
     Statement(
         claim="... and 20 layers",
         where="appendix G, figure G.1, second row",
         theirs="significantly improves (noise 0.02, mask 1)",
         rule="the same at the lowest loss that a fully connected network of 20 layers reached",
-        check=checks.with_noise_deep,
+        check=partial(checks.with_noise, deep=True),
     ),
     Statement(
         claim="It recovers more than iterating f whatever error counts as recovered",
@@ -181,14 +184,14 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
         theirs="not in the paper",
         rule=f"accurate shares, ours minus the paper's with the mask unknown: the interval is not "
         f"below -{checks.SLACK:g} {EVERY}; false if one is below 0",
-        check=checks.ours_at_least_as_good,
+        check=partial(OURS, decide=checks.not_below),
     ),
     Statement(
         claim="Ours: ... and better",
         where="ours",
         theirs="not in the paper",
         rule=f"the same difference, with its interval, is above 0 {EVERY}",
-        check=checks.ours_better,
+        check=OURS,
     ),
     Statement(
         claim="Ours: ... and better under moderate overfitting",
@@ -196,7 +199,7 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
         theirs="not in the paper",
         rule="approximate shares, ours minus the paper's with the mask unknown: the difference, "
         f"with its interval, is above 0 {EVERY} moderately",
-        check=checks.ours_better_in_the_moderate_regime,
+        check=partial(OURS, score="approximate", moderately=True),
     ),
     Statement(
         claim="Ours: ... and recovers no test image accurately either",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,35 +18,11 @@ from tasks.families.autoencoder.study.figure_specs import (
     lowest,
     moderate,
 )
-from tasks.study.results import NotTestableError
+from tasks.study.statements import Difference, NotTestableError
 
 Floats = npt.NDArray[np.float64]
 Record = Mapping[str, Any]
 Score = Callable[[Floats], Floats]
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A mean difference over images, with its interval: what one method has more than another."""
-
-    value: float
-    low: float
-    high: float
-
-    def above(self, margin: float = 0.0) -> bool | None:
-        """Whether it is above the margin, beyond chance; None if the interval holds it."""
-        if self.low > margin:
-            return True
-        return False if self.high <= margin else None
-
-    def not_below(self, slack: float) -> bool | None:
-        """True: by at most `slack` below 0. False: below 0 beyond chance. Else None."""
-        if self.high < 0:
-            return False
-        return True if self.low >= -slack else None
-
-    def __str__(self) -> str:
-        return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
 
 
 class RecoveryResults:
@@ -125,12 +100,14 @@ class RecoveryResults:
     def share(self, cells: Sequence[Record], score: Score) -> float:
         return float(self.by_image(cells, score).mean())
 
-    def mean(self, cells: Sequence[Record], score: Score) -> Paired:
+    def mean(self, cells: Sequence[Record], score: Score) -> Difference:
         """The share of `cells`, with its interval over images."""
         values = self.by_image(cells, score)
-        return Paired(float(values.mean()), *bootstrap_interval(values))
+        return Difference(float(values.mean()), *bootstrap_interval(values))
 
-    def difference(self, cells: Sequence[Record], than: Sequence[Record], score: Score) -> Paired:
+    def difference(
+        self, cells: Sequence[Record], than: Sequence[Record], score: Score
+    ) -> Difference:
         """The mean over images of how much higher their scores are; over the masks of both."""
         masks = {cell["mask"] for cell in cells} & {cell["mask"] for cell in than}
         if not masks:
@@ -141,7 +118,7 @@ class RecoveryResults:
         )
         n = min(len(one), len(other))
         gained = one[:n] - other[:n]
-        return Paired(float(gained.mean()), *bootstrap_interval(gained))
+        return Difference(float(gained.mean()), *bootstrap_interval(gained))
 
 
 def _words(where: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""How each claim of paper 003 is decided on a study: our numbers in words, and the verdict.
+"""Rules by which each claim of paper 003 is decided on a study: numbers in words, and the verdict.
 
-Every function takes `InversionResults` and raises NotTestableError where the study lacks what the
+Every check takes `InversionResults` and raises NotTestableError where the study lacks what the
 claim is about. `tasks.families.inversion.study.claims` has the claims themselves, and the rules in
 words.
 """
@@ -13,19 +13,16 @@ from itertools import pairwise
 import numpy as np
 
 from tasks.families.inversion.study.results import (
-    Difference,
     InversionResults,
     Record,
     Value,
     accuracy,
-    best_score,
     difference,
     distance,
     score,
     trend_within,
 )
-from tasks.families.weights.study.checks import Verdict, every
-from tasks.study.results import NotTestableError
+from tasks.study.statements import Difference, NotTestableError, Verdict, all_of
 
 CLEARLY = 0.1
 """By so much more SSIM than unrelated images have, something came back."""
@@ -36,26 +33,24 @@ UNLIKELY = 0.025
 SIMILAR = 0.05
 CHANCE = 0.6
 """Of two classes: accuracies up to here are hardly better than guessing."""
+MIXCON = "mixcon 0.1 0.01"
+"""Of the synthetic experiment."""
 JUDGE = "tuned"
 """The paper's attack, at the rate that is best for each victim."""
-Found = list[tuple[str, bool | None]]
+Found = list[Verdict]
 
 
-def _verdict(found: Found) -> Verdict:
-    if not found:
-        raise NotTestableError("the study has nothing to compare")
-    return "; ".join(text for text, _holds in found), every(holds for _text, holds in found)
-
-
-def _compared(
+def _by_source(
     r: InversionResults, compare: Callable[[Record], Iterable[tuple[str, Difference]]]
-) -> Found:
-    """By source: our numbers in words, and whether the difference is above 0."""
-    return [
-        (f"{source['title']}{what}: {d}", d.above)
-        for source in r.sources
-        for what, d in compare(source)
-    ]
+) -> Verdict:
+    """By source: our numbers in words, and whether each difference is above 0."""
+    return all_of(
+        [
+            (f"{source['title']}{what}: {d}", d.holds_for_each)
+            for source in r.sources
+            for what, d in compare(source)
+        ]
+    )
 
 
 def vanilla_leaks(r: InversionResults) -> Verdict:
@@ -67,7 +62,7 @@ def vanilla_leaks(r: InversionResults) -> Verdict:
         ssim, chance = scores["ssim"]["mean"], scores["chance"]
         text = f"{source['title']}: {ssim:.3f}, unrelated {chance:.3f}"
         found.append((text, ssim - chance > CLEARLY))
-    return _verdict(found)
+    return all_of(found)
 
 
 def distance_falls(r: InversionResults) -> Verdict:
@@ -75,39 +70,19 @@ def distance_falls(r: InversionResults) -> Verdict:
         plain, sweet = r.role(source, "vanilla"), r.sweet(source, JUDGE)
         yield f", {sweet['title']}", r.compare(plain, sweet, distance)
 
-    return _verdict(_compared(r, compare))
+    return _by_source(r, compare)
 
 
-def lambda_costs(r: InversionResults) -> Verdict:
-    return _trend(r, "lam", _mean_of("accuracy"), sign=-1)
-
-
-def beta_costs(r: InversionResults) -> Verdict:
-    return _trend(r, "beta", _mean_of("accuracy"), sign=1)
-
-
-def beta_bounds(r: InversionResults) -> Verdict:
-    return _trend(r, "beta", _mean_of("min_distance"), sign=1)
-
-
-def beta_hides(r: InversionResults) -> Verdict:
-    return _trend(r, "beta", _mean_ssim, sign=1)
-
-
-def lambda_hides(r: InversionResults) -> Verdict:
-    return _trend(r, "lam", _mean_ssim, sign=-1)
-
-
-def _mean_ssim(cell: Record) -> float | None:
+def mean_ssim(cell: Record) -> float | None:
     there = cell["attacks"].get(JUDGE)
     return None if there is None else there["ssim"]["mean"]
 
 
-def _mean_of(name: str) -> Callable[[Record], float | None]:
+def mean_of(name: str) -> Callable[[Record], float | None]:
     return lambda cell: cell[name]["mean"]
 
 
-def _trend(
+def trend(
     r: InversionResults, axis: str, value: Callable[[Record], float | None], *, sign: int
 ) -> Verdict:
     """By source: rank correlations along one axis of the grid where the other is the same."""
@@ -122,33 +97,15 @@ def _trend(
                 rows.setdefault(float(at[fixed]), []).append((float(at[axis]), float(y)))
         rho, share, each = trend_within(rows[level] for level in sorted(rows))
         clear = share <= UNLIKELY
-        holds = True if clear and sign * rho > RANKS else None
-        if clear and sign * rho < -RANKS:
-            holds = False
+        holds = sign * rho > RANKS if clear and abs(rho) > RANKS else None
         listed = ", ".join(f"{one:+.2f}" for one in each)
         name = "lambda" if fixed == "lam" else "beta"
         text = f"{source['title']}: {rho:+.2f}, by {name} {listed}; {share:.1%} of shuffles"
         found.append((text, holds))
-    return _verdict(found)
+    return all_of(found)
 
 
-def table_3_ssim(r: InversionResults) -> Verdict:
-    return _table_3(r, score(JUDGE))
-
-
-def table_3_psim(r: InversionResults) -> Verdict:
-    return _table_3(r, score(JUDGE, "psim"))
-
-
-def table_3_best_ssim(r: InversionResults) -> Verdict:
-    return _table_3(r, best_score(JUDGE))
-
-
-def table_3_best_psim(r: InversionResults) -> Verdict:
-    return _table_3(r, best_score(JUDGE, "psim"))
-
-
-def _table_3(r: InversionResults, value: Value, attack: str = JUDGE) -> Verdict:
+def table_3(r: InversionResults, value: Value, attack: str = JUDGE) -> Verdict:
     found: Found = []
     for source in r.sources:
         plain, sweet = r.role(source, "vanilla"), r.sweet(source, attack)
@@ -159,19 +116,11 @@ def _table_3(r: InversionResults, value: Value, attack: str = JUDGE) -> Verdict:
             f"{source['title']}, {sweet['title']}: {means[0]:.3f} to {means[1]:.3f}, difference "
             f"{d}, accuracy lost {lost}"
         )
-        found.append((text, d.above))
-    return _verdict(found)
+        found.append((text, d.holds_for_each))
+    return all_of(found)
 
 
-def unicon_hides_less(r: InversionResults) -> Verdict:
-    return _table_4(r, score(JUDGE))
-
-
-def unicon_best(r: InversionResults) -> Verdict:
-    return _table_4(r, best_score(JUDGE))
-
-
-def _table_4(r: InversionResults, value: Value) -> Verdict:
+def table_4(r: InversionResults, value: Value) -> Verdict:
     found: Found = []
     unmatched: list[str] = []
     limit = r.record["thresholds"]["accuracy_loss"]
@@ -186,10 +135,10 @@ def _table_4(r: InversionResults, value: Value) -> Verdict:
                 unmatched.append(text)
                 continue
             d = r.compare(unicon, mixcon, value)
-            found.append((f"{source['title']}: {d}", d.above))
+            found.append((f"{source['title']}: {d}", d.holds_for_each))
     if not found and unmatched:
         raise NotTestableError("; ".join(unmatched))
-    text, holds = _verdict(found)
+    text, holds = all_of(found)
     return "; ".join([text, *unmatched]), holds
 
 
@@ -200,7 +149,7 @@ def earlier_is_easier(r: InversionResults) -> Verdict:
             what = f", cut {one['cut']} minus {other['cut']}"
             yield what, r.compare(one, other, score(JUDGE))
 
-    return _verdict(_compared(r, compare))
+    return _by_source(r, compare)
 
 
 def every_cut(r: InversionResults) -> Verdict:
@@ -212,7 +161,7 @@ def every_cut(r: InversionResults) -> Verdict:
                 d = r.compare(plain[cell["cut"]], cell, score(JUDGE))
                 yield f", cut {cell['cut']}", d
 
-    return _verdict(_compared(r, compare))
+    return _by_source(r, compare)
 
 
 def strong_gets_more(r: InversionResults) -> Verdict:
@@ -221,7 +170,7 @@ def strong_gets_more(r: InversionResults) -> Verdict:
             if cell["roles"]:
                 yield f", {cell['title']}", r.within(cell, score("strong"), score(JUDGE))
 
-    return _verdict(_compared(r, compare))
+    return _by_source(r, compare)
 
 
 def strong_undoes(r: InversionResults) -> Verdict:
@@ -234,12 +183,8 @@ def strong_undoes(r: InversionResults) -> Verdict:
             for seed in sweet["seeds"]
             if seed["seed"] in theirs and seed["seed"] in r.confirming
         )
-        found.append((f"{source['title']}, {sweet['title']}: {d}", d.above))
-    return _verdict(found)
-
-
-def still_hides(r: InversionResults) -> Verdict:
-    return _table_3(r, score("strong"), "strong")
+        found.append((f"{source['title']}, {sweet['title']}: {d}", d.holds_for_each))
+    return all_of(found)
 
 
 def restorer_adds(r: InversionResults) -> Verdict:
@@ -248,11 +193,11 @@ def restorer_adds(r: InversionResults) -> Verdict:
             if "restored" in cell["attacks"]:
                 yield f", {cell['title']}", r.within(cell, score("restored"), score("strong"))
 
-    return _verdict(_compared(r, compare))
+    return _by_source(r, compare)
 
 
 def synthetic_learns(r: InversionResults) -> Verdict:
-    plain, mixcon = r.synthetic("vanilla"), r.synthetic("mixcon 0.1 0.01")
+    plain, mixcon = r.synthetic("vanilla"), r.synthetic(MIXCON)
     means = [cell["test_accuracy"]["mean"] for cell in (plain, mixcon)]
     if means[0] is None or means[1] is None or means[0] <= CHANCE:
         raise NotTestableError("the synthetic network without defence did not learn")
@@ -269,42 +214,38 @@ def synthetic_collapses(r: InversionResults) -> Verdict:
 
 
 def servers_help(r: InversionResults) -> Verdict:
-    plain = r.synthetic("mixcon 0.1 0.01")
+    plain = r.synthetic(MIXCON)
     found: Found = []
     for server in ("deeper", "wider"):
-        other = r.synthetic("mixcon 0.1 0.01", server)
+        other = r.synthetic(MIXCON, server)
         d = _of_values(other, plain, "test_accuracy")
-        found.append((f"{server}: {d}", d.above))
-    return _verdict(found)
+        found.append((f"{server}: {d}", d.holds_for_each))
+    return all_of(found)
 
 
 def synthetic_distance(r: InversionResults) -> Verdict:
-    d = _of_values(r.synthetic("vanilla"), r.synthetic("mixcon 0.1 0.01"), "distance")
-    return str(d), d.above
+    d = _of_values(r.synthetic("vanilla"), r.synthetic(MIXCON), "distance")
+    return str(d), d.holds_for_each
 
 
-def table_2(r: InversionResults) -> Verdict:
-    one, other = r.synthetic("mixcon 0.1 0.01"), r.synthetic("vanilla")
-    if one["se"] is None or other["se"] is None:
+def table_2(r: InversionResults, *, of: str, rises: bool) -> Verdict:
+    """Squared errors (`se`) rise with MixCon, cosines (`cs`) fall."""
+    plain, mixcon = _recovered(r)
+    cells = (plain[of], mixcon[of])
+    d = _of_values(*(cells[::-1] if rises else cells), "mean")
+    means = [cell["mean"]["mean"] for cell in cells]
+    return f"{means[0]:.3g} to {means[1]:.3g}: {d}", d.holds_for_each
+
+
+def _recovered(r: InversionResults) -> list[Record]:
+    cells = [r.synthetic(name) for name in ("vanilla", MIXCON)]
+    if any(cell["se"] is None or cell["cs"] is None for cell in cells):
         raise NotTestableError("the synthetic vectors were not recovered")
-    d = _of_values(one["se"], other["se"], "mean")
-    means = [cell["se"]["mean"]["mean"] for cell in (other, one)]
-    return f"{means[0]:.3g} to {means[1]:.3g}: {d}", d.above
-
-
-def table_2_cosine(r: InversionResults) -> Verdict:
-    one, other = r.synthetic("vanilla"), r.synthetic("mixcon 0.1 0.01")
-    if one["cs"] is None or other["cs"] is None:
-        raise NotTestableError("the synthetic vectors were not recovered")
-    d = _of_values(one["cs"], other["cs"], "mean")
-    means = [cell["cs"]["mean"]["mean"] for cell in (one, other)]
-    return f"{means[0]:.3g} to {means[1]:.3g}: {d}", d.above
+    return cells
 
 
 def table_2_worst(r: InversionResults) -> Verdict:
-    cells = [r.synthetic(name) for name in ("vanilla", "mixcon 0.1 0.01")]
-    if any(cell["se"] is None or cell["cs"] is None for cell in cells):
-        raise NotTestableError("the synthetic vectors were not recovered")
+    cells = _recovered(r)
     errors, cosines = ([float(cell[name]["worst"]) for cell in cells] for name in ("se", "cs"))
     harder = {errors[1] > errors[0], cosines[1] < cosines[0]}
     text = (

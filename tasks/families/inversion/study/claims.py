@@ -1,4 +1,4 @@
-"""What paper 003 says of its results, checked on a study of our own; and what we say of ours.
+"""Claims of paper 003, checked on a study of our own; and those that we make of ours.
 
 A difference of two cells is taken seed by seed, on the same images, starts and orders; its interval
 of 95 % is Student's over seeds. Where it does not decide, the claim is undecided; where the
@@ -10,11 +10,12 @@ A trend over the grid is looked for where only one of lambda and beta differs.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tasks.families.inversion.study import checks
-from tasks.families.inversion.study.results import InversionResults, Record
-from tasks.families.weights.study.claims import Statement, decided
+from tasks.families.inversion.study.results import InversionResults, Record, score
+from tasks.study.statements import Statement, decided
 
 TREND = (
     f"the mean over these rows is {{}} {checks.RANKS:g}, and at most {checks.UNLIKELY:.1%} of "
@@ -43,21 +44,21 @@ STATEMENTS: tuple[Statement[InversionResults], ...] = (
         where="section 4.3, figure 3",
         theirs="larger lambda, lower accuracy",
         rule=f"rank correlation of lambda and accuracy at each beta: {BELOW}",
-        check=checks.lambda_costs,
+        check=partial(checks.trend, axis="lam", value=checks.mean_of("accuracy"), sign=-1),
     ),
     Statement(
         claim="A smaller beta costs accuracy",
         where="section 4.3, figure 3",
         theirs="smaller beta, smaller bound of the distance, lower accuracy",
         rule=f"rank correlation of beta and accuracy at each lambda: {ABOVE}",
-        check=checks.beta_costs,
+        check=partial(checks.trend, axis="beta", value=checks.mean_of("accuracy"), sign=1),
     ),
     Statement(
         claim="A smaller beta gives a smaller minimal distance",
         where="section 4.3",
         theirs="beta bounds the minimal pairwise distance",
         rule=f"rank correlation of beta and the smallest distance at each lambda: {ABOVE}",
-        check=checks.beta_bounds,
+        check=partial(checks.trend, axis="beta", value=checks.mean_of("min_distance"), sign=1),
     ),
     Statement(
         claim="With the same lambda, a smaller beta gives worse recoveries",
@@ -65,7 +66,7 @@ STATEMENTS: tuple[Statement[InversionResults], ...] = (
         theirs="columns C3 to C5",
         rule=f"rank correlation of beta and SSIM by the paper's descent (tuned) at each lambda: "
         f"{ABOVE}",
-        check=checks.beta_hides,
+        check=partial(checks.trend, axis="beta", value=checks.mean_ssim, sign=1),
     ),
     Statement(
         claim="With the same beta, a larger lambda gives worse recoveries",
@@ -73,7 +74,7 @@ STATEMENTS: tuple[Statement[InversionResults], ...] = (
         theirs="columns C3 and C6 to C8",
         rule=f"rank correlation of lambda and SSIM by the paper's descent (tuned) at each beta: "
         f"{BELOW}",
-        check=checks.lambda_hides,
+        check=partial(checks.trend, axis="lam", value=checks.mean_ssim, sign=-1),
     ),
     Statement(
         claim="At matched accuracy MixCon lowers SSIM",
@@ -81,28 +82,28 @@ STATEMENTS: tuple[Statement[InversionResults], ...] = (
         theirs=".64 to .14, .43 to .17, .76 to .61",
         rule="SSIM by the paper's descent at its best rate, no defence minus its sweet spot: above "
         "0 with the interval and for every seed, on every source",
-        check=checks.table_3_ssim,
+        check=partial(checks.table_3, value=score(checks.JUDGE)),
     ),
     Statement(
         claim="... and perceptual similarity",
         where="section 4.3, table 3",
         theirs=".78 to .44, .71 to .42, .69 to .59",
         rule="the same for PSIM",
-        check=checks.table_3_psim,
+        check=partial(checks.table_3, value=score(checks.JUDGE, "psim")),
     ),
     Statement(
         claim="... and the SSIM of the image that is recovered best",
         where="section 4.3, table 3, worst case in parentheses",
         theirs=".83 to .48, .78 to .52, .92 to .84",
         rule="the same for the largest SSIM of a seed's images",
-        check=checks.table_3_best_ssim,
+        check=partial(checks.table_3, value=score(checks.JUDGE, best=True)),
     ),
     Statement(
         claim="... and the perceptual similarity of the image that is recovered best",
         where="section 4.3, table 3, worst case in parentheses",
         theirs=".88 to .69, .92 to .66, .81 to .72",
         rule="the same for the largest PSIM of a seed's images",
-        check=checks.table_3_best_psim,
+        check=partial(checks.table_3, value=score(checks.JUDGE, "psim", best=True)),
     ),
     Statement(
         claim="UniCon hides less than MixCon",
@@ -111,14 +112,14 @@ STATEMENTS: tuple[Statement[InversionResults], ...] = (
         rule="SSIM by the paper's descent at its best rate, UniCon minus MixCon at the setting of "
         "the study: above 0 with the interval and for every seed, on every source where UniCon is "
         "no more than the sweet spot's share less accurate",
-        check=checks.unicon_hides_less,
+        check=partial(checks.table_4, value=score(checks.JUDGE)),
     ),
     Statement(
         claim="UniCon hides less of the image that is recovered best, too",
         where="appendix D.1, table 4, worst case in parentheses",
         theirs="SSIM .59 against .48, .53 against .52, .91 against .84",
         rule="the same for the largest SSIM of a seed's images",
-        check=checks.unicon_best,
+        check=partial(checks.table_4, value=score(checks.JUDGE, best=True)),
     ),
     Statement(
         claim="The earlier the cut, the easier the inversion",
@@ -171,7 +172,7 @@ STATEMENTS: tuple[Statement[InversionResults], ...] = (
         theirs="squared error 1.92 to 2.08",
         rule="mean squared error, MixCon minus no defence: above 0 with the interval and for every "
         "seed",
-        check=checks.table_2,
+        check=partial(checks.table_2, of="se", rises=True),
     ),
     Statement(
         claim="Synthetic: ... and point elsewhere",
@@ -179,7 +180,7 @@ STATEMENTS: tuple[Statement[InversionResults], ...] = (
         theirs="cosine similarity .169 to .118",
         rule="mean cosine similarity, no defence minus MixCon: above 0 with the interval and for "
         "every seed",
-        check=checks.table_2_cosine,
+        check=partial(checks.table_2, of="cs", rises=False),
     ),
     Statement(
         claim="Synthetic: ... and so is the vector that is recovered best",
@@ -212,7 +213,7 @@ STATEMENTS: tuple[Statement[InversionResults], ...] = (
         theirs="not in the paper",
         rule="SSIM of our attack, no defence minus its own sweet spot: above 0 with the interval "
         "and for every seed, on every source",
-        check=checks.still_hides,
+        check=partial(checks.table_3, value=score("strong"), attack="strong"),
     ),
     Statement(
         claim="Ours: a restorer of the attack's own pairs adds to it",

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
+from recon_core.summary import t_interval
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split_training import Defence
 from tasks.families.autoencoder.study.charts import power
@@ -253,11 +253,10 @@ def estimate(values: Sequence[float]) -> dict[str, Any]:
     body["values"] = [_round(value) for value in values]
     if not finite or len(finite) < len(values):
         return body
-    mean = float(np.mean(finite))
-    body["mean"] = _round(mean)
+    body["mean"] = _round(float(np.mean(finite)))
     if len(finite) > 1:
-        half = float(stats.t.ppf(0.975, len(finite) - 1) * stats.sem(finite))
-        body |= {"low": _round(mean - half), "high": _round(mean + half)}
+        low, high = t_interval(finite)
+        body |= {"low": _round(low), "high": _round(high)}
     return body
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from tasks.study.results import NotTestableError
+from recon_core.summary import t_interval
+from tasks.study.statements import Difference, NotTestableError
 
 Record = Mapping[str, Any]
 Value = Callable[[Record], float]
@@ -18,35 +18,12 @@ MIN_ROW = 3
 N_SHUFFLES = 10_000
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Of two cells, seed by seed: the mean with its t interval of 95 %, and each."""
-
-    value: float
-    low: float
-    high: float
-    by_seed: tuple[float, ...]
-
-    @property
-    def above(self) -> bool | None:
-        """Above 0 with its interval and for every seed; not above, if the interval is at 0 or
-        below; None: these seeds do not decide it."""
-        if self.low > 0 and min(self.by_seed) > 0:
-            return True
-        return False if self.high <= 0 else None
-
-    def __str__(self) -> str:
-        return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
-
-
 def difference(pairs: Iterable[tuple[float, float]]) -> Difference:
     """The first of each pair minus the second. Raises NotTestableError for fewer than two pairs."""
     by_seed = tuple(a - b for a, b in pairs)
     if len(by_seed) < 2:
         raise NotTestableError(f"{len(by_seed)} seeds have no interval; two at least are needed")
-    mean = float(np.mean(by_seed))
-    half = float(stats.t.ppf(0.975, len(by_seed) - 1) * stats.sem(by_seed))
-    return Difference(mean, mean - half, mean + half, by_seed)
+    return Difference(float(np.mean(by_seed)), *t_interval(by_seed), by_seed)
 
 
 class InversionResults:
@@ -144,24 +121,15 @@ def distance(seed: Record) -> float:
     return float(seed["distance"])
 
 
-def score(attack: str, name: str = "ssim") -> Value:
-    """The mean score of a seed's images under an attack; NotTestableError where it was not run."""
+def score(attack: str, name: str = "ssim", *, best: bool = False) -> Value:
+    """The mean score of a seed's images under an attack, or that of its best recovered image, the
+    worst case of the paper's tables; NotTestableError where the attack was not run."""
 
     def value(seed: Record) -> float:
         if attack not in seed["attacks"]:
             raise NotTestableError(f"attack {attack!r} was not run everywhere")
-        return float(np.mean(seed["attacks"][attack][name]))
-
-    return value
-
-
-def best_score(attack: str, name: str = "ssim") -> Value:
-    """The score of a seed's best recovered image, the worst case of the paper's tables."""
-
-    def value(seed: Record) -> float:
-        if attack not in seed["attacks"]:
-            raise NotTestableError(f"attack {attack!r} was not run everywhere")
-        return float(np.max(seed["attacks"][attack][name]))
+        scores = seed["attacks"][attack][name]
+        return float(np.max(scores) if best else np.mean(scores))
 
     return value
 

@@ -1,22 +1,31 @@
-"""How each claim of paper 002 is decided on a study: our numbers in words, and the verdict.
+"""Rules by which each claim of paper 002 is decided on a study: numbers in words, and the verdict.
 
-Every function takes the `Results` of a study and raises NotTestableError where the study lacks what
+Every check takes the `Results` of a study and raises NotTestableError where the study lacks what
 the claim is about. `tasks.families.weights.study.claims` has the claims themselves, and the rules
 in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from recon_core.summary import proportion_interval
-from tasks.study.results import Difference, Floats, NotTestableError, Results, difference
+from recon_core.summary import proportion_interval, t_interval
+from tasks.study.results import Floats, Results, difference
+from tasks.study.statements import (
+    Difference,
+    NotTestableError,
+    Verdict,
+    above,
+    all_of,
+    every,
+)
 
-Verdict = tuple[str, bool | None]
+REGRESSION = ("MSE", "L2.5", "Huber")
+WORDS = {"n_classes": "number of classes", "n_images": "number of images"}
+Cell = Mapping[str, Any]
 
 
 def several(values: Iterable[Any], what: str) -> list[Any]:
@@ -27,14 +36,15 @@ def several(values: Iterable[Any], what: str) -> list[Any]:
     return found
 
 
-def _all(results: Sequence[tuple[str, Difference]]) -> Verdict:
-    return "; ".join(f"{name}: {d}" for name, d in results), every(d.holds for _n, d in results)
+def _row(r: Results, panel: str, along: str, **at: Any) -> list[dict[str, Any]]:
+    """Cells of a panel in the order of an axis of two values or more."""
+    row = sorted(r.cells(panel, **at), key=lambda cell: int(cell["at"][along]))
+    several({cell["at"][along] for cell in row}, WORDS[along])
+    return row
 
 
-def every(verdicts: Iterable[bool | None]) -> bool | None:
-    """False if one is, else None if one is, else True."""
-    found = set(verdicts)
-    return False if False in found else None if None in found else True
+def _all(found: Sequence[tuple[str, Difference]]) -> Verdict:
+    return all_of([(f"{name}: {d}", d.holds) for name, d in found])
 
 
 def _text(results: Sequence[tuple[str, float]]) -> str:
@@ -48,8 +58,7 @@ def more_classes_more_good(r: Results, *, share: bool = False) -> Verdict:
     per_class = sorted({cell["at"]["per_class"] for cell in r.cells("grid")})
     found = []
     for n in per_class:
-        row = sorted(r.cells("grid", per_class=n), key=lambda cell: int(cell["at"]["n_classes"]))
-        several({cell["at"]["n_classes"] for cell in row}, "number of classes")
+        row = _row(r, "grid", "n_classes", per_class=n)
         counts = [r.share(c) if share else r.count(c) for c in row]
         name = f"{n} each, {row[0]['at']['n_classes']} to {row[-1]['at']['n_classes']} classes"
         shown = " -> ".join(f"{v:.3g}" for v in counts)
@@ -58,8 +67,7 @@ def more_classes_more_good(r: Results, *, share: bool = False) -> Verdict:
 
 
 def fixed_number(r: Results) -> Verdict:
-    row = sorted(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
-    several({cell["at"]["n_classes"] for cell in row}, "number of classes")
+    row = _row(r, "fixed", "n_classes")
     counts = [(f"{c['at']['n_classes']} classes", r.count(c)) for c in row]
     d = r.more_good(row[-1], row[0])
     return f"good per victim, {_text(counts)}; last minus first {d}", d.holds
@@ -75,12 +83,7 @@ def ten_against_binary(r: Results) -> Verdict:
 def near_the_boundary(r: Results) -> Verdict:
     d = r.rank_correlation(r.cells(), "margin", "ssim")
     shown = f"rank correlation of distance and SSIM {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
-    return f"{shown} over {len(d.by_victim)} victims", below_0(d)
-
-
-def below_0(d: Difference) -> bool | None:
-    """Whether a correlation is below 0 with its interval; None if the interval holds 0."""
-    return True if d.high < 0 else False if d.low >= 0 else None
+    return f"{shown} over {len(d.each)} victims", above(-d.high, -d.low)
 
 
 def more_images_matter(r: Results) -> Verdict:
@@ -89,7 +92,7 @@ def more_images_matter(r: Results) -> Verdict:
     return _effective(ten, few)
 
 
-def _effective(cell: Mapping[str, Any], than: Mapping[str, Any]) -> Verdict:
+def _effective(cell: Cell, than: Cell) -> Verdict:
     pairs = list(zip(cell["victim"]["n_effective"], than["victim"]["n_effective"], strict=True))
     if any(a is None or b is None for a, b in pairs):
         raise NotTestableError("a victim has no loss left on any image")
@@ -106,15 +109,14 @@ def vote_beats_nearest(r: Results) -> Verdict:
     cells = [cell for cell in r.cells() if cell["vote"] and cell["targets"]["mean_ssim"]]
     if len(cells) < 2:
         raise NotTestableError("no vote was scored in two cells")
-    gains = np.array([cell["vote"]["mean_ssim"] - cell["targets"]["mean_ssim"] for cell in cells])
-    half = float(stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains))
-    low, high = gains.mean() - half, gains.mean() + half
+    gains = [cell["vote"]["mean_ssim"] - cell["targets"]["mean_ssim"] for cell in cells]
+    low, high = t_interval(gains)
     votes, nearest = (sum(cell[of]["n_good"] for cell in cells) for of in ("vote", "targets"))
     ours = (
-        f"mean SSIM {gains.mean():+.4f} [{low:+.4f}, {high:+.4f}] over {len(cells)} cells; good "
+        f"mean SSIM {np.mean(gains):+.4f} [{low:+.4f}, {high:+.4f}] over {len(cells)} cells; good "
         f"{nearest} of the nearest alone, {votes} of the mean"
     )
-    return ours, True if low > 0 else False if high <= 0 else None
+    return ours, above(low, high)
 
 
 # losses
@@ -122,20 +124,14 @@ def vote_beats_nearest(r: Results) -> Verdict:
 
 def regression_reconstructs(r: Results) -> Verdict:
     smallest = min(cell["at"]["n_images"] for cell in r.cells("grid"))
-    found = [
-        (
-            f"{loss}, {smallest} images",
-            r.beyond_decoys(r.cells("grid", loss=loss, n_images=smallest)[0]),
-        )
-        for loss in ("MSE", "L2.5", "Huber")
-    ]
-    return _all(found)
+    cells = {loss: r.cells("grid", loss=loss, n_images=smallest)[0] for loss in REGRESSION}
+    return _all([(f"{loss}, {smallest} images", r.beyond_decoys(c)) for loss, c in cells.items()])
 
 
 def large_portions(r: Results) -> Verdict:
     """Judged at the largest number of images: of a few, any network gives a large portion."""
     largest = max(cell["n_images"] for cell in r.cells("grid"))
-    cells = [c for loss in ("MSE", "L2.5", "Huber") for c in r.cells("grid", loss=loss)]
+    cells = [c for loss in REGRESSION for c in r.cells("grid", loss=loss)]
     shares = [(cell["name"], r.share(cell)) for cell in cells]
     verdicts = []
     for cell in cells:
@@ -151,15 +147,14 @@ def higher_loss_comes_back_better(r: Results) -> Verdict:
     for loss in dict.fromkeys(cell["at"]["loss"] for cell in r.cells("grid")):
         d = r.rank_correlation(r.cells("grid", loss=loss), "loss", "ssim")
         parts.append(f"{loss} {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]")
-        verdicts.append(True if d.low > 0 else False if d.high <= 0 else None)
+        verdicts.append(d.above())
     return f"rank correlation of loss and SSIM: {', '.join(parts)}", every(verdicts)
 
 
 def fewer_images_larger_share(r: Results) -> Verdict:
     found = []
     for loss in dict.fromkeys(cell["at"]["loss"] for cell in r.cells("grid")):
-        row = sorted(r.cells("grid", loss=loss), key=lambda cell: int(cell["n_images"]))
-        several({cell["n_images"] for cell in row}, "number of images")
+        row = _row(r, "grid", "n_images", loss=loss)
         found.append((str(loss), r.more_good(row[0], row[-1], share=True)))
     return _all(found)
 
@@ -173,13 +168,13 @@ def _decays(r: Results, n_classes: int) -> tuple[list[dict[str, Any]], dict[str,
     return cells, {str(cell["at"]["start"]): cell for cell in baselines}
 
 
-def best_elsewhere(r: Results, cells: Sequence[Mapping[str, Any]], victim: int) -> int:
+def best_elsewhere(r: Results, cells: Sequence[Cell], victim: int) -> int:
     """The cell with most good images on all victims but this one: chosen without looking at it."""
     scores = [sum(g.sum() for k, g in enumerate(r.good(c)) if k != victim) for c in cells]
     return int(np.argmax(scores))
 
 
-def best_decay(r: Results, cells: Sequence[Mapping[str, Any]]) -> tuple[list[Floats], list[str]]:
+def best_decay(r: Results, cells: Sequence[Cell]) -> tuple[list[Floats], list[str]]:
     """Good images per victim with the weight decay that is best for the other victims."""
     n = len(cells[0]["victims"])
     if n < 2:
@@ -188,39 +183,30 @@ def best_decay(r: Results, cells: Sequence[Mapping[str, Any]]) -> tuple[list[Flo
     return [r.good(cells[c])[k] for k, c in enumerate(chosen)], [cells[c]["name"] for c in chosen]
 
 
-def against_start(start: str) -> Callable[[Results], Verdict]:
-    def check(r: Results) -> Verdict:
-        found = []
-        for n_classes in (2, 10):
-            cells, baselines = _decays(r, n_classes)
-            good, names = best_decay(r, cells)
-            base = baselines[start]
-            label = f"{' / '.join(sorted(set(names)))} against {base['name']}"
-            counts = f"({np.mean([g.sum() for g in good]):.3g} against {r.count(base):.3g})"
-            found.append((f"{label} {counts}", difference(good, r.good(base))))
-        return _all(found)
-
-    return check
+def against_start(r: Results, start: str) -> Verdict:
+    found = []
+    for n_classes in (2, 10):
+        cells, baselines = _decays(r, n_classes)
+        good, names = best_decay(r, cells)
+        base = baselines[start]
+        label = f"{' / '.join(sorted(set(names)))} against {base['name']}"
+        counts = f"({np.mean([g.sum() for g in good]):.3g} against {r.count(base):.3g})"
+        found.append((f"{label} {counts}", difference(good, r.good(base))))
+    return _all(found)
 
 
 def none_without_decay(r: Results) -> Verdict:
-    shares = []
-    for n_classes in (2, 10):
-        _, baselines = _decays(r, n_classes)
-        cell = baselines["standard"]
-        shares.append((cell["name"], r.share(cell)))
+    cells = [_decays(r, n_classes)[1]["standard"] for n_classes in (2, 10)]
+    shares = [(cell["name"], r.share(cell)) for cell in cells]
     return f"good share, {_text(shares)}", all(share <= 0.05 for _name, share in shares)
 
 
 def decay_makes_more_images_matter(r: Results) -> Verdict:
-    texts, verdicts = [], []
+    found = []
     for n_classes in (2, 10):
         cells, baselines = _decays(r, n_classes)
-        best = max(cells, key=r.count)
-        text, more = _effective(best, baselines["small"])
-        texts.append(text)
-        verdicts.append(more)
-    return "; ".join(texts), every(verdicts)
+        found.append(_effective(max(cells, key=r.count), baselines["small"]))
+    return all_of(found)
 
 
 def test_error_hardly_changes(r: Results) -> Verdict:
@@ -240,20 +226,15 @@ def test_error_hardly_changes(r: Results) -> Verdict:
 
 
 def unfitted_come_back(r: Results) -> Verdict:
-    found = []
-    for cell in r.cells():
-        if any(a < 1 for a in cell["victim"]["train_accuracy"]):
-            found.append(
-                (
-                    f"{cell['name']} (accuracy {min(cell['victim']['train_accuracy']):.2f})",
-                    r.beyond_decoys(cell),
-                )
-            )
+    found = [
+        (f"{cell['name']} (accuracy {min(accuracies):.2f})", r.beyond_decoys(cell))
+        for cell in r.cells()
+        if min(accuracies := cell["victim"]["train_accuracy"]) < 1
+    ]
     if not found:
         raise NotTestableError("every victim classifies its own images")
     verdicts = {d.holds for _name, d in found}
-    holds = True if True in verdicts else None if None in verdicts else False
-    return "; ".join(f"{name}: {d}" for name, d in found), holds
+    return _all(found)[0], True if True in verdicts else None if None in verdicts else False
 
 
 # convolutions
@@ -266,16 +247,16 @@ def cnn_comes_back(r: Results) -> Verdict:
 
 
 def cnn_needs_decay(r: Results) -> Verdict:
-    found = []
     good, _names = best_decay(r, r.cells("decay"))
-    for base in r.cells("no decay"):
-        found.append(
+    return _all(
+        [
             (
                 f"against {base['name']} ({r.count(base):.3g} good per victim)",
                 difference(good, r.good(base)),
             )
-        )
-    return _all(found)
+            for base in r.cells("no decay")
+        ]
+    )
 
 
 def fewer_channels_fewer_good(r: Results) -> Verdict:
@@ -302,7 +283,7 @@ def middle_kernels_are_safer(r: Results) -> Verdict:
     return text + " and ".join(map(str, ends)), every(d.holds for d in ends)
 
 
-def _together(r: Results, cells: Sequence[Mapping[str, Any]]) -> list[Floats]:
+def _together(r: Results, cells: Sequence[Cell]) -> list[Floats]:
     """Good images of several cells, by the place of the victim."""
     return [np.concatenate(groups) for groups in zip(*(r.good(c) for c in cells), strict=True)]
 
@@ -327,8 +308,7 @@ def fewer_images_at_a_width(r: Results) -> Verdict:
     found = []
     for panel in dict.fromkeys(cell["panel"] for cell in r.cells()):
         widest = max(cell["at"]["width"] for cell in r.cells(panel))
-        row = sorted(r.cells(panel, width=widest), key=lambda cell: int(cell["at"]["n_images"]))
-        several({cell["at"]["n_images"] for cell in row}, "number of images")
+        row = _row(r, panel, "n_images", width=widest)
         shown = " -> ".join(f"{r.share(c):.2g}" for c in row)
         found.append(
             (f"{panel}, width {widest} ({shown})", r.more_good(row[0], row[-1], share=True))
@@ -341,7 +321,7 @@ def all_of_ten(r: Results) -> Verdict:
     for panel in dict.fromkeys(cell["panel"] for cell in r.cells()):
         fewest = min(cell["at"]["n_images"] for cell in r.cells(panel))
         widest = max(r.cells(panel, n_images=fewest), key=lambda cell: int(cell["at"]["width"]))
-        found.append((f"{widest['name']}", r.share(widest)))
+        found.append((widest["name"], r.share(widest)))
     return f"good share, {_text(found)}", all(share == 1 for _name, share in found)
 
 

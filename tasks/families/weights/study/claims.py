@@ -1,4 +1,4 @@
-"""What paper 002 says of its results, checked on a study of our own.
+"""Claims of paper 002, checked on a study of our own.
 
 A comparison of cells is of good reconstructions per victim. It holds if the difference is above 0,
 its interval of 95 % (a bootstrap over the images of each victim) does not reach 0, and no single
@@ -9,14 +9,13 @@ what it is about, it is not testable.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tasks.families.weights.study import checks
 from tasks.families.weights.study import span_checks as span
 from tasks.study.results import Record, Results
-from tasks.study.statements import Outcome, Statement, decided, outcome_of
-
-__all__ = ["STATEMENTS", "Outcome", "Statement", "check_claims", "decided", "outcome_of"]
+from tasks.study.statements import Statement, decided
 
 
 def check_claims(record: Record) -> list[dict[str, Any]]:
@@ -47,7 +46,7 @@ STATEMENTS: dict[str, tuple[Statement[Results], ...]] = {
             where="section 4.2, figure 3a",
             theirs="stated of the ability to reconstruct, although the training set is larger",
             rule="share of good images, most classes minus fewest: the same rule",
-            check=lambda r: checks.more_classes_more_good(r, share=True),
+            check=partial(checks.more_classes_more_good, share=True),
         ),
         Statement(
             claim="With a fixed number of images, more classes give more good reconstructions",
@@ -133,14 +132,14 @@ STATEMENTS: dict[str, tuple[Statement[Results], ...]] = {
             theirs="counts far above the baseline without weight decay",
             rule="good images per victim at the weight decay that is best for the other victims, "
             "minus the standard start without: the difference holds",
-            check=checks.against_start("standard"),
+            check=partial(checks.against_start, start="standard"),
         ),
         Statement(
             claim="For some values it is above what a small start gives",
             where="section 6.1, figure 5a, b",
             theirs="significantly higher for some values",
             rule="the same against the small start without weight decay",
-            check=checks.against_start("small"),
+            check=partial(checks.against_start, start="small"),
         ),
         Statement(
             claim="Weight decay puts more images on the margin",

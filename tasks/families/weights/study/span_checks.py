@@ -1,4 +1,4 @@
-"""What the study of the span attack decides: where it works, and what of paper 002 stands.
+"""Claims of the study of the span attack: where it works, and what of paper 002 stands.
 
 A point of the grid is two cells, one per attack, whose victims are the same. That more than half
 comes back is decided by Wilson's interval of the share over all images of a cell; comparisons of
@@ -7,15 +7,15 @@ attacks, as everywhere, by good images per victim (`tasks.families.weights.study
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from recon_core.summary import proportion_interval
-from tasks.families.weights.study.checks import Verdict, every
-from tasks.study.results import NotTestableError, Results
-from tasks.study.statements import Statement
+from tasks.study.results import Results
+from tasks.study.statements import NotTestableError, Statement, Verdict, above, all_of, every
 
 Cell = Mapping[str, Any]
 HALF, NEXT_TO_NOTHING, FEW_DECOYS = 0.5, 0.05, 0.01
@@ -61,17 +61,13 @@ def told(r: Results, cell: Cell) -> str:
     return f"{r.share(cell):.0%} (decoys {decoys:.1%})"
 
 
-def more_than_half(axis: str) -> Callable[[Results], Verdict]:
+def more_than_half(r: Results, axis: str) -> Verdict:
     """At every point of an axis; the text names those where it is less."""
-
-    def check(r: Results) -> Verdict:
-        cells = [span for span, _kkt in points(r, axis)]
-        verdicts = [above_half(r, cell) for cell in cells]
-        text = ", ".join(f"{cell['at'][axis]}: {told(r, cell)}" for cell in cells)
-        less = [str(c["at"][axis]) for c, v in zip(cells, verdicts, strict=True) if v is False]
-        return text + (f"; less than half at {', '.join(less)}" if less else ""), every(verdicts)
-
-    return check
+    cells = [span for span, _kkt in points(r, axis)]
+    verdicts = [above_half(r, cell) for cell in cells]
+    text = ", ".join(f"{cell['at'][axis]}: {told(r, cell)}" for cell in cells)
+    less = [str(c["at"][axis]) for c, v in zip(cells, verdicts, strict=True) if v is False]
+    return text + (f"; less than half at {', '.join(less)}" if less else ""), every(verdicts)
 
 
 def few_decoys(r: Results) -> Verdict:
@@ -82,8 +78,9 @@ def few_decoys(r: Results) -> Verdict:
     many = [name_of(c) for c in cells if np.concatenate(r.good(c, "decoy_ssim")).mean() > 0.03]
     text = f"{int(decoys.sum())} of {len(decoys)} decoys, {share:.2%}"
     low, high = proportion_interval(int(decoys.sum()), len(decoys))
-    holds = True if high <= FEW_DECOYS else False if low > FEW_DECOYS else None
-    return text + (f"; above 3 %: {', '.join(many)}" if many else ""), holds
+    more = above(low, high, FEW_DECOYS)
+    text += f"; above 3 %: {', '.join(many)}" if many else ""
+    return text, None if more is None else not more
 
 
 def seconds(cell: Cell) -> float:
@@ -143,49 +140,31 @@ def _start(r: Results, start: str, decay: str = "0", layers: int = 2) -> tuple[C
     return found[SPAN], found[KKT]
 
 
-def _nothing(r: Results, cells: Iterable[Cell]) -> Verdict:
-    text, verdicts = [], []
-    for cell in cells:
-        text.append(f"{cell['name']}: {told(r, cell)}")
-        verdicts.append(r.share(cell) <= NEXT_TO_NOTHING)
-    return "; ".join(text), every(verdicts)
+def nothing(r: Results, start: str) -> Verdict:
+    """By both attacks, without weight decay."""
+    cells = _start(r, start)
+    return all_of([(f"{c['name']}: {told(r, c)}", r.share(c) <= NEXT_TO_NOTHING) for c in cells])
 
 
-def nothing_from_standard(r: Results) -> Verdict:
-    return _nothing(r, _start(r, "standard, unknown"))
-
-
-def nothing_with_known_start(r: Results) -> Verdict:
-    return _nothing(r, _start(r, "standard, known"))
-
-
-def decay_helps(start: str, attack: str) -> Callable[[Results], Verdict]:
+def decay_helps(r: Results, start: str, attack: str) -> Verdict:
     """Whether weight decay gives more back than none, from a standard start."""
-
-    def check(r: Results) -> Verdict:
-        k = (SPAN, KKT).index(attack)
-        plain, decayed = _start(r, start)[k], _start(r, start, decay="0.01")[k]
-        d = r.more_good(decayed, plain)
-        text = f"{told(r, decayed)} with decay against {told(r, plain)} without: {d}"
-        return text, d.holds
-
-    return check
+    k = (SPAN, KKT).index(attack)
+    plain, decayed = _start(r, start)[k], _start(r, start, decay="0.01")[k]
+    d = r.more_good(decayed, plain)
+    text = f"{told(r, decayed)} with decay against {told(r, plain)} without: {d}"
+    return text, d.holds
 
 
-def layers_harder(panel: str, attack: str) -> Callable[[Results], Verdict]:
+def layers_harder(r: Results, panel: str, attack: str) -> Verdict:
     """Whether fewer come back with the most hidden layers than with the fewest."""
-
-    def check(r: Results) -> Verdict:
-        k = (SPAN, KKT).index(attack)
-        if panel == "layers":
-            row = [pair[k] for pair in points(r, "layers")]
-        else:
-            row = [_start(r, "standard, known", layers=n)[k] for n in (1, 2, 3)]
-        shares = ", ".join(f"{cell['at']['layers']}: {told(r, cell)}" for cell in row)
-        d = r.more_good(row[0], row[-1])
-        return f"hidden layers, {shares}; fewest minus most {d}", d.holds
-
-    return check
+    k = (SPAN, KKT).index(attack)
+    if panel == "layers":
+        row = [pair[k] for pair in points(r, "layers")]
+    else:
+        row = [_start(r, "standard, known", layers=n)[k] for n in (1, 2, 3)]
+    shares = ", ".join(f"{cell['at']['layers']}: {told(r, cell)}" for cell in row)
+    d = r.more_good(row[0], row[-1])
+    return f"hidden layers, {shares}; fewest minus most {d}", d.holds
 
 
 OURS = "ours"
@@ -220,7 +199,7 @@ STATEMENTS: tuple[Statement[Results], ...] = (
             where=OURS,
             theirs=NOT_BEFORE,
             rule=ABOVE,
-            check=more_than_half(axis),
+            check=partial(more_than_half, axis=axis),
         )
         for axis, what in WHAT.items()
     ),
@@ -253,55 +232,55 @@ STATEMENTS: tuple[Statement[Results], ...] = (
         where="002, section 6.1",
         theirs=NOT_STANDARD,
         rule=f"{FIVE}: both attacks, the start not known",
-        check=nothing_from_standard,
+        check=partial(nothing, start="standard, unknown"),
     ),
     Statement(
         claim="... which still stands when the start is known",
         where="002, section 6.1, with the start known",
         theirs=NOT_STANDARD,
         rule=f"{FIVE}: both attacks; the KKT attack makes no use of the start",
-        check=nothing_with_known_start,
+        check=partial(nothing, start="standard, known"),
     ),
     Statement(
         claim="Weight decay makes reconstruction possible from a standard start",
         where="002, section 6.1, figure 5",
         theirs=DECAY,
         rule=f"{WITH_MINUS}, of the KKT attack",
-        check=decay_helps("standard, unknown", KKT),
+        check=partial(decay_helps, start="standard, unknown", attack=KKT),
     ),
     Statement(
         claim="... and makes the span attack possible where the start is not known",
         where="002, section 6.1, figure 5, with the span attack",
         theirs=DECAY,
         rule=f"{WITH_MINUS}, of the span attack",
-        check=decay_helps("standard, unknown", SPAN),
+        check=partial(decay_helps, start="standard, unknown", attack=SPAN),
     ),
     Statement(
         claim="... which it still does when the start is known: more comes back with it",
         where="002, section 6.1, figure 5, with the start known",
         theirs=DECAY,
         rule=f"{WITH_MINUS}, of the span attack",
-        check=decay_helps("standard, known", SPAN),
+        check=partial(decay_helps, start="standard, known", attack=SPAN),
     ),
     Statement(
         claim="Networks of more layers are harder to attack",
         where="002, section 7",
         theirs=LIMITED,
         rule=f"{FEWEST_MOST}, of the KKT attack from a small start",
-        check=layers_harder("layers", KKT),
+        check=partial(layers_harder, panel="layers", attack=KKT),
     ),
     Statement(
         claim="... for the span attack as well",
         where="002, section 7, with the span attack",
         theirs=LIMITED,
         rule=f"{FEWEST_MOST}, of the span attack from a small start that is not known",
-        check=layers_harder("layers", SPAN),
+        check=partial(layers_harder, panel="layers", attack=SPAN),
     ),
     Statement(
         claim="... and still when the start is known",
         where="002, section 7, with the start known",
         theirs=LIMITED,
         rule=f"{FEWEST_MOST}, of the span attack from a standard start that is known",
-        check=layers_harder("layers, known start", SPAN),
+        check=partial(layers_harder, panel="layers, known start", attack=SPAN),
     ),
 )

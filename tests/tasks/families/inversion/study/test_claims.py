@@ -12,8 +12,8 @@ from tasks.families.inversion.study.claims import STATEMENTS, check_inversion
 from tasks.families.inversion.study.record import estimate
 from tasks.families.inversion.study.results import (
     NotTestableError,
-    best_score,
     difference,
+    score,
     trend_within,
 )
 
@@ -316,9 +316,9 @@ def test_differences_and_ranks() -> None:
     d = difference([(2.0, 1.0), (4.0, 2.0)])
     assert d.value == 1.5
     assert d.high - d.value == pytest.approx(12.7062 * 0.5, abs=1e-3)  # t of one degree, sem .5
-    assert d.above is None
-    assert difference([(1.0, 0.5), (1.0, 0.5)]).above is True
-    assert difference([(0.5, 1.0), (0.5, 1.0)]).above is False
+    assert d.holds_for_each is None
+    assert difference([(1.0, 0.5), (1.0, 0.5)]).holds_for_each is True
+    assert difference([(0.5, 1.0), (0.5, 1.0)]).holds_for_each is False
     with pytest.raises(NotTestableError):
         difference([(1.0, 1.0)])
 
@@ -378,7 +378,7 @@ def test_the_best_recovered_image_has_verdicts_of_its_own() -> None:
     said = verdicts(found)
     assert said["At matched accuracy MixCon lowers SSIM"] is True
     assert said["... and the SSIM of the image that is recovered best"] is False
-    assert best_score("tuned")(found["cells"][0]["seeds"][0]) == pytest.approx(0.9 + 1e-4)
+    assert score("tuned", best=True)(found["cells"][0]["seeds"][0]) == pytest.approx(0.9 + 1e-4)
 
 
 def test_one_of_two_worst_cases_leaves_the_claim_open() -> None:
