@@ -43,7 +43,8 @@ import psutil
 
 from benchmarks.record import Measurement, measured, said
 from flows import PREFECT_DEFAULTS
-from flows.presets import Recipe, kkt, one_phase
+from flows.presets import kkt
+from flows.recipe import Recipe, one_phase
 from flows.settings import to_json
 from recon_core.sampling import Phase, Sampling
 from storage.files import write_json

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Measurement, hardware, said, versions
-from flows.presets import Recipe, RestorerPlan
+from flows.recipe import Recipe, RestorerPlan
 from flows.settings import from_json
 from recon_core.balance import Curation
 from recon_core.restore import EDM, BFDnCNN, Restorer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from storage.sources.load import Split
 from tasks.cluster.batching import batched
 from tasks.cluster.workers import Workers

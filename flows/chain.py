@@ -10,7 +10,7 @@ import torch
 from flows.curate import curate
 from flows.evaluate import evaluate
 from flows.generate import generate
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.report import report
 from flows.settings import resolve
 from flows.train import train

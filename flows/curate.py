@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.settings import resolve, to_json
 from storage.files import write_json
 from tasks.artifacts import leave_facts

@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.generate import generate
 from flows.heldout import images_of
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.settings import resolve, to_json
 from storage.errors import StorageError
 from storage.files import write_file, write_json

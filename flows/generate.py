@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.heldout import images_of
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.settings import resolve, to_json
 from storage.errors import StoreMismatchError
 from storage.files import write_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from storage.sources.load import ImageSet, Split
 from tasks.dataset.heldout import exclude_near_duplicates
 from tasks.progress import stage_progress

@@ -1,17 +1,14 @@
 """The experiments of the papers, each named after what it reproduces.
 
 Every one of `EXPERIMENTS` is a victim with its training and an attack on its weights, and how often
-each victim is attacked. As a preset of a recipe it is run as a whole; `attack_preset` gives its
-attack alone, for weights that are already there. What a paper leaves open is said beside the
-setting.
+each victim is attacked. As a preset of a recipe it is run as a whole. What a paper leaves open is
+said beside the setting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from flows.families.weights.attack_plan import AttackPlan
-from flows.naming import unknown_name
 from recon_core.attacks.kkt.objective import KKTAttack, Search
 from recon_core.experiments import KKT, AutoencoderRecovery
 from recon_core.optimisers import Optimiser
@@ -158,12 +155,3 @@ IMAGES_PER_RUN = {
     "restoration-generate": 300,
     "restoration-evaluate": 500,
 }
-
-
-def attack_preset(name: str) -> AttackPlan:
-    """The attack of the named experiment; ValueError with the nearest name if there is none."""
-    if name not in EXPERIMENTS:
-        raise ValueError(unknown_name("attack preset", name, EXPERIMENTS))
-    attack = EXPERIMENTS[name]().attack
-    assert isinstance(attack, KKTAttack)
-    return AttackPlan(attack=attack, n_attacks=ATTACKS_PER_VICTIM.get(name, 1))

@@ -1,18 +1,10 @@
-"""Recipes: every setting of a job in one object, and the named ones.
-
-A recipe is the only configuration there is: flow parameters, the command line, the store's
-fingerprint and the report all use this object. A preset is named after what it reproduces.
-"""
+"""The named recipes, each named after what it reproduces."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal
-from weakref import WeakValueDictionary
-
-from pydantic import BeforeValidator
 
 from flows.naming import unknown_name
 from flows.papers import (
@@ -21,194 +13,21 @@ from flows.papers import (
     IMAGES_PER_RUN,
     autoencoder_recovery,
 )
+from flows.recipe import Recipe, one_phase
+from flows.restorer_plans import half_hour_restorers, paper_restorers, small_restorers
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.instahide.mixing import InstaHide
-from recon_core.attacks.kkt.attacks import Attack
 from recon_core.attacks.kkt.objective import KKTAttack, Search
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.balance import Curation
 from recon_core.duplicates import THRESHOLD as NEAR_DUPLICATE
-from recon_core.experiments import KKT, AutoencoderRecovery, Experiment, InstaHideRecovery
-from recon_core.restore import (
-    CPU_RESTORERS,
-    CPU_TRAININGS,
-    EDM,
-    PAPER_TRAININGS,
-    BFDnCNN,
-    Restorer,
-)
-from recon_core.restore import Training as RestorerTraining
+from recon_core.experiments import KKT, AutoencoderRecovery, InstaHideRecovery
 from recon_core.sampling import Phase, Sampling
 from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training as VictimTraining
-from storage.pairs.layout import Encoding
-from storage.sources.load import ImageSet, Split, load_images
-from tasks.campaign.plan import Campaign
-from tasks.evaluation.evaluate import Evaluation
-from tasks.training.log import TensorBoard
-from tasks.training.validation import Validation
-
-FORBID = {"extra": "forbid"}
-_held: WeakValueDictionary[tuple[object, ...], ImageSet] = WeakValueDictionary()
-"""The images that somebody in this process works with, by what they were read from."""
-HELDOUT_SEED_OFFSET = 1_000_003
-"""Victims that are evaluated start from other weights than those the restorers learned from."""
-
-
-FurtherAttack = Annotated[
-    Attack, BeforeValidator(lambda given: {"kind": given} if isinstance(given, str) else given)
-]
-"""Settings of an attack on weights; its kind alone stands for the defaults of that kind."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestorerPlan:
-    """One restorer, how it is trained and how it is watched."""
-
-    restorer: Restorer
-    training: RestorerTraining = field(default_factory=RestorerTraining)
-    validation: Validation = field(default_factory=Validation)
-    tensorboard: TensorBoard = "auto"
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """From images to a report: what is attacked, what learns from it, how it is judged.
-
-    `data`: `photos`, `digits`, `folder:PATH`, `cifar10:PATH`, `cifar100:PATH`, `mnist:PATH`,
-    `fashion-mnist:PATH`, `svhn:PATH` or `tiny-imagenet:PATH`; pictures that cannot be read are an
-    error, or left out of a folder with `skip_corrupt`. `channels`: 3 for RGB, grey being repeated,
-    or 1 for grey, which restorers see three times. `sampling`: the victims whose pairs the
-    restorers learn from; `heldout`: the victims that are evaluated, trained on the held-out split;
-    `further_attacks`: what else attacks the same victims, each kind once, to be shown beside the
-    experiment's own attack, which is the one that restorers restore.
-    `threads`: CPU threads per part (part of the result, see `tasks.campaign.plan`). `pairs_at`: a
-    folder or s3://bucket/prefix for the stores of pairs, if not in the job's folder. `encoding`:
-    how they keep reconstructions. `near_duplicates`: held-out images that are so much like a
-    training image (`tasks.dataset.heldout`) are left out; None keeps all.
-    """
-
-    name: str = "custom"
-    data: str = "photos"
-    skip_corrupt: bool = False
-    channels: Literal[1, 3] = 3
-    seed: int = 0
-    threads: int = 1
-    pairs_at: str | None = None
-    encoding: Encoding = "float16"
-    experiment: Experiment = field(default_factory=KKT)
-    sampling: Sampling = field(default_factory=Sampling)
-    heldout_experiment: Experiment | None = None
-    heldout: Sampling = field(default_factory=lambda: one_phase(1, images=500, per_part=1))
-    further_attacks: tuple[FurtherAttack, ...] = ()
-    curation: Curation = field(default_factory=Curation)
-    near_duplicates: float | None = None
-    restorers: dict[str, RestorerPlan] = field(default_factory=dict)
-    evaluation: Evaluation = field(default_factory=Evaluation)
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
-    def __post_init__(self) -> None:
-        saved = _saved_by_span(self.experiment)
-        if saved and self.curation.min_iteration > saved[-1]:
-            raise ValueError(
-                f"curation.min_iteration={self.curation.min_iteration} leaves out every pair of "
-                f"the experiment's attack, which saves at {list(saved)}; set it to 0"
-            )
-        saved = _saved_by_span(self.heldout_experiment or self.experiment)
-        wanted = self.evaluation.restore_iterations
-        if saved and isinstance(wanted, tuple) and not set(wanted) <= set(saved):
-            raise ValueError(
-                f"evaluation.restore_iterations={list(wanted)} of an attack that saves at "
-                f"{list(saved)}; choose of these, or set it to last"
-            )
-        _check_further(self.further_attacks, self.heldout_experiment or self.experiment)
-
-    def images(self, split: Split) -> ImageSet:
-        """The images of one split, near copies included (`flows.heldout` leaves them out).
-
-        They are read once for as long as somebody holds them. Raises storage.errors.SourceError if
-        they cannot be read.
-        """
-        key = (self.data, split, self.skip_corrupt, self.channels)
-        held = _held.get(key)
-        if held is None:
-            held = load_images(
-                self.data, split=split, skip_corrupt=self.skip_corrupt, channels=self.channels
-            )
-            _held[key] = held
-        return held
-
-    def campaign(self, split: Split) -> Campaign:
-        """The campaign of one split. Held-out victims see unaugmented images, and every candidate
-        is kept: an evaluation must not see only what matched."""
-        if split == "train":
-            return Campaign(
-                experiment=self.experiment,
-                sampling=self.sampling,
-                root_seed=self.seed,
-                threads=self.threads,
-                encoding=self.encoding,
-            )
-        experiment = self.heldout_experiment or self.experiment
-        return Campaign(
-            experiment=replace(experiment, keep="all", augment_p=0.0),
-            sampling=self.heldout,
-            root_seed=self.seed + HELDOUT_SEED_OFFSET,
-            threads=self.threads,
-            encoding=self.encoding,
-        )
-
-    def further_campaigns(self) -> dict[str, Campaign]:
-        """By kind, the held-out campaign with another attack: the same victims, seeds and all."""
-        own = self.campaign("heldout")
-        return {
-            attack.kind: replace(own, experiment=replace(own.experiment, attack=attack))
-            for attack in self.further_attacks
-            if isinstance(own.experiment, KKT)
-        }
-
-
-def _check_further(attacks: tuple[Attack, ...], experiment: Experiment) -> None:
-    """Raises ValueError for further attacks that the held-out victims cannot have."""
-    kinds = [attack.kind for attack in attacks]
-    if not kinds:
-        return
-    if not isinstance(experiment, KKT):
-        raise ValueError(
-            f"further_attacks={kinds} of experiment.family={experiment.family!r}, whose victims "
-            "they cannot attack; set further_attacks to []"
-        )
-    if len(set(kinds)) < len(kinds):
-        raise ValueError(f"further_attacks={kinds} names a kind twice; name each once")
-    if experiment.attack in attacks:
-        raise ValueError(
-            f"further_attacks={kinds} has the experiment's own attack, {experiment.attack.kind!r}; "
-            "leave it out, or give it other settings"
-        )
-    if experiment.n_attacks > 1:
-        raise ValueError(
-            f"further_attacks={kinds} with n_attacks={experiment.n_attacks}; set n_attacks to 1, "
-            "and heldout.attacks_per_victim to the number"
-        )
-    for attack in attacks:
-        try:
-            replace(experiment, attack=attack)
-        except ValueError as error:
-            raise ValueError(f"further_attacks: {error}; or set further_attacks to []") from error
-
-
-def _saved_by_span(experiment: Experiment) -> tuple[int, ...]:
-    """The iterations of an attack that separates, whose first is 0; () of any other."""
-    saved = experiment.saved_iterations if isinstance(experiment, KKT) else ()
-    return saved if 0 in saved else ()
-
-
-def one_phase(n_runs: int, *, images: int, per_part: int) -> Sampling:
-    """Uniform runs of `images` images, `per_part` of them batched."""
-    return Sampling(images_per_run=images, phases=(Phase(n_runs=n_runs),), runs_per_part=per_part)
+from tasks.evaluation.settings import Evaluation
 
 
 def kkt(
@@ -496,58 +315,6 @@ def paper_experiment(name: str) -> Recipe:
         sampling=runs,
         heldout=runs,
     )
-
-
-def small_restorers(longer: int = 1) -> dict[str, RestorerPlan]:
-    """Both restorers at the size that a CPU trains in about `longer` minutes."""
-    plans = {}
-    for name in ("bf_dncnn", "edm"):
-        training = CPU_TRAININGS[name]
-        training = replace(training, n_steps=longer * training.n_steps)
-        plans[name] = RestorerPlan(restorer=CPU_RESTORERS[name], training=training)
-    return plans
-
-
-def half_hour_restorers() -> dict[str, RestorerPlan]:
-    """Both restorers as one core trains them in half an hour each, on tens of thousands of pairs.
-
-    They work on patches of 2x2 pixels, which makes them see the whole picture. BF-DnCNN is half as
-    deep as the paper's and wider, since it learns faster so. EDM diffuses residuals (.33 of [-1, 1]
-    in these pairs); it sees more of the high noise levels, where the reconstruction says what the
-    noisy residual does not, and samples from 15 times the residuals on. Mirrored pairs and the best
-    of the validations keep both from learning these few pairs by heart.
-    """
-    training = RestorerTraining(
-        n_steps=5_000,
-        batch_size=64,
-        lr=2e-3,
-        warmup_images=6_400,
-        decay="cosine",
-        ema_halflife_images=10_000,
-        mirror=True,
-    )
-    validation = Validation(every=1000, n_pairs=256, n_parts=2, n_samples=4, keep="best")
-    restorers: dict[str, Restorer] = {
-        "bf_dncnn": BFDnCNN(
-            depth=10, n_channels=96, patch=2, loss_terms="mse+ssim", ssim_weight=0.3
-        ),
-        "edm": EDM(
-            size="mini", target="residual", sigma_data=0.33, P_mean=0.0, sigma_max=5.0, n_steps=12
-        ),
-    }
-    return {
-        name: RestorerPlan(restorer=restorer, training=training, validation=validation)
-        for name, restorer in restorers.items()
-    }
-
-
-def paper_restorers() -> dict[str, RestorerPlan]:
-    """Both restorers as paper 001 trained them (sections 3 and 4), but for what `PAPER_TRAININGS`
-    names."""
-    return {
-        "bf_dncnn": RestorerPlan(restorer=BFDnCNN(), training=PAPER_TRAININGS["bf_dncnn"]),
-        "edm": RestorerPlan(restorer=EDM(), training=PAPER_TRAININGS["edm"]),
-    }
 
 
 PRESETS: dict[str, Callable[[], Recipe]] = {

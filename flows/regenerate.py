@@ -18,7 +18,7 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from flows.generate import generate
 from flows.heldout import images_of
-from flows.presets import HELDOUT_SEED_OFFSET, Recipe
+from flows.recipe import HELDOUT_SEED_OFFSET, Recipe
 from flows.settings import explained, from_json, to_json
 from storage.documents import read_document, understood
 from storage.errors import CorruptPartError, SourceError, StorageError, StoreMismatchError

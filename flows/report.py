@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.report_page import report_of_job
 from flows.settings import resolve
 from tasks.artifacts import leave_link, leave_picture

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.settings import command, to_json
 from storage.checkpoints import read_meta
 from storage.errors import StorageError

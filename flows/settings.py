@@ -16,7 +16,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from flows.naming import unknown_name
-from flows.presets import PRESETS, Recipe, preset
+from flows.presets import PRESETS, preset
+from flows.recipe import Recipe
 from recon_core.experiments import FAMILIES
 from storage.documents import understood
 from tasks.workspace import RECIPE_FIX, Workspace

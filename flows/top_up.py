@@ -27,7 +27,7 @@ from flows.coverage_goal import (
     with_n_runs,
 )
 from flows.generate import generate
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.settings import resolve
 from recon_core.sampling import Sampling
 from storage.object_store import Place, open_place

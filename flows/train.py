@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.curate import curate
 from flows.naming import unknown_name
-from flows.presets import Recipe, RestorerPlan
+from flows.recipe import Recipe, RestorerPlan
 from flows.settings import resolve, to_json
 from recon_core.balance import Curation
 from storage.files import write_json

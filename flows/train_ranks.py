@@ -17,7 +17,7 @@ import typer
 
 from flows.cli.console import Screen
 from flows.naming import unknown_name
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.settings import parse_assignments, read_recipe, resolve, to_json
 from recon_core.restore import NonfiniteLossError
 from storage.errors import SourceError, StorageError, StoreMismatchError

@@ -9,7 +9,8 @@ import pytest
 
 import flows  # noqa: F401  (sets Prefect's defaults before Prefect is imported)
 from flows.cli import main as cli
-from flows.presets import Recipe, preset
+from flows.presets import preset
+from flows.recipe import Recipe
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,7 +13,7 @@ from flows.chain import chain
 from flows.curate import curate
 from flows.evaluate import evaluate, summary_rows
 from flows.generate import generate
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.report import report
 from flows.train import train
 from recon_core.attacks.kkt.attacks import SpanThenKKT

@@ -20,7 +20,7 @@ import pytest
 
 from flows.families.autoencoder.studies import recovery_study, resolve_recovery
 from flows.families.inversion.studies import inversion_study, resolve_inversion
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.regenerate import MANIFEST_SCHEMA, foreseen, read_manifest
 from flows.settings import read_recipe, to_json
 from flows.studies import resolve as resolve_study

@@ -11,7 +11,7 @@ import pytest
 
 from flows.chain import chain
 from flows.generate import generate
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.settings import from_json, resolve, to_json
 from storage.errors import StoreMismatchError
 from storage.pairs.dataset import Dataset

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from flows.papers import EXPERIMENTS, attack_preset
-from flows.presets import PRESETS, Recipe, preset
+from flows.families.weights.attack_plan import attack_preset
+from flows.papers import EXPERIMENTS
+from flows.presets import PRESETS, preset
+from flows.recipe import Recipe
 from flows.settings import command, from_json, parse_assignments, resolve, to_json
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.kkt.attacks import SpanThenKKT, kkt_of

@@ -22,7 +22,8 @@ from prefect import flow
 
 from flows.coverage_goal import Goal, Standing, ending_of, standing, with_n_runs
 from flows.generate import generate
-from flows.presets import Recipe, preset
+from flows.presets import preset
+from flows.recipe import Recipe
 from flows.settings import to_json
 from flows.top_up import Job, generate_planned, top_up, waits_for_quarantined
 from recon_core.sampling import Phase, Sampling

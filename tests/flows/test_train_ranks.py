@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import Recipe, RestorerPlan
+from flows.recipe import Recipe, RestorerPlan
 from flows.settings import to_json
 from flows.train_ranks import train_on_ranks
 from recon_core.balance import Curation

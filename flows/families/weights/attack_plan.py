@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from flows.naming import unknown_name
+from flows.papers import ATTACKS_PER_VICTIM, EXPERIMENTS
 from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.network import Activation
@@ -64,7 +65,7 @@ def attack_plan(
     output and multiclass for several. `n_images`, a guess at the size of the training set, gives
     twice as many candidates (002, section 3). Raises ValueError for unknown names and bad values.
     """
-    plan = ensemble() if preset == DEFAULT_PRESET else _of_papers(preset)
+    plan = ensemble() if preset == DEFAULT_PRESET else attack_preset(preset)
     attack = plan.attack
     assert isinstance(attack, KKTAttack)
     fits = (attack.condition == "multiclass") == (n_outputs > 1)
@@ -170,12 +171,13 @@ def attack_job(
     )
 
 
-def _of_papers(preset: str) -> AttackPlan:
-    from flows.papers import EXPERIMENTS, attack_preset
-
-    if preset not in EXPERIMENTS:
-        raise ValueError(unknown_name("attack preset", preset, {DEFAULT_PRESET, *EXPERIMENTS}))
-    return attack_preset(preset)
+def attack_preset(name: str) -> AttackPlan:
+    """The attack of a paper's experiment; ValueError with the nearest name if there is none."""
+    if name not in EXPERIMENTS:
+        raise ValueError(unknown_name("attack preset", name, {DEFAULT_PRESET, *EXPERIMENTS}))
+    attack = EXPERIMENTS[name]().attack
+    assert isinstance(attack, KKTAttack)
+    return AttackPlan(attack=attack, n_attacks=ATTACKS_PER_VICTIM.get(name, 1))
 
 
 def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:

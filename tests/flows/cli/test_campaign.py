@@ -15,7 +15,7 @@ from PIL import Image
 
 from flows.cli.campaign_screen import sparkline
 from flows.generate import generate
-from flows.presets import Recipe
+from flows.recipe import Recipe
 from flows.regenerate import compare, describe, recipe_in, recipe_of, regenerate
 from flows.settings import to_json
 from storage.errors import SourceError, StorageError, StoreMismatchError

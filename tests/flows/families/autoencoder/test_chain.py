@@ -9,7 +9,8 @@ import torch
 from flows.curate import curate
 from flows.evaluate import evaluate
 from flows.generate import generate
-from flows.presets import Recipe, one_phase, preset
+from flows.presets import preset
+from flows.recipe import Recipe, one_phase
 from flows.report import report
 from flows.train import train
 from recon_core.attacks.plug_and_play import KnownMask

@@ -8,7 +8,8 @@ import numpy as np
 from flows.curate import curate
 from flows.evaluate import evaluate
 from flows.generate import generate
-from flows.presets import one_phase, preset
+from flows.presets import preset
+from flows.recipe import one_phase
 from flows.report import report
 from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.natural_fit import Refinement

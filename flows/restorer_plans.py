@@ -1,0 +1,69 @@
+"""Restorers of the presets: minutes on a CPU, half an hour on one core, or as in paper 001."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flows.recipe import RestorerPlan
+from recon_core.restore import (
+    CPU_RESTORERS,
+    CPU_TRAININGS,
+    EDM,
+    PAPER_TRAININGS,
+    BFDnCNN,
+    Restorer,
+    Training,
+)
+from tasks.training.validation import Validation
+
+
+def small_restorers(longer: int = 1) -> dict[str, RestorerPlan]:
+    """Both restorers at the size that a CPU trains in about `longer` minutes."""
+    plans = {}
+    for name in ("bf_dncnn", "edm"):
+        training = CPU_TRAININGS[name]
+        training = replace(training, n_steps=longer * training.n_steps)
+        plans[name] = RestorerPlan(restorer=CPU_RESTORERS[name], training=training)
+    return plans
+
+
+def half_hour_restorers() -> dict[str, RestorerPlan]:
+    """Both restorers as one core trains them in half an hour each, on tens of thousands of pairs.
+
+    They work on patches of 2x2 pixels, which makes them see the whole picture. BF-DnCNN is half as
+    deep as the paper's and wider, since it learns faster so. EDM diffuses residuals (.33 of [-1, 1]
+    in these pairs); it sees more of the high noise levels, where the reconstruction says what the
+    noisy residual does not, and samples from 15 times the residuals on. Mirrored pairs and the best
+    of the validations keep both from learning these few pairs by heart.
+    """
+    training = Training(
+        n_steps=5_000,
+        batch_size=64,
+        lr=2e-3,
+        warmup_images=6_400,
+        decay="cosine",
+        ema_halflife_images=10_000,
+        mirror=True,
+    )
+    validation = Validation(every=1000, n_pairs=256, n_parts=2, n_samples=4, keep="best")
+    restorers: dict[str, Restorer] = {
+        "bf_dncnn": BFDnCNN(
+            depth=10, n_channels=96, patch=2, loss_terms="mse+ssim", ssim_weight=0.3
+        ),
+        "edm": EDM(
+            size="mini", target="residual", sigma_data=0.33, P_mean=0.0, sigma_max=5.0, n_steps=12
+        ),
+    }
+    return {
+        name: RestorerPlan(restorer=restorer, training=training, validation=validation)
+        for name, restorer in restorers.items()
+    }
+
+
+def paper_restorers() -> dict[str, RestorerPlan]:
+    """Both restorers as paper 001 trained them (sections 3 and 4), but for what `PAPER_TRAININGS`
+    names."""
+    return {
+        "bf_dncnn": RestorerPlan(restorer=BFDnCNN(), training=PAPER_TRAININGS["bf_dncnn"]),
+        "edm": RestorerPlan(restorer=EDM(), training=PAPER_TRAININGS["edm"]),
+    }
