@@ -28,7 +28,7 @@ from storage.documents import read_document
 from storage.errors import StoreMismatchError
 from storage.files import write_json
 from tasks.families.autoencoder.inputs import AutoencoderJob, AutoencoderVictim, Method
-from tasks.families.autoencoder.pictures import Case
+from tasks.families.autoencoder.material import Case
 
 PIECE = 32
 """Images of one piece."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,24 +16,20 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.degradation import MASKS
 from storage.weights import WeightsError, check_weights_file, read_weights
+from tasks.attack_file.pictures import Shape, Split, by_channel, shape_of
+from tasks.attack_file.programs import Program, in_rows, program_kind, read_program
 from tasks.devices import check_memory
 from tasks.families.autoencoder.networks import (
     Architecture,
     Built,
-    Shape,
     build,
     candidates,
     facts,
     own_description,
-    shape_of,
 )
-from tasks.families.autoencoder.programs import Program, program_kind, read_program
 
 Method = NoiseAware | UnknownMask | KnownMask | Iteration
-Split = Literal["all", "train", "heldout"]
 ROWS_AT_ONCE = 256
-FAILURES = (RuntimeError, ValueError, TypeError, IndexError, torch.jit.Error)
-"""torch's ways of saying that a program does not take an input."""
 NO_CONTROL = "none"
 
 
@@ -252,13 +248,9 @@ def _in_rows(
     job: AutoencoderJob, f: Callable[[Tensor], Tensor], *, flat: bool, batch: int | None
 ) -> Callable[[Tensor], Tensor]:
     """f of images in [0, 1], a number of rows at a time; a batch that must be full is filled up."""
-    at_once = batch or ROWS_AT_ONCE
 
-    def chunk(x: Tensor) -> Tensor:
+    def checked(x: Tensor) -> Tensor:
         z = x.flatten(1) if flat else x
-        n = len(z)
-        if batch is not None and n < batch:
-            z = torch.cat([z, z[-1:].expand(batch - n, *z.shape[1:])])
         y = f(z)
         if not isinstance(y, Tensor) or y.shape != z.shape:
             got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
@@ -266,22 +258,17 @@ def _in_rows(
                 f"{job.weights} gives {got} for {tuple(z.shape)}; an autoencoder gives images of "
                 "the shape of its input, alone"
             )
-        return y[:n].view_as(x).to(x.dtype)
+        return y.view_as(x).to(x.dtype)
+
+    rows = in_rows(checked, batch)
 
     def whole(x: Tensor) -> Tensor:
-        mean, std = (_by_channel(job, name, x) for name in ("mean", "std"))
+        mean, std = by_channel(job.mean, "mean", x), by_channel(job.std, "std", x)
         with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
-            parts = [chunk(part) for part in ((x - mean) / std).split(at_once)]
-            return torch.cat(parts) * std + mean
+            parts = ((x - mean) / std).split(batch or ROWS_AT_ONCE)
+            return torch.cat([rows(part) for part in parts]) * std + mean
 
     return whole
-
-
-def _by_channel(job: AutoencoderJob, name: str, x: Tensor) -> Tensor:
-    numbers: tuple[float, ...] = getattr(job, name)
-    if len(numbers) not in (1, x.shape[1]):
-        raise ValueError(f"--{name} has {len(numbers)} numbers for {x.shape[1]} channels")
-    return x.new_tensor(numbers).view(1, -1, 1, 1)
 
 
 def _tried(victim: AutoencoderVictim, job: AutoencoderJob) -> AutoencoderVictim:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +25,8 @@ from recon_core.victims.autoencoder import Autoencoder, UNet, single
 from storage.files import open_regular
 from storage.layers import Unknown, find_layers, natural_key
 from storage.weights import METADATA, WeightFile, WeightsError
+from tasks.attack_file.pictures import Shape
 
-Shape = tuple[int, int, int]
 Activation = Literal[
     "relu", "leaky_relu", "prelu", "softplus", "gelu", "elu", "silu", "tanh", "sigmoid"
 ]
@@ -333,15 +332,6 @@ def _state(
         ours: torch.from_numpy(file.tensors[name]).reshape(wanted[ours])
         for ours, name in zip(wanted, theirs, strict=True)
     }
-
-
-def shape_of(d: int) -> Shape | None:
-    """(c, h, w) of d values: a square in colour if it can be, else in grey, else None."""
-    for channels in (3, 1):
-        side = math.isqrt(d // channels)
-        if channels * side**2 == d:
-            return channels, side, side
-    return None
 
 
 def facts(built: Built, said: Architecture) -> dict[str, Any]:

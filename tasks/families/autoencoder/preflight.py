@@ -18,7 +18,7 @@ from recon_core.attacks.autoencoder.preflight import (
 from recon_core.types import seeded_generator
 from recon_core.victims.preflight import Preflight
 from tasks.families.autoencoder.inputs import AutoencoderJob, AutoencoderVictim, read_victim
-from tasks.families.autoencoder.pictures import Material, read_material, shape_hint
+from tasks.families.autoencoder.material import Material, read_material, shape_hint
 
 N_NOISE = 8
 MAX_IMAGES = 64

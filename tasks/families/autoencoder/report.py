@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from storage.files import text_bytes, write_file
-from tasks.families.autoencoder.pictures import Case
+from tasks.families.autoencoder.material import Case
 from tasks.families.autoencoder.results import SIDES, Cell, arrays, pairs
 from tasks.families.weights.report import STEPS
 from tasks.report.page import TEMPLATES, data_uri, duration

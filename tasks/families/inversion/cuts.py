@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from storage.weights import WeightsError
-from tasks.families.autoencoder.networks import Shape
-from tasks.families.autoencoder.pictures import SIDES, picture_size
+from tasks.attack_file.pictures import Shape, side_of
 from tasks.families.inversion.networks import OUTPUT, Network
 
 MIN_SIDE = 11
@@ -50,18 +48,9 @@ def image_shape(network: Network, size: int | None, data: str | None) -> Shape:
             )
         check_size(height)
         return network.shape
-    side = size or (None if data is None else _hint(data)) or DEFAULT_SIDE
+    side = size or (None if data is None else side_of(data)) or DEFAULT_SIDE
     check_size(side)
     return network.channels or 3, side, side
-
-
-def _hint(source: str) -> int | None:
-    """The side of a source's images, where they are squares."""
-    kind, _colon, path = source.partition(":")
-    if kind != "folder":
-        return SIDES.get(kind)
-    height, width = picture_size(Path(path).expanduser())
-    return height if height == width else None
 
 
 def modules_of(network: Network, shape: Shape) -> list[tuple[str, tuple[int, ...]]]:

@@ -18,12 +18,17 @@ from torch import Tensor, nn
 
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.victims.split import CutClassifier
-from storage.sources.load import HELDOUT_FOLDERS
 from storage.weights import WeightsError
+from tasks.attack_file.pictures import (
+    Named,
+    Shape,
+    Split,
+    by_channel,
+    default_split,
+    read_source,
+)
+from tasks.attack_file.programs import in_rows
 from tasks.evaluation.perceptual import OWN, MapsOf, feature_maps
-from tasks.families.autoencoder.inputs import Split
-from tasks.families.autoencoder.networks import Shape
-from tasks.families.autoencoder.pictures import Named, read_source
 from tasks.families.inversion.cuts import check_size, chosen_cut, image_shape, probed
 from tasks.families.inversion.networks import OUTPUT, Network, read_network
 
@@ -131,12 +136,12 @@ def prepare(job: InversionJob, device: str = "cpu") -> Prepared:
     module = network.on(shape, device)
 
     def normalise(x: Tensor) -> Tensor:
-        mean, std = (_by_channel(name, getattr(job, name), x) for name in ("mean", "std"))
+        mean, std = (by_channel(getattr(job, name), name, x) for name in ("mean", "std"))
         return (x - mean) / std
 
-    whole = _in_rows(lambda x: module(normalise(x)), network.batch)
+    whole = in_rows(lambda x: module(normalise(x)), network.batch)
     cutter = module if cut == OUTPUT else CutClassifier(module, cut)
-    h = _in_rows(lambda x: cutter(normalise(x)).flatten(1), network.batch)
+    h = in_rows(lambda x: cutter(normalise(x)).flatten(1), network.batch)
     with float32_arithmetic("float32", torch.device(device)):
         z = _features(h, data, network, cut, device)
         logits = whole if network.cut_inside else None
@@ -158,7 +163,7 @@ def _check_classes(job: InversionJob, network: Network) -> None:
 def _images(job: InversionJob, shape: Shape) -> tuple[Named, Named | None]:
     data = read_source(
         job.data,
-        job.split or _default_split(job.data, "heldout"),
+        job.split or default_split(job.data, "heldout"),
         shape,
         job.n_images,
         job.seed,
@@ -170,13 +175,11 @@ def _images(job: InversionJob, shape: Shape) -> tuple[Named, Named | None]:
         )
     if job.public is None:
         return data, None
-    split = _default_split(job.public, "train")
+    split = default_split(job.public, "train")
     public = read_source(
         job.public, split, shape, job.n_public, job.seed, skip_corrupt=job.skip_corrupt
     )
-    seen = {image.numpy().tobytes() for image in data.images}
-    n_shared = sum(image.numpy().tobytes() in seen for image in public.images)
-    if n_shared:
+    if n_shared := data.n_shared_with(public):
         raise ValueError(
             f"{n_shared} of {len(public)} public images of {public.source} are among those that "
             "are attacked; an attacker has no originals of those: give others with --public"
@@ -184,33 +187,6 @@ def _images(job: InversionJob, shape: Shape) -> tuple[Named, Named | None]:
     if len(public) < 2:
         raise ValueError(f"{job.public} has {len(public)} image; give at least 2 public images")
     return data, public
-
-
-def _default_split(source: str, of_sets: Split) -> Split:
-    """A folder is taken whole, unless it is divided into train and test itself."""
-    kind, _colon, path = source.partition(":")
-    root = Path(path).expanduser()
-    divided = (root / "train").is_dir() and any((root / n).is_dir() for n in HELDOUT_FOLDERS)
-    return "all" if kind == "folder" and not divided else of_sets
-
-
-def _by_channel(name: str, numbers: tuple[float, ...], x: Tensor) -> Tensor:
-    if len(numbers) not in (1, x.shape[1]):
-        raise ValueError(f"--{name} has {len(numbers)} numbers for {x.shape[1]} channels")
-    return x.new_tensor(numbers).view(1, -1, 1, 1)
-
-
-def _in_rows(f: H, batch: int | None) -> H:
-    """f of any number of images where the program takes exactly `batch`; the last are filled up."""
-    if batch is None:
-        return f
-
-    def chunk(x: Tensor) -> Tensor:
-        n = len(x)
-        full = x if n == batch else torch.cat([x, x[-1:].expand(batch - n, *x.shape[1:])])
-        return f(full)[:n]
-
-    return lambda x: torch.cat([chunk(part) for part in x.split(batch)])
 
 
 def features(h: H, images: Tensor, device: str) -> Tensor:

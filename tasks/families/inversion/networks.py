@@ -30,8 +30,8 @@ from recon_core.torchvision_compat import import_torchvision
 from recon_core.victims.split import KERNEL, LeNet5, SplitMLP
 from storage.layers import natural_key
 from storage.weights import METADATA, WeightFile, WeightsError, check_weights_file, read_weights
-from tasks.families.autoencoder.networks import Shape, shape_of
-from tasks.families.autoencoder.programs import program_kind, read_program
+from tasks.attack_file.pictures import Shape, shape_of
+from tasks.attack_file.programs import program_kind, read_program
 
 TORCHVISION = "torchvision:"
 OWN = ("lenet5", "split-mlp")

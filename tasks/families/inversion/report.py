@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from storage.files import text_bytes, write_file
-from tasks.families.autoencoder.pictures import Named
+from tasks.attack_file.pictures import Named
 from tasks.families.inversion.attack import Attacked
 from tasks.report.page import TEMPLATES, data_uri, duration
 

@@ -6,14 +6,13 @@ Everything is read once, checked against each other, and said in words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.sampling import binary_labels
@@ -24,18 +23,15 @@ from recon_core.victims.network import (
     parse_architecture,
 )
 from storage.arrays import read_array
-from storage.errors import SourceError, shown
+from storage.errors import SourceError
 from storage.layers import Layer, Layers, find_layers
-from storage.sources.load import CIFAR_CLASSES, load_images
-from storage.sources.picture_files import Reading, facts_of, read_picture_files
-from storage.sources.pictures import CorruptPictureError, is_picture, read_picture
+from storage.sources.load import CIFAR_CLASSES
+from storage.sources.pictures import CorruptPictureError, read_picture
 from storage.weights import WeightFile, WeightsError, read_weights
+from tasks.attack_file.pictures import LUMA, Named, Shape, Split, read_source
 
-Shape = tuple[int, int, int]
 GREY = 0.5
 """The mean that is assumed when nothing is known."""
-LUMA = (0.299, 0.587, 0.114)
-"""Grey of red, green and blue, as Pillow and torchvision have it."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -76,25 +72,6 @@ class Victim:
         if self.start is not None:
             facts["start"] = str(self.start.file.path)
         return facts | ({"note": self.layers.note} if self.layers.note else {})
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Pictures in [0, 1] of a victim's shape; `labels` are classes, by sorted folder name."""
-
-    source: str
-    images: Float[Tensor, "n c h w"]
-    labels: Int64[Tensor, " n"]
-    class_names: tuple[str, ...]
-    reading: Reading | None = None
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What was read, for people."""
-        return facts_of(len(self), tuple(name for name in self.class_names if name), self.reading)
-
-    def __len__(self) -> int:
-        return len(self.images)
 
 
 def read_victim(
@@ -158,12 +135,11 @@ def _read_start(path: Path, first: Layer, parameters: Parameters) -> Start:
     return Start(file, Parameters((weight,), (begun,)))
 
 
-def read_pictures(source: str, shape: Shape, *, skip_corrupt: bool = False) -> Pictures:
-    """The pictures of a source in a victim's shape.
+def read_pictures(source: str, shape: Shape, *, skip_corrupt: bool = False) -> Named:
+    """The pictures of a source in a victim's shape: all of a folder, of others the train split.
 
-    `folder:PATH` takes every picture below PATH, the first folder on the way being its class; other
-    sources give their train split. Pictures are cropped to squares and resized. Raises SourceError
-    if there are none or one cannot be read, ValueError for shapes that no picture has.
+    Raises SourceError if there are none or one cannot be read, ValueError for shapes that no
+    picture has.
     """
     channels, height, width = shape
     if channels not in (1, 3) or height != width:
@@ -171,22 +147,11 @@ def read_pictures(source: str, shape: Shape, *, skip_corrupt: bool = False) -> P
             f"pictures cannot be compared with images of {channels}x{height}x{width}: expected 1 "
             "or 3 channels and a square; give --shape, or leave out --data and --decoys"
         )
-    kind, _colon, path = source.partition(":")
-    reading: Reading | None
-    if kind == "folder" and path:
-        root = Path(path).expanduser()
-        pixels, labels, class_names, reading = _folder(root, height, skip_corrupt)
-    else:
-        images = load_images(source, split="train", size=height, skip_corrupt=skip_corrupt)
-        pixels, labels, class_names = images.images, images.labels, images.class_names
-        reading = images.reading
-    floats = torch.from_numpy(pixels).float() / 255
-    if channels == 1:
-        floats = (floats * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
-    return Pictures(source, floats, torch.from_numpy(labels), class_names, reading)
+    split: Split = "all" if source.startswith("folder:") else "train"
+    return replace(read_source(source, split, shape, skip_corrupt=skip_corrupt), source=source)
 
 
-def read_mean(text: str | None, truth: Pictures | None, shape: Shape) -> Tensor | None:
+def read_mean(text: str | None, truth: Named | None, shape: Shape) -> Tensor | None:
     """The mean image (c, h, w) in [0, 1] that was subtracted in training, None if unknown.
 
     `text`: "none" (nothing was subtracted: zeros), numbers like "0.49,0.48,0.45" per channel, an
@@ -235,37 +200,21 @@ def read_std(numbers: tuple[float, ...] | None, shape: Shape) -> Tensor | None:
 
 
 def binary_signs(
-    truth: Pictures, output: Float[Tensor, " n"]
+    truth: Named, output: Float[Tensor, " n"]
 ) -> tuple[Float[Tensor, " n"] | None, str]:
     """(-1 or +1 per picture, what they mean), by class; None if the classes do not say.
 
     Which class is +1 is nowhere written, so it is the way round that the network agrees with.
     """
-    if len(truth.class_names) != 2 and not set(truth.class_names) <= set(CIFAR_CLASSES):
+    two = len(truth.class_names) == 2 or set(truth.class_names) <= set(CIFAR_CLASSES)
+    if truth.labels is None or not two:
         return None, "labels are the network's own answers: the folders are not two classes"
     if len(truth.class_names) < 2:
         return None, "labels are the network's own answers: there is one class"
-    labels, task = binary_labels(truth.labels.numpy(), truth.class_names)
+    labels, task = binary_labels(np.array(truth.labels), truth.class_names)
     signs = torch.from_numpy(labels).to(output.dtype) * 2 - 1
     agree = float((signs * output > 0).double().mean())
     return (signs if agree >= 0.5 else -signs), f"labels: {task}"
-
-
-def _folder(
-    path: Path, size: int, skip_corrupt: bool
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...], Reading]:
-    """Every picture below a folder, its class, the classes, and what was read."""
-    if not path.is_dir():
-        raise SourceError(f"{path} is not a folder; give folder:PATH with pictures inside")
-    files = sorted(p for p in path.rglob("*") if is_picture(p, below=path))
-    if not files:
-        raise SourceError(f"{path} has no pictures in it (.png, .jpg, .webp, ...)")
-    pixels, kept, reading = read_picture_files(files, size, below=path, skip_corrupt=skip_corrupt)
-    inside = [files[place].relative_to(path) for place in kept]
-    names = [file.parts[0] if len(file.parts) > 1 else "" for file in inside]
-    classes = sorted(set(names))
-    labels = np.array([classes.index(name) for name in names], np.int64)
-    return pixels, labels, tuple(shown(name) for name in classes), reading
 
 
 def _numbers(text: str) -> list[float] | None:

@@ -16,11 +16,11 @@ from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.diagnostics import channel_scales
 from recon_core.victims.evidence import Finding
 from recon_core.victims.preflight import Preflight, preflight
+from tasks.attack_file.pictures import Named
 from tasks.devices import check_memory
 from tasks.families.weights.attack import AttackJob
 from tasks.families.weights.inputs import (
     DTYPES,
-    Pictures,
     Victim,
     binary_signs,
     read_mean,
@@ -45,8 +45,8 @@ class Prepared:
     mean: Tensor | None
     mean_source: str
     std: Tensor | None
-    truth: Pictures | None
-    decoys: Pictures | None
+    truth: Named | None
+    decoys: Named | None
     preflight: Preflight
     labels: str
     method: Literal["kkt", "span"] = "kkt"
@@ -134,7 +134,7 @@ def _check_candidates(attack: KKTAttack, victim: Victim, dtype: str) -> None:
 
 
 def _outlook(
-    attack: KKTAttack | SpanAttack, victim: Victim, truth: Pictures | None, images: Tensor | None
+    attack: KKTAttack | SpanAttack, victim: Victim, truth: Named | None, images: Tensor | None
 ) -> tuple[Preflight, Subspace | None, str]:
     """(what the weights say, the span they have, where labels are from)."""
     unknown = [(unknown.name, unknown.kind) for unknown in victim.layers.unknown]
@@ -163,14 +163,15 @@ def _outlook(
 
 
 def _labels(
-    victim: Victim, truth: Pictures, images: Tensor, condition: Condition
+    victim: Victim, truth: Named, images: Tensor, condition: Condition
 ) -> tuple[Tensor | None, str]:
     """Labels of the training images as the condition has them, and where they are from."""
     wide = victim.parameters.map(lambda tensor: tensor.double())
     output = victim.architecture.forward(wide, images.double().unsqueeze(0)).output[0]
     if condition == "multiclass":
-        if len(truth.class_names) == victim.architecture.n_outputs:
-            return truth.labels, "labels: the class folders in sorted order"
+        known = truth.labels is not None
+        if known and len(truth.class_names) == victim.architecture.n_outputs:
+            return torch.tensor(truth.labels), "labels: the class folders in sorted order"
         said = (
             f"labels are the network's own answers: {len(truth.class_names)} class folders for "
             f"{victim.architecture.n_outputs} outputs"
@@ -208,10 +209,8 @@ def _scale(victim: Victim, images: Tensor | None, std: Tensor | None) -> Finding
     return Finding("warning", subject, text)
 
 
-def _check_disjoint(truth: Pictures, decoys: Pictures) -> None:
-    seen = {picture.numpy().tobytes() for picture in truth.images}
-    n_shared = sum(picture.numpy().tobytes() in seen for picture in decoys.images)
-    if n_shared:
+def _check_disjoint(truth: Named, decoys: Named) -> None:
+    if n_shared := truth.n_shared_with(decoys):
         raise ValueError(
             f"{n_shared} of {len(decoys)} decoys in {decoys.source} are training images, too; "
             "decoys must be pictures that the network never saw"

@@ -23,8 +23,9 @@ from recon_core.criteria import images_found, rank_correlation
 from recon_core.matching import fit_to_range, min_max
 from recon_core.metrics import SSIMConvention, ssim_matrix
 from recon_core.ranking import agreement, clusters, consistency, rank_runs
+from tasks.attack_file.pictures import Shape
 from tasks.families.weights.cache import AttackRun, Candidates, read_candidates
-from tasks.families.weights.inputs import GREY, Shape
+from tasks.families.weights.inputs import GREY
 
 GOOD = 0.4
 """SSIM above which a match is called good (Buzaglo et al. 2023)."""

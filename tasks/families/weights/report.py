@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from storage.files import text_bytes, write_file
-from tasks.families.weights.inputs import Pictures
+from tasks.attack_file.pictures import Named
 from tasks.families.weights.ranking import FALSE_SHARES, GOOD, Ranked
 from tasks.families.weights.results import Matches, Results
 from tasks.page.charts import Panel, dots, log_axis, rank_axis
@@ -59,7 +59,7 @@ def write_reconstructions(path: Path, results: Results) -> None:
 
 
 def contact_sheet(
-    results: Results, truth: Pictures | None = None, decoys: Pictures | None = None
+    results: Results, truth: Named | None = None, decoys: Named | None = None
 ) -> bytes:
     """PNG: known images over their best matches with scores, decoys likewise, and the ranking."""
     return strips_sheet(
@@ -67,9 +67,7 @@ def contact_sheet(
     )
 
 
-def _match_strips(
-    results: Results, truth: Pictures | None, decoys: Pictures | None
-) -> Iterator[Strip]:
+def _match_strips(results: Results, truth: Named | None, decoys: Named | None) -> Iterator[Strip]:
     """Original over best match, the best first."""
     for given, found, name, limit in (
         (truth, results.truth, "training images", MAX_SHOWN_IMAGES),
@@ -130,8 +128,8 @@ def write_page(
     record: Mapping[str, Any],
     results: Results,
     *,
-    truth: Pictures | None,
-    decoys: Pictures | None,
+    truth: Named | None,
+    decoys: Named | None,
     context: Mapping[str, Any],
 ) -> None:
     """The page. `context`: `command` and `created` as texts, `versions` as a mapping."""
@@ -175,7 +173,7 @@ def write_page(
     write_file(path, text_bytes(page))
 
 
-def _nearest(r: Ranked, truth: Pictures | None) -> str | None:
+def _nearest(r: Ranked, truth: Named | None) -> str | None:
     """The training image that a picture is most like, where one is good."""
     if truth is None or r.nearest is None:
         return None
@@ -197,7 +195,7 @@ def _spectrum_svg(spectrum: Mapping[str, Any]) -> str:
     return panel.svg(parts, said)
 
 
-def _plates(given: Pictures | None, found: Matches | None, limit: int) -> Iterator[dict[str, Any]]:
+def _plates(given: Named | None, found: Matches | None, limit: int) -> Iterator[dict[str, Any]]:
     if given is None or found is None:
         return
     order = found.ssim.argsort(descending=True, stable=True)[:limit].tolist()

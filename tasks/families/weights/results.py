@@ -19,9 +19,9 @@ from torch import Tensor
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.metrics import SSIMConvention, ssim_matrix, ssim_pairs
 from recon_core.ncc import ncc_matrix
+from tasks.attack_file.pictures import Named, Shape
 from tasks.families.weights.attack import AttackJob
 from tasks.families.weights.cache import AttackRun
-from tasks.families.weights.inputs import Pictures, Shape
 from tasks.families.weights.ranking import (
     GOOD,
     MAX_PAIRS,
@@ -82,8 +82,8 @@ def gather(
     n_outputs: int,
     mean: Tensor | None,
     std: Tensor | None = None,
-    truth: Pictures | None,
-    decoys: Pictures | None,
+    truth: Named | None,
+    decoys: Named | None,
 ) -> Results:
     """Rank and score what the attacks in `job.out` left at their last saved iteration.
 
@@ -177,7 +177,7 @@ class _Scoring:
         return best.values, rows.gather(0, best.indices[None]).squeeze(0)
 
 
-def record_of(results: Results, truth: Pictures | None, decoys: Pictures | None) -> dict[str, Any]:
+def record_of(results: Results, truth: Named | None, decoys: Named | None) -> dict[str, Any]:
     """The results as JSON: ranking and scores, without the pictures."""
     record: dict[str, Any] = {
         "ranking": {

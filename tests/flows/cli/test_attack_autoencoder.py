@@ -21,9 +21,9 @@ from flows.cli.attack_methods import autoencoder_methods
 from flows.families.autoencoder.attack import ENTRIES, attack_autoencoder
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
+from tasks.attack_file.programs import read_program
 from tasks.families.autoencoder import attack as autoencoder_attack
 from tasks.families.autoencoder.inputs import AutoencoderJob
-from tasks.families.autoencoder.programs import read_program
 from tests.flows.cli.test_attack_kkt import Bomb
 from tests.tasks.families.autoencoder.files import (
     N_IMAGES,

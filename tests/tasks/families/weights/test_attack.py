@@ -23,11 +23,12 @@ from recon_core.metrics import ssim_matrix
 from recon_core.optimisers import Optimiser
 from storage.errors import SourceError, StoreMismatchError
 from storage.weights import WeightsError
+from tasks.attack_file.pictures import Named
 from tasks.families.weights import attack as attack_module
 from tasks.families.weights import results as attack_results
 from tasks.families.weights.attack import AttackJob, run_attacks
 from tasks.families.weights.cache import read_candidates
-from tasks.families.weights.inputs import Pictures, read_mean, read_pictures, read_victim
+from tasks.families.weights.inputs import read_mean, read_pictures, read_victim
 from tasks.families.weights.preflight import Prepared, prepare
 from tasks.families.weights.ranking import to_pictures
 from tasks.families.weights.report import contact_sheet, write_page, write_reconstructions
@@ -125,7 +126,7 @@ def test_pictures_of_a_folder_are_all_of_its_pictures(tmp_path: Path) -> None:
     found = read_pictures(f"folder:{tmp_path / 'deep'}", SHAPE)
     assert found.class_names == ("x", "y")
     torch.testing.assert_close(found.images, images[[0, 2, 1, 3]])
-    assert found.labels.tolist() == [0, 0, 1, 1]
+    assert found.labels == (0, 0, 1, 1)
     grey = read_pictures(f"folder:{tmp_path / 'deep'}", (1, SIDE, SIDE))
     assert grey.images.shape == (4, 1, SIDE, SIDE)
     assert float(grey.images[0].mean()) == pytest.approx(
@@ -163,7 +164,7 @@ def test_every_way_to_say_the_mean(tmp_path: Path) -> None:
     zero = read_mean("none", None, SHAPE)
     assert zero is not None
     assert not zero.any()
-    truth = Pictures("x", pictures(3, 1), torch.zeros(3, dtype=torch.int64), ("",))
+    truth = Named("x", pictures(3, 1), ("a", "b", "c"))
     torch.testing.assert_close(read_mean(None, truth, SHAPE), truth.images.mean(0))
     np.save(tmp_path / "wrong.npy", np.zeros((3, 4, 4), np.float32))
     np.save(tmp_path / "bytes.npy", np.full(SHAPE, 128.0))

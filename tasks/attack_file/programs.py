@@ -142,3 +142,16 @@ def _quietly(*names: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
+
+
+def in_rows(f: Callable[[Tensor], Tensor], batch: int | None) -> Callable[[Tensor], Tensor]:
+    """f of any number of images where a program takes exactly `batch`; the last are filled up."""
+    if batch is None:
+        return f
+
+    def chunk(x: Tensor) -> Tensor:
+        n = len(x)
+        full = x if n == batch else torch.cat([x, x[-1:].expand(batch - n, *x.shape[1:])])
+        return f(full)[:n]
+
+    return lambda x: torch.cat([chunk(part) for part in x.split(batch)])

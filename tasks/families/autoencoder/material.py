@@ -1,0 +1,192 @@
+"""The images of an attack on an autoencoder: read, degraded, and checked against each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from recon_core.degradation import check_degraded, degrade, mask_from_picture, mask_pattern
+from recon_core.types import seeded_generator
+from storage.errors import SourceError, shown
+from tasks.attack_file.pictures import (
+    Named,
+    Shape,
+    Split,
+    default_split,
+    first_size,
+    in_channels,
+    picture_files,
+    pixels_of,
+    read_source,
+    side_of,
+)
+from tasks.families.autoencoder.inputs import NO_CONTROL, AutoencoderJob
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Degraded images of one kind: what the attack is given.
+
+    `side` is "train" or "control". `mask`: the truth, True where a pixel was kept, or None.
+    `original`: None where it is not known.
+    """
+
+    mask_name: str
+    side: str
+    names: tuple[str, ...]
+    y: Float[Tensor, "n c h w"]
+    mask: Bool[Tensor, "n c h w"] | None
+    original: Float[Tensor, "n c h w"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """All pictures of a job; `train` and `control` are None where they are not known."""
+
+    train: Named | None
+    control: Named | None
+    cases: tuple[Case, ...]
+
+
+def shape_hint(job: AutoencoderJob) -> Shape | None:
+    """The shape of the job's images, as far as the pictures themselves say it."""
+    if job.degraded is not None:
+        return 3, *first_size(picture_files(job.degraded, "--degraded"))
+    side = side_of(job.data or "")
+    return None if side is None else (3, side, side)
+
+
+def read_material(job: AutoencoderJob, shape: Shape) -> Material:
+    """Everything that is attacked, and what is known beside it.
+
+    Raises SourceError for pictures that are not there, cannot be read or do not fit, ValueError for
+    settings that do not fit together.
+    """
+    if job.degraded is not None:
+        return _degraded_material(job, shape, job.degraded)
+    assert job.data is not None
+    split = job.split or default_split(job.data, "train")
+    train = _read(job, job.data, split, shape)
+    control = _control(job, split, shape)
+    _check_disjoint(train, control)
+    sides = [("train", train), *([] if control is None else [("control", control)])]
+    masks = _masks(job, shape)
+    cases = [
+        _case(job, name, side, named, mask) for name, mask in masks.items() for side, named in sides
+    ]
+    return Material(train, control, tuple(cases))
+
+
+def _read(job: AutoencoderJob, source: str, split: Split, shape: Shape) -> Named:
+    return read_source(source, split, shape, job.limit, job.seed, skip_corrupt=job.skip_corrupt)
+
+
+def _control(job: AutoencoderJob, split: Split, shape: Shape) -> Named | None:
+    """Images that the network never saw: given, or what the source holds out."""
+    if job.control == NO_CONTROL:
+        return None
+    if job.control is not None:
+        own: Split = "all" if job.control.startswith("folder:") else "heldout"
+        return _read(job, job.control, own, shape)
+    if job.data is None or split == "all":
+        return None
+    other: Split = "heldout" if split == "train" else "train"
+    return _read(job, job.data, other, shape)
+
+
+def _masks(job: AutoencoderJob, shape: Shape) -> dict[str, Bool[Tensor, "h w"]]:
+    """By name, those that are drawn and those that are pictures."""
+    _c, height, width = shape
+    masks = {
+        name: mask_pattern(name, height, width, generator=seeded_generator(job.seed, 0, name))
+        for name in job.masks
+    }
+    for path in job.mask_files:
+        if path.stem in masks:
+            raise ValueError(f"two masks are called {path.stem}; rename {path}")
+        masks[path.stem] = _read_mask(path, shape)
+    return masks
+
+
+def _read_mask(path: Path, shape: Shape) -> Bool[Tensor, "h w"]:
+    """True where a picture is white; ValueError if it does not fit or erases all or nothing."""
+    if not path.is_file():
+        raise SourceError(f"--mask {path} does not exist")
+    try:
+        return mask_from_picture(pixels_of(path), *shape[1:])
+    except ValueError as error:
+        raise ValueError(f"--mask {path}: {error}") from error
+
+
+def _case(job: AutoencoderJob, name: str, side: str, named: Named, mask: Bool[Tensor, ...]) -> Case:
+    """Images degraded by one mask, or by one each, with noise of each image's own."""
+    generators = tuple(
+        seeded_generator(job.seed, row, f"noise {name} {side}") for row in range(len(named))
+    )
+    y = degrade(named.images, mask, sigma=job.noise, generators=generators if job.noise else ())
+    wide = (mask if mask.dim() == 3 else mask.expand(len(named), -1, -1)).unsqueeze(1)
+    return Case(name, side, named.names, y, wide.expand_as(y).contiguous(), named.images)
+
+
+def _degraded_material(job: AutoencoderJob, shape: Shape, folder: Path) -> Material:
+    """Pictures that are degraded already; their originals by name, and control images with the
+    same pixels missing."""
+    files = picture_files(folder, "--degraded")[: job.limit]
+    y = in_channels(_same_size(files, shape, "--degraded"), shape[0])
+    check_degraded(y, job.noise or None)
+    inside = [file.relative_to(folder) for file in files]
+    names = tuple(shown(str(file)) for file in inside)
+    train = None
+    if job.originals is not None:
+        absent = [file for file in inside if not (job.originals / file).is_file()]
+        if absent:
+            raise SourceError(
+                f"{job.originals / absent[0]} does not exist; --originals need a picture of the "
+                f"same name for each of the {len(names)} in {folder}"
+            )
+        originals = [job.originals / file for file in inside]
+        pixels = _same_size(originals, shape, "--originals")
+        train = Named(f"folder:{job.originals}", in_channels(pixels, shape[0]), names)
+    known = None
+    if job.mask_files:
+        mask = _read_mask(job.mask_files[0], shape)
+        known = mask.expand(y.shape).contiguous()
+    cases = [Case("given", "train", names, y, known, None if train is None else train.images)]
+    control = _control(job, "all", shape)
+    if control is not None:
+        _check_disjoint(train, control)
+        holes = (y > 0).any(1) if known is None else known[:, 0]
+        rows = torch.arange(len(control)) % len(holes)
+        cases.append(_case(job, "given", "control", control, holes[rows]))
+    return Material(train, control, tuple(cases))
+
+
+def _check_disjoint(train: Named | None, control: Named | None) -> None:
+    if train is None or control is None:
+        return
+    if n_shared := train.n_shared_with(control):
+        raise ValueError(
+            f"{n_shared} of {len(control)} control images of {control.source} are among the "
+            "training images, too; a control is what the network never saw"
+        )
+
+
+def _same_size(files: list[Path], shape: Shape, option: str) -> npt.NDArray[np.uint8]:
+    """(n, 3, h, w), every one exactly of the network's size: what is degraded is not resized."""
+    pictures = []
+    for file in files:
+        pixels = pixels_of(file)
+        if pixels.shape[:2] != shape[1:]:
+            raise SourceError(
+                f"{file} has {pixels.shape[0]}x{pixels.shape[1]} pixels, expected "
+                f"{shape[1]}x{shape[2]} as the network takes them; {option} pictures are not "
+                "resized, as that would mix missing pixels with known ones"
+            )
+        pictures.append(pixels.transpose(2, 0, 1))
+    return np.stack(pictures)
