@@ -15,11 +15,12 @@ from jaxtyping import Float64, Int64
 
 from benchmarks.findings import Finding, Run
 from benchmarks.instahide import Gaussian, edges_of
+from benchmarks.instahide_oracles import all_solutions, assign_by_trying
 from recon_core.attacks.instahide.determined import Equations, determined
-from recon_core.attacks.instahide.line_graph import assign, assign_by_trying, canonical, gram
+from recon_core.attacks.instahide.line_graph import assign, canonical, gram
 from recon_core.attacks.instahide.mixing import Mixing
 from recon_core.attacks.instahide.public_images import by_sdp, find_publics
-from recon_core.attacks.instahide.signs import all_solutions, solve
+from recon_core.attacks.instahide.signs import solve
 
 SEED = 40_000
 """The first of all seeds: cases that no test has."""

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from benchmarks.findings import Finding, Run
 from benchmarks.instahide import Gaussian
+from benchmarks.instahide_oracles import gram_extract
 from recon_core.attacks.instahide.mixing import Encodings, Mixing
-from recon_core.attacks.instahide.overlaps import gram_extract
 
 STEP = 2**0.5
 """Between two numbers of pixels that are tried; what a ratio of two of them may be off by."""

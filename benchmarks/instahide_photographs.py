@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from benchmarks.findings import Finding, Run
 from benchmarks.instahide_figure import draw_photographs
+from benchmarks.instahide_oracles import auc, oracle_similarity
 from recon_core.attacks.instahide.carlini import Carlini, recover_as_carlini
 from recon_core.attacks.instahide.carlini_clusters import Growth
 from recon_core.attacks.instahide.coherence import centred, gradient_windows, whitening
@@ -33,7 +34,6 @@ from recon_core.attacks.instahide.descent import Descent
 from recon_core.attacks.instahide.groups import Components
 from recon_core.attacks.instahide.line_graph import incidence_of
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
-from recon_core.attacks.instahide.oracle import auc, oracle_similarity
 from recon_core.attacks.instahide.pair_statistics import (
     STATISTICS,
     Seen,

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,7 +24,6 @@ from tasks.study.settings import Cell, Study
 
 STUDY, CELL = TypeAdapter(Study), TypeAdapter(Cell)
 PRESETS = tuple(grids.SIZES)
-Preset = Literal["paper", "cpu"]
 SETTINGS = "settings.json"
 SETTINGS_FIX = "restore it, or use another --store"
 """In the store's folder: every setting of its study."""

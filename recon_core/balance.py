@@ -23,8 +23,6 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int64
 
-Counts = Int64[np.ndarray, " n_images"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Curation:

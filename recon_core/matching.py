@@ -1,30 +1,27 @@
-"""From raw reconstructions to pictures, and from scores to who matches whom.
+"""Pictures from raw reconstructions, and the matching of candidates to training images.
 
-Three rules, of three sources. Paper 001, sections 2 and 5.1: a candidate belongs to a training
-image if at any saved iteration its best SSIM over the run's training images is above .4 and leads
-the second best by at least .05. Paper 002, appendix A.1: each training image takes its nearest
-candidate, or the mean of all that are nearly as near (`vote`). And one-to-one: no candidate serves
-two images, the total score is the highest possible (`assign_one_to_one`); neither paper does this.
+Two rules. Image restoration paper, sections 2 and 5.1: a candidate belongs to a training image if
+at any saved iteration its best SSIM over the run's training images is above .4 and leads the second
+best by at least .05. KKT paper, appendix A.1: each training image takes its nearest candidate, or
+the mean of all that are nearly as near (`sum_of_votes`).
 
-Scores are (candidates p, training images t) matrices, higher is better; `vote` takes distances. A
-NaN or infinite one never wins; ties go to the lowest index.
+Scores are (candidates p, training images t) matrices, higher is better; votes take distances. A NaN
+or infinite one never wins; ties go to the lowest index.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor
 
 from recon_core.metrics import ssim_pairs
-from recon_core.ncc import ROWS, correlation_matrix, ncc_matrix
+from recon_core.ncc import ROWS, ncc_matrix
 
 WORST_SCORE = -1.0
 """The score of "nothing": the lower end of SSIM's range."""
@@ -34,19 +31,6 @@ CLIPPED = 0.01
 
 EXACT_DISTANCE = 1e-12
 """Distances below this are roundings of 0: float32 copies of one image are this near."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Voted:
-    """What `vote` gives each training image.
-
-    `x` is the mean of its `n_voters` candidates, in their own units, `nearest` the row of the
-    nearest of them. Where nothing has a finite distance: NaN, 0 and -1.
-    """
-
-    x: Float[Tensor, "t c h w"]
-    n_voters: Int[Tensor, " t"]
-    nearest: Int[Tensor, " t"]
 
 
 @overload
@@ -181,40 +165,15 @@ def best_per_target(
     return candidate.where(found, -1), score.where(found, WORST_SCORE)
 
 
-def vote(
-    x: Float[Tensor, "p c h w"],
-    distances: Float[Tensor, "p t"],
-    *,
-    ratio: float,
-    exclusive: bool = False,
-) -> Voted:
-    """Each training image's mean of all candidates at most `ratio` times as far as its nearest.
-
-    Paper 002, appendix A.1, with B = `ratio`: 1.1 for MLPs, 1.5 for convolutional victims; 1 is the
-    nearest alone, and what ties with it exactly. `x` are raw candidates in the victim's input
-    space: post-processing comes after. `distances` are `ncc.ncc_matrix`'s, usually of half-size
-    images. A nearest distance of 0 is taken as `EXACT_DISTANCE`, so that copies which differ in
-    rounding vote together.
-
-    `exclusive`: a candidate votes only for the training image that it is nearest to, and an image
-    that no candidate is nearest to gets none. The paper does not have this; the authors' code does
-    for their CIFAR-10 results. Their code also wants `<` where the paper, and this, has `<=`.
-
-    Raises ValueError for a ratio below 1, or for distances below 0.
-    """
-    distance, nearest = nearest_candidates(x, distances, exclusive=exclusive)
-    total, n_voters = sum_of_votes(x, distances, distance, ratio=ratio, exclusive=exclusive)
-    return Voted(x=mean_of_votes(total, n_voters).to(x.dtype), n_voters=n_voters, nearest=nearest)
-
-
 def nearest_candidates(
     x: Float[Tensor, "p c h w"], distances: Float[Tensor, "p t"], *, exclusive: bool = False
 ) -> tuple[Float[Tensor, " t"], Int[Tensor, " t"]]:
     """(distance, row) of each training image's nearest candidate; infinity and -1 without one.
 
-    The first half of `vote`, for candidates that come in pieces: the smallest distance over the
-    pieces goes into `sum_of_votes` of every piece, and the sums over the pieces into
-    `mean_of_votes`. That gives what `vote` gives of all of them, up to rounding.
+    Of candidates that come in pieces the smallest distance goes into `sum_of_votes` of every piece,
+    and the sums into `mean_of_votes`. `distances` are `ncc.ncc_matrix`'s, usually of half-size
+    images. `exclusive`: a candidate votes only for the training image that it is nearest to, which
+    the paper does not have and the authors' code does for CIFAR-10.
 
     Raises ValueError for distances below 0.
     """
@@ -235,6 +194,11 @@ def sum_of_votes(
     exclusive: bool = False,
 ) -> tuple[Float64[Tensor, "t c h w"], Int[Tensor, " t"]]:
     """(sum, number) of the candidates at most `ratio` times as far as the nearest of all pieces.
+
+    KKT paper, appendix A.1, with B = `ratio`: 1.1 for MLPs, 1.5 for convolutional victims; 1 is the
+    nearest alone, and what ties with it exactly. `x` are raw candidates: post-processing comes
+    after. Copies whose distances differ in rounding (`EXACT_DISTANCE`) vote together. The authors'
+    code wants `<` where the paper, and this, has `<=`.
 
     Raises ValueError for a ratio below 1, or for distances below 0.
     """
@@ -299,73 +263,3 @@ def ssim_of_nearest(
         for block, rows in zip(pictures.split(ROWS), nearest.split(ROWS), strict=True)
     ]
     return scores.scatter(1, nearest[:, None], torch.cat(blocks)[:, None])
-
-
-def assign_one_to_one(
-    scores: Float[Tensor, "p t"],
-) -> tuple[Int[Tensor, " t"], Float[Tensor, " t"]]:
-    """(candidate, score) of each training image when no candidate may serve two of them.
-
-    As many pairs as possible, and among these assignments one with the highest total score (the
-    Hungarian method, on the CPU). An image without a candidate of its own, because there are fewer
-    candidates or none with a finite score is left, has candidate -1 and score -1.
-    """
-    from scipy.optimize import linear_sum_assignment  # a third of a second, for those who assign
-
-    matrix = scores.detach().double().cpu().numpy()
-    usable = np.isfinite(matrix)
-    low, high = matrix.min(initial=0.0, where=usable), matrix.max(initial=0.0, where=usable)
-    never = low - (high - low + 1.0) * (1 + min(matrix.shape))  # worse than any rearrangement
-    rows, columns = linear_sum_assignment(np.where(usable, matrix, never), maximize=True)
-    given = usable[rows, columns]
-    candidate = torch.full((scores.shape[1],), -1, dtype=torch.int64)
-    candidate[torch.from_numpy(columns[given])] = torch.from_numpy(rows[given])
-    candidate = candidate.to(scores.device)
-    if len(scores) == 0:
-        return candidate, scores.new_full((scores.shape[1],), WORST_SCORE)
-    score = scores.gather(0, candidate.clamp_min(0)[None]).squeeze(0)
-    return candidate, score.where(candidate >= 0, WORST_SCORE)
-
-
-def decoy_rows(
-    images: Shaped[Tensor, "n c h w"],
-    targets: Shaped[Tensor, "t c h w"],
-    *,
-    n_decoys: int,
-    generator: torch.Generator,
-    taken: Int[Tensor, " k"] | None = None,
-    max_correlation: float | None = None,
-) -> Int[Tensor, " n_decoys"]:
-    """Rows of `images` to score beside `targets`: images that the victim never saw.
-
-    None has the content of a target or of another decoy, and none is in `taken` (the rows that
-    augmented targets came from). `max_correlation`, e.g. .95, also leaves out near copies:
-    images whose `ncc.correlation_matrix` with a target is above it (CIFAR has some: ciFAIR). The
-    choice depends on the generator alone, a CPU one; see `types.seeded_generator`.
-
-    Raises ValueError if too few images are left.
-    """
-    seen = {_content(target) for target in targets}
-    free = torch.ones(len(images), dtype=torch.bool)
-    if taken is not None:
-        free[taken.cpu()] = False
-    for row, image in enumerate(images):
-        content = _content(image)
-        free[row] &= content not in seen
-        if free[row]:
-            seen.add(content)
-    if max_correlation is not None and len(targets):
-        wanted = targets.double()
-        blocks = [correlation_matrix(b.double(), wanted).amax(dim=1) for b in images.split(ROWS)]
-        free &= ~(torch.cat(blocks).cpu() > max_correlation)
-    pool = free.nonzero().squeeze(1)
-    if n_decoys > len(pool):
-        raise ValueError(
-            f"n_decoys={n_decoys} but only {len(pool)} of {len(images)} images are neither targets "
-            "nor copies of them; use fewer targets or a larger source"
-        )
-    return pool[torch.randperm(len(pool), generator=generator)[:n_decoys]]
-
-
-def _content(image: Shaped[Tensor, "c h w"]) -> bytes:
-    return hashlib.blake2b(image.cpu().contiguous().numpy().tobytes(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""How alike two images are: SSIM (single pairs and all pairs at once), HaarPSI, LPIPS and PSNR.
+"""Similarity of two images: SSIM (single pairs and all pairs at once) and HaarPSI.
 
 A score without its convention is not a number. Two conventions of SSIM are offered, both with
 K1 = .01, K2 = .03, data range 1, population covariance, and the mean over positions and channels:
@@ -18,15 +18,14 @@ all others alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Float64
-from torch import Tensor, nn
+from torch import Tensor
 
-from recon_core.torchvision_compat import import_piq, import_torchvision
+from recon_core.torchvision_compat import import_piq
 
 SSIMConvention = Literal["gaussian11", "gaussian3"]
 
@@ -34,14 +33,9 @@ C1 = 0.01**2
 C2 = 0.03**2
 SIGMA = 1.5
 HAARPSI_MIN_SIDE = 16
-LPIPS_MIN_SIDE = 16
-LPIPS_LAYERS = ("3", "8", "15", "22", "29")  # relu1_2, 2_2, 3_3, 4_3, 5_3 of torchvision's VGG16
-LPIPS_CHANNELS = (64, 128, 256, 512, 512)
-
 _RADIUS: dict[str, int] = {"gaussian11": 5, "gaussian3": 1}
 _CPU_CHUNK = 1 << 18  # scratch of one block: 1 MiB per float32 buffer, enough to feed two threads
 _CUDA_CHUNK = 1 << 25
-_LPIPS_ROWS = 64  # pairs in the network at once
 
 
 def ssim_matrix(
@@ -143,54 +137,6 @@ def haarpsi_pairs(
     return torch.where(finite, score, torch.nan).float()
 
 
-def lpips_pairs(
-    a: Float[Tensor, "p c h w"],
-    b: Float[Tensor, "p c h w"],
-    *,
-    weights: Mapping[str, Tensor],
-) -> Float32[Tensor, " p"]:
-    """LPIPS v0.1 of image i of `a` with image i of `b`: 0 for equal images, *lower* is more alike.
-
-    Zhang et al. 2018, eq. 1, over VGG16: sum over five layers of the mean over positions of
-    sum_k w_k^2 (f_k(a) - f_k(b))^2, f of length 1 at every position. Nothing is downloaded:
-    `weights` holds the state dicts of torchvision's `vgg16` ("features.0.weight", ...) and of
-    Zhang et al.'s linear layers w^2, their file v0.1/vgg.pth ("lin0.model.1.weight", ...), merged;
-    other keys (VGG's classifier) are not looked at. The network is piq's, in float32.
-
-    The published weights were fitted on 64x64 patches. Smaller images go in as they are: at 32x32
-    the deepest of the five layers sees 2x2 positions, and scores compare among images of one size
-    only. One channel is repeated three times.
-
-    Raises ValueError for missing or misshaped weights, and for images smaller than 16x16, outside
-    [0, 1], of two or more than three channels, or of different shapes.
-    """
-    require_same_shape(a, b)
-    _check_same_length(a, b)
-    if min(a.shape[-2:]) < LPIPS_MIN_SIDE:
-        raise ValueError(
-            f"LPIPS over VGG16 needs images of at least {LPIPS_MIN_SIDE}x{LPIPS_MIN_SIDE}, "
-            f"got {a.shape[-2]}x{a.shape[-1]}; enlarge them first"
-        )
-    if a.shape[1] not in (1, 3):
-        raise ValueError(f"images have {a.shape[1]} channels; LPIPS needs 1 (grey) or 3 (RGB)")
-    finite, x, y = _unit_pairs(a.float(), b.float(), "LPIPS")
-    distance = _lpips_network(weights, a.device)
-    shape = (-1, 3, -1, -1)
-    blocks = zip(x.split(_LPIPS_ROWS), y.split(_LPIPS_ROWS), strict=True)
-    with torch.no_grad():
-        scores = [distance(p.expand(shape), q.expand(shape)) for p, q in blocks if len(p)]
-    score = torch.cat(scores) if scores else x.new_zeros(0)
-    return torch.where(finite, score, torch.nan)
-
-
-def psnr_pairs(a: Float[Tensor, "p c h w"], b: Float[Tensor, "p c h w"]) -> Float32[Tensor, " p"]:
-    """Peak signal-to-noise ratio, 10 log10(1 / MSE) in dB; infinity for identical images."""
-    require_same_shape(a, b)
-    _check_same_length(a, b)
-    mse = (a.double() - b.double()).square().mean(dim=(1, 2, 3))
-    return (-10 * torch.log10(mse)).float()
-
-
 def _ssim_block(
     left: Float32[Tensor, "g p k"],
     right: Float32[Tensor, "g k t"],
@@ -206,40 +152,6 @@ def _ssim_block(
     denominator = of_a[1] + of_b[1]
     denominator *= of_a[2] + of_b[2]
     return numerator.div_(denominator).sum(dim=0)
-
-
-def _lpips_network(weights: Mapping[str, Tensor], device: torch.device) -> nn.Module:
-    """piq's LPIPS with the given weights; its own constructor would download them."""
-    with torch.device("meta"):  # no memory, and no draw from the global generator
-        features = import_torchvision().models.vgg16(weights=None).features[:-1]  # no last pool
-    shapes = {f"features.{name}": value.shape for name, value in features.state_dict().items()}
-    linear = {f"lin{i}.model.1.weight": (1, n, 1, 1) for i, n in enumerate(LPIPS_CHANNELS)}
-    shapes |= {name: torch.Size(shape) for name, shape in linear.items()}
-    missing = [name for name in shapes if name not in weights]
-    if missing:
-        raise ValueError(
-            f"weights lacks {len(missing)} of {len(shapes)} tensors, the first being "
-            f"{missing[0]!r}; merge the state dict of torchvision's vgg16 (features.*) with "
-            "LPIPS v0.1's vgg.pth (lin0.model.1.weight to lin4.model.1.weight)"
-        )
-    for name, shape in shapes.items():
-        if weights[name].shape != shape:
-            raise ValueError(
-                f"weights[{name!r}] has shape {tuple(weights[name].shape)}, expected "
-                f"{tuple(shape)}; give VGG16's weights, not those of another network"
-            )
-    tensors = {name: weights[name].detach().to(device, torch.float32) for name in shapes}
-    features.load_state_dict(
-        {name: tensors[f"features.{name}"] for name in features.state_dict()}, assign=True
-    )
-    network: nn.Module = import_piq().ContentLoss(
-        feature_extractor=features,
-        layers=LPIPS_LAYERS,
-        weights=[tensors[name] for name in linear],
-        normalize_features=True,
-        reduction="none",
-    )
-    return network
 
 
 def _windows(

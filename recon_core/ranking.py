@@ -74,11 +74,6 @@ def rank_runs(residual: Float[Tensor, " r"]) -> Int[Tensor, " r"]:
     return residual.where(residual.isfinite(), torch.inf).argsort(stable=True)
 
 
-def rank_candidates(score: Float[Tensor, " p"]) -> Int[Tensor, " p"]:
-    """Rows of the candidates, best first: the highest agreement or consistency; NaN last."""
-    return score.where(score.isfinite(), -torch.inf).argsort(descending=True, stable=True)
-
-
 def agreement(
     pictures: Float[Tensor, "p c h w"],
     attack: Int[Tensor, " p"],

@@ -177,9 +177,6 @@ class Wavelet:
         return _each(condition, self.sigma, denoise, progress)
 
 
-GenericRestorer = NonLocalMeans | TotalVariation | Wavelet
-"""Any restorer that learns nothing; `kind` is the tag that tells them apart."""
-
 GENERIC_RESTORERS: dict[str, type[NonLocalMeans] | type[TotalVariation] | type[Wavelet]] = {
     "nlm": NonLocalMeans,
     "tv": TotalVariation,

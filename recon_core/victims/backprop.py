@@ -13,7 +13,6 @@ with all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -164,8 +163,3 @@ def first_layer(
     if architecture.network.conv is None:
         return Dense(parameters, gradients, 0)
     return Convolution(parameters, gradients)
-
-
-def rows_of(tensors: Sequence[Tensor], index: Tensor) -> tuple[Tensor, ...]:
-    """Some of the runs of every tensor; the tensors themselves if it is all of them."""
-    return tuple(t if len(index) == len(t) else t[index] for t in tensors)

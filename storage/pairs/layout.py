@@ -261,19 +261,6 @@ def checked_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
     return {name: np.ascontiguousarray(cast[name]) for name in names}
 
 
-def stored_columns(columns: Columns, encoding: Encoding = "float16") -> dict[str, npt.NDArray[Any]]:
-    """`columns` checked, all in the dtypes on disk, the scale of the reconstructions added.
-
-    Raises:
-        ValueError: as `checked_columns`, or a reconstruction is not finite.
-    """
-    checked = checked_columns(columns)
-    compressed, scale = compress_reconstruction(checked["pairs/reconstruction"], encoding)
-    added = {"pairs/reconstruction": compressed, "pairs/scale": scale}
-    whole = {**checked, **added}
-    return {name: whole[name] for name in COLUMNS if name in whole}
-
-
 def _check_shape(name: str, array: npt.NDArray[Any], sizes: dict[str, int]) -> None:
     """Compares `array` with the schema and with `sizes`, which it extends by what it learns."""
     expected = (table_of(name), *COLUMNS[name].trailing)

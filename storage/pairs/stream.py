@@ -91,10 +91,6 @@ class PairStream:
         self._window = self._given = self._total = 0
         self._turn = object()
 
-    def len_examples(self) -> int:
-        """Examples in all of this share of the epoch, those given included. Reads small columns."""
-        return self._reader.n_examples()
-
     def batches(
         self, sizes: int | Iterable[int], *, scaled: bool = True
     ) -> Generator[Arrays, None, None]:

@@ -117,17 +117,6 @@ class WindowReader:
         self._n_per_window, self._seeds = n_per_window, seeds
         self.n_windows = -(-len(blocks) // n_per_window)
 
-    def n_examples(self) -> int:
-        """Examples in all windows; reads the small columns of every part."""
-        by_part: dict[int, list[Block]] = {}
-        for block in self._blocks:
-            by_part.setdefault(block.part, []).append(block)
-        total = 0
-        for part, blocks in by_part.items():
-            counts = self.open(part).counts
-            total += sum(int(counts[block.start : block.stop].sum()) for block in blocks)
-        return total
-
     def open(self, part: int) -> OpenPart:
         """The small columns of `part`, and what `repeats` makes of them."""
         pairs = {name: self._dataset.stored(part, of) for name, of in _PER_PAIR.items()}

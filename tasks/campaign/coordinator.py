@@ -130,10 +130,6 @@ class Coordinator:
             self._n_known_rounds += 1
         return self._n_known_rounds
 
-    def is_known(self, part: int) -> bool:
-        """Whether the part's round is done as a whole, and all before it."""
-        return self.sampling.round_of_part(part) < self.n_known_rounds()
-
     def started(self, part: int, worker: str) -> None:
         """A worker says that it begins with the part."""
         self._state(part).started_on.append(worker)

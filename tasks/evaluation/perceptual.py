@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recon_core.metrics import LPIPS_LAYERS
 from recon_core.torchvision_compat import import_torchvision
 from storage.weights import WeightFile, WeightsError, read_weights
 
@@ -29,6 +28,7 @@ MapsOf = Callable[[Tensor], list[Tensor]]
 OWN = "own"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet, by which images in [0, 1] are normalised for torchvision's weights."""
+LPIPS_LAYERS = ("3", "8", "15", "22", "29")  # relu1_2, 2_2, 3_3, 4_3, 5_3 of torchvision's VGG16
 MIN_SIDE = 32
 """Smaller images are enlarged to this: five layers and four poolings leave 2x2 positions of it."""
 ROWS_AT_ONCE = 64

@@ -36,7 +36,6 @@ from tasks.report.record import SIDES, Record
 
 METRIC_TITLES = {"ssim": "SSIM", "haarpsi": "HaarPSI"}
 GREYS, VIVID, MUTED = (0, 1, 10, 11), (2, 3, 4, 5, 6), (7, 8, 9)
-N_COLOURS = 12
 LOWEST_RATE = 1e-4
 
 

@@ -23,7 +23,6 @@ from jaxtyping import Float32
 from PIL import Image
 from torch import Tensor
 
-from storage.documents import parse_document
 from storage.files import write_file
 
 LOG, PICTURE, TENSORBOARD = "log.jsonl", "validation.png", "tensorboard"
@@ -99,16 +98,6 @@ def grid(pictures: Float32[Tensor, "rows n c h w"]) -> np.ndarray[Any, np.dtype[
     rows_columns = padded.transpose(0, 3, 1, 4, 2)
     tall, wide = n_rows * padded.shape[3], n_columns * padded.shape[4]
     return np.ascontiguousarray(rows_columns.reshape(tall, wide, 3))
-
-
-def read_log(out: Path) -> list[dict[str, Any]]:
-    """The lines of the log in `out`, as they were written; none if there is no log."""
-    path = out / LOG
-    if not path.is_file():
-        return []
-    lines = enumerate(path.read_bytes().splitlines(), start=1)
-    fix = "remove the line"
-    return [parse_document(line, f"{path}, line {number},", fix) for number, line in lines]
 
 
 def _lines_until(path: Path, step: int) -> list[bytes]:

@@ -17,6 +17,7 @@ from benchmarks.instahide_agreement import agreement, all_roots
 from benchmarks.instahide_blind import share
 from benchmarks.instahide_exact import _named, outcome
 from benchmarks.instahide_figure import NAME, PHOTOGRAPHS, draw
+from benchmarks.instahide_oracles import auc
 from benchmarks.instahide_photographs import (
     Case,
     Outcome,
@@ -41,7 +42,6 @@ from benchmarks.results_page import build_page
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.oracle import auc
 from recon_core.attacks.instahide.pair_statistics import likeness
 from recon_core.attacks.instahide.recover import Recovered, Status
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks import instahide
+from benchmarks.instahide_oracles import all_solutions
 from benchmarks.record import main, parse_lines
 from recon_core.attacks.instahide.determined import Equations
-from recon_core.attacks.instahide.signs import all_solutions
 
 
 def test_the_reference_of_signs_is_the_oracle() -> None:

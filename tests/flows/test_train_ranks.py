@@ -16,10 +16,10 @@ from recon_core.balance import Curation
 from recon_core.restore import BFDnCNN, Training
 from storage.errors import StorageError
 from storage.files import write_json
-from tasks.training.log import read_log
 from tasks.training.train import load_restorer
 from tasks.training.validation import Validation
 from tests.storage import stores
+from tests.tasks.training.logs import read_log
 
 PLAN = RestorerPlan(
     restorer=BFDnCNN(depth=2, n_channels=2),

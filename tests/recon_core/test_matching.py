@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -12,23 +10,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recon_core.matching import (
-    assign_one_to_one,
     best_and_second,
     best_per_target,
     confident_candidates,
-    decoy_rows,
     fit_to_range,
     mean_of_votes,
     min_max,
     nearest_candidates,
     ssim_of_nearest,
     sum_of_votes,
-    vote,
 )
 from recon_core.metrics import ssim_matrix
-from recon_core.ncc import correlation_matrix, ncc_matrix
-from recon_core.types import seeded_generator
+from recon_core.ncc import ncc_matrix
 from tests.recon_core.tiles import photograph_tiles
+from tests.recon_core.votes import vote
 
 NAN = float("nan")
 
@@ -324,102 +319,3 @@ def test_the_fast_search_scores_each_picture_with_its_nearest_image_alone() -> N
     assert ssim_of_nearest(pictures[:0], images, mean=mean).shape == (0, 12)
     assert ssim_of_nearest(pictures, images[:0], mean=mean).shape == (11, 0)
     assert (score[10:] == -1).all()
-
-
-def _best_assignment(scores: Tensor) -> tuple[int, float]:
-    """(pairs, total) of the best one-to-one assignment, by trying all of them."""
-    p, t = scores.shape
-    wide = scores if p >= t else scores.T
-    totals = []
-    for rows in itertools.permutations(range(len(wide)), wide.shape[1]):
-        values = [wide[row, column] for column, row in enumerate(rows)]
-        finite = [float(v) for v in values if v.isfinite()]
-        totals.append((len(finite), sum(finite)))
-    return max(totals)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 5), st.floats(0, 0.9))
-def test_one_to_one_assignment_is_the_best_of_all(
-    seed: int, p: int, t: int, missing: float
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    scores = 2 * torch.rand(p, t, generator=generator, dtype=torch.float64) - 1
-    gone = torch.rand(p, t, generator=generator) < missing
-    scores[gone] = torch.tensor([NAN, torch.inf, -torch.inf])[seed % 3].double()
-    candidate, score = assign_one_to_one(scores)
-    given_rows = candidate[candidate >= 0]
-    assert given_rows.unique().numel() == given_rows.numel()
-    n_pairs, total = _best_assignment(scores)
-    assert given_rows.numel() == n_pairs
-    assert score[candidate >= 0].sum().item() == pytest.approx(total, abs=1e-9)
-    assert (score[candidate < 0] == -1).all()
-    columns = (candidate >= 0).nonzero().squeeze(1)
-    torch.testing.assert_close(scores[candidate[columns], columns], score[columns])
-
-
-def test_one_to_one_by_hand() -> None:
-    """The second image loses its favourite to the first, which has no other."""
-    scores = torch.tensor([[0.9, 0.95], [NAN, 0.2], [NAN, 0.1]])
-    assert best_per_target(scores)[0].tolist() == [0, 0]
-    candidate, score = assign_one_to_one(scores)
-    assert candidate.tolist() == [0, 1]
-    torch.testing.assert_close(score, torch.tensor([0.9, 0.2]))
-    both_or_one = torch.tensor([[0.9, -0.8], [-0.8, NAN]])  # two bad pairs rather than one good one
-    assert assign_one_to_one(both_or_one)[0].tolist() == [1, 0]
-    candidate, score = assign_one_to_one(scores[:1])
-    assert candidate.tolist() == [-1, 0]
-    torch.testing.assert_close(score, torch.tensor([-1.0, 0.95]))
-    candidate, score = assign_one_to_one(torch.full((2, 2), NAN))
-    assert candidate.tolist() == [-1, -1]
-    for shape in ((0, 3), (3, 0), (0, 0)):
-        candidate, score = assign_one_to_one(torch.zeros(shape))
-        assert candidate.tolist() == [-1] * shape[1]
-        assert score.tolist() == [-1.0] * shape[1]
-
-
-def test_decoys_are_other_images_than_the_targets_and_one_another() -> None:
-    images = photograph_tiles(8, shrink=4)[:40].clone()
-    images[30] = images[3]  # a copy of a target, and copies among the rest
-    images[[31, 32]] = images[[10, 10]]
-    targets = images[[3, 5]]
-    chosen = [
-        decoy_rows(
-            images,
-            targets,
-            n_decoys=34,
-            taken=torch.tensor([5, 7]),
-            generator=seeded_generator(seed, 0, "decoys"),
-        ).tolist()
-        for seed in (0, 0, 1)
-    ]
-    assert chosen[0] == chosen[1] != chosen[2]
-    for rows in chosen:
-        assert not {3, 5, 7, 30} & set(rows)
-        assert len(images[rows].flatten(1).unique(dim=0)) == 34
-    with pytest.raises(ValueError, match="only 34 of 40 images"):
-        decoy_rows(
-            images,
-            targets,
-            n_decoys=35,
-            taken=torch.tensor([5, 7]),
-            generator=torch.Generator(),
-        )
-
-
-def test_near_copies_of_targets_are_no_decoys_on_request() -> None:
-    images = photograph_tiles(8, shrink=4)[:40].clone()
-    images[12] = (images[0].double() * 0.9 + 3).round().to(torch.uint8)
-    near = (correlation_matrix(images.double(), images[:4].double()) > 0.95).any(dim=1)
-    assert near[12]
-    n_far = int((~near).sum())
-    rows = decoy_rows(
-        images,
-        images[:4],
-        n_decoys=n_far,
-        generator=torch.Generator().manual_seed(0),
-        max_correlation=0.95,
-    )
-    assert sorted(rows.tolist()) == (~near).nonzero().squeeze(1).tolist()
-    loose = decoy_rows(images, images[:4], n_decoys=36, generator=torch.Generator().manual_seed(0))
-    assert 12 in loose

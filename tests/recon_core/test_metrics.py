@@ -9,15 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from skimage.metrics import structural_similarity
 from torch import Tensor
 
 from recon_core.metrics import (
     SSIMConvention,
     haarpsi_pairs,
-    lpips_pairs,
-    psnr_pairs,
     ssim_matrix,
     ssim_pairs,
 )
@@ -207,117 +204,6 @@ def test_haarpsi_without_contrast_or_without_numbers() -> None:
     scores = haarpsi_pairs(torch.cat([black, bad]), torch.cat([black, black]))
     assert scores[0] == 1.0
     assert scores[1].isnan()
-
-
-def test_psnr_of_a_known_error() -> None:
-    a = torch.zeros(2, 3, 4, 4)
-    torch.testing.assert_close(psnr_pairs(a, a + 0.1), torch.full((2,), 20.0))
-    assert psnr_pairs(a, a).isinf().all()
-
-
-def test_psnr_of_a_bad_pixel_is_no_number() -> None:
-    a = torch.zeros(2, 3, 4, 4)
-    a[1, 0, 0, 0] = torch.nan
-    assert psnr_pairs(a, torch.full_like(a, 0.1)).isnan().tolist() == [False, True]
-
-
-VGG16 = (64, 64, "pool", 128, 128, "pool", *[256] * 3, "pool", *[512] * 3, "pool", *[512] * 3)
-LPIPS_AFTER = (1, 3, 6, 9, 12)  # the convolutions whose rectified output is compared
-
-
-@pytest.fixture(scope="module")
-def weights() -> dict[str, Tensor]:
-    """Random weights under the names of torchvision's VGG16 and of LPIPS v0.1, and a stray one."""
-    generator = torch.Generator().manual_seed(0)
-    named = {"classifier.6.bias": torch.zeros(1000)}
-    n_in, index = 3, 0
-    for n_out in VGG16:
-        if n_out == "pool":
-            index += 1
-            continue
-        std = (2 / (9 * n_in)) ** 0.5
-        named[f"features.{index}.weight"] = std * torch.randn(
-            int(n_out), n_in, 3, 3, generator=generator
-        )
-        named[f"features.{index}.bias"] = 0.1 * torch.randn(int(n_out), generator=generator)
-        n_in, index = int(n_out), index + 2
-    for layer, n in enumerate((64, 128, 256, 512, 512)):
-        named[f"lin{layer}.model.1.weight"] = torch.rand(1, n, 1, 1, generator=generator)
-    return named
-
-
-def _plain_lpips(x: Tensor, y: Tensor, weights: dict[str, Tensor]) -> float:
-    """Zhang et al. 2018, eq. 1, in float64: scale, VGG16 by hand, unit length, weigh, average."""
-    shift = torch.tensor([-0.030, -0.088, -0.188], dtype=torch.float64)[:, None, None]
-    scale = torch.tensor([0.458, 0.448, 0.450], dtype=torch.float64)[:, None, None]
-    features = [((2 * v.double() - 1) - shift) / scale for v in (x, y)]
-    total, index, n_done = 0.0, 0, 0
-    for n_out in VGG16:
-        if n_out == "pool":
-            features = [F.max_pool2d(f[None], 2)[0] for f in features]
-            index += 1
-            continue
-        w, b = (weights[f"features.{index}.{name}"].double() for name in ("weight", "bias"))
-        features = [F.conv2d(f[None], w, b, padding=1)[0].clamp_min(0) for f in features]
-        index += 2
-        if n_done in LPIPS_AFTER:
-            layer = LPIPS_AFTER.index(n_done)
-            unit = [f / (f.square().sum(dim=0).sqrt() + 1e-10) for f in features]
-            lin = weights[f"lin{layer}.model.1.weight"].double().flatten()
-            difference = (unit[0] - unit[1]).square().permute(1, 2, 0) @ lin
-            total += float(difference.mean())
-        n_done += 1
-    return total
-
-
-@pytest.mark.parametrize("n_channels", [3, 1])
-def test_lpips_is_its_formula_and_downloads_nothing(
-    weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, n_channels: int
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("LPIPS must not download")
-
-    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", refuse)
-    generator = torch.Generator().manual_seed(1)
-    before = torch.get_rng_state()
-    a, b = torch.rand(2, 3, n_channels, 32, 32, generator=generator)
-    a[2] = b[2]
-    score = lpips_pairs(a, b, weights=weights)
-    rgb = [v.expand(-1, 3, -1, -1) for v in (a, b)]
-    expected = [_plain_lpips(x, y, weights) for x, y in zip(*rgb, strict=True)]
-    np.testing.assert_allclose(score.numpy(), expected, rtol=1e-4, atol=1e-6)
-    assert score[2] == 0
-    assert score[:2].min() > 0.1
-    torch.testing.assert_close(lpips_pairs(b, a, weights=weights), score)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not any(tensor.requires_grad for tensor in weights.values())
-
-
-def test_lpips_of_bad_pixels_and_of_nothing(weights: dict[str, Tensor]) -> None:
-    a = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(2))
-    b = a.clone()
-    b[0, 1, 2, 3] = torch.inf
-    assert lpips_pairs(a, b, weights=weights)[0].isnan()
-    assert lpips_pairs(a, b, weights=weights)[1] == 0
-    assert lpips_pairs(a[:0], b[:0], weights=weights).shape == (0,)
-
-
-def test_lpips_names_what_is_wrong_with_the_weights(weights: dict[str, Tensor]) -> None:
-    a = torch.zeros(1, 3, 16, 16)
-    half = {name: value for name, value in weights.items() if not name.startswith("lin")}
-    with pytest.raises(ValueError, match=r"lacks 5 of 31 tensors.*'lin0.model.1.weight'.*vgg\.pth"):
-        lpips_pairs(a, a, weights=half)
-    wrong = weights | {"features.0.weight": torch.zeros(64, 3, 11, 11)}
-    with pytest.raises(
-        ValueError, match=r"features\.0\.weight.*\(64, 3, 11, 11\).*\(64, 3, 3, 3\)"
-    ):
-        lpips_pairs(a, a, weights=wrong)
-    with pytest.raises(ValueError, match="at least 16x16"):
-        lpips_pairs(a[..., :12], a[..., :12], weights=weights)
-    with pytest.raises(ValueError, match=r"LPIPS needs \[0, 1\]"):
-        lpips_pairs(a + 2, a, weights=weights)
-    with pytest.raises(ValueError, match="2 channels"):
-        lpips_pairs(a[:, :2], a[:, :2], weights=weights)
 
 
 def test_piq_loads_in_a_fresh_interpreter() -> None:

@@ -3,7 +3,7 @@
 Private images are vertices, encodings that mix two of them edges: the numbers of common images are
 the Gram matrix of a graph, and to find who is in which encoding is to find a graph from its line
 graph (`assign`). Paper 004 does so by Whitney's theorem and, below five images, by trying all
-graphs (Algorithm 2; `assign_by_trying`). Here:
+graphs (Algorithm 2). Here:
 
 1. Encodings with two common images are parallel edges, of which the paper's algorithm knows none:
    they are merged, and what is left is simple.
@@ -110,26 +110,6 @@ def canonical(edges: Integer[np.ndarray, "m 2"]) -> Edges:
     columns = columns[columns.any(1)]
     order = np.lexsort(-columns.T[::-1])
     return np.sort(np.nonzero(columns[order].T)[1].reshape(-1, 2), axis=1)
-
-
-def assign_by_trying(shared: Integer[np.ndarray, "m m"], n: int) -> list[Edges]:
-    """All assignments of at most n images, by trying every one: the oracle (004, Algorithm 2).
-
-    Departs from the paper in that parallel edges are tried too, and in labelled edges: its brute
-    force compares line graphs as if their vertices had an order.
-    """
-    a = _checked(shared)
-    found: list[list[tuple[int, int]]] = [[]]
-    for k in range(len(a)):
-        longer = []
-        for edges in found:
-            for edge in itertools.combinations(range(n), 2):
-                common = [len({*edge} & {*other}) for other in edges]
-                if common == a[k, :k].tolist():
-                    longer.append([*edges, edge])
-        found = longer
-    distinct = {canonical(np.array(e, np.int64).reshape(-1, 2)).tobytes() for e in found}
-    return [np.frombuffer(b, np.int64).reshape(-1, 2) for b in sorted(distinct)]
 
 
 def _checked(shared: Integer[np.ndarray, "m m"]) -> Int8[np.ndarray, "m m"]:

@@ -1,9 +1,8 @@
-"""How many private images each two encodings have in common: step 1 of paper 004, after step 2.
+"""Counts of private images that two encodings share: step 1 of the InstaHide paper, after step 2.
 
-The paper first estimates the Gram matrix of all images (GramExtract of Chen et al.;
-`gram_extract`), then takes the public part away. In the other order the public images c of an
-encoding are known when private ones are compared, and y says much more of them: s = +-y - c, of
-which the posterior mean is
+The paper first estimates the Gram matrix of all images (GramExtract of Chen et al.), then takes the
+public part away. In the other order the public images c of an encoding are known when private ones
+are compared, and y says much more of them: s = +-y - c, of which the posterior mean is
 
     t = y tanh(y c / tau^2) - c,    E[t_e t_f] = v_e v_f rho / tau^2 with v = E[t^2],
 
@@ -89,15 +88,3 @@ def same_private_part(
     apart = (from_e[:, None] - from_f[None]).abs().amin((0, 1))
     same: Tensor = (apart < within).float().mean(1) > SAME_AT
     return same
-
-
-def gram_extract(y: Float[Tensor, "m d"], n_images: int, eta: float) -> Float[Tensor, "m m"]:
-    """k W W^T of 004's step 1, for images of one weight 1/sqrt(k), k = `n_images` of an encoding.
-
-    Algorithm 1 of Chen et al. (2021), which the paper calls: rho^2 of each two encodings from the
-    mean of their squares' product, its root rounded to a multiple of 1/k; below `eta` it is 0.
-    """
-    squares = y.square() - 1
-    rho = (squares @ squares.T / (2 * y.shape[1])).clamp(min=0).sqrt()
-    rho = rho.where(rho > eta, 0.0)
-    return (rho * n_images).round().fill_diagonal_(float(n_images))

@@ -1,8 +1,8 @@
-"""Pixels from equations whose signs are hidden: step 4 of paper 004 (section 3.4).
+"""Pixels from equations whose signs are hidden: step 4 of the InstaHide paper (section 3.4).
 
 At every pixel |a z_u + b z_v + c| = y for each encoding (u, v). The paper tries all 2^m signs
-(Algorithm 3; `all_solutions`, with the test of the residual that it lacks) and shows that nothing
-does better in the worst case. Graphs of encodings are not the worst case. `solve`:
+(Algorithm 3) and shows that nothing does better in the worst case. Graphs of encodings are not the
+worst case. `solve`:
 
 1. starts from the shortest odd cycle, whose L equations have one solution for each of 2^L signs;
 2. adds images in the order of how many encodings tie them to those already there: one encoding
@@ -124,29 +124,6 @@ def suspects(
         within = max(tolerance, 1e-3 * float(y_some.square().mean().sqrt()))
         met = (((w @ z + c_some).abs() - y_some).abs() <= within).float().mean(1)
         found[rows] = np.asarray((met < met.median() / 2).cpu())
-    return found
-
-
-def all_solutions(
-    y: Float64[np.ndarray, " m"],
-    c: Float64[np.ndarray, " m"],
-    equations: Equations,
-    *,
-    tolerance: float = 1e-8,
-) -> list[Float64[np.ndarray, " n"]]:
-    """Every z with |W z + c| = y at one pixel, by trying all signs (004, Algorithm 3): the oracle.
-
-    The paper keeps a z whose signs are right; that is not enough, since least squares may leave a
-    residual with the right signs. Of a z that is not unique the shortest is given.
-    """
-    w = equations.matrix
-    inverse = np.linalg.pinv(w)
-    found: list[Float64[np.ndarray, " n"]] = []
-    for signs in itertools.product((1.0, -1.0), repeat=len(y)):
-        z = inverse @ (np.array(signs) * y - c)
-        met = np.abs(np.abs(w @ z + c) - y).max() < tolerance
-        if met and not any(np.abs(z - other).max() < tolerance for other in found):
-            found.append(z)
     return found
 
 

@@ -30,7 +30,6 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from recon_core.attacks.instahide.mixing import InstaHide, mixture
-from recon_core.attacks.instahide.oracle import shared_images
 from recon_core.attacks.instahide.sign_network import (
     GRID,
     Unfolder,
@@ -297,6 +296,12 @@ class Similarity(nn.Module):
             found[start:, start:stop] = part.T
             progress(stop / m)
         return found
+
+
+def shared_images(private: Int64[Tensor, "m 2"]) -> Int64[Tensor, "m m"]:
+    """Number of private images that each two encodings have in common."""
+    same = private[:, None, :, None] == private[None, :, None, :]
+    return same.sum((2, 3))
 
 
 PASS = 128

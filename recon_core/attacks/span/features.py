@@ -6,9 +6,7 @@ varies. An image's outputs are sparse, since it is flat in most places; a sum of
 everywhere.
 
 `dct_filters`: the undecimated n x n cosine transform without its constant, on luminance and two
-differences of colours. `learned_filters`: the independent components of patches of other images
-(Bell and Sejnowski 1997), edges in colour, which tell more apart where the span is known well, and
-less where noise is left in it.
+differences of colours.
 """
 
 from __future__ import annotations
@@ -19,12 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import conv2d
-
-from recon_core.attacks.span.orthogonal import Stage, rotate, rotation_start
-
-PATCH_STAGES = (Stage(1.0, 60), Stage(0.5, 100))
-SMALLEST = 1e-10
-"""Share of the largest variance below which a direction of patches holds nothing."""
 
 
 def colour_axes(channels: int) -> Float[Tensor, "c c"]:
@@ -55,44 +47,6 @@ def dct_filters(size: int, channels: int, *, colours: bool = True) -> Float[Tens
     axes = colour_axes(channels)[: channels if colours else 1]
     filters: Tensor = torch.einsum("fij,ac->afcij", flat, axes).flatten(0, 1)
     return filters
-
-
-def learned_filters(
-    images: Float[Tensor, "n c h w"],
-    size: int,
-    *,
-    generator: torch.Generator,
-    n_patches: int = 60_000,
-) -> Float[Tensor, "f c s s"]:
-    """c (size^2 - 1) filters: the independent components of `n_patches` patches of `images`.
-
-    Patches lose each colour's mean, are whitened by principal components, and rotated as the span
-    is (`orthogonal.rotate`). Raises ValueError for images smaller than the filters.
-    """
-    n, channels, height, width = images.shape
-    if min(height, width) < size:
-        raise ValueError(f"images of {height}x{width} have no patches of {size}x{size}")
-    draws = [
-        torch.randint(high, (n_patches,), generator=generator)
-        for high in (n, height - size + 1, width - size + 1)
-    ]
-    blocks = images.float().unfold(2, size, 1).unfold(3, size, 1)
-    patches = blocks[draws[0], :, draws[1], draws[2]]
-    patches = (patches - patches.mean((2, 3), keepdim=True)).flatten(1)
-    patches = patches - patches.mean(0)
-    n_filters = channels * (size**2 - 1)
-    values, vectors = torch.linalg.eigh((patches.mT @ patches / len(patches)).double())
-    if float(values[-n_filters]) <= SMALLEST * float(values[-1]):
-        raise ValueError(
-            f"patches of {size}x{size} of these {n} images have fewer than {n_filters} directions; "
-            "give more, and more varied, images"
-        )
-    whiten = (vectors[:, -n_filters:] / values[-n_filters:].sqrt()).mT.float()
-    start = rotation_start(n_filters, generator).to(whiten)
-    turned = rotate((patches @ whiten.mT).mT[None], start[None], PATCH_STAGES)
-    filters = (turned.rotation[0] @ whiten).unflatten(1, (channels, size, size))
-    centred: Tensor = filters - filters.mean((2, 3), keepdim=True)
-    return centred
 
 
 def outputs_of(

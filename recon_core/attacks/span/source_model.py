@@ -16,7 +16,6 @@ that make -d log|det W| + sum_i E(x_i) small.
 from __future__ import annotations
 
 import io
-import math
 import pkgutil
 from dataclasses import dataclass
 from functools import cache
@@ -27,11 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.features import colour_axes, cosine_matrix, learned_filters
-from recon_core.types import Progress, no_progress
-
-SMALLEST_VARIANCE = 1e-5
-"""Share of a colour's largest variance that every cosine is given at least."""
+from recon_core.attacks.span.features import colour_axes, cosine_matrix
 
 
 @dataclass(frozen=True)
@@ -90,98 +85,3 @@ def cosines(pictures: Float[Tensor, "k c h w"], *, inverse: bool = False) -> Ten
         return torch.einsum("kaij,ac->kcij", mixed, colours)
     mixed = torch.einsum("kchw,ac->kahw", pictures, colours)
     return torch.einsum("kahw,ih,jw->kaij", mixed, rows, columns)
-
-
-@dataclass(frozen=True)
-class Learning:
-    """How a `SourceModel` is learned.
-
-    Filters of `size` at every `stride`-th place start as the independent components of
-    `n_patches` patches.
-    `n_steps` steps of Adam on `batch_size` images move `n_pools` pools at the rate `lr` and the
-    filters, in units of their size, at `filter_lr`; `sigma` is the noise, in the images' own
-    deviations.
-    """
-
-    size: int = 8
-    stride: int = 3
-    n_patches: int = 60_000
-    n_pools: int = 189
-    n_steps: int = 800
-    batch_size: int = 64
-    lr: float = 0.02
-    filter_lr: float = 2e-3
-    sigma: float = 0.35
-
-
-def learn_source_model(
-    images: Float[Tensor, "n c h w"],
-    *,
-    generator: torch.Generator,
-    learning: Learning = Learning(),
-    progress: Progress = no_progress,
-) -> SourceModel:
-    """The model of public images in [0, 1], which must not be the victims' own.
-
-    Raises ValueError for images that are too small, or too few for as many filters.
-    """
-    filters = learned_filters(
-        images, learning.size, generator=generator, n_patches=learning.n_patches
-    )
-    both = torch.cat([images, images.flip(-1)]).float()
-    centred = both - both.mean(0)
-    outputs = F.conv2d(centred, filters, stride=learning.stride)
-    filters = filters / outputs.square().mean((0, 2, 3)).sqrt()[:, None, None, None]
-    spectrum = cosines(centred).square().mean(0)
-    floor = SMALLEST_VARIANCE * spectrum.amax((1, 2), keepdim=True)
-    pools = torch.full((learning.n_pools, len(filters)), math.log(0.3 / len(filters)))
-    pools = pools + 0.3 * torch.randn(pools.shape, generator=generator)
-    own = torch.arange(learning.n_pools)
-    pools[own, own % len(filters)] = math.log(2.0)
-    begun = [pools, torch.full((learning.n_pools,), math.log(0.2)), torch.tensor(math.log(0.3))]
-    logs = [part.requires_grad_() for part in begun]
-    size = filters.square().mean().sqrt()
-    shape = (filters / size).requires_grad_()
-
-    def model() -> SourceModel:
-        h, alpha, kappa = (part.exp() for part in logs)
-        spectra = spectrum.maximum(floor)
-        return SourceModel(shape * size, learning.stride, h, alpha, kappa, spectra)
-
-    rates = (learning.lr, learning.filter_lr)
-    groups = [{"params": logs}, {"params": [shape]}]
-    optimiser = torch.optim.Adam(groups, betas=(0.9, 0.99))
-    for step in range(learning.n_steps):
-        warm, turn = min(1.0, (step + 1) / 20), math.cos(math.pi * step / learning.n_steps)
-        for group, rate in zip(optimiser.param_groups, rates, strict=True):
-            group["lr"] = rate * warm * (1 + turn) / 2
-        rows = torch.randint(len(centred), (learning.batch_size,), generator=generator)
-        noise = torch.randn(centred[rows].shape, generator=generator)
-        loss = score_matching(model(), centred[rows], noise, sigma=learning.sigma)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        progress((step + 1) / learning.n_steps)
-    with torch.no_grad():
-        return model()
-
-
-def score_matching(
-    model: SourceModel,
-    x: Float[Tensor, "b c h w"],
-    noise: Float[Tensor, "b c h w"],
-    *,
-    sigma: float,
-) -> Float[Tensor, ""]:
-    """Mean of (sigma C^{1/2} score + e)^2 at x + sigma C^{1/2} e, e = `noise` in cosines: 1 for a
-    model that knows nothing, 1 / (1 + sigma^2) for a Gaussian of the images' covariance."""
-    root = model.spectrum.to(x).sqrt()
-    seen = x + sigma * cosines(noise * root, inverse=True)
-    y = model.outputs(seen)
-    share = model.alpha[:, None] / (1 + torch.matmul(model.pools, y.square()))
-    psi = 2 * y * torch.matmul(model.pools.mT, share)
-    places = [(side - model.filters.shape[2]) // model.stride + 1 for side in x.shape[2:]]
-    back = F.conv_transpose2d(psi.unflatten(2, places), model.filters, stride=model.stride)
-    back = F.pad(back, (0, x.shape[3] - back.shape[3], 0, x.shape[2] - back.shape[2]))
-    score = -cosines(back) * root - model.kappa * cosines(seen) / root
-    return (sigma * score + noise).square().mean()

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from recon_core.restore.generic import (
     GENERIC_RESTORERS,
-    GenericRestorer,
     NonLocalMeans,
     TotalVariation,
     Wavelet,
@@ -39,7 +38,7 @@ def noisy(pictures: Tensor, sigma: float = NOISE, seed: int = 0) -> Tensor:
     return (pictures + sigma * torch.randn(pictures.shape, generator=generator)).clamp(0, 1)
 
 
-def restored(restorer: GenericRestorer, pictures: Tensor) -> Tensor:
+def restored(restorer: NonLocalMeans | TotalVariation | Wavelet, pictures: Tensor) -> Tensor:
     seeds = torch.zeros(len(pictures), dtype=torch.int64)
     samples = restorer.restore(nn.Identity(), pictures, n_samples=7, seeds=seeds)
     assert samples.shape == (1, *pictures.shape)

@@ -14,9 +14,8 @@ from storage.pairs.layout import (
     LATER_COLUMNS,
     compress_reconstruction,
     expand_reconstruction,
-    stored_columns,
 )
-from tests.storage.stores import columns
+from tests.storage.stores import columns, stored_columns
 
 finite = st.floats(-(2.0**127), 2.0**127, width=32)
 

@@ -23,11 +23,19 @@ from storage.errors import CorruptPartError, StorageError, StoreFullError
 from storage.object_store import LocalPlace, Place
 from storage.pairs import parts
 from storage.pairs.dataset import Dataset, create_or_open
-from storage.pairs.layout import LATER_COLUMNS, stored_columns
+from storage.pairs.layout import LATER_COLUMNS
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import array_hash, load_receipt
 from storage.pairs.shards import shard_rows
-from tests.storage.stores import MANIFEST, columns, earlier, provenance, store, write
+from tests.storage.stores import (
+    MANIFEST,
+    columns,
+    earlier,
+    provenance,
+    store,
+    stored_columns,
+    write,
+)
 
 
 def test_what_is_written_is_read(tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recon_core.matching import fit_to_range, vote
+from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix, ssim_pairs
 from recon_core.ncc import ncc_matrix
 from recon_core.ranking import agreement, consistency
@@ -21,6 +21,7 @@ from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
 from tasks.evaluation.criteria import UNLIKE_COLUMNS
 from tasks.evaluation.evaluate import Evaluation, evaluate
+from tests.recon_core.votes import vote
 from tests.storage.evil import reseal_store
 from tests.tasks.evaluation.evaluations import (
     ITERATIONS,

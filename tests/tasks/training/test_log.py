@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 
 from storage.pairs.dataset import Dataset
-from tasks.training.log import TrainingLog, grid, read_log
+from tasks.training.log import TrainingLog, grid
 from tasks.training.validation import Validation
 from tests.storage import stores
+from tests.tasks.training.logs import read_log
 from tests.tasks.training.test_train import TRAINING, _Interrupted, one_thread, train
 
 __all__ = ["one_thread"]

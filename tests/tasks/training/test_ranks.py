@@ -19,11 +19,11 @@ from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
 from tasks.dataset.pair_stream import PairExamples
-from tasks.training.log import read_log
 from tasks.training.ranks import Accelerated, OneProcess
 from tasks.training.validation import held_out_parts
 from tests.storage import stores
 from tests.tasks.training import train_on_ranks as ranks
+from tests.tasks.training.logs import read_log
 
 needs_accelerate = pytest.mark.skipif(
     importlib.util.find_spec("accelerate") is None, reason="needs the package accelerate"

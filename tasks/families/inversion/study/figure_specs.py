@@ -16,8 +16,6 @@ from tasks.report.record import Record
 MEASURES = ("ssim", "psim", "psnr")
 ROLES = ("vanilla", "paper")
 """The roles that come first, in this order; sweet spots follow, then whatever else there is."""
-KIND_TITLES = {"none": "vanilla", "mixcon": "MixCon", "unicon": "UniCon"}
-
 ONE_NETWORK = (
     "What other networks or other images would give away, nor that nothing more can be brought "
     "back: a score is that of these attacks, and a stronger one may find more."

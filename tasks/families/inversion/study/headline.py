@@ -21,16 +21,6 @@ from tasks.report.headline import NOTHING, percent, score
 from tasks.report.record import Record
 from tasks.study.headline import claim_counts, short
 
-VALUES = {
-    "accuracy": "test accuracy",
-    "train_accuracy": "training accuracy",
-    "distance": "mean distance",
-    "min_distance": "smallest distance",
-    "ssim": "SSIM",
-    "psim": "PSIM",
-    "psnr": "PSNR",
-}
-
 
 def measure(name: str, found: float | None) -> str:
     """A value as tables show it: `97.6 %`, `0.0031`, `0.412`, `18.3`."""

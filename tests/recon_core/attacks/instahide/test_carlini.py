@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
+from benchmarks.instahide_oracles import oracle_similarity
 from recon_core.attacks.instahide.carlini import (
     Carlini,
     private_weights,
@@ -18,7 +19,6 @@ from recon_core.attacks.instahide.carlini import (
 from recon_core.attacks.instahide.carlini_clusters import Growth
 from recon_core.attacks.instahide.descent import Descent
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
-from recon_core.attacks.instahide.oracle import oracle_similarity
 from recon_core.attacks.instahide.recover import Status
 
 N = 24

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.instahide_oracles import oracle_similarity
 from recon_core.attacks.instahide.carlini_clusters import (
     Growth,
     grown,
@@ -13,7 +14,6 @@ from recon_core.attacks.instahide.carlini_clusters import (
     jaccard_kmeans,
 )
 from recon_core.attacks.instahide.mixing import InstaHide
-from recon_core.attacks.instahide.oracle import oracle_similarity
 
 
 def drawn(n: int, noise: float, seed: int = 0):

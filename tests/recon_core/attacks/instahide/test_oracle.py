@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recon_core.attacks.instahide.oracle import auc, oracle_similarity, shared_images
+from benchmarks.instahide_oracles import auc, oracle_similarity
+from recon_core.attacks.instahide.similarity_network import shared_images
 
 
 def pairs(m: int, n: int, seed: int = 0):

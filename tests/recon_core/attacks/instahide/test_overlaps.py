@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.instahide_oracles import gram_extract
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import Mixing
 from recon_core.attacks.instahide.overlaps import (
     common_images,
-    gram_extract,
     overlaps,
     posterior_mean,
 )

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.instahide_oracles import auc
 from recon_core.attacks.instahide.coherence import centred, gradient_windows, whitening
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide
-from recon_core.attacks.instahide.oracle import auc
 from recon_core.attacks.instahide.pair_statistics import (
     STATISTICS,
     Seen,

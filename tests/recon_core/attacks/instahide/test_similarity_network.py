@@ -10,8 +10,8 @@ from jaxtyping import Float
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from benchmarks.instahide_oracles import auc
 from recon_core.attacks.instahide.mixing import InstaHide
-from recon_core.attacks.instahide.oracle import auc
 from recon_core.attacks.instahide.sign_network import (
     of_unit_energy,
     unfolding_loss,

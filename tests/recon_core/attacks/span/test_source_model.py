@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.source_model import Learning, learn_source_model, score_matching
 from recon_core.attacks.span.search import views_of
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.source_model import (
-    Learning,
     cosines,
-    learn_source_model,
-    score_matching,
     shipped_model,
 )
 from tests.recon_core.tiles import photograph_tiles
