@@ -3,20 +3,25 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TEST_PROCESSES ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 STORE ?= palimpsest-runs/demo
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: demo test lint types imports check results clean
+.PHONY: demo test test-all lint types imports check results clean
 
 demo: $(STAMP)
 	$(BIN)/palimpsest demo --store $(STORE)
 
 # Files in their own order: the longest come early, and no worker waits at the end for one of them.
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
 
-check: lint types imports test
+# Storms, browsers, scale, whole benchmarks: after `make test`, and without its tests.
+test-all: $(DEV_STAMP)
+	$(PYTEST) -m slow
+
+check: lint types imports test test-all
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -57,6 +57,7 @@ def test_networks_that_the_reference_has_not_are_refused(network: FullyConnected
         plain_module(network, (3, 8, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_every_case_is_measured() -> None:
     lines = list(autoencoder.measure(True))
@@ -119,6 +120,7 @@ def test_the_paper_has_its_sizes() -> None:
         assert tuple(autoencoder_gpu.smooth_noise(victim).shape[1:]) == victim.model.shape
 
 
+@pytest.mark.slow
 def test_goes_continue_where_the_last_one_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

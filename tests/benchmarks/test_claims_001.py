@@ -340,6 +340,7 @@ def test_decoys_are_those_of_the_same_victim() -> None:
         Evaluated(made).with_decoys(np.zeros(N), np.zeros(N))
 
 
+@pytest.mark.slow
 def test_the_file_has_every_claim_of_every_evaluation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,6 +380,7 @@ def job_with_report(folder: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_tables_of_a_report_give_the_claims_of_its_record(tmp_path: Path) -> None:
     out = job_with_report(tmp_path / "job")
     record, tables = claims_001.read(out), claims_001.read(out / "report-data")
@@ -393,6 +395,7 @@ def test_the_tables_of_a_report_give_the_claims_of_its_record(tmp_path: Path) ->
         claims_001.read(out / "report-data")
 
 
+@pytest.mark.slow
 def test_a_kept_file_is_checked_with_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,6 +426,7 @@ def test_a_kept_file_is_checked_with_its_tables(
     assert "lacks some of before-after.csv" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_kept_claims_are_those_of_the_kept_tables() -> None:
     claims_001.main(["--json", str(RESULTS / "claims-001.json"), "--check"])
 
@@ -467,6 +471,7 @@ def test_campaigns_are_read_where_they_end() -> None:
         last_of(measured, "least")
 
 
+@pytest.mark.slow
 def test_what_evaluate_writes_can_be_checked(tmp_path: Path) -> None:
     evaluated_sweep(tmp_path / "job", outcomes=(0, 0, 3))
     e = read_evaluation(tmp_path / "job" / "out")

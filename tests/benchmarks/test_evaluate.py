@@ -122,6 +122,7 @@ def test_seconds_are_those_of_all_scores(lines: list[Measurement]) -> None:
     assert "12 candidates x 2 iterations x 2 methods with 5 images" in page
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs() -> None:
     measured = list(evaluate.measure(quick=True))
     assert len(measured) == 3

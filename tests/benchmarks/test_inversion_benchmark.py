@@ -67,6 +67,7 @@ def test_the_grid_is_the_papers() -> None:
     assert (inversion.SHAPE, inversion.N_CLASSES * inversion.PER_CLASS) == ((1, 28, 28), 400)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_every_case_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "inversion.json"

@@ -155,6 +155,7 @@ def workspace(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_summary_has_gains_learning_and_a_figure(tmp_path: Path) -> None:
     job, out = workspace(tmp_path / "job"), tmp_path / "run-x.json"
     options = ["--name", "X", "--command", "x", "--curves", str(tmp_path / "x-curves.png")]

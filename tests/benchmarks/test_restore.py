@@ -143,6 +143,7 @@ def test_sampling_is_scaled_to_all_evaluations(monkeypatch: pytest.MonkeyPatch) 
     assert "35 evaluations of the network, 3 of which are timed" in seconds.case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "least_mib"), [("ours", 20), ("theirs", 20)])
 def test_memory_is_what_the_work_adds(side: str, least_mib: float) -> None:
     # Sixteen layers keep two maps or more of 4 x 64 x 32 x 32 floats for backward, 1 MiB each.

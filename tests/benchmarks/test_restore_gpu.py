@@ -127,6 +127,7 @@ def test_without_a_gpu_it_says_so() -> None:
         next(restore_gpu.measure(quick=False))
 
 
+@pytest.mark.slow
 @needs_cpu
 def test_two_processes_scale_a_training(tmp_path: Path) -> None:
     file = tmp_path / "scaling.json"

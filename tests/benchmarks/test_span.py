@@ -1,11 +1,18 @@
-"""The benchmark of the span attack, small, on the photographs that come with scikit-image."""
+"""The span attack's benchmarks: each runs small, and sides that differ are not timed."""
 
 from __future__ import annotations
 
-from benchmarks import span
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import span, span_features, span_kkt
+from benchmarks.span_kkt import SMALL, SpanCoordinates, check_gradients, paired, planted
 from storage.sources.load import load_images
 
 
+@pytest.mark.slow
 def test_the_whole_of_it_runs_small() -> None:
     lines = list(span.measure(load_images("photos", split="heldout"), quick=True, seed=0))
     by_case = {(line.case, line.unit): line.value for line in lines}
@@ -27,3 +34,58 @@ def test_the_whole_of_it_runs_small() -> None:
 def test_planted_sources_that_do_not_come_back_are_seen() -> None:
     smallest, *_rest = span.planted(n=20, t=60)  # too few samples to tell sources apart
     assert smallest.value < 0.9
+
+
+def test_features_come_back_and_those_of_other_images_do_not() -> None:
+    images = load_images("photos", split="heldout")
+    lines = list(span_features.measure(images, quick=True, seed=0))
+    found = {(line.case, line.unit): line.value for line in lines}
+    known = "20 maps of (16, 14, 14), known start"
+    assert {case for case, _unit in found} == {known, known.replace("known", "unknown")}
+    assert found[known, "features of 20"] >= 5
+    assert found[known, "other images' features of 20"] <= 2
+    assert (
+        found[known, "median correlation"]
+        > 0.2 + found[known, "median correlation with other images' features"]
+    )
+
+
+def test_likeness_knows_neither_sign_nor_scale_nor_level() -> None:
+    true = torch.randn(3, 200, generator=torch.Generator().manual_seed(0))
+    found = torch.stack([-4 * true[2] + 7, true[0] + 0.01])
+    best = span_features.likeness(found, true)
+    torch.testing.assert_close(best[[0, 2]], torch.ones(2))
+    assert float(best[1]) < 0.3
+
+
+@pytest.mark.slow
+def test_the_whole_comparison_of_coordinates_runs_small() -> None:
+    images = load_images("photos", split="heldout")
+    lines = list(span_kkt.measure(images, quick=True, n_victims=2))
+    steps = [line for line in lines if "attack step" in line.case]
+    assert {line.reference for line in steps} == {
+        span_kkt.PUBLISHED,
+        span_kkt.LEAN,
+        span_kkt.IN_SPAN,
+        span_kkt.IN_PIXELS,
+    }
+    good = [
+        line for line in lines if line.case.startswith("2 victims") and "span less" in line.case
+    ]
+    assert [line.unit for line in good] == ["good of 10", "mean SSIM", "good decoys of 10", "s"]
+
+
+def test_sides_with_other_gradients_are_not_timed() -> None:
+    start = planted(load_images("photos", split="heldout"), SMALL)
+    span = SpanCoordinates.of(SMALL.architecture, start.victims[0])
+    check_gradients(SMALL, start, span)
+    elsewhere = replace(start, lam=start.lam.flip(1))
+    other = replace(span, vectors=span.vectors.flip(1))
+    check_gradients(SMALL, elsewhere, span)
+    with pytest.raises(ValueError, match="not comparable"):
+        check_gradients(SMALL, start, other)
+
+
+def test_the_interval_is_students() -> None:
+    mean, low, high = paired([1.0, 2.0, 3.0])
+    assert (mean, low, high) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-3)

@@ -71,6 +71,7 @@ def apart() -> list[str]:
     pytest.skip(f"not permitted to mount a tmpfs here ({'; '.join(reasons)})")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scarce", ["pages", "inodes"])
 def test_a_device_that_fills_up(tmp_path: Path, apart: list[str], scarce: str):
     mount = tmp_path / "device"

@@ -14,11 +14,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BINARY = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
          "--disable-background-networking", "--remote-debugging-pipe", "about:blank")  # fmt: skip
+IN_A_BROWSER = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not BINARY,
+        reason="no chromium, chromium-browser or google-chrome here; other tests still check that "
+        "tags nest, that links stay in the page and that numbers are the record's",
+    ),
+]
+"""The marks of a file of tests that open pages."""
 SECONDS = 60.0
 LAUNCH = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); " \
     "os.execv(sys.argv[3], sys.argv[3:])"  # fmt: skip

@@ -10,14 +10,10 @@ import pytest
 from tasks.report.compare import compare, open_runs
 from tasks.report.compare_page import write_comparison
 from tasks.report.page import write_report
-from tests.tasks.browser import BINARY, Browser, chromium
+from tests.tasks.browser import IN_A_BROWSER, Browser, chromium
 from tests.tasks.report.report_records import made_up, write
 
-pytestmark = pytest.mark.skipif(
-    not BINARY,
-    reason="no chromium, chromium-browser or google-chrome here; test_report.py still checks that "
-    "tags nest, that links stay in the page and that numbers are the record's",
-)
+pytestmark = IN_A_BROWSER
 STICKS_OUT = """[...document.querySelectorAll('body *')].filter(e => {
     const box = e.getBoundingClientRect(), region = e.parentElement.closest('.wide, .block');
     return !region && box.width > 1 && (box.left < -1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.study.page import write_page
-from tests.tasks.browser import BINARY, Browser, chromium
+from tests.tasks.browser import IN_A_BROWSER, Browser, chromium
 from tests.tasks.report.test_page_browser import (
     LABELS_CUT_OFF,
     LABELS_THAT_OVERLAP,
@@ -18,11 +18,7 @@ from tests.tasks.report.test_page_browser import (
 )
 from tests.tasks.study.study_records import study, write
 
-pytestmark = pytest.mark.skipif(
-    not BINARY,
-    reason="no chromium, chromium-browser or google-chrome here; test_study_page.py still checks "
-    "that tags nest, that links stay in the page and that numbers are the record's",
-)
+pytestmark = IN_A_BROWSER
 LETTERS = """[...document.querySelectorAll('svg text')].map(text => {
     const svg = text.ownerSVGElement;
     return parseFloat(getComputedStyle(text).fontSize)

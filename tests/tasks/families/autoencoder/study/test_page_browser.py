@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.families.autoencoder.study.page import write_page
-from tests.tasks.browser import BINARY, Browser, chromium
+from tests.tasks.browser import IN_A_BROWSER, Browser, chromium
 from tests.tasks.families.autoencoder.study_records import recovery, write
 from tests.tasks.report.test_page_browser import (
     LABELS_CUT_OFF,
@@ -19,11 +19,7 @@ from tests.tasks.report.test_page_browser import (
 )
 from tests.tasks.study.test_page_browser import LETTERS, N_SCROLLING, UNREACHABLE
 
-pytestmark = pytest.mark.skipif(
-    not BINARY,
-    reason="no chromium, chromium-browser or google-chrome here; test_recovery_page.py still "
-    "checks that tags nest, that links stay in the page and that numbers are the record's",
-)
+pytestmark = IN_A_BROWSER
 OPEN = "document.querySelectorAll('details').forEach(d => { d.open = true; })"
 COLUMNS = """getComputedStyle(document.querySelector('.of-rates .matrix'))
     .gridTemplateColumns.split(' ').length"""
