@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks.claims_002 import collect, read_record
 from benchmarks.record import Claim
 from tasks.families.autoencoder.study.claims import check_recovery
-from tasks.families.autoencoder.study.record import SCHEMA, VERSION
-from tasks.study.products import RECORD
+from tasks.families.autoencoder.study.record import RECORD, SCHEMA, VERSION
 
 
 def read_study(path: Path) -> dict[str, Any]:

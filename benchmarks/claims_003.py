@@ -15,8 +15,7 @@ from typing import Any
 
 from benchmarks.claims_002 import collect, read_record
 from tasks.families.inversion.study.claims import check_inversion
-from tasks.families.inversion.study.products import RECORD
-from tasks.families.inversion.study.record import SCHEMA, VERSION
+from tasks.families.inversion.study.record import RECORD, SCHEMA, VERSION
 
 
 def read_study(path: Path) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def show_kind() -> None:
 def study_autoencoders(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
     """Run the study that is asked for, or say what it would take."""
     from flows.families.autoencoder.studies import resolve_recovery
-    from tasks.study.products import ENTRIES, RECORD
+    from tasks.families.autoencoder.study.record import ENTRIES, RECORD
 
     made = resolve_recovery(asked.preset, asked.settings, asked.store, only=asked.only)
     if dry_run:

@@ -29,7 +29,7 @@ def show_kind() -> None:
 def study_inversions(asked: Asked, *, dry_run: bool, fresh: bool) -> None:
     """Run the study that is asked for, or say what it would take."""
     from flows.families.inversion.studies import resolve_inversion
-    from tasks.families.inversion.study.products import ENTRIES, PAGE, RECORD
+    from tasks.families.inversion.study.record import ENTRIES, PAGE, RECORD
 
     made = resolve_inversion(asked.preset, asked.settings, asked.store, only=asked.only)
     if dry_run:

@@ -24,7 +24,7 @@ from tasks.campaign.part_errors import outcome_of, reason_of
 from tasks.campaign.watch import Watch, log_notice
 from tasks.progress import Advance
 
-TOPIC = "palimpsest-recovery"
+TOPIC = "palimpsest-study"
 TELL_EVERY_SECONDS = 0.5
 POLL_SECONDS = 1.0
 NAMED = 4

@@ -1,11 +1,6 @@
-"""Where a study of recovery keeps what its units make: each product made once, under its key.
+"""The products of a study's units: each made once, and kept under its key.
 
-ROOT/settings.json                the study's settings
-ROOT/victims/NAME-LEVEL.safetensors   weights where a victim passed a loss; architecture inside
-ROOT/victims/NAME/                what became of its training, and its state while it trains
-ROOT/inpainter/KEY/               the generic inpainter, a folder per set of images
-ROOT/cells/KEY.json               what methods gave for one victim at one loss
-ROOT/recovery.json, recovery-pictures.npz, recovery.html, recovery-data/
+ROOT/NAME/KEY.*   arrays of a unit, and what is known of them, with NAME "products" by default
 
 A key is a sha256 of settings and images, not of the code or the machine: a release that computes
 otherwise does not make products of an older one again. `--fresh` does.
@@ -14,11 +9,12 @@ otherwise does not make products of an older one again. `--fresh` does.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,62 +25,41 @@ from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import CorruptPartError
 from storage.files import full_device_explained, write_file
 from storage.weights import METADATA
-from tasks.campaign.state import CONTROL_FILE
-from tasks.families.autoencoder.study.settings import level_name
 
 SETTINGS = "settings.json"
-RECORD = "recovery.json"
-PICTURES = "recovery-pictures.npz"
-ENTRIES = frozenset(
-    {
-        *(SETTINGS, RECORD, PICTURES, "recovery.html", "recovery-data"),
-        *("victims", "inpainter", "cells", CONTROL_FILE),
-    }
-)
-"""All that a study makes in its folder."""
-TRAINED, STATE = "trained", "state"
 
 Arrays = dict[str, npt.NDArray[Any]]
+NOTHING: Arrays = {"nothing": np.zeros(0, np.float32)}
+"""Of a product that has no arrays."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The paths of a study, and its products by key."""
+    """A study's products by key."""
 
     root: Path
+    name: ClassVar[str] = "products"
 
-    def victim(self, name: str) -> Path:
-        return self.root / "victims" / name
-
-    def weights(self, name: str, level: float | None) -> Path:
-        """Of a victim at a loss; None: where its training ended."""
-        which = "last" if level is None else level_name(level)
-        return self.root / "victims" / f"{name}-{which}.safetensors"
-
-    def inpainter(self, key: str) -> Path:
-        return self.root / "inpainter" / key[:16]
-
-    def trained(self, name: str, key: str) -> dict[str, Any] | None:
-        """What became of a victim's training; None unless it ended with this key and its weights
-        are still as they were written."""
-        found = loaded(self.victim(name), TRAINED)
-        if found is None or found[1].get("key") != key:
-            return None
-        meta = found[1]
-        for level in meta["levels"]:
-            path = self.weights(name, level["level"])
-            if not path.is_file() or _sha256(path.read_bytes()) != level["sha256"]:
-                return None
-        return meta
-
-    def cell(self, key: str) -> tuple[Arrays, dict[str, Any]] | None:
-        """What a unit of recovery gave; None if it is not there."""
-        found = loaded(self.root / "cells", key[:32])
+    def product(self, key: str) -> tuple[Arrays, dict[str, Any]] | None:
+        """Arrays of a unit and what is known of them; None if it is not there, or not as it was
+        written."""
+        found = loaded(self.root / self.name, key[:32])
         return None if found is None or found[1].get("key") != key else found
 
-    def put_cell(self, key: str, arrays: Arrays, meta: Mapping[str, Any]) -> None:
-        """Keeps what a unit of recovery gave. Raises StoreFullError."""
-        save_checkpoint(self.root / "cells", key[:32], arrays, {"key": key, **meta})
+    def made(
+        self, key: str, make: Callable[[], tuple[Arrays, Mapping[str, Any]]]
+    ) -> dict[str, Any]:
+        """What is known of a product, which `make` makes if it is not there. Raises
+        StoreFullError."""
+        if (found := self.product(key)) is not None:
+            return found[1]
+        arrays, about = make()
+        self.put(key, arrays, about)
+        return dict(about)
+
+    def put(self, key: str, arrays: Arrays, about: Mapping[str, Any]) -> None:
+        """Keeps a product. Raises StoreFullError."""
+        save_checkpoint(self.root / self.name, key[:32], arrays, {"key": key, **about})
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
@@ -99,7 +74,7 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str,
     with full_device_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, content)
-    return _sha256(content)
+    return sha256(content)
 
 
 def read_weights(path: Path) -> Arrays:
@@ -109,7 +84,7 @@ def read_weights(path: Path) -> Arrays:
 
 def key_of(body: Any) -> str:
     """sha256 of a JSON value."""
-    return _sha256(json.dumps(body, sort_keys=True).encode())
+    return sha256(json.dumps(body, sort_keys=True).encode())
 
 
 def hash_of(*arrays: npt.NDArray[Any]) -> str:
@@ -121,12 +96,20 @@ def hash_of(*arrays: npt.NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
+def npz_of(arrays: Arrays) -> bytes:
+    """The arrays as a compressed .npz file."""
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    return content.getvalue()
+
+
 def loaded(folder: Path, name: str) -> tuple[Arrays, dict[str, Any]] | None:
+    """A checkpoint; None if it is not there, or not as it was written."""
     try:
         return load_checkpoint(folder, name)
     except CorruptPartError:  # it is made again, as one that is not there
         return None
 
 
-def _sha256(content: bytes) -> str:
+def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()

@@ -24,7 +24,9 @@ from tasks.families.autoencoder.study.page import write_page
 from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.record import (
     PAPER,
+    PICTURES,
     QUESTION,
+    RECORD,
     SCHEMA,
     TITLE,
     VERSION,
@@ -35,7 +37,7 @@ from tasks.families.autoencoder.study.training import STATE_SECONDS
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.study.executor import Outcome, run_units, say_what_is_there
-from tasks.study.products import PICTURES, RECORD, SETTINGS
+from tasks.study.products import SETTINGS
 from tasks.study.record import created_now
 
 

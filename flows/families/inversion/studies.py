@@ -16,8 +16,8 @@ from flows.naming import unknown_name
 from flows.settings import explained, replace_setting, values_of
 from flows.studies import SETTINGS_FIX
 from storage.documents import read_document, understood
-from tasks.families.inversion.study.products import SETTINGS
 from tasks.families.inversion.study.settings import InversionStudy
+from tasks.study.products import SETTINGS
 
 STUDY = TypeAdapter(InversionStudy)
 OF_EVERY_SOURCE = "source."

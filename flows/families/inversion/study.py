@@ -24,10 +24,11 @@ from tasks.families.inversion.study.figure_specs import describe_figures
 from tasks.families.inversion.study.images import read_sources
 from tasks.families.inversion.study.page import write_page
 from tasks.families.inversion.study.plan import InversionPlan
-from tasks.families.inversion.study.products import PICTURES, RECORD, SETTINGS
 from tasks.families.inversion.study.record import (
     PAPER,
+    PICTURES,
     QUESTION,
+    RECORD,
     SCHEMA,
     TITLE,
     VERSION,
@@ -40,6 +41,7 @@ from tasks.families.inversion.study.weights import write_victims
 from tasks.orchestration import flow, task
 from tasks.progress import Advance, stage_progress
 from tasks.study.executor import Outcome, Unit, run_units, say_what_is_there
+from tasks.study.products import SETTINGS
 from tasks.study.record import created_now
 
 

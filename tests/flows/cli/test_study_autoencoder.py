@@ -24,7 +24,7 @@ from flows.families.autoencoder.studies import (
     resolve_recovery,
     to_json,
 )
-from tasks.study.products import ENTRIES
+from tasks.families.autoencoder.study.record import ENTRIES
 
 RUN = CliRunner()
 FEW = ["--set", "victim.training.epochs=400", "--set", "masks=random,window",

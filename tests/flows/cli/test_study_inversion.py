@@ -25,8 +25,7 @@ from flows.families.inversion.studies import (
     to_json,
 )
 from recon_core.victims.separability import MixCon
-from tasks.families.inversion.study.products import ENTRIES
-from tasks.families.inversion.study.record import sweet_spots
+from tasks.families.inversion.study.record import ENTRIES, sweet_spots
 from tasks.families.inversion.study.settings import Cell
 
 RUN = CliRunner()

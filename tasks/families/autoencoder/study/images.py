@@ -8,14 +8,12 @@ train split without any of these, nor copies of them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -25,21 +23,9 @@ from storage.errors import SourceError
 from storage.sources.load import ImageSet, Split, load_images
 from storage.sources.pictures import CorruptPictureError, read_picture
 from tasks.families.autoencoder.study.settings import RecoveryStudy, RecoveryVictim
+from tasks.study.images import Ids, Pixels, balanced_order, content_of
 
 OTHER: Mapping[Split, Split] = {"train": "heldout", "heldout": "train"}
-
-Pixels = npt.NDArray[np.uint8]
-Ids = npt.NDArray[np.int64]
-
-
-def balanced_order(labels: npt.NDArray[np.int64], *, root_seed: int) -> Ids:
-    """All rows in a seeded order, the k-th of each class before any class's (k + 1)-th."""
-    rng = np.random.default_rng(np.random.SeedSequence((root_seed, 3)))
-    members = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    rng.shuffle(members)
-    longest = max(len(rows) for rows in members)
-    by_turn = [rows[k] for k in range(longest) for rows in members if k < len(rows)]
-    return np.array(by_turn, np.int64)
 
 
 @dataclass(frozen=True)
@@ -102,7 +88,7 @@ class Sources:
         control, source = self.control_of(victim), self.study.source_of(victim)
         order = self._orders[source, OTHER[self.study.split]]
         used = self._hashes_of_victims(source)
-        strangers = [row for row in order if _hash(control.images[row]) not in used]
+        strangers = [row for row in order if content_of(control.images[row]) not in used]
         return np.array(strangers[: victim.n_images], np.int64)
 
     def for_inpainter(self, source: tuple[str, int]) -> Pixels:
@@ -110,9 +96,9 @@ class Sources:
         used = self._hashes_of_victims(source)
         for victim in self._victims(source):
             control = self.control_of(victim).images
-            used |= {_hash(control[row]) for row in self.control_ids(victim)}
+            used |= {content_of(control[row]) for row in self.control_ids(victim)}
         images = self.sets[source]["train"].images
-        rest = [row for row, image in enumerate(images) if _hash(image) not in used]
+        rest = [row for row, image in enumerate(images) if content_of(image) not in used]
         if not rest:
             raise ValueError(
                 f"no image of {source[0]!r} is left for the inpainter; give the victims fewer "
@@ -134,7 +120,7 @@ class Sources:
     def _hashes_of_victims(self, source: tuple[str, int]) -> set[bytes]:
         largest = max(self._victims(source), key=lambda victim: victim.n_images)
         images = self.images_of(largest).images
-        return {_hash(images[row]) for row in self.victim_ids(largest)}
+        return {content_of(images[row]) for row in self.victim_ids(largest)}
 
 
 def masks_of(study: RecoveryStudy, side: int) -> dict[str, Bool[Tensor, "h w"]]:
@@ -176,7 +162,3 @@ def _of_picture(path: Path, side: int) -> Bool[Tensor, "h w"]:
             f"{path} is not {side}x{side}; a mask has one pixel for each of the images'"
         )
     return mask_from_picture(pixels, side, side)
-
-
-def _hash(image: Pixels) -> bytes:
-    return hashlib.sha256(image.tobytes()).digest()

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.families.autoencoder.study.images import Sources, mask_name, masks_of
+from tasks.families.autoencoder.study.products import VictimFolder
 from tasks.families.autoencoder.study.settings import RecoveryStudy, RecoveryVictim, level_name
 from tasks.families.autoencoder.study.training import STATE_SECONDS, TrainJob, train_victim
 from tasks.families.autoencoder.study.units import (
@@ -24,7 +25,6 @@ from tasks.families.autoencoder.study.units import (
     train_generic,
 )
 from tasks.study.executor import Unit
-from tasks.study.products import Folder
 
 Source = tuple[str, int]
 
@@ -45,7 +45,7 @@ class RecoveryPlan:
         state_seconds: float = STATE_SECONDS,
     ) -> None:
         self.study, self.sources, self.device = study, sources, device
-        self.root, self.folder, self.state_seconds = str(root), Folder(root), state_seconds
+        self.root, self.folder, self.state_seconds = str(root), VictimFolder(root), state_seconds
         for victim in study.victims:
             size = study.source_of(victim)[1]
             victim.network.on((3, size, size))

@@ -6,7 +6,6 @@ their cells are the same at all its losses. docs/recovery-study.md has the schem
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -19,15 +18,22 @@ import torch
 from recon_core.attacks.plug_and_play import Ending
 from recon_core.degradation import MASKS
 from recon_core.recovery_scores import ACCURATE, APPROXIMATE, THRESHOLDS, rates
+from tasks.campaign.state import CONTROL_FILE
 from tasks.evaluation.record import describe_source
 from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.settings import RecoveryVictim, level_name
 from tasks.families.autoencoder.study.units import ESTIMATE_H, Batch, Group
 from tasks.study.executor import Outcome
-from tasks.study.products import Arrays
+from tasks.study.products import SETTINGS, Arrays, npz_of
 
 SCHEMA = "palimpsest-recovery"
 VERSION = 2
+RECORD, PICTURES, PAGE = "recovery.json", "recovery-pictures.npz", "recovery.html"
+ENTRIES = frozenset(
+    {RECORD, PICTURES, PAGE, SETTINGS, CONTROL_FILE}
+    | {"recovery-data", "victims", "inpainter", "cells"}
+)
+"""All that a study makes in its folder."""
 DIGITS = 6
 QUESTION = "Do overfitted autoencoders give back training images of which pixels are missing?"
 TITLE = "Training images from overfitted autoencoders"
@@ -127,7 +133,7 @@ def _cells(plan: RecoveryPlan, outcome: Outcome) -> Iterator[dict[str, Any]]:
         given = outcome.done[f"train {victim.name}"]
         generic = _generic_arrays(plan, victim)
         for level, job in plan.recoveries(victim, given).items():
-            own = plan.folder.cell(job.key)
+            own = plan.folder.product(job.key)
             about = {"victim": victim.name, "level": level}
             about["loss"] = plan.reached(victim, given)[level]["loss"]
             for group in job.groups:
@@ -192,7 +198,7 @@ def _generic_arrays(
     source = plan.study.source_of(victim)
     found = {}
     for (of_source, sigma), job in plan.inpaintings().items():
-        kept = plan.folder.cell(job.key) if of_source == source else None
+        kept = plan.folder.product(job.key) if of_source == source else None
         if kept is not None:
             found[sigma] = (kept[0], kept[1]["seconds"])
     return found
@@ -233,9 +239,7 @@ def pictures_of(plan: RecoveryPlan, outcome: Outcome, record: Mapping[str, Any])
     for shown in record["shown"]:
         victim = by_name[shown["victim"]]
         arrays |= _group_pictures(plan, outcome, victim, shown)
-    content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **arrays)
-    return content.getvalue()
+    return npz_of(arrays)
 
 
 def _group_pictures(
@@ -245,7 +249,7 @@ def _group_pictures(
     group = next(g for g in job.groups if g.split == "train" and g.sigma == shown["sigma"])
     place = f"{victim.name}/{level_name(job.level)}/{shown['mask']}/{group.sigma:g}"
     number, rows = list(group.masks).index(shown["mask"]), shown["rows"]
-    own = plan.folder.cell(job.key)
+    own = plan.folder.product(job.key)
     found = {} if own is None else own[0]
     found |= _generic_arrays(plan, victim).get(group.sigma, ({}, {}))[0]
     arrays: Arrays = {

@@ -27,17 +27,10 @@ from recon_core.victims.autoencoder import (
 )
 from recon_core.victims.autoencoder_training import Checkpoint, Overfitted, train_autoencoders
 from storage.checkpoints import save_checkpoint
-from tasks.families.autoencoder.study.images import Pixels
+from tasks.families.autoencoder.study.products import STATE, TRAINED, VictimFolder
 from tasks.families.autoencoder.study.settings import RecoveryVictim, level_name
-from tasks.study.products import (
-    STATE,
-    TRAINED,
-    Folder,
-    hash_of,
-    key_of,
-    loaded,
-    write_weights,
-)
+from tasks.study.images import Pixels
+from tasks.study.products import NOTHING, hash_of, key_of, loaded, write_weights
 
 STATE_SECONDS = 120.0
 """Between two saves of a training's state."""
@@ -78,11 +71,11 @@ def network_settings(network: Autoencoder) -> dict[str, Any]:
 
 
 def train_victim(job: TrainJob, progress: Progress = no_progress) -> dict[str, Any]:
-    """Train the victim as far as it is not trained yet; what became of it (`Folder.trained`).
+    """Train the victim as far as it is not trained yet; what became of it (`VictimFolder.trained`).
 
     Raises StoreFullError.
     """
-    folder, victim = Folder(Path(job.root)), job.victim
+    folder, victim = VictimFolder(Path(job.root)), job.victim
     if (found := folder.trained(victim.name, job.key)) is not None:
         return found
     course = _Course(job, folder)
@@ -104,8 +97,7 @@ def train_victim(job: TrainJob, progress: Progress = no_progress) -> dict[str, A
         _kept(folder, victim, None, result.last, course.model)
         meta |= _asked(course, result.last.weights)
     meta["seconds"] = round(course.seconds, 3)
-    nothing = {"nothing": np.zeros(0, np.float32)}
-    save_checkpoint(folder.victim(victim.name), TRAINED, nothing, meta)
+    save_checkpoint(folder.victim(victim.name), TRAINED, NOTHING, meta)
     for path in folder.victim(victim.name).glob(f"{STATE}*"):
         path.unlink()
     return meta
@@ -114,7 +106,7 @@ def train_victim(job: TrainJob, progress: Progress = no_progress) -> dict[str, A
 class _Course:
     """A training in progress, and the seconds of work in it over all attempts."""
 
-    def __init__(self, job: TrainJob, folder: Folder) -> None:
+    def __init__(self, job: TrainJob, folder: VictimFolder) -> None:
         self.job, self.place = job, folder.victim(job.victim.name)
         self.device = torch.device(job.device)
         self.x = (torch.from_numpy(job.images).float() / 255).to(self.device)
@@ -177,7 +169,7 @@ class _Course:
 
 
 def _kept(
-    folder: Folder,
+    folder: VictimFolder,
     victim: RecoveryVictim,
     level: float | None,
     checkpoint: Checkpoint,

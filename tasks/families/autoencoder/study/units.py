@@ -28,14 +28,16 @@ from recon_core.restore.inpaint import DDNM, biharmonic
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress, seeded_generator
 from recon_core.victims.autoencoder import single
-from tasks.families.autoencoder.study.images import Ids, Pixels
+from tasks.families.autoencoder.study.products import VictimFolder
 from tasks.families.autoencoder.study.settings import STORED, Methods, RecoveryVictim
 from tasks.families.autoencoder.study.training import network_settings
-from tasks.study.products import Arrays, Folder, hash_of, key_of, read_weights
+from tasks.study.images import Ids, Pixels
+from tasks.study.products import NOTHING, Arrays, hash_of, key_of, read_weights
 from tasks.training.inpainter import Inpainter, train_inpainter
 
 ESTIMATE_H = ("unknown", "noise_aware")
 """Methods that estimate the mask."""
+KNOW_MASK = ("known", "ddnm", "biharmonic")
 VALUES_AT_ONCE = 2**26
 """Pixels of the samples that a method works on together; more of them go in several batches."""
 ROWS_OF_F = 1024
@@ -127,28 +129,29 @@ def train_generic(job: TrainInpainterJob, progress: Progress = no_progress) -> d
 
     Raises ArithmeticError if the training diverges.
     """
-    folder, key = Folder(Path(job.root)), key_of(["inpainter", job.key])
-    if (found := folder.cell(key)) is not None:
-        return found[1]
-    started = time.perf_counter()
-    train_inpainter(
-        job.inpainter,
-        job.images,
-        out=folder.inpainter(job.key),
-        device=job.device,
-        on_step=lambda step, n_steps, _loss: progress(step / n_steps),
-    )
-    meta = {"seconds": round(time.perf_counter() - started, 3)}
-    folder.put_cell(key, {"nothing": np.zeros(0, np.float32)}, meta)
-    return meta
+    folder = VictimFolder(Path(job.root))
+
+    def make() -> tuple[Arrays, dict[str, Any]]:
+        started = time.perf_counter()
+        train_inpainter(
+            job.inpainter,
+            job.images,
+            out=folder.inpainter(job.key),
+            device=job.device,
+            on_step=lambda step, n_steps, _loss: progress(step / n_steps),
+        )
+        return NOTHING, {"seconds": round(time.perf_counter() - started, 3)}
+
+    return folder.made(key_of(["inpainter", job.key]), make)
 
 
 def recover(job: RecoverJob, progress: Progress = no_progress) -> dict[str, Any]:
     """Ask the victim with every method, unless that was done; seconds by group and method."""
-    folder = Folder(Path(job.root))
-    if (found := folder.cell(job.key)) is not None:
-        return found[1]
-    tensors = read_weights(folder.weights(job.victim.name, job.level))
+    return VictimFolder(Path(job.root)).made(job.key, lambda: _recovered(job, progress))
+
+
+def _recovered(job: RecoverJob, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
+    tensors = read_weights(VictimFolder(Path(job.root)).weights(job.victim.name, job.level))
     f = function_of(job.victim, tensors, job.groups[0].images.shape[1:], job.device)
     methods = job.methods.of_victims
     arrays: Arrays = {}
@@ -157,37 +160,29 @@ def recover(job: RecoverJob, progress: Progress = no_progress) -> dict[str, Any]
     for k, group in enumerate(job.groups):
         batch = Batch(group, job.root_seed, job.device)
         for m, (name, method) in enumerate(methods.items()):
-            own = settings_for(method, job.victim, group)
-            started = time.perf_counter()
-            found_arrays = batch.scored(
-                partial(own.recover, f),
-                knows_mask=name == "known",
-                estimates=name in ESTIMATE_H,
-            )
-            seconds[f"{group.name}/{name}"] = round(time.perf_counter() - started, 3)
-            arrays |= {f"{group.name}/{name}/{key}": a for key, a in found_arrays.items()}
+            own = partial(settings_for(method, job.victim, group).recover, f)
+            found, seconds[f"{group.name}/{name}"] = batch.timed(own, name)
+            arrays |= found
             progress((k * len(methods) + m + 1) / n_steps)
-    folder.put_cell(job.key, arrays, {"seconds": seconds})
-    return {"key": job.key, "seconds": seconds}
+    return arrays, {"seconds": seconds}
 
 
 def inpaint(job: InpaintJob, progress: Progress = no_progress) -> dict[str, Any]:
     """The generic methods, unless that was done; seconds by group and method."""
-    folder, group = Folder(Path(job.root)), job.group
-    if (found := folder.cell(job.key)) is not None:
-        return found[1]
+    return VictimFolder(Path(job.root)).made(job.key, lambda: _inpainted(job, progress))
+
+
+def _inpainted(job: InpaintJob, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
     methods = job.methods.generic
-    batch = Batch(group, job.root_seed, job.device)
+    batch = Batch(job.group, job.root_seed, job.device)
     arrays: Arrays = {}
     seconds: dict[str, float] = {}
     for done, name in enumerate(methods):
         share = share_of(progress, done / len(methods), (done + 1) / len(methods))
-        started = time.perf_counter()
-        found_arrays = batch.scored(_generic(job, name, share), knows_mask=True, estimates=False)
-        seconds[f"{group.name}/{name}"] = round(time.perf_counter() - started, 3)
-        arrays |= {f"{group.name}/{name}/{key}": a for key, a in found_arrays.items()}
-    folder.put_cell(job.key, arrays, {"seconds": seconds})
-    return {"key": job.key, "seconds": seconds}
+        own = _generic(job, name, share)
+        found, seconds[f"{job.group.name}/{name}"] = batch.timed(own, name)
+        arrays |= found
+    return arrays, {"seconds": seconds}
 
 
 def settings_for(method: Any, victim: RecoveryVictim, group: Group) -> Any:
@@ -242,6 +237,15 @@ class Batch:
             )
             for mask, row in samples
         )
+
+    def timed(
+        self, method: Callable[[Degraded], Recovered | Tensor], name: str
+    ) -> tuple[Arrays, float]:
+        """The arrays of a method of that name, named after the group and it, and its seconds."""
+        started = time.perf_counter()
+        found = self.scored(method, knows_mask=name in KNOW_MASK, estimates=name in ESTIMATE_H)
+        named = {f"{self.group.name}/{name}/{key}": array for key, array in found.items()}
+        return named, round(time.perf_counter() - started, 3)
 
     def scored(
         self, method: Callable[[Degraded], Recovered | Tensor], *, knows_mask: bool, estimates: bool
@@ -299,7 +303,7 @@ def _generic(job: InpaintJob, name: str, progress: Progress) -> Callable[[Degrad
     denoiser = train_inpainter(
         prior.inpainter,
         prior.images,
-        out=Folder(Path(job.root)).inpainter(prior.key),
+        out=VictimFolder(Path(job.root)).inpainter(prior.key),
         device=job.device,
     )
     return lambda given: ddnm.inpaint(

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.sources.load import ImageSet, load_images
-from tasks.families.autoencoder.study.images import Ids, Pixels, balanced_order
 from tasks.families.inversion.study.settings import InversionSource, InversionStudy
+from tasks.study.images import Ids, Pixels, balanced_order, content_of
 
 Labels = npt.NDArray[np.int64]
 
@@ -66,7 +66,7 @@ def read_source(source: InversionSource, study: InversionStudy) -> SourceImages:
     seed, n_own = study.root_seed, source.n_train + source.n_public
     order = balanced_order(other.labels, root_seed=seed)
     tests = _drawn(source, other, order, {"n_tests": source.n_tests}, set())
-    used = _hashes(tests.images)
+    used = {content_of(image) for image in tests.images}
     order = balanced_order(own.labels, root_seed=seed)
     drawn = _drawn(source, own, order, {"n_train + n_public": n_own}, used)
     return SourceImages(
@@ -104,7 +104,7 @@ def _drawn(
     number = {int(label): k for k, label in enumerate(classes)}
     for row in order:
         label = number[int(found.labels[row])]
-        digest = _hash(found.images[row])
+        digest = content_of(found.images[row])
         if taken[label] < per_class and digest not in seen:
             taken[label] += 1
             seen.add(digest)
@@ -118,11 +118,3 @@ def _drawn(
     chosen = np.array(rows, np.int64)
     labels = np.array([number[int(label)] for label in found.labels[chosen]], np.int64)
     return Part(np.ascontiguousarray(found.images[chosen]), labels)
-
-
-def _hashes(images: Pixels) -> set[bytes]:
-    return {_hash(image) for image in images}
-
-
-def _hash(image: Pixels) -> bytes:
-    return hashlib.sha256(image.tobytes()).digest()

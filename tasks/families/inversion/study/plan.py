@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.families.inversion.study.images import Part, SourceImages
-from tasks.families.inversion.study.products import Folder
 from tasks.families.inversion.study.restoring import RestoreJob, restore
 from tasks.families.inversion.study.settings import Cell, InversionSource, InversionStudy
 from tasks.families.inversion.study.synthetic import SyntheticJob, synthesise
 from tasks.families.inversion.study.units import InvertJob, TrainJob, VictimId, invert, train
 from tasks.study.executor import Unit
-from tasks.study.products import hash_of
+from tasks.study.products import Folder, hash_of
 
 
 class InversionPlan:

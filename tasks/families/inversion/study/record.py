@@ -7,7 +7,6 @@ schema.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,14 +18,20 @@ import numpy.typing as npt
 from recon_core.summary import t_interval
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split_training import Defence
+from tasks.campaign.state import CONTROL_FILE
 from tasks.families.autoencoder.study.charts import power
 from tasks.families.inversion.study.plan import InversionPlan
 from tasks.families.inversion.study.settings import Cell, defence_json, defence_name
 from tasks.families.inversion.study.synthetic import DEFAULT
-from tasks.study.products import Arrays
+from tasks.study.products import SETTINGS, Arrays, npz_of
 
 SCHEMA = "palimpsest-inversion"
 VERSION = 2
+RECORD, PICTURES, PAGE = "inversion.json", "inversion-pictures.npz", "inversion.html"
+ENTRIES = frozenset(
+    {RECORD, PICTURES, PAGE, SETTINGS, CONTROL_FILE, "inversion-data", "products", "victims"}
+)
+"""All that a study makes in its folder: networks that the page shows more of are in `victims`."""
 TITLE = "Split networks: what the features give away, and what MixCon hides"
 QUESTION = (
     "A client sends the features of an image to a server. How much of the image comes back, does "
@@ -372,9 +377,7 @@ def pictures_of(plan: InversionPlan, record: Mapping[str, Any]) -> bytes:
         for victim in found_of(plan, cell, [0]):
             for name, found in victim.attacks.items():
                 arrays[f"{k}/{name}"] = _as_shown(found["picture"][:n])
-    content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **arrays)
-    return content.getvalue()
+    return npz_of(arrays)
 
 
 def _as_shown(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -24,7 +23,6 @@ from recon_core.restore.precision import float32_arithmetic
 from recon_core.threads import share_of
 from recon_core.types import N_AUGMENT, Progress, no_progress, seeded_generator
 from tasks.families.inversion.study.images import Part
-from tasks.families.inversion.study.products import Folder
 from tasks.families.inversion.study.settings import Chain
 from tasks.families.inversion.study.units import (
     InvertJob,
@@ -34,7 +32,7 @@ from tasks.families.inversion.study.units import (
     scored,
     tuned,
 )
-from tasks.study.products import Arrays, hash_of, key_of
+from tasks.study.products import NOTHING, Arrays, Folder, hash_of, key_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def _restored(job: RestoreJob, progress: Progress) -> tuple[Arrays, dict[str, An
     if given is None:
         raise ValueError(f"nothing is kept under {inverting.key[:32]}; run the study again")
     if "strong/picture" not in given[0]:
-        return {"nothing": np.zeros(0, np.float32)}, {"seconds": 0.0, "loss": None}
+        return NOTHING, {"seconds": 0.0, "loss": None}
     with float32_arithmetic("float32", device):
         pairs = _pairs(job, share_of(progress, 0.0, 0.4))
         net, loss = _fitted(job, pairs, share_of(progress, 0.4, 0.95))

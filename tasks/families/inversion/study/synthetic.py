@@ -26,9 +26,8 @@ from recon_core.victims.separability import separability
 from recon_core.victims.split import SplitModel, initial_weights
 from recon_core.victims.split_evaluation import evaluate_split, features_of
 from recon_core.victims.split_training import TrainedSplit, train_split
-from tasks.families.inversion.study.products import Folder
 from tasks.families.inversion.study.settings import Synthetic
-from tasks.study.products import Arrays, key_of
+from tasks.study.products import Arrays, Folder, key_of
 
 DEFAULT = "default"
 """The server whose features are kept and inverted."""

@@ -31,9 +31,8 @@ from recon_core.victims.split_evaluation import evaluate_split, features_of
 from recon_core.victims.split_training import Defence, train_split
 from tasks.evaluation.perceptual import feature_maps
 from tasks.families.inversion.study.images import Part
-from tasks.families.inversion.study.products import Folder
 from tasks.families.inversion.study.settings import Cell, InversionSource
-from tasks.study.products import Arrays, hash_of, key_of
+from tasks.study.products import NOTHING, Arrays, Folder, hash_of, key_of
 
 OWN_MAPS, OWN_CHANNELS = (1, 2), (6, 16)
 """Cuts of LeNet5 whose outputs are the feature maps of PSIM, and how many maps these are."""
@@ -209,7 +208,7 @@ def _inverted(job: InvertJob, progress: Progress) -> tuple[Arrays, dict[str, Any
     with float32_arithmetic("float32", device):
         z = victim.sent(x)
         if victim.diverged or not bool(z.isfinite().all()):
-            return {"nothing": np.zeros(0, np.float32)}, {"seconds": {}, "rate": None, "zeta": None}
+            return NOTHING, {"seconds": {}, "rate": None, "zeta": None}
         attacks: dict[str, Attack] = {"paper": (job.victim.source.attack, None)}
         started = time.perf_counter()
         descent = at_best_rate(job, victim)

@@ -14,9 +14,14 @@ import pytest
 from recon_core.recovery_scores import ACCURATE, THRESHOLDS
 from tasks.families.autoencoder.study.cost import costs_of, evaluations
 from tasks.families.autoencoder.study.plan import RecoveryPlan
-from tasks.families.autoencoder.study.record import describe_recovery, mask_title, pictures_of
+from tasks.families.autoencoder.study.record import (
+    PICTURES,
+    RECORD,
+    describe_recovery,
+    mask_title,
+    pictures_of,
+)
 from tasks.study.executor import Outcome
-from tasks.study.products import PICTURES, RECORD
 from tests.tasks.families.autoencoder.recoveries import planned, run_here, small_study, small_victim
 
 WITH_BIHARMONIC = replace(small_study().methods, biharmonic=True)
@@ -76,7 +81,7 @@ def test_the_numbers_of_a_cell_are_of_its_images(
             assert sum(cell["endings"].values()) == n
         assert (cell["mask_accuracy"] is None) == (cell["method"] not in ("unknown", "noise_aware"))
     job = plan.recoveries(b, outcome.done["train fc-b"])[0.03]
-    arrays, _meta = plan.folder.cell(job.key) or ({}, {})
+    arrays, _meta = plan.folder.product(job.key) or ({}, {})
     (cell,) = (c for c in record["cells"] if (c["victim"], c["level"], c["mask"], c["method"],
                c["split"]) == ("fc-b", 0.03, "window", "known", "test"))  # fmt: skip
     assert cell["mse"] == pytest.approx(arrays["test 0/known/mse"][1].tolist(), rel=1e-5)

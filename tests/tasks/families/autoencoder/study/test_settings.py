@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.families.autoencoder.study.images import balanced_order, masks_of
+from tasks.families.autoencoder.study.images import masks_of
 from tasks.families.autoencoder.study.settings import Noise
+from tasks.study.images import balanced_order
 from tests.tasks.families.autoencoder.recoveries import (
     SIDE,
     planned,

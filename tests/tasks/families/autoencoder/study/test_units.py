@@ -30,11 +30,12 @@ from recon_core.victims.autoencoder import (
 )
 from storage.checkpoints import load_checkpoint
 from storage.weights import METADATA
+from tasks.families.autoencoder.study.products import VictimFolder
 from tasks.families.autoencoder.study.settings import RecoveryStudy
 from tasks.families.autoencoder.study.training import train_victim
 from tasks.families.autoencoder.study.units import function_of, recover
 from tasks.study.executor import Outcome, Unit, run_units
-from tasks.study.products import Folder, read_weights, write_weights
+from tasks.study.products import read_weights, write_weights
 from tests.tasks.families.autoencoder.recoveries import planned, run_here, small_study, small_victim
 
 
@@ -65,7 +66,7 @@ def test_a_victim_is_kept_at_its_losses_with_its_architecture(tmp_path: Path) ->
     assert [level["level"] for level in given["levels"]] == [0.1, 0.03]
     x = torch.from_numpy(job.images).float() / 255
     for level in given["levels"]:
-        path = Folder(tmp_path).weights("fc-a", level["level"])
+        path = VictimFolder(tmp_path).weights("fc-a", level["level"])
         model = study.victims[0].network.on((3, 8, 8))
         tensors = {name: torch.from_numpy(a) for name, a in read_weights(path).items()}
         loss = float((model.forward(single(model, tensors), x[None])[0] - x).square().mean())
@@ -83,7 +84,7 @@ def test_a_victim_is_kept_at_its_losses_with_its_architecture(tmp_path: Path) ->
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     assert train_victim(job) == given
     assert written == {path: path.stat().st_mtime_ns for path in written}
-    Folder(tmp_path).weights("fc-a", 0.1).write_bytes(b"damaged")
+    VictimFolder(tmp_path).weights("fc-a", 0.1).write_bytes(b"damaged")
     again = train_victim(job)
     assert again["levels"] == given["levels"]
 
@@ -122,7 +123,7 @@ def test_a_batch_gives_what_one_sample_gives(tmp_path: Path) -> None:
     given = train_victim(plan.training(victim))
     job = plan.recoveries(victim, given)[0.03]
     recover(job)
-    arrays, meta = Folder(tmp_path).cell(job.key) or ({}, {})
+    arrays, meta = VictimFolder(tmp_path).product(job.key) or ({}, {})
     assert set(meta["seconds"]) == {
         f"{split} 0/{method}"
         for split in ("train", "test")
@@ -130,7 +131,7 @@ def test_a_batch_gives_what_one_sample_gives(tmp_path: Path) -> None:
     }
     group, row = job.groups[0], 2
     names = list(group.masks)
-    tensors = read_weights(Folder(tmp_path).weights("fc-a", 0.03))
+    tensors = read_weights(VictimFolder(tmp_path).weights("fc-a", 0.03))
     f = function_of(victim, tensors, (3, 8, 8), "cpu")
     original = torch.from_numpy(group.images[row : row + 1]).float() / 255
     method = UnknownMask(n_admm=3, n_alternations=2, gamma=0.5, start="random")
