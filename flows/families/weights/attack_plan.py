@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from flows.naming import unknown_name
-from flows.papers import ATTACKS_PER_VICTIM, EXPERIMENTS
 from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.network import Activation
@@ -173,6 +172,8 @@ def attack_job(
 
 def attack_preset(name: str) -> AttackPlan:
     """The attack of a paper's experiment; ValueError with the nearest name if there is none."""
+    from flows.papers import ATTACKS_PER_VICTIM, EXPERIMENTS
+
     if name not in EXPERIMENTS:
         raise ValueError(unknown_name("attack preset", name, {DEFAULT_PRESET, *EXPERIMENTS}))
     attack = EXPERIMENTS[name]().attack
