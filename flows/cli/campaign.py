@@ -7,16 +7,23 @@ small file in it that the campaign looks at every few seconds. `--store` is a jo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.console import Screen, show_facts
-from flows.cli.dataset import store_location
+from flows.cli.console import print_json, say, show_facts
+from flows.cli.options import (
+    DEFAULT_STORE,
+    JsonOption,
+    PlaceOption,
+    SplitOption,
+    err,
+    out,
+    store_location,
+)
 from storage.errors import StorageError
 from storage.object_store import Place, open_place
 from storage.pairs.dataset import Dataset
@@ -31,22 +38,11 @@ if TYPE_CHECKING:
     from storage.pairs.receipts import Receipt
     from tasks.campaign.status import CampaignStatus, CoverageCurve
 
-DEFAULT_STORE = "palimpsest-runs/demo"
 NOTICED = "a running campaign notices within seconds"
 
 campaign_app = typer.Typer(
     no_args_is_help=True, help="How far a campaign is; pause it, resume it, end it."
 )
-out = Screen()
-err = Screen(stderr=True)
-
-StoreOption = Annotated[
-    str, typer.Option("--store", help="A job's folder, a store's, or s3://bucket/prefix.")
-]
-SplitOption = Annotated[
-    Literal["train", "heldout"], typer.Option("--split", help="Which store of a job's folder.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 
 
 @campaign_app.command(
@@ -56,7 +52,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, for p
     "`palimpsest campaign status --store runs/cifar --plot coverage.png`",
 )
 def campaign_status(
-    store: StoreOption = DEFAULT_STORE,
+    store: PlaceOption = str(DEFAULT_STORE),
     split: SplitOption = "train",
     as_json: JsonOption = False,
     plot: Annotated[
@@ -75,7 +71,7 @@ def campaign_status(
     firsts = _first_parts(status, dataset.receipts)
     curve = coverage_curve(dataset.receipts, also=[first - 1 for first in firsts])
     if as_json:
-        _print_json(_as_json(status))
+        print_json(out, _as_json(status))
     else:
         _show(status, curve, dataset.receipts)
     if file is not None:
@@ -85,35 +81,38 @@ def campaign_status(
 
 
 @campaign_app.command("pause", epilog="Example: `palimpsest campaign pause --store runs/cifar`")
-def campaign_pause(store: StoreOption = DEFAULT_STORE, split: SplitOption = "train") -> None:
+def campaign_pause(store: PlaceOption = str(DEFAULT_STORE), split: SplitOption = "train") -> None:
     """Start no new parts; those that run are finished and kept."""
     place = _place(store, split)
     write_control(place, "paused")
-    _say(
+    say(
+        out,
         f"{place} is paused: parts that run are finished, none is started ({NOTICED}); go on with: "
-        f"palimpsest campaign resume{_same(store, split)}"
+        f"palimpsest campaign resume{_same(store, split)}",
     )
 
 
 @campaign_app.command("resume", epilog="Example: `palimpsest campaign resume --store runs/cifar`")
-def campaign_resume(store: StoreOption = DEFAULT_STORE, split: SplitOption = "train") -> None:
+def campaign_resume(store: PlaceOption = str(DEFAULT_STORE), split: SplitOption = "train") -> None:
     """Let a paused or cancelled campaign go on."""
     place = _place(store, split)
     write_control(place, "running")
-    _say(
+    say(
+        out,
         f"{place} may run: a paused campaign goes on ({NOTICED}); if none is there any more, start "
-        "it with its generate command"
+        "it with its generate command",
     )
 
 
 @campaign_app.command("cancel", epilog="Example: `palimpsest campaign cancel --store runs/cifar`")
-def campaign_cancel(store: StoreOption = DEFAULT_STORE, split: SplitOption = "train") -> None:
+def campaign_cancel(store: PlaceOption = str(DEFAULT_STORE), split: SplitOption = "train") -> None:
     """Stop at once; parts that are being computed are lost, everything stored is kept."""
     place = _place(store, split)
     write_control(place, "cancelled")
-    _say(
+    say(
+        out,
         f"{place} is cancelled: a running campaign stops within seconds and loses only the parts "
-        "that it is computing; its generate command goes on from what is stored"
+        "that it is computing; its generate command goes on from what is stored",
     )
 
 
@@ -123,7 +122,7 @@ def campaign_cancel(store: StoreOption = DEFAULT_STORE, split: SplitOption = "tr
     "`palimpsest campaign retry --store runs/cifar --part 12 --part 40`",
 )
 def campaign_retry(
-    store: StoreOption = DEFAULT_STORE,
+    store: PlaceOption = str(DEFAULT_STORE),
     split: SplitOption = "train",
     parts: Annotated[
         list[int] | None, typer.Option("--part", help="Only this part; repeatable.")
@@ -142,9 +141,9 @@ def campaign_retry(
     clear_quarantine(place, chosen)
     if chosen:
         listed = ", ".join(map(str, chosen))
-        _say(f"the next generate command tries again: part{'s' * (len(chosen) > 1)} {listed}")
+        say(out, f"the next generate command tries again: part{'s' * (len(chosen) > 1)} {listed}")
     else:
-        _say("nothing is in quarantine")
+        say(out, "nothing is in quarantine")
 
 
 def _place(store: str, split: str) -> Place:
@@ -167,9 +166,9 @@ def _show(status: CampaignStatus, curve: CoverageCurve, receipts: Sequence[Recei
         out.print(phase_table(status))
     if len(curve.n_runs) > 1:
         for line in sparklines(curve):
-            _say(line)
+            say(out, line)
     for line in status_notes(status, receipts):
-        err.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(err, line)
 
 
 def _as_json(status: CampaignStatus) -> dict[str, Any]:
@@ -228,11 +227,3 @@ def _png_path(text: str) -> Path:
     if "://" in text or Path(text).suffix.lower() != ".png":
         raise ValueError(f"--plot {text}: give a .png file of this machine")
     return Path(text)
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _print_json(value: Any) -> None:
-    out.print(json.dumps(value, indent=1), markup=False, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -64,6 +65,16 @@ class _Notices(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(shown(self.format(record), keep="\n") + "\n")
+
+
+def say(screen: Console, text: str) -> None:
+    """A line as it is, however long."""
+    screen.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(screen: Console, value: Any) -> None:
+    """A JSON value for programs."""
+    say(screen, json.dumps(value, indent=1))
 
 
 def show_notices() -> None:

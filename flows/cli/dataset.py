@@ -6,38 +6,34 @@ codes as everywhere.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from flows.cli.console import Screen, counting, fact_text, show_facts, size_text
+from flows.cli.console import counting, fact_text, print_json, say, show_facts, size_text
+from flows.cli.options import (
+    DEFAULT_STORE,
+    JsonOption,
+    PlaceOption,
+    SplitOption,
+    err,
+    on_this_machine,
+    out,
+    store_location,
+)
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
-from storage.pairs.store_file import STORE_FILE
-from tasks.workspace import Workspace
 
 FAILED = 1
-DEFAULT_STORE = "palimpsest-runs/demo"
 HOUR_SECONDS = 3600.0
 N_SHOWN = 5
 
 dataset_app = typer.Typer(
     no_args_is_help=True, help="Look after a store of pairs, and take its pairs elsewhere."
 )
-out = Screen()
-err = Screen(stderr=True)
 
-StoreOption = Annotated[
-    str, typer.Option("--store", help="A job's folder, a store's, or s3://bucket/prefix.")
-]
-SplitOption = Annotated[
-    Literal["train", "heldout"], typer.Option("--split", help="Which store of a job's folder.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Replace an earlier export.")]
 
 
@@ -47,7 +43,7 @@ FreshOption = Annotated[bool, typer.Option("--fresh", help="Replace an earlier e
     "`palimpsest dataset info --store s3://bucket/pairs --quick --json`",
 )
 def dataset_info(
-    store: StoreOption = DEFAULT_STORE,
+    store: PlaceOption = str(DEFAULT_STORE),
     split: SplitOption = "train",
     quick: Annotated[
         bool, typer.Option("--quick", help="From the receipts alone: no table of iterations.")
@@ -87,7 +83,7 @@ def dataset_info(
             iterations = saved_iterations(dataset, on_part=on_part)
     if as_json:
         rows = None if iterations is None else [asdict(row) for row in iterations]
-        _print_json({"store": dataset.root, **facts, "iterations": rows})
+        print_json(out, {"store": dataset.root, **facts, "iterations": rows})
         return
     facts |= {
         "attacks": ", ".join(f"{name} in {n:,}" for name, n in facts["attacks"].items()) or "-",
@@ -108,7 +104,7 @@ def dataset_info(
     "`palimpsest dataset verify --store s3://bucket/pairs --json`",
 )
 def dataset_verify(
-    store: StoreOption = DEFAULT_STORE,
+    store: PlaceOption = str(DEFAULT_STORE),
     split: SplitOption = "train",
     as_json: JsonOption = False,
 ) -> None:
@@ -119,7 +115,7 @@ def dataset_verify(
     with counting("Verify", "part") as on_part:
         found = verify_store(location, on_part=on_part)
     if as_json:
-        _print_json({"store": str(location), "ok": found.ok, **asdict(found)})
+        print_json(out, {"store": str(location), "ok": found.ok, **asdict(found)})
     else:
         for problem in found.problems:
             err.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
@@ -129,16 +125,18 @@ def dataset_verify(
             highlight=False,
         )
         for note in found.notes:
-            _note(note)
+            say(err, note)
         if found.orphans:
-            _note(
+            say(
+                err,
                 f"orphans, left by killed writers or of live ones: {_first(found.orphans)}; "
-                "remove the old ones with: palimpsest dataset vacuum"
+                "remove the old ones with: palimpsest dataset vacuum",
             )
         if found.gaps:
-            _note(
+            say(
+                err,
                 f"gaps, part numbers that have no receipt: {_first(found.gaps)}; the generate "
-                "command of this store fills them"
+                "command of this store fills them",
             )
     if not found.ok:
         raise typer.Exit(FAILED)
@@ -150,7 +148,7 @@ def dataset_verify(
     "`palimpsest dataset vacuum --store runs/cifar --older-than 1`",
 )
 def dataset_vacuum(
-    store: StoreOption = DEFAULT_STORE,
+    store: PlaceOption = str(DEFAULT_STORE),
     split: SplitOption = "train",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would do.")] = False,
     older_than_hours: Annotated[
@@ -232,7 +230,7 @@ def dataset_export(
     *,
     target: Annotated[str, typer.Option("--out", help="Folder to make.")],
     format: Annotated[Literal["webdataset", "parquet", "huggingface"], typer.Option("--format")],
-    store: StoreOption = DEFAULT_STORE,
+    store: PlaceOption = str(DEFAULT_STORE),
     split: SplitOption = "train",
     confident_only: Annotated[
         bool, typer.Option("--confident-only/--all", help="Which pairs.")
@@ -251,7 +249,9 @@ def dataset_export(
     from tasks.dataset.export import export_pairs
 
     selection = Selection(confident_only=confident_only, min_iteration=min_iteration, limit=limit)
-    folder = _local_path(target)
+    folder = on_this_machine(
+        target, "--out", "give a folder of this machine, and upload what is in it"
+    )
     dataset = Dataset(store_location(store, split))
     with counting("Export", "part") as on_part:
         report = export_pairs(
@@ -284,7 +284,7 @@ def dataset_export(
 )
 def dataset_show(
     *,
-    store: StoreOption = DEFAULT_STORE,
+    store: PlaceOption = str(DEFAULT_STORE),
     split: SplitOption = "train",
     target: Annotated[str, typer.Option("--out", help="The PNG file.")] = "sheet.png",
     n: Annotated[int, typer.Option("--n", help="How many pairs.")] = 12,
@@ -297,7 +297,9 @@ def dataset_show(
     from storage.files import write_file
     from tasks.dataset.pair_sheet import pair_sheet
 
-    file = _local_path(target)
+    file = on_this_machine(
+        target, "--out", "give a folder of this machine, and upload what is in it"
+    )
     dataset = Dataset(store_location(store, split))
     with counting("Look", "part") as on_part:
         sheet = pair_sheet(dataset, n=n, seed=seed, image_id=image_id, on_part=on_part)
@@ -308,26 +310,8 @@ def dataset_show(
         raise StorageError(
             f"cannot write {file} ({error.strerror}); choose another --out"
         ) from error
-    out.print(sheet.caption, markup=False, highlight=False, soft_wrap=True)
+    say(out, sheet.caption)
     out.print(str(file.absolute()), style="bold", markup=False, highlight=False, soft_wrap=True)
-
-
-def store_location(text: str, split: str) -> str | Path:
-    """Where the store is that `text` names; a job has one for each split, maybe elsewhere."""
-    if "://" in text or text.startswith("s3:/"):
-        return text
-    folder = Path(text)
-    stores = [folder / name for name in ("pairs", "heldout")]
-    is_job = (folder / "recipe.json").is_file() or any((s / STORE_FILE).is_file() for s in stores)
-    if (folder / STORE_FILE).is_file() or not is_job:
-        return folder
-    return Workspace.found(folder).pairs(split)
-
-
-def _local_path(text: str) -> Path:
-    if "://" in text:
-        raise ValueError(f"--out {text}: give a folder of this machine, and upload what is in it")
-    return Path(text)
 
 
 def _show_iterations(iterations: Any) -> None:
@@ -339,14 +323,6 @@ def _show_iterations(iterations: Any) -> None:
         counts = [fact_text(v) for v in (row.iteration, row.n_pairs, row.n_confident)]
         table.add_row(*counts, *means)
     out.print(table)
-
-
-def _print_json(value: Any) -> None:
-    out.print(json.dumps(value, indent=1), markup=False, highlight=False, soft_wrap=True)
-
-
-def _note(text: str) -> None:
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _count(n: int, name: str) -> str:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.table import Table
@@ -21,8 +19,25 @@ from rich.table import Table
 from flows.cli.attack_instahide import instahide_app
 from flows.cli.attack_inversion import attack_app
 from flows.cli.campaign import campaign_app
-from flows.cli.console import Screen, fact_text, show_facts, show_images, show_notices
+from flows.cli.console import fact_text, show_facts, show_notices
 from flows.cli.dataset import dataset_app
+from flows.cli.options import (
+    DEFAULT_STORE,
+    ClusterOption,
+    DataOption,
+    DeviceOption,
+    FreshOption,
+    PresetOption,
+    SetOption,
+    SkipOption,
+    SplitOption,
+    StoreOption,
+    WorkersOption,
+    err,
+    images_shown,
+    out,
+    recipe_of,
+)
 from flows.cli.regenerate import regenerate_app
 from flows.cli.report import report_app
 from flows.cli.restore import restore_app
@@ -30,7 +45,6 @@ from flows.cli.study import study_app
 from flows.cli.top_up import top_up_app
 from flows.failures import commands_known, expected_line
 from flows.fresh import start_over
-from flows.naming import PRESET_HELP
 from storage.errors import SourceError, StorageError, StoreMismatchError, shown
 from tasks.cluster.child_processes import end_on_sigterm, start_guard, take_ctrl_c_alone
 from tasks.cluster.freed_memory import keep_freed_memory
@@ -46,7 +60,6 @@ QUIET_PREFECT = {
 }
 """A server that records the command is its page and no more: half a minute is waited for one that
 went away, and what it says itself is not for the screen."""
-DEFAULT_STORE = Path("palimpsest-runs/demo")
 WORKSPACE_ENTRIES = frozenset(
     {
         *("recipe.json", "timings.json", "pairs", "heldout", "heldout-excluded.json"),
@@ -70,8 +83,6 @@ app.add_typer(top_up_app)
 app.add_typer(restore_app)
 app.add_typer(report_app)
 app.add_typer(study_app)
-out = Screen()
-err = Screen(stderr=True)
 
 
 def _say_version(wanted: bool) -> None:
@@ -92,38 +103,10 @@ def palimpsest(
     """Measure what trained networks remember of their training images."""
 
 
-StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the job's products.")]
-PresetOption = Annotated[
-    str | None,
-    typer.Option("--preset", help=PRESET_HELP),
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        help="photos | digits | folder:PATH | cifar10:PATH | cifar100:PATH | mnist:PATH | "
-        "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
-    ),
-]
-SkipOption = Annotated[
-    bool, typer.Option("--skip-corrupt", help="Leave out files of a folder that cannot be read.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="name=value, any setting of the recipe; repeatable."),
-]
-DeviceOption = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")]
-WorkersOption = Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")]
-ClusterOption = Annotated[
-    str,
-    typer.Option("--cluster", help="local | cuda | slurm:YAML | kubernetes:YAML | tcp://HOST:PORT"),
-]
 BatchOption = Annotated[
     str | None,
     typer.Option("--batch", help="Runs per part: a number, or auto: what the GPU has room for."),
 ]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete the store's products first.")]
-SplitOption = Annotated[Literal["train", "heldout"], typer.Option("--split")]
 
 
 @app.command(
@@ -146,7 +129,7 @@ def demo(
     from tasks.cluster.workers import Workers
 
     start = "demo" if fresh and preset is None else preset  # the store's settings go with it
-    recipe = _recipe(store, start, data, settings, skip_corrupt=skip_corrupt)
+    recipe = recipe_of(store, start, data, settings, skip_corrupt=skip_corrupt)
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     elsewhere = Workspace.found(store).pairs_at if fresh else None
     if elsewhere is not None:
@@ -182,7 +165,7 @@ def generate(
     batch: BatchOption = None,
 ) -> None:
     """Train victims, attack them, store the pairs; resumes what is there."""
-    recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
+    recipe = recipe_of(store, preset, data, settings, skip_corrupt=skip_corrupt)
     with images_shown(recipe, split):
         from flows.batch import with_batch
         from flows.generate import generate as flow
@@ -206,7 +189,7 @@ def curate(
     from storage.files import write_json
     from tasks.dataset.curate import curate_pairs
 
-    recipe = _recipe(store, preset, None, settings)
+    recipe = recipe_of(store, preset, None, settings)
     workspace = Workspace(store, recipe.pairs_at)
     facts = curate_pairs(recipe.curation, workspace)
     write_json(workspace.recipe, to_json(recipe))
@@ -227,7 +210,7 @@ def train(
     """Train the restorers on the pairs; resumes what was interrupted."""
     from flows.train import train as flow
 
-    recipe = _recipe(store, preset, None, settings)
+    recipe = recipe_of(store, preset, None, settings)
     for name, card in flow(recipe, store, only, device=device).items():
         show_facts(
             out,
@@ -252,7 +235,7 @@ def evaluate(
 ) -> None:
     """Attack the held-out victims, if that is not done, and score every method on their images and
     on decoys; resumes what was interrupted."""
-    recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
+    recipe = recipe_of(store, preset, data, settings, skip_corrupt=skip_corrupt)
     with images_shown(recipe, "heldout"):
         from flows.evaluate import evaluate as flow
         from tasks.cluster.workers import Workers
@@ -286,7 +269,7 @@ def report(
         from flows.report_page import report_of_job
 
         store = store or DEFAULT_STORE
-        made = report_of_job(_recipe(store, preset, None, settings), store)
+        made = report_of_job(recipe_of(store, preset, None, settings), store)
     elif store is not None or preset is not None or settings:
         raise ValueError(
             f"{run} is rebuilt from its folder alone; leave out --store, --preset and --set"
@@ -351,41 +334,6 @@ def _fail(error: Exception | str, code: int) -> NoReturn:
 def _same_command() -> str:
     words = [word for word in sys.argv[1:] if word != "--fresh"]
     return " ".join(["palimpsest", *words])
-
-
-@contextmanager
-def images_shown(recipe: Any, *splits: Literal["train", "heldout"]) -> Iterator[None]:
-    """Says what is read of a recipe's images, so that what cannot be is refused before any work
-    starts, and holds them, so that they are read once. Of the held-out ones near copies of the
-    others are left out, so these are read, too."""
-    if recipe.near_duplicates is not None and "heldout" in splits:
-        splits = ("train", "heldout")
-    held = {split: recipe.images(split) for split in splits}
-    for split, images in held.items():
-        show_images(out, split, images.facts)
-    yield
-
-
-def _recipe(
-    store: Path,
-    preset: str | None,
-    data: str | None,
-    settings: list[str] | None,
-    *,
-    skip_corrupt: bool = False,
-) -> Any:
-    """The preset asked for, else the recipe found in the store, else the demo; then the changes."""
-    from flows.settings import parse_assignments, read_recipe, resolve
-
-    changes = parse_assignments(settings or [])
-    if data is not None:
-        changes["data"] = data
-    if skip_corrupt:
-        changes["skip_corrupt"] = "true"
-    found = read_recipe(Workspace(store)) if preset is None else None
-    if found is not None:
-        return resolve(found, changes)
-    return resolve(preset or "demo", changes)
 
 
 def _show_scores(record: dict[str, Any]) -> None:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from flows.cli.console import Screen, show_facts, show_images, size_text
-from flows.cli.dataset import DEFAULT_STORE, SplitOption, StoreOption, store_location
+from flows.cli.console import say, show_facts, show_images, size_text
+from flows.cli.options import (
+    DEFAULT_STORE,
+    ClusterOption,
+    DeviceOption,
+    PlaceOption,
+    SplitOption,
+    WorkersOption,
+    err,
+    on_this_machine,
+    out,
+    store_location,
+)
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
 
 FAILED = 1
 
 regenerate_app = typer.Typer()
-out = Screen()
-err = Screen(stderr=True)
 
 
 @regenerate_app.command(
@@ -27,7 +36,7 @@ err = Screen(stderr=True)
 def dataset_manifest(
     *,
     target: Annotated[Path, typer.Option("--out", help="The JSON file to write.")],
-    store: StoreOption = DEFAULT_STORE,
+    store: PlaceOption = str(DEFAULT_STORE),
     split: SplitOption = "train",
     data: Annotated[
         str | None, typer.Option("--data", help="Where the images are, if no recipe says it.")
@@ -38,7 +47,7 @@ def dataset_manifest(
     from storage.files import json_bytes, write_file
     from tasks.campaign.status import find_recipe
 
-    _check_local(target, "--out", "upload it afterwards")
+    on_this_machine(target, "--out", "give a path of this machine, and upload it afterwards")
     dataset = Dataset(store_location(store, split))
     content = json_bytes(describe(dataset, find_recipe(store), data))
     try:
@@ -67,18 +76,20 @@ def dataset_regenerate(
     pairs_at: Annotated[
         str | None, typer.Option("--pairs-at", help="Folder or s3://bucket/prefix for the pairs.")
     ] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
-    n_workers: Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")] = 0,
-    cluster: Annotated[str, typer.Option("--cluster", help="As of palimpsest generate.")] = "local",
+    device: DeviceOption = "auto",
+    n_workers: WorkersOption = 0,
+    cluster: ClusterOption = "local",
 ) -> None:
     """Make a dataset again and compare; exit code 1, and in what they differ, if they do."""
     from flows.regenerate import foreseen, read_manifest, recipe_in, regenerate
     from tasks.cluster.workers import Workers
 
-    _check_local(store, "--store", "use --pairs-at for the pairs")
+    on_this_machine(
+        store, "--store", "give a path of this machine, and use --pairs-at for the pairs"
+    )
     expected = read_manifest(manifest)
     for sentence in foreseen(expected):
-        err.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        say(err, sentence)
     made_of = expected["manifest"]["source"]["split"]
     show_images(out, made_of, recipe_in(expected, data).images(made_of).facts)
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
@@ -89,10 +100,5 @@ def dataset_regenerate(
         return
     show_facts(out, f"{store} is not the dataset of {manifest}", facts)
     for sentence in differences:
-        err.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        say(err, sentence)
     raise typer.Exit(FAILED)
-
-
-def _check_local(path: Path, option: str, instead: str) -> None:
-    if "://" in str(path) or str(path).startswith("s3:"):
-        raise ValueError(f"{option} {path}: give a path of this machine, and {instead}")

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from flows.cli.console import Screen
+from flows.cli.console import say
+from flows.cli.options import out
 
 report_app = typer.Typer()
-out = Screen()
 
 
 @report_app.command(
@@ -38,7 +38,7 @@ def compare(
     comparison, written = compare_runs(runs, page)
     _show(difference_rows(comparison))
     for path in written.values():
-        out.print(str(path.absolute()), markup=False, highlight=False, soft_wrap=True)
+        say(out, str(path.absolute()))
 
 
 def _show(rows: list[dict[str, str]]) -> None:

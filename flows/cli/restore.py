@@ -10,10 +10,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from flows.cli.console import Screen, show_facts
+from flows.cli.console import say, show_facts
+from flows.cli.options import (
+    DeviceOption,
+    SkipOption,
+    SplitOption,
+    on_this_machine,
+    out,
+    store_location,
+)
 
 restore_app = typer.Typer()
-out = Screen()
 
 
 @restore_app.command(
@@ -37,9 +44,7 @@ def restore(
         ),
     ],
     target: Annotated[Path, typer.Option("--out", help="Folder of what comes out.")],
-    split: Annotated[
-        Literal["train", "heldout"], typer.Option("--split", help="Which store of a job's folder.")
-    ] = "train",
+    split: SplitOption = "train",
     n_samples: Annotated[
         int, typer.Option("--samples", help="Per picture, of a generative restorer (EDM).")
     ] = 20,
@@ -57,10 +62,7 @@ def restore(
             "(24x32); default: as they are.",
         ),
     ] = None,
-    skip_corrupt: Annotated[
-        bool,
-        typer.Option("--skip-corrupt", help="Leave out files of a folder that cannot be read."),
-    ] = False,
+    skip_corrupt: SkipOption = False,
     seed: Annotated[int, typer.Option("--seed", help="Another one, other samples.")] = 0,
     batch_size: Annotated[
         int, typer.Option("--batch", help="(Sample, picture) pairs at once; changes no result.")
@@ -68,13 +70,12 @@ def restore(
     onnx_range: Annotated[
         Literal["0..1", "-1..1"], typer.Option("--onnx-range", help="Of an ONNX file's pictures.")
     ] = "0..1",
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
+    device: DeviceOption = "auto",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Replace an earlier restoration in --out.")
     ] = False,
 ) -> None:
     """Restore pictures, with a map of how sure each pixel is; resumes what was interrupted."""
-    from flows.cli.dataset import store_location
     from storage.sources.picture_files import facts_of
     from tasks.restoring.folder import SHEET
     from tasks.restoring.inputs import open_inputs, parse_size
@@ -84,8 +85,7 @@ def restore(
     config = Restoration(
         n_samples=n_samples, seed=seed, keep_samples=keep_samples, batch_size=batch_size
     )
-    if "://" in str(target) or str(target).startswith("s3:"):
-        raise ValueError(f"--out {target}: give a folder of this machine, and upload it afterwards")
+    on_this_machine(target, "--out", "give a folder of this machine, and upload it afterwards")
     at, sides = store_location(source, split), None if size is None else parse_size(size)
     inputs = open_inputs(at, limit=limit, size=sides, skip_corrupt=skip_corrupt)
     restorer = open_restorer(weights, device=device, onnx_range=onnx_range)
@@ -106,4 +106,4 @@ def restore(
         device=device,
     )
     show_facts(out, str(target.absolute()), flow.summary(record))
-    out.print(str((target / SHEET).absolute()), markup=False, highlight=False, soft_wrap=True)
+    say(out, str((target / SHEET).absolute()))

@@ -5,19 +5,31 @@ Exit codes as everywhere; 1 also where somebody holds the campaign or parts are 
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from flows.cli.console import Screen, show_facts
-from flows.naming import PRESET_HELP
+from flows.cli.console import say, show_facts
+from flows.cli.options import (
+    DEFAULT_STORE,
+    ClusterOption,
+    DataOption,
+    DeviceOption,
+    PresetOption,
+    SetOption,
+    SkipOption,
+    SplitOption,
+    StoreOption,
+    WorkersOption,
+    err,
+    images_shown,
+    out,
+    recipe_of,
+)
 
 FAILED = 1
 
 top_up_app = typer.Typer()
-out = Screen()
-err = Screen(stderr=True)
 
 
 @top_up_app.command(
@@ -46,38 +58,18 @@ def top_up(
     stall_rounds: Annotated[
         int, typer.Option("--stall-rounds", help="So many rounds without a new image end it.")
     ] = 5,
-    store: Annotated[Path, typer.Option("--store", help="Folder of the job's products.")] = Path(
-        "palimpsest-runs/demo"
-    ),
-    split: Annotated[Literal["train", "heldout"], typer.Option("--split")] = "train",
-    preset: Annotated[
-        str | None,
-        typer.Option("--preset", help=PRESET_HELP),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            help="photos | digits | folder:PATH | cifar10:PATH | cifar100:PATH | mnist:PATH | "
-            "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
-        ),
-    ] = None,
-    skip_corrupt: Annotated[
-        bool,
-        typer.Option("--skip-corrupt", help="Leave out files of a folder that cannot be read."),
-    ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="name=value, any setting of the recipe; repeatable."),
-    ] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
-    n_workers: Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")] = 0,
-    cluster: Annotated[str, typer.Option("--cluster", help="As of palimpsest generate.")] = "local",
+    store: StoreOption = DEFAULT_STORE,
+    split: SplitOption = "train",
+    preset: PresetOption = None,
+    data: DataOption = None,
+    skip_corrupt: SkipOption = False,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+    n_workers: WorkersOption = 0,
+    cluster: ClusterOption = "local",
 ) -> None:
     """Generate what is planned, then more until enough images are covered; resumes."""
-    from flows.cli.main import _recipe, images_shown
-
-    recipe = _recipe(store, preset, data, settings, skip_corrupt=skip_corrupt)
+    recipe = recipe_of(store, preset, data, settings, skip_corrupt=skip_corrupt)
     with images_shown(recipe, split):
         from flows.coverage_goal import DONE
         from flows.top_up import top_up as flow
@@ -96,7 +88,7 @@ def top_up(
     why = facts.pop("why")
     show_facts(out, f"Coverage ({split})", facts)
     if facts["ending"] in DONE:
-        out.print(why, markup=False, highlight=False, soft_wrap=True)
+        say(out, why)
         return
-    err.print(why, markup=False, highlight=False, soft_wrap=True)
+    say(err, why)
     raise typer.Exit(FAILED)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from flows.cli.console import size_text
-from flows.cli.dataset import store_location
+from flows.cli.options import store_location
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
 from tests.storage.s3_server import S3Server
