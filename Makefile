@@ -34,7 +34,7 @@ imports: $(DEV_STAMP)
 	$(BIN)/lint-imports
 
 results: $(STAMP)
-	$(BIN)/python -m benchmarks.results_page
+	$(BIN)/python -m benchmarks.results.page
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

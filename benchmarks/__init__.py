@@ -1,1 +1,1 @@
-"""One script per claim of speed, and the page made from what they measured."""
+"""Measurements by subject, claims by paper (`papers`), and the pages made from them (`results`)."""

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import autoencoder, autoencoder_gpu
-from benchmarks.autoencoder_reference import load, plain_module
+from benchmarks.autoencoder import gpu as autoencoder_gpu
+from benchmarks.autoencoder import speed as autoencoder
+from benchmarks.autoencoder.reference import load, plain_module
 from benchmarks.record import parse_lines
 from recon_core.attacks.plug_and_play import Iteration, Recovered
 from recon_core.degradation import MASKS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.campaign_machinery import (
+from benchmarks.campaign.machinery import (
     NoOp,
     in_fresh_process,
     made_up_images,
@@ -62,7 +62,7 @@ def test_lines_have_the_goal_beside_the_number(
         "n_runs": 150_000, "n_parts": 3000, "seconds": 450.0, "first_half_s": 200.0,
         "to_first_part_s": 50.0, "before_gib": 0.4, "halfway_gib": 0.6, "peak_gib": 0.75,
     }  # fmt: skip
-    monkeypatch.setattr("benchmarks.campaign_machinery.in_fresh_process", lambda *_args: facts)
+    monkeypatch.setattr("benchmarks.campaign.machinery.in_fresh_process", lambda *_args: facts)
     main(["--runs", "150000", "--json", str(tmp_path / "lines.json")])
     lines = (tmp_path / "lines.json").read_text()
     assert capsys.readouterr().out == lines

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import campaign_storm
-from benchmarks.campaign_storm import (
+from benchmarks.campaign import storm as campaign_storm
+from benchmarks.campaign.storm import (
     KINDS,
     MARK,
     Campaign,

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import claims_001
-from benchmarks import evaluation_checks as checks
-from benchmarks.claims_001 import STATEMENTS, Statement, check, name_of, named
-from benchmarks.coverage_claims import (
+from benchmarks.coverage.claims import (
     THEIRS,
     Campaigns,
     last_of,
     least_seen_covers_more,
     some_come_back_more,
 )
-from benchmarks.evaluated import Evaluated, NotTestableError, read_evaluation
+from benchmarks.evaluation import checks
+from benchmarks.evaluation.evaluated import Evaluated, NotTestableError, read_evaluation
+from benchmarks.papers import image_restoration as claims_001
+from benchmarks.papers.image_restoration import STATEMENTS, Statement, check, name_of, named
 from benchmarks.record import parse_claims, parse_lines
-from benchmarks.results_page import RESULTS, build_page
-from benchmarks.run_summary import parse_run
+from benchmarks.results.page import RESULTS, build_page
+from benchmarks.results.run_summary import parse_run
 from recon_core.summary import bootstrap_interval, detect
 from tasks.report.page import write_report
 from tests.tasks.evaluation.evaluations import evaluated_sweep

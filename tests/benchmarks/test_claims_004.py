@@ -10,22 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import claims_004
-from benchmarks.findings import Finding, Run, claims_of, merged, part_of
-from benchmarks.instahide import Gaussian, edges_of
-from benchmarks.instahide_agreement import agreement, all_roots
-from benchmarks.instahide_blind import share
-from benchmarks.instahide_exact import _named, outcome
-from benchmarks.instahide_figure import NAME, PHOTOGRAPHS, draw
-from benchmarks.instahide_oracles import auc
-from benchmarks.instahide_photographs import (
+from benchmarks.instahide.agreement import agreement, all_roots
+from benchmarks.instahide.blind import share
+from benchmarks.instahide.exact import _named, outcome
+from benchmarks.instahide.figure import NAME, PHOTOGRAPHS, draw
+from benchmarks.instahide.oracles import auc
+from benchmarks.instahide.photographs import (
     Case,
     Outcome,
     _supports,
     _with_true_publics,
     sizes_of,
 )
-from benchmarks.instahide_samples import (
+from benchmarks.instahide.samples import (
     Needed,
     Point,
     as_possible,
@@ -36,9 +33,12 @@ from benchmarks.instahide_samples import (
     quantile,
     sequence,
 )
-from benchmarks.instahide_signs import Cost
+from benchmarks.instahide.signs import Cost
+from benchmarks.instahide.speed import Gaussian, edges_of
+from benchmarks.papers import instahide as claims_004
+from benchmarks.papers.findings import Finding, Run, claims_of, merged, part_of
 from benchmarks.record import Claim, parse_claims
-from benchmarks.results_page import build_page
+from benchmarks.results.page import build_page
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import Mixing
@@ -63,7 +63,7 @@ def test_a_part_replaces_its_own_claims_only() -> None:
     found = merged(old, [*claims("exact", "3"), *claims("exact", "4")], ("exact", "large"))
     assert [claim.claim for claim in found] == ["3", "4", "1"]
     assert [part_of(claim) for claim in found] == ["exact", "exact", "large"]
-    assert found[0].command == "python -m benchmarks.claims_004 --only exact --quick"
+    assert found[0].command == "python -m benchmarks.papers.instahide --only exact --quick"
 
 
 def test_a_wrong_pixel_is_no_exact_image() -> None:
@@ -239,7 +239,7 @@ def test_a_source_with_too_few_photographs_is_refused() -> None:
 
 def test_the_source_of_photographs_is_in_the_command() -> None:
     part = claims_of("claims_004", "x", lambda _run: iter([FINDING]), Run(data="folder:a"))
-    assert part[0].command == "python -m benchmarks.claims_004 --only x --data folder:a"
+    assert part[0].command == "python -m benchmarks.papers.instahide --only x --data folder:a"
     assert part_of(part[0]) == "x"
 
 

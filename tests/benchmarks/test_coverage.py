@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from benchmarks import coverage, coverage_world
-from benchmarks.coverage import SMALL, Curve, Found, draw_plot, measurements, planned
-from benchmarks.coverage_world import FAMILIES, Paper, World, calibrate, ceiling, simulate
+from benchmarks.coverage import simulated as coverage
+from benchmarks.coverage import world as coverage_world
+from benchmarks.coverage.simulated import SMALL, Curve, Found, draw_plot, measurements, planned
+from benchmarks.coverage.world import FAMILIES, Paper, World, calibrate, ceiling, simulate
 from benchmarks.record import parse_lines
 from recon_core.adaptive import History
 from recon_core.sampling import Phase

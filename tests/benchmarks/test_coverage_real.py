@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.coverage_real import (
+from benchmarks.coverage.real import (
     UNIFORM,
     Size,
     draw_plot,

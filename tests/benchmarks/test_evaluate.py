@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import evaluate
-from benchmarks.evaluate import (
+from benchmarks.evaluation import speed as evaluate
+from benchmarks.evaluation.speed import (
     QUICK,
     Size,
     check_agreement,
@@ -22,7 +22,7 @@ from benchmarks.evaluate import (
     sampled_pairs,
 )
 from benchmarks.record import Measurement
-from benchmarks.results_page import build_page
+from benchmarks.results.page import build_page
 
 TINY = Size(n_candidates=12, n_iterations=2, n_methods=2, n_images=5, n_sampled=20, repeats=1)
 

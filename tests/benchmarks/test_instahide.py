@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import instahide, instahide_gpu
-from benchmarks.instahide import Gaussian
-from benchmarks.instahide_gram import N_IMAGES, Needed, enough, exact_gram, needed
-from benchmarks.instahide_oracles import all_solutions
+from benchmarks.instahide import gpu as instahide_gpu
+from benchmarks.instahide import speed as instahide
+from benchmarks.instahide.gram import N_IMAGES, Needed, enough, exact_gram, needed
+from benchmarks.instahide.oracles import all_solutions
+from benchmarks.instahide.speed import Gaussian
 from benchmarks.record import RATIO_TOLERANCE, main, parse_lines
 from recon_core.attacks.instahide.determined import Equations
 from recon_core.attacks.instahide.mixing import Mixing

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import inversion
-from benchmarks.inversion_reference import PlainLeNet5, PlainMixCon, literal_mixcon, load
+from benchmarks.inversion import speed as inversion
+from benchmarks.inversion.reference import PlainLeNet5, PlainMixCon, literal_mixcon, load
 from benchmarks.record import main, parse_lines
 from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
 from recon_core.types import seeded_generator

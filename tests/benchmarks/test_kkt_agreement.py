@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import kkt_agreement
-from benchmarks.kkt_agreement import apart, cases, counted, exceeded, main, measurement, trajectory
-from benchmarks.kkt_duel import N_IMAGES, Case, Duel, Victims
+from benchmarks.kkt import agreement as kkt_agreement
+from benchmarks.kkt.agreement import apart, cases, counted, exceeded, main, measurement, trajectory
+from benchmarks.kkt.duel import N_IMAGES, Case, Duel, Victims
 from benchmarks.record import parse_lines
-from benchmarks.results_page import build_page
+from benchmarks.results.page import build_page
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.types import RunSpec
 from recon_core.victims.network import Conv, Network
@@ -76,7 +76,7 @@ def test_a_trajectory_counts_up_to_where_the_reference_parts_from_itself(
     found = iter([theirs * (1 + unstable), theirs * (1 + 2 * unstable)])
     monkeypatch.setattr(kkt_agreement, "followed", lambda _duel: (theirs, 0.0))
     monkeypatch.setattr(duel, "ours", lambda: next(found))
-    monkeypatch.setattr("benchmarks.kkt_reference.Reconstruction.run", lambda *_: next(found))
+    monkeypatch.setattr("benchmarks.kkt.reference.Reconstruction.run", lambda *_: next(found))
     measured, _ = trajectory(duel, "a case")
     assert measured.value == torch.finfo(torch.float64).eps
     assert "up to step 2; then" in measured.case

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks import kkt_gpu
+from benchmarks.kkt import gpu as kkt_gpu
 from benchmarks.record import Measurement
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.run import KKT
@@ -41,7 +41,7 @@ def measured_small() -> list[Measurement]:
         small = KKTAttack(n_candidates=6, save_at=(10, 20))
         patch.setattr(kkt_gpu, "COMPLETE", KKT(victim=Network(widths=(16, 16)), attack=small))
         patch.setattr(kkt_gpu, "MODES", kkt_gpu.MODES[:2])  # the third compiles a kernel
-        for module in ("benchmarks.kkt_gpu", "recon_core.attacks.kkt.run"):
+        for module in ("benchmarks.kkt.gpu", "recon_core.attacks.kkt.run"):
             patch.setattr(f"{module}.matmul_precision", lambda *_: contextlib.nullcontext())
         return list(kkt_gpu.measure(quick=True))
 

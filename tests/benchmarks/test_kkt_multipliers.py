@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.kkt_multipliers import Size, attacked, drawn, judged, victim
-from benchmarks.kkt_reference import ReferenceAttack, ReferenceNet, objective
+from benchmarks.kkt.multipliers import Size, attacked, drawn, judged, victim
+from benchmarks.kkt.reference import ReferenceAttack, ReferenceNet, objective
 from tasks.study.results import difference
 
 TWELVE = ReferenceAttack(condition="multiclass", lam_min=0.0)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kkt_reference import (
+from benchmarks.kkt.reference import (
     Reconstruction,
     ReferenceAttack,
     ReferenceNet,

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import run_summary
-from benchmarks.restoration import (
+from benchmarks.restore.gains import (
     COLOURS,
     UNRESTORED,
     Learned,
@@ -24,8 +23,9 @@ from benchmarks.restoration import (
     learned,
     operating_points,
 )
-from benchmarks.results_page import build_page
-from benchmarks.run_summary import parse_run
+from benchmarks.results import run_summary
+from benchmarks.results.page import build_page
+from benchmarks.results.run_summary import parse_run
 from recon_core.summary import bootstrap_interval, compare, detect
 from storage.checkpoints import save_checkpoint
 from tests.benchmarks.test_results_page import evaluation
@@ -184,7 +184,7 @@ def test_a_summary_has_gains_learning_and_a_figure(tmp_path: Path) -> None:
 
 
 def test_summaries_from_before_gains_were_kept_are_read() -> None:
-    text = (Path(run_summary.__file__).parent.parent / "docs/results/run-demo.json").read_text()
+    text = (Path(run_summary.__file__).parents[2] / "docs/results/run-demo.json").read_text()
     old = json.loads(text)
     for method in old["methods"].values():
         for name in ("auc", "found_at", "gain", "disagreement"):

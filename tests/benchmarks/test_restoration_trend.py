@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.record import parse_lines
-from benchmarks.restoration_trend import cases, folder, main, measure
+from benchmarks.restore.trend import cases, folder, main, measure
 from flows.presets import smoke
 from flows.settings import to_json
 from recon_core.restore import EDM, BFDnCNN

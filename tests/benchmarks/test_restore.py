@@ -10,10 +10,13 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from benchmarks import restore, restore_parts, restore_reference, store_sample
 from benchmarks.record import Measurement
-from benchmarks.restore import Case, Sizes, agreement, check_agreement, example_batch, fits
-from benchmarks.results_page import build_page
+from benchmarks.restore import parts as restore_parts
+from benchmarks.restore import reference as restore_reference
+from benchmarks.restore import speed as restore
+from benchmarks.restore.speed import Case, Sizes, agreement, check_agreement, example_batch, fits
+from benchmarks.results.page import build_page
+from benchmarks.store import sample as store_sample
 from recon_core.restore import BFDnCNN
 from recon_core.restore.edm import EDM
 from recon_core.restore.unet import UNET_SIZES, UNet, UNetSize

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from benchmarks import run_summary
-from benchmarks.results_page import RESULTS, build_page, main
-from benchmarks.run_summary import Ranked, RunSummary, parse_run, summarise_run
+from benchmarks.results import run_summary
+from benchmarks.results.page import RESULTS, build_page, main
+from benchmarks.results.run_summary import Ranked, RunSummary, parse_run, summarise_run
 from tasks.evaluation.evaluate import Evaluation, evaluate
 from tests.benchmarks.test_record import CLAIM, MEASUREMENT
 from tests.tasks.evaluation.evaluations import Blender, image_set, planted_store, weights

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import span, span_features, span_kkt
-from benchmarks.span_kkt import SMALL, SpanCoordinates, check_gradients, paired, planted
+from benchmarks.span import features as span_features
+from benchmarks.span import kkt as span_kkt
+from benchmarks.span import speed as span
+from benchmarks.span.kkt import SMALL, SpanCoordinates, check_gradients, paired, planted
 from storage.sources.load import load_images
 
 

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import zarr
 
-from benchmarks import store, store_sample, store_scale
-from benchmarks.results_page import build_page
-from benchmarks.store_reference import STREAMED, open_plain, plain_read, plain_write
-from benchmarks.store_sample import PAIRS_PER_IMAGE, Sizes, sample_columns, sample_store
-from benchmarks.store_scale import Campaign, made_up_receipt, multiplicities, opening
+from benchmarks.results.page import build_page
+from benchmarks.store import sample as store_sample
+from benchmarks.store import scale as store_scale
+from benchmarks.store import speed as store
+from benchmarks.store.reference import STREAMED, open_plain, plain_read, plain_write
+from benchmarks.store.sample import PAIRS_PER_IMAGE, Sizes, sample_columns, sample_store
+from benchmarks.store.scale import Campaign, made_up_receipt, multiplicities, opening
 from recon_core.balance import Curation, curated_repeats, occurrences
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part

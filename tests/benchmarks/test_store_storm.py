@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import store_storm
 from benchmarks.record import parse_lines
+from benchmarks.store import storm as store_storm
 
 REPORT = {
     "n_kills": 12,

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import claims_000, claims_002, claims_003
-from benchmarks.results_page import RESULTS
+from benchmarks.papers import autoencoder as claims_000
+from benchmarks.papers import kkt as claims_002
+from benchmarks.papers import mixcon as claims_003
+from benchmarks.results.page import RESULTS
 
 ORDER = ("multiclass", "losses", "weight-decay", "cnn", "width", "large")
 PAPERS: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {

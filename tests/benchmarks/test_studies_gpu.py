@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import claims_002, studies_gpu
+from benchmarks.papers import kkt as claims_002
+from benchmarks.papers import studies_gpu
 from benchmarks.record import parse_claims, parse_lines
 from flows.studies import STUDIES, study
 from tasks.families.weights.study.claims import check_claims

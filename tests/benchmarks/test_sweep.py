@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.sweep import Sweep, effort_to_reach, measure, read_sweep
+from benchmarks.kkt.sweep import Sweep, effort_to_reach, measure, read_sweep
 from tests.tasks.evaluation.evaluations import image_set, planted_store, planted_sweep
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.campaign_machinery import NoOp
+from benchmarks.campaign.machinery import NoOp
 from recon_core.experiments import Experiment
 from recon_core.sampling import Phase, Sampling
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress

@@ -65,7 +65,7 @@ class SourceModel:
 def shipped_model() -> SourceModel:
     """The model that comes with the package: of CIFAR-10's training images, 32x32 in colour.
 
-    `python -m benchmarks.source_model IMAGES` learns it anew.
+    `python -m benchmarks.span.source_model IMAGES` learns it anew.
     """
     packaged = pkgutil.get_data(__name__, "source_model.npz")  # part of the code, as this is
     assert packaged is not None

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import claims_000
-from benchmarks.results_page import build_page
+from benchmarks.papers import autoencoder as claims_000
+from benchmarks.results.page import build_page
 from flows.cli.main import app
 from flows.families.autoencoder import study as flow
 from flows.families.autoencoder.grids import PRESETS

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import claims_003
-from benchmarks.results_page import build_page
+from benchmarks.papers import mixcon as claims_003
+from benchmarks.results.page import build_page
 from flows.cli.main import app
 from flows.families.autoencoder.study import UnitsFailedError
 from flows.families.inversion.grids import PRESETS

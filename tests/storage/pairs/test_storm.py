@@ -1,4 +1,4 @@
-"""Writers and a reader that are killed at random; `benchmarks.store_storm` does it longer."""
+"""Writers and a reader that are killed at random; `benchmarks.store.storm` does it longer."""
 
 from __future__ import annotations
 

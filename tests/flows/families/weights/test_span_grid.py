@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import claims_002
-from benchmarks.results_page import build_page
+from benchmarks.papers import kkt as claims_002
+from benchmarks.results.page import build_page
 from flows.cli.main import app
 from flows.studies import study
 from recon_core.attacks.kkt.attacks import kkt_of, span_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from benchmarks.instahide_oracles import oracle_similarity
+from benchmarks.instahide.oracles import oracle_similarity
 from recon_core.attacks.instahide.carlini import (
     Carlini,
     private_weights,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.instahide_oracles import oracle_similarity
+from benchmarks.instahide.oracles import oracle_similarity
 from recon_core.attacks.instahide.carlini_clusters import (
     Growth,
     grown,

@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from benchmarks.instahide_oracles import assign_by_trying
+from benchmarks.instahide.oracles import assign_by_trying
 from recon_core.attacks.instahide.line_graph import (
     NotALineGraphError,
     assign,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.instahide_oracles import auc, oracle_similarity
+from benchmarks.instahide.oracles import auc, oracle_similarity
 from recon_core.attacks.instahide.similarity_network import shared_images
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.instahide_oracles import gram_extract
+from benchmarks.instahide.oracles import gram_extract
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import Mixing
 from recon_core.attacks.instahide.overlaps import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.instahide_oracles import auc
+from benchmarks.instahide.oracles import auc
 from recon_core.attacks.instahide.coherence import centred, gradient_windows, whitening
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide
 from recon_core.attacks.instahide.pair_statistics import (

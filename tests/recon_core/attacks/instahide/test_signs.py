@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.instahide_oracles import all_solutions
+from benchmarks.instahide.oracles import all_solutions
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.signs import SignSearch, solve, suspects
 from tests.recon_core.attacks.instahide.cases import random_edges

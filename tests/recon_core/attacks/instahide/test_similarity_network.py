@@ -10,7 +10,7 @@ from jaxtyping import Float
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from benchmarks.instahide_oracles import auc
+from benchmarks.instahide.oracles import auc
 from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.sign_network import (
     of_unit_energy,

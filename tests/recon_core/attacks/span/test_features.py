@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.source_model import learned_filters
+from benchmarks.span.source_model import learned_filters
 from recon_core.attacks.span.features import (
     colour_axes,
     dct_filters,

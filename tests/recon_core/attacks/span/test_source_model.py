@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.source_model import Learning, learn_source_model, score_matching
+from benchmarks.span.source_model import Learning, learn_source_model, score_matching
 from recon_core.attacks.span.search import views_of
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.source_model import (

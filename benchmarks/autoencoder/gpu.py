@@ -1,0 +1,384 @@
+"""Paper 000 at its own size on one GPU: is it right, how fast is it, what comes back?
+
+    python -m benchmarks.autoencoder.gpu --work FOLDER [--minutes M] [--data SOURCE] [--quick]
+                                         [--json docs/results/autoencoder_gpu.json]
+
+First, forward pass, training and recovery in float64 and float32 on the device have to agree with
+float64 on the CPU, or nothing is timed. Then a training epoch and an evaluation of f are timed at
+the paper's sizes, in float32 and TF32, with and without CUDA graphs. (torch has no bfloat16 for
+float32 products on CUDA.) Then victims are trained, each to all its levels, and the images of each
+level are recovered from all masks as one batch. After `--minutes` it stops; the same command goes
+on from what FOLDER holds. `--data`: images, tiny-imagenet:PATH for example; without, smooth noise.
+With --quick it works on a CPU too, at sizes that show nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.record import Measurement, hardware, parse_lines, said, versions
+from recon_core.attacks.autoencoder.many_starts import NoiseAware
+from recon_core.attacks.plug_and_play import Degraded, Iteration, KnownMask, Recovered, UnknownMask
+from recon_core.degradation import MASKS, degrade, mask_pattern
+from recon_core.recovery_scores import ACCURATE, errors
+from recon_core.restore.precision import NetworkPrecision, float32_arithmetic
+from recon_core.types import seeded_generator
+from recon_core.victims.autoencoder import (
+    Activation,
+    Autoencoder,
+    FullyConnected,
+    Model,
+    UNet,
+    Weights,
+    initial_weights,
+)
+from recon_core.victims.autoencoder_training import (
+    AutoencoderTraining,
+    Overfitted,
+    train_autoencoders,
+)
+from storage.sources.load import load_images
+
+CPU = torch.device("cpu")
+SEED = 42
+PARITY = {"float64": 1e-9, "float32": 1e-3}
+STATE_EVERY = 500
+Method = Iteration | KnownMask | UnknownMask | NoiseAware
+
+
+@dataclass(frozen=True, kw_only=True)
+class Victim:
+    """A network of paper 000, its images, and the constants that the attack on it has there."""
+
+    name: str
+    network: Autoencoder
+    size: int
+    n_images: int
+    gamma: float
+    training: AutoencoderTraining = field(default_factory=AutoencoderTraining)
+
+    @property
+    def model(self) -> Model:
+        return self.network.on((3, self.size, self.size))
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        is_dense = isinstance(self.network, FullyConnected)
+        return (
+            UnknownMask(gamma=self.gamma, start="random" if is_dense else "nothing"),
+            KnownMask(gamma=self.gamma),
+            NoiseAware(),
+            Iteration(),
+        )
+
+
+def _dense(activation: Activation, gamma: float) -> Victim:
+    network = FullyConnected(activation=activation)
+    return Victim(name=f"FC-10 {activation}", network=network, size=64, n_images=600, gamma=gamma)
+
+
+def _unet(activation: Activation) -> Victim:
+    network = UNet(skips=False, activation=activation)
+    return Victim(name=f"U-Net {activation}", network=network, size=32, n_images=50, gamma=1.0)
+
+
+PAPER = (
+    *(_dense("leaky_relu", 0.5), _unet("leaky_relu")),
+    *(_dense("prelu", 0.1), _unet("prelu"), _unet("softplus")),
+)
+_SHORT = AutoencoderTraining(epochs=30, levels=(0.5, 1e-8))
+TINY = (
+    Victim(
+        name="tiny FC",
+        network=FullyConnected(depth=3, width=16),
+        size=8,
+        n_images=4,
+        gamma=0.5,
+        training=_SHORT,
+    ),
+    Victim(
+        name="tiny U-Net",
+        network=UNet(channels=(4, 8), skips=False),
+        size=8,
+        n_images=4,
+        gamma=1.0,
+        training=_SHORT,
+    ),
+)
+
+
+class TimeIsUpError(Exception):
+    """The go is over; what there is has been kept."""
+
+
+def parity(device: torch.device) -> Iterator[Measurement]:
+    """How far the device is from float64 on the CPU; SystemExit if far."""
+    for victim in TINY:
+        exact = computed(victim, CPU, torch.float64)
+        for dtype in (torch.float64, torch.float32):
+            found = computed(victim, device, dtype)
+            kind = str(dtype).removeprefix("torch.")
+            for what, a, b in zip(("forward", "training", "recovery"), found, exact, strict=True):
+                difference = float((a.cpu().double() - b).norm() / b.norm())
+                case = f"{victim.name}: {what} in {kind} against float64 on the CPU"
+                yield measurement(case, difference, "relative difference")
+                if not difference < PARITY[kind]:
+                    raise SystemExit(f"{case}: {difference:.2g}, more than {PARITY[kind]:g}")
+
+
+def computed(victim: Victim, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """f(x), f(x) after 20 epochs, and what comes back from that f when the mask is known."""
+    x = smooth_noise(victim).to(device, dtype)
+    start = {name: t.to(device) for name, t in started(victim, dtype).items()}
+    short = replace(victim.training, epochs=20, levels=(1e-30,))
+    (trained,) = train_autoencoders(victim.model, start, x.unsqueeze(0), training=short)
+    f = function(victim, trained.last.weights)
+    y, mask = degraded(x)
+    recovered = KnownMask(gamma=victim.gamma).recover(f, Degraded(y=y, mask=mask))
+    return function(victim, start)(x), f(x), recovered.x
+
+
+def paces(
+    device: torch.device, victims: Sequence[Victim], repeats: int, n_epochs: int
+) -> Iterator[Measurement]:
+    """A training epoch and an evaluation of f on all degraded images of the first two victims."""
+    precisions: tuple[NetworkPrecision, ...] = ("float32", "tf32")
+    for victim in victims[:2]:
+        images, weights = smooth_noise(victim).to(device), started(victim, torch.float32)
+        train = partial(train_autoencoders, victim.model, weights, images.unsqueeze(0))
+        settings = replace(victim.training, epochs=n_epochs, levels=(1e-30,))
+        batch = images.repeat(len(MASKS), 1, 1, 1)
+        f = function(victim, {name: t.to(device) for name, t in weights.items()})
+        for precision in precisions:
+            if precision == "tf32" and device.type != "cuda":
+                continue
+            with float32_arithmetic(precision, device):
+                for graphs in (False, True):
+                    taken = seconds(
+                        partial(train, training=settings, graphs=graphs), device, repeats
+                    )
+                    launches = "CUDA graphs" if graphs else "plain launches"
+                    case = f"training epoch, {victim.name}, {victim.n_images} images, {precision}"
+                    yield measurement(f"{case}, {launches}", taken / n_epochs, "s", repeats)
+                taken = seconds(partial(f, batch), device, repeats)
+                case = f"f of {len(batch)} images, {victim.name}, {precision}"
+                yield measurement(case, taken, "s", repeats)
+
+
+class Go:
+    """One go: victims are trained and their images recovered until the time is up."""
+
+    def __init__(self, work: Path, device: torch.device, minutes: float, data: str | None) -> None:
+        self.work, self.device, self.data = work, device, data
+        self.ends = time.monotonic() + 60 * minutes
+        self.work.mkdir(parents=True, exist_ok=True)
+
+    def measure(self, victims: Sequence[Victim]) -> Iterator[Measurement]:
+        """What each victim became and gave back; those of earlier goes are read."""
+        for victim in victims:
+            images = self.images(victim)
+            trained = self.trained(victim, images)
+            for level, checkpoint in trained.levels.items():
+                f = function(victim, checkpoint.weights)
+                for method in victim.methods:
+                    name = f"{victim.name}, train loss {level:g}, {method.kind}"
+                    yield from self._kept(name, f, method, images.to(self.device))
+
+    def images(self, victim: Victim) -> Tensor:
+        """The victim's images in [0, 1]."""
+        if self.data is None:
+            return smooth_noise(victim)
+        found = load_images(self.data, split="train", size=victim.size)
+        if len(found) < victim.n_images:
+            raise SystemExit(f"{self.data} has {len(found)} images, not {victim.n_images}")
+        order = torch.randperm(len(found), generator=seeded_generator(SEED, 0, "images"))
+        rows = order[: victim.n_images].sort().values
+        return torch.from_numpy(found.images[rows.numpy()]).float() / 255
+
+    def trained(self, victim: Victim, images: Tensor) -> Overfitted:
+        """The victim at its levels; TimeIsUpError with the state kept."""
+        file = self._file(victim.name, ".pt")
+        state = torch.load(file, map_location=CPU, weights_only=True) if file.is_file() else None
+
+        def keep(state: dict[str, Tensor]) -> None:
+            unfinished = file.with_suffix(".partial")
+            torch.save(state, unfinished)
+            unfinished.replace(file)
+            self.check_time()
+
+        with float32_arithmetic("float32", self.device):
+            (trained,) = train_autoencoders(
+                victim.model,
+                {n: t.to(self.device) for n, t in started(victim, torch.float32).items()},
+                images.unsqueeze(0).to(self.device),
+                training=victim.training,
+                state=state,
+                on_state=keep,
+                state_every=min(STATE_EVERY, max(1, victim.training.epochs // 3)),
+            )
+        last = trained.last
+        print(f"{victim.name}: loss {last.loss:.2g}, epoch {last.epoch}", file=sys.stderr)
+        return trained
+
+    def check_time(self) -> None:
+        if time.monotonic() > self.ends:
+            raise TimeIsUpError
+
+    def _kept(
+        self, name: str, f: Callable[[Tensor], Tensor], method: Method, x: Tensor
+    ) -> list[Measurement]:
+        """One batch of all masks, measured once and kept."""
+        file = self._file(name, ".json")
+        if file.is_file():
+            return parse_lines(file.read_text(), name=str(file))
+        self.check_time()
+        with float32_arithmetic("float32", self.device):
+            line = recovery(name, f, method, x)
+        keep([line], file)
+        return [line]
+
+    def _file(self, name: str, suffix: str) -> Path:
+        words = "".join(c if c.isalnum() else "-" for c in name)
+        return self.work / f"{words}{suffix}"
+
+
+def recovery(name: str, f: Callable[[Tensor], Tensor], method: Method, x: Tensor) -> Measurement:
+    """Seconds for all degraded images; the case says how many came back accurately, by mask."""
+    y, mask = degraded(x)
+    generators = tuple(seeded_generator(SEED, row, "start") for row in range(len(y)))
+    wait(x.device)
+    begun = time.perf_counter()
+    found: Recovered = method.recover(f, Degraded(y=y, mask=mask, generators=generators))
+    wait(x.device)
+    taken = time.perf_counter() - begun
+    accurate = errors(found.x, x.repeat(len(MASKS), 1, 1, 1)) < ACCURATE
+    counts = accurate.view(len(MASKS), -1).sum(1).tolist()
+    by_mask = ", ".join(f"{mask} {n}" for mask, n in zip(MASKS, counts, strict=True))
+    case = f"recovery of {len(x)} x {len(MASKS)} images, {name}; accurate: {by_mask}"
+    return measurement(case, taken, "s")
+
+
+def degraded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """All images by every mask, mask by mask, and the masks (b, c, h, w)."""
+    patterns = torch.stack(
+        [
+            mask_pattern(name, *x.shape[2:], generator=seeded_generator(SEED, k, "mask"))
+            for k, name in enumerate(MASKS)
+        ]
+    ).to(x.device)
+    known = patterns.repeat_interleave(len(x), 0)
+    y = degrade(x.repeat(len(MASKS), 1, 1, 1), known)
+    return y, known.unsqueeze(1).expand_as(y)
+
+
+def keep(lines: Sequence[Measurement], file: Path) -> None:
+    """Write a file of measurements, all or nothing."""
+    unfinished = file.with_suffix(".partial")
+    unfinished.write_text("".join(f"{json.dumps(asdict(line))}\n" for line in lines))
+    unfinished.replace(file)
+
+
+def function(victim: Victim, weights: Weights) -> Callable[[Tensor], Tensor]:
+    """f as an attack sees it."""
+
+    @torch.no_grad()
+    def f(x: Tensor) -> Tensor:
+        return victim.model.forward(weights, x.unsqueeze(0))[0]
+
+    return f
+
+
+def started(victim: Victim, dtype: torch.dtype) -> Weights:
+    return initial_weights(victim.model, [seeded_generator(SEED, 0, "victim")], dtype=dtype)
+
+
+def smooth_noise(victim: Victim) -> Tensor:
+    """Images without a source: 8x8 noise, enlarged."""
+    small = torch.rand(victim.n_images, 3, 8, 8, generator=seeded_generator(SEED, 0, "images"))
+    return torch.nn.functional.interpolate(small, size=(victim.size,) * 2, mode="bilinear")
+
+
+def seconds(action: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """The median time of a call, after one that is not counted."""
+    times = []
+    for _ in range(repeats + 1):
+        wait(device)
+        begun = time.perf_counter()
+        action()
+        wait(device)
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times[1:])
+
+
+def wait(device: torch.device) -> None:
+    """Until the GPU is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measurement(case: str, value: float, unit: str, repeats: int = 1) -> Measurement:
+    return Measurement(
+        benchmark="autoencoder_gpu",
+        case=case,
+        value=max(float(f"{value:.4g}"), 1e-300),  # a record's numbers are above 0
+        unit=unit,
+        reference=None,
+        reference_value=None,
+        ratio=None,
+        repeats=repeats,
+        hardware=hardware(),
+        versions=versions(),
+    )
+
+
+def measure(go: Go, victims: Sequence[Victim], *, quick: bool) -> Iterator[Measurement]:
+    """Parity, pace, recoveries; the first two only once per folder."""
+    first = go.work / "first.json"
+    if first.is_file():
+        yield from parse_lines(first.read_text(), name=str(first))
+    else:
+        with float32_arithmetic("float32", go.device):
+            lines = list(parity(go.device))
+        lines += paces(go.device, victims, 2 if quick else 5, 3 if quick else 50)
+        keep(lines, first)
+        yield from lines
+    yield from go.measure(victims)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; 0, also where the time was up before the end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, help="what a next go continues from")
+    parser.add_argument("--minutes", type=float, default=9.0, help="stop after so long")
+    parser.add_argument("--data", help="tiny-imagenet:PATH, ...; default: smooth noise")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, also on a CPU")
+    parser.add_argument("--json", type=Path, help="also write the lines to this file")
+    options = parser.parse_args(argv)
+    if not (options.quick or torch.cuda.is_available()):
+        raise SystemExit(
+            "benchmarks.autoencoder.gpu needs a CUDA device; --quick tries it on a CPU"
+        )
+    device = torch.device("cuda") if torch.cuda.is_available() else CPU
+    go = Go(options.work, device, options.minutes, options.data)
+    victims = TINY if options.quick else PAPER
+    try:
+        for _ in said(measure(go, victims, quick=options.quick), options.json):
+            pass
+    except TimeIsUpError:
+        print("time is up; the same command goes on", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

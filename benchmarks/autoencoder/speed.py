@@ -1,0 +1,196 @@
+"""Paper 000: recovery of a batch beside one image at a time, and training beside a plain loop.
+
+    python -m benchmarks.autoencoder.speed [--quick] [--json FILE]
+
+Recovery: 50 images, each degraded by the six masks, by the paper's method with a number of
+iterations that is the same for all; batched they go through f together. Weights are random: what f
+costs does not depend on them. Training: the networks side by side, one thread each, as a campaign
+trains them, beside a torch.nn.Module with torch.optim.Adam, one network after another, all threads
+on each. Either side of a comparison has to give the same result, or nothing is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.autoencoder.reference import load, plain_module, plain_train
+from benchmarks.record import Measurement, compared, main
+from recon_core.attacks.plug_and_play import Degraded, Recovered, UnknownMask
+from recon_core.degradation import MASKS, degrade, mask_pattern
+from recon_core.threads import side_by_side
+from recon_core.types import seeded_generator
+from recon_core.victims.autoencoder import (
+    Autoencoder,
+    FullyConnected,
+    Model,
+    UNet,
+    Weights,
+    initial_weights,
+)
+from recon_core.victims.autoencoder_training import AutoencoderTraining, train_autoencoders
+
+SHAPE = (3, 32, 32)
+CPU = torch.device("cpu")
+N_IMAGES = 50
+AGREEMENT = 1e-3
+ONE_BY_ONE = "the same method, one degraded image at a time"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, and how a record calls it."""
+
+    name: str
+    network: Autoencoder
+
+    @property
+    def model(self) -> Model:
+        return self.network.on(SHAPE)
+
+
+CASES = (
+    Case("FC-10, width 512", FullyConnected(width=512)),
+    Case(
+        "U-Net 16-32-64-256",
+        UNet(channels=(16, 32, 64, 256), convolutions=1, skips=False),
+    ),
+)
+
+
+def weights_of(model: Model, n_networks: int) -> list[Weights]:
+    """Untrained networks, R = 1 each."""
+    return [
+        initial_weights(model, [seeded_generator(0, run, "victim")], dtype=torch.float32)
+        for run in range(n_networks)
+    ]
+
+
+def images_of(n_networks: int) -> Tensor:
+    """What the networks are trained on."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(n_networks, N_IMAGES, *SHAPE, generator=generator)
+
+
+class Recovery:
+    """One autoencoder and the degraded images of all masks, mask by mask."""
+
+    def __init__(self, case: Case, method: UnknownMask) -> None:
+        self.model, self.method = case.model, method
+        (self.weights,) = weights_of(self.model, 1)
+        (images,) = images_of(1)
+        patterns = [
+            mask_pattern(name, *SHAPE[1:], generator=seeded_generator(0, k, "mask"))
+            for k, name in enumerate(MASKS)
+        ]
+        self.y = torch.cat([degrade(images, pattern) for pattern in patterns])
+
+    @torch.no_grad()
+    def f(self, x: Tensor) -> Tensor:
+        return self.model.forward(self.weights, x.unsqueeze(0))[0]
+
+    def of(self, rows: range) -> Recovered:
+        """Some of the degraded images, as one batch."""
+        generators = tuple(seeded_generator(0, row, "start") for row in rows)
+        return self.method.recover(self.f, Degraded(y=self.y[list(rows)], generators=generators))
+
+    def together(self) -> Recovered:
+        return self.of(range(len(self.y)))
+
+    def one_by_one(self, rows: range) -> list[Recovered]:
+        return [self.of(range(row, row + 1)) for row in rows]
+
+
+def recovery(case: Case, repeats: int, *, n_alternations: int, one_in: int) -> Measurement:
+    """Seconds per degraded image; one by one only every so many-th is recovered."""
+    method = UnknownMask(
+        n_alternations=n_alternations,
+        stop_times=n_alternations + 1,
+        start="random" if isinstance(case.network, FullyConnected) else "nothing",
+    )
+    task = Recovery(case, method)
+    rows = range(0, len(task.y), one_in)
+    apart, together = task.one_by_one(rows[:6]), task.together()
+    check_agreement(
+        torch.cat([together.x[rows[:6]], together.mask[rows[:6]]]),
+        torch.cat([one.x for one in apart] + [one.mask for one in apart]),
+    )
+    if len({int(n) for one in (together, *apart) for n in one.n_applied}) > 1:
+        raise ValueError("the two sides do not apply f equally often: not comparable")
+    return compared(
+        "autoencoder",
+        f"recovery of a degraded image, {case.name}, {N_IMAGES} images x {len(MASKS)} masks, "
+        f"{int(together.n_applied[0])} evaluations of f each, float32, "
+        f"{torch.get_num_threads()} threads",
+        ours=task.together,
+        reference=ONE_BY_ONE,
+        theirs=partial(task.one_by_one, rows),
+        repeats=repeats,
+        per_call=len(task.y),
+        reference_per_call=len(rows),
+    )
+
+
+def training(
+    case: Case, n_networks: int, repeats: int, *, n_epochs: int, fused: bool
+) -> Measurement:
+    """Seconds per epoch of all networks."""
+    settings = AutoencoderTraining(epochs=n_epochs, levels=(1e-30,))
+    model, x = case.model, images_of(n_networks)
+    starts = weights_of(model, n_networks)
+
+    def ours(run: int, settings: AutoencoderTraining) -> Weights:
+        (trained,) = train_autoencoders(model, starts[run], x[run : run + 1], training=settings)
+        return trained.last.weights
+
+    def theirs(run: int, settings: AutoencoderTraining) -> torch.nn.Module:
+        module = plain_module(case.network, SHAPE)
+        load(module, starts[run])
+        plain_train(module, x[run], settings, fused=fused)
+        return module
+
+    few = AutoencoderTraining(epochs=3, levels=(1e-30,))
+    trained, plain = ours(0, few), theirs(0, few)
+    with torch.no_grad():
+        check_agreement(model.forward(trained, x[:1])[0], plain(x[0]))
+    adam = "torch.optim.Adam(fused=True)" if fused else "torch.optim.Adam"
+    networks = f"{n_networks} networks" if n_networks > 1 else "1 network"
+    return compared(
+        "autoencoder",
+        f"training epoch, {case.name}, {networks}, {N_IMAGES} images each, float32, "
+        f"{torch.get_num_threads()} threads",
+        ours=lambda: side_by_side([partial(ours, run, settings) for run in range(n_networks)], CPU),
+        reference=f"torch.nn.Module and {adam}, one network after another",
+        theirs=lambda: [theirs(run, settings) for run in range(n_networks)],
+        repeats=repeats,
+        per_call=n_epochs,
+    )
+
+
+def check_agreement(ours: Tensor, theirs: Tensor) -> None:
+    """Raises ValueError if the two sides do not compute the same thing."""
+    difference = float((ours - theirs).norm() / theirs.norm())
+    if not difference < AGREEMENT:
+        raise ValueError(
+            f"the two sides differ by {difference:.2g} relative, more than {AGREEMENT}: not "
+            "comparable"
+        )
+
+
+def measure(quick: bool) -> Iterator[Measurement]:
+    """Seconds per recovered image and per training epoch."""
+    repeats = 2 if quick else 7
+    for case in CASES:
+        yield recovery(case, repeats, n_alternations=1 if quick else 2, one_in=50 if quick else 10)
+    for case in CASES:
+        for n_networks in (1, 2):
+            for fused in (False, True):
+                yield training(case, n_networks, repeats, n_epochs=5 if quick else 30, fused=fused)
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,345 @@
+"""What a campaign costs beside its runs: 150,000 runs that do nothing, planned, handed out, stored.
+
+Everything is real but the runs: a flow (recorded, if `PREFECT_API_URL` names a server), with the
+task, the progress and the tables of `generate`; the coordinator and local Dask processes; parts
+that are written and published by `write_part`, their receipts returned and, for the least-seen
+phase, read back into the plan. A run trains on 300 of 50,000 images as in paper 001, but comes back
+at once with two targets and one pair of 8 x 8 pixels. Two thirds of the runs are uniform, one third
+least-seen, 50 a part.
+
+A campaign runs in a process of its own, whose peak memory is the kernel's. The local cluster's
+scheduler lives in it, so its memory is included; the images of the source are, too. Prefect's
+server is another process. `--runs` sets
+the sizes, `--picture` the pixels of the source's images, which travel with each part: at 32 a part
+carries 46 MB, as real ones do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import importlib
+import json
+import pstats
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.record import Measurement, hardware, said, versions
+from flows.generate import leave_store, make_pairs
+from recon_core.experiments import Experiment
+from recon_core.sampling import Phase, Sampling
+from recon_core.types import (
+    N_AUGMENT,
+    STATS,
+    Outcome,
+    Pairs,
+    Progress,
+    RunResult,
+    RunSpec,
+    Victims,
+    no_progress,
+)
+from storage.pairs.dataset import Dataset
+from storage.sources.load import ImageSet
+from tasks.campaign.plan import Campaign, Plan, open_store
+from tasks.cluster.workers import Workers
+from tasks.orchestration import flow
+
+SIZES = (10_000, 50_000, 150_000)
+QUICK_SIZES = (40, 80)
+RUNS_PER_PART = 50
+IMAGES_PER_RUN, N_IMAGES, POOL_SIZE = 300, 50_000, 4000
+PIXELS = 8
+TIME_GOAL_S, MEMORY_GOAL_GIB = 900.0, 1.0
+BENCHMARK = "campaign_machinery"
+MODULE = "benchmarks.campaign.machinery"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOp:
+    """An experiment that does nothing: two targets and one confident pair a run."""
+
+    family: Literal["noop"] = "noop"
+    n_classes: int = 2
+    n_outputs: int = 1
+    n_labels: ClassVar[int] = 2
+
+    def check_sweep(self, attacks_per_victim: int) -> None:
+        """Anything goes with nothing."""
+
+    def run_batch(
+        self,
+        specs: Sequence[RunSpec],
+        images: Tensor,
+        *,
+        device: torch.device,
+        progress: Progress = no_progress,
+        victims: Victims | None = None,
+    ) -> list[RunResult]:
+        """The results that stand for the runs, at once; the same for the same specs."""
+        del images, device, victims  # nothing is computed
+        results = [_result(spec) for spec in specs]
+        progress(1.0)
+        return results
+
+
+def _result(spec: RunSpec) -> RunResult:
+    first = (spec.image_ids[0] + spec.run) % 251
+    picture = torch.full((1, 3, PIXELS, PIXELS), float(first))
+    return RunResult(
+        spec=replace(spec, image_ids=spec.image_ids[:2], labels=spec.labels[:2]),
+        outcome=Outcome.OK,
+        targets=picture.to(torch.uint8).repeat(2, 1, 1, 1),
+        augment=torch.zeros(2, N_AUGMENT),
+        mean_image=picture[0] / 255,
+        pairs=Pairs(
+            reconstruction=picture,
+            target_row=torch.zeros(1, dtype=torch.int64),
+            candidate=torch.zeros(1, dtype=torch.int64),
+            iteration=torch.ones(1, dtype=torch.int64),
+            ssim_best=torch.full((1,), 0.5),
+            ssim_second=torch.full((1,), 0.1),
+            confident=torch.ones(1, dtype=torch.bool),
+        ),
+        margins=torch.zeros(2),
+        stats=dict.fromkeys(STATS, 0.0),
+    )
+
+
+def no_op_campaign(n_runs: int, *, images_per_run: int = IMAGES_PER_RUN) -> Campaign:
+    """A campaign of `n_runs` runs that do nothing, a third of them least-seen."""
+    runs_per_part = min(RUNS_PER_PART, max(1, n_runs // 20))
+    n_parts = -(-n_runs // runs_per_part)
+    n_later = n_parts // 3
+    return Campaign(
+        experiment=cast(Experiment, NoOp()),
+        sampling=Sampling(
+            images_per_run=images_per_run,
+            phases=(
+                Phase(n_runs=(n_parts - n_later) * runs_per_part),
+                Phase(sampler="least_seen", n_runs=n_later * runs_per_part, pool_size=POOL_SIZE),
+            ),
+            runs_per_part=runs_per_part,
+        ),
+    )
+
+
+def made_up_images(n_images: int, pixels: int) -> ImageSet:
+    """Pictures of noise, of two classes."""
+    rng = np.random.default_rng(0)
+    return ImageSet(
+        name="noise",
+        split="train",
+        images=rng.integers(0, 256, (n_images, 3, pixels, pixels), dtype=np.uint8),
+        labels=np.arange(n_images) % 2,
+        class_names=("a", "b"),
+    )
+
+
+def run_here(
+    folder: Path, n_runs: int, n_workers: int, *, pixels: int, n_images: int, profiled: bool
+) -> dict[str, Any]:
+    """Runs a campaign in this process, and says what it took."""
+    images = made_up_images(n_images, pixels)
+    campaign = no_op_campaign(n_runs, images_per_run=min(IMAGES_PER_RUN, n_images // 4))
+    before_gib = _peak_gib()
+    profile = cProfile.Profile()
+    peaks = _Peaks()
+    if profiled:
+        profile.enable()
+    with peaks:
+        dataset = as_flow(campaign, images, folder, n_workers)
+    profile.disable()
+    if profiled:
+        pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
+    written = sorted((folder / "pairs" / "receipts").glob("part-*.json"), key=_modified)
+    halfway_s = _modified(written[len(written) // 2]) - peaks.started
+    if dataset.n_runs != campaign.sampling.n_runs:
+        raise ValueError(f"{dataset.n_runs} runs are stored, {campaign.sampling.n_runs} planned")
+    return {
+        "n_runs": dataset.n_runs,
+        "n_parts": len(dataset.receipts),
+        "seconds": peaks.ended - peaks.started,
+        "to_first_part_s": _modified(written[0]) - peaks.started,
+        "first_half_s": halfway_s,
+        "before_gib": before_gib,
+        "halfway_gib": peaks.at(peaks.started + halfway_s),
+        "peak_gib": _peak_gib(),
+        "cpu_s": resource.getrusage(resource.RUSAGE_SELF).ru_utime,
+        "content_hash": dataset.content_hash,
+    }
+
+
+@flow(name="campaign of nothing", validate_parameters=False)
+def as_flow(campaign: Campaign, images: ImageSet, folder: Path, n_workers: int) -> Dataset:
+    """What `flows.generate` does after it has read its images."""
+    plan = Plan(campaign, images)
+    dataset = open_store(folder / "pairs", campaign, images)
+    dataset = make_pairs(
+        plan, dataset, Workers(n_workers=n_workers, device="cpu"), "cpu", "Generate nothing"
+    )
+    leave_store(dataset, plan, "train", folder)
+    return dataset
+
+
+class _Peaks:
+    """The process's peak memory every so often, while it is entered."""
+
+    def __init__(self, every_s: float = 0.1) -> None:
+        self.samples: list[tuple[float, float]] = []
+        self.started = self.ended = 0.0
+        self._every_s, self._over = every_s, threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> _Peaks:
+        self.started = time.time()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended = time.time()
+        self._over.set()
+        self._thread.join()
+
+    def at(self, when: float) -> float:
+        """The peak at that time, in GiB."""
+        return max(gib for at, gib in self.samples if at <= when)
+
+    def _sample(self) -> None:
+        while True:
+            self.samples.append((time.time(), _peak_gib()))
+            if self._over.wait(self._every_s):
+                return
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _peak_gib() -> float:
+    """By VmHWM and not getrusage, which starts from the peak of the parent."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 2**20
+
+
+def in_fresh_process(n_runs: int, n_workers: int, pixels: int, n_images: int) -> dict[str, Any]:
+    """What a process of its own says that ran a campaign of `n_runs` runs."""
+    with tempfile.TemporaryDirectory(prefix="palimpsest-machinery-") as folder:
+        facts = Path(folder) / "facts.json"
+        command = [sys.executable, "-m", MODULE]
+        options = {"one": n_runs, "workers": n_workers, "picture": pixels, "images": n_images}
+        for name, value in options.items():
+            command += [f"--{name}", str(value)]
+        subprocess.run([*command, "--folder", folder, "--facts", str(facts)], check=True)
+        return dict(json.loads(facts.read_text()))
+
+
+def measure(
+    sizes: Sequence[int], *, n_workers: int = 2, pixels: int = 32, n_images: int = N_IMAGES
+) -> Iterator[Measurement]:
+    """Seconds and peak memory of campaigns of no-op runs."""
+    for n_runs in sizes:
+        facts = in_fresh_process(n_runs, n_workers, pixels, n_images)
+        what = (
+            f"{facts['n_runs']} runs that do nothing, {facts['n_parts']} parts, {n_workers} "
+            f"workers, images of {pixels} x {pixels} pixels"
+        )
+        is_full = n_runs == SIZES[-1]
+        yield measured(f"time of {what}", facts["seconds"], "s", TIME_GOAL_S if is_full else None)
+        yield measured(
+            f"time per part of {what}", 1000 * facts["seconds"] / facts["n_parts"], "ms", None
+        )
+        yield measured(
+            f"peak memory of the coordinator, scheduler included, {what}",
+            facts["peak_gib"],
+            "GiB",
+            MEMORY_GOAL_GIB,
+        )
+        yield measured(f"of which before the first part, {what}", facts["before_gib"], "GiB", None)
+        yield measured(
+            f"of which after half of the parts, {what}", facts["halfway_gib"], "GiB", None
+        )
+        first = facts["first_half_s"] - facts["to_first_part_s"]
+        second = facts["seconds"] - facts["first_half_s"]
+        yield measured(
+            f"of the time before the first part (flow, server, workers), {what}",
+            facts["to_first_part_s"],
+            "s",
+            None,
+        )
+        yield measured(
+            f"second half's time over the first's, {what}",
+            second / first,
+            "ratio",
+            None,
+        )
+
+
+def measured(case: str, value: float, unit: str, goal: float | None) -> Measurement:
+    """A number, beside the number that it should stay below."""
+    return Measurement(
+        benchmark=BENCHMARK,
+        case=case,
+        value=float(f"{value:.4g}"),
+        unit=unit,
+        reference=None if goal is None else "the goal: at most",
+        reference_value=goal,
+        ratio=None if goal is None else goal / float(f"{value:.4g}"),
+        repeats=1,
+        hardware=hardware(),
+        versions=versions(),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a line per measurement, and writes them to --json."""
+    parser = argparse.ArgumentParser(description=measure.__doc__)
+    parser.add_argument("--quick", action="store_true", help="tiny campaigns")
+    parser.add_argument("--json", type=Path, help="also write the lines to this file")
+    parser.add_argument("--runs", help="sizes, with commas between them")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--picture", type=int, default=32, help="pixels of the images' side")
+    parser.add_argument("--images", type=int, help="how many images the source has")
+    parser.add_argument("--one", type=int, help="run this many here, and profile with --profile")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--folder", type=Path, default=Path("palimpsest-machinery"))
+    parser.add_argument("--facts", type=Path, help="where --one writes what it took")
+    options = parser.parse_args(argv)
+    n_images = options.images or (400 if options.quick else N_IMAGES)
+    if options.one is not None:
+        facts = run_here(
+            options.folder,
+            options.one,
+            options.workers,
+            pixels=options.picture,
+            n_images=n_images,
+            profiled=options.profile,
+        )
+        if options.facts is None:
+            print(json.dumps(facts))
+        else:
+            options.facts.write_text(json.dumps(facts))
+        return
+    sizes: tuple[int, ...] = QUICK_SIZES if options.quick else SIZES
+    if options.runs:
+        sizes = tuple(int(text) for text in options.runs.split(","))
+    found = measure(sizes, n_workers=options.workers, pixels=options.picture, n_images=n_images)
+    for _ in said(found, options.json):
+        pass
+
+
+if __name__ == "__main__":
+    # Workers must find the experiment's class by its module's name, not in __main__.
+    importlib.import_module(MODULE).main()

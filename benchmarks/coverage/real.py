@@ -1,0 +1,236 @@
+"""How many images real campaigns cover, and how evenly: the samplers at equal numbers of runs.
+
+    python -m benchmarks.coverage.real --data folder:cifar10 [--folder DIR] [--json FILE]
+
+Every run trains a victim and attacks it. The source is 300 images of CIFAR-10, 30 of each class; a
+victim of width 64 learns 40 of them, and some four come back. After 400 runs each image has been
+trained on 53 times on average (900 times in paper 001). `benchmarks.coverage.simulated` simulates
+the paper's own size. Campaigns lie in --folder and are continued there, so the command can be
+interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.record import Measurement, hardware, versions
+from flows.presets import kkt
+from recon_core.experiments import Experiment
+from recon_core.sampling import Phase, Sampling
+from storage.pairs.dataset import Dataset
+from storage.sources.load import ImageSet, load_images
+from tasks.campaign.generate import run_campaign
+from tasks.campaign.plan import Campaign, Plan, open_store
+from tasks.campaign.status import CoverageCurve, coverage_curve
+from tasks.cluster.workers import Workers, dask_client
+
+PLOT = Path(__file__).parents[2] / "docs" / "results" / "coverage-cifar.png"
+UNIFORM = "uniform"
+STYLES = {
+    UNIFORM: ("#8c8c8c", ":"),
+    "adaptive": ("#0b6fb8", "-"),
+    "uniform, then least seen": ("#333333", "--"),
+}
+
+Curves = Mapping[str, Sequence[CoverageCurve]]
+"""Of each sampler the curves of campaigns with different seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A world of real victims: how many images there are, and what the campaigns are."""
+
+    per_class: int = 30
+    images_per_run: int = 40
+    n_runs: int = 400
+    runs_per_part: int = 10
+    parts_per_round: int = 4
+    pool_size: int = 100
+    seeds: tuple[int, ...] = (0, 1)
+
+    def experiment(self) -> Experiment:
+        return kkt(64, self.images_per_run, epochs=400, save_at=(50, 100, 200))
+
+    def phases(self) -> dict[str, tuple[Phase, ...]]:
+        """By the sampler's name; the last is the paper's: two thirds uniform, then least seen."""
+        n = self.n_runs
+        later = n // 3 // self.runs_per_part * self.runs_per_part
+        least_seen = Phase(sampler="least_seen", pool_size=self.pool_size, n_runs=later)
+        return {
+            UNIFORM: (Phase(n_runs=n),),
+            "adaptive": (Phase(sampler="adaptive", n_runs=n),),
+            "uniform, then least seen": (Phase(n_runs=n - later), least_seen),
+        }
+
+    def campaign(self, phases: tuple[Phase, ...], seed: int) -> Campaign:
+        sampling = Sampling(
+            images_per_run=self.images_per_run,
+            phases=phases,
+            runs_per_part=self.runs_per_part,
+            parts_per_round=self.parts_per_round,
+        )
+        return Campaign(experiment=self.experiment(), sampling=sampling, root_seed=seed)
+
+
+QUICK = Size(per_class=4, images_per_run=8, n_runs=16, runs_per_part=2, pool_size=4, seeds=(0,))
+
+
+def first_of_each_class(images: ImageSet, per_class: int) -> ImageSet:
+    """`per_class` images of each class, the first in their order; ValueError if one has fewer."""
+    ids = []
+    for label, name in enumerate(images.class_names):
+        found = np.flatnonzero(images.labels == label)
+        if len(found) < per_class:
+            raise ValueError(f"{images.name} has {len(found)} of {name}; give {per_class} or more")
+        ids.append(found[:per_class])
+    rows = np.sort(np.concatenate(ids))
+    return replace(images, images=images.images[rows], labels=images.labels[rows])
+
+
+def run(folder: Path, size: Size, images: ImageSet, n_workers: int) -> Curves:
+    """The curves of all campaigns, those that are missing in `folder` run first."""
+    curves: dict[str, list[CoverageCurve]] = {name: [] for name in size.phases()}
+    with dask_client(Workers(n_workers=n_workers, device="cpu"), threads=1) as client:
+        for seed in size.seeds:  # every sampler once, then again with another seed
+            for name, phases in size.phases().items():
+                plan = Plan(size.campaign(phases, seed), images)
+                place = folder / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
+                dataset = open_store(place, plan.campaign, images)
+                dataset = run_campaign(plan, dataset, client, device="cpu", on_progress=silent)
+                curves[name].append(curve_of(dataset))
+    return curves
+
+
+def silent(_done: float, _total: int, _note: str) -> None:
+    """Progress that nobody watches."""
+
+
+def curve_of(dataset: Dataset) -> CoverageCurve:
+    """Coverage after every part."""
+    return coverage_curve(dataset.receipts, n_points=len(dataset.receipts))
+
+
+def measurements(curves: Curves, size: Size, n_images: int) -> Iterator[Measurement]:
+    """Medians over the seeds, at half and at all of the runs, beside uniform's at as many."""
+    for name, of_seeds in curves.items():
+        for n_runs in (size.n_runs // 2, size.n_runs):
+            covered, unequal = figures(of_seeds, n_runs)
+            beside = (None, None) if name == UNIFORM else figures(curves[UNIFORM], n_runs)
+            case = f"{name} after {n_runs} runs on {n_images} images"
+            yield measured(f"{case}: images covered", "images", covered, beside[0])
+            yield measured(f"{case}: Gini of their pairs", "", unequal, beside[1])
+        goal = statistics.median(curve.n_covered[-1] for curve in curves[UNIFORM])
+        if name != UNIFORM:
+            reached = [runs_to(curve, goal) for curve in of_seeds]
+            if all(reached):
+                yield measured(
+                    f"{name}: runs to what uniform covers in {size.n_runs} ({goal:g} images)",
+                    "runs",
+                    [n for n in reached if n],
+                    [size.n_runs],
+                )
+
+
+def figures(curves: Sequence[CoverageCurve], n_runs: int) -> tuple[list[float], list[float]]:
+    """Images covered after `n_runs` runs, and the Gini coefficient of their pairs; a seed each."""
+    at = [(curve, curve.n_runs.index(n_runs)) for curve in curves]
+    return [float(c.n_covered[i]) for c, i in at], [c.gini[i] for c, i in at]
+
+
+def runs_to(curve: CoverageCurve, goal: float) -> int | None:
+    """The first number of runs after which `goal` images are covered."""
+    reached = (n for n, c in zip(curve.n_runs, curve.n_covered, strict=True) if c >= goal)
+    return next(reached, None)
+
+
+def measured(
+    case: str, unit: str, values: Sequence[float], uniform: Sequence[float] | None
+) -> Measurement:
+    """The median of `values`, beside that of `uniform`."""
+    value = float(statistics.median(values))
+    reference = None if uniform is None else float(statistics.median(uniform))
+    return Measurement(
+        benchmark="coverage_real",
+        case=f"{case} ({', '.join(f'{value:.3g}' for value in values)})",
+        value=value,
+        unit=unit,
+        reference=None if uniform is None else UNIFORM,
+        reference_value=reference,
+        ratio=None if reference is None else float(f"{reference / value:.4g}"),
+        repeats=len(values),
+        hardware=hardware(),
+        versions=versions(),
+    )
+
+
+def draw_plot(curves: Curves, n_images: int, path: Path) -> None:
+    """A PNG: images covered, and the Gini coefficient of their pairs, against runs."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for name, of_seeds in curves.items():
+        color, line = STYLES[name]
+        for k, curve in enumerate(of_seeds):
+            label = None if k else name
+            left.plot(curve.n_runs, curve.n_covered, color=color, ls=line, label=label)
+            right.plot(curve.n_runs, curve.gini, color=color, ls=line)
+    left.axhline(n_images, color="#8c8c8c", lw=0.8)
+    left.set_ylabel(f"images covered, of {n_images}")
+    right.set_ylabel("Gini coefficient of their pairs")
+    right.set_ylim(0, 1)
+    left.set_ylim(0, None)
+    for axes in (left, right):
+        axes.set_xlabel("runs")
+        axes.set_xlim(0, None)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.legend(loc="lower right", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a line per measurement, and writes them to --json."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--data",
+        default="photos",
+        help="photos | digits | folder:PATH | cifar10:PATH | cifar100:PATH | mnist:PATH | "
+        "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
+    )
+    parser.add_argument("--folder", type=Path, help="where the campaigns lie; default: temporary")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="tiny campaigns")
+    parser.add_argument("--json", type=Path, help="also write the lines to this file")
+    parser.add_argument("--plot", type=Path, help=f"default without --quick: {PLOT.name}")
+    options = parser.parse_args(argv)
+    size = QUICK if options.quick else Size()
+    images = first_of_each_class(load_images(options.data, split="train"), size.per_class)
+    temporary = partial(tempfile.TemporaryDirectory, prefix="palimpsest-coverage-")
+    with nullcontext(options.folder) if options.folder else temporary() as folder:
+        curves = run(Path(folder), size, images, options.workers)
+    lines = [
+        json.dumps(asdict(measurement))
+        for measurement in measurements(curves, size, len(images.labels))
+    ]
+    print("\n".join(lines))
+    if options.json is not None:
+        options.json.write_text("\n".join(lines) + "\n")
+    plot = options.plot or (None if options.quick else PLOT)
+    if plot is not None:
+        draw_plot(curves, len(images.labels), plot)
+
+
+if __name__ == "__main__":
+    main()

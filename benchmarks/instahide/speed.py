@@ -1,0 +1,284 @@
+"""Paper 004: each step of the recovery beside the paper's, and the whole on Gaussian images.
+
+    python -m benchmarks.instahide.speed [--quick] [--json FILE]
+
+Public images: beside the semidefinite program. Graph: beside networkx's inverse_line_graph, which
+takes simple graphs only. Signs: beside all 2^m of Algorithm 3, vectorised over signs, at the same
+pixels. Either side of a comparison has to give the same result, or nothing is timed. The whole:
+seconds from encodings to private images for several seeds; the case says how many came back.
+There the paper's method would have 2^m signs to try, so there is no reference. One thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import networkx as nx
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from benchmarks.record import Measurement, compared, hardware, main, versions
+from recon_core.attacks.instahide.determined import Equations, determined
+from recon_core.attacks.instahide.line_graph import assign, canonical, gram
+from recon_core.attacks.instahide.mixing import Encodings, Mixing
+from recon_core.attacks.instahide.public_images import by_sdp, find_publics
+from recon_core.attacks.instahide.recover import Recovered, recover
+from recon_core.attacks.instahide.signs import solve
+
+D = 3072
+EXACT = 1e-6
+"""The largest error of a pixel, in standard deviations, of an image that came back exactly."""
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Normal private and public images, and encodings of them."""
+
+    private: Float64[Tensor, "n d"]
+    public: Float64[Tensor, "p d"]
+    mixing: Mixing
+    encodings: Encodings
+
+    @classmethod
+    def drawn(
+        cls, mixing: Mixing, *, n: int, p: int, m: int, d: int = D, seed: int = 0
+    ) -> Gaussian:
+        drawn = torch.Generator().manual_seed(seed)
+        private = torch.randn(n, d, generator=drawn, dtype=torch.float64)
+        public = torch.randn(p, d, generator=drawn, dtype=torch.float64)
+        return cls(private, public, mixing, mixing.encode(private, public, m, generator=drawn))
+
+    def recovered(self) -> Recovered:
+        return recover(
+            self.encodings.y,
+            self.mixing,
+            public=self.public,
+            n_private=len(self.private),
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    def first(self, m: int) -> Gaussian:
+        """The same with the first m encodings only."""
+        e = self.encodings
+        fewer = Encodings(
+            y=e.y[:m],
+            private=e.private[:m],
+            private_weights=e.private_weights[:m],
+            public=e.public[:m],
+            public_weights=e.public_weights[:m],
+        )
+        return replace(self, encodings=fewer)
+
+    def matched(self, found: Recovered) -> Matched:
+        """Which true image each one is, and how far from it; up to a sign of each pixel that all
+        share where there are no public images."""
+        x = found.images.nan_to_num(0.0)
+        signed = self.mixing.k_pub > 0
+        alike = x @ self.private.T if signed else x.abs() @ self.private.abs().T
+        ids = torch.from_numpy(linear_sum_assignment(-alike.numpy())[1])
+        truth = self.private[ids]
+        if not signed:
+            truth = truth * torch.where((x * truth).sum(0) < 0, -1.0, 1.0)
+        errors = (found.images - truth).abs()
+        known = errors.isfinite()
+        return Matched(ids, errors.nan_to_num(0.0).amax(1), known.all(1), known.any(1))
+
+    def n_exact(self, found: Recovered) -> int:
+        """Images that came back with every pixel right."""
+        return self.matched(found).n_exact
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Of each image the true one that it is, and the largest error of a pixel that is known, in
+    standard deviations. `whole`: all pixels are known; `said`: at least one is."""
+
+    ids: Int64[Tensor, " n"]
+    errors: Float64[Tensor, " n"]
+    whole: Bool[Tensor, " n"]
+    said: Bool[Tensor, " n"]
+
+    @property
+    def n_exact(self) -> int:
+        return int((self.whole & (self.errors < EXACT)).sum())
+
+    @property
+    def n_wrong(self) -> int:
+        """Images of which a pixel was given that is wrong."""
+        return int((self.said & (self.errors >= EXACT)).sum())
+
+
+def whole(mixing: Mixing, *, n: int, p: int, m: int, n_seeds: int) -> Measurement:
+    """Seconds to recover all private images, and how often all came back."""
+    seconds, exact = [], []
+    for seed in range(n_seeds):
+        case = Gaussian.drawn(mixing, n=n, p=p, m=m, seed=seed)
+        started = time.perf_counter()
+        found = case.recovered()
+        seconds.append(time.perf_counter() - started)
+        exact.append(case.n_exact(found))
+    n_all = sum(k == n for k in exact)
+    return Measurement(
+        benchmark="instahide",
+        case=f"recovery of {n} private images from {m} encodings with {mixing.k_pub} of {p} public "
+        f"ones, d={D}; all within {EXACT:g} with {n_all} of {n_seeds} seeds, at least "
+        f"{min(exact)} of {n} images with each",
+        value=float(f"{statistics.median(seconds):.4g}"),
+        unit="s",
+        reference=None,
+        reference_value=None,
+        ratio=None,
+        repeats=n_seeds,
+        hardware=hardware(),
+        versions=versions(),
+    )
+
+
+def publics(repeats: int, *, p: int, m: int) -> Measurement:
+    """Seconds per encoding."""
+    case = Gaussian.drawn(Mixing.by_parts(2), n=10, p=p, m=m)
+    y, public = case.encodings.y, case.public
+
+    def ours() -> list[list[int]]:
+        found: list[list[int]] = find_publics(y, public, case.mixing).tolist()
+        return found
+
+    def theirs() -> list[list[int]]:
+        return [by_sdp(one.numpy(), public.numpy(), case.mixing) for one in y]
+
+    check(ours() == theirs(), "public images")
+    return compared(
+        "instahide",
+        f"public images of an encoding, 2 of {p}, d={D}",
+        ours=ours,
+        reference="semidefinite program of paper 004, cvxpy with SCS",
+        theirs=theirs,
+        repeats=repeats,
+        per_call=m,
+    )
+
+
+def graph(repeats: int, *, n: int, m: int) -> Measurement:
+    """Seconds per graph, which is simple for networkx's sake."""
+    simple = nx.gnm_random_graph(n, m, seed=0)
+    edges = np.sort(np.array(list(simple.edges)), axis=1)
+    shared = gram(edges).astype(np.int8)
+    line = nx.from_numpy_array((shared == 1).astype(np.int8))
+    (part,) = assign(shared)
+    same = np.array_equal(canonical(part.roots[0]), canonical(edges))
+    check(same and nx.inverse_line_graph(line).number_of_edges() == m, "graph")
+    return compared(
+        "instahide",
+        f"graph of {n} images from {m} encodings without a common pair",
+        ours=lambda: assign(shared),
+        reference="networkx.inverse_line_graph",
+        theirs=lambda: nx.inverse_line_graph(line),
+        repeats=repeats,
+    )
+
+
+def parallel_graph(repeats: int, *, n: int, m: int) -> Measurement:
+    """Seconds per graph with parallel edges."""
+    edges = edges_of(n, m, seed=0)
+    shared = gram(edges).astype(np.int8)
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        (part,) = assign(shared)
+        seconds.append(time.perf_counter() - started)
+    check(np.array_equal(canonical(part.roots[0]), canonical(edges)), "graph")
+    return Measurement(
+        benchmark="instahide",
+        case=f"graph of {n} images from {m} encodings, {m - len(np.unique(edges, axis=0))} of "
+        "which repeat a pair",
+        value=float(f"{statistics.median(seconds):.4g}"),
+        unit="s",
+        reference=None,
+        reference_value=None,
+        ratio=None,
+        repeats=repeats,
+        hardware=hardware(),
+        versions=versions(),
+    )
+
+
+def signs(repeats: int, *, m: int, d: int) -> Measurement:
+    """Seconds per pixel."""
+    n = m // 2
+    drawn = (Equations(edges_of(n, m, seed), np.ones((m, 2)), n) for seed in itertools.count())
+    equations = next(e for e in drawn if determined(e, with_public=True).images.all())
+    rng = np.random.default_rng(1)
+    c = rng.standard_normal((m, d))
+    y = np.abs(equations.matrix @ rng.standard_normal((n, d)) + c)
+
+    def ours() -> Float64[Tensor, "n d"]:
+        return solve(torch.from_numpy(y), torch.from_numpy(c), equations, tolerance=1e-8).z
+
+    def theirs() -> Float64[np.ndarray, "n d"]:
+        return all_signs(equations, y, c)
+
+    found, other = ours().numpy(), theirs()
+    check(np.allclose(found, other, atol=1e-6), "pixels")
+    return compared(
+        "instahide",
+        f"a pixel of {n} images from the signs of {m} encodings",
+        ours=ours,
+        reference=f"all 2^{m} signs of paper 004's Algorithm 3, vectorised over signs",
+        theirs=theirs,
+        repeats=repeats,
+        per_call=d,
+    )
+
+
+def all_signs(
+    equations: Equations, y: Float64[np.ndarray, "m d"], c: Float64[np.ndarray, "m d"]
+) -> Float64[np.ndarray, "n d"]:
+    """The z of least residual over all signs, pixel by pixel."""
+    w = equations.matrix
+    inverse = np.linalg.pinv(w)
+    every = np.array(list(itertools.product((1.0, -1.0), repeat=len(y)))).T
+    found = np.empty((equations.n, y.shape[1]))
+    for pixel in range(y.shape[1]):
+        z = inverse @ (every * y[:, pixel : pixel + 1] - c[:, pixel : pixel + 1])
+        residual = np.abs(np.abs(w @ z + c[:, pixel : pixel + 1]) - y[:, pixel : pixel + 1])
+        found[:, pixel] = z[:, residual.max(0).argmin()]
+    return found
+
+
+def check(same: bool, what: str) -> None:
+    """Raises ValueError if the two sides do not give the same."""
+    if not same:
+        raise ValueError(f"the two sides do not give the same {what}: not comparable")
+
+
+def edges_of(n: int, m: int, seed: int) -> Int64[np.ndarray, "m 2"]:
+    """Random pairs of different images."""
+    rng = np.random.default_rng(seed)
+    return np.sort(np.array([rng.choice(n, 2, replace=False) for _ in range(m)]), axis=1)
+
+
+def measure(quick: bool) -> Iterator[Measurement]:
+    """Seconds of each step and of the whole recovery."""
+    torch.set_num_threads(1)
+    repeats = 2 if quick else 5
+    yield publics(repeats, p=12 if quick else 40, m=3)
+    yield graph(repeats, n=20 if quick else 100, m=60 if quick else 1000)
+    yield parallel_graph(repeats, n=100, m=500 if quick else 5000)
+    for m in (8,) if quick else (10, 14, 18):
+        yield signs(repeats, m=m, d=2 if quick else 4)
+    for m, k_pub in itertools.product(
+        (150,) if quick else (1000, 600), (2,) if quick else (0, 2, 4)
+    ):
+        n, p = (20, 50) if quick else (100, 1000)
+        yield whole(Mixing.by_parts(k_pub), n=n, p=p, m=m, n_seeds=2 if quick else 20)
+
+
+if __name__ == "__main__":
+    main(measure)

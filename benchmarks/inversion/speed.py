@@ -1,0 +1,246 @@
+"""Paper 003: a grid of defended victims beside one after another, and batched inversion.
+
+    python -m benchmarks.inversion.speed [--quick] [--json FILE]
+
+Training: the paper's grid of 8 x 7 (lambda, beta) of LeNet5, 400 images of 28x28 a step, beside a
+torch.nn.Module with torch.optim.SGD and the same loss, one network after another, all threads on
+each. Inversion: 100 images from the features at cut 2, with a number of steps that is the same for
+all, beside the same method one image at a time. Loss: MixCon and its gradient beside the loop over
+pairs of classes that eq. 1 writes. Weights are untrained and images noise: what a step costs does
+not depend on them. Either side of a comparison has to give the same result, or nothing is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.inversion.reference import PlainLeNet5, literal_mixcon, load, plain_train
+from benchmarks.record import Measurement, compared, main
+from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
+from recon_core.attacks.inversion.strong_inversion import Inversion, StrongInversion
+from recon_core.types import seeded_generator
+from recon_core.victims.autoencoder import Weights
+from recon_core.victims.class_batches import ClassBatches
+from recon_core.victims.separability import MixCon, mixcon
+from recon_core.victims.split import LeNet5, initial_weights
+from recon_core.victims.split_training import SplitTraining, train_split
+
+SHAPE = (1, 28, 28)
+N_CLASSES = 10
+PER_CLASS = 40
+N_INVERTED = 100
+NETWORK = LeNet5(cut=2)
+LAMBDAS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
+BETAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+AGREEMENT = 1e-3
+"""Relative difference of weights, images and gradients; both sides are in float32."""
+AGREEING_STEPS = 3
+ONE_BY_ONE = "the same method, one image at a time"
+
+
+def grid() -> list[MixCon]:
+    """003, section 4.3."""
+    return [MixCon(lam=lam, beta=beta) for lam in LAMBDAS for beta in BETAS]
+
+
+def images(n: int) -> Tensor:
+    """Noise."""
+    return torch.rand(n, *SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+def weights_of(n_networks: int) -> Weights:
+    """Untrained networks."""
+    generators = [seeded_generator(0, run, "victim") for run in range(n_networks)]
+    return initial_weights(NETWORK.on(SHAPE, N_CLASSES), generators, dtype=torch.float32)
+
+
+def shuffle(stream: int, epoch: int) -> torch.Generator:
+    """Every network has the same images in the same order."""
+    return seeded_generator(0, 1000 * stream + epoch, "shuffle")
+
+
+class Grid:
+    """Victims and the images of one batch, which every step shuffles."""
+
+    def __init__(self, defences: Sequence[MixCon]) -> None:
+        self.defences = defences
+        self.model = NETWORK.on(SHAPE, N_CLASSES)
+        self.weights = weights_of(len(defences))
+        self.x = images(N_CLASSES * PER_CLASS)
+        self.labels = torch.arange(len(self.x)) % N_CLASSES
+
+    def together(self, training: SplitTraining) -> Weights:
+        return train_split(
+            self.model,
+            self.weights,
+            self.x,
+            self.labels,
+            defences=self.defences,
+            training=training,
+            shuffle=shuffle,
+        ).weights
+
+    def apart(self, training: SplitTraining, *, channels_last: bool) -> list[PlainLeNet5]:
+        batches = ClassBatches(
+            x=self.x,
+            labels=self.labels,
+            n_classes=N_CLASSES,
+            per_class=training.per_class,
+            shuffle=shuffle,
+            streams=(0,),
+        )
+        steps = [x[0] for epoch in range(training.epochs) for x in batches.of_epoch(epoch)]
+        modules = []
+        for network, defence in enumerate(self.defences):
+            module = PlainLeNet5(NETWORK, SHAPE, N_CLASSES)
+            load(module, self.weights, network)
+            plain_train(module, steps, defence, training, channels_last=channels_last)
+            modules.append(module)
+        return modules
+
+
+def training(
+    repeats: int, *, defences: Sequence[MixCon], n_steps: int, channels_last: bool
+) -> Measurement:
+    """Seconds per step of one victim."""
+    task = Grid(defences)
+    few = SplitTraining(epochs=AGREEING_STEPS, per_class=PER_CLASS)
+    plain = task.apart(few, channels_last=channels_last)
+    check_moves(task.weights, task.together(few), plain)
+    settings = SplitTraining(epochs=n_steps, per_class=PER_CLASS)
+    layout = "channels last" if channels_last else "channels first"
+    return compared(
+        "inversion",
+        f"training step of a victim, {len(defences)} (lambda, beta) of MixCon, LeNet5, "
+        f"{len(task.x)} images of {'x'.join(map(str, SHAPE))} a step, {n_steps} steps and one "
+        f"evaluation, float32, {torch.get_num_threads()} threads",
+        ours=partial(task.together, settings),
+        reference=f"torch.nn.Module, {layout}, and torch.optim.SGD, one network after another, "
+        "without the evaluation",
+        theirs=partial(task.apart, settings, channels_last=channels_last),
+        repeats=repeats,
+        per_call=len(defences) * n_steps,
+    )
+
+
+def check_moves(
+    start: Mapping[str, Tensor], ours: Mapping[str, Tensor], theirs: Sequence[PlainLeNet5]
+) -> None:
+    """Raises ValueError if a network has not moved as its counterpart: weights are compared by how
+    far they came, so that a training that does nothing does not pass."""
+    for network, module in enumerate(theirs):
+        ends = zip(start.items(), module.parameters(), strict=True)
+        plain = [(p.detach() - t[network]).flatten() for (_, t), p in ends]
+        stacked = [(ours[name][network] - t[network]).flatten() for name, t in start.items()]
+        check_agreement(torch.cat(stacked), torch.cat(plain), f"of network {network}")
+
+
+class Inverting:
+    """Images that a method recovers from their features."""
+
+    def __init__(self, method: Inversion) -> None:
+        self.method, self.model = method, NETWORK.on(SHAPE, N_CLASSES)
+        self.weights = weights_of(1)
+        with torch.no_grad():
+            self.z = self.h(images(N_INVERTED))
+
+    def h(self, x: Tensor) -> Tensor:
+        return self.model.features(self.weights, x.unsqueeze(0))[0]
+
+    def of(self, rows: range) -> Inverted:
+        """Some of the images, as one batch."""
+        generators = [seeded_generator(0, row, "start") for row in rows]
+        return self.method.invert(self.h, self.z[list(rows)], shape=SHAPE, generators=generators)
+
+    def together(self) -> Inverted:
+        return self.of(range(N_INVERTED))
+
+    def one_by_one(self, rows: range) -> list[Inverted]:
+        return [self.of(range(row, row + 1)) for row in rows]
+
+
+def inversion(method: Inversion, repeats: int, *, one_in: int) -> Measurement:
+    """Seconds per image; one by one only every so many-th is recovered."""
+    task = Inverting(method)
+    rows = range(0, N_INVERTED, one_in)
+    apart, together = task.one_by_one(rows[:3]), task.together()
+    check_agreement(together.x[list(rows[:3])], torch.cat([one.x for one in apart]), "of images")
+    n_steps = {int(n) for one in (together, *apart) for n in one.n_steps}
+    if len(n_steps) > 1:
+        raise ValueError("the two sides do not take equally many steps: not comparable")
+    return compared(
+        "inversion",
+        f"an image by {type(method).__name__}, LeNet5 at cut {NETWORK.cut}, {N_INVERTED} images of "
+        f"{'x'.join(map(str, SHAPE))}, {n_steps.pop()} steps each, float32, "
+        f"{torch.get_num_threads()} threads",
+        ours=task.together,
+        reference=ONE_BY_ONE,
+        theirs=partial(task.one_by_one, rows),
+        repeats=repeats,
+        per_call=N_INVERTED,
+        reference_per_call=len(rows),
+    )
+
+
+def loss(repeats: int, *, n_networks: int, n_features: int, per_call: int) -> Measurement:
+    """Seconds per loss of one network, with its gradient."""
+    defence = MixCon()
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(n_networks, PER_CLASS, N_CLASSES, n_features, generator=generator).relu()
+    h.requires_grad_()
+    beta = torch.full((n_networks,), defence.beta)
+
+    def ours() -> tuple[Tensor, Tensor]:
+        values = mixcon(h, beta, normalise=defence.normalise, eps=defence.eps)
+        return values.detach(), torch.autograd.grad(values.sum(), h)[0]
+
+    def theirs() -> tuple[Tensor, Tensor]:
+        values = torch.stack([literal_mixcon(one, defence) for one in h])
+        return values.detach(), torch.autograd.grad(values.sum(), h)[0]
+
+    for one, other, what in zip(ours(), theirs(), ("of losses", "of gradients"), strict=True):
+        check_agreement(one, other, what)
+    return compared(
+        "inversion",
+        f"MixCon loss and gradient of a network, {n_networks} networks, {PER_CLASS} images of "
+        f"{N_CLASSES} classes, {n_features} features, float32, {torch.get_num_threads()} threads",
+        ours=lambda: [ours() for _ in range(per_call)],
+        reference="a loop over ordered pairs of classes, vectorised over images",
+        theirs=lambda: [theirs() for _ in range(per_call)],
+        repeats=repeats,
+        per_call=per_call * n_networks,
+    )
+
+
+def check_agreement(ours: Tensor, theirs: Tensor, what: str) -> None:
+    """Raises ValueError if the two sides do not compute the same thing."""
+    difference = float((ours - theirs).norm() / theirs.norm())
+    if not difference < AGREEMENT:
+        raise ValueError(
+            f"the two sides differ by {difference:.2g} relative {what}, more than {AGREEMENT}: "
+            "not comparable"
+        )
+
+
+def measure(quick: bool) -> Iterator[Measurement]:
+    """Seconds per step of a victim, per inverted image and per loss."""
+    repeats = 2 if quick else 5
+    defences = grid()[::8] if quick else grid()
+    for channels_last in (False, True):
+        yield training(
+            repeats, defences=defences, n_steps=2 if quick else 10, channels_last=channels_last
+        )
+    one_in = N_INVERTED // 2 if quick else 10
+    n_steps = 5 if quick else 100
+    for method in (GradientInversion(n_steps=n_steps), StrongInversion(n_steps=n_steps)):
+        yield inversion(method, repeats, one_in=one_in)
+    for n_networks in (1, 8):
+        yield loss(repeats, n_networks=n_networks, n_features=400, per_call=1 if quick else 10)
+
+
+if __name__ == "__main__":
+    main(measure)

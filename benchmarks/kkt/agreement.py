@@ -1,0 +1,271 @@
+"""Does the kkt engine do what the published algorithm does? Both attack the same victims.
+
+    python -m benchmarks.kkt.agreement [--data folder:cifar10] [--quick] [--json FILE]
+
+The reference is `kkt_reference`: plain double backpropagation. It trains the victims, too, so that
+nothing but the attack differs.
+
+* float64, 500 steps: the largest ||x_i - x'_i|| / ||x'_i|| over the candidates i and the saved
+  steps (the first ten and every tenth) stays below 1e-6. With Adadelta at rate 1 the attack's own
+  dynamics sometimes turn unstable: then any rounding grows until it fills the trajectory, in the
+  reference as in the engine. So the reference runs a second time from a start one rounding away,
+  and a trajectory is compared up to where it parts from itself; the case says where, and what
+  follows. The gradients are compared at all saved steps, at the reference's own points.
+* float32, to the end: how many training images come back with SSIM > .4 (best of all candidates at
+  all saved iterations, `fit_to_range`, gaussian11). The totals over all victims may differ by 3 %.
+  As many decoys, which no victim has seen, are counted in the same way.
+
+The exit status is 1 where a limit is exceeded; the measurements are written all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.kkt.duel import N_IMAGES, Case, Duel, Victims
+from benchmarks.record import Measurement, hardware, said, versions
+from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.matching import fit_to_range
+from recon_core.metrics import ssim_matrix
+from recon_core.optimisers import Optimiser
+from recon_core.victims.network import Conv, Network
+
+TRAJECTORY_LIMIT = 1e-6
+GRADIENT_LIMIT = 1e-10
+PARTED = 1e-9
+"""Where the reference differs from itself by this much, its trajectory is rounding."""
+COUNT_LIMIT = 0.03
+GOOD = 0.4
+REFERENCE = "double backpropagation and torch.optim"
+
+GD = Optimiser(rule="gd", lr=0.05, momentum=0.9)
+PLAIN = Network(widths=(200, 200))
+PAPER = Network(widths=(1000, 1000))
+HAIM = Network(widths=(200, 200), bias="first", init_rest="torch")
+DEEP = Network(widths=(100, 100, 100), bias="all", activation="leaky_relu", init_std_first=None)
+CONV = Network(widths=(100,), conv=Conv(), init_std_first=None)
+SMOOTH = Network(widths=(200, 200), bias="first", activation="gelu", init_std_first=None)
+
+
+def cases(quick: bool) -> list[Case]:
+    """Every kind of network and condition at d = 3072, n = 20; small and short ones if `quick`."""
+    save_at = (*range(1, 11), *range(20, (50 if quick else 500) + 1, 10))
+    attack = KKTAttack(n_candidates=10 if quick else 40, save_at=save_at)
+    classes = replace(attack, condition="multiclass")
+    momentum = replace(attack, optimiser=GD, lam_lr=1e-3, alpha=100.0, lam_min=0.1)
+    regression = replace(attack, condition="regression", alpha=10.0)
+    unscaled = replace(classes, lam_scale="none", lam_min=0.01)
+    epochs = 100 if quick else 300
+    found = [
+        Case(network=PLAIN, attack=attack, epochs=epochs, n_victims=1 if quick else 4),
+        Case(network=HAIM, attack=momentum, epochs=epochs),
+        Case(network=PLAIN, attack=classes, epochs=epochs),
+        Case(network=DEEP, attack=regression, epochs=epochs, weight_decay=1e-3),
+        Case(network=SMOOTH, attack=unscaled, epochs=epochs),
+    ]
+    if quick:
+        return found
+    few, many = replace(attack, n_candidates=20), replace(attack, n_candidates=100)
+    return [
+        *found,
+        Case(network=CONV, attack=few, epochs=epochs, weight_decay=1e-3),
+        Case(network=PAPER, attack=many, epochs=epochs),
+    ]
+
+
+def trajectory(duel: Duel, case: str) -> tuple[Measurement, float]:
+    """(our candidates against the reference's, the largest difference of gradients), in float64."""
+    steps = duel.attack.save_at
+    theirs, of_gradients = followed(duel)
+    moved = float(((theirs[-1] - duel.x[0]).norm(dim=1) / duel.x[0].norm(dim=1)).median())
+    if not moved > 1:
+        raise ValueError(f"{case}: candidates moved by {moved:.2g} only; agreement means nothing")
+    eps = torch.finfo(theirs.dtype).eps
+    itself = apart(duel.reference(shift=eps).run(steps), theirs)
+    found = apart(duel.ours(), theirs)
+    parted = (itself > PARTED).nonzero()
+    until = int(parted[0]) if len(parted) else len(steps)
+    note = f"the reference, started one rounding away, differs from itself by {itself[-1]:.0e}"
+    if until < len(steps):
+        note = (
+            f"up to step {steps[until - 1]}; then the reference, started one rounding away, parts "
+            f"from itself, by {itself[-1]:.0e} at the end; the engine from it by {found[-1]:.0e}"
+        )
+    value = max(float(found[:until].max()), eps)
+    say(f"float64: {case}: {value:.2g}; gradients {of_gradients:.2g}; {note}")
+    return measurement(
+        f"float64, {steps[-1]} steps: {case} ({note})",
+        value,
+        unit="largest relative difference of x",
+        reference="limit",
+        reference_value=TRAJECTORY_LIMIT,
+    ), of_gradients
+
+
+def followed(duel: Duel) -> tuple[Tensor, float]:
+    """(the reference's x (s, m, d), the largest difference of gradients along its way).
+
+    Relative to the gradient's norm, of x and of lam, at the points that the saved steps start from.
+    """
+    run, objective = duel.reference(), duel.objective()
+    saved, differences = [], [0.0]
+    for step in range(1, duel.attack.n_iterations + 1):
+        at = run.x.detach().clone()[None], run.lam.detach().clone()[None]
+        run.step()
+        if step in duel.attack.save_at:
+            saved.append(run.x.detach().clone())
+            _, *ours = objective(*at, with_value=False)
+            for mine, theirs in zip(ours, (run.x.grad, run.lam.grad), strict=True):
+                assert theirs is not None
+                differences.append(float((mine[0] - theirs).norm() / theirs.norm()))
+    return torch.stack(saved), max(differences)
+
+
+def apart(x: Tensor, other: Tensor) -> Tensor:
+    """(s,) the largest ||x_i - other_i|| / ||other_i|| over the candidates, at every saved step."""
+    distance: Tensor = (x - other).norm(dim=2) / other.norm(dim=2)
+    return distance.amax(1)
+
+
+def reconstructions(victims: Victims, case: Case) -> list[Measurement]:
+    """Training images and decoys that come back, ours and the reference's, in float32."""
+    scores: dict[str, list[Tensor]] = {"targets": [], "decoys": []}
+    for i, spec in enumerate(victims.specs, start=1):
+        images = victims.images(spec, torch.float32)
+        duel = Duel(victims, spec, case, torch.float32)
+        both = (duel.ours(), duel.reference().run(case.attack.save_at))
+        for name, truth in (("targets", images), ("decoys", victims.unseen(spec))):
+            best = [
+                ssim_matrix(
+                    fit_to_range(x.flatten(0, 1).unflatten(1, images.shape[1:]), images.mean(0)),
+                    truth,
+                ).amax(0)
+                for x in both
+            ]
+            scores[name].append(torch.stack(best))
+        ours, theirs = n_good(scores["targets"])
+        say(f"float32: {i} of {len(victims.specs)} victims: {ours} good, reference {theirs}")
+    return counted(scores, f"{case}, {len(victims.specs)} victims of {victims.source.name}")
+
+
+def counted(scores: dict[str, list[Tensor]], case: str) -> list[Measurement]:
+    """Counts of targets, their decoys beside them, and mean scores of both."""
+    ours, theirs = n_good(scores["targets"])
+    if not ours or not theirs:
+        raise ValueError(
+            f"{case}: {ours} images came back, from the reference {theirs}; there is nothing to "
+            "compare: use more victims, or images of another source"
+        )
+    false_ours, false_theirs = n_good(scores["decoys"])
+    n = sum(best.shape[1] for best in scores["targets"])
+    decoys = f"good decoys {false_ours} of {n}, the reference's {false_theirs}"
+    rows = [(f"training images of {n}; {decoys}", f"images with SSIM > {GOOD:g}", ours, theirs)]
+    for name, best in scores.items():
+        mine, other = torch.cat(best, dim=1).double().mean(dim=1).tolist()
+        rows.append((f"mean best SSIM of {n} {name}", "SSIM", mine, other))
+    return [
+        measurement(
+            f"float32: {case}: {what}", a, unit=unit, reference=REFERENCE, reference_value=b
+        )
+        for what, unit, a, b in rows
+    ]
+
+
+def n_good(scores: Sequence[Tensor]) -> tuple[int, int]:
+    """How many of the (2, n) scores are good: ours, the reference's."""
+    good = torch.cat(list(scores), dim=1) > GOOD
+    return int(good[0].sum()), int(good[1].sum())
+
+
+def measurement(
+    case: str, value: float, *, unit: str, reference: str, reference_value: float
+) -> Measurement:
+    """One comparison, made once."""
+    return Measurement(
+        benchmark="kkt agreement",
+        case=case,
+        value=value,
+        unit=unit,
+        reference=reference,
+        reference_value=reference_value,
+        ratio=reference_value / value,
+        repeats=1,
+        hardware=hardware(),
+        versions=versions(),
+    )
+
+
+def exceeded(found: Measurement) -> str | None:
+    """What is wrong with a measurement, or None."""
+    expected = found.reference_value or 0.0
+    if found.reference == "limit" and not found.value <= expected:
+        return f"{found.case}: {found.value:.3g} is above {expected:g}"
+    apart_by = abs(found.value - expected)
+    if found.unit.startswith("images") and apart_by > COUNT_LIMIT * expected:
+        return f"{found.case}: {found.value:g} against {expected:g}, over {COUNT_LIMIT:.0%} apart"
+    return None
+
+
+def measure(quick: bool, data: str, n_victims: int, parts: Sequence[str]) -> Iterator[Measurement]:
+    """All comparisons of `parts`, one after another."""
+    victims = Victims(data, max(n_victims, 4))
+    if "float64" in parts:
+        of_gradients = []
+        for case in cases(quick):
+            for i, spec in enumerate(victims.specs[: case.n_victims]):
+                name = f"{case}, victim {i} of {victims.source.name}"
+                found, largest = trajectory(Duel(victims, spec, case, torch.float64), name)
+                of_gradients.append(largest)
+                yield found
+        yield measurement(
+            f"float64: gradients in x and lam along the {len(of_gradients)} trajectories above",
+            max(*of_gradients, torch.finfo(torch.float64).eps),
+            unit="largest relative difference",
+            reference="limit",
+            reference_value=GRADIENT_LIMIT,
+        )
+    if "float32" in parts:
+        save_at = (50, 100, 200) if quick else (100, 200, 300, 500, 800, 1400, 2000)
+        attack = KKTAttack(n_candidates=2 * N_IMAGES, save_at=save_at)
+        case = Case(network=PLAIN, attack=attack, epochs=500 if quick else 3000)
+        victims.specs = victims.specs[:n_victims]
+        yield from reconstructions(victims, case)
+
+
+def say(text: str) -> None:
+    """Progress, beside the measurements."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; 1 if a limit is exceeded."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer steps, 2 victims")
+    parser.add_argument(
+        "--data",
+        default="photos",
+        help="photos, digits, folder:PATH, cifar10:PATH, cifar100:PATH, mnist:PATH, "
+        "fashion-mnist:PATH, svhn:PATH or tiny-imagenet:PATH",
+    )
+    parser.add_argument("--victims", type=int, help="victims compared in float32 (20; quick 2)")
+    parser.add_argument("--only", choices=("float64", "float32"), help="one of the comparisons")
+    parser.add_argument("--json", type=Path, help="also write the lines to this file")
+    options = parser.parse_args(argv)
+    n_victims = options.victims or (2 if options.quick else 20)
+    parts = (options.only,) if options.only else ("float64", "float32")
+    found = said(measure(options.quick, options.data, n_victims, parts), options.json)
+    wrong = [problem for problem in map(exceeded, found) if problem]
+    for problem in wrong:
+        say(f"does not agree: {problem}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""What paper 000 says of its results, as our own studies of autoencoders found it.
+
+    python -m benchmarks.papers.autoencoder [--check] [--json docs/results/claims-000.json] STUDY...
+
+STUDY is a recovery.json, or its folder. Every study checks its claims itself when it is made
+(`tasks.families.autoencoder.study.claims`, with the rules); they are checked again here, on its
+numbers, and must come out the same. Hardware and --check are as in `benchmarks.papers.kkt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers.kkt import collect, read_record
+from benchmarks.record import Claim
+from tasks.families.autoencoder.study.claims import check_recovery
+from tasks.families.autoencoder.study.record import RECORD, SCHEMA, VERSION
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """The record at `path`, a recovery.json or its folder.
+
+    Raises ValueError for anything else, and for one whose claims are not those of its numbers.
+    """
+    return read_record(path, RECORD, (SCHEMA, VERSION), check_recovery)
+
+
+def first_tested(claims: list[Claim]) -> list[Claim]:
+    """Of each claim, what the first study that can test it gave; of one that none can, the first.
+
+    A later study so fills what an earlier one lacks, and adds no second opinion.
+    """
+    found: dict[str, Claim] = {}
+    for claim in claims:
+        if (
+            claim.claim not in found
+            or found[claim.claim].outcome == "not testable" != claim.outcome
+        ):
+            found[claim.claim] = claim
+    return list(found.values())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line: prints every claim, and writes them to --json."""
+    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="000", choose=first_tested)
+
+
+if __name__ == "__main__":
+    main()

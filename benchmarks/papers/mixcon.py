@@ -1,0 +1,35 @@
+"""What paper 003 says of its results, as our own studies of split classifiers found it.
+
+    python -m benchmarks.papers.mixcon [--check] [--json docs/results/claims-003.json] STUDY...
+
+STUDY is an inversion.json, or its folder. Every study checks its claims itself when it is made
+(`tasks.families.inversion.study.claims`, with the rules); they are checked again here, on its
+numbers, and must come out the same. Hardware and --check are as in `benchmarks.papers.kkt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers.kkt import collect, read_record
+from tasks.families.inversion.study.claims import check_inversion
+from tasks.families.inversion.study.record import RECORD, SCHEMA, VERSION
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """The record at `path`, an inversion.json or its folder.
+
+    Raises ValueError for anything else, and for one whose claims are not those of its numbers.
+    """
+    return read_record(path, RECORD, (SCHEMA, VERSION), check_inversion)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line: prints every claim, and writes them to --json."""
+    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="003")
+
+
+if __name__ == "__main__":
+    main()

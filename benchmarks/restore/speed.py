@@ -1,0 +1,394 @@
+"""Training and sampling of both restorers on the CPU, beside the same networks written plainly.
+
+    python -m benchmarks.restore.speed [--quick] [--json FILE]
+
+The reference (`restore_reference`) is what one would write from the papers: channels first, eager,
+float32, Adam as a loop over the parameters. It gets our weights, has to give our losses, gradients
+and restorations, and is timed in turns with ours, in one process and with the same threads. A ratio
+of 1 or more means that we are not slower. The effect of each thing that we do differently, and of
+torch.compile, which we do not use, follows on lines of its own (`restore_parts`). Memory is the
+peak of a process of its own; waiting for data is that of a trainer reading the balanced stream.
+Batches are small, since the paper's (512 and 128) take minutes a step on a CPU.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.record import Measurement, compared, hardware, main, versions
+from benchmarks.restore.parts import parts
+from benchmarks.restore.reference import (
+    ReferenceFit,
+    reference_loss,
+    reference_net,
+    reference_restore,
+)
+from benchmarks.store import sample as store_sample
+from recon_core.balance import Curation
+from recon_core.restore import PAPER_TRAININGS, BFDnCNN, Examples, Fit, Restorer
+from recon_core.restore.edm import EDM
+from recon_core.types import N_AUGMENT
+from storage.pairs.dataset import Dataset
+from tasks.dataset.pair_stream import PairExamples
+
+AGREEMENT = 1e-3
+PLAIN = "the same network, channels first, eager, plain Adam"
+EDM_STEPS = 18
+NEARLY_ZERO = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A restorer, images in a training step, and images that are sampled at once."""
+
+    restorer: Restorer
+    batch: int
+    n_sampled: int
+
+    def __str__(self) -> str:
+        r = self.restorer
+        if isinstance(r, EDM):
+            return f"EDM {r.size}, {r.resolution}x{r.resolution}"
+        return f"BF-DnCNN {r.depth} layers of {r.n_channels}, 32x32"
+
+    @property
+    def side(self) -> int:
+        return self.restorer.resolution if isinstance(self.restorer, EDM) else 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is measured, and how often. `edm_steps` sampler steps are timed of `EDM_STEPS`; with
+    `compiled`, torch.compile is tried too, which takes minutes."""
+
+    cases: tuple[Case, ...]
+    repeats: int
+    edm_steps: int
+    n_waits: int
+    n_noise_images: int
+    compiled: bool
+    store: store_sample.Sizes
+
+
+FULL = Sizes(
+    cases=(
+        Case(restorer=EDM(), batch=4, n_sampled=4),
+        Case(restorer=BFDnCNN(), batch=16, n_sampled=32),
+    ),
+    repeats=5,
+    edm_steps=3,
+    n_waits=10,
+    n_noise_images=50_000,
+    compiled=True,
+    store=store_sample.Sizes(),
+)
+QUICK = Sizes(
+    cases=(
+        Case(restorer=EDM(size="tiny"), batch=4, n_sampled=4),
+        Case(restorer=BFDnCNN(depth=5, n_channels=32), batch=4, n_sampled=4),
+    ),
+    repeats=3,
+    edm_steps=3,
+    n_waits=3,
+    n_noise_images=500,
+    compiled=False,
+    store=store_sample.QUICK,
+)
+
+
+def example_batch(n: int, side: int, seed: int = 0) -> Examples:
+    """n examples of smooth nothing in particular."""
+    draw = torch.Generator().manual_seed(seed)
+    target = torch.rand(n, 3, side, side, generator=draw) * 2 - 1
+    noise = torch.randn(target.shape, generator=draw)
+    labels = torch.randn(n, N_AUGMENT, generator=draw)
+    return Examples(condition=(target + 0.3 * noise).clamp(-1, 1), target=target, augment=labels)
+
+
+def lively(restorer: Restorer) -> nn.Module:
+    """Our network, without the nearly zero weights of a fresh one, behind which branches hide."""
+    net = restorer.build(seed=0)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if name.endswith("gamma"):
+                parameter.uniform_(0.5, 1.5, generator=draw)
+            elif parameter.ndim > 1 and parameter.abs().max() < NEARLY_ZERO:
+                nn.init.xavier_uniform_(parameter, generator=draw)
+    return net
+
+
+def agreement(case: Case) -> dict[str, float]:
+    """How far the two sides are apart, relatively: losses, gradients, restorations.
+
+    Networks evaluate here, where no dropout differs.
+    """
+    restorer = case.restorer
+    ours = lively(restorer).eval()
+    theirs = reference_net(restorer, ours.state_dict()).eval()
+    batch = example_batch(2, case.side)
+    loss = restorer.loss(ours, batch, generator=torch.Generator().manual_seed(5))
+    reference = reference_loss(restorer, theirs, batch, 5)
+    for value in (loss, reference):
+        value.backward()
+    gradients = [gradient(net) for net in (ours, theirs)]
+    sampled = [restored(few_steps(restorer, 3), net, 2, case.side) for net in (ours, theirs)]
+    return {
+        "losses": relative(loss, reference),
+        "gradients": relative(*gradients),
+        "restorations": relative(*sampled),
+    }
+
+
+def gradient(net: nn.Module) -> Tensor:
+    """All gradients in the order of their names."""
+    found = sorted(net.named_parameters())
+    return torch.cat([p.grad.flatten() for _name, p in found if p.grad is not None])
+
+
+def check_agreement(case: Case) -> None:
+    """Raises ValueError if the two sides do not compute the same thing."""
+    for what, difference in agreement(case).items():
+        if not difference < AGREEMENT:
+            raise ValueError(
+                f"{case}: the {what} of the two sides differ by {difference:.2g} relative, more "
+                f"than {AGREEMENT}; nothing was timed"
+            )
+
+
+def restored(restorer: Restorer, net: nn.Module, n: int, side: int) -> Tensor:
+    """n restorations by our `restore`, or by the reference's if the network is the reference's."""
+    pictures = (example_batch(n, side).condition + 1) / 2
+    if not type(net).__name__.startswith("Reference"):
+        return restorer.restore(net, pictures, n_samples=1, seeds=torch.arange(n))[0]
+    noise = [torch.randn(3, side, side, generator=seeded(image)) for image in range(n)]
+    return reference_restore(restorer, net, pictures, torch.stack(noise))
+
+
+def few_steps(restorer: Restorer, n_steps: int) -> Restorer:
+    """An EDM of fewer sampler steps; a BF-DnCNN as it is."""
+    return replace(restorer, n_steps=n_steps) if isinstance(restorer, EDM) else restorer
+
+
+def fits(case: Case) -> tuple[Fit, ReferenceFit]:
+    """Both sides before their first step, with the same weights."""
+    training = PAPER_TRAININGS[case.restorer.kind]
+    ours = Fit(case.restorer, training, device="cpu")
+    nets = [reference_net(case.restorer, ours.net.state_dict()) for _ in range(2)]
+    return ours, ReferenceFit(case.restorer, training, nets[0], nets[1].requires_grad_(False))
+
+
+def training(case: Case, sizes: Sizes) -> Iterator[Measurement]:
+    """Seconds per image of a training step."""
+    ours, theirs = fits(case)
+    batch = example_batch(case.batch, case.side)
+    timing = compared(
+        "restore",
+        f"training, per image, {case}, batches of {case.batch}, {threads()}",
+        ours=lambda: ours.update(batch),
+        reference=PLAIN,
+        theirs=lambda: theirs.update(batch, theirs.step),
+        repeats=sizes.repeats,
+        per_call=case.batch,
+    )
+    yield timing
+    yield measured("the same, images a second", 1 / timing.value, "img/s", sizes.repeats)
+
+
+def sampling(case: Case, sizes: Sizes) -> Iterator[Measurement]:
+    """Seconds per restored image."""
+    net = lively(case.restorer).eval()
+    theirs = reference_net(case.restorer, net.state_dict()).eval()
+    restorer = few_steps(case.restorer, sizes.edm_steps)
+    n, share, how = case.n_sampled, 1.0, ""
+    if isinstance(restorer, EDM):
+        n_full, n_timed = 2 * EDM_STEPS - 1, 2 * restorer.n_steps - 1
+        share = n_full / n_timed
+        how = f", {n_full} evaluations of the network, {n_timed} of which are timed"
+    timing = compared(
+        "restore",
+        f"sampling, per image, {case}, {n} at once{how}, {threads()}",
+        ours=lambda: restored(restorer, net, n, case.side),
+        reference=PLAIN.removesuffix(", plain Adam"),
+        theirs=lambda: restored(restorer, theirs, n, case.side),
+        repeats=sizes.repeats,
+        per_call=n,
+    )
+    assert timing.reference_value is not None
+    value, reference_value = (
+        float(f"{seconds * share:.4g}") for seconds in (timing.value, timing.reference_value)
+    )
+    yield replace(timing, value=value, reference_value=reference_value)
+    yield measured("the same, images a second", 1 / value, "img/s", sizes.repeats)
+
+
+def peak_memory(case: Case) -> Iterator[Measurement]:
+    """What two training steps, and sampling, add to a process that has loaded torch."""
+    for what in ("training", "sampling"):
+        ours, theirs = (
+            statistics.median(_in_new_process(side, what, case) for _ in range(3))
+            for side in ("ours", "theirs")
+        )
+        n = case.batch if what == "training" else case.n_sampled
+        yield measured(
+            f"peak memory of {what}, {case}, {n} images at once, {threads()}",
+            ours,
+            "MiB",
+            3,
+            reference=PLAIN,
+            reference_value=theirs,
+        )
+
+
+def _in_new_process(side: str, what: str, case: Case) -> float:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_added_memory, (side, what, case, torch.get_num_threads()))
+
+
+def _added_memory(side: str, what: str, case: Case, n_threads: int) -> float:
+    """MiB that the peak of this process lies above what it held before; Linux only."""
+    torch.set_num_threads(n_threads)
+    small = replace(case, restorer=SMALLEST[case.restorer.kind], batch=2, n_sampled=2)
+    _work(side, what, small)  # loads the libraries and the code
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    before = _memory("VmRSS")
+    _work(side, what, case)
+    return _memory("VmHWM") - before
+
+
+SMALLEST: dict[str, Restorer] = {
+    "edm": EDM(size="tiny"),
+    "bf_dncnn": BFDnCNN(depth=3, n_channels=8),
+}
+
+
+def _work(side: str, what: str, case: Case) -> None:
+    """Two training steps, or sampling, from nothing."""
+    if what == "sampling":
+        net = lively(case.restorer)
+        if side == "theirs":
+            net = reference_net(case.restorer, net.state_dict())
+        restored(few_steps(case.restorer, 2), net, case.n_sampled, case.side)
+        return
+    batch = example_batch(case.batch, case.side)
+    if side == "ours":
+        fit = Fit(case.restorer, PAPER_TRAININGS[case.restorer.kind], device="cpu")
+        for _ in range(2):
+            fit.update(batch)
+        return
+    weights = case.restorer.build(seed=0).state_dict()
+    nets = [reference_net(case.restorer, weights) for _ in range(2)]
+    del weights
+    plain = ReferenceFit(case.restorer, PAPER_TRAININGS[case.restorer.kind], nets[0], nets[1])
+    for step in range(2):
+        plain.update(batch, step)
+
+
+def _memory(name: str) -> float:
+    """An entry of /proc/self/status, in MiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"/proc/self/status has no {name}; peak memory is measured on Linux only")
+
+
+def waiting(case: Case, sizes: Sizes, dataset: Dataset) -> Iterator[Measurement]:
+    """How long a training step waits for its batch of the balanced stream, after the first."""
+    feed = PairExamples(
+        dataset,
+        batch_size=case.batch,
+        seed=0,
+        curation=Curation(),
+        images_for_noise=store_sample.noise_images(sizes.n_noise_images),
+        endless=True,
+    )
+    fit = Fit(case.restorer, PAPER_TRAININGS[case.restorer.kind], device="cpu")
+    batches = iter(feed)
+    fit.update(Examples(**next(batches)))
+    waits, started = [], time.perf_counter()
+    for _ in range(sizes.n_waits):
+        asked = time.perf_counter()
+        batch = next(batches)
+        waits.append(time.perf_counter() - asked)
+        fit.update(Examples(**batch))
+    whole = time.perf_counter() - started
+    del batches  # its threads end
+    what = f"waiting for data, {case}, {sizes.n_waits} steps of {case.batch} images"
+    yield measured(f"{what}, per step", statistics.mean(waits), "s", sizes.n_waits)
+    yield measured(
+        f"{what}, of the training's time",
+        100 * sum(waits) / whole,
+        "%",
+        sizes.n_waits,
+        reference="paper 001, of its own training",
+        reference_value=20.0,
+    )
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def threads() -> str:
+    n = torch.get_num_threads()
+    return "1 thread" if n == 1 else f"{n} threads"
+
+
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    """|ours - theirs| / |theirs|."""
+    return float((ours.detach() - theirs.detach()).norm() / theirs.detach().norm())
+
+
+def measured(
+    case: str,
+    value: float,
+    unit: str,
+    repeats: int,
+    *,
+    reference: str | None = None,
+    reference_value: float | None = None,
+) -> Measurement:
+    """One line of the results."""
+    value = float(f"{value:.4g}")
+    return Measurement(
+        benchmark="restore",
+        case=case,
+        value=value,
+        unit=unit,
+        reference=reference,
+        reference_value=None if reference_value is None else float(f"{reference_value:.4g}"),
+        ratio=None if reference_value is None else float(f"{reference_value / value:.4g}"),
+        repeats=repeats,
+        hardware=hardware(),
+        versions=versions(),
+    )
+
+
+def measure(quick: bool) -> Iterator[Measurement]:
+    """Images a second and memory of both restorers, beside the same networks written plainly."""
+    sizes = QUICK if quick else FULL
+    for case in sizes.cases:
+        check_agreement(case)
+    for case in sizes.cases:
+        yield from training(case, sizes)
+        yield from sampling(case, sizes)
+        yield from peak_memory(case)
+        yield from parts(case.restorer, case.batch, sizes.repeats, compiled=sizes.compiled)
+    with tempfile.TemporaryDirectory(prefix="palimpsest-restore-") as folder:
+        dataset = store_sample.sample_store(Path(folder), sizes.store)
+        for case in sizes.cases:
+            if case.side == 32:
+                yield from waiting(case, sizes, dataset)
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,177 @@
+"""How a restorer's gain grows with steps, pairs, mixtures and size: many short trainings of a job.
+
+    python -m benchmarks.restore.trend WORKSPACE [--only NAME] [--quick] [--json FILE]
+
+WORKSPACE is the folder of a job whose pairs are generated. Every case trains a restorer of its
+recipe with one thing changed, always against the same held-out parts, and is scored by the
+dissimilarity 1 - SSIM of their restored pairs with the originals, beside that of the same pairs
+unrestored. Finished and interrupted trainings in WORKSPACE/trend are taken up, so this may be
+stopped at any time; `--only` gives the cases of one restorer to one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import Measurement, hardware, said, versions
+from flows.recipe import Recipe, RestorerPlan
+from flows.settings import from_json
+from recon_core.balance import Curation
+from recon_core.restore import EDM, BFDnCNN, Restorer
+from storage.pairs.dataset import Dataset
+from tasks.cluster.workers import resolve_device
+from tasks.training.train import train_restorer
+from tasks.training.validation import held_out_parts
+from tasks.workspace import Workspace
+
+N_SAMPLES, N_SAMPLER_STEPS = 16, 9
+"""Of a diffusion restorer, in the validations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One training: of `n_parts` parts (None: all), `n_steps` steps, with or without mixtures."""
+
+    name: str
+    n_steps: int
+    n_parts: int | None = None
+    mixtures: bool
+    smaller: bool = False
+
+
+def cases(
+    names: Sequence[str], *, mixtures: bool, steps: tuple[int, int], parts: Sequence[int]
+) -> Iterator[Case]:
+    """Per restorer: few and more steps, a smaller network, and pairs of more and more parts alone;
+    what is not varied is all pairs, with the recipe's mixtures."""
+    short, long = steps
+    for name in names:
+        yield Case(name=name, mixtures=mixtures, n_steps=short)
+        yield Case(name=name, mixtures=mixtures, n_steps=long)
+        yield Case(name=name, mixtures=mixtures, n_steps=long, smaller=True)
+        for n_parts in (*parts, None) if mixtures else parts:
+            yield Case(name=name, mixtures=False, n_steps=long, n_parts=n_parts)
+
+
+def measure(workspace: Path, *, only: str | None, quick: bool) -> Iterator[Measurement]:
+    """Trains the cases that are not there yet, and gives each one's score.
+
+    Raises:
+        ValueError: there is no job in `workspace`, or `only` is none of its restorers.
+    """
+    recipe_path = Workspace.found(workspace).recipe
+    if not recipe_path.is_file():
+        raise ValueError(f"{workspace} has no recipe.json; generate a job's pairs there first")
+    recipe = from_json(json.loads(recipe_path.read_text()))
+    names = [name for name in recipe.restorers if only in (None, name)]
+    if not names:
+        raise ValueError(f"--only {only}: the job has the restorers {list(recipe.restorers)}")
+    dataset = Dataset(Workspace.found(workspace).pairs("train"))
+    images = recipe.images("train").images
+    steps, parts = ((4, 8), (1, 2)) if quick else ((200, 800), (4, 14))
+    device = resolve_device("auto")
+    mixtures = recipe.curation.mixture_fraction > 0
+    for case in cases(names, mixtures=mixtures, steps=steps, parts=parts):
+        plan = planned(recipe.restorers[case.name], case)
+        card = train_restorer(
+            plan.restorer,
+            plan.training,
+            dataset=chosen(dataset, plan, case.n_parts),
+            curation=curation(recipe, case),
+            images_for_noise=images,
+            out=workspace / "trend" / folder(case),
+            device=device,
+            validation=plan.validation,
+            tensorboard="off",
+        )
+        yield measurement(case, card)
+
+
+def planned(plan: RestorerPlan, case: Case) -> RestorerPlan:
+    """The recipe's plan with the case's steps and size, validated at the end.
+
+    Scored is the mean of `N_SAMPLES` samples, of fewer sampler steps than the recipe's.
+    """
+    restorer: Restorer = plan.restorer
+    if case.smaller and isinstance(restorer, EDM):
+        restorer = replace(restorer, size="tiny")
+    elif case.smaller and isinstance(restorer, BFDnCNN):
+        restorer = replace(restorer, n_channels=max(1, restorer.n_channels // 2))
+    return replace(
+        plan,
+        restorer=restorer,
+        training=replace(plan.training, n_steps=case.n_steps),
+        validation=replace(
+            plan.validation,
+            every=case.n_steps,
+            n_samples=N_SAMPLES,
+            n_sampler_steps=N_SAMPLER_STEPS,
+        ),
+    )
+
+
+def chosen(dataset: Dataset, plan: RestorerPlan, n_parts: int | None) -> Dataset:
+    """The held-out parts of the whole store, and the first `n_parts` others."""
+    held_out = held_out_parts(dataset, plan.validation.n_parts)
+    others = [r.part for r in dataset.receipts if r.part not in held_out and r.n_pairs]
+    return dataset.subset([*held_out, *others[:n_parts]])
+
+
+def curation(recipe: Recipe, case: Case) -> Curation:
+    """The recipe's, without mixtures if the case has none."""
+    return recipe.curation if case.mixtures else replace(recipe.curation, mixture_fraction=0.0)
+
+
+def folder(case: Case) -> str:
+    """A name of its own for each case."""
+    parts = "all" if case.n_parts is None else str(case.n_parts)
+    kinds = ("-mixtures" if case.mixtures else "") + ("-smaller" if case.smaller else "")
+    return f"{case.name}-{case.n_steps}-of-{parts}{kinds}"
+
+
+def measurement(case: Case, card: dict[str, Any]) -> Measurement:
+    """1 - SSIM at the end, beside that of the unrestored pairs."""
+    facts, mixed = card["validation"], card["curation"]["mixture_fraction"]
+    after, before = 1 - facts["ssim_curve"][-1][1], 1 - facts["ssim_inputs"]
+    described = [
+        case.name,
+        f"{card['n_parameters']:,} parameters",
+        f"{case.n_steps:,} steps",
+        f"{card['dataset']['n_pairs_used']:,} pairs",
+        f"{mixed:g} mixtures to a pair" if mixed else "no mixtures",
+        *([f"mean of {N_SAMPLES} samples"] if card["restorer"]["kind"] == "edm" else []),
+    ]
+    return Measurement(
+        benchmark="restoration trend",
+        case=", ".join(described),
+        value=float(f"{after:.4g}"),
+        unit="of 1 - SSIM on held-out pairs",
+        reference="the same pairs unrestored",
+        reference_value=float(f"{before:.4g}"),
+        ratio=float(f"{before / after:.4g}"),
+        repeats=1,
+        hardware=hardware(),
+        versions=versions(),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workspace", type=Path, help="folder of a job with pairs")
+    parser.add_argument("--only", help="one of the recipe's restorers")
+    parser.add_argument("--quick", action="store_true", help="a few steps of each")
+    parser.add_argument("--json", type=Path, help="also write the lines to this file")
+    options = parser.parse_args(argv)
+    found = measure(options.workspace, only=options.only, quick=options.quick)
+    for _ in said(found, options.json):
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+"""Rebuilds docs/results.md from docs/results/*.json; nothing on the page is typed by hand.
+
+    python -m benchmarks.results.page [--check]
+
+`claims-NNN.json` are claims of paper NNN, or about an attack of that name, `run-NAME.json`
+summaries of jobs, `studies/NAME/study.json` studies, `studies/NAME/recovery.json` and
+`studies/NAME/inversion.json` those of recovery and of inversion, every other
+`.json` the lines of a benchmark. A file that is none of these stops the build and is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.record import Claim, Hardware, Measurement, parse_claims, parse_lines
+from benchmarks.restore.gains import Interval
+from benchmarks.results.run_summary import RunSummary, Scores, parse_run
+from benchmarks.results.studies import KINDS, study_table
+from tasks.study.statements import Outcome
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+INTRODUCTION = """# Results
+
+This page is rebuilt by `make results` from the files in `docs/results/`. Every number was measured
+by the command beside it. A *good* reconstruction has an SSIM above the threshold of its run. Good
+counts stand beside those of *decoys*: images that no victim was trained on, matched in the same
+way. A good decoy is a false positive.
+"""
+CLAIMS = """*Undecided*: tested, and the numbers leave it open at the size that was run. *Not
+testable*: what the claim is about was not run; "ours" says what is missing.
+"""
+OUTCOMES: dict[Outcome, str] = {
+    "holds": "yes", "does not hold": "**no**", "undecided": "undecided",
+    "not testable": "not testable",
+}  # fmt: skip
+
+
+def build_page(files: Mapping[str, str]) -> str:
+    """The page from file names and their contents.
+
+    Raises:
+        ValueError: a file is malformed; the message names it.
+    """
+    sections = [INTRODUCTION]
+    if not files:
+        sections.append("No results yet: run a benchmark with `--json docs/results/NAME.json`.\n")
+    runs = {name: text for name, text in files.items() if name.startswith("run-")}
+    claims = {name: text for name, text in files.items() if name.startswith("claims-")}
+    if runs:
+        sections.append("## Runs\n")
+        sections += [_run(parse_run(text, name=name)) for name, text in sorted(runs.items())]
+    studies = {name: text for name, text in files.items() if name.startswith("studies/")}
+    if studies:
+        sections.append("## Studies\n")
+        for name, text in sorted(studies.items()):
+            lines, header, rows = study_table(text, name=name)
+            sections.append("\n".join([*lines, _table(header, rows)]))
+    if claims:
+        sections.append(f"## Claims of the papers\n\n{CLAIMS}")
+        for name, text in sorted(claims.items()):
+            paper = name.removeprefix("claims-").removesuffix(".json")
+            sections.append(_claims(paper, parse_claims(text, name=name)))
+    benchmarks = sorted(set(files) - set(runs) - set(claims) - set(studies))
+    if benchmarks:
+        sections.append("## Benchmarks\n")
+        for name in benchmarks:
+            sections.append(_benchmark(name, parse_lines(files[name], name=name)))
+    return "\n".join(sections)
+
+
+def _run(run: RunSummary) -> str:
+    images = " or ".join(str(n) for n in run.images_per_run)
+    rows = [
+        (
+            f"`{name}`",
+            _good(method.targets),
+            _good(method.decoys),
+            f"{method.n_targets_above_every_decoy}",
+            _mean(method.targets.mean_ssim, method.targets.mean_ssim_interval),
+            _mean(method.decoys.mean_ssim, method.decoys.mean_ssim_interval),
+            _mean(method.targets.mean_haarpsi, method.targets.mean_haarpsi_interval),
+            _mean(method.decoys.mean_haarpsi, method.decoys.mean_haarpsi_interval),
+        )
+        for name, method in run.methods.items()
+    ]
+    header = (
+        *("method", "good", "good decoys", "above every decoy", "mean SSIM", "decoys"),
+        *("mean HaarPSI", "decoys"),
+    )
+    stages = ", ".join(f"{stage} {_number(s)} s" for stage, s in run.seconds.items())
+    lines = [
+        f"### {run.name}\n",
+        f"{_attacked(run)} of {images} images each, from `{run.source}`; good means SSIM > "
+        f"{run.good_threshold:g}.\n",
+        _table(header, rows),
+        *_gains(run),
+        *_ranked(run),
+        *_learned(run),
+        f"`{run.command}`\n",
+        f"Seconds per stage: {stages or 'not recorded'}.\n",
+        _machine(run.hardware, run.versions),
+    ]
+    if run.report is not None:
+        lines.append(f"The whole report: [{run.report}](results/{run.report}).\n")
+    for picture in (run.picture, run.curves):
+        if picture is not None:
+            lines.append(f"![{run.name}](results/{picture})\n")
+    return "\n".join(lines)
+
+
+def _attacked(run: RunSummary) -> str:
+    if run.n_victims is None or run.n_victims == run.n_runs:
+        return f"{run.n_runs} victims"
+    ended = ", ".join(f"{n} {name}" for name, n in (run.outcomes or {}).items() if n)
+    victims = f"{run.n_victims} victim{'s' * (run.n_victims != 1)}"
+    return f"{run.n_runs} attacks ({ended}) on {victims}"
+
+
+def _ranked(run: RunSummary) -> list[str]:
+    """How well the attacks of a sweep are ranked without the training images."""
+    rows = [
+        (f"`{name}`", f"{one.n_runs}", f"{one.spearman:+.2f}", _bounds(one.interval, "+.2f"))
+        for name, one in (run.ranking or {}).items()
+        if one.spearman is not None and one.interval is not None
+    ]
+    header = ("criterion", "attacks", "rank correlation with the mean SSIM", "95 %")
+    return [_table(header, rows)] if rows else []
+
+
+def _gains(run: RunSummary) -> list[str]:
+    """What each restorer gained, image by image, and how well each method tells a leak."""
+    if all(method.auc is None for method in run.methods.values()):
+        return []
+    rows = []
+    for name, method in run.methods.items():
+        gain, spread = method.gain, method.disagreement
+        found = method.found_at or {}
+        rows.append(
+            (
+                f"`{name}`",
+                "" if gain is None else _difference(gain.ssim, gain.ssim_interval),
+                ""
+                if gain is None or gain.ssim_interval_of_victims is None
+                else _bounds(gain.ssim_interval_of_victims, "+.3f"),
+                ""
+                if gain is None or gain.ssim_of_good is None
+                else _difference(gain.ssim_of_good, gain.ssim_of_good_interval),
+                ""
+                if gain is None or gain.ssim_at_all is None
+                else _difference(gain.ssim_at_all, gain.ssim_at_all_interval),
+                "" if gain is None else _difference(gain.haarpsi, gain.haarpsi_interval),
+                "" if gain is None else f"{gain.n_better}, {gain.n_worse}",
+                "" if method.auc is None else f"{method.auc:.3f}",
+                ", ".join(f"{100 * share:.1f} %" for share in found.values()),
+                ""
+                if spread is None
+                else ", ".join(
+                    "-" if value is None else f"{value:.3f}"
+                    for value in (spread.good, spread.others, spread.decoys)
+                ),
+            )
+        )
+    rates = next((list(m.found_at) for m in run.methods.values() if m.found_at), [])
+    header = (
+        *("method", "SSIM gained", "interval over victims", "of images that were good"),
+        "over all saved steps",
+        *("HaarPSI gained", "better, worse", "AUC"),
+        f"found at {', '.join(f'{100 * float(rate):g} %' for rate in rates)} false positives",
+        "disagreement: good, others, decoys",
+    )
+    text = (
+        "Gains are means of differences to the attack alone on the same image; brackets are 95 % "
+        "bootstrap intervals over images, and in one column over whole victims.\n"
+    )
+    return [_table(header, rows), text, *_over_baselines(run)]
+
+
+def _over_baselines(run: RunSummary) -> list[str]:
+    """What the trained restorers gained over the classical denoisers."""
+    baselines = {name for m in run.methods.values() if m.gain for name in m.gain.ssim_over}
+    trained = {
+        name: m.gain.ssim_over
+        for name, m in run.methods.items()
+        if m.gain and name not in baselines
+    }
+    if not baselines or not trained:
+        return []
+    rows = [
+        (f"`{name}`", *(_difference(*over[baseline]) for baseline in sorted(baselines)))
+        for name, over in trained.items()
+    ]
+    return [_table(("SSIM gained over", *(f"`{name}`" for name in sorted(baselines))), rows)]
+
+
+def _learned(run: RunSummary) -> list[str]:
+    if not run.restorers:
+        return []
+    rows = [
+        (
+            f"`{name}`",
+            f"{facts.n_parameters:,}",
+            f"{facts.n_pairs:,}",
+            f"{facts.n_examples:,}",
+            f"{_number(facts.seconds)} s",
+            "" if facts.validation_before is None else f"{facts.validation_before:.3f}",
+            f"{max(score for _step, score in facts.validation):.3f}" if facts.validation else "",
+        )
+        for name, facts in run.restorers.items()
+    ]
+    header = (
+        *("restorer", "parameters", "pairs", "examples seen", "training"),
+        *("validation SSIM before", "after, at best"),
+    )
+    return [_table(header, rows)]
+
+
+def _mean(value: float, interval: Interval | None) -> str:
+    return f"{value:.3f}" if interval is None else f"{value:.3f} {_bounds(interval, '.3f')}"
+
+
+def _difference(value: float, interval: Interval | None) -> str:
+    return f"{value:+.3f}" + ("" if interval is None else f" {_bounds(interval, '+.3f')}")
+
+
+def _bounds(interval: Interval, form: str) -> str:
+    return f"[{interval[0]:{form}}, {interval[1]:{form}}]"
+
+
+def _claims(paper: str, claims: Iterable[Claim]) -> str:
+    rows = [
+        (
+            claim.claim,
+            claim.where,
+            claim.theirs,
+            claim.ours,
+            OUTCOMES[claim.outcome],
+            claim.rule or "",
+            f"`{claim.command}`, {_number(claim.seconds)} s, {_hardware(claim.hardware)}",
+        )
+        for claim in claims
+    ]
+    header = ("claim", "where", "theirs", "ours", "outcome", "rule", "how")
+    title = f"Paper {paper}" if paper.isdigit() else f"The {paper} attack"
+    return f"### {title}\n\n{_table(header, rows)}"
+
+
+def _benchmark(name: str, measurements: Sequence[Measurement]) -> str:
+    title = " and ".join(sorted({m.benchmark for m in measurements}))
+    rows = [
+        (
+            m.case,
+            f"{_number(m.value)} {m.unit}",
+            m.reference or "",
+            f"{_number(m.reference_value)} {m.unit}" if m.reference_value is not None else "",
+            f"{_number(m.ratio)}" if m.ratio is not None else "",
+            str(m.repeats),
+        )
+        for m in measurements
+    ]
+    machines = sorted({_machine(m.hardware, m.versions) for m in measurements})
+    loads = [float(m.hardware.get("load_average") or 0) for m in measurements]
+    load = f"Load average while measuring: {min(loads):g} to {max(loads):g}.\n"
+    header = ("case", "ours", "reference", "reference's", "ratio", "repeats")
+    body = [f"### {title}\n", f"From `{name}`.\n", _table(header, rows), *machines, load]
+    return "\n".join(body)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _good(scores: Scores) -> str:
+    return f"{scores.n_good} of {scores.n}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _hardware(hardware: Hardware) -> str:
+    gpu = f"{hardware['gpu']}, " if hardware.get("gpu") else ""
+    return f"{gpu}{hardware.get('cpu')}, {hardware.get('cores')} cores"
+
+
+def _machine(hardware: Hardware, versions: Mapping[str, str]) -> str:
+    details = f"{hardware.get('threads')} threads, {hardware.get('memory_gib')} GiB"
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"Measured on {_hardware(hardware)}, {details}; {packages}.\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the page, or with --check says whether it is up to date; 1 if not."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
+    options = parser.parse_args(argv)
+    page_path = options.results.parent / "results.md"
+    patterns = ("*.json", *(f"studies/*/{kind}.json" for kind in KINDS))
+    found = [path for pattern in patterns for path in options.results.glob(pattern)]
+    files = {p.relative_to(options.results).as_posix(): p.read_text() for p in sorted(found)}
+    try:
+        page = build_page(files)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if not options.check:
+        page_path.write_text(page)
+        return 0
+    if not page_path.is_file() or page_path.read_text() != page:
+        print(f"{page_path} is out of date; run `make results`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""The span attack: what comes back, in which time, and its optimiser beside python-picard.
+
+    python -m benchmarks.span.speed --images folder:cifar10 [--quick] [--json FILE]
+
+Images are drawn from the held-out split; the shipped model of images is learned on the train split.
+"Good" is an SSIM above .4, decoys are as many images that were in no span. A true span is what a
+training would leave at best: the images less their mean, known up to float32. Victims are those of
+`cifar-hundred` and `restoration-cpu` (200,000 epochs), attacked with an unknown start and a known
+one. python-picard (BSD) is no dependency; its lines are left out, and said to be, without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from benchmarks.record import Measurement, compared, measured, said
+from flows.presets import preset
+from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.span.attack import SpanAttack, separate
+from recon_core.attacks.span.orthogonal import Stage, rotate, rotation_start
+from recon_core.attacks.span.search import best_start, views_of
+from recon_core.matching import fit_to_range
+from recon_core.metrics import ssim_matrix
+from recon_core.sampling import binary_labels
+from recon_core.types import RunSpec, seeded_generator
+from storage.sources.load import ImageSet, load_images
+
+_line = partial(measured, "span")
+GOOD = 0.4
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an attack brought back of the images and of as many decoys, and the seconds it took;
+    the last two with nothing clipped."""
+
+    n: int
+    good: int
+    ssim: float
+    decoys: int
+    seconds: float
+    good_fitting: int
+    ssim_fitting: float
+
+
+def measure(images: ImageSet, *, quick: bool, seed: int) -> Iterator[Measurement]:
+    """Planted sources beside python-picard, true spans, victims."""
+    yield from planted(n=20 if quick else 100, t=2000 if quick else 10_000)
+    for n in (10,) if quick else (100, 200, 300, 500):
+        yield from _lines(f"true span of {n} images", true_span(images, n, seed=seed, quick=quick))
+    for name in ("restoration-cpu",) if quick else ("cifar-hundred", "restoration-cpu"):
+        yield from victims(images, name, n=10 if quick else 100, seed=seed, quick=quick)
+
+
+class Student:
+    """Our density, log(1 + y^2), as python-picard takes one."""
+
+    def log_lik(self, y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """-log of the density, up to a constant."""
+        return np.log1p(y**2)
+
+    def score_and_der(
+        self, y: npt.NDArray[np.float64]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Its first two derivatives."""
+        return 2 * y / (1 + y**2), 2 * (1 - y**2) / (1 + y**2) ** 2
+
+
+def planted(*, n: int, t: int) -> Iterator[Measurement]:
+    """Laplacian sources, mixed and whitened: the smallest correlation of a source with what is
+    found, and the time beside python-picard, which starts at the same rotation."""
+    generator = torch.Generator().manual_seed(0)
+    u = torch.rand(n, t, generator=generator, dtype=torch.float64) - 0.5
+    sources = -u.sign() * (1 - 2 * u.abs()).clamp_min(1e-12).log()
+    mixed = torch.randn(n, n, generator=generator, dtype=torch.float64) @ sources
+    values, vectors = torch.linalg.eigh(mixed @ mixed.mT / t)
+    z = (vectors / values.sqrt()).mT @ mixed
+    start = rotation_start(n, generator)
+    stages = (Stage(1.0, 300),)
+
+    def ours() -> Tensor:
+        return rotate(z[None], start[None], stages, tolerance=1e-7).sources[0]
+
+    case = f"{n} planted Laplacian sources, {t:,} samples, float64"
+    yield _line(case, _smallest_correlation(ours(), sources), "smallest correlation")
+    try:
+        from picard import picard
+    except ImportError:
+        print("python-picard is not installed: pip install python-picard for its lines")
+        return
+
+    def theirs() -> Tensor:
+        _k, _w, found = picard(
+            z.numpy(), ortho=True, whiten=False, centering=False, extended=False,
+            w_init=start.numpy(), max_iter=300, tol=1e-4, fun=Student(),
+        )  # fmt: skip
+        return torch.from_numpy(found)
+
+    yield _line(
+        f"{case}, python-picard", _smallest_correlation(theirs(), sources), "smallest correlation"
+    )
+    yield compared("span", case, ours=ours, reference="python-picard", theirs=theirs, repeats=3)
+
+
+def true_span(images: ImageSet, n: int, *, seed: int, quick: bool) -> Found:
+    """The attack on the span of n images, turned at random."""
+    seen, decoys = drawn(images, n, seed)
+    mean = seen.mean(0)
+    centred = (seen - mean).flatten(1)
+    vectors = torch.linalg.svd(centred.double(), full_matrices=False)[2][: n - 1].float()
+    attack = SpanAttack(sources="learned")
+    attack = replace(attack, n_learned=40) if quick else attack
+    began = time.perf_counter()
+    views = views_of(attack, vectors.unflatten(1, seen.shape[1:])[None])
+    generator = seeded_generator(seed, 0, "attack")
+    ended = best_start(attack, views, [generator], lambda _n: None)
+    x = ended.rotation[0] @ views.whiten[0] @ vectors
+    seconds = time.perf_counter() - began
+    return _found(x, mean, seen, decoys, seconds)
+
+
+def victims(
+    images: ImageSet, name: str, *, n: int, seed: int, quick: bool
+) -> Iterator[Measurement]:
+    """The attack on a victim of a preset, its start unknown and known."""
+    experiment = preset(name).campaign("heldout").experiment
+    assert isinstance(experiment, KKT)
+    epochs = 2000 if quick else min(experiment.training.epochs, 200_000)
+    experiment = replace(experiment, training=replace(experiment.training, epochs=epochs))
+    seen, decoys = drawn(images, n, seed)
+    rows = (seen * 255).round().to(torch.uint8)
+    labels = tuple([0] * (n // 2) + [1] * (n // 2))
+    spec = RunSpec(run=0, root_seed=seed, image_ids=tuple(range(n)), labels=labels)
+    victim = experiment.train_victim(spec, rows, device=CPU)
+    weights = victim.trained.parameters
+    start = victim.architecture.initial([spec.victim_generator("victim")], dtype=torch.float32)
+    for known in (False, True):
+        attack = SpanAttack(start="known" if known else "unknown")
+        began = time.perf_counter()
+        (found,) = separate(
+            attack,
+            victim.architecture,
+            weights,
+            [spec.generator("attack")],
+            start=start if known else None,
+        )
+        seconds = time.perf_counter() - began
+        case = f"victim of {name}, {n} images, start {attack.start}"
+        yield from _lines(case, _found(found.sources.x, victim.mean, seen, decoys, seconds))
+
+
+def drawn(images: ImageSet, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """(n images, half of each binary label, in [0, 1]; n others)."""
+    labels, _task = binary_labels(images.labels, images.class_names)
+    generator = seeded_generator(seed, n, "images")
+    order = torch.randperm(len(labels), generator=generator).numpy()
+    halves = [order[labels[order] == k] for k in (0, 1)]
+    chosen = np.concatenate([half[: n // 2] for half in halves])
+    others = np.concatenate([half[n // 2 : n] for half in halves])
+    if len(others) < n:
+        raise SystemExit(f"--images has too few images: {2 * n} are needed, half of each label")
+    seen, decoys = (
+        torch.from_numpy(images.images[rows]).float() / 255 for rows in (chosen, others)
+    )
+    return seen, decoys
+
+
+def _found(x: Tensor, mean: Tensor, seen: Tensor, decoys: Tensor, seconds: float) -> Found:
+    both = torch.cat([x, -x]).unflatten(1, seen.shape[1:])
+    pictures = fit_to_range(both, mean)
+    best, lucky = (ssim_matrix(pictures, some).amax(0) for some in (seen, decoys))
+    n_good, n_lucky = int((best > GOOD).sum()), int((lucky > GOOD).sum())
+    whole = ssim_matrix(fit_to_range(both, mean, clipped=0.0), seen).amax(0)
+    fitting = (int((whole > GOOD).sum()), float(whole.mean()))
+    return Found(len(seen), n_good, float(best.mean()), n_lucky, seconds, *fitting)
+
+
+def _lines(case: str, found: Found) -> Iterator[Measurement]:
+    yield _line(case, found.good, f"good of {found.n}")
+    yield _line(case, found.ssim, "mean SSIM")
+    yield _line(case, found.decoys, f"good decoys of {found.n}")
+    yield _line(f"{case}, nothing clipped", found.good_fitting, f"good of {found.n}")
+    yield _line(f"{case}, nothing clipped", found.ssim_fitting, "mean SSIM")
+    yield _line(case, found.seconds, "s")
+
+
+def _smallest_correlation(found: Tensor, sources: Tensor) -> float:
+    k = len(sources)
+    table = torch.corrcoef(torch.cat([found, sources]))[:k, k:].abs()
+    return float(table.amax(0).min())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", default="photos", help="folder:PATH, ...; default: photographs")
+    parser.add_argument("--quick", action="store_true", help="small cases")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="also write the lines to this file")
+    options = parser.parse_args(argv)
+    images = load_images(options.images, split="heldout")
+    for _ in said(measure(images, quick=options.quick, seed=options.seed), options.json):
+        pass
+
+
+if __name__ == "__main__":
+    main()

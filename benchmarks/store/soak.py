@@ -1,0 +1,169 @@
+"""Millions of real pairs on a real disk: written, verified, streamed and opened once.
+
+`benchmarks.store.speed` compares with plain zarr on three parts in the page cache. Here a store
+that is larger than the memory goes through everything once: 200 parts of 24,800 pairs are 5 million
+pairs, a twelfth of the paper's 60 million. Parts differ in the rolled order of their runs, and not
+in what it costs to handle them. Rates are medians over tenths of the work, so that a slow tenth,
+and a rate that falls as the store grows, are seen. Set TMPDIR to choose the device; 40 GB are
+needed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.record import Measurement, hardware, main, versions
+from benchmarks.store.sample import (
+    BATCH,
+    PROVENANCE,
+    QUICK,
+    Columns,
+    Sizes,
+    sample_columns,
+    training_examples,
+)
+from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.parts import write_part
+from storage.pairs.verify import verify_store
+
+N_TENTHS = 10
+
+OPEN = """
+import json, sys, time
+from storage.pairs.dataset import Dataset
+start = time.perf_counter()
+dataset = Dataset(sys.argv[1])
+dataset.image_counts()
+print(json.dumps(time.perf_counter() - start))
+"""
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """Seconds at which each piece of work was done, the start included."""
+
+    seconds: list[float]
+    amounts: list[float]
+
+    def rates(self) -> list[float]:
+        """Work per second in each tenth."""
+        done = np.cumsum([0.0, *self.amounts])
+        marks = np.linspace(0, done[-1], N_TENTHS + 1)
+        times = np.interp(marks, done, self.seconds)
+        return [float(rate) for rate in np.diff(marks) / np.diff(times)]
+
+
+def measure(quick: bool) -> Iterator[Measurement]:
+    """Write, open, verify and stream a store that does not fit in memory."""
+    sizes = replace(QUICK, n_parts=12) if quick else Sizes(n_parts=200)
+    with tempfile.TemporaryDirectory(prefix="palimpsest-soak-") as folder:
+        root = Path(folder, "store")
+        yield from _written(root, sizes)
+        opened = subprocess.run(
+            [sys.executable, "-c", OPEN, str(root)], check=True, capture_output=True
+        )
+        n_pairs = Dataset(root).n_pairs
+        yield _measured(f"open the metadata of {n_pairs:,} pairs", json.loads(opened.stdout), "s")
+        yield from _verified(root)
+        yield from _streamed(root, sizes)
+
+
+def _written(root: Path, sizes: Sizes) -> Iterator[Measurement]:
+    create_or_open(root, {"benchmark": "soak"})
+    base = sample_columns(0, sizes)
+    pace = _Pace([0.0], [])
+    spent = 0.0
+    for part in range(sizes.n_parts):
+        columns = _rolled(base, part, sizes)
+        start = time.perf_counter()
+        write_part(root, part, columns, provenance=PROVENANCE)
+        spent += time.perf_counter() - start
+        pace.seconds.append(spent)
+        pace.amounts.append(sizes.pairs_per_part)
+    yield from _paced(f"write {sizes.n_parts} parts, fsync included", pace, "s per million pairs")
+    n_bytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    n_pairs = sizes.n_parts * sizes.pairs_per_part
+    yield _measured(f"{n_pairs:,} pairs on the disk", n_bytes / 1e9, "GB")
+
+
+def _rolled(base: Columns, part: int, sizes: Sizes) -> Columns:
+    """`base` with its pairs in another order, so that no two parts have the same bytes."""
+    shift = part * 7 % sizes.pairs_per_part
+    rolled = {
+        name: np.roll(values, shift, axis=0) if name.startswith("pairs/") else values
+        for name, values in base.items()
+    }
+    first = part * sizes.n_runs
+    return rolled | {"runs/run": np.arange(first, first + sizes.n_runs)}
+
+
+def _verified(root: Path) -> Iterator[Measurement]:
+    dataset = Dataset(root)
+    sizes = [sum(n for n, _crc in receipt.files.values()) for receipt in dataset.receipts]
+    pace = _Pace([0.0], [])
+    start = time.perf_counter()
+
+    def done(n_done: int, _n: int) -> None:
+        pace.seconds.append(time.perf_counter() - start)
+        pace.amounts.append(sizes[n_done - 1] / 1e6)  # in MB, so that a million of them is a TB
+
+    found = verify_store(root, on_part=done)
+    if not found.ok or found.n_checked != len(dataset.receipts):
+        raise ValueError(f"the store that was just written does not verify: {found.problems[:3]}")
+    yield from _paced("verify, every byte read and hashed", pace, "s per TB")
+
+
+def _streamed(root: Path, sizes: Sizes) -> Iterator[Measurement]:
+    dataset = Dataset(root)
+    examples = training_examples(dataset, sizes)
+    pace = _Pace([0.0], [])
+    start = time.perf_counter()
+    for batch in examples:
+        pace.seconds.append(time.perf_counter() - start)
+        pace.amounts.append(len(batch["target"]))
+    case = f"one balanced epoch in batches of {BATCH}, normalised, 10 % noise"
+    yield from _paced(case, pace, "s per million examples")
+    yield _measured(f"{case}: examples", float(examples.n_given), "examples")
+    peak = next(
+        int(line.split()[1]) / 2**20
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
+    yield _measured("peak memory of the process that did all this", peak, "GiB")
+
+
+def _paced(case: str, pace: _Pace, unit: str) -> Iterator[Measurement]:
+    rates = pace.rates()
+    per_million = [1e6 / rate for rate in rates]
+    yield _measured(f"{case}: median tenth", statistics.median(per_million), unit, N_TENTHS)
+    yield _measured(f"{case}: slowest tenth", max(per_million), unit, N_TENTHS)
+    yield _measured(f"{case}: in all", pace.seconds[-1], "s")
+
+
+def _measured(case: str, value: float, unit: str, repeats: int = 1) -> Measurement:
+    return Measurement(
+        benchmark="store_soak",
+        case=case,
+        value=float(f"{value:.3g}"),
+        unit=unit,
+        reference=None,
+        reference_value=None,
+        ratio=None,
+        repeats=repeats,
+        hardware=hardware(),
+        versions=versions(),
+    )
+
+
+if __name__ == "__main__":
+    main(measure)
