@@ -20,7 +20,7 @@ from recon_core.victims.autoencoder import (
     n_parameters,
     single,
 )
-from tests.recon_core.torch_autoencoders import torch_autoencoder
+from tests.recon_core.victims.torch_autoencoders import torch_autoencoder
 
 SHAPE = (3, 8, 8)
 R = 3

@@ -23,7 +23,7 @@ from recon_core.victims.autoencoder_training import (
     Overfitted,
     train_autoencoders,
 )
-from tests.recon_core.torch_autoencoders import torch_autoencoder
+from tests.recon_core.victims.torch_autoencoders import torch_autoencoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

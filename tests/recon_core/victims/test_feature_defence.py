@@ -21,8 +21,15 @@ from recon_core.victims.separability import MixCon, UniCon, mixcon, separability
 from recon_core.victims.training import Training, train
 from recon_core.victims.training_state import TrainingState
 from tests.recon_core.small_runs import CPU, QUICK_ALL, assert_equal_results, images, run, specs
-from tests.recon_core.small_victims import GD, architecture, assert_same, data, victims, wild
-from tests.recon_core.torch_nets import torch_loss, torch_net
+from tests.recon_core.victims.small_victims import (
+    GD,
+    architecture,
+    assert_same,
+    data,
+    victims,
+    wild,
+)
+from tests.recon_core.victims.torch_nets import torch_loss, torch_net
 
 STEP = Optimiser(rule="gd")
 DEFENCES: dict[str, Defence] = {

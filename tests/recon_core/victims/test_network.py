@@ -20,7 +20,7 @@ from recon_core.victims.network import (
     image_shape,
     parse_architecture,
 )
-from tests.recon_core.torch_nets import torch_gradients, torch_net
+from tests.recon_core.victims.torch_nets import torch_gradients, torch_net
 
 R, N, SHAPE = 3, 4, (2, 5, 6)
 BIASES = ("none", "first", "all")

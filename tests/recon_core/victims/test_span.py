@@ -14,7 +14,7 @@ from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from recon_core.victims.span import Span, uses_span
 from recon_core.victims.training import Trained, Training, train
-from tests.recon_core.torch_nets import torch_trained
+from tests.recon_core.victims.torch_nets import torch_trained
 
 R, N, SHAPE = 3, 8, (1, 6, 8)
 GD = Optimiser(rule="gd", lr=0.1)

@@ -20,7 +20,7 @@ from recon_core.victims.split import (
     SplitNetwork,
     initial_weights,
 )
-from tests.recon_core.torch_split import torch_split
+from tests.recon_core.victims.torch_split import torch_split
 
 R, N = 6, 3
 LENETS: dict[str, tuple[SplitNetwork, tuple[int, int, int]]] = {

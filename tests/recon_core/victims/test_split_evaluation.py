@@ -16,7 +16,7 @@ from recon_core.victims.split_evaluation import (
     evaluate_split,
     features_of,
 )
-from tests.recon_core.torch_split import torch_split
+from tests.recon_core.victims.torch_split import torch_split
 
 SHAPE = (1, 2, 3)
 R, K, N = NETWORKS_ON_CPU + 2, 3, 36

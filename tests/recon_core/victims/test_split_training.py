@@ -29,7 +29,7 @@ from recon_core.victims.split_evaluation import (
     features_of,
 )
 from recon_core.victims.split_training import Defence, SplitTraining, TrainedSplit, train_split
-from tests.recon_core.torch_split import torch_split
+from tests.recon_core.victims.torch_split import torch_split
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,7 +14,7 @@ from recon_core.victims.losses import Loss
 from recon_core.victims.network import Conv, Parameters
 from recon_core.victims.training import Training, train
 from recon_core.victims.training_state import TrainingState
-from tests.recon_core.small_victims import (
+from tests.recon_core.victims.small_victims import (
     ADAM,
     GD,
     N,
@@ -26,7 +26,7 @@ from tests.recon_core.small_victims import (
     victims,
     wild,
 )
-from tests.recon_core.torch_nets import torch_gradients, torch_trained
+from tests.recon_core.victims.torch_nets import torch_gradients, torch_trained
 
 
 def assert_close(ours: Parameters, theirs: Parameters, tolerance: float) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recon_core.victims.training import Training, train
 from recon_core.victims.training_state import TrainingState
-from tests.recon_core.small_victims import (
+from tests.recon_core.victims.small_victims import (
     ADAM,
     GD,
     architecture,

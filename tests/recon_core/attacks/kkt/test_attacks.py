@@ -22,7 +22,7 @@ from recon_core.optimisers import Optimiser
 from recon_core.types import Outcome, RunSpec
 from recon_core.victims.network import Conv, Network
 from recon_core.victims.training import Training
-from tests.recon_core.small_attacks import architecture, attack_with, different, problem
+from tests.recon_core.attacks.kkt.small_attacks import architecture, attack_with, different, problem
 from tests.recon_core.small_runs import ALL, QUICK_ALL, N, assert_equal_results, images, run, specs
 
 SHORT = SpanAttack(n_images=4, n_rotations=(5, 5, 5, 5), n_grouped=3, n_likelihood=3)

@@ -17,8 +17,8 @@ from recon_core.attacks.kkt.objective import (
     settings_of,
 )
 from recon_core.victims.network import Conv, Network, Parameters
-from tests.recon_core import double_backprop
-from tests.recon_core.planted import STEEP, Planted, planted_relu
+from tests.recon_core.attacks.kkt import double_backprop
+from tests.recon_core.attacks.kkt.planted import STEEP, Planted, planted_relu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,8 +18,8 @@ from recon_core.attacks.kkt.stationarity import Stationarity
 from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Bias, Conv, Network, Parameters
-from tests.recon_core import double_backprop
-from tests.recon_core.planted import STEEP, planted_relu
+from tests.recon_core.attacks.kkt import double_backprop
+from tests.recon_core.attacks.kkt.planted import STEEP, planted_relu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -29,8 +29,8 @@ from recon_core.victims.diagnostics import (
 )
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Conv, Network, Parameters
-from tests.recon_core import double_backprop
-from tests.recon_core.planted import Planted, decayed, planted_relu, planted_signs
+from tests.recon_core.attacks.kkt import double_backprop
+from tests.recon_core.attacks.kkt.planted import Planted, decayed, planted_relu, planted_signs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -21,9 +21,9 @@ from recon_core.attacks.kkt.objective import (
 from recon_core.attacks.kkt.solver import Attacked, reconstruct
 from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Conv, Network
-from tests.recon_core import double_backprop
-from tests.recon_core.planted import planted_relu
-from tests.recon_core.small_attacks import (
+from tests.recon_core.attacks.kkt import double_backprop
+from tests.recon_core.attacks.kkt.planted import planted_relu
+from tests.recon_core.attacks.kkt.small_attacks import (
     CONDITIONS,
     CPU,
     MOMENTUM,

@@ -24,8 +24,8 @@ from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.types import Outcome, no_progress
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
-from tests.recon_core import double_backprop
-from tests.recon_core.small_attacks import (
+from tests.recon_core.attacks.kkt import double_backprop
+from tests.recon_core.attacks.kkt.small_attacks import (
     ADADELTA,
     GD,
     MOMENTUM,

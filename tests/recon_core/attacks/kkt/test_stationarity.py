@@ -13,7 +13,7 @@ from torch import Tensor
 from recon_core.attacks.kkt.layers import Form, cheaper_form
 from recon_core.attacks.kkt.stationarity import Stationarity
 from recon_core.victims.network import Activation, Bias, Conv, Network, Parameters
-from tests.recon_core import double_backprop
+from tests.recon_core.attacks.kkt import double_backprop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

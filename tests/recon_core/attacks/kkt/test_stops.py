@@ -14,7 +14,7 @@ from recon_core.attacks.kkt.objective import KKTAttack, Settings
 from recon_core.attacks.kkt.solver import Attacked, AttackState, reconstruct
 from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Architecture, Parameters
-from tests.recon_core.small_attacks import (
+from tests.recon_core.attacks.kkt.small_attacks import (
     ADADELTA,
     ADAM,
     CPU,

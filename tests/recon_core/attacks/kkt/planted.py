@@ -12,7 +12,7 @@ from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from recon_core.victims.training import Training, train
-from tests.recon_core import double_backprop
+from tests.recon_core.attacks.kkt import double_backprop
 
 STEEP = 2000.0
 """An alpha at which the surrogate is a step: 0 or 1 where the planted networks are looked at."""

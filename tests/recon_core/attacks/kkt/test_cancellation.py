@@ -15,8 +15,8 @@ from torch import Tensor
 from recon_core.attacks.kkt.layers import Form
 from recon_core.attacks.kkt.stationarity import Stationarity
 from recon_core.victims.network import Conv, Network
-from tests.recon_core import double_backprop
-from tests.recon_core.planted import Planted, planted_gelu, planted_relu
+from tests.recon_core.attacks.kkt import double_backprop
+from tests.recon_core.attacks.kkt.planted import Planted, planted_gelu, planted_relu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
