@@ -1,8 +1,8 @@
 """What a benchmark prints: one JSON object a line, with the machine it was measured on.
 
 A script defines `measure(quick) -> Iterator[Measurement]` and calls `main(measure)`; run it as
-`python -m benchmarks.NAME [--quick] [--json FILE]`. `docs/results/` keeps such files, beside claims
-(`claims-NNN.json`, a list of `Claim`) and summaries of runs (`run-NAME.json`).
+`python -m benchmarks.FOLDER.NAME [--quick] [--json FILE]`. `docs/results/` keeps such files
+(`benchmarks/`), claims (`claims/`, lists of `Claim`) and summaries of runs (`runs/`).
 """
 
 from __future__ import annotations

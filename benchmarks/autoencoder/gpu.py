@@ -1,7 +1,7 @@
 """Paper 000 at its own size on one GPU: is it right, how fast is it, what comes back?
 
     python -m benchmarks.autoencoder.gpu --work FOLDER [--minutes M] [--data SOURCE] [--quick]
-                                         [--json docs/results/autoencoder_gpu.json]
+                                         [--json docs/results/benchmarks/autoencoder_gpu.json]
 
 First, forward pass, training and recovery in float64 and float32 on the device have to agree with
 float64 on the CPU, or nothing is timed. Then a training epoch and an evaluation of f are timed at

@@ -1,8 +1,9 @@
 """What paper 001 says of how its dataset grew, checked on real campaigns of another size.
 
-The numbers are those that `benchmarks.coverage.real` left in docs/results/coverage_real.json: the
-same victims' images sampled uniformly, and uniformly first and then from the least seen. Campaigns
-with other seeds must agree; where they do not, a claim is undecided.
+The numbers are those that `benchmarks.coverage.real` left in
+docs/results/benchmarks/coverage_real.json: the same victims' images sampled uniformly, and
+uniformly first and then from the least seen. Campaigns with other seeds must agree; where they do
+not, a claim is undecided.
 """
 
 from __future__ import annotations

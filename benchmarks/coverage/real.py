@@ -34,7 +34,7 @@ from tasks.campaign.plan import Campaign, Plan, open_store
 from tasks.campaign.status import CoverageCurve, coverage_curve
 from tasks.cluster.workers import Workers, dask_client
 
-PLOT = Path(__file__).parents[2] / "docs" / "results" / "coverage-cifar.png"
+PLOT = Path(__file__).parents[2] / "docs/results/pictures/coverage-cifar.png"
 UNIFORM = "uniform"
 STYLES = {
     UNIFORM: ("#8c8c8c", ":"),

@@ -13,7 +13,7 @@ measured. `enough=44` shows what more pairs of each image cost in coverage.
 
 The goal is the paper's coverage with half the runs. Beside it stands the ceiling: what half the
 runs can cover at most, on average, with any sampler that learns from returns alone.
-Without --quick the curves are drawn to docs/results/coverage.png.
+Without --quick the curves are drawn to docs/results/pictures/coverage.png.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from recon_core.adaptive import History
 from recon_core.balance import gini
 from recon_core.sampling import Phase, Sampling, plan_part
 
-PLOT = Path(__file__).parents[2] / "docs" / "results" / "coverage.png"
+PLOT = Path(__file__).parents[2] / "docs/results/pictures/coverage.png"
 SMALL = Paper(
     n_images=1000,
     images_per_run=60,

@@ -1,6 +1,6 @@
 """InstaHide's attacks on a GPU: are they right, and how fast beside this machine's CPU?
 
-    python -m benchmarks.instahide.gpu [--quick] [--json docs/results/instahide_gpu.json]
+    python -m benchmarks.instahide.gpu [--quick] [--json docs/results/benchmarks/instahide_gpu.json]
 
 First, float64 on the GPU has to give what float64 on the CPU gives: of the exact attack the same
 statuses, pairs and pixels, of photographs the same scores; or nothing is timed. Then seconds of

@@ -1,6 +1,6 @@
 """The paper's generation run on one GPU: is it right, how fast is it, and does TF32 cost pairs?
 
-    python -m benchmarks.kkt.gpu [--quick] [--json docs/results/kkt_gpu.json]
+    python -m benchmarks.kkt.gpu [--quick] [--json docs/results/benchmarks/kkt_gpu.json]
 
 Needs one CUDA device. First, float64 on the GPU has to agree with float64 on the CPU, objective,
 gradients and trajectories, or nothing is timed. Then a training epoch and an attack iteration are

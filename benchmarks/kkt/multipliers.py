@@ -2,7 +2,7 @@
 
     python -m benchmarks.kkt.multipliers --data SOURCE [--quick] [--json FILE]
 
-FILE is docs/results/claims-002.json. The condition of equation 8 has C - 1 multipliers for each
+FILE is docs/results/claims/kkt.json. The condition of equation 8 has C - 1 multipliers for each
 image, equation 12 one. Both attack the same victims from the same candidates with the same
 settings, by `benchmarks.kkt.reference`; those of equation 8 begin with the same sum, and are asked
 to be at least 0 (equation 10) where equation 12 asks for at least lam_min.

@@ -1,6 +1,6 @@
 """What paper 000 says of its results, as our own studies of autoencoders found it.
 
-    python -m benchmarks.papers.autoencoder [--check] [--json docs/results/claims-000.json] STUDY...
+    python -m benchmarks.papers.autoencoder [--check] [--json FILE] STUDY...
 
 STUDY is a recovery.json, or its folder. Every study checks its claims itself when it is made
 (`tasks.families.autoencoder.study.claims`, with the rules); they are checked again here, on its
@@ -44,7 +44,13 @@ def first_tested(claims: list[Claim]) -> list[Claim]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line: prints every claim, and writes them to --json."""
-    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="000", choose=first_tested)
+    collect(
+        argv,
+        read=read_study,
+        title=__doc__.splitlines()[0],
+        paper="autoencoder",
+        choose=first_tested,
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """What paper 001 says of its results, checked on evaluations of our own.
 
     python -m benchmarks.papers.image_restoration [--json FILE] EVALUATION...
-    python -m benchmarks.papers.image_restoration --json docs/results/claims-001.json --check
+    python -m benchmarks.papers.image_restoration --json FILE --check
 
 EVALUATION is an evaluation.json of version 4, its folder, or the report-data of its report
 (`benchmarks.evaluation.tables`), which docs/results keeps. Every claim has a rule, stated beside
 the verdict: "more" needs an interval that excludes 0 (`benchmarks.evaluation.evaluated`), and what
 cannot be tested on an evaluation is said to be so. Run it on the machine that made the evaluations:
 seconds are theirs, hardware is this machine's. `--command` is what made them. How the dataset grew
-is checked on docs/results/coverage_real.json (`benchmarks.coverage.claims`).
+is checked on docs/results/benchmarks/coverage_real.json (`benchmarks.coverage.claims`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.record import Claim, hardware, parse_claims, parse_lines
 from recon_core.summary import NOTICEABLE
 from tasks.study.statements import Outcome, Verdict, outcome_of
 
-COVERAGE = Path(__file__).parents[2] / "docs" / "results" / "coverage_real.json"
+COVERAGE = Path(__file__).parents[2] / "docs/results/benchmarks/coverage_real.json"
 NOT_KEPT = "not recomputed: the scores of single images by these restorers were not kept"
 """In a claim's numbers: they are those of an evaluation whose tables lack them."""
 
@@ -259,13 +259,13 @@ def collected(paths: Sequence[Path], old: Sequence[Claim], *, command: str | Non
     return sorted(every, key=lambda claim: places.get(claim.claim, len(places)))
 
 
-def kept_tables(claims: Sequence[Claim], results: Path) -> list[Path]:
-    """The tables in `results` of the evaluations that these claims were checked on.
+def kept_tables(claims: Sequence[Claim], runs: Path) -> list[Path]:
+    """The tables in `runs` of the evaluations that these claims were checked on.
 
     Raises ValueError if those of one are not there.
     """
     names = dict.fromkeys(name_of(claim) for claim in claims)
-    paths = [results / name / "report-data" for name in names if name != COVERAGE.stem]
+    paths = [runs / name / "report-data" for name in names if name != COVERAGE.stem]
     for path in paths:
         if not has_tables(path):
             raise ValueError(f"{path} lacks some of {', '.join(TABLES)}; keep them there")
@@ -276,16 +276,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command line: prints every claim, and writes them to --json; or only compares."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("evaluations", type=Path, nargs="*", metavar="EVALUATION")
-    parser.add_argument("--json", type=Path, help="also write docs/results/claims-001.json, where "
-                        "claims on other evaluations stay")  # fmt: skip
+    parser.add_argument("--json", type=Path, help="also write docs/results/claims/image-"
+                        "restoration.json, where claims on other evaluations stay")  # fmt: skip
     parser.add_argument("--command", help="the command that made the evaluations")
     parser.add_argument("--check", action="store_true", help="only compare the file of --json with "
-                        "what the tables of its evaluations, beside it, give")  # fmt: skip
+                        "what the tables in runs/ beside its folder give")  # fmt: skip
     options = parser.parse_args(argv)
     path: Path | None = options.json
     try:
         old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
-        paths = kept_tables(old, path.parent) if options.check and path else options.evaluations
+        paths = options.evaluations
+        if options.check and path:
+            paths = kept_tables(old, path.resolve().parents[1] / "runs")
         claims = collected(paths, old, command=options.command)
     except (OSError, ValueError) as error:
         parser.error(str(error))

@@ -3,8 +3,8 @@
     python -m benchmarks.papers.instahide [--only NAME ...] [--quick] [--json FILE] [--data SOURCE]
 
 The parts are in PARTS; each can be run alone and then replaces only its own claims in FILE, which
-is docs/results/claims-004.json. All use the attacks' default settings: on Gaussian images and one
-thread; `similarity` and `photographs` on two threads and on the images of --data, of which they
+is docs/results/claims/instahide.json. All use the attacks' default settings: on Gaussian images and
+one thread; `similarity` and `photographs` on two threads and on the images of --data, of which they
 need 5,100. Parts that draw a figure keep what it is drawn from in `instahide/`.
 """
 

@@ -1,6 +1,6 @@
 """What paper 002 says of its results, as our own studies found it.
 
-    python -m benchmarks.papers.kkt [--check] [--json docs/results/claims-002.json] STUDY...
+    python -m benchmarks.papers.kkt [--check] [--json docs/results/claims/kkt.json] STUDY...
 
 STUDY is a study.json, or its folder. Every study checks its claims itself when it is made
 (`tasks.families.weights.study.claims`, with the rules); they are checked again here, on its
@@ -81,7 +81,7 @@ def claims_of(record: Mapping[str, Any], machines: Mapping[str, Hardware]) -> It
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line: prints every claim, and writes them to --json."""
-    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="002")
+    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="kkt")
 
 
 def collect(
@@ -95,7 +95,7 @@ def collect(
     """The command line of a paper's claims; `choose` picks from those of all studies."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("studies", type=Path, nargs="+", metavar="STUDY")
-    parser.add_argument("--json", type=Path, help=f"also write docs/results/claims-{paper}.json")
+    parser.add_argument("--json", type=Path, help=f"also write docs/results/claims/{paper}.json")
     parser.add_argument("--check", action="store_true", help="only compare with the file of --json")
     options = parser.parse_args(argv)
     path: Path | None = options.json

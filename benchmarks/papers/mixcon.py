@@ -1,6 +1,6 @@
 """What paper 003 says of its results, as our own studies of split classifiers found it.
 
-    python -m benchmarks.papers.mixcon [--check] [--json docs/results/claims-003.json] STUDY...
+    python -m benchmarks.papers.mixcon [--check] [--json docs/results/claims/mixcon.json] STUDY...
 
 STUDY is an inversion.json, or its folder. Every study checks its claims itself when it is made
 (`tasks.families.inversion.study.claims`, with the rules); they are checked again here, on its
@@ -28,7 +28,7 @@ def read_study(path: Path) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line: prints every claim, and writes them to --json."""
-    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="003")
+    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="mixcon")
 
 
 if __name__ == "__main__":

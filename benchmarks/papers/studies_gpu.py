@@ -1,6 +1,6 @@
 """The studies of paper 002 on a GPU: is it right, what will they take, and the cheapest of them.
 
-    python -m benchmarks.papers.studies_gpu [--quick] [--json docs/results/studies_gpu.json]
+    python -m benchmarks.papers.studies_gpu [--quick] [--json FILE]
                                      [--data SOURCE --store FOLDER [--study NAME] [--minutes M]]
 
 First, the objectives that the studies attack with (classes, any loss with weight decay, behind a

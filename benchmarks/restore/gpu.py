@@ -1,6 +1,6 @@
 """The paper's trainings and restorations on one CUDA device: are they right, and how fast are they?
 
-    python -m benchmarks.restore.gpu [--quick] [--json docs/results/restore_gpu.json]
+    python -m benchmarks.restore.gpu [--quick] [--json docs/results/benchmarks/restore_gpu.json]
     torchrun --nproc-per-node 8 -m benchmarks.restore.gpu [--quick] [--json FILE]
 
 First, outputs and gradients in float32 on the device have to agree with float64 on the CPU, or

@@ -1,17 +1,19 @@
-"""Rebuilds docs/results.md from docs/results/*.json; nothing on the page is typed by hand.
+"""Pages of docs/results from the JSON files in it; nothing on them is typed by hand.
 
     python -m benchmarks.results.page [--check]
 
-`claims-NNN.json` are claims of paper NNN, or about an attack of that name, `run-NAME.json`
-summaries of jobs, `studies/NAME/study.json` studies, `studies/NAME/recovery.json` and
-`studies/NAME/inversion.json` those of recovery and of inversion, every other
-`.json` the lines of a benchmark. A file that is none of these stops the build and is named.
+A page per paper (`PAGES`), with its claims (`claims/NAME.json`), its studies
+(`studies/NAME/study.json`, `recovery.json` or `inversion.json`) and, on that of image restoration,
+summaries of jobs (`runs/NAME.json`); an appendix of `benchmarks/NAME.json`; and an index,
+README.md. A file that is none of these stops the build and is named.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -22,12 +24,26 @@ from benchmarks.results.studies import KINDS, study_table
 from tasks.study.statements import Outcome
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PAGES = {
+    "image-restoration": "Image restoration paper",
+    "kkt": "KKT paper",
+    "span": "Span attack (ours)",
+    "autoencoder": "Autoencoder paper",
+    "mixcon": "MixCon paper",
+    "instahide": "InstaHide paper",
+}
+"""Title of each page, by its name, which is that of its claims."""
+PAPERS = {"000": "autoencoder", "001": "image-restoration", "002": "kkt", "003": "mixcon",
+          "004": "instahide"}  # fmt: skip
+"""Pages by the numbers that records give papers."""
+APPENDIX = "benchmarks"
 INTRODUCTION = """# Results
 
-This page is rebuilt by `make results` from the files in `docs/results/`. Every number was measured
+These pages are rebuilt by `make results` from the JSON files beside them. Every number was measured
 by the command beside it. A *good* reconstruction has an SSIM above the threshold of its run. Good
 counts stand beside those of *decoys*: images that no victim was trained on, matched in the same
-way. A good decoy is a false positive.
+way. A good decoy is a false positive. [Reading a score](../reading-a-score.md) says what follows
+from a count.
 """
 CLAIMS = """*Undecided*: tested, and the numbers leave it open at the size that was run. *Not
 testable*: what the claim is about was not run; "ours" says what is missing.
@@ -38,37 +54,68 @@ OUTCOMES: dict[Outcome, str] = {
 }  # fmt: skip
 
 
-def build_page(files: Mapping[str, str]) -> str:
-    """The page from file names and their contents.
+def build_pages(files: Mapping[str, str]) -> dict[str, str]:
+    """Pages by file name, from file names (relative to docs/results) and their contents.
 
     Raises:
-        ValueError: a file is malformed; the message names it.
+        ValueError: a file is malformed, or belongs to no page; the message names it.
     """
-    sections = [INTRODUCTION]
-    if not files:
-        sections.append("No results yet: run a benchmark with `--json docs/results/NAME.json`.\n")
-    runs = {name: text for name, text in files.items() if name.startswith("run-")}
-    claims = {name: text for name, text in files.items() if name.startswith("claims-")}
-    if runs:
-        sections.append("## Runs\n")
-        sections += [_run(parse_run(text, name=name)) for name, text in sorted(runs.items())]
-    studies = {name: text for name, text in files.items() if name.startswith("studies/")}
-    if studies:
-        sections.append("## Studies\n")
-        for name, text in sorted(studies.items()):
+    parts: dict[str, dict[str, list[str]]] = {name: {} for name in (*PAGES, APPENDIX)}
+    counts: dict[str, Counter[Outcome]] = {name: Counter() for name in PAGES}
+    for name, text in sorted(files.items()):
+        folder, _slash, rest = name.partition("/")
+        stem = rest.removesuffix(".json")
+        if folder == "runs":
+            page, heading, part = "image-restoration", "## Runs\n", _run(parse_run(text, name=name))
+        elif folder == "studies":
+            page, heading = _page_of_study(stem), "## Studies\n"
             lines, header, rows = study_table(text, name=name)
-            sections.append("\n".join([*lines, _table(header, rows)]))
-    if claims:
-        sections.append(f"## Claims of the papers\n\n{CLAIMS}")
-        for name, text in sorted(claims.items()):
-            paper = name.removeprefix("claims-").removesuffix(".json")
-            sections.append(_claims(paper, parse_claims(text, name=name)))
-    benchmarks = sorted(set(files) - set(runs) - set(claims) - set(studies))
-    if benchmarks:
-        sections.append("## Benchmarks\n")
-        for name in benchmarks:
-            sections.append(_benchmark(name, parse_lines(files[name], name=name)))
-    return "\n".join(sections)
+            part = "\n".join([*lines, _table(header, rows)])
+        elif folder == "claims" and stem in PAGES:
+            claims = parse_claims(text, name=name)
+            page, heading, part = stem, f"## Claims\n\n{CLAIMS}", _claims(claims)
+            counts[stem].update(claim.outcome for claim in claims)
+        elif folder == APPENDIX:
+            page, heading, part = APPENDIX, "", _benchmark(stem, parse_lines(text, name=name))
+        else:
+            raise ValueError(f"{name} belongs to no page; claims are of one of {', '.join(PAGES)}")
+        parts[page].setdefault(heading, []).append(part)
+    pages = {"README.md": _index(counts)}
+    for name, sections in parts.items():
+        lines = [f"# {PAGES.get(name, 'Benchmarks')}\n"]
+        for heading in sorted(sections, reverse=True):  # studies, runs, claims
+            lines += [heading, *sections[heading]] if heading else sections[heading]
+        if not sections:
+            lines.append("No results yet.\n")
+        pages[f"{name}.md"] = _named("\n".join(lines))
+    return pages
+
+
+def _index(counts: Mapping[str, Counter[Outcome]]) -> str:
+    rows = [
+        (f"[{title}]({name}.md)", *(str(counts[name][outcome]) for outcome in OUTCOMES))
+        for name, title in PAGES.items()
+    ]
+    header = ("claims of the page", *OUTCOMES)
+    appendix = f"Times and sizes beside a reference: [benchmarks]({APPENDIX}.md).\n"
+    return "\n".join([INTRODUCTION, _table(header, rows), appendix])
+
+
+def _page_of_study(stem: str) -> str:
+    study, _slash, kind = stem.partition("/")
+    page = {"recovery": "autoencoder", "inversion": "mixcon"}.get(kind, "kkt")
+    return "span" if study == "span" else page
+
+
+def _named(text: str) -> str:
+    """`text` with papers by their names where records have numbers."""
+    names = {number: PAGES[page] for number, page in PAPERS.items()}
+
+    def name(found: re.Match[str]) -> str:
+        title = names[found[2]]
+        return title if title.startswith(("KKT", "MixCon", "InstaHide")) else title.lower()
+
+    return re.sub(r"(?<![\d.,-])([Pp]aper )?\b(00[0-4])\b(?![.,]?\d|-)", name, text)
 
 
 def _run(run: RunSummary) -> str:
@@ -104,10 +151,10 @@ def _run(run: RunSummary) -> str:
         _machine(run.hardware, run.versions),
     ]
     if run.report is not None:
-        lines.append(f"The whole report: [{run.report}](results/{run.report}).\n")
+        lines.append(f"The whole report: [{run.report}](runs/{run.report}).\n")
     for picture in (run.picture, run.curves):
         if picture is not None:
-            lines.append(f"![{run.name}](results/{picture})\n")
+            lines.append(f"![{run.name}](pictures/{picture})\n")
     return "\n".join(lines)
 
 
@@ -229,7 +276,7 @@ def _bounds(interval: Interval, form: str) -> str:
     return f"[{interval[0]:{form}}, {interval[1]:{form}}]"
 
 
-def _claims(paper: str, claims: Iterable[Claim]) -> str:
+def _claims(claims: Iterable[Claim]) -> str:
     rows = [
         (
             claim.claim,
@@ -242,9 +289,7 @@ def _claims(paper: str, claims: Iterable[Claim]) -> str:
         )
         for claim in claims
     ]
-    header = ("claim", "where", "theirs", "ours", "outcome", "rule", "how")
-    title = f"Paper {paper}" if paper.isdigit() else f"The {paper} attack"
-    return f"### {title}\n\n{_table(header, rows)}"
+    return _table(("claim", "where", "theirs", "ours", "outcome", "rule", "how"), rows)
 
 
 def _benchmark(name: str, measurements: Sequence[Measurement]) -> str:
@@ -264,7 +309,7 @@ def _benchmark(name: str, measurements: Sequence[Measurement]) -> str:
     loads = [float(m.hardware.get("load_average") or 0) for m in measurements]
     load = f"Load average while measuring: {min(loads):g} to {max(loads):g}.\n"
     header = ("case", "ours", "reference", "reference's", "ratio", "repeats")
-    body = [f"### {title}\n", f"From `{name}`.\n", _table(header, rows), *machines, load]
+    body = [f"## {title}\n", f"From `{name}.json`.\n", _table(header, rows), *machines, load]
     return "\n".join(body)
 
 
@@ -297,26 +342,30 @@ def _machine(hardware: Hardware, versions: Mapping[str, str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the page, or with --check says whether it is up to date; 1 if not."""
+    """Writes the pages, or with --check says which are out of date; 1 if one is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     options = parser.parse_args(argv)
-    page_path = options.results.parent / "results.md"
-    patterns = ("*.json", *(f"studies/*/{kind}.json" for kind in KINDS))
+    folders = ("claims", "runs", APPENDIX)
+    patterns = (*(f"{folder}/*.json" for folder in folders),
+                *(f"studies/*/{kind}.json" for kind in KINDS))  # fmt: skip
     found = [path for pattern in patterns for path in options.results.glob(pattern)]
-    files = {p.relative_to(options.results).as_posix(): p.read_text() for p in sorted(found)}
+    files = {p.relative_to(options.results).as_posix(): p.read_text() for p in found}
     try:
-        page = build_page(files)
+        pages = build_pages(files)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
     if not options.check:
-        page_path.write_text(page)
+        for name, page in pages.items():
+            (options.results / name).write_text(page)
         return 0
-    if not page_path.is_file() or page_path.read_text() != page:
-        print(f"{page_path} is out of date; run `make results`", file=sys.stderr)
-        return 1
+    for name, page in pages.items():
+        path = options.results / name
+        if not path.is_file() or path.read_text() != page:
+            print(f"{path} is out of date; run `make results`", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -188,10 +188,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("workspace", type=Path, help="folder of a finished job")
     parser.add_argument("--name", required=True, help="heading of the results")
     parser.add_argument("--command", required=True, help="the command that made the job")
-    parser.add_argument("--picture", help="file name of a picture beside the summary")
-    parser.add_argument("--curves", type=Path, help="docs/results/NAME-curves.png, to be drawn")
+    parser.add_argument("--picture", help="file name of a picture in docs/results/pictures")
+    parser.add_argument(
+        "--curves", type=Path, help="docs/results/pictures/NAME-curves.png, to be drawn"
+    )
     parser.add_argument("--report", help="file name of the report beside the summary")
-    parser.add_argument("--json", type=Path, required=True, help="docs/results/run-NAME.json")
+    parser.add_argument("--json", type=Path, required=True, help="docs/results/runs/NAME.json")
     options = parser.parse_args(argv)
     evaluation = json.loads((options.workspace / "evaluation" / "evaluation.json").read_text())
     timings = options.workspace / "timings.json"

@@ -1,5 +1,5 @@
-"""The section of docs/results.md on one study, from its study.json (docs/studies.md) or, of a study
-of recovery or of inversion, its recovery.json or inversion.json."""
+"""Sections of the results on one study, from its study.json (docs/studies.md) or, of a study of
+recovery or of inversion, its recovery.json or inversion.json."""
 
 from __future__ import annotations
 
@@ -141,10 +141,10 @@ def _heading(record: Mapping[str, Any], name: str, page: str, more: str) -> list
     return [
         f"### {record['title']}\n",
         f"{record['question']} ({record['paper']}; preset `{record['preset']}`.) "
-        f"{n_hold} of {len(record['claims'])} claims {whose} hold. The whole page: "
-        f"[{folder}/{page}](results/{folder}/{page}).\n",
-        f"`{record['command']}`, {sum(record['seconds'].values()):.0f} s on "
-        f"{record['machine']}{more}.\n",
+        f"{n_hold} of {len(record['claims'])} claims {whose} hold. Record: "
+        f"[{folder}]({folder}).\n",
+        f"`{record['command']}` leaves it and the page with all figures, `{page}`; "
+        f"{sum(record['seconds'].values()):.0f} s on {record['machine']}{more}.\n",
     ]
 
 

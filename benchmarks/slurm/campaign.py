@@ -7,7 +7,7 @@ campaign completes by itself, on the node that was spare, and both datasets have
 hash. The second two thirds of the runs are planned from what the first brought back.
 
     python -m benchmarks.slurm.cluster install
-    python -m benchmarks.slurm.campaign --json docs/results/slurm.json --log docs/results/slurm.log
+    python -m benchmarks.slurm.campaign --json FILE --log FILE
 
 Needs dask-jobqueue and pyyaml (`pip install 'palimpsest[slurm]'`).
 """

@@ -8,7 +8,7 @@ an S3 server (moto's, on loopback, every request atomic). It ends with an error 
 - the campaign, resumed, has the content hash of one that nobody disturbed,
 - vacuum frees exactly the orphans, and what is left verifies and holds no foreign file.
 
-    python -m benchmarks.store.storm --json docs/results/store_storm.json
+    python -m benchmarks.store.storm --json docs/results/benchmarks/store_storm.json
 """
 
 from __future__ import annotations

@@ -24,10 +24,11 @@ from benchmarks.evaluation.evaluated import Evaluated, NotTestableError, read_ev
 from benchmarks.papers import image_restoration as claims_001
 from benchmarks.papers.image_restoration import STATEMENTS, Statement, check, name_of, named
 from benchmarks.record import parse_claims, parse_lines
-from benchmarks.results.page import RESULTS, build_page
+from benchmarks.results.page import RESULTS
 from benchmarks.results.run_summary import parse_run
 from recon_core.summary import bootstrap_interval, detect
 from tasks.report.page import write_report
+from tests.benchmarks.pages import build_page
 from tests.tasks.evaluation.evaluations import evaluated_sweep
 
 N_VICTIMS, N_IMAGES = 12, 30
@@ -349,7 +350,7 @@ def test_the_file_has_every_claim_of_every_evaluation(
             nothing_good(made)
         (tmp_path / name / "evaluation").mkdir(parents=True)
         (tmp_path / name / "evaluation" / "evaluation.json").write_text(json.dumps(made))
-    out = tmp_path / "claims-001.json"
+    out = tmp_path / "claims.json"
     paths = [tmp_path / "small/evaluation", tmp_path / "large/evaluation/evaluation.json"]
     claims_001.main([*map(str, paths), "--json", str(out), "--command", "palimpsest x"])
     *claims, grown, least_seen = parse_claims(out.read_text(), name=out.name)
@@ -362,7 +363,7 @@ def test_the_file_has_every_claim_of_every_evaluation(
     printed = capsys.readouterr().out
     assert "HOLDS: Restoration raises the number of good reconstructions" in printed
     assert "NOT TESTABLE: " in printed
-    page = build_page({"claims-001.json": out.read_text()})
+    page = build_page({"claims/image-restoration.json": out.read_text()})
     for claim in claims:
         assert claim.rule is not None
         assert f"| {claim.claim} | {claim.where} | {claim.theirs} |" in page
@@ -401,9 +402,11 @@ def test_a_kept_file_is_checked_with_its_tables(
 ) -> None:
     monkeypatch.setattr(claims_001, "STATEMENTS", STATEMENTS[:2])
     out = job_with_report(tmp_path / "job")
-    tables = out.rename(tmp_path / "job" / "old") / "report-data"
-    kept = tmp_path / "claims-001.json"
-    tables = tables.rename(tmp_path / "job" / "report-data")
+    job = tmp_path / "runs" / "job"
+    job.mkdir(parents=True)
+    tables = (out / "report-data").rename(job / "report-data")
+    kept = tmp_path / "claims/image-restoration.json"
+    kept.parent.mkdir()
     claims_001.main([str(tables), "--json", str(kept), "--command", "palimpsest x"])
     made = json.loads(kept.read_text())
     claims_001.main(["--json", str(kept), "--check"])
@@ -428,12 +431,13 @@ def test_a_kept_file_is_checked_with_its_tables(
 
 @pytest.mark.slow
 def test_the_kept_claims_are_those_of_the_kept_tables() -> None:
-    claims_001.main(["--json", str(RESULTS / "claims-001.json"), "--check"])
+    claims_001.main(["--json", str(RESULTS / "claims" / "image-restoration.json"), "--check"])
 
 
 def test_the_kept_scores_are_those_that_the_run_summed_up() -> None:
-    e = claims_001.read(RESULTS / "cifar-hundred" / "report-data")
-    run = parse_run((RESULTS / "run-cifar-hundred.json").read_text(), name="run-cifar-hundred.json")
+    e = claims_001.read(RESULTS / "runs" / "cifar-hundred" / "report-data")
+    file = RESULTS / "runs" / "cifar-hundred.json"
+    run = parse_run(file.read_text(), name=file.name)
     assert set(run.methods) - set(e.methods) == {"bf_dncnn", "edm_x1", "edm_x20"}
     for name in e.methods:
         summed = run.methods[name].targets
@@ -486,7 +490,7 @@ def test_what_evaluate_writes_can_be_checked(tmp_path: Path) -> None:
 def test_claims_without_a_rule_are_read() -> None:
     claim = dataclasses.asdict(next(check(Evaluated(record()), name="x", command="x")))
     del claim["rule"]
-    assert parse_claims(json.dumps([claim]), name="claims-004.json")[0].rule is None
+    assert parse_claims(json.dumps([claim]), name="claims/instahide.json")[0].rule is None
 
 
 def test_an_evaluation_is_named_after_its_job(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ from benchmarks.instahide.speed import Gaussian, edges_of
 from benchmarks.papers import instahide as claims_004
 from benchmarks.papers.findings import Finding, Run, claims_of, merged, part_of
 from benchmarks.record import Claim, parse_claims
-from benchmarks.results.page import build_page
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import Mixing
 from recon_core.attacks.instahide.pair_statistics import likeness
 from recon_core.attacks.instahide.recover import Recovered, Status
+from tests.benchmarks.pages import build_page
 
 FINDING = Finding(claim="a", where="b", theirs="c", ours="d", holds=True, rule="e")
 
@@ -54,7 +54,7 @@ def case() -> Gaussian:
 
 def claims(name: str, text: str) -> list[Claim]:
     return claims_of(
-        "claims_004", name, lambda _run: iter([replace(FINDING, claim=text)]), Run(quick=True)
+        "papers.instahide", name, lambda _run: iter([replace(FINDING, claim=text)]), Run(quick=True)
     )
 
 
@@ -238,14 +238,14 @@ def test_a_source_with_too_few_photographs_is_refused() -> None:
 
 
 def test_the_source_of_photographs_is_in_the_command() -> None:
-    part = claims_of("claims_004", "x", lambda _run: iter([FINDING]), Run(data="folder:a"))
+    part = claims_of("papers.instahide", "x", lambda _run: iter([FINDING]), Run(data="folder:a"))
     assert part[0].command == "python -m benchmarks.papers.instahide --only x --data folder:a"
     assert part_of(part[0]) == "x"
 
 
 @pytest.mark.slow
 def test_a_quick_check_of_all_parts_can_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "claims-004.json"
+    path = tmp_path / "claims.json"
     others = [name for name in claims_004.PARTS if name != "signs"]
     claims_004.main(["--quick", "--json", str(path), "--only", *others])
     assert not (tmp_path / NAME).exists()  # a figure of both or none
@@ -259,7 +259,7 @@ def test_a_quick_check_of_all_parts_can_be_read(tmp_path: Path) -> None:
         assert all(claim.outcome == "holds" for claim in by_part[name]), name
     assert "48 recoveries of 8, 12 images" in by_part["samples"][2].ours
     assert by_part["samples"][2].outcome == "holds"
-    assert "### Paper 004" in build_page({"claims-004.json": path.read_text()})
+    assert "# InstaHide paper" in build_page({"claims/instahide.json": path.read_text()})
     assert (tmp_path / PHOTOGRAPHS).read_bytes().startswith(b"\x89PNG")
     (tmp_path / NAME).unlink()
     draw(tmp_path)
@@ -269,9 +269,9 @@ def test_a_quick_check_of_all_parts_can_be_read(tmp_path: Path) -> None:
 def test_a_file_that_is_no_list_of_claims_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "claims-004.json"
+    path = tmp_path / "claims.json"
     path.write_text("[1]")
     with pytest.raises(SystemExit):
         claims_004.main(["--quick", "--only", "noise", "--json", str(path)])
-    assert "claims-004.json" in capsys.readouterr().err
+    assert "claims/instahide.json" in capsys.readouterr().err
     assert path.read_text() == "[1]"

@@ -22,7 +22,7 @@ from benchmarks.evaluation.speed import (
     sampled_pairs,
 )
 from benchmarks.record import Measurement
-from benchmarks.results.page import build_page
+from tests.benchmarks.pages import build_page
 
 TINY = Size(n_candidates=12, n_iterations=2, n_methods=2, n_images=5, n_sampled=20, repeats=1)
 
@@ -118,7 +118,9 @@ def test_seconds_are_those_of_all_scores(lines: list[Measurement]) -> None:
     assert every_pair.reference is not None
     assert "240 pairs" in every_pair.reference
     assert "measured on 20 random pairs and multiplied up" in every_pair.reference
-    page = build_page({"evaluate.json": "\n".join(json.dumps(asdict(line)) for line in lines)})
+    page = build_page(
+        {"benchmarks/evaluate.json": "\n".join(json.dumps(asdict(line)) for line in lines)}
+    )
     assert "12 candidates x 2 iterations x 2 methods with 5 images" in page
 
 

@@ -14,10 +14,10 @@ from benchmarks.kkt import agreement as kkt_agreement
 from benchmarks.kkt.agreement import apart, cases, counted, exceeded, main, measurement, trajectory
 from benchmarks.kkt.duel import N_IMAGES, Case, Duel, Victims
 from benchmarks.record import parse_lines
-from benchmarks.results.page import build_page
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.types import RunSpec
 from recon_core.victims.network import Conv, Network
+from tests.benchmarks.pages import build_page
 
 STEPS = (1, 2, 20)
 
@@ -154,5 +154,7 @@ def test_the_command_writes_what_the_page_reads_and_fails_where_a_limit_is_excee
     assert printed.out == file.read_text()
     assert "does not agree: bad" in printed.err
     assert [m.case for m in parse_lines(file.read_text(), name=file.name)] == ["good", "bad"]
-    assert "| bad | 0.001 x | limit | 1e-06 x |" in build_page({file.name: file.read_text()})
+    assert "| bad | 0.001 x | limit | 1e-06 x |" in build_page(
+        {f"benchmarks/{file.name}": file.read_text()}
+    )
     assert json.loads(file.read_text().splitlines()[0])["benchmark"] == "kkt agreement"

@@ -24,10 +24,10 @@ from benchmarks.restore.gains import (
     operating_points,
 )
 from benchmarks.results import run_summary
-from benchmarks.results.page import build_page
 from benchmarks.results.run_summary import parse_run
 from recon_core.summary import bootstrap_interval, compare, detect
 from storage.checkpoints import save_checkpoint
+from tests.benchmarks.pages import build_page
 from tests.benchmarks.test_results_page import evaluation
 
 
@@ -157,7 +157,7 @@ def workspace(root: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_summary_has_gains_learning_and_a_figure(tmp_path: Path) -> None:
-    job, out = workspace(tmp_path / "job"), tmp_path / "run-x.json"
+    job, out = workspace(tmp_path / "job"), tmp_path / "runs/x.json"
     options = ["--name", "X", "--command", "x", "--curves", str(tmp_path / "x-curves.png")]
     run_summary.main([str(job), *options, "--json", str(out)])
     summary = parse_run(out.read_text(), name=out.name)
@@ -174,7 +174,7 @@ def test_a_summary_has_gains_learning_and_a_figure(tmp_path: Path) -> None:
     assert method.auc == methods["edm_x3"]["detection"]["auc"]
     assert method.disagreement is not None
     assert summary.methods["plain"].gain is None
-    page = build_page({"run-x.json": out.read_text()})
+    page = build_page({"runs/x.json": out.read_text()})
     over, (low, high) = method.gain.ssim_over["tv"]
     assert "| SSIM gained over | `tv` |" in page
     assert f"| `edm_x3` | {over:+.3f} [{low:+.3f}, {high:+.3f}] |" in page
@@ -184,7 +184,7 @@ def test_a_summary_has_gains_learning_and_a_figure(tmp_path: Path) -> None:
 
 
 def test_summaries_from_before_gains_were_kept_are_read() -> None:
-    text = (Path(run_summary.__file__).parents[2] / "docs/results/run-demo.json").read_text()
+    text = (Path(run_summary.__file__).parents[2] / "docs/results/runs/demo.json").read_text()
     old = json.loads(text)
     for method in old["methods"].values():
         for name in ("auc", "found_at", "gain", "disagreement"):
@@ -194,9 +194,9 @@ def test_summaries_from_before_gains_were_kept_are_read() -> None:
                 method[side].pop(name, None)
     for name in ("curves", "restorers"):
         old.pop(name, None)
-    parsed = parse_run(json.dumps(old), name="run-old.json")
+    parsed = parse_run(json.dumps(old), name="runs/old.json")
     assert dataclasses.asdict(parsed)["methods"]["plain"]["auc"] is None
-    assert "AUC" not in build_page({"run-old.json": json.dumps(old)})
+    assert "AUC" not in build_page({"runs/old.json": json.dumps(old)})
 
 
 def test_one_victim_says_nothing_about_others() -> None:

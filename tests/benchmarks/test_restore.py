@@ -15,11 +15,11 @@ from benchmarks.restore import parts as restore_parts
 from benchmarks.restore import reference as restore_reference
 from benchmarks.restore import speed as restore
 from benchmarks.restore.speed import Case, Sizes, agreement, check_agreement, example_batch, fits
-from benchmarks.results.page import build_page
 from benchmarks.store import sample as store_sample
 from recon_core.restore import BFDnCNN
 from recon_core.restore.edm import EDM
 from recon_core.restore.unet import UNET_SIZES, UNet, UNetSize
+from tests.benchmarks.pages import build_page
 
 TINY = Sizes(
     cases=(
@@ -116,7 +116,7 @@ def test_every_claim_has_its_line(lines: list[Measurement]) -> None:
     shares = [line.value for line in lines if line.unit == "%"]
     assert all(0 < share < 100 for share in shares)
     text = "\n".join(json.dumps(asdict(line)) for line in lines)
-    assert "training, per image, EDM tiny" in build_page({"restore.json": text})
+    assert "training, per image, EDM tiny" in build_page({"benchmarks/restore.json": text})
 
 
 def test_rates_are_those_of_the_seconds_before(lines: list[Measurement]) -> None:

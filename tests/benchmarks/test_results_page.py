@@ -13,9 +13,10 @@ import pytest
 from torch import nn
 
 from benchmarks.results import run_summary
-from benchmarks.results.page import RESULTS, build_page, main
+from benchmarks.results.page import RESULTS, main
 from benchmarks.results.run_summary import Ranked, RunSummary, parse_run, summarise_run
 from tasks.evaluation.evaluate import Evaluation, evaluate
+from tests.benchmarks.pages import build_page
 from tests.benchmarks.test_record import CLAIM, MEASUREMENT
 from tests.tasks.evaluation.evaluations import Blender, image_set, planted_store, weights
 from tests.tasks.study import study_records
@@ -56,16 +57,16 @@ def as_json(value: Any) -> str:
 
 def files() -> dict[str, str]:
     return {
-        "kkt.json": as_json(MEASUREMENT) + "\n",
-        "claims-001.json": json.dumps([dataclasses.asdict(CLAIM)]),
-        "run-demo.json": as_json(summary(picture="demo.png")),
+        "benchmarks/kkt.json": as_json(MEASUREMENT) + "\n",
+        "claims/image-restoration.json": json.dumps([dataclasses.asdict(CLAIM)]),
+        "runs/demo.json": as_json(summary(picture="demo.png")),
     }
 
 
 def test_every_number_of_the_files_is_on_the_page() -> None:
     page = build_page(files())
     assert "| a case | 0.5 s | a loop | 2 s | 4 | 3 |" in page
-    assert "### Paper 001" in page
+    assert "# Image restoration paper" in page
     assert "| Images come back | figure 1 | 59 of 500 | 3 of 40 | yes | any |" in page
     for name, method in evaluation()["methods"].items():
         cells = []
@@ -81,7 +82,7 @@ def test_every_number_of_the_files_is_on_the_page() -> None:
     assert "2 victims of 4 images each, from `smooth`" in page
     assert "`palimpsest demo`" in page
     assert "generate 12.2 s" in page
-    assert "![Demo](results/demo.png)" in page
+    assert "![Demo](pictures/demo.png)" in page
 
 
 def test_attacks_on_the_same_victims_are_not_more_victims() -> None:
@@ -94,23 +95,25 @@ def test_attacks_on_the_same_victims_are_not_more_victims() -> None:
     swept = summary(
         n_runs=6, n_victims=2, outcomes=outcomes, ranking=ranking, report="report-x.html"
     )
-    page = build_page({"run-x.json": as_json(swept)})
+    page = build_page({"runs/x.json": as_json(swept)})
     assert "6 attacks (5 ok, 1 stopped) on 2 victims of 4 images each" in page
     assert "| `agreement` | 5 | +0.62 | [+0.10, +0.90] |" in page
     assert "| `n_iterations`" not in page
-    assert "[report-x.html](results/report-x.html)" in page
+    assert "[report-x.html](runs/report-x.html)" in page
 
 
 def test_summaries_of_before_there_were_sweeps_are_read() -> None:
     older = summary(n_victims=None)
-    assert "2 victims of 4 images each" in build_page({"run-x.json": as_json(older)})
+    assert "2 victims of 4 images each" in build_page({"runs/x.json": as_json(older)})
 
 
 def test_good_counts_never_stand_without_their_decoys() -> None:
-    raw = json.loads(files()["run-demo.json"])
+    raw = json.loads(files()["runs/demo.json"])
     del raw["methods"]["plain"]["decoys"]
-    with pytest.raises(ValueError, match=r"run-demo\.json: methods\.plain\.decoys: Field required"):
-        build_page({"run-demo.json": json.dumps(raw)})
+    with pytest.raises(
+        ValueError, match=r"runs/demo\.json: methods\.plain\.decoys: Field required"
+    ):
+        build_page({"runs/demo.json": json.dumps(raw)})
 
 
 def test_the_page_does_not_depend_on_the_order_of_the_files() -> None:
@@ -123,35 +126,45 @@ def test_the_page_does_not_depend_on_the_order_of_the_files() -> None:
 )
 def test_claims_that_do_not_hold_say_so(outcome: str, shown: str) -> None:
     claim = dataclasses.asdict(CLAIM) | {"outcome": outcome}
-    assert f"| {shown} |" in build_page({"claims-004.json": json.dumps([claim])})
+    assert f"| {shown} |" in build_page({"claims/instahide.json": json.dumps([claim])})
+
+
+def test_papers_are_named() -> None:
+    claim = dataclasses.asdict(CLAIM) | {"where": "002, section 6.1", "theirs": "1,000 of .001"}
+    page = build_page({"claims/span.json": json.dumps([claim])})
+    assert "| KKT paper, section 6.1 | 1,000 of .001 |" in page
+    with pytest.raises(ValueError, match=r"claims/x\.json belongs to no page"):
+        build_page({"claims/x.json": json.dumps([claim])})
 
 
 def test_a_bar_in_a_text_does_not_break_the_table() -> None:
-    page = build_page({"kkt.json": as_json(dataclasses.replace(MEASUREMENT, case="a | b"))})
+    page = build_page(
+        {"benchmarks/kkt.json": as_json(dataclasses.replace(MEASUREMENT, case="a | b"))}
+    )
     assert "| a \\| b |" in page
 
 
-@pytest.mark.parametrize("name", ["kkt.json", "claims-001.json", "run-demo.json"])
+@pytest.mark.parametrize(
+    "name", ["benchmarks/kkt.json", "claims/image-restoration.json", "runs/demo.json"]
+)
 def test_malformed_files_stop_the_build_and_are_named(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "results"
-    folder.mkdir()
-    (folder / name).write_text(files()[name][:-5])
-    assert main(["--results", str(folder)]) == 1
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text(files()[name][:-5])
+    assert main(["--results", str(tmp_path)]) == 1
     assert name in capsys.readouterr().err
-    assert not (tmp_path / "results.md").exists()
+    assert not (tmp_path / "README.md").exists()
 
 
 def test_check_notices_an_outdated_page(tmp_path: Path) -> None:
-    folder = tmp_path / "results"
-    folder.mkdir()
-    options = ["--results", str(folder)]
+    options = ["--results", str(tmp_path)]
     assert main([*options, "--check"]) == 1
     assert main(options) == 0
     assert main([*options, "--check"]) == 0
-    assert "No results yet" in (tmp_path / "results.md").read_text()
-    (folder / "kkt.json").write_text(files()["kkt.json"])
+    assert "No results yet" in (tmp_path / "benchmarks.md").read_text()
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks/kkt.json").write_text(files()["benchmarks/kkt.json"])
     assert main([*options, "--check"]) == 1
 
 
@@ -163,7 +176,7 @@ def test_a_summary_is_written_from_a_jobs_folder(tmp_path: Path) -> None:
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / "evaluation.json").write_text(json.dumps(evaluation()))
     (tmp_path / "timings.json").write_text('{"generate": 12.25}')
-    out = tmp_path / "run-demo.json"
+    out = tmp_path / "demo.json"
     options = ["--name", "Demo", "--command", "palimpsest demo", "--json", str(out)]
     run_summary.main([str(tmp_path), *options])
     written = parse_run(out.read_text(), name=out.name)
@@ -176,7 +189,7 @@ def test_a_study_is_a_table_of_its_cells() -> None:
     name = "studies/multiclass/study.json"
     page = build_page({name: json.dumps(record)})
     assert f"### {record['title']}" in page
-    assert "(results/studies/multiclass/study.html)" in page
+    assert "[studies/multiclass](studies/multiclass)" in page
     for cell in record["cells"]:
         targets, decoys = cell["targets"], cell["decoys"]
         start = f"| {cell['name']} | {len(cell['victims'])} | {cell['n_images']} | "

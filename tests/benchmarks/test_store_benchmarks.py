@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import zarr
 
-from benchmarks.results.page import build_page
 from benchmarks.store import sample as store_sample
 from benchmarks.store import scale as store_scale
 from benchmarks.store import speed as store
@@ -22,6 +21,7 @@ from recon_core.balance import Curation, curated_repeats, occurrences
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import parse_receipt, receipt_path
+from tests.benchmarks.pages import build_page
 
 TINY = Sizes(
     n_parts=2,
@@ -56,7 +56,7 @@ def test_every_claim_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     share, waits = lines[2], (lines[8], lines[10])
     assert all(0 < line.value < 100 for line in (share, *waits))
     text = "\n".join(json.dumps(asdict(line)) for line in lines)
-    assert "per stored pair: 660 pairs" in build_page({"store.json": text})
+    assert "per stored pair: 660 pairs" in build_page({"benchmarks/store.json": text})
 
 
 def test_nothing_is_timed_where_the_sides_differ(

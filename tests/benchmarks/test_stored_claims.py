@@ -16,9 +16,9 @@ from benchmarks.results.page import RESULTS
 
 ORDER = ("multiclass", "losses", "weight-decay", "cnn", "width", "large")
 PAPERS: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {
-    "000": (claims_000.main, ("autoencoder", "noise-20-layers")),
-    "002": (claims_002.main, ORDER),
-    "003": (claims_003.main, ("inversion",)),
+    "autoencoder": (claims_000.main, ("autoencoder", "noise-20-layers")),
+    "kkt": (claims_002.main, ORDER),
+    "mixcon": (claims_003.main, ("inversion",)),
     "span": (claims_002.main, ("span",)),
 }
 
@@ -37,7 +37,7 @@ def test_kept_claims_are_those_of_the_kept_studies(
     paper: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main = PAPERS[paper][0]
-    kept = RESULTS / f"claims-{paper}.json"
+    kept = RESULTS / "claims" / f"{paper}.json"
     main(arguments(paper, kept))
     claims = json.loads(kept.read_text())
     claims[-1]["ours"] += "!"  # the first may be of a benchmark, which no study can check
@@ -54,9 +54,11 @@ def test_every_kept_study_is_collected() -> None:
 
 
 def test_kept_pages_have_the_outcomes_of_their_records() -> None:
-    for file in (RESULTS / "studies").glob("*/*.json"):
-        claims = json.loads(file.read_bytes())["claims"]
-        table = file.with_suffix(".html").read_text().partition('<table class="claims"')[2]
+    pages = sorted((RESULTS / "studies").glob("*/*.html"))
+    assert pages
+    for file in pages:
+        claims = json.loads(file.with_suffix(".json").read_bytes())["claims"]
+        table = file.read_text().partition('<table class="claims"')[2]
         marks = re.findall(r'<span class="outcome \w+">.*?</svg>([^<]*)</span>',
                            table.partition("</table>")[0])  # fmt: skip
         assert marks == [claim["outcome"] for claim in claims], file

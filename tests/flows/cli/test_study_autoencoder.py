@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.papers import autoencoder as claims_000
-from benchmarks.results.page import build_page
 from flows.cli.main import app
 from flows.families.autoencoder import study as flow
 from flows.families.autoencoder.grids import PRESETS
@@ -25,6 +24,7 @@ from flows.families.autoencoder.studies import (
     to_json,
 )
 from tasks.families.autoencoder.study.record import ENTRIES
+from tests.benchmarks.pages import build_page
 
 RUN = CliRunner()
 FEW = ["--set", "victim.training.epochs=400", "--set", "masks=random,window",
@@ -84,13 +84,13 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(
 
 
 def _on_the_results_page(store: Path, tmp_path: Path) -> None:
-    out = tmp_path / "claims-000.json"
+    out = tmp_path / "claims.json"
     claims_000.main([str(store), "--json", str(out)])
     text = (store / "recovery.json").read_text()
-    page = build_page({"claims-000.json": out.read_text(), "studies/a/recovery.json": text})
+    page = build_page({"claims/autoencoder.json": out.read_text(), "studies/a/recovery.json": text})
     record = json.loads(text)
     assert f"### {record['title']}" in page
-    assert "### Paper 000" in page
+    assert "# Autoencoder paper" in page
     for claim in record["claims"]:
         assert claim["rule"] in page
     cells = [c for c in record["cells"] if (c["victim"], c["method"], c["split"], c["sigma"])

@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.papers import mixcon as claims_003
-from benchmarks.results.page import build_page
 from flows.cli.main import app
 from flows.families.autoencoder.study import UnitsFailedError
 from flows.families.inversion.grids import PRESETS
@@ -27,6 +26,7 @@ from flows.families.inversion.studies import (
 from recon_core.victims.separability import MixCon
 from tasks.families.inversion.study.record import ENTRIES, sweet_spots
 from tasks.families.inversion.study.settings import Cell
+from tests.benchmarks.pages import build_page
 
 RUN = CliRunner()
 
@@ -86,13 +86,13 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(
 
 
 def _on_the_results_page(store: Path, tmp_path: Path) -> None:
-    out = tmp_path / "claims-003.json"
+    out = tmp_path / "claims.json"
     claims_003.main([str(store), "--json", str(out)])
     text = (store / "inversion.json").read_text()
-    page = build_page({"claims-003.json": out.read_text(), "studies/a/inversion.json": text})
+    page = build_page({"claims/mixcon.json": out.read_text(), "studies/a/inversion.json": text})
     record = json.loads(text)
     assert f"### {record['title']}" in page
-    assert "### Paper 003" in page
+    assert "# MixCon paper" in page
     for claim in record["claims"]:
         assert claim["rule"] in page
     mean = record["cells"][0]["attacks"]["strong"]["ssim"]["mean"]

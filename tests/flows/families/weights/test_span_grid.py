@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.papers import kkt as claims_002
-from benchmarks.results.page import build_page
 from flows.cli.main import app
 from flows.studies import study
 from recon_core.attacks.kkt.attacks import kkt_of, span_of
@@ -18,6 +17,7 @@ from recon_core.experiments import KKT
 from tasks.campaign.plan import NOT_OF_VICTIMS
 from tasks.study.cost import attack_operations
 from tasks.study.settings import Cell, Study
+from tests.benchmarks.pages import build_page
 
 SHAPE = (3, 32, 32)
 PRESETS = ("cpu", "paper")
@@ -131,9 +131,9 @@ def test_some_cells_go_from_images_to_the_results_page(tmp_path: Path) -> None:
     assert one == other
     kept = {path.name for path in (store / "heldout" / "victims").iterdir()}
     assert len(kept) >= 4
-    out = tmp_path / "claims-span.json"
+    out = tmp_path / "claims.json"
     claims_002.main([str(store), "--json", str(out)])
-    page = build_page({"claims-span.json": out.read_text(),
+    page = build_page({"claims/span.json": out.read_text(),
                        "studies/span/study.json": (store / "study.json").read_text()})  # fmt: skip
-    assert "### The span attack" in page
+    assert "# Span attack (ours)" in page
     assert "20 images; KKT" in page
