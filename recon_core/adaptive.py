@@ -1,8 +1,8 @@
 """Which images are worth another run: what the sampler `adaptive` learns from earlier rounds.
 
-Paper 001 asks, at the end of its section 2, for a sampler that neither returns to images that are
-covered nor chases those that keep failing. An image that came back in k of n runs, with z
-confident pairs, is worth
+The image restoration paper asks, at the end of its section 2, for a sampler that neither returns to
+images that are covered nor chases those that keep failing. An image that came back in k of n runs,
+with z confident pairs, is worth
 
     w = (k + prior_back) / (n + prior_runs) * 2^(-z / enough):
 

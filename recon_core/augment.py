@@ -2,9 +2,9 @@
 
 The pipe of Karras et al. 2022 (EDM, appendix F.2), itself the geometric part of Karras et al. 2020:
 flips, isotropic scaling, rotation, anisotropic scaling and translation, each applied to an image
-with probability p; only the flip along x is always eligible. Paper 001 (section 2) augments
-*before* the victim is trained and gives the nine labels to the restorer, which sets them to zero
-when it restores.
+with probability p; only the flip along x is always eligible. The image restoration paper (section
+2) augments *before* the victim is trained and gives the nine labels to the restorer, which sets
+them to zero when it restores.
 
 Resampling is band-limited: upsample twofold with the sym6 wavelet's scaling filter, look up
 bilinearly, downsample with the same filter. The filter is orthonormal, so the identity transform
@@ -113,9 +113,9 @@ def augment_images(
 ) -> tuple[UInt8[Tensor, "n c h w"], Float32[Tensor, "n 9"]]:
     """Randomly augmented images, on the device of `images`, and their nine labels.
 
-    p is the probability of each transformation (EDM and paper 001: .12); the flip along x is
-    drawn with probability 1/2 for any p > 0. p = 0 returns the images unchanged. Takes the same
-    number of draws from the CPU generator whatever p is.
+    p is the probability of each transformation (EDM and the image restoration paper: .12); the flip
+    along x is drawn with probability 1/2 for any p > 0. p = 0 returns the images unchanged. Takes
+    the same number of draws from the CPU generator whatever p is.
     """
     parameters = draw_parameters(len(images), p=p, generator=generator)
     return apply_augmentation(images, parameters), parameters.labels().to(images.device)

@@ -1,10 +1,11 @@
-"""How often each pair occurs in the restorers' training examples (paper 001, section 3).
+"""How often each pair occurs in the restorers' training examples (image restoration paper, section
+3).
 
-Some images come back in many runs, others in few. Paper 001 draws 140 random subsets of its pairs,
-each keeping a pair with probability 11/z when its image occurs z times among the pairs, and
-concatenates them, so that every image contributes about 11 pairs per subset. Drawing subsets one
-after another reads the dataset 140 times; the same multiset follows in one pass, because a pair
-then occurs Binomial(140, min(1, 11/z)) times, independently of every other pair.
+Some images come back in many runs, others in few. The image restoration paper draws 140 random
+subsets of its pairs, each keeping a pair with probability 11/z when its image occurs z times among
+the pairs, and concatenates them, so that every image contributes about 11 pairs per subset. Drawing
+subsets one after another reads the dataset 140 times; the same multiset follows in one pass,
+because a pair then occurs Binomial(140, min(1, 11/z)) times, independently of every other pair.
 
 "Follows" is exact to 3e-13 in total variation: numpy inverts the distribution function and leaves
 out the tail beyond ten standard deviations. Drawing for 60 million pairs takes seconds.
@@ -29,15 +30,16 @@ class Curation:
     """Which pairs restorers learn from, and how often.
 
     Attributes:
-        n_subsets: subsets that are drawn and concatenated (001: 140).
-        share: pairs each image contributes to a subset on average, if it has as many (001: 11).
-        noise_fraction: examples of pure noise added, as a fraction of the others (001: 0.1).
-        mixture_fraction: synthetic mixtures of images added, as a fraction of the pairs (ours;
-            001: 0). With few runs they show the images that never came back; see
-            `recon_core.restore.mixtures`.
+        n_subsets: subsets that are drawn and concatenated (image restoration paper: 140). share:
+        pairs each image contributes to a subset on average, if it has as many (image restoration
+        paper: 11). noise_fraction: examples of pure noise added, as a fraction of the others (image
+        restoration paper: 0.1). mixture_fraction: synthetic mixtures of images added, as a fraction
+        of the pairs (ours;
+            image restoration paper: 0). With few runs they show the images that never came back;
+            see `recon_core.restore.mixtures`.
         mixture_strength: the median norm of the other images' weights in such a mixture.
-        min_iteration: pairs saved before this iteration of the attack are left out (001: none).
-        seed: of the draw.
+        min_iteration: pairs saved before this iteration of the attack are left out (image
+        restoration paper: none). seed: of the draw.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

@@ -1,10 +1,11 @@
-"""Degraded images y = H x + noise: six masks of missing pixels, and Gaussian noise (000, eq. 3).
+"""Degraded images y = H x + noise: six masks of missing pixels, and Gaussian noise (autoencoder
+paper, eq. 3).
 
-000 shows its six masks as pictures in its figures and tables and gives no file, so they are drawn
-here from a description: 30 % of the pixels at random, scattered blocks missing, bands of rows and
-columns missing, strokes like those of a text missing, the lower half missing, and all but a central
-window missing. They grow with the image: what is two pixels wide at 32 is four at 64. All channels
-of a pixel are kept or lost together.
+The autoencoder paper shows its six masks as pictures in its figures and tables and gives no file,
+so they are drawn here from a description: 30 % of the pixels at random, scattered blocks missing,
+bands of rows and columns missing, strokes like those of a text missing, the lower half missing, and
+all but a central window missing. They grow with the image: what is two pixels wide at 32 is four at
+64. All channels of a pixel are kept or lost together.
 
 The noise is not clipped to [0, 1]. An erased pixel is 0 plus noise, and half of those are negative:
 they are how a method can tell the level of the noise and which pixels were erased.

@@ -2,7 +2,7 @@
 
 A photograph that is in a test set and, recompressed, recoloured or mirrored, in the training set
 too is not held out. CIFAR-10 has hundreds (Barz and Denzler 2020: 3.3 % of its test images), which
-is why paper 001 evaluates on ciFAIR-10; here any two image sets can be compared.
+is why the image restoration paper evaluates on ciFAIR-10; here any two image sets can be compared.
 
 Two images are as alike as the *smaller* of two correlations (`ncc.unit_vectors`, all channels in
 one): that of the images, and that of their detail,

@@ -27,7 +27,8 @@ WORST_SCORE = -1.0
 """The score of "nothing": the lower end of SSIM's range."""
 
 CLIPPED = 0.01
-"""The share of a picture's values that may leave [0, 1]; 0 is the largest range that fits (001)."""
+"""The share of a picture's values that may leave [0, 1]; 0 is the largest range that fits (image
+restoration paper)."""
 
 EXACT_DISTANCE = 1e-12
 """Distances below this are roundings of 0: float32 copies of one image are this near."""
@@ -49,11 +50,12 @@ def fit_to_range(
     *,
     clipped: float = CLIPPED,
 ) -> Float[Tensor, "p c h w"] | Float[np.ndarray, "p c h w"]:
-    """Pictures r x + mean in [0, 1], with the largest r that fits, per image (001, section 5.1).
+    """Pictures r x + mean in [0, 1], with the largest r that fits, per image (image restoration
+    paper, section 5.1).
 
     But for the share `clipped`, in [0, 1), of the values, rounded down: those that leave [0, 1]
-    first are clipped. 001 has all of them fit (`clipped` 0), so that one pixel decides, as it does
-    here where fewer than that share of x is not 0.
+    first are clipped. The image restoration paper has all of them fit (`clipped` 0), so that one
+    pixel decides, as it does here where fewer than that share of x is not 0.
 
     `x` is in the victim's input space at an arbitrary scale, `mean` in [0, 1]. A zero x gives the
     mean itself; a non-finite x gives a picture of NaN. Where the mean is 0 everywhere, nothing was
@@ -131,7 +133,8 @@ def confident_candidates(
     threshold: float = 0.4,
     margin: float = 0.05,
 ) -> tuple[Bool[Tensor, " m"], Int[Tensor, " m"]]:
-    """(confident, target row) of m candidates, over s saved iterations (001, section 2).
+    """(confident, target row) of m candidates, over s saved iterations (image restoration paper,
+    section 2).
 
     A candidate is confident if at any saved iteration best > `threshold` and
     best - second >= `margin`. Its target is that of the confident iteration with the highest
@@ -248,10 +251,11 @@ def ssim_of_nearest(
 ) -> Float32[Tensor, "p t"]:
     """SSIM of every picture with its nearest image alone, NaN with all others.
 
-    001's footnote 3, after Haim et al. 2022: a search that computes p scores instead of p times t.
-    The nearest is found by `ncc.ncc_matrix` of half-size images, of what remains when `mean`, the
-    victim's mean image, is taken off: all pictures share that, whatever they show. An image that no
-    picture is nearest to stays without a match, though some picture may resemble it well enough.
+    The image restoration paper's footnote 3, after Haim et al. 2022: a search that computes p
+    scores instead of p times t. The nearest is found by `ncc.ncc_matrix` of half-size images, of
+    what remains when `mean`, the victim's mean image, is taken off: all pictures share that,
+    whatever they show. An image that no picture is nearest to stays without a match, though some
+    picture may resemble it well enough.
     """
     scores = torch.full((len(pictures), len(images)), torch.nan, device=pictures.device)
     if scores.numel() == 0:

@@ -6,7 +6,7 @@ K1 = .01, K2 = .03, data range 1, population covariance, and the mean over posit
 * ``gaussian11``: Wang et al. 2004, window 11x11, sigma 1.5, valid region only; scikit-image's
   `gaussian_weights=True, sigma=1.5, use_sample_covariance=False`. The default everywhere.
 * ``gaussian3``: kornia's `window_size=3`, window 3x3, sigma 1.5, borders reflected; what papers
-  002 and Haim et al. 2022 report. It gives other values: never mix the two in one table.
+  the KKT paper and Haim et al. 2022 report. It gives other values: never mix the two in one table.
 
 All-pairs SSIM is one matrix product per pixel position. With windows of weights w,
 cov(x, y) = sum_k w_k x_k (y_k - mu_y) = X diag(w) Y_centred^T, and means and variances belong to

@@ -1,7 +1,7 @@
 """How alike images are up to scale and offset: normalised distance and correlation, all pairs.
 
 An attack returns candidates at an arbitrary scale, so before any post-processing they are compared
-as Haim et al. 2022 do (paper 002, appendix A.1, eq. 16):
+as Haim et al. 2022 do (KKT paper, appendix A.1, eq. 16):
 
     d(x, y) = || (x - mu_x) / sigma_x - (y - mu_y) / sigma_y ||^2 / D,
 

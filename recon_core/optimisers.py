@@ -43,10 +43,10 @@ USUAL_EPS = {"adadelta": 1e-6, "adam": 1e-8, "gd": 0.0}
 class Optimiser:
     """An update rule and its constants; those of other rules have no effect.
 
-    `adadelta`: torch's constants rho = 0.9 and eps = 1e-6 (001, section 2, uses it with lr = 1 for
-    victims and attack alike). `gd`: gradient descent with momentum, as torch's SGD without
-    dampening (Haim et al. use 0 for victims, 0.9 for the attack). `adam`: Kingma and Ba 2015, as
-    torch's. `eps`: None is the rule's usual value, 1e-6 for adadelta and 1e-8 for adam.
+    `adadelta`: torch's constants rho = 0.9 and eps = 1e-6 (image restoration paper, section 2, uses
+    it with lr = 1 for victims and attack alike). `gd`: gradient descent with momentum, as torch's
+    SGD without dampening (Haim et al. use 0 for victims, 0.9 for the attack). `adam`: Kingma and Ba
+    2015, as torch's. `eps`: None is the rule's usual value, 1e-6 for adadelta and 1e-8 for adam.
     """
 
     rule: Rule = "adadelta"

@@ -7,10 +7,10 @@ every picture once. None of it is from a paper.
 
 It orders, it proves nothing. A victim's spurious stationary points, mixtures of training images for
 example, come back from other starts too. Agreement between attacks with different settings (alpha
-above all) tells more than between starts of one setting, so attack as 002 does, with random
-hyperparameters. Measured on two CIFAR-10 victims, the chance that a good candidate ranks above a
-bad one was .82 between settings and .69 between starts with 20 training images, but .66 and .54
-with 100, where most candidates are mixtures.
+above all) tells more than between starts of one setting, so attack as the KKT paper does, with
+random hyperparameters. Measured on two CIFAR-10 victims, the chance that a good candidate ranks
+above a bad one was .82 between settings and .69 between starts with 20 training images, but .66 and
+.54 with 100, where most candidates are mixtures.
 
 Give *raw* candidates x for `ncc` and `ncc2`. Pictures have the victim's mean image added, which all
 of them share, and so they agree with each other whatever they show. `ssim` needs pictures in

@@ -1,7 +1,7 @@
 """How much of a training set was recovered: errors, peak signal-to-noise ratios and rates.
 
-000, section 4: an image is recovered accurately if its mean squared error is below 1e-7 (a PSNR
-above 70 dB), approximately if it is below 5e-4 (33.01 dB); pixels in [0, 1].
+Autoencoder paper, section 4: an image is recovered accurately if its mean squared error is below
+1e-7 (a PSNR above 70 dB), approximately if it is below 5e-4 (33.01 dB); pixels in [0, 1].
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recon_core.summary import bootstrap_interval, proportion_interval
 ACCURATE = 1e-7
 APPROXIMATE = 5e-4
 THRESHOLDS = (1e-3, 5e-4, 1e-4, 1e-5, 1e-6, 1e-7)
-"""Of 000, figure F.3, and the two above."""
+"""Of the autoencoder paper, figure F.3, and the two above."""
 
 Estimate = tuple[float, float, float]
 """A number and its 95 % interval: value, low, high."""
@@ -43,7 +43,7 @@ class Rates:
 def errors(
     x: Float[Tensor, "n c h w"], original: Float[Tensor, "n c h w"]
 ) -> Float64[Tensor, " n"]:
-    """The mean squared error of each image (000, eq. 4), summed in float64.
+    """The mean squared error of each image (autoencoder paper, eq. 4), summed in float64.
 
     Raises ValueError if an error is not finite.
     """

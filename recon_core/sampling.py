@@ -2,9 +2,9 @@
 
 A campaign is a sequence of phases; a phase is a number of runs and a sampler. Runs are grouped into
 parts (the work of one task), parts into rounds. Round k is a pure function of the settings, the
-labels and the history known from rounds <= k - lag, so the plan is the same whatever the
-number of workers, their speed, or how often they died. Paper 001, section 2: 100,000 uniform runs,
-then 50,000 on the 4,000 least-seen images (there updated after every run, here every round).
+labels and the history known from rounds <= k - lag, so the plan is the same whatever the number of
+workers, their speed, or how often they died. Image restoration paper, section 2: 100,000 uniform
+runs, then 50,000 on the 4,000 least-seen images (there updated after every run, here every round).
 `recon_core.adaptive` has the sampler that the paper asks for.
 """
 
@@ -69,9 +69,10 @@ class Phase:
 class Sampling:
     """How many images a run trains on, and how runs are grouped into parts and rounds.
 
-    `lag`: a round may be planned once all rounds up to `lag` before it are finished, so up to
-    `lag` rounds are in flight at a time. `attacks_per_victim`: so many runs in a row attack the
-    same victim, each from its own start and with its own hyperparameters (001, section 5.1: 303).
+    `lag`: a round may be planned once all rounds up to `lag` before it are finished, so up to `lag`
+    rounds are in flight at a time. `attacks_per_victim`: so many runs in a row attack the same
+    victim, each from its own start and with its own hyperparameters (image restoration paper,
+    section 5.1: 303).
     """
 
     images_per_run: int = 300
@@ -185,8 +186,9 @@ def class_labels(
 ) -> tuple[Int64[np.ndarray, " n"], str]:
     """(class per image or -1, the task in words) for a victim with an output per class.
 
-    Its classes are the first `n_classes` of the source (002, section 4.2, takes 2, 3, 4, 5 and 10
-    of CIFAR-10's); images of others are -1 and not used. Raises ValueError if there are fewer.
+    Its classes are the first `n_classes` of the source (KKT paper, section 4.2, takes 2, 3, 4, 5
+    and 10 of CIFAR-10's); images of others are -1 and not used. Raises ValueError if there are
+    fewer.
     """
     if len(class_names) < n_classes:
         raise ValueError(

@@ -1,10 +1,10 @@
-"""How alike recovered and original images are, as paper 003 reports it (section 4.3, C.3).
+"""How alike recovered and original images are, as the MixCon paper reports it (section 4.3, C.3).
 
-003 gives means, standard deviations and worst cases, which are the images recovered best, of two
-scores in [0, 1] where higher is more alike: SSIM mapped from [-1, 1] (`unit_ssim`), and PSIM, which
-is 1 minus a perceptual loss (`perceptual_similarity`). It does not say which network the loss used,
-which layers, or how the features were scaled. For vectors it gives the squared error and the cosine
-(table 2, `cosine_similarity`).
+The MixCon paper gives means, standard deviations and worst cases, which are the images recovered
+best, of two scores in [0, 1] where higher is more alike: SSIM mapped from [-1, 1] (`unit_ssim`),
+and PSIM, which is 1 minus a perceptual loss (`perceptual_similarity`). It does not say which
+network the loss used, which layers, or how the features were scaled. For vectors it gives the
+squared error and the cosine (table 2, `cosine_similarity`).
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def unit_ssim(
     *,
     convention: SSIMConvention = "gaussian11",
 ) -> Float64[Tensor, " n"]:
-    """(SSIM + 1) / 2, in [0, 1] (003, C.3); unrelated images score about .5.
+    """(SSIM + 1) / 2, in [0, 1] (MixCon paper, C.3); unrelated images score about .5.
 
-    `convention` is explained in `recon_core.metrics`; 003 does not name one. Raises ValueError for
-    images that do not match or are smaller than the window.
+    `convention` is explained in `recon_core.metrics`; MixCon paper does not name one. Raises
+    ValueError for images that do not match or are smaller than the window.
     """
     return (ssim_pairs(recovered, original, convention=convention).double() + 1) / 2
 
@@ -124,7 +124,8 @@ def perceptual_similarity(
 def cosine_similarity(
     recovered: Float[Tensor, "n c h w"], original: Float[Tensor, "n c h w"]
 ) -> Float64[Tensor, " n"]:
-    """The cosine of the angle between each image and its original as vectors (003, table 2).
+    """The cosine of the angle between each image and its original as vectors (MixCon paper, table
+    2).
 
     0 where one of them is 0. Raises ValueError for images that do not match or are not finite.
     """
@@ -136,7 +137,7 @@ def cosine_similarity(
 
 
 def spread(scores: Float[Tensor, " n"], *, higher_is_alike: bool = True) -> Spread:
-    """How 003 reports scores: mean, standard deviation and worst case (tables 2 to 4).
+    """How the MixCon paper reports scores: mean, standard deviation and worst case (tables 2 to 4).
 
     `higher_is_alike` is False for errors, of which the worst case is the lowest. Raises ValueError
     for no scores or one that is not finite.

@@ -1,9 +1,9 @@
 """From pictures to the numbers of a table: best matches per image, good counts, intervals.
 
-The protocol is that of paper 001, section 5.1.1: each image is scored by its best match among all
-pictures that a method gives, found by SSIM; HaarPSI is that of the same match. The best match is
-chosen with the image at hand, so a high score is evidence only beside the scores that images get
-which the victim never saw.
+The protocol is that of the image restoration paper, section 5.1.1: each image is scored by its best
+match among all pictures that a method gives, found by SSIM; HaarPSI is that of the same match. The
+best match is chosen with the image at hand, so a high score is evidence only beside the scores that
+images get which the victim never saw.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NOTICEABLE = 0.01
 class BestMatches:
     """The best picture of each image: its row (-1: there is none) and its scores.
 
-    `ssim3` is SSIM by the convention of 002 (`gaussian3`), `rmse` the root of the mean square
-    difference. An image without any picture scores 0: nothing came back; its `rmse` is NaN.
+    `ssim3` is SSIM by the convention of the KKT paper (`gaussian3`), `rmse` the root of the mean
+    square difference. An image without any picture scores 0: nothing came back; its `rmse` is NaN.
     """
 
     row: Int[Tensor, " t"]
@@ -206,7 +206,7 @@ def proportion_interval(n_hits: int, n: int, *, level: float = 0.95) -> tuple[fl
 
 
 def compare(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]) -> Comparison:
-    """Gains of a restorer, image by image (001, figure 3)."""
+    """Gains of a restorer, image by image (image restoration paper, figure 3)."""
     difference = after - before
     return Comparison(
         n_better=int((difference > NOTICEABLE).sum()),

@@ -1,4 +1,4 @@
-"""Paper 000 at its own size on one GPU: is it right, how fast is it, what comes back?
+"""The autoencoder paper at its own size on one GPU: is it right, how fast is it, what comes back?
 
     python -m benchmarks.autoencoder.gpu --work FOLDER [--minutes M] [--data SOURCE] [--quick]
                                          [--json docs/results/benchmarks/autoencoder_gpu.json]
@@ -59,7 +59,8 @@ Method = Iteration | KnownMask | UnknownMask | NoiseAware
 
 @dataclass(frozen=True, kw_only=True)
 class Victim:
-    """A network of paper 000, its images, and the constants that the attack on it has there."""
+    """A network of the autoencoder paper, its images, and the constants that the attack on it has
+    there."""
 
     name: str
     network: Autoencoder

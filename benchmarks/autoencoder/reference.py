@@ -1,4 +1,5 @@
-"""Paper 000's autoencoders and their training as everybody would write them with torch."""
+"""The autoencoder paper's autoencoders and their training as everybody would write them with
+torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Paper 000: recovery of a batch beside one image at a time, and training beside a plain loop.
+"""Autoencoder paper: recovery of a batch beside one image at a time, and training beside a plain
+loop.
 
     python -m benchmarks.autoencoder.speed [--quick] [--json FILE]
 

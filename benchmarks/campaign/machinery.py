@@ -3,9 +3,9 @@
 Everything is real but the runs: a flow (recorded, if `PREFECT_API_URL` names a server), with the
 task, the progress and the tables of `generate`; the coordinator and local Dask processes; parts
 that are written and published by `write_part`, their receipts returned and, for the least-seen
-phase, read back into the plan. A run trains on 300 of 50,000 images as in paper 001, but comes back
-at once with two targets and one pair of 8 x 8 pixels. Two thirds of the runs are uniform, one third
-least-seen, 50 a part.
+phase, read back into the plan. A run trains on 300 of 50,000 images as in the image restoration
+paper, but comes back at once with two targets and one pair of 8 x 8 pixels. Two thirds of the runs
+are uniform, one third least-seen, 50 a part.
 
 A campaign runs in a process of its own, whose peak memory is the kernel's. The local cluster's
 scheduler lives in it, so its memory is included; the images of the source are, too. Prefect's

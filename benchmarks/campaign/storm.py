@@ -85,7 +85,8 @@ class Size:
 
     def recipe(self, sampler: Sampler) -> Recipe:
         """Runs of a third of a second on eight photographs; rounds of four parts. `least_seen` has
-        a uniform start, as in paper 001; of 96 photographs some are always least seen."""
+        a uniform start, as in the image restoration paper; of 96 photographs some are always least
+        seen."""
         first = self.n_runs // 4 // self.runs_per_part * self.runs_per_part
         phases: tuple[Phase, ...] = (Phase(sampler=sampler, n_runs=self.n_runs, pool_size=96),)
         if sampler == "least_seen":

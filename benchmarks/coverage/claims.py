@@ -1,4 +1,5 @@
-"""What paper 001 says of how its dataset grew, checked on real campaigns of another size.
+"""What the image restoration paper says of how its dataset grew, checked on real campaigns of
+another size.
 
 The numbers are those that `benchmarks.coverage.real` left in
 docs/results/benchmarks/coverage_real.json: the same victims' images sampled uniformly, and

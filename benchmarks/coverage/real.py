@@ -4,9 +4,9 @@
 
 Every run trains a victim and attacks it. The source is 300 images of CIFAR-10, 30 of each class; a
 victim of width 64 learns 40 of them, and some four come back. After 400 runs each image has been
-trained on 53 times on average (900 times in paper 001). `benchmarks.coverage.simulated` simulates
-the paper's own size. Campaigns lie in --folder and are continued there, so the command can be
-interrupted.
+trained on 53 times on average (900 times in the image restoration paper).
+`benchmarks.coverage.simulated` simulates the paper's own size. Campaigns lie in --folder and are
+continued there, so the command can be interrupted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Worlds in which to try samplers: how likely each image is to come back, calibrated on paper 001.
+"""Worlds in which to try samplers: how likely each image is to come back, calibrated on the image
+restoration paper.
 
 The law: image i has a chance p_i of coming back in a run that trains on it. If it does, a geometric
 number of candidates (1.5 on average, our assumption) are confident, and each is kept at all 11
@@ -43,7 +44,7 @@ _LEAST, _MOST = 1e-9, 0.98  # chances are kept between the two
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """The campaign of paper 001, section 2, and what came of it."""
+    """The campaign of the image restoration paper, section 2, and what came of it."""
 
     n_images: int = 50_000
     images_per_run: int = 300

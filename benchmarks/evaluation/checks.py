@@ -1,4 +1,5 @@
-"""How each claim of paper 001 is decided on an evaluation: our numbers in words, and the verdict.
+"""How each claim of the image restoration paper is decided on an evaluation: our numbers in words,
+and the verdict.
 
 Every function takes an `Evaluated` and raises NotTestableError where it lacks what the claim is
 about. A verdict is true, false, or None where the numbers leave it open.

@@ -2,10 +2,10 @@
 
     python -m benchmarks.evaluation.speed [--quick] [--json FILE]
 
-The size is that of paper 001, section 5.1: an attack's 1,000 candidates at 4 saved iterations, as 5
-methods show them, with 500 training images: 10 million scores of SSIM. Ours is what
-`tasks.evaluation.evaluate` does: all scores, the best match of each image, HaarPSI and the other
-scores of that match. The loop computes SSIM alone, on a random sample of the pairs, and is
+The size is that of the image restoration paper, section 5.1: an attack's 1,000 candidates at 4
+saved iterations, as 5 methods show them, with 500 training images: 10 million scores of SSIM. Ours
+is what `tasks.evaluation.evaluate` does: all scores, the best match of each image, HaarPSI and the
+other scores of that match. The loop computes SSIM alone, on a random sample of the pairs, and is
 multiplied up. The paper avoids it (footnote 3): a cheap distance finds one image for each picture,
 and only these pairs are scored. That search is measured too.
 """

@@ -1,8 +1,9 @@
 """An evaluation read back from the tables of its report, for claims that are to be recomputed.
 
-`palimpsest report` writes them to `evaluation/report-data` of a job (docs/report.md); `TABLES` are
-what the claims of paper 001 need. Rank correlations and their intervals are computed anew from the
-single images; sums over all pictures, which no table has, are those of `methods.csv`.
+`palimpsest report` writes them to `evaluation/report-data` of a job (docs/pages.md); `TABLES` are
+what the claims of the image restoration paper need. Rank correlations and their intervals are
+computed anew from the single images; sums over all pictures, which no table has, are those of
+`methods.csv`.
 """
 
 from __future__ import annotations

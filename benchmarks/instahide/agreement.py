@@ -1,4 +1,5 @@
-"""The steps of paper 004's recovery beside its own algorithms, on random small cases, counted.
+"""The steps of the InstaHide paper's recovery beside its own algorithms, on random small cases,
+counted.
 
 A part of `benchmarks.papers.instahide`: public images beside the semidefinite program, graphs
 beside all graphs, signs beside all signs. Numbers of roots and of solutions are compared as well.

@@ -1,4 +1,5 @@
-"""Claims of paper 004 on exact recovery: all images, what is named, public images, size and noise.
+"""Claims of the InstaHide paper on exact recovery: all images, what is named, public images, size
+and noise.
 
 Parts of `benchmarks.papers.instahide`. Images are Gaussian with 3,072 pixels, weights those of
 definition 2.5 unless they are named, settings the attack's own defaults.

@@ -1,5 +1,5 @@
-"""The figures of paper 004: its sample complexity and what signs cost, from the measured numbers,
-and the private photographs that came back, from their strips."""
+"""The figures of the InstaHide paper: its sample complexity and what signs cost, from the measured
+numbers, and the private photographs that came back, from their strips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How many pixels step 1 of paper 004 alone needs, the Gram matrix of all images (`gram_extract`).
+"""How many pixels step 1 of the InstaHide paper alone needs, the Gram matrix of all images
+(`gram_extract`).
 
 A part of `benchmarks.papers.instahide`. Encodings of k images of one weight, Gaussian pixels; a
 matrix is exact if every entry is that of k W W^T. Every seed's images are drawn once, at the most

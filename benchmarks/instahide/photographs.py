@@ -60,7 +60,8 @@ TRUE_PUBLICS = "pursuit, true public images"
 @dataclass(frozen=True)
 class Sizes:
     """Of the challenge. `n_others`: photographs that the network is trained on. `n_model`:
-    encodings that the model of paper 004 makes of the same images, for the exact attack."""
+    encodings that the model of the InstaHide paper makes of the same images, for the exact
+    attack."""
 
     n: int = 100
     p: int = 1000
@@ -126,8 +127,8 @@ class Case:
         return cls(shape, private, public, others, classes, sizes.scheme, made)
 
     def in_the_model(self, m: int) -> Case:
-        """The same images in m encodings of paper 004's model, with one weight for all images, in
-        units of their standard deviation."""
+        """The same images in m encodings of the InstaHide paper's model, with one weight for all
+        images, in units of their standard deviation."""
         both = torch.cat([self.private, self.public]).double()
         mean, sd = both.mean(), both.std()
         mixing = Mixing.as_a_whole(self.scheme.k_pub)

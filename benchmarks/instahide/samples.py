@@ -1,4 +1,5 @@
-"""How many encodings give all private images, and how many could: paper 004's sample complexity.
+"""How many encodings give all private images, and how many could: the InstaHide paper's sample
+complexity.
 
 A part of `benchmarks.papers.instahide`. Every seed has one sequence of encodings; recoveries see
 its first m. What could be recovered is known from the graph alone (`determined`): once all images

@@ -1,4 +1,5 @@
-"""What the signs of a pixel cost: trying all of them, as paper 004 does, and the beam search.
+"""What the signs of a pixel cost: trying all of them, as the InstaHide paper does, and the beam
+search.
 
 A part of `benchmarks.papers.instahide`. `benchmarks.instahide.speed.signs` times both at the same
 pixels and compares what they find; above 18 encodings only the search is timed.

@@ -1,4 +1,4 @@
-"""Paper 004: each step of the recovery beside the paper's, and the whole on Gaussian images.
+"""InstaHide paper: each step of the recovery beside the paper's, and the whole on Gaussian images.
 
     python -m benchmarks.instahide.speed [--quick] [--json FILE]
 

@@ -1,4 +1,5 @@
-"""Paper 003's networks, their training and its loss as everybody would write them with torch."""
+"""The MixCon paper's networks, their training and its loss as everybody would write them with
+torch."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class PlainLeNet5(nn.Module):
 
 
 class PlainMixCon:
-    """003, eq. 1, of one batch: the distances of all pairs from one product of matrices.
+    """MixCon paper, eq. 1, of one batch: the distances of all pairs from one product of matrices.
 
     In float64, which costs next to nothing here: float32 has no digits left at the paper's betas.
     """

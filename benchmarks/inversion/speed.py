@@ -1,4 +1,4 @@
-"""Paper 003: a grid of defended victims beside one after another, and batched inversion.
+"""MixCon paper: a grid of defended victims beside one after another, and batched inversion.
 
     python -m benchmarks.inversion.speed [--quick] [--json FILE]
 
@@ -43,7 +43,7 @@ ONE_BY_ONE = "the same method, one image at a time"
 
 
 def grid() -> list[MixCon]:
-    """003, section 4.3."""
+    """MixCon paper, section 4.3."""
     return [MixCon(lam=lam, beta=beta) for lam in LAMBDAS for beta in BETAS]
 
 

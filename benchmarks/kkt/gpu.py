@@ -6,9 +6,10 @@ Needs one CUDA device. First, float64 on the GPU has to agree with float64 on th
 gradients and trajectories, or nothing is timed. Then a training epoch and an attack iteration are
 timed at the paper's size (3072-1000-1000-1, 300 images, 400 candidates) for stacks of R runs, in
 float32 and TF32, with and without CUDA graphs, and with the update rule as one kernel. A run is
-50,000 epochs, 11,900 iterations and the matching of its 4,400 saved candidates (001, section 2), so
-runs an hour and the GPU hours of 150,000 runs follow, beside the paper's 5,600 A100 hours. Last,
-the confident candidates of complete smaller runs from the same seeds, in both precisions.
+50,000 epochs, 11,900 iterations and the matching of its 4,400 saved candidates (image restoration
+paper, section 2), so runs an hour and the GPU hours of 150,000 runs follow, beside the paper's
+5,600 A100 hours. Last, the confident candidates of complete smaller runs from the same seeds, in
+both precisions.
 """
 
 from __future__ import annotations

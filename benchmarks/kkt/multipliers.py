@@ -1,4 +1,5 @@
-"""Paper 002's equation 12 beside what it replaces: a multiplier for every image and other class.
+"""The KKT paper's equation 12 beside what it replaces: a multiplier for every image and other
+class.
 
     python -m benchmarks.kkt.multipliers --data SOURCE [--quick] [--json FILE]
 
@@ -76,7 +77,8 @@ def drawn(labels: Sequence[int], per_class: int, seed: int) -> tuple[list[int], 
 
 
 def victim(x: Tensor, size: Size, seed: int) -> ReferenceNet:
-    """A network D-W-W-C with a small first layer (002, appendix B), trained on x (n, c, h, w)."""
+    """A network D-W-W-C with a small first layer (KKT paper, appendix B), trained on x (n, c, h,
+    w)."""
     torch.manual_seed(seed)
     channels, height, width = x.shape[1:]
     shape = channels, height, width

@@ -1,16 +1,18 @@
 """The published attack the plain way: one network, differentiated twice by autograd.
 
-Written from the papers alone (001, sections 1.2 and 2; 002, sections 3 to 5 and appendix B) and
-independent of the engine that is held to it. As everybody would write it with torch: an activation
-whose derivative is replaced in the backward pass, `autograd.grad(create_graph=True)` for the
-gradient inside the objective, one optimiser for x and one for lam, one victim at a time.
+Written from the papers alone (image restoration paper, sections 1.2 and 2; KKT paper, sections 3 to
+5 and appendix B) and independent of the engine that is held to it. As everybody would write it with
+torch: an activation whose derivative is replaced in the backward pass,
+`autograd.grad(create_graph=True)` for the gradient inside the objective, one optimiser for x and
+one for lam, one victim at a time.
 
     L = sum_l || theta_l - sum_i c_i grad_{theta_l} phi(theta; x_i) ||^2
         + sum relu(x - 1)^2 + sum relu(-1 - x)^2 + 5 sum relu(lam_min - lam)^2
 
 with c_i = lam_i y_i / N (binary), lam_i / N and phi_i = phi_{y_i} - max_{j != y_i} phi_j
-(multiclass, 002 eq. 12), or lam_i / N, free in sign and without the last term (regression, 002
-eq. 15). N is the number of candidates, as in the authors' code, or 1, as in their formula.
+(multiclass, the KKT paper eq. 12), or lam_i / N, free in sign and without the last term
+(regression, the KKT paper eq. 15). N is the number of candidates, as in the authors' code, or 1, as
+in their formula.
 """
 
 from __future__ import annotations
@@ -125,7 +127,8 @@ class ReferenceAttack:
 
 
 def balanced_signs(n_candidates: int, dtype: torch.dtype) -> Tensor:
-    """-1 for the first half of the candidates, +1 for the second (001, section 1.2)."""
+    """-1 for the first half of the candidates, +1 for the second (image restoration paper, section
+    1.2)."""
     return torch.where(torch.arange(n_candidates) < n_candidates // 2, -1.0, 1.0).to(dtype)
 
 
@@ -135,7 +138,8 @@ def objective(
     """L of candidates x (m, d) and multipliers lam (m,), differentiable in both.
 
     `y` (m,): signs for `binary`, classes for `multiclass`; None for `regression`. Under `every
-    class` lam is (m, C): one for each other class (002, eq. 8); that of its own counts for nothing.
+    class` lam is (m, C): one for each other class (KKT paper, eq. 8); that of its own counts for
+    nothing.
     """
     if (y is None) != (attack.condition == "regression"):
         raise ValueError(f"condition={attack.condition!r} and y={y}; only regression has no y")
@@ -235,7 +239,8 @@ def train(
 ) -> ReferenceNet:
     """`net`, trained in place: a step on the rows that each element of `batches` names.
 
-    `[slice(None)] * n` is n epochs of full batches. `weight_decay` is that of 002, eq. 13.
+    `[slice(None)] * n` is n epochs of full batches. `weight_decay` is that of the KKT paper, eq.
+    13.
     """
     net.alpha = None
     parameters = net.parameters()

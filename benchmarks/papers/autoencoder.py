@@ -1,4 +1,4 @@
-"""What paper 000 says of its results, as our own studies of autoencoders found it.
+"""What the autoencoder paper says of its results, as our own studies of autoencoders found it.
 
     python -m benchmarks.papers.autoencoder [--check] [--json FILE] STUDY...
 

@@ -1,4 +1,4 @@
-"""What paper 001 says of its results, checked on evaluations of our own.
+"""What the image restoration paper says of its results, checked on evaluations of our own.
 
     python -m benchmarks.papers.image_restoration [--json FILE] EVALUATION...
     python -m benchmarks.papers.image_restoration --json FILE --check

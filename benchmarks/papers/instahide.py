@@ -1,4 +1,4 @@
-"""What paper 004 says of recovering InstaHide's private images, checked.
+"""What the InstaHide paper says of recovering InstaHide's private images, checked.
 
     python -m benchmarks.papers.instahide [--only NAME ...] [--quick] [--json FILE] [--data SOURCE]
 

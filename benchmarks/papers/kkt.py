@@ -1,4 +1,4 @@
-"""What paper 002 says of its results, as our own studies found it.
+"""What the KKT paper says of its results, as our own studies found it.
 
     python -m benchmarks.papers.kkt [--check] [--json docs/results/claims/kkt.json] STUDY...
 

@@ -1,4 +1,4 @@
-"""What paper 003 says of its results, as our own studies of split classifiers found it.
+"""What the MixCon paper says of its results, as our own studies of split classifiers found it.
 
     python -m benchmarks.papers.mixcon [--check] [--json docs/results/claims/mixcon.json] STUDY...
 

@@ -1,4 +1,5 @@
-"""The studies of paper 002 on a GPU: is it right, what will they take, and the cheapest of them.
+"""The studies of the KKT paper on a GPU: is it right, what will they take, and the cheapest of
+them.
 
     python -m benchmarks.papers.studies_gpu [--quick] [--json FILE]
                                      [--data SOURCE --store FOLDER [--study NAME] [--minutes M]]

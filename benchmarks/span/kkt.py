@@ -49,7 +49,7 @@ SMALL = Case(width=40, n_runs=1, n_images=10, n_candidates=20, steps=2)
 
 
 def measure(images: ImageSet, *, quick: bool, n_victims: int) -> Iterator[Measurement]:
-    """Steps at the size of paper 001, then what comes back of victims."""
+    """Steps at the size of the image restoration paper, then what comes back of victims."""
     case = SMALL if quick else replace(PAPER, steps=3)
     n_threads = torch.get_num_threads()
     for threads in sorted({1, n_threads}):

@@ -1,9 +1,9 @@
 """From one run's saved candidates to its pairs: which training image each candidate shows.
 
 Every saved x is compared with every training image of its run by SSIM; a candidate that at some
-iteration matches one image with confidence is paired with it at all its saved iterations (001,
-section 2). For an evaluation every candidate is kept, with its nearest image. Where an attack is
-told which image it looks for, that is the one it is paired with (`own_pairs`).
+iteration matches one image with confidence is paired with it at all its saved iterations (image
+restoration paper, section 2). For an evaluation every candidate is kept, with its nearest image.
+Where an attack is told which image it looks for, that is the one it is paired with (`own_pairs`).
 """
 
 from __future__ import annotations

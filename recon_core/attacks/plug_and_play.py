@@ -1,6 +1,8 @@
-"""Recover training images from an autoencoder f and degraded copies y = H x + noise (paper 000).
+"""Recover training images from an autoencoder f and degraded copies y = H x + noise (autoencoder
+paper).
 
-    min over x, H of ||H x - y||^2 + lambda s_f(x),     H diagonal, of zeros and ones   (000, eq. 5)
+    min over x, H of ||H x - y||^2 + lambda s_f(x),     H diagonal, of zeros and ones   (autoencoder
+    paper, eq. 5)
 
 with H unknown. Alternate two steps: x by plug-and-play ADMM, in which f stands for the proximity
 operator of s_f (algorithm 1; for some tied autoencoders it is one, theorem 1), and H pixel by pixel
@@ -75,12 +77,13 @@ def x_step(
     theta: Bool[Tensor, "b c h w"],
     gamma: float,
 ) -> Float[Tensor, "b c h w"]:
-    """argmin over x of ||theta x - y||^2 + gamma / 2 ||x - v||^2 (000, eq. 17)."""
+    """argmin over x of ||theta x - y||^2 + gamma / 2 ||x - v||^2 (autoencoder paper, eq. 17)."""
     return torch.where(theta, (y + gamma / 2 * v) / (1 + gamma / 2), v)
 
 
 def mask_step(x: Float[Tensor, "b c h w"], y: Float[Tensor, "b c h w"]) -> Bool[Tensor, "b c h w"]:
-    """argmin over H of ||H x - y||^2: False where x > 2 y or x < 0 (000, eq. 20; y >= 0)."""
+    """argmin over H of ||H x - y||^2: False where x > 2 y or x < 0 (autoencoder paper, eq. 20; y >=
+    0)."""
     return (x <= 2 * y) & (x >= 0)
 
 
@@ -93,7 +96,7 @@ def admm(
     n_iterations: int,
     tolerance: float = 0.0,
 ) -> Estimates:
-    """Algorithm 1 of 000: xi of the last iteration, for every sample of a batch.
+    """Algorithm 1 of the autoencoder paper: xi of the last iteration, for every sample of a batch.
 
         v~ = v - u,   xi = x_step(v~),   v = f(xi + u),   u = u + xi - v,       v = u = 0 at first
 
@@ -209,7 +212,8 @@ class Iteration:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownMask:
-    """ADMM once with the true H; without noise the known pixels are then put back (000, eq. 31).
+    """ADMM once with the true H; without noise the known pixels are then put back (autoencoder
+    paper, eq. 31).
 
     `masks` must be given. `noisy`: y has noise, so what is known of a pixel is not its value.
     """
@@ -241,13 +245,14 @@ class KnownMask:
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownMask:
-    """The paper's method: alternate ADMM and the mask step, H unknown (000, eq. 6, 7, 20).
+    """The paper's method: alternate ADMM and the mask step, H unknown (autoencoder paper, eq. 6, 7,
+    20).
 
-    Defaults are for a fully connected autoencoder of 10 layers with leaky ReLU; 000, appendix D,
-    has gamma .5 there, .1 with PReLU and for 20 layers, 1 for a U-Net, .1 with noise. `start`: H
-    at first, "random" (each component known with probability 1/2) or "nothing" known (U-Net). Ends
-    when the mean square of the change of x was below `stop_below` three times in a row, or after
-    `n_alternations`, of which 000 says nothing.
+    Defaults are for a fully connected autoencoder of 10 layers with leaky ReLU; autoencoder paper,
+    appendix D, has gamma .5 there, .1 with PReLU and for 20 layers, 1 for a U-Net, .1 with noise.
+    `start`: H at first, "random" (each component known with probability 1/2) or "nothing" known
+    (U-Net). Ends when the mean square of the change of x was below `stop_below` three times in a
+    row, or after `n_alternations`, of which the autoencoder paper says nothing.
     """
 
     kind: Literal["unknown"] = "unknown"

@@ -24,7 +24,8 @@ PAPER_TRAININGS: dict[str, Training] = {
         n_steps=40_000, batch_size=128, warmup_images=0, decay="halving", ema_halflife_images=0
     ),
 }
-"""How paper 001 trained each kind (sections 3 and 4); BF-DnCNN has no averaged weights there.
+"""How the image restoration paper trained each kind (sections 3 and 4); BF-DnCNN has no averaged
+weights there.
 
 Where we depart: the diffusion model trains on EDM's batches of 512, which 2, 4 or 8 GPUs divide,
 not 513, and in float32 as EDM's code does, not in double precision. Open: the number of steps (here

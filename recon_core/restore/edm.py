@@ -1,12 +1,13 @@
-"""EDM: the conditional diffusion restorer of paper 001, section 3, after Karras et al. 2022.
+"""EDM: the conditional diffusion restorer of the image restoration paper, section 3, after Karras
+et al. 2022.
 
 The network F is preconditioned into a denoiser D (EDM, equation 7), trained on the weighted
 denoising loss (equations 2 and 8, table 1) and sampled by Heun's method (algorithm 1) with the
 state in float64. The condition is the reconstruction in three further input channels; the skip
 path covers the noisy image only.
 
-Paper 001 does not say how the condition is scaled. Here it is scaled as c_in would scale an image
-without noise, by 1 / sigma_data, at every noise level.
+The image restoration paper does not say how the condition is scaled. Here it is scaled as c_in
+would scale an image without noise, by 1 / sigma_data, at every noise level.
 
 `target` "residual" is our departure, for short trainings: what is diffused is the image minus the
 condition, which is added again at the end. All equations hold for it as they stand, with sigma_data
@@ -35,11 +36,12 @@ Denoiser = Callable[[Tensor, float], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class EDM:
-    """The diffusion restorer. Defaults are EDM's for CIFAR-10, which paper 001 kept.
+    """The diffusion restorer. Defaults are EDM's for CIFAR-10, which the image restoration paper
+    kept.
 
     ln sigma ~ N(P_mean, P_std^2) in training; `n_steps` Heun steps from sigma_max to sigma_min
     with exponent rho when sampling, two network evaluations each but the last. `target`: what is
-    diffused, the image as in paper 001, or the residual, image - condition.
+    diffused, the image as in the image restoration paper, or the residual, image - condition.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

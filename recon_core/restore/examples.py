@@ -1,7 +1,7 @@
 """What restorers learn from: a reconstruction as a picture, the image it came from, and labels.
 
-A raw reconstruction is brought into range the way paper 001 does it (section 5.1): multiplied by
-the largest r such that r x + mean stays in [0, 1]. Networks see [-1, 1].
+A raw reconstruction is brought into range the way the image restoration paper does it (section
+5.1): multiplied by the largest r such that r x + mean stays in [0, 1]. Networks see [-1, 1].
 
 `noise_examples` are the examples of pure noise of section 3: what an attack holds before its
 first iteration, that is the mean of the run's images plus Gaussian noise, paired with one of the
@@ -148,12 +148,12 @@ def noise_examples(
     generator: torch.Generator,
     n_sharing: int = 1,
 ) -> Examples:
-    """Examples whose condition says nothing about the target (001, section 3).
+    """Examples whose condition says nothing about the target (image restoration paper, section 3).
 
-    Each averages `n_averaged` random images (001: 300, the size of a run), adds white noise and
-    fits it to the range; its target is one of the averaged images. `n_sharing` successive examples
-    share an average, as the reconstructions of one run do; averaging is what takes the time.
-    `generator` is a CPU one.
+    Each averages `n_averaged` random images (image restoration paper: 300, the size of a run), adds
+    white noise and fits it to the range; its target is one of the averaged images. `n_sharing`
+    successive examples share an average, as the reconstructions of one run do; averaging is what
+    takes the time. `generator` is a CPU one.
     """
     if len(images) == 0:
         raise ValueError("images is empty; noise examples average images of the training set")

@@ -121,16 +121,17 @@ class NonfiniteLossError(ArithmeticError):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a restorer is trained. The defaults are EDM's for CIFAR-10, which paper 001 used but for
-    two things (section 3): its batch had 513 examples, on three GPUs, and its precision was double.
+    """How a restorer is trained. The defaults are EDM's for CIFAR-10, which the image restoration
+    paper used but for two things (section 3): its batch had 513 examples, on three GPUs, and its
+    precision was double.
 
     The learning rate rises linearly over the first `warmup_images`; then `decay` "none" keeps it,
     "halving" halves it after `halve_first_step` steps and every `halve_every_steps` from there on
-    (paper 001, section 4), "cosine" lets it fall to zero at `n_steps` (ours, for short runs).
-    The EMA forgets half in `ema_halflife_images` images, less in the beginning: at most
-    `ema_ramp` times the images seen so far. A step goes through its `batch_size` examples in
-    `accumulate` micro-batches, for GPUs that hold less. `precision`: see `restore.precision`.
-    With `mirror`, every example is flipped left to right with probability 1/2, reconstruction and
+    (image restoration paper, section 4), "cosine" lets it fall to zero at `n_steps` (ours, for
+    short runs). The EMA forgets half in `ema_halflife_images` images, less in the beginning: at
+    most `ema_ramp` times the images seen so far. A step goes through its `batch_size` examples in
+    `accumulate` micro-batches, for GPUs that hold less. `precision`: see `restore.precision`. With
+    `mirror`, every example is flipped left to right with probability 1/2, reconstruction and
     original alike. This is ours, for few pairs: the first layer of a fully connected victim does
     not know left from right, so the mirror image of a pair is one that could have come as well.
     """

@@ -1,8 +1,8 @@
 """Generic inpainting, for comparison: both methods know the mask and nothing of a victim.
 
 DDNM (Wang et al. 2023, "Zero-shot image restoration using denoising diffusion null-space model";
-the generic method of paper 000, section 4) samples a diffusion model whose estimate of the clean
-image is corrected at every noise level so that it agrees with what is known,
+the generic method of the autoencoder paper, section 4) samples a diffusion model whose estimate of
+the clean image is corrected at every noise level so that it agrees with what is known,
 
     x0 <- A^+ y + (I - A^+ A) x0,
 

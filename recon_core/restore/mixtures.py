@@ -7,8 +7,8 @@ CIFAR-10 images 99.5 % of the energy of confident reconstructions is a mixture o
 in which the image that is coming back leads and the weights of the others have heavy tails.
 
 Such mixtures cost nothing, and show all images of the training split where few runs show few of
-them. This is ours; paper 001 learns from attacks alone, of which it had 150,000. The examples of
-pure noise (`examples.noise_examples`) are the paper's.
+them. This is ours; the image restoration paper learns from attacks alone, of which it had 150,000.
+The examples of pure noise (`examples.noise_examples`) are the paper's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Autoencoders that get attacked: fully connected ones and U-Nets; R of them stacked.
 
-Paper 000, appendix C: a fully connected autoencoder of 10 or of 20 layers, and a U-Net of 3x3
-convolutions with stride and padding 1; leaky ReLU, PReLU or softplus. The paper's drawings give
+Autoencoder paper, appendix C: a fully connected autoencoder of 10 or of 20 layers, and a U-Net of
+3x3 convolutions with stride and padding 1; leaky ReLU, PReLU or softplus. The paper's drawings give
 neither widths nor channels, so they are settings here. We depart in one point: the last layer is
 linear, where the paper's U-Net has an activation after every convolution; a pixel of exactly 0 or 1
 is then as easy to fit as any other.
@@ -60,12 +60,13 @@ class Model(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FullyConnected:
-    """`depth` dense layers with biases, all hidden ones `width` wide (000, figure C.1).
+    """`depth` dense layers with biases, all hidden ones `width` wide (autoencoder paper, figure
+    C.1).
 
-    `init`: "torch" is what torch's own layers start from, uniform in +-1/sqrt(fan in), which 000
-    does not name but everybody gets who asks for nothing; a layer with ReLUs then passes on a sixth
-    of a signal's power, and 20 of them hardly learn. "kaiming" is He's for ReLUs, uniform in
-    +-sqrt(6 / fan in), with biases of 0.
+    `init`: "torch" is what torch's own layers start from, uniform in +-1/sqrt(fan in), which the
+    autoencoder paper does not name but everybody gets who asks for nothing; a layer with ReLUs then
+    passes on a sixth of a signal's power, and 20 of them hardly learn. "kaiming" is He's for ReLUs,
+    uniform in +-sqrt(6 / fan in), with biases of 0.
     """
 
     kind: Literal["fc"] = "fc"
@@ -91,7 +92,7 @@ class FullyConnected:
 
 @dataclass(frozen=True, kw_only=True)
 class UNet:
-    """A U-Net of 3x3 convolutions (000, figure C.2; Ronneberger et al. 2015).
+    """A U-Net of 3x3 convolutions (autoencoder paper, figure C.2; Ronneberger et al. 2015).
 
     One level per entry of `channels`, each of `convolutions`, from the image's resolution
     downwards: a 2x2 maximum on the way down, nearest neighbours on the way up. `skips`: the way up

@@ -1,4 +1,5 @@
-"""Batches with the same number of images of every class, for R networks (003, footnote 6)."""
+"""Batches with the same number of images of every class, for R networks (MixCon paper, footnote
+6)."""
 
 from __future__ import annotations
 

@@ -7,8 +7,9 @@ Pastur 1967); what training adds to W_1 is sum_i c_i d_i x_i^T, of at most as ma
 there are images, and stands above that edge.
 
 *With its images.* How much of theta the condition theta = sum_i lam_i y_i grad phi(theta; x_i)
-(001, eq. 1; 002, eqs. 8 and 14) explains with the true images and the best possible lam. The
-gradient of layer l is an outer product, so all that is needed are the n x n matrices
+(image restoration paper, eq. 1; KKT paper, eqs. 8 and 14) explains with the true images and the
+best possible lam. The gradient of layer l is an outer product, so all that is needed are the n x n
+matrices
 
     K_l = (D_l D_l^T) * (A_l A_l^T + 1 if there is a bias),    t_l = <theta_l, grad_l phi> = D_l.U_l
 
@@ -170,7 +171,7 @@ def margin_gradients(
 
 
 def all_rivals(classes: Int[Tensor, " n"], n_outputs: int) -> Float[Tensor, "p o"]:
-    """e_y - e_j for every image and every j != y, image after image (002, eq. 8)."""
+    """e_y - e_j for every image and every j != y, image after image (KKT paper, eq. 8)."""
     one_hot = torch.eye(n_outputs, dtype=torch.float64, device=classes.device)
     pairs = one_hot[classes].unsqueeze(1) - one_hot
     return pairs[pairs.any(2)]
@@ -215,7 +216,7 @@ def explained(
 ) -> Explained:
     """How much of theta the images' gradients explain, at the best multipliers.
 
-    `free_sign`: lam of either sign (002, eq. 15), otherwise lam >= 0.
+    `free_sign`: lam of either sign (KKT paper, eq. 15), otherwise lam >= 0.
     """
     gram = torch.stack([s[0] for s in systems]).sum(0)
     target = torch.stack([s[1] for s in systems]).sum(0)

@@ -1,10 +1,12 @@
 """MixCon and UniCon on a victim's hidden features: what they add to a training step's gradient.
 
-    min over theta of mean_i loss(phi(theta; x_i), y_i) + lam L(h(x_1), ..., h(x_n))   (003, 3.2)
+    min over theta of mean_i loss(phi(theta; x_i), y_i) + lam L(h(x_1), ..., h(x_n))   (MixCon
+    paper, 3.2)
 
 with h(x) the activations of one hidden layer and L as in `separability`. In the full batch, tuple i
-is the i-th image of every class; images beyond the smallest class are in none (003, footnote 6).
-Gradients are written out, as the rest of a step is. With u = h / ||h||, p tuples and C classes
+is the i-th image of every class; images beyond the smallest class are in none (MixCon paper,
+footnote 6). Gradients are written out, as the rest of a step is. With u = h / ||h||, p tuples and C
+classes
 
     MixCon (eq. 1)    dL/du_a = 4 / (p C (C - 1)) sum_b w_ab (u_a - u_b) over the tuple of a,
                       w_ab = 1 - beta / dist_ab^2 where eps <= dist_ab <= 1 / eps, else 0
@@ -15,8 +17,8 @@ in float64, since dist comes from inner products. Without `normalise`, u is h. N
 a number, so that a CUDA graph can hold it.
 
 With this term a trained victim is no KKT point: the gradient of L is no sum of lam_i y_i grad
-phi(theta; x_i), and eq. 1 of 001 has one term too many. A dense first layer still is a combination
-of the images, W_1 = W_0 + sum_i d_i x_i^T, only of other d_i.
+phi(theta; x_i), and eq. 1 of the image restoration paper has one term too many. A dense first layer
+still is a combination of the images, W_1 = W_0 + sum_i d_i x_i^T, only of other d_i.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The losses that victims are trained with: value, gradient in the outputs, and margins.
 
-Binary cross-entropy with logits (001, section 2; Haim et al. 2022), cross-entropy over C classes
-(002, section 4), and regression to y in {-1, +1}: mean square, |phi - y|^p with p = 2.5, Huber
-(002, section 5). All are means over the n images, and all stay exact where |phi| is large: the
-attack lives off what is left of the gradient when a victim has long fitted its images.
+Binary cross-entropy with logits (image restoration paper, section 2; Haim et al. 2022),
+cross-entropy over C classes (KKT paper, section 4), and regression to y in {-1, +1}: mean square,
+|phi - y|^p with p = 2.5, Huber (KKT paper, section 5). All are means over the n images, and all
+stay exact where |phi| is large: the attack lives off what is left of the gradient when a victim has
+long fitted its images.
 """
 
 from __future__ import annotations

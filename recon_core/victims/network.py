@@ -5,11 +5,12 @@ shape with a number of outputs, `Parameters` the weights of R networks, a leadin
 
     phi(theta; x) = W_L f(W_{L-1} ... f(W_1 x + b_1) ... + b_{L-1}) + b_L
 
-with f = ReLU, leaky ReLU or GELU. Papers: D-1000-1000-1 without biases (001, section 2), with a
-bias in the first layer only (Haim et al. 2022), with C outputs (002, section 4), and
-Conv(k, channels)-1000-1 (002, section 6.1; stride 1 and no padding, since 002, appendix F, calls
-k = 32 "essentially an MLP"). With ReLU and no bias beyond the first layer the network is
-homogeneous in its weights, phi(c theta) = c^L phi(theta), which the theory of the attack needs.
+with f = ReLU, leaky ReLU or GELU. Papers: D-1000-1000-1 without biases (image restoration paper,
+section 2), with a bias in the first layer only (Haim et al. 2022), with C outputs (KKT paper,
+section 4), and Conv(k, channels)-1000-1 (KKT paper, section 6.1; stride 1 and no padding, since the
+KKT paper, appendix F, calls k = 32 "essentially an MLP"). With ReLU and no bias beyond the first
+layer the network is homogeneous in its weights, phi(c theta) = c^L phi(theta), which the theory of
+the attack needs.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class Conv:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Settings of an architecture. Defaults: paper 001, section 2.
+    """Settings of an architecture. Defaults: the image restoration paper, section 2.
 
     `widths`: the hidden dense layers. `init_std_first`: the first layer, weights and bias, starts
     from N(0, s^2); None starts it like the rest. `init_rest`: "kaiming" is He's normal by fan in
-    with biases 0 (001 names He without the variant), "torch" the default of torch's layers, uniform
-    in +-1/sqrt(fan_in) (Haim et al.'s code; 002 with weight decay).
+    with biases 0 (image restoration paper names He without the variant), "torch" the default of
+    torch's layers, uniform in +-1/sqrt(fan_in) (Haim et al.'s code; KKT paper with weight decay).
     """
 
     widths: tuple[int, ...] = (1000, 1000)

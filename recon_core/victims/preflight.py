@@ -1,11 +1,11 @@
 """Can an attack on these weights work? Answered in words, before any time is spent on it.
 
-The attack rests on theta = sum_i lam_i y_i grad phi(theta; x_i) (001, eq. 1). That holds for a
-homogeneous network trained to the end (001; 002, section 3), or for any network trained with weight
-decay (002, eq. 14). It holds by neither for one trained with MixCon or UniCon (`feature_defence`);
-weights do not show that, so a good outlook of weights alone is one of networks without a defence.
-Each check looks at one thing that this needs and says what it found, what it means for the attack,
-and what to do about it.
+The attack rests on theta = sum_i lam_i y_i grad phi(theta; x_i) (image restoration paper, eq. 1).
+That holds for a homogeneous network trained to the end (image restoration paper; KKT paper, section
+3), or for any network trained with weight decay (KKT paper, eq. 14). It holds by neither for one
+trained with MixCon or UniCon (`feature_defence`); weights do not show that, so a good outlook of
+weights alone is one of networks without a defence. Each check looks at one thing that this needs
+and says what it found, what it means for the attack, and what to do about it.
 
 Where the papers give no threshold, ours are measured: victims 3072-200-200-1 of 20 or 100 CIFAR
 images, trained with and without a small first layer, with and without weight decay, by Adadelta,

@@ -1,6 +1,6 @@
 """How far apart a network's features are, and the losses that move them closer: MixCon, UniCon.
 
-MixCon (003, eq. 1), of p images of each class of C:
+MixCon (MixCon paper, eq. 1), of p images of each class of C:
 
     1/p 1/(|C| (|C| - 1)) sum_i sum_{c1 != c2} (dist + beta / dist),
     dist = ||h(x_{i,c1}) - h(x_{i,c2})||_2^2, h of norm 1, dist within [eps, 1/eps]     (footnote 3)
@@ -117,7 +117,8 @@ def unicon(features: Float[Tensor, "r p k m"], *, normalise: bool = True) -> Flo
 
 
 def balanced_rows(labels: Int64[Tensor, " n"], n_classes: int) -> Int64[Tensor, "p k"]:
-    """The batch's first p images of every class, p as the smallest class has (003, footnote 6).
+    """The batch's first p images of every class, p as the smallest class has (MixCon paper,
+    footnote 6).
 
     Row i of column c is the i-th image of class c. ValueError if a class has none.
     """
@@ -136,7 +137,8 @@ def balanced_rows(labels: Int64[Tensor, " n"], n_classes: int) -> Int64[Tensor, 
 def separability(
     features: Float[Tensor, "r n m"], *, normalise: bool = True, squared: bool = False
 ) -> Separability:
-    """The mean and the least of ||h(x_i) - h(x_j)|| over all pairs i < j (003, definition 3.1).
+    """The mean and the least of ||h(x_i) - h(x_j)|| over all pairs i < j (MixCon paper, definition
+    3.1).
 
     Features are of norm 1, as in the paper's practice (footnote 3), unless `normalise` is false;
     distances are not squared unless `squared`. All pairs, in float64, in blocks. NaN where a

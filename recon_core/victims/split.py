@@ -1,6 +1,6 @@
 """Classifiers that are split at a layer: the client computes h(x), the server g(h); R of them.
 
-Paper 003: f = g(h(x)), and the attack inverts what is sent, z = h(x), at the *cut* (section 2).
+MixCon paper: f = g(h(x)), and the attack inverts what is sent, z = h(x), at the *cut* (section 2).
 Its networks are LeNet5 on images (section 4.3) and, on vectors, 10-500-2-100-2 (section 4.2). h is
 what the layer at the cut gives after its ReLU (and pooling), as one vector.
 
@@ -67,9 +67,10 @@ class LeNet5:
     today: ReLU where they had a scaled tanh, maxima where they had trainable means, every channel
     of the first convolution seen by every one of the second, and linear logits.
 
-    003 names LeNet5 and no variant. `cut`: after the 1st or 2nd convolution block or the 1st or 2nd
-    dense layer. Images of 28x28 are padded to the 32x32 that LeNet5 was made for, by 2 in the first
-    convolution: both have 400 features at the paper's cut. Other sizes are not padded.
+    The MixCon paper names LeNet5 and no variant. `cut`: after the 1st or 2nd convolution block or
+    the 1st or 2nd dense layer. Images of 28x28 are padded to the 32x32 that LeNet5 was made for, by
+    2 in the first convolution: both have 400 features at the paper's cut. Other sizes are not
+    padded.
     """
 
     kind: Literal["lenet5"] = "lenet5"
@@ -88,11 +89,11 @@ class LeNet5:
 class SplitMLP:
     """Dense layers with ReLU and biases; the images, or vectors as (1, 1, d), flattened.
 
-    Defaults: 003, section 4.2, 10-500-2-100-2, cut after the second layer. Its "deeper" network has
-    widths (500, 2, 100, 100, 100), its "wider" one (500, 2, 2048).
-    `init`: "paper" draws each entry of W_k and b_k from N(u_k, 1) with one u_k ~ N(0, alpha) for
-    the layer; `alpha` is a variance, as in the paper's N(0, I), and its value is not given there.
-    "torch" is the default of torch's layers.
+    Defaults: the MixCon paper, section 4.2, 10-500-2-100-2, cut after the second layer. Its
+    "deeper" network has widths (500, 2, 100, 100, 100), its "wider" one (500, 2, 2048). `init`:
+    "paper" draws each entry of W_k and b_k from N(u_k, 1) with one u_k ~ N(0, alpha) for the layer;
+    `alpha` is a variance, as in the paper's N(0, I), and its value is not given there. "torch" is
+    the default of torch's layers.
     """
 
     kind: Literal["mlp"] = "mlp"

@@ -1,14 +1,15 @@
 """Train R split networks at once, each with its own defence or none, on class-balanced batches.
 
-    min over theta of mean_i CE(g(h(x_i)), y_i) + lambda L(h(x_1), ..., h(x_n))   (003, section 3.2)
+    min over theta of mean_i CE(g(h(x_i)), y_i) + lambda L(h(x_1), ..., h(x_n))   (MixCon paper,
+    section 3.2)
 
-by SGD with the same p images of every class in a batch, where L is MixCon (003, eq. 1) or UniCon
-(003, D.1). A grid of (lambda, beta) is one stack: its networks see the same images in the same
-order, so that they differ in nothing but the defence; and a network of lambda = 0 is, bit for bit,
-one that has none.
+by SGD with the same p images of every class in a batch, where L is MixCon (MixCon paper, eq. 1) or
+UniCon (MixCon paper, D.1). A grid of (lambda, beta) is one stack: its networks see the same images
+in the same order, so that they differ in nothing but the defence; and a network of lambda = 0 is,
+bit for bit, one that has none.
 
-Where 003 says little: an epoch is as long as its smallest class (footnote 6; see `class_batches`),
-and cross-entropy is the mean over a batch, where eq. 2 has the sum over the data.
+Where the MixCon paper says little: an epoch is as long as its smallest class (footnote 6; see
+`class_batches`), and cross-entropy is the mean over a batch, where eq. 2 has the sum over the data.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from recon_core.victims.split_evaluation import (
 
 FORBID = {"extra": "forbid"}
 Defence = MixCon | UniCon | None
-"""What is added to a network's cross-entropy; None: nothing (003 calls it vanilla)."""
+"""What is added to a network's cross-entropy; None: nothing (MixCon paper calls it vanilla)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitTraining:
-    """SGD as in 003, section 4.3: no momentum, no weight decay, a constant rate.
+    """SGD as in the MixCon paper, section 4.3: no momentum, no weight decay, a constant rate.
 
     `per_class`: images of each class in a batch. The paper's synthetic data have `lr` .1.
     """

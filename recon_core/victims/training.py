@@ -4,11 +4,12 @@ The victims share nothing but the launch of their kernels: every product is a ba
 ends after `epochs`, when its loss is low enough, or when it has diverged; the stack is then rebuilt
 without it, so that it costs nothing from there on.
 
-001, section 2: full batch, Adadelta with rate 1, 50,000 epochs. Haim et al. 2022 and 002: gradient
-descent, rate .01 (.5 with classes), 1e6 epochs, which `span` makes several times cheaper; 002
-trains its largest model on minibatches. Weight decay adds weight_decay * theta to the gradient of
-the *mean* loss, as torch does; 002, eq. 13, has it beside the *sum*, so that its lambda_WD is n
-times ours. A defence adds lam L of a hidden layer's features to the mean loss (`feature_defence`).
+Image restoration paper, section 2: full batch, Adadelta with rate 1, 50,000 epochs. Haim et al.
+2022 and the KKT paper: gradient descent, rate .01 (.5 with classes), 1e6 epochs, which `span` makes
+several times cheaper; KKT paper trains its largest model on minibatches. Weight decay adds
+weight_decay * theta to the gradient of the *mean* loss, as torch does; KKT paper, eq. 13, has it
+beside the *sum*, so that its lambda_WD is n times ours. A defence adds lam L of a hidden layer's
+features to the mean loss (`feature_defence`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ REPORTS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long and by which rule. Defaults: paper 001, section 2.
+    """How long and by which rule. Defaults: the image restoration paper, section 2.
 
     `batch_size`: None is the full batch; otherwise the images are shuffled every epoch, and the
     last batch may be smaller. `stop_loss`: a victim whose training loss is below it has finished;

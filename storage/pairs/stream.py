@@ -13,9 +13,9 @@ window and how many of its examples were given, so a stream resumes after any nu
 with batches of any size, by reading one window again.
 
 The price: all occurrences of a pair in an epoch fall into its window. A pair of a rare image, which
-paper 001 repeats 140 times, is spread over some 20,000 examples and not over all of them. Where
-that matters, let an epoch draw fewer subsets and train for more epochs: 14 epochs of 10 subsets
-have the distribution of one of 140, and spread the occurrences over 14 windows.
+the image restoration paper repeats 140 times, is spread over some 20,000 examples and not over all
+of them. Where that matters, let an epoch draw fewer subsets and train for more epochs: 14 epochs of
+10 subsets have the distribution of one of 140, and spread the occurrences over 14 windows.
 
 The next window is read by threads in the background while one is given, so memory holds two: 300 MB
 for 16,384 rows of 32 x 32 each, stored as float16.

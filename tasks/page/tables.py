@@ -1,7 +1,7 @@
 """The numbers behind every figure as tables: what is drawn, and the CSV beside the page.
 
 A figure is drawn from its table, so the two cannot differ. Columns are named after the record's
-own names (docs/report.md).
+own names (docs/pages.md).
 """
 
 from __future__ import annotations

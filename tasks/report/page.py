@@ -2,7 +2,7 @@
 
 Nothing is computed here: every number is taken from the record and only rounded or binned for
 reading, every picture from the .npz. No request leaves the page; it works from a file, on paper and
-in the dark. The numbers behind each figure lie beside it, in report-data/ (docs/report.md).
+in the dark. The numbers behind each figure lie beside it, in report-data/ (docs/pages.md).
 """
 
 from __future__ import annotations

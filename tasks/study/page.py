@@ -2,7 +2,7 @@
 
 Nothing is measured here: numbers are the record's, rounded for reading, or means of them over a
 cell's networks. No request leaves the page; it works from a file, on paper and in the dark. The
-numbers behind each figure lie beside it, in study-data/ (docs/study-page.md).
+numbers behind each figure lie beside it, in study-data/ (docs/pages.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The numbers of a study as tables: what its page draws and shows, and the CSVs beside it.
 
-A figure is drawn from its table, so the two cannot differ (docs/study-page.md).
+A figure is drawn from its table, so the two cannot differ (docs/pages.md).
 """
 
 from __future__ import annotations

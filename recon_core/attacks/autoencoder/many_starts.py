@@ -1,9 +1,10 @@
-"""Ours, beside paper 000's method: the mask from the noise, and projections from many starts.
+"""Ours, beside the autoencoder paper's method: the mask from the noise, and projections from many
+starts.
 
-000's mask step erases a pixel where x > 2 y, whatever y is. But an erased pixel holds nothing
-except noise, so any pixel brighter than the noise was not erased, and H follows from y alone; the
-noise is measured on the negative values, which only it can make. With H known so early, the effort
-goes into many starts: whether a result is right can be seen without the original.
+The autoencoder paper's mask step erases a pixel where x > 2 y, whatever y is. But an erased pixel
+holds nothing except noise, so any pixel brighter than the noise was not erased, and H follows from
+y alone; the noise is measured on the negative values, which only it can make. With H known so
+early, the effort goes into many starts: whether a result is right can be seen without the original.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Can training images be recovered from an autoencoder f? Answered from f(x) alone, in words.
 
 Recovery (`plug_and_play`) rests on training images being fixed points of f that draw in what is
-near them, while other images are not (000, section 2; Radhakrishnan et al. 2020). Three things can
-be asked of a black box: how well it reconstructs images it was trained on, others, and noise;
-whether rows of a batch are independent; and how strongly it contracts around an image, the
-spectral radius of its Jacobian J, by power iteration with J v = (f(x + e v) - f(x - e v)) / 2 e.
-Below 1, x is an attractor of x <- f(x). ADMM needs less: at some images with a radius above 1 it
+near them, while other images are not (autoencoder paper, section 2; Radhakrishnan et al. 2020).
+Three things can be asked of a black box: how well it reconstructs images it was trained on, others,
+and noise; whether rows of a batch are independent; and how strongly it contracts around an image,
+the spectral radius of its Jacobian J, by power iteration with J v = (f(x + e v) - f(x - e v)) / 2
+e. Below 1, x is an attractor of x <- f(x). ADMM needs less: at some images with a radius above 1 it
 still ends where it should.
 """
 
@@ -25,7 +25,7 @@ from recon_core.victims.preflight import Outlook, Preflight
 NOT_FITTED = 1e-2
 """Train loss above which f does not reconstruct the images at all."""
 WELL_FITTED = 1e-4
-"""The highest train loss of paper 000."""
+"""The highest train loss of the autoencoder paper."""
 MEMORISED = 10.0
 """The loss of other images over that of training images, below which f memorises little."""
 IDENTITY = 0.05

@@ -1,1 +1,1 @@
-"""InstaHide (paper 004): private images back from mixtures of which every sign was hidden."""
+"""InstaHide (InstaHide paper): private images back from mixtures of which every sign was hidden."""

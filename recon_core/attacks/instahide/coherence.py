@@ -1,8 +1,8 @@
 """What two encodings of natural images have in common: coherence of their gradients.
 
-The Gram matrix of paper 004 takes pixels for independent and normal. Those of photographs are
-neither, and the correlation of squares says next to nothing about them. What is true of them: the
-mixed image u under y = |u| crosses zero along lines, so that within a small window its sign is
+The Gram matrix of the InstaHide paper takes pixels for independent and normal. Those of photographs
+are neither, and the correlation of squares says next to nothing about them. What is true of them:
+the mixed image u under y = |u| crosses zero along lines, so that within a small window its sign is
 mostly constant, and y's gradients there are u's up to one sign. So: gradients of a window, as one
 vector, whitened over all encodings (the colours and edges that all photographs share), of unit
 length; the inner product of two such vectors has the sign of both windows' signs, and its square

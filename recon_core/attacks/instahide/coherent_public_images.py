@@ -4,8 +4,8 @@ In a window, an encoding's whitened gradients are f = s (c + r), where c is the 
 the private images' and s the window's sign. For white r of variance nu the likelihood of c, with
 both signs equally likely, is cosh(f c / nu) exp(-|c|^2 / 2 nu): expectation maximisation, in which
 the expected sign is tanh(f c / nu) and the maximisation least squares. Coefficients of public
-images are at or above 0 and few, which proximal steps keep. Paper 004's semidefinite program is
-the same for windows of one pixel, whose sign nothing tells.
+images are at or above 0 and few, which proximal steps keep. The InstaHide paper's semidefinite
+program is the same for windows of one pixel, whose sign nothing tells.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ of W's rows (with equal weights the even-cycle matroid of the graph):
   component of the matroid with them: 2^components solutions.
 
 Images that none of this moves are determined, without public images up to a sign that the images of
-a component share. Paper 004 does not say which are.
+a component share. The InstaHide paper does not say which are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Equations:
 
     @property
     def matrix(self) -> Float64[np.ndarray, "m n"]:
-        """W of 004, definition 2.7, with the weights in it."""
+        """W of the InstaHide paper, definition 2.7, with the weights in it."""
         w = np.zeros((len(self.edges), self.n))
         np.put_along_axis(w, self.edges, self.weights, axis=1)
         return w

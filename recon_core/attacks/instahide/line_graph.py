@@ -1,9 +1,10 @@
-"""Which private images each encoding has, from how many each two share (004, section 3.3).
+"""Which private images each encoding has, from how many each two share (InstaHide paper, section
+3.3).
 
 Private images are vertices, encodings that mix two of them edges: the numbers of common images are
 the Gram matrix of a graph, and to find who is in which encoding is to find a graph from its line
-graph (`assign`). Paper 004 does so by Whitney's theorem and, below five images, by trying all
-graphs (Algorithm 2). Here:
+graph (`assign`). The InstaHide paper does so by Whitney's theorem and, below five images, by trying
+all graphs (Algorithm 2). Here:
 
 1. Encodings with two common images are parallel edges, of which the paper's algorithm knows none:
    they are merged, and what is left is simple.
@@ -82,7 +83,8 @@ def assign(shared: Integer[np.ndarray, "m m"]) -> list[Component]:
 
 
 def gram(edges: Integer[np.ndarray, "m 2"]) -> Int64[np.ndarray, "m m"]:
-    """The number of common vertices of each two edges, 2 on the diagonal (004, section 3.3)."""
+    """The number of common vertices of each two edges, 2 on the diagonal (InstaHide paper, section
+    3.3)."""
     return _common(edges).astype(np.int64)
 
 
@@ -94,7 +96,7 @@ def _common(edges: Integer[np.ndarray, "m 2"]) -> Float32[np.ndarray, "m m"]:
 def incidence_of(
     edges: Integer[np.ndarray, "m 2"], n: int | None = None
 ) -> Int64[np.ndarray, "m n"]:
-    """W_priv of 004, definition 2.7: 1 where the encoding has the image."""
+    """W_priv of the InstaHide paper, definition 2.7: 1 where the encoding has the image."""
     found = np.zeros((len(edges), int(edges.max(initial=-1)) + 1 if n is None else n), np.int64)
     np.put_along_axis(found, edges, 1, axis=1)
     return found

@@ -1,16 +1,16 @@
 """InstaHide's encodings: private and public images mixed, and every sign hidden.
 
-Two schemes make them. `Mixing` is the model of paper 004 (section 2): y = |X w| with equal weights
-wa on two private images and wb on k_pub public ones, pixels in units of a standard normal. The
-paper's definition 2.5 divides the private and the public images by the square roots of their own
-numbers (`Mixing.by_parts`) and calls the result a unit vector, which it is after another division;
-its Algorithm 1 calls GramExtract with one weight for all (`Mixing.as_a_whole`). The weights are
-settings here, and what follows from them is computed.
+Two schemes make them. `Mixing` is the model of the InstaHide paper (section 2): y = |X w| with
+equal weights wa on two private images and wb on k_pub public ones, pixels in units of a standard
+normal. The paper's definition 2.5 divides the private and the public images by the square roots of
+their own numbers (`Mixing.by_parts`) and calls the result a unit vector, which it is after another
+division; its Algorithm 1 calls GramExtract with one weight for all (`Mixing.as_a_whole`). The
+weights are settings here, and what follows from them is computed.
 
-`InstaHide` is what the scheme's authors do (Huang et al. 2020, and the challenge that 004
-describes): every epoch mixes each private image with the image that a permutation gives it and with
-k_pub public ones, with random coefficients that sum to 1 and of which none is above `largest`; then
-each pixel's sign is drawn. The label is mixed as the private images are.
+`InstaHide` is what the scheme's authors do (Huang et al. 2020, and the challenge that the InstaHide
+paper describes): every epoch mixes each private image with the image that a permutation gives it
+and with k_pub public ones, with random coefficients that sum to 1 and of which none is above
+`largest`; then each pixel's sign is drawn. The label is mixed as the private images are.
 
 Signs carry nothing, so that encodings are kept as absolute values; `Encodings.flipped` draws them.
 """
@@ -50,7 +50,8 @@ class Encodings:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """The model of 004: weight `wa` on each of two private images, `wb` on each of `k_pub` public.
+    """The model of the InstaHide paper: weight `wa` on each of two private images, `wb` on each of
+    `k_pub` public.
 
     `noise`: standard deviation of Gaussian noise that is added before signs are lost.
     """
@@ -77,7 +78,8 @@ class Mixing:
 
     @classmethod
     def as_a_whole(cls, k_pub: int, noise: float = 0.0) -> Mixing:
-        """Equal weights of a unit vector, which 004's GramExtract takes for granted."""
+        """Equal weights of a unit vector, which the InstaHide paper's GramExtract takes for
+        granted."""
         return cls(k_pub=k_pub, wa=(2 + k_pub) ** -0.5, wb=(2 + k_pub) ** -0.5, noise=noise)
 
     @property

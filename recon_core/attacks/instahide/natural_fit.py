@@ -8,7 +8,7 @@ made of these, and then explain others. Pixels of files are whole numbers; once 
 them they are rounded, and what is then explained is explained exactly.
 
 This is alternating minimisation as in phase retrieval (Netrapalli et al. 2013), with the assignment
-among the unknowns. 004 leaves natural images open (section 4).
+among the unknowns. The InstaHide paper leaves natural images open (section 4).
 """
 
 from __future__ import annotations

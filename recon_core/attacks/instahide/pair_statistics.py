@@ -1,9 +1,9 @@
 """Which encodings of photographs seem to have a private image in common: statistics, one interface.
 
-Paper 004 compares squares of pixels, which is right for independent normal ones and says next to
-nothing of photographs: their neighbours agree, and all of them are alike. A statistic here is an
-entry of `STATISTICS`, a function of what is `Seen` that scores all pairs of encodings. `auc` of
-`oracle` says how good one is, and `recover_as_carlini` takes any of them to images.
+The InstaHide paper compares squares of pixels, which is right for independent normal ones and says
+next to nothing of photographs: their neighbours agree, and all of them are alike. A statistic here
+is an entry of `STATISTICS`, a function of what is `Seen` that scores all pairs of encodings. Its
+AUC says how good one is, and `recover_as_carlini` takes any of them to images.
 
 In the order of what they do about photographs: nothing (`squares`), neighbours (`gradients`,
 `laplacian`), all second moments of a window (`whitened`), the sign that a window has in common

@@ -1,4 +1,5 @@
-"""Which public images every encoding has: step 2 of paper 004 (section 3.2), without an SDP.
+"""Which public images every encoding has: step 2 of the InstaHide paper (section 3.2), without an
+SDP.
 
 For standard normal images E[(y^2 / var - 1) (p p^T - I)] = 2 w w^T / var over pixels, where p are
 the public images' values at a pixel and w their weights: a spike of k_pub entries. The paper finds
@@ -78,7 +79,8 @@ def find_publics(
 def spike(
     y: Float[Tensor, "b d"], public: Float[Tensor, "b s d"], mixing: Mixing
 ) -> Float[Tensor, "b s s"]:
-    """M of 004, section 3.2: the mean of (y^2 / var - 1) (p p^T - I) over pixels."""
+    """M of the InstaHide paper, section 3.2: the mean of (y^2 / var - 1) (p p^T - I) over
+    pixels."""
     z = y.square() / mixing.variance - 1
     found = (public * z[:, None]) @ public.mT / y.shape[1]
     found.diagonal(dim1=1, dim2=2).sub_(z.mean(1, keepdim=True))
@@ -88,7 +90,7 @@ def spike(
 def by_sdp(
     y: Float64[np.ndarray, " d"], public: Float64[np.ndarray, "p d"], mixing: Mixing
 ) -> list[int]:
-    """The public images of one encoding by 004's semidefinite program: the oracle.
+    """The public images of one encoding by the InstaHide paper's semidefinite program: the oracle.
 
     The largest k_pub entries of the leading eigenvector of max <M, Z> over psd Z with trace 1 and
     sum |Z| <= k_pub; for tens of images. Raises RuntimeError if the solver fails.

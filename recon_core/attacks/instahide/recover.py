@@ -1,4 +1,5 @@
-"""All private images from InstaHide's encodings, exactly: paper 004's Algorithm 1 in another order.
+"""All private images from InstaHide's encodings, exactly: the InstaHide paper's Algorithm 1 in
+another order.
 
     publics, then overlaps, then graph, then signs
 

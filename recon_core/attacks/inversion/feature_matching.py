@@ -1,12 +1,12 @@
-"""Recover images from their features at the cut of a split network (paper 003, eq. 3).
+"""Recover images from their features at the cut of a split network (MixCon paper, eq. 3).
 
     s* = argmin over s of L(h(s), z) + zeta TV(s)
 
 A server that knows h sees z = h(x) and looks for an s with the same features. `GradientInversion`
-is the paper's attack (003, C.1 and C.2); `recon_core.attacks.inversion.strong_inversion` is ours,
-and both share `descend`. All images of a batch are solved together and each is a problem of its
-own: the sum of their objectives is minimised, one diverging image leaves the others as they are,
-and an image ends by itself.
+is the paper's attack (MixCon paper, C.1 and C.2); `recon_core.attacks.inversion.strong_inversion`
+is ours, and both share `descend`. All images of a batch are solved together and each is a problem
+of its own: the sum of their objectives is minimised, one diverging image leaves the others as they
+are, and an image ends by itself.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ class Inverted:
 
 
 def total_variation(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
-    """Isotropic: the sum over pixels and channels of sqrt(dx^2 + dy^2) (003, C.2).
+    """Isotropic: the sum over pixels and channels of sqrt(dx^2 + dy^2) (MixCon paper, C.2).
 
-    dx and dy are differences to the next row and column. 003 does not say what they are in the last
-    ones: 0 here, as is usual (Chambolle 2004). Where dx = dy = 0 the root has a kink and autograd
-    would give NaN; the gradient is that of smallest norm among the subgradients, 0.
+    dx and dy are differences to the next row and column. The MixCon paper does not say what they
+    are in the last ones: 0 here, as is usual (Chambolle 2004). Where dx = dy = 0 the root has a
+    kink and autograd would give NaN; the gradient is that of smallest norm among the subgradients,
+    0.
     """
     down = F.pad(x.diff(dim=2), (0, 0, 0, 1))
     right = F.pad(x.diff(dim=3), (0, 1))
@@ -74,13 +75,14 @@ def total_variation(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientInversion:
-    """The paper's attack: gradient descent with weight decay, all steps done (003, C.2).
+    """The paper's attack: gradient descent with weight decay, all steps done (MixCon paper, C.2).
 
         s <- s - lr (grad_s [L(h(s), z) + zeta TV(s)] + weight_decay s)
 
     which is torch's SGD. L is the square of the l2 distance of the features, or the l1 distance.
-    003 gives lr = 10, weight decay 1e-4, 500 steps, zeta = .01 for SVHN and 1e-5 for MNIST and
-    FashionMNIST (`SVHN`, `MNIST`), and for vectors the l1 distance with lr = .01 (`SYNTHETIC`).
+    The MixCon paper gives lr = 10, weight decay 1e-4, 500 steps, zeta = .01 for SVHN and 1e-5 for
+    MNIST and FashionMNIST (`SVHN`, `MNIST`), and for vectors the l1 distance with lr = .01
+    (`SYNTHETIC`).
 
     What it leaves open:
 
@@ -97,8 +99,8 @@ class GradientInversion:
     * `clip`: whether pixels are brought into `value_range` only at the "end" or after every "step".
       `value_range` None: data without bounds, never clipped.
 
-    An image ends early, as converged, once the mean square of a step is below `tolerance`; 003 has
-    no such rule (0). Raises ValueError for settings that make no sense.
+    An image ends early, as converged, once the mean square of a step is below `tolerance`; MixCon
+    paper has no such rule (0). Raises ValueError for settings that make no sense.
     """
 
     kind: Literal["sgd"] = "sgd"
@@ -381,10 +383,10 @@ def _finite_rows(x: Tensor) -> Bool[Tensor, " b"]:
 
 
 MNIST = GradientInversion()
-"""003, C.2, for MNIST and FashionMNIST."""
+"""MixCon paper, C.2, for MNIST and FashionMNIST."""
 SVHN = GradientInversion(zeta=0.01)
-"""003, C.2."""
+"""MixCon paper, C.2."""
 SYNTHETIC = GradientInversion(
     norm="l1", scale="sum", zeta=0.0, lr=0.01, start="zeros", value_range=None
 )
-"""003, C.1: vectors of d numbers are images of shape (1, 1, d)."""
+"""MixCon paper, C.1: vectors of d numbers are images of shape (1, 1, d)."""

@@ -1,4 +1,4 @@
-"""Ours, beside paper 003's attack: an attacker who knows what he does.
+"""Ours, beside the MixCon paper's attack: an attacker who knows what he does.
 
 A defence that holds against gradient descent with one step size may only have spoilt the step size:
 features that are shrunk, or moved, make the same descent fail although nothing is hidden. Here the

@@ -6,9 +6,9 @@ the rest are stopped: asynchronous successive halving (Li et al. 2020), as Optun
 asked in the order of the attacks. About a third gets three times as far, a ninth nine times.
 
 The residual is taken with ReLU's own derivative. The attacks' own objectives are not comparable:
-each has another surrogate of the derivative (`alpha`) and other penalties (`lam_min`). Paper 001
-gave 56 of 303 attacks up as poor; Haim et al.'s code judges by the training images
-(`KKTAttack.ncc_stop_above`).
+each has another surrogate of the derivative (`alpha`) and other penalties (`lam_min`). The image
+restoration paper gave 56 of 303 attacks up as poor; Haim et al.'s code judges by the training
+images (`KKTAttack.ncc_stop_above`).
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """The objective whose minimum shows training images: the KKT condition of margin maximisation.
 
-A homogeneous network trained long enough with logistic loss points where
-theta = sum_i lam_i y_i grad phi(theta; x_i) with lam_i >= 0 (001, eq. 1; 002, eqs. 2-5; Haim et al.
-2022). The attack minimises, over candidates x and multipliers lam with the weights fixed,
+A homogeneous network trained long enough with logistic loss points where theta = sum_i lam_i y_i
+grad phi(theta; x_i) with lam_i >= 0 (image restoration paper, eq. 1; KKT paper, eqs. 2-5; Haim et
+al. 2022). The attack minimises, over candidates x and multipliers lam with the weights fixed,
 
     L = || theta - sum_i c_i grad phi_i(theta; x_i) ||^2
       + sum relu(x - 1)^2 + sum relu(-1 - x)^2 + 5 sum relu(lam_min - lam)^2,
 
 where every derivative of the activation is a smooth surrogate (see `surrogate`). By condition:
 
-    binary       phi_i = phi(x_i)                          c_i = y_i lam_i / N   (001, section 1.2)
-    multiclass   phi_i = phi_{y_i} - max_{j != y_i} phi_j  c_i = lam_i / N       (002, eq. 12)
-    regression   phi_i = phi(x_i)                          c_i = lam_i / N       (002, eq. 15)
+    binary       phi_i = phi(x_i)                          c_i = y_i lam_i / N   (image restoration
+    paper, section 1.2) multiclass   phi_i = phi_{y_i} - max_{j != y_i} phi_j  c_i = lam_i / N
+    (KKT paper, eq. 12) regression   phi_i = phi(x_i)                          c_i = lam_i / N
+    (KKT paper, eq. 15)
 
 Labels are balanced over the candidates. Under `regression`, which holds for any loss with weight
 decay, lam_i takes either sign and has no penalty.
@@ -50,8 +51,8 @@ Labels = Int64[Tensor, "q m"]
 class Search:
     """Ranges from which every attack draws its own hyperparameters; None leaves the attack's.
 
-    lr, lam_lr and sigma are drawn log-uniformly, lam_min and alpha uniformly. Defaults: 002,
-    appendix B, and the sweep of Haim et al.'s code.
+    lr, lam_lr and sigma are drawn log-uniformly, lam_min and alpha uniformly. Defaults: the KKT
+    paper, appendix B, and the sweep of Haim et al.'s code.
     """
 
     lr: Range | None = (1e-5, 1.0)
@@ -83,7 +84,8 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class KKTAttack:
-    """The attack's settings. Defaults: dataset generation of paper 001, section 2.
+    """The attack's settings. Defaults: dataset generation of the image restoration paper, section
+    2.
 
     `n_candidates` is m_total, shared equally among the labels. `sigma` is the standard deviation
     of the initial x; lam starts uniform in [0, 1), or N(0, 1) under regression. `lam_lr`: the rate

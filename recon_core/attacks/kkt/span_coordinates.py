@@ -9,8 +9,9 @@ whose last term is a constant. So a search over z is one over x in the span, wit
 W and k columns in place of d, exactly; gradient descent in z is gradient descent in x, projected.
 With biases in the first layer V are the directions of its weights alone.
 
-The box penalty is one of pixels. Candidates of networks of paper 001 never come near it, so it is
-looked for now and then (`kkt_solver`), and computed for the attacks that left the box.
+The box penalty is one of pixels. Candidates of networks of the image restoration paper never come
+near it, so it is looked for now and then (`kkt_solver`), and computed for the attacks that left the
+box.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class Stationarity:
 
     `parameters` are of Q victims, or of one whose weights all attacks share: then the candidates of
     all attacks are rows of one matrix product. `alpha` (Q,) is the surrogate's steepness. `classes`
-    (m,), or (Q, m), are the candidates' classes for a network with several outputs, where
-    phi_i = phi_{y_i} - max_{j != y_i} phi_j (002, eq. 12); without them phi is the one output.
+    (m,), or (Q, m), are the candidates' classes for a network with several outputs, where phi_i =
+    phi_{y_i} - max_{j != y_i} phi_j (KKT paper, eq. 12); without them phi is the one output.
 
     The tensors that a call returns are overwritten by the next call.
     Raises ValueError for a number of outputs, attacks or classes that does not fit.

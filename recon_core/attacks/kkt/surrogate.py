@@ -3,7 +3,8 @@
 ReLU's derivative is flat, so the objective's gradient would lose everything that goes through it.
 Haim et al. 2022 keep ReLU in the forward pass and use sigma(alpha z), the derivative of a softplus,
 wherever a derivative is taken: in the gradient of phi, in the chain rule of the second pass, and
-differentiated once more. (002, appendix B, writes alpha sigma(z); the code has sigma(alpha z).)
+differentiated once more. (KKT paper, appendix B, writes alpha sigma(z); the code has sigma(alpha
+z).)
 
     ReLU:        s = sigma(alpha z)                    s' = alpha sigma (1 - sigma)
     leaky ReLU:  s = p + (1 - p) sigma(alpha z)        s' = (1 - p) alpha sigma (1 - sigma)

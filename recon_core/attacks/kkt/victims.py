@@ -1,7 +1,7 @@
 """The victims of the `kkt` family: the images they learn, their training, and those that are kept.
 
-An image is its picture in [0, 1], augmented, minus the mean of its training set (001, section 2;
-002, appendix A.1).
+An image is its picture in [0, 1], augmented, minus the mean of its training set (image restoration
+paper, section 2; KKT paper, appendix A.1).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class KnownVictim:
         return found.cpu() == labels
 
     def kernels(self) -> Float32[Tensor, "m c k k"] | None:
-        """The kernels of the first layer; None without a convolution (002, figure 16)."""
+        """The kernels of the first layer; None without a convolution (KKT paper, figure 16)."""
         conv = self.architecture.network.conv
         if conv is None:
             return None

@@ -1,4 +1,4 @@
-"""Made-up records of studies (docs/study-page.md): small, with a figure of every kind."""
+"""Made-up records of studies (docs/pages.md): small, with a figure of every kind."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Nothing is measured here: numbers are the record's, rounded for reading, or sums and means of them
 over masks. No request leaves the page; it works from a file, on paper and in the dark. The numbers
-behind each figure lie beside it, in recovery-data/ (docs/recovery-page.md).
+behind each figure lie beside it, in recovery-data/ (docs/pages.md).
 """
 
 from __future__ import annotations

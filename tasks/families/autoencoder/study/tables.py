@@ -1,6 +1,6 @@
 """The numbers of a recovery study as tables: what its page draws, and the CSVs beside it.
 
-A figure is drawn from its table, so the two cannot differ (docs/recovery-page.md).
+A figure is drawn from its table, so the two cannot differ (docs/pages.md).
 """
 
 from __future__ import annotations

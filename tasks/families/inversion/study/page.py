@@ -2,7 +2,7 @@
 
 Nothing is measured here: numbers are the record's, rounded for reading. No request leaves the page;
 it works from a file, on paper and in the dark. The numbers behind each figure lie beside it, in
-inversion-data/ (docs/inversion-page.md).
+inversion-data/ (docs/pages.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """inversion.json: what every defence costs and what every attack gets, as numbers and pictures.
 
 An estimate is the mean over seeds, with a t interval of 95 %; the images are the same for all, so
-it covers other starts and orders of training, not other images. docs/inversion-page.md has the
+it covers other starts and orders of training, not other images. docs/pages.md has the
 schema.
 """
 

@@ -1,4 +1,4 @@
-"""Made-up records of recovery studies (docs/recovery-page.md): small, with a figure of every kind.
+"""Made-up records of recovery studies (docs/pages.md): small, with a figure of every kind.
 
 `recovery()` gives one; `cell` and `cells` look into it, and `set_errors` changes the errors of a
 cell and everything that follows from them, so that a test can say what came back and what did not.

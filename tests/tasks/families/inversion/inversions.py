@@ -1,4 +1,4 @@
-"""Made-up records of inversion studies (docs/inversion-page.md): small, with every figure.
+"""Made-up records of inversion studies (docs/pages.md): small, with every figure.
 
 `inversion()` gives one. What an image scores follows from how far apart a setting keeps its
 features, so that the grid, the front and the layers look as those of a real study might.
