@@ -118,5 +118,5 @@ def test_the_licence_lies_beside_the_file():
 
 def test_file_and_licence_are_packaged():
     settings = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
-    packaged = settings["tool"]["setuptools"]["package-data"]["storage"]
+    packaged = settings["tool"]["setuptools"]["package-data"]["storage.sources"]
     assert {"digits.npz", "digits.txt"} <= set(packaged)

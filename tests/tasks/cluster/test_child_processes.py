@@ -54,7 +54,8 @@ def test_what_a_command_started_ends_after_it(
     with parent.stdout:
         started = [psutil.Process(int(parent.stdout.readline())) for _ in range(2)]
     if "sleep" in then:
-        guards = [p for p in psutil.Process(parent.pid).children() if "guard" in p.cmdline()[-3]]
+        started_by = psutil.Process(parent.pid).children()
+        guards = [p for p in started_by if "child_processes" in p.cmdline()[-3]]
         assert len(guards) == 1
         os.kill(parent.pid, signal.SIGKILL)
     parent.wait(timeout=30)
