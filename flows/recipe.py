@@ -177,7 +177,7 @@ def _check_further(attacks: tuple[Attack, ...], experiment: Experiment) -> None:
 
 def _saved_by_span(experiment: Experiment) -> tuple[int, ...]:
     """The iterations of an attack that separates, whose first is 0; () of any other."""
-    saved = experiment.saved_iterations if isinstance(experiment, KKT) else ()
+    saved = experiment.saved_iterations
     return saved if 0 in saved else ()
 
 

@@ -9,33 +9,42 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Tagged:
     """`Annotated[A | B, Tagged("kind")]`: members are dataclasses with a field `kind` that is a
-    `Literal`. A mapping without a tag is the first member."""
+    `Literal`. A mapping without a tag is the first member. `members`: by tag, those of a type that
+    is no union, but what all of them are."""
 
     name: str
+    members: Mapping[str, type] | None = field(default=None, hash=False)
 
     def tags(self, union: Any) -> tuple[str, ...]:
         """The tag of each member, in order."""
+        return tuple(self._members(union))
+
+    def _members(self, union: Any) -> Mapping[str, type]:
+        if self.members is not None:
+            return self.members
         hints = [typing.get_type_hints(member)[self.name] for member in typing.get_args(union)]
-        return tuple(str(typing.get_args(hint)[0]) for hint in hints)
+        tags = [str(typing.get_args(hint)[0]) for hint in hints]
+        return dict(zip(tags, typing.get_args(union), strict=True))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        name, tags = self.name, self.tags(source)
+        name, members = self.name, self._members(source)
+        first = next(iter(members))
 
         def tag_of(value: Any) -> Any:
-            given = value.get(name, tags[0]) if isinstance(value, Mapping) else value
+            given = value.get(name, first) if isinstance(value, Mapping) else value
             return given if isinstance(given, str) else getattr(given, name, None)
 
         return {
             "type": "tagged-union",
             "discriminator": tag_of,
-            "choices": dict(zip(tags, handler(source)["choices"], strict=True)),
+            "choices": {tag: handler.generate_schema(one) for tag, one in members.items()},
             "custom_error_type": f"unknown_{name}",
-            "custom_error_message": f"{name} must be one of {', '.join(tags)}",
+            "custom_error_message": f"{name} must be one of {', '.join(members)}",
         }

@@ -21,21 +21,8 @@ import numpy.typing as npt
 
 import recon_core
 from recon_core.adaptive import History
-from recon_core.experiments import (
-    KKT,
-    AutoencoderRecovery,
-    Experiment,
-    InstaHideRecovery,
-    Inversion,
-)
-from recon_core.sampling import (
-    Sampling,
-    binary_labels,
-    check_balance,
-    class_labels,
-    plan_hash,
-    plan_part,
-)
+from recon_core.experiments import FAMILIES, KKT, Experiment
+from recon_core.sampling import Sampling, check_balance, plan_hash, plan_part
 from recon_core.types import RunSpec
 from storage.errors import CorruptPartError
 from storage.object_store import Location
@@ -68,10 +55,7 @@ class Campaign:
             )
         check_balance(self.sampling.images_per_run, self.experiment.n_labels)
         self.experiment.check_sweep(self.sampling.attacks_per_victim)
-        if isinstance(self.experiment, Inversion):
-            self.experiment.check_images(self.sampling.images_per_run // self.experiment.n_classes)
-        if isinstance(self.experiment, InstaHideRecovery):
-            self.experiment.check_images(self.sampling.images_per_run)
+        self.experiment.check_images(self.sampling.images_per_run)
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
         """What the store is made from. The last phase may grow: its number of runs is left out, and
@@ -100,60 +84,38 @@ class Campaign:
         """The same of any campaign: those that attack the same victims otherwise have the same."""
         manifest = self.manifest(images)
         experiment = manifest["campaign"]["experiment"]
-        for name in NOT_OF_VICTIMS:
-            experiment.pop(name, None)
+        without_attack(experiment)
         kept = {name: manifest["campaign"][name] for name in ("experiment", "root_seed", "threads")}
         size = self.sampling.images_per_run
         return sha256_of({**kept, "images_per_run": size, "source": manifest["source"]})
 
 
-NOT_OF_VICTIMS = (
-    *("released", "attack", "n_attacks", "keep", "confident_ssim", "confident_gap", "clipped"),
-    *("masks", "sigma"),
-)
-"""Settings of an experiment that come after its victims are trained."""
+AFTER_VICTIMS = ("attack", "keep", "confident_ssim", "confident_gap")
+"""Settings of every experiment that come after its victims are trained."""
 
-LATER_SETTINGS: dict[str, Any] = {
-    "experiment.attack.halving": None,
-    "experiment.victim.init": "torch",
-    "sampling.attacks_per_victim": 1,
-}
-"""Settings that came later, with the value that stands for what was before them."""
 
-LATER_OF_FAMILY: dict[str, dict[str, Any]] = {
-    "kkt": {
-        "experiment.attack.kind": "kkt",
-        "experiment.attack.coordinates": "pixels",
-        "experiment.attack.kkt.coordinates": "pixels",
-        "experiment.defence": None,
-        "experiment.defence_layer": None,
-        "experiment.clipped": 0.0,
-        "experiment.released": {"precision": "full", "noise": 0.0},
-    },
-}
-"""The same of settings that another family has had from its beginning."""
-UNLIKE_TODAY: dict[str, dict[str, Any]] = {"kkt": {"clipped": 0.0}}
-"""Of these what stands for a setting that a stored experiment lacks, where it is not today's
-default."""
-NEVER_LATER = {"inversion": ("experiment.victim.init",)}
-"""Of these families' settings those that they have had from the start: a SplitMLP's `init` is
-"paper" unless it is named, so "torch" must stay in the manifest."""
+def without_attack(experiment: dict[str, Any]) -> None:
+    """Removes the settings that come after the victims are trained."""
+    family = FAMILIES.get(experiment.get("family", ""))
+    for name in (*AFTER_VICTIMS, *(family.experiment.after_victims if family else ())):
+        experiment.pop(name, None)
 
 
 def as_it_was(experiment: Mapping[str, Any]) -> dict[str, Any]:
     """A stored experiment, with what it lacks as it was before that was a setting."""
-    return UNLIKE_TODAY.get(str(experiment.get("family", "")), {}) | dict(experiment)
+    family = FAMILIES.get(str(experiment.get("family", "")))
+    return {**(family.experiment.unlike_today if family else {}), **experiment}
 
 
 def without_later_settings(settings: dict[str, Any]) -> None:
-    """Removes those that are as they were before they existed."""
-    family = settings.get("experiment", {}).get("family", "")
-    from_the_start = NEVER_LATER.get(family, ())
-    for name, before in (LATER_SETTINGS | LATER_OF_FAMILY.get(family, {})).items():
-        if name in from_the_start:
-            continue
+    """Removes settings that came later and are as it was before them."""
+    sampling, experiment = settings.get("sampling", {}), settings.get("experiment", {})
+    if sampling.get("attacks_per_victim") == 1:
+        del sampling["attacks_per_victim"]
+    family = FAMILIES.get(experiment.get("family", ""))
+    for name, before in (family.experiment.later if family else {}).items():
         *path, last = name.split(".")
-        inside: Any = settings
+        inside: Any = experiment
         for key in path:
             inside = inside.get(key, {})
         if inside.get(last, before) == before:
@@ -226,7 +188,7 @@ class Plan:
     def __init__(self, campaign: Campaign, images: ImageSet) -> None:
         self.campaign = campaign
         self.images = images
-        self.labels, self.task = labels_for(campaign.experiment, images)
+        self.labels, self.task = campaign.experiment.labels_of(images.labels, images.class_names)
         self.part(0, [])  # too few images is said before anything is written
 
     @property
@@ -269,19 +231,6 @@ class Plan:
                     history.n_back[table.image_ids] += table.n_back
                     history.n_pairs[table.image_ids] += table.n_pairs
         return history
-
-
-def labels_for(experiment: Experiment, images: ImageSet) -> tuple[npt.NDArray[np.int64], str]:
-    """(label per image, the task in words) for the victims of an experiment: what they tell apart,
-    -1 for images that they do not know; for autoencoders and InstaHide the source's classes."""
-    labels, names = images.labels, images.class_names
-    if isinstance(experiment, AutoencoderRecovery):
-        return labels.astype(np.int64), "images in, the same images out"
-    if isinstance(experiment, InstaHideRecovery):
-        return labels.astype(np.int64), "images of any class, mixed"
-    if isinstance(experiment, KKT) and experiment.n_outputs == 1:
-        return binary_labels(labels, names)
-    return class_labels(labels, names, experiment.n_classes)
 
 
 def open_store(root: Location, campaign: Settings, images: ImageSet) -> Dataset:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recon_core.attacks.instahide.run import two_sets
+from recon_core.experiments import FAMILIES
 from recon_core.types import RunSpec, seeded_generator
 from storage.pairs.dataset import Dataset
 from storage.pairs.layout import COLUMNS, OUTCOMES
@@ -162,16 +162,16 @@ def _victim(dataset: Dataset, number: int, attacks: Sequence[Attack]) -> Victim:
 def _wanted(
     dataset: Dataset, number: int, image_ids: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Rows of a victim's images that an attack is after: all, but of `instahide` the private ones.
-    There every run is a victim of its own."""
+    """Rows of a victim's images that the family's attack is after."""
     campaign = dataset.manifest.get("campaign", {})
     experiment = campaign.get("experiment", {})
-    if experiment.get("family") != "instahide":
+    family = FAMILIES.get(experiment.get("family", ""))
+    if family is None:
         return np.arange(len(image_ids))
     ids = tuple(image_ids.tolist())
     seed = int(campaign["root_seed"])
     spec = RunSpec(run=number, root_seed=seed, image_ids=ids, labels=(0,) * len(ids))
-    return np.asarray(two_sets(spec, int(experiment["n_public"]))[0])
+    return np.asarray(family.experiment.wanted_rows(experiment, spec))
 
 
 def _of_targets(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recon_core.attacks.family_run import FamilyRun
+from recon_core.experiments import FAMILIES
 from tasks.report.record import Record, best_trained, experiment_of
 
 NOTHING = "–"
@@ -59,24 +61,11 @@ ATTACK_NAMES = {
     "span": "span attack",
     "span_then_kkt": "attack by both in turn",
 }
-ATTACKER_KNOWS = {
-    "kkt": "The attack is given a network (its architecture and weights) and the average of its "
-    "training pictures, nothing else. It searches for pictures that explain those weights as the "
-    "end of training.",
-    "span": "The attack is given a network (its architecture and weights) and the average of its "
+SPAN_KNOWS = (
+    "The attack is given a network (its architecture and weights) and the average of its "
     "training pictures, nothing else. Its first layer's weights are mixtures of the training "
-    "pictures; the attack separates them by what pictures have and mixtures have not.",
-    "autoencoder": "The attack is given an autoencoder, of which it only asks for f(x), and one "
-    "degraded copy of each training picture, with many pixels erased. It searches for a picture "
-    "that the autoencoder leaves as it is and that agrees with what is left of the copy.",
-    "inversion": "The attack is given the first layers of a classifier and what they make of each "
-    "picture, which is sent to a server that does the rest. It searches for pictures of which they "
-    "make the same.",
-    "instahide": "The attack is given mixtures of private and public pictures in which the sign of "
-    "every pixel is hidden, the scheme, the public pictures and the mixed labels. It finds out "
-    "which pictures are in which mixture and solves for the private ones.",
-}
-ATTACKER_UNKNOWN = "The attack never sees the training pictures."
+    "pictures; the attack separates them by what pictures have and mixtures have not."
+)
 CRITERIA = {
     "kkt_residual": "KKT residual",
     "residual_relu": "KKT residual with the exact ReLU",
@@ -218,11 +207,12 @@ def attacker(record: Record) -> str:
     if record.get("attacks"):
         return _attackers(record)
     experiment = experiment_of(record)
-    said = ATTACKER_KNOWS.get(experiment.get("family", ""), ATTACKER_UNKNOWN)
+    family = FAMILIES.get(experiment.get("family", ""))
+    said = (FamilyRun if family is None else family.experiment).attacker_knows
     attack = experiment.get("attack", {})
     if not str(attack.get("kind", "")).startswith("span"):
         return said
-    said = ATTACKER_KNOWS["span"]
+    said = SPAN_KNOWS
     if attack.get("span", attack).get("start") == "known":
         said = said.replace(", nothing else.", ", and the weights that training started from.")
     if attack["kind"] == "span_then_kkt":

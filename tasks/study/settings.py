@@ -33,9 +33,9 @@ from storage.pairs.layout import Encoding
 from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet, Split
 from tasks.campaign.plan import (
-    NOT_OF_VICTIMS,
     PlannedPart,
     sha256_of,
+    without_attack,
     without_later_settings,
 )
 from tasks.evaluation.settings import Evaluation
@@ -177,8 +177,7 @@ class Study:
         manifest = self.manifest(images)
         campaign = manifest["campaign"]
         for cell in campaign["cells"]:
-            for name in NOT_OF_VICTIMS:
-                cell["experiment"].pop(name, None)
+            without_attack(cell["experiment"])
         kept = {name: campaign[name] for name in ("cells", "n_victims", "root_seed", "threads")}
         return sha256_of({**kept, "source": manifest["source"]})
 

@@ -22,7 +22,7 @@ from recon_core.types import RunSpec
 from storage.pairs.dataset import Dataset
 from tasks.campaign.generate import VICTIMS, OnProgress
 from tasks.campaign.part import cpu_threads, device_name, own_device, this_worker
-from tasks.campaign.plan import NOT_OF_VICTIMS, sha256_of
+from tasks.campaign.plan import sha256_of, without_attack
 from tasks.campaign.victim_files import kept_victims
 from tasks.study.settings import StudyPlan
 
@@ -90,8 +90,7 @@ def _made_from(plan: StudyPlan, victim: int) -> str:
     """A hash of all that the training of a victim depends on."""
     spec = plan.spec(victim * plan.study.n_attacks)
     experiment = asdict(plan.cell(victim).experiment)
-    for name in NOT_OF_VICTIMS:
-        experiment.pop(name, None)
+    without_attack(experiment)
     return sha256_of([experiment, spec.image_ids, spec.labels, spec.victim_stream])
 
 

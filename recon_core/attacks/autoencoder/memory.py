@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 
-from recon_core.attacks.autoencoder.run import DTYPES, SAMPLES_AT_ONCE, AutoencoderRecovery
+from recon_core.attacks.autoencoder.run import SAMPLES_AT_ONCE, AutoencoderRecovery
+from recon_core.attacks.family_run import DTYPES
 from recon_core.victims.autoencoder import Shape, UNet, n_parameters
 from recon_core.victims.autoencoder_training import ROWS_AT_ONCE
 

@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from recon_core.attacks.candidate_matching import ROWS, no_pairs, own_pairs
+from recon_core.attacks.candidate_matching import ROWS
+from recon_core.attacks.family_run import FamilyRun, run_result
 from recon_core.attacks.plug_and_play import Ending, Recovered
 from recon_core.degradation import degrade, mask_pattern
-from recon_core.types import STATS, Outcome, RunResult, RunSpec
+from recon_core.types import Outcome, RunResult, RunSpec
+from recon_core.victims.autoencoder import Model
+from recon_core.victims.autoencoder_training import Checkpoint, Overfitted
 
-if TYPE_CHECKING:
-    from recon_core.attacks.autoencoder.run import AutoencoderRecovery, KnownAutoencoder
+
+@dataclass(frozen=True)
+class KnownAutoencoder:
+    """One trained autoencoder at the loss that is attacked, or where it ended if it is not `ok`."""
+
+    model: Model
+    checkpoint: Checkpoint
+    ok: bool
+    diverged: bool
+
+    @classmethod
+    def of(cls, model: Model, trained: Overfitted, level: float) -> KnownAutoencoder:
+        """What became of a training to `level`."""
+        reached = trained.at(level)
+        return cls(model, reached or trained.last, reached is not None, trained.diverged)
+
+    def f(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        """The autoencoder, as the black box that an attack sees."""
+        return self.model.forward(self.checkpoint.weights, x.unsqueeze(0))[0]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, on the CPU, to be kept."""
+        weights = {f"weights/{name}": t.cpu() for name, t in self.checkpoint.weights.items()}
+        numbers = [self.checkpoint.loss, self.checkpoint.epoch, self.ok, self.diverged]
+        return {**weights, "end": torch.tensor(numbers, dtype=torch.float64)}
+
+    @classmethod
+    def from_tensors(
+        cls, model: Model, tensors: Mapping[str, Tensor], device: torch.device
+    ) -> KnownAutoencoder:
+        """What `tensors` gave."""
+        weights = {name: tensors[f"weights/{name}"].to(device) for name in model.tensor_shapes}
+        loss, epoch, ok, diverged = tensors["end"].tolist()
+        return cls(model, Checkpoint(weights, loss, int(epoch)), bool(ok), bool(diverged))
 
 
 @dataclass(frozen=True)
@@ -54,7 +87,7 @@ def degraded_images(
 
 
 def result_of(
-    experiment: AutoencoderRecovery,
+    experiment: FamilyRun,
     spec: RunSpec,
     *,
     victim: KnownAutoencoder,
@@ -63,9 +96,8 @@ def result_of(
 ) -> RunResult:
     """The result of one run; `recovered` is None of a victim that diverged."""
     targets = learned.targets
-    stats = dict.fromkeys(STATS, math.nan) | {"train_loss": victim.checkpoint.loss}
+    stats, pairs = {"train_loss": victim.checkpoint.loss}, None
     outcome = Outcome.OK if victim.ok else Outcome.UNFITTED
-    pairs = no_pairs(targets.shape[1:])
     if recovered is None or bool((recovered.ending == Ending.NONFINITE).all()):
         outcome = Outcome.NONFINITE
     else:
@@ -73,25 +105,9 @@ def result_of(
             "attack_loss": _residual(victim, recovered),
             "n_iterations": float(recovered.n_applied.double().mean()),
         }
-        pairs = own_pairs(
-            recovered.x,
-            targets,
-            torch.arange(len(recovered.x)) % len(targets),
-            iterations=recovered.n_applied,
-            keep=experiment.keep,
-            threshold=experiment.confident_ssim,
-            gap=experiment.confident_gap,
-        )
-    return RunResult(
-        spec=spec,
-        outcome=outcome,
-        targets=targets,
-        augment=learned.augment,
-        mean_image=torch.zeros(targets.shape[1:]),
-        margins=torch.full((len(targets),), math.nan),
-        pairs=pairs,
-        stats=stats,
-    )
+        row = torch.arange(len(recovered.x)) % len(targets)
+        pairs = experiment.own_pairs(recovered.x, targets, row, recovered.n_applied)
+    return run_result(spec, outcome, targets, learned.augment, stats=stats, pairs=pairs)
 
 
 def _residual(victim: KnownAutoencoder, recovered: Recovered) -> float:

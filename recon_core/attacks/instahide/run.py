@@ -10,11 +10,11 @@ so that pictures are in [-1, 1] when they are mixed, and back in [0, 1] in pairs
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,40 +22,30 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from recon_core.attacks.candidate_matching import no_pairs, own_pairs
+from recon_core.attacks.family_run import FamilyRun, run_result
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.practical import Practical, recover_practically
 from recon_core.attacks.instahide.recover import Recovered
-from recon_core.attacks.run_sharing import share_runs
 from recon_core.augment import augment_images
 from recon_core.tagged import Tagged
 from recon_core.threads import Shares
-from recon_core.types import (
-    STATS,
-    Outcome,
-    Progress,
-    RunResult,
-    RunSpec,
-    Victims,
-    no_progress,
-)
+from recon_core.types import Outcome, Progress, RunResult, RunSpec
 
 SSIM_SIDE = 11
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstaHideRecovery:
+class InstaHideRecovery(FamilyRun):
     """Settings of a run. `n_public`: of the run's images those that the attack knows. `n_encodings`
     of a `theory` scheme; `instahide` makes n_epochs of each private image. `use_labels`: the attack
-    has the mixed labels, as it has in the challenge. `keep`: pairs of confident images only, or of
-    all; confident as in `inversion`.
+    has the mixed labels, as it has in the challenge. `keep`: an image is paired with the private
+    one that it is nearest to.
 
     A run is `unfitted` if the attack found no groups of encodings. Statistics: `train_accuracy` is
     the share of encodings that are explained, `n_iterations` the number of encodings.
     """
 
     family: Literal["instahide"] = "instahide"
-    augment_p: float = 0.0
     n_public: int = 100
     scheme: Annotated[Scheme, Tagged("kind")] = field(
         default_factory=lambda: InstaHide(k_pub=2, n_epochs=30)
@@ -63,14 +53,15 @@ class InstaHideRecovery:
     n_encodings: int = 0
     use_labels: bool = True
     attack: Practical = field(default_factory=Practical)
-    keep: Literal["confident", "all"] = "confident"
-    confident_ssim: float = 0.4
-    confident_gap: float = 0.05
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    task: ClassVar[str] = "images of any class, mixed"
+    attacker_knows: ClassVar[str] = (
+        "The attack is given mixtures of private and public pictures in which the sign of every"
+        " pixel is hidden, the scheme, the public pictures and the mixed labels. It finds out "
+        "which pictures are in which mixture and solves for the private ones."
+    )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.augment_p <= 1:
-            raise ValueError(f"augment_p={self.augment_p} is not a probability in [0, 1]")
+        super().__post_init__()
         if self.n_public < max(self.scheme.k_pub, 1):
             raise ValueError(
                 f"n_public={self.n_public} must be at least 1 and scheme.k_pub="
@@ -113,30 +104,9 @@ class InstaHideRecovery:
             return self.scheme.n_epochs * n_private
         return self.n_encodings
 
-    @property
-    def n_labels(self) -> None:
-        """A run has images of any labels."""
-        return
-
-    def run_batch(
-        self,
-        specs: Sequence[RunSpec],
-        images: UInt8[Tensor, "r n c h w"],
-        *,
-        device: torch.device,
-        progress: Progress = no_progress,
-        victims: Victims | None = None,
-    ) -> list[RunResult]:
-        """Encode and attack R sets of images; one result per spec, in order.
-
-        `images[i]` are the images of `specs[i]`, before augmentation. Runs go one after another on
-        a GPU and side by side on a CPU, as many as torch has threads; on a CPU a run is bit for bit
-        the same whatever it is batched with, given that torch has one thread. Nothing is put into
-        `victims`: encodings are drawn again in no time. Raises ValueError if images do not suit
-        the settings.
-        """
-        if len(specs) != len(images):
-            raise ValueError(f"{len(specs)} specs but images of {len(images)} runs")
+    def check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
+        """Raises ValueError if images do not suit the settings."""
+        super().check_batch(specs, images)
         self.check_images(images.shape[1])
         side = min(images.shape[3:])
         if side < max(self.attack.windows.side, SSIM_SIDE):
@@ -144,23 +114,25 @@ class InstaHideRecovery:
                 f"images of {side} pixels are too small: windows have "
                 f"{self.attack.windows.side}, SSIM {SSIM_SIDE}"
             )
-        return share_runs(
-            specs,
-            images,
-            run_stack=self._run_each,
-            run_sweep=self._run_each,
-            has_keeper=victims is not None,
-            device=device,
-            progress=progress,
-        )
 
-    def _run_each(
+    def arithmetic(self, device: torch.device) -> AbstractContextManager[None]:
+        """Whatever is set: nothing here needs more."""
+        del device
+        return nullcontext()
+
+    @classmethod
+    def wanted_rows(cls, settings: Mapping[str, Any], spec: RunSpec) -> Int64[Tensor, " k"]:
+        """Rows of the private images."""
+        return two_sets(spec, int(settings["n_public"]))[0]
+
+    def run_stack(
         self,
         specs: Sequence[RunSpec],
         images: UInt8[Tensor, "r n c h w"],
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
+        """Runs one after another, which attack encodings that are drawn again in no time."""
         shares = Shares(progress, [1 / len(specs)] * len(specs))
         runs = [partial(self._run, s, own, device) for s, own in zip(specs, images, strict=True)]
         return [run(shares.of(k)) for k, run in enumerate(runs)]
@@ -230,37 +202,20 @@ class InstaHideRecovery:
         private: Int64[Tensor, " a"],
         found: Recovered | None,
     ) -> RunResult:
-        stats = dict.fromkeys(STATS, math.nan)
-        pairs, outcome = no_pairs(targets.shape[1:]), Outcome.UNFITTED
+        stats, pairs, outcome = {}, None, Outcome.UNFITTED
         if found is not None and bool(found.images.isfinite().all()):
             outcome = Outcome.OK
             x = ((found.images.cpu().float() + 1) / 2).reshape(-1, *targets.shape[1:])
-            stats |= {
+            stats = {
                 "train_accuracy": float(found.explained.mean()),
                 "n_iterations": float(len(found.explained)),
             }
             truth = targets[private].float() / 255
-            pairs = own_pairs(
-                x,
-                targets,
-                private[nearest(x, truth)],
-                iterations=torch.full((len(x),), self.attack.refinement.n_rounds),
-                keep=self.keep,
-                threshold=self.confident_ssim,
-                gap=self.confident_gap,
-            )
+            n_rounds = torch.full((len(x),), self.attack.refinement.n_rounds)
+            pairs = self.own_pairs(x, targets, private[nearest(x, truth)], n_rounds)
         elif found is not None:
             outcome = Outcome.NONFINITE
-        return RunResult(
-            spec=spec,
-            outcome=outcome,
-            targets=targets,
-            augment=augment,
-            mean_image=torch.zeros(targets.shape[1:]),
-            margins=torch.full((len(targets),), math.nan),
-            pairs=pairs,
-            stats=stats,
-        )
+        return run_result(spec, outcome, targets, augment, stats=stats, pairs=pairs)
 
 
 def two_sets(spec: RunSpec, n_public: int) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"]]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from itertools import chain
 
-from recon_core.attacks.inversion.run import DTYPES, INVERTED_AT_ONCE, Inversion
+from recon_core.attacks.family_run import DTYPES
+from recon_core.attacks.inversion.run import INVERTED_AT_ONCE, Inversion
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.victims.autoencoder import Shape
 from recon_core.victims.split import KERNEL, LeNet5, SplitModel

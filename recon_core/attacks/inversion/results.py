@@ -5,23 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
-from recon_core.attacks.candidate_matching import no_pairs, own_pairs
+from recon_core.attacks.family_run import FamilyRun, run_result
 from recon_core.attacks.inversion.feature_matching import Inverted
 from recon_core.attacks.plug_and_play import Ending
-from recon_core.types import STATS, Outcome, RunResult, RunSpec
+from recon_core.types import Outcome, RunResult, RunSpec
 from recon_core.victims.autoencoder import Weights
 from recon_core.victims.split import SplitModel
 from recon_core.victims.split_evaluation import IMAGES_AT_ONCE, features_of
 from recon_core.victims.split_training import TrainedSplit
-
-if TYPE_CHECKING:
-    from recon_core.attacks.inversion.run import Inversion
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ class KnownClassifier:
 
 
 def result_of(
-    experiment: Inversion,
+    experiment: FamilyRun,
     spec: RunSpec,
     *,
     victim: KnownClassifier,
@@ -123,12 +119,12 @@ def result_of(
 ) -> RunResult:
     """The result of one run; `inverted` is None of a victim that diverged."""
     targets = learned.targets
-    stats = dict.fromkeys(STATS, math.nan) | {
+    stats = {
         "train_loss": victim.loss,
         "train_accuracy": victim.accuracy,
         "margin_min": float(margins[learned.trained].min()),
     }
-    outcome, pairs = Outcome.NONFINITE, no_pairs(targets.shape[1:])
+    outcome, pairs = Outcome.NONFINITE, None
     if inverted is not None and bool((inverted.ending != Ending.NONFINITE).any()):
         finite = inverted.ending != Ending.NONFINITE
         stats |= {
@@ -136,22 +132,7 @@ def result_of(
             "n_iterations": float(inverted.n_steps.double().mean()),
         }
         outcome = Outcome.OK
-        pairs = own_pairs(
-            inverted.x,
-            targets,
-            learned.attacked,
-            iterations=inverted.n_steps,
-            keep=experiment.keep,
-            threshold=experiment.confident_ssim,
-            gap=experiment.confident_gap,
-        )
-    return RunResult(
-        spec=spec,
-        outcome=outcome,
-        targets=targets,
-        augment=learned.augment,
-        mean_image=torch.zeros(targets.shape[1:]),
-        margins=margins,
-        pairs=pairs,
-        stats=stats,
+        pairs = experiment.own_pairs(inverted.x, targets, learned.attacked, inverted.n_steps)
+    return run_result(
+        spec, outcome, targets, learned.augment, stats=stats, pairs=pairs, margins=margins
     )

@@ -15,37 +15,33 @@ float32, which features that a defence has drawn together need.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from recon_core.attacks.family_run import DTYPES, TrainedRun
 from recon_core.attacks.inversion.feature_matching import UNIT, GradientInversion, Inverted
 from recon_core.attacks.inversion.results import KnownClassifier, Learned, result_of, two_parts
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
-from recon_core.attacks.run_sharing import kept_or_trained, share_attacks, share_runs, stacks_of
 from recon_core.augment import augment_images
-from recon_core.restore.precision import float32_arithmetic
 from recon_core.tagged import Tagged
-from recon_core.threads import share_of
-from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
+from recon_core.types import Progress, RunResult, RunSpec
 from recon_core.victims.autoencoder import Shape
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split import LeNet5, SplitNetwork, initial_weights
 from recon_core.victims.split_training import SplitTraining, train_split
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SSIM_SIDE = 11
 INVERTED_AT_ONCE = 256
 """Images of a run that are inverted as one batch; bounds memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inversion:
+class Inversion(TrainedRun[Learned, KnownClassifier]):
     """Settings of a run. Defaults are 003's for MNIST without a defence: LeNet5, cut after its
     second block, and the paper's gradient descent.
 
@@ -53,12 +49,10 @@ class Inversion:
     what the training adds to its loss; None is the paper's "vanilla", which lam = 0 is, too.
     `held_out`: images of each class that are not trained on and are what is inverted; the paper
     inverts 100 test images, which 10 of each of 10 classes are. 0: the classifier is trained on all
-    images of the run and all are inverted. `augment_p`: as in the other families; 003 has none.
-    `attack`: `strong` measures features by their spread over all z of the run, which the server
-    sees (`strong_inversion.whiten`); public images, with which `tune` would find its zeta and which
-    its start "mean" needs, are not part of a run. `keep`: pairs of confident inversions only, or of
-    all. An inversion is confident if its SSIM to the image that z is of is above `confident_ssim`
-    and at least `confident_gap` above that to any other image of the run.
+    images of the run and all are inverted. `attack`: `strong` measures features by their spread
+    over all z of the run, which the server sees (`strong_inversion.whiten`); public images, with
+    which `tune` would find its zeta and which its start "mean" needs, are not part of a run.
+    `keep`: an inversion is paired with the image that z is of.
 
     No run is `unfitted`: the attack inverts h, however well g classifies. Statistics: `train_loss`
     (cross-entropy alone) and `train_accuracy` are of the images that were trained on, and so is
@@ -67,7 +61,6 @@ class Inversion:
     """
 
     family: Literal["inversion"] = "inversion"
-    augment_p: float = 0.0
     n_classes: int = 10
     victim: Annotated[SplitNetwork, Tagged("kind")] = field(default_factory=LeNet5)
     training: SplitTraining = field(default_factory=SplitTraining)
@@ -76,15 +69,15 @@ class Inversion:
     attack: Annotated[GradientInversion | StrongInversion, Tagged("kind")] = field(
         default_factory=GradientInversion
     )
-    keep: Literal["confident", "all"] = "confident"
-    confident_ssim: float = 0.4
-    confident_gap: float = 0.05
     dtype: Literal["float32", "float64"] = "float32"
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    attacker_knows: ClassVar[str] = (
+        "The attack is given the first layers of a classifier and what they make of each "
+        "picture, which is sent to a server that does the rest. It searches for pictures of "
+        "which they make the same."
+    )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.augment_p <= 1:
-            raise ValueError(f"augment_p={self.augment_p} is not a probability in [0, 1]")
+        super().__post_init__()
         if self.n_classes < 2:
             raise ValueError(f"n_classes={self.n_classes}; a classifier needs at least 2")
         if self.held_out < 0:
@@ -103,12 +96,11 @@ class Inversion:
                 "use 'grey', 'noise' or 'zeros'"
             )
 
-    def check_sweep(self, attacks_per_victim: int) -> None:
-        """Accepts any number: runs on one victim draw starts of their own."""
-        del attacks_per_victim
+    def check_images(self, n_images: int) -> None:
+        """Raises ValueError if a run with so many images cannot be trained."""
+        self._check_class(n_images // self.n_classes)
 
-    def check_images(self, images_per_class: int) -> None:
-        """Raises ValueError if a run with so many images of a class cannot be trained."""
+    def _check_class(self, images_per_class: int) -> None:
         n_trained = images_per_class - self.held_out
         if n_trained < self.training.per_class:
             raise ValueError(
@@ -123,104 +115,21 @@ class Inversion:
         """Labels that a run has equally many images of."""
         return self.n_classes
 
-    def run_batch(
-        self,
-        specs: Sequence[RunSpec],
-        images: UInt8[Tensor, "r n c h w"],
-        *,
-        device: torch.device,
-        progress: Progress = no_progress,
-        victims: Victims | None = None,
-    ) -> list[RunResult]:
-        """Train and attack R victims; one result per spec, in order.
+    def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
+        """The run's images, augmented, in two parts."""
+        generator = spec.victim_generator("augment")
+        targets, augment = augment_images(images, p=self.augment_p, generator=generator)
+        trained, attacked = two_parts(spec, held_out=self.held_out, n_classes=self.n_classes)
+        return Learned(targets, augment, trained, attacked)
 
-        `images[i]` are the images of `specs[i]`, before augmentation. On a GPU the runs are one
-        stack, equal to rounding whatever it holds. On a CPU a run is bit for bit the same whatever
-        it is batched with, given that torch has one thread; with more, runs of a batch go side by
-        side on one thread each. Specs with the same victim, which follow each other, are attacks on
-        one network; it is taken from `victims`, if it is there, and put there once it is trained.
-        Raises ValueError if a spec has another number of images than the batch, labels that are no
-        classes, or too few images of a class, or if the images do not suit the network.
-        """
-        self._check_batch(specs, images)
-        with float32_arithmetic("float32", device):
-            return share_runs(
-                specs,
-                images,
-                run_stack=self._run_stack,
-                run_sweep=partial(self._run_sweep, victims),
-                has_keeper=victims is not None,
-                device=device,
-                progress=progress,
-            )
-
-    def train_victim(
-        self,
-        spec: RunSpec,
-        images: UInt8[Tensor, "n c h w"],
-        *,
-        device: torch.device,
-        victims: Victims | None = None,
-        progress: Progress = no_progress,
+    def read_victim(
+        self, learned: Learned, tensors: Mapping[str, Tensor], device: torch.device
     ) -> KnownClassifier:
-        """The victim of a run of a sweep, as `run_batch` trains it; taken from `victims`, if it is
-        there, and put there otherwise. Raises ValueError as `run_batch` does."""
-        self._check_batch([spec], images[None])
-        with float32_arithmetic("float32", device):
-            learned = self._learn(spec, images)
-            return self._shared_victim(spec, learned, device, victims, progress)
-
-    def _run_stack(
-        self,
-        specs: Sequence[RunSpec],
-        images: UInt8[Tensor, "r n c h w"],
-        device: torch.device,
-        progress: Progress,
-    ) -> list[RunResult]:
-        """Runs with a victim of their own, trained at once and attacked at once."""
-        learned = [self._learn(spec, own) for spec, own in zip(specs, images, strict=True)]
-        trained = self._trained(specs, learned, device, share_of(progress, 0.0, 0.5))
-        return self._attacked(specs, trained, learned, device, share_of(progress, 0.5, 1.0))
-
-    def _run_sweep(
-        self,
-        victims: Victims | None,
-        specs: Sequence[RunSpec],
-        images: UInt8[Tensor, "r n c h w"],
-        device: torch.device,
-        progress: Progress,
-    ) -> list[RunResult]:
-        """Runs that attack one victim: it is trained once."""
-        learned = self._learn(specs[0], images[0])
-        half = share_of(progress, 0.0, 0.5)
-        victim = self._shared_victim(specs[0], learned, device, victims, half)
-
-        def attack(stack: Sequence[RunSpec], part: Progress) -> list[RunResult]:
-            n = len(stack)
-            return self._attacked(stack, [victim] * n, [learned] * n, device, part)
-
-        rest = share_of(progress, 0.5, 1.0)
-        done = share_attacks(stacks_of(specs, device), attack, device=device, progress=rest)
-        return [result for results in done for result in results]
-
-    def _shared_victim(
-        self,
-        spec: RunSpec,
-        learned: Learned,
-        device: torch.device,
-        victims: Victims | None,
-        progress: Progress,
-    ) -> KnownClassifier:
+        """A victim from the tensors that it was kept as."""
         model = self.victim.on(_shape(learned.targets), self.n_classes)
-        return kept_or_trained(
-            spec,
-            victims,
-            read=lambda known: KnownClassifier.from_tensors(model, known, device),
-            train=lambda: self._trained([spec], [learned], device, progress)[0],
-            progress=progress,
-        )
+        return KnownClassifier.from_tensors(model, tensors, device)
 
-    def _trained(
+    def train_runs(
         self,
         specs: Sequence[RunSpec],
         learned: Sequence[Learned],
@@ -246,7 +155,7 @@ class Inversion:
         )
         return KnownClassifier.each_of(model, trained)
 
-    def _attacked(
+    def attack_runs(
         self,
         specs: Sequence[RunSpec],
         victims: Sequence[KnownClassifier],
@@ -331,39 +240,28 @@ class Inversion:
             return torch.ones_like(z[:, :1])
         return torch.stack([whiten(own).matrix for own in z]).unsqueeze(1)
 
-    def _learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
-        generator = spec.victim_generator("augment")
-        targets, augment = augment_images(images, p=self.augment_p, generator=generator)
-        trained, attacked = two_parts(spec, held_out=self.held_out, n_classes=self.n_classes)
-        return Learned(targets, augment, trained, attacked)
-
     def _pictures(
         self, targets: UInt8[Tensor, "n c h w"], device: torch.device
     ) -> Float[Tensor, "n c h w"]:
         return targets.to(device=device, dtype=DTYPES[self.dtype]) / 255
 
-    def _check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
-        """Raises ValueError if the runs cannot be one batch, or one of them cannot be trained."""
-        if len(specs) != len(images):
-            raise ValueError(f"{len(specs)} specs came with images of {len(images)} runs")
+    def check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
+        """Raises ValueError if the runs cannot be one batch, or one of them cannot be trained: for
+        want of images of a class, or for labels that are none of the classes."""
+        super().check_batch(specs, images)
         if min(images.shape[-2:]) < SSIM_SIDE:
             raise ValueError(
                 f"images of {images.shape[-2]}x{images.shape[-1]} are smaller than SSIM's window "
                 f"of {SSIM_SIDE}x{SSIM_SIDE}, by which inversions are scored; enlarge them first"
             )
         for spec in specs:
-            if len(spec.image_ids) != images.shape[1]:
-                raise ValueError(
-                    f"run {spec.run} plans {len(spec.image_ids)} images, the batch has "
-                    f"{images.shape[1]}; runs of one batch must have equally many"
-                )
             outside = [label for label in spec.labels if not 0 <= label < self.n_classes]
             if outside:
                 raise ValueError(
                     f"run {spec.run} has label {outside[0]}, which is none of the classes 0 to "
                     f"{self.n_classes - 1}; set n_classes to the number of classes"
                 )
-            self.check_images(min(spec.labels.count(label) for label in range(self.n_classes)))
+            self._check_class(min(spec.labels.count(label) for label in range(self.n_classes)))
 
 
 def _by_run(found: Inverted, n_runs: int) -> list[Inverted]:

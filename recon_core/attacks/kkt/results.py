@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from recon_core.attacks.candidate_matching import no_pairs, pairs_of
+from recon_core.attacks.candidate_matching import pairs_of
+from recon_core.attacks.family_run import run_result
 from recon_core.attacks.kkt.objective import SETTINGS, KKTAttack, Settings
 from recon_core.attacks.kkt.solver import Attacked
-from recon_core.types import STATS, Outcome, Pairs, RunResult, RunSpec
+from recon_core.types import Outcome, Pairs, RunResult, RunSpec
 from recon_core.victims.network import Shape
 from recon_core.victims.training import Trained
 
@@ -92,7 +93,7 @@ def result_of(
     left: Sequence[Left],
 ) -> RunResult:
     """The result of attacks on one of the victims that were trained together."""
-    stats = dict.fromkeys(STATS, math.nan) | {
+    stats = {
         "train_loss": float(trained.loss[victim]),
         "train_accuracy": float(trained.accuracy[victim]),
         "margin_min": float(trained.margin_min[victim]),
@@ -104,19 +105,16 @@ def result_of(
         stopped = is_finite and any(one.stopped for one in left)
         outcome = Outcome.STOPPED if stopped else Outcome.NONFINITE
     targets, mean = data.targets[victim], data.mean[victim]
-    if outcome in (Outcome.OK, Outcome.UNFITTED):
-        pairs = _pairs(experiment, left, targets, mean)
-    else:
-        pairs = no_pairs(data.shape)
-    return RunResult(
-        spec=spec,
-        outcome=outcome,
-        targets=targets,
-        augment=data.augment[victim],
+    has_pairs = outcome in (Outcome.OK, Outcome.UNFITTED)
+    return run_result(
+        spec,
+        outcome,
+        targets,
+        data.augment[victim],
+        stats=stats,
+        pairs=_pairs(experiment, left, targets, mean) if has_pairs else None,
         mean_image=mean.cpu(),
         margins=trained.margins[victim].float().cpu(),
-        pairs=pairs,
-        stats=stats,
     )
 
 

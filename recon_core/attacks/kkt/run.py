@@ -17,15 +17,18 @@ holds: the loss on the features adds a term to theta that is no sum of lam_i y_i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from recon_core.attacks.family_run import FamilyRun
 from recon_core.attacks.kkt.attacks import (
     ROWS_AT_ONCE,
     Attack,
@@ -42,21 +45,16 @@ from recon_core.attacks.kkt.results import Left, result_of
 from recon_core.attacks.kkt.span_coordinates import check_dense_first
 from recon_core.attacks.kkt.victims import (
     KnownVictim,
-    check_batch,
+    check_labels,
     initial_weights,
     learn,
     shared_victim,
     train_victims,
 )
-from recon_core.attacks.run_sharing import (
-    AtOnce,
-    one_after_another,
-    share_attacks,
-    share_runs,
-    stacks_of,
-)
+from recon_core.attacks.run_sharing import AtOnce, one_after_another, share_attacks, stacks_of
 from recon_core.matching import CLIPPED, check_clipped
 from recon_core.precision import Precision, matmul_precision
+from recon_core.sampling import binary_labels
 from recon_core.tagged import Tagged
 from recon_core.threads import share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
@@ -68,10 +66,10 @@ from recon_core.victims.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class KKT:
+class KKT(FamilyRun):
     """Settings of a run. Defaults are the dataset generation of paper 001, section 2.
 
-    `augment_p`: probability of each augmentation (Karras et al. 2022: 0.12). `n_classes`: what the
+    `n_classes`: what the
     victim tells apart; 2 is one output with labels 0 and 1, unless it is trained with the loss
     "ce", which has an output per class. `defence`: what is added to its loss (003), on the features
     of its hidden layer number `defence_layer`, from 1, by default the last; a convolution is the
@@ -81,9 +79,7 @@ class KKT:
     "known" is given the weights that the victim started from. `n_attacks`: how often a victim is
     attacked, each time from its own start and, with a search for hyperparameters, with its own;
     candidates are numbered attack after attack.
-    `keep`: pairs of confident candidates only, as the dataset has them, or of all candidates, as an
-    evaluation needs them. A candidate is confident if at some saved iteration its SSIM to one
-    training image is above `confident_ssim` and at least `confident_gap` above that to any other.
+    `keep`: a candidate is confident if it is at some saved iteration.
     `clipped`: the share of a picture's values that may leave [0, 1] (`matching.fit_to_range`).
     `precision`: of float32 matrix products.
     """
@@ -98,17 +94,30 @@ class KKT:
     released: Released = field(default_factory=Released)
     attack: Attack = field(default_factory=KKTAttack)
     n_attacks: int = 1
-    keep: Literal["confident", "all"] = "confident"
-    confident_ssim: float = 0.4
-    confident_gap: float = 0.05
     clipped: float = CLIPPED
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "ieee"
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    after_victims: ClassVar[tuple[str, ...]] = ("released", "n_attacks", "clipped")
+    later: ClassVar[Mapping[str, Any]] = {
+        "attack.halving": None,
+        "victim.init": "torch",
+        "attack.kind": "kkt",
+        "attack.coordinates": "pixels",
+        "attack.kkt.coordinates": "pixels",
+        "defence": None,
+        "defence_layer": None,
+        "clipped": 0.0,
+        "released": {"precision": "full", "noise": 0.0},
+    }
+    unlike_today: ClassVar[Mapping[str, Any]] = {"clipped": 0.0}
+    attacker_knows: ClassVar[str] = (
+        "The attack is given a network (its architecture and weights) and the average of its "
+        "training pictures, nothing else. It searches for pictures that explain those weights "
+        "as the end of training."
+    )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.augment_p <= 1:
-            raise ValueError(f"augment_p={self.augment_p} is not a probability in [0, 1]")
+        super().__post_init__()
         if self.n_attacks < 1:
             raise ValueError(f"n_attacks={self.n_attacks} must be at least 1")
         check_clipped(self.clipped)
@@ -151,6 +160,14 @@ class KKT:
                 f"it has {width} at most: lower it, or widen victim.widths"
             )
 
+    def labels_of(
+        self, labels: npt.NDArray[np.int64], names: tuple[str, ...]
+    ) -> tuple[npt.NDArray[np.int64], str]:
+        """(label per image, the task in words): of one output 0 or 1, else the class."""
+        if self.n_outputs == 1:
+            return binary_labels(labels, names)
+        return super().labels_of(labels, names)
+
     def check_sweep(self, attacks_per_victim: int) -> None:
         """Raises ValueError if so many runs cannot attack the same victim with these settings."""
         if attacks_per_victim > 1 and self.n_attacks > 1:
@@ -179,40 +196,17 @@ class KKT:
         """Of the attack, at which pairs are saved; 0 is what was separated."""
         return saved_iterations(self.attack)
 
-    def run_batch(
-        self,
-        specs: Sequence[RunSpec],
-        images: UInt8[Tensor, "r n c h w"],
-        *,
-        device: torch.device,
-        progress: Progress = no_progress,
-        victims: Victims | None = None,
-    ) -> list[RunResult]:
-        """Train and attack R victims; one result per spec, in order.
-
-        `images[i]` are the images of `specs[i]`, before augmentation; labels are classes from 0. On
-        a GPU the runs are one stack, equal to rounding whatever it holds (but that separations of
-        one stack go on until all of them have settled). On a CPU a run is bit for
-        bit the same whatever it is batched with, given that torch has one thread; with more, runs
-        of a batch go side by side on one thread each. Specs with the same victim, which follow each
-        other, are attacks on one network; it is taken from `victims`, if it is there, and put there
-        once it is trained. Raises ValueError if a spec has other labels or another number of images
-        than the batch, or if a separation is asked of pictures smaller than its filters.
-        """
-        check_batch(specs, images, self.n_classes, self.defence)
+    def check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
+        """Raises ValueError if the runs cannot be one batch: for other labels or another number of
+        images, or if a separation is asked of pictures smaller than its filters."""
+        super().check_batch(specs, images)
+        check_labels(specs, self.n_classes, self.defence)
         n_images, *shape = images.shape[1:]
         check_pictures(self.attack, n_images, (shape[0], shape[1], shape[2]))
-        with matmul_precision("ieee", device):  # whatever was set, and for the scores in any case
-            return share_runs(
-                specs,
-                images,
-                run_stack=self._run_stack,
-                run_sweep=partial(self._run_sweep, victims),
-                has_keeper=victims is not None,
-                device=device,
-                progress=progress,
-                at_once=self._at_once,
-            )
+
+    def arithmetic(self, device: torch.device) -> AbstractContextManager[None]:
+        """Full precision whatever was set; scores have it in any case."""
+        return matmul_precision("ieee", device)
 
     def train_victim(
         self,
@@ -225,7 +219,8 @@ class KKT:
     ) -> KnownVictim:
         """The victim of a run of a sweep, as `run_batch` trains it; taken from `victims`, if it is
         there, and put there otherwise. Raises ValueError as `run_batch` does."""
-        check_batch([spec], images[None], self.n_classes, self.defence)
+        super().check_batch([spec], images[None])
+        check_labels([spec], self.n_classes, self.defence)
         data = learn(self, [spec], images[None], device)
         architecture = self.victim.on(data.shape, self.n_outputs)
         with matmul_precision(self.precision, device):
@@ -235,12 +230,12 @@ class KKT:
         return KnownVictim(architecture, trained, data.mean[0])
 
     @property
-    def _at_once(self) -> AtOnce:
+    def at_once(self) -> AtOnce:
         if self.precision == "ieee":
             return side_by_side
         return one_after_another  # a setting of the whole process: none may end it early
 
-    def _run_stack(
+    def run_stack(
         self,
         specs: Sequence[RunSpec],
         images: UInt8[Tensor, "r n c h w"],
@@ -260,7 +255,7 @@ class KKT:
             for i, spec in enumerate(specs)
         ]
 
-    def _run_sweep(
+    def run_sweep(
         self,
         victims: Victims | None,
         specs: Sequence[RunSpec],
@@ -286,7 +281,7 @@ class KKT:
 
             stacks = stacks_of(specs, device, size=self._sweep_stack_size(device))
             pieces = share_attacks(
-                stacks, attack, device=device, progress=rest, at_once=self._at_once
+                stacks, attack, device=device, progress=rest, at_once=self.at_once
             )
         left = [one for piece in pieces for one in piece]
         return [

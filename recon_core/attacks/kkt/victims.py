@@ -131,22 +131,9 @@ def shared_victim(
     )
 
 
-def check_batch(
-    specs: Sequence[RunSpec],
-    images: UInt8[Tensor, "r n c h w"],
-    n_classes: int,
-    defence: Defence | None = None,
-) -> None:
-    """Raises ValueError if the runs cannot be one batch of victims of so many classes, with that
-    defence."""
-    if len(specs) != len(images):
-        raise ValueError(f"{len(specs)} specs came with images of {len(images)} runs")
+def check_labels(specs: Sequence[RunSpec], n_classes: int, defence: Defence | None = None) -> None:
+    """Raises ValueError if labels are none of the classes, or too few for the defence."""
     for spec in specs:
-        if len(spec.labels) != images.shape[1]:
-            raise ValueError(
-                f"run {spec.run} plans {len(spec.labels)} images, the batch has {images.shape[1]}; "
-                "runs of one batch must have equally many"
-            )
         if not set(spec.labels) <= set(range(n_classes)):
             raise ValueError(
                 f"run {spec.run} has labels {sorted(set(spec.labels))}; a victim of "

@@ -14,7 +14,7 @@ from flows.cli.main import app
 from flows.studies import study
 from recon_core.attacks.kkt.attacks import kkt_of, span_of
 from recon_core.experiments import KKT
-from tasks.campaign.plan import NOT_OF_VICTIMS
+from tasks.campaign.plan import AFTER_VICTIMS
 from tasks.study.cost import attack_operations
 from tasks.study.settings import Cell, Study
 from tests.benchmarks.pages import build_page
@@ -52,7 +52,7 @@ def test_both_attacks_of_a_point_are_on_the_same_victims(preset: str) -> None:
     for both in points(study("span", preset)).values():
         assert set(both) == {"span", "KKT"}
         span, kkt = (vars(both[name].experiment) for name in ("span", "KKT"))
-        for name in set(span) - set(NOT_OF_VICTIMS) | {"released"}:
+        for name in set(span) - {*AFTER_VICTIMS, *KKT.after_victims} | {"released"}:
             assert span[name] == kkt[name]
         assert span_of(span["attack"]) is not None
         assert span_of(kkt["attack"]) is None

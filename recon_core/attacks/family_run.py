@@ -1,0 +1,338 @@
+"""A run of any attack family: its settings, how a batch of runs is done, and what a run leaves.
+
+An experiment is a frozen dataclass of settings, tagged by `family`. `FamilyRun` is what generation,
+evaluation, report and studies ask of one; `TrainedRun` writes once what families share that train a
+victim on each run's images and attack it: trainings as one stack, sweeps on one victim, progress.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Float32, Int64, UInt8
+from torch import Tensor
+
+from recon_core.attacks.candidate_matching import no_pairs, own_pairs
+from recon_core.attacks.run_sharing import (
+    AtOnce,
+    Keepable,
+    kept_or_trained,
+    share_attacks,
+    share_runs,
+    stacks_of,
+)
+from recon_core.restore.precision import float32_arithmetic
+from recon_core.sampling import class_labels
+from recon_core.threads import share_of, side_by_side
+from recon_core.types import (
+    STATS,
+    Outcome,
+    Pairs,
+    Progress,
+    RunResult,
+    RunSpec,
+    Victims,
+    no_progress,
+)
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+Learned = TypeVar("Learned")
+Victim = TypeVar("Victim", bound=Keepable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyRun(ABC):
+    """Settings that a run of every family has; each family adds its own.
+
+    `augment_p`: probability of each augmentation (Karras et al. 2022). `keep`: pairs of confident
+    reconstructions only, as a dataset has them, or of all, as an evaluation needs them. One is
+    confident if its SSIM to the image that it is paired with is above `confident_ssim` and at least
+    `confident_gap` above that to any other image of the run.
+
+    `task` says what victims learn, `attacker_knows` what the attack is given. `after_victims` names
+    settings that come after the victims are trained. `later` names settings (dotted) that stores of
+    earlier releases lack, with the value that stands for what was before them; `unlike_today` those
+    of them whose default is another now.
+    """
+
+    family: str
+    augment_p: float = 0.0
+    keep: Literal["confident", "all"] = "confident"
+    confident_ssim: float = 0.4
+    confident_gap: float = 0.05
+    task: ClassVar[str] = "images of any class"
+    attacker_knows: ClassVar[str] = "The attack never sees the training pictures."
+    after_victims: ClassVar[tuple[str, ...]] = ()
+    later: ClassVar[Mapping[str, Any]] = {}
+    unlike_today: ClassVar[Mapping[str, Any]] = {}
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.augment_p <= 1:
+            raise ValueError(f"augment_p={self.augment_p} is not a probability in [0, 1]")
+
+    @property
+    def n_labels(self) -> int | None:
+        """Labels that a run has equally many images of; None: images are drawn whatever theirs."""
+        return None
+
+    @property
+    def saved_iterations(self) -> tuple[int, ...]:
+        """Iterations of the attack at which pairs are saved, where settings say so; 0 is what was
+        there before the first."""
+        return ()
+
+    @property
+    def at_once(self) -> AtOnce:
+        """How jobs of a batch share the machine."""
+        return side_by_side
+
+    def labels_of(
+        self, labels: npt.NDArray[np.int64], names: tuple[str, ...]
+    ) -> tuple[npt.NDArray[np.int64], str]:
+        """(label per image, the task in words): what victims tell apart, -1 for images that they do
+        not know, from the source's classes and their names."""
+        if self.n_labels is None:
+            return labels.astype(np.int64), self.task
+        return class_labels(labels, names, self.n_labels)
+
+    def check_sweep(self, attacks_per_victim: int) -> None:
+        """Raises ValueError if so many runs cannot attack one victim; any number can, where runs
+        draw starts of their own."""
+        del attacks_per_victim
+
+    def check_images(self, n_images: int) -> None:
+        """Raises ValueError if a run with so many images cannot be done."""
+        del n_images
+
+    def check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
+        """Raises ValueError if the runs cannot be one batch."""
+        if len(specs) != len(images):
+            raise ValueError(f"{len(specs)} specs came with images of {len(images)} runs")
+        for spec in specs:
+            if len(spec.image_ids) != images.shape[1]:
+                raise ValueError(
+                    f"run {spec.run} plans {len(spec.image_ids)} images, the batch has "
+                    f"{images.shape[1]}; runs of one batch must have equally many"
+                )
+
+    def arithmetic(self, device: torch.device) -> AbstractContextManager[None]:
+        """Precision of products and convolutions: full float32."""
+        return float32_arithmetic("float32", device)
+
+    @classmethod
+    def wanted_rows(cls, settings: Mapping[str, Any], spec: RunSpec) -> Int64[Tensor, " k"]:
+        """Rows of a run's images that its attack is after; `settings` as a store has them."""
+        del settings
+        return torch.arange(len(spec.image_ids))
+
+    def run_batch(
+        self,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        *,
+        device: torch.device,
+        progress: Progress = no_progress,
+        victims: Victims | None = None,
+    ) -> list[RunResult]:
+        """Train and attack R victims; one result per spec, in order.
+
+        `images[i]` are the images of `specs[i]`, before augmentation. On a GPU the runs are one
+        stack, equal to rounding whatever it holds. On a CPU a run is bit for bit the same whatever
+        it is batched with, given that torch has one thread; with more, runs of a batch go side by
+        side on one thread each. Specs with the same victim, which follow each other, are attacks on
+        one network; it is taken from `victims`, if it is there, and put there once it is trained.
+        Raises ValueError if the runs cannot be one batch, or their images do not suit the settings.
+        """
+        self.check_batch(specs, images)
+        with self.arithmetic(device):
+            return share_runs(
+                specs,
+                images,
+                run_stack=self.run_stack,
+                run_sweep=partial(self.run_sweep, victims),
+                has_keeper=victims is not None,
+                device=device,
+                progress=progress,
+                at_once=self.at_once,
+            )
+
+    @abstractmethod
+    def run_stack(
+        self,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
+        """Runs with a victim of their own."""
+
+    def run_sweep(
+        self,
+        victims: Victims | None,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
+        """Runs that attack one victim, where it is made again in no time."""
+        del victims
+        return self.run_stack(specs, images, device, progress)
+
+    def own_pairs(
+        self,
+        x: Float[Tensor, "b c h w"],
+        targets: UInt8[Tensor, "n c h w"],
+        target_row: Int64[Tensor, " b"],
+        iterations: Int64[Tensor, " b"],
+    ) -> Pairs:
+        """Pairs of pictures in [0, 1] that are each made from what is known of one image."""
+        return own_pairs(
+            x,
+            targets,
+            target_row,
+            iterations=iterations,
+            keep=self.keep,
+            threshold=self.confident_ssim,
+            gap=self.confident_gap,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRun(FamilyRun, Generic[Learned, Victim]):
+    """A family whose runs train a victim on their images, and attack it.
+
+    `sweep_size`: attacks of a sweep that are one stack; None: all on a GPU, on a CPU each alone.
+    """
+
+    sweep_size: ClassVar[int | None] = None
+
+    @abstractmethod
+    def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
+        """What a victim is trained on."""
+
+    @abstractmethod
+    def train_runs(
+        self,
+        specs: Sequence[RunSpec],
+        learned: Sequence[Learned],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[Victim]:
+        """The victims of R runs, trained at once."""
+
+    @abstractmethod
+    def read_victim(
+        self, learned: Learned, tensors: Mapping[str, Tensor], device: torch.device
+    ) -> Victim:
+        """A victim from the tensors that it was kept as."""
+
+    @abstractmethod
+    def attack_runs(
+        self,
+        specs: Sequence[RunSpec],
+        victims: Sequence[Victim],
+        learned: Sequence[Learned],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
+        """The results of R runs on their victims."""
+
+    def train_victim(
+        self,
+        spec: RunSpec,
+        images: UInt8[Tensor, "n c h w"],
+        *,
+        device: torch.device,
+        victims: Victims | None = None,
+        progress: Progress = no_progress,
+    ) -> Victim:
+        """The victim of a run of a sweep, as `run_batch` trains it; taken from `victims`, if it is
+        there, and put there otherwise. Raises ValueError as `run_batch` does."""
+        self.check_batch([spec], images[None])
+        with self.arithmetic(device):
+            return self._shared(spec, self.learn(spec, images), device, victims, progress)
+
+    def run_stack(
+        self,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
+        """Runs with a victim of their own, trained at once."""
+        learned = [self.learn(spec, own) for spec, own in zip(specs, images, strict=True)]
+        trained = self.train_runs(specs, learned, device, share_of(progress, 0.0, 0.5))
+        return self.attack_runs(specs, trained, learned, device, share_of(progress, 0.5, 1.0))
+
+    def run_sweep(
+        self,
+        victims: Victims | None,
+        specs: Sequence[RunSpec],
+        images: UInt8[Tensor, "r n c h w"],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
+        """Runs that attack one victim: it is trained once."""
+        learned, half = self.learn(specs[0], images[0]), share_of(progress, 0.0, 0.5)
+        victim = self._shared(specs[0], learned, device, victims, half)
+
+        def attack(stack: Sequence[RunSpec], part: Progress) -> list[RunResult]:
+            n = len(stack)
+            return self.attack_runs(stack, [victim] * n, [learned] * n, device, part)
+
+        stacks = stacks_of(specs, device, size=self.sweep_size)
+        rest = share_of(progress, 0.5, 1.0)
+        done = share_attacks(stacks, attack, device=device, progress=rest, at_once=self.at_once)
+        return [result for results in done for result in results]
+
+    def _shared(
+        self,
+        spec: RunSpec,
+        learned: Learned,
+        device: torch.device,
+        victims: Victims | None,
+        progress: Progress,
+    ) -> Victim:
+        return kept_or_trained(
+            spec,
+            victims,
+            read=lambda known: self.read_victim(learned, known, device),
+            train=lambda: self.train_runs([spec], [learned], device, progress)[0],
+            progress=progress,
+        )
+
+
+def run_result(
+    spec: RunSpec,
+    outcome: Outcome,
+    targets: UInt8[Tensor, "n c h w"],
+    augment: Float[Tensor, "n 9"],
+    *,
+    stats: Mapping[str, float],
+    pairs: Pairs | None = None,
+    mean_image: Float[Tensor, "c h w"] | None = None,
+    margins: Float32[Tensor, " n"] | None = None,
+) -> RunResult:
+    """The result of a run: statistics that it has not are NaN, and so are margins; without a
+    `mean_image` it is 0, which says that reconstructions are pictures."""
+    shape = targets.shape[1:]
+    return RunResult(
+        spec=spec,
+        outcome=outcome,
+        targets=targets,
+        augment=augment,
+        mean_image=torch.zeros(shape) if mean_image is None else mean_image,
+        margins=torch.full((len(targets),), math.nan) if margins is None else margins,
+        pairs=no_pairs(shape) if pairs is None else pairs,
+        stats=dict.fromkeys(STATS, math.nan) | dict(stats),
+    )
