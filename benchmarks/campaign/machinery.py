@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from torch import Tensor
 
 from benchmarks.record import Measurement, hardware, said, versions
 from flows.generate import leave_store, make_pairs
-from recon_core.experiments import Experiment
+from recon_core.attacks.family_run import FamilyRun
 from recon_core.sampling import Phase, Sampling
 from recon_core.types import (
     N_AUGMENT,
@@ -68,16 +68,14 @@ MODULE = "benchmarks.campaign.machinery"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoOp:
+class NoOp(FamilyRun):
     """An experiment that does nothing: two targets and one confident pair a run."""
 
     family: Literal["noop"] = "noop"
-    n_classes: int = 2
-    n_outputs: int = 1
-    n_labels: ClassVar[int] = 2
 
-    def check_sweep(self, attacks_per_victim: int) -> None:
-        """Anything goes with nothing."""
+    @property
+    def n_labels(self) -> int:
+        return 2
 
     def run_batch(
         self,
@@ -90,6 +88,13 @@ class NoOp:
     ) -> list[RunResult]:
         """The results that stand for the runs, at once; the same for the same specs."""
         del images, device, victims  # nothing is computed
+        return self.run_stack(specs, torch.empty(0), torch.device("cpu"), progress)
+
+    def run_stack(
+        self, specs: Sequence[RunSpec], images: Tensor, device: torch.device, progress: Progress
+    ) -> list[RunResult]:
+        """The same results."""
+        del images, device
         results = [_result(spec) for spec in specs]
         progress(1.0)
         return results
@@ -124,7 +129,7 @@ def no_op_campaign(n_runs: int, *, images_per_run: int = IMAGES_PER_RUN) -> Camp
     n_parts = -(-n_runs // runs_per_part)
     n_later = n_parts // 3
     return Campaign(
-        experiment=cast(Experiment, NoOp()),
+        experiment=NoOp(),
         sampling=Sampling(
             images_per_run=images_per_run,
             phases=(

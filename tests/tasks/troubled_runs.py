@@ -6,14 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.campaign.machinery import NoOp
-from recon_core.experiments import Experiment
 from recon_core.sampling import Phase, Sampling
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
 from storage.errors import UnsettledError
@@ -66,13 +64,13 @@ def begun(counts: str | Path, run: int) -> int:
 
 
 def no_op(sampling: Sampling) -> Campaign:
-    return Campaign(experiment=cast(Experiment, NoOp()), sampling=sampling)
+    return Campaign(experiment=NoOp(), sampling=sampling)
 
 
 def troubled(sampling: Sampling, counts: Path, **trouble: object) -> Campaign:
     counts.mkdir(exist_ok=True)
     experiment = Troubled(counts=str(counts), **trouble)
-    return Campaign(experiment=cast(Experiment, experiment), sampling=sampling)
+    return Campaign(experiment=experiment, sampling=sampling)
 
 
 def small_images() -> ImageSet:

@@ -237,6 +237,6 @@ def test_the_memory_estimate_is_above_what_is_alive_and_not_far_above(
     specs = [replace(SPEC, run=k, image_ids=many, labels=many) for k in (0, 1)]
     images = torch.randint(0, 256, (n_runs, n_images, 3, SIDE, SIDE), dtype=torch.uint8)
     with LiveTensors() as live:
-        experiment._run_stack(specs[:n_runs], images, CPU, no_progress)
+        experiment.run_stack(specs[:n_runs], images, CPU, no_progress)
     estimate = bytes_per_run(experiment, n_images, (3, SIDE, SIDE))
     assert 1.0 <= estimate / (live.most / n_runs) < 2.8

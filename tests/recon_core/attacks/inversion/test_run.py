@@ -390,6 +390,6 @@ def test_the_memory_estimate_is_above_what_is_alive_and_not_far_above(
     specs = [RunSpec(run=k, root_seed=0, image_ids=labels, labels=labels) for k in range(n_runs)]
     images = torch.randint(0, 256, (n_runs, 2 * n_each, *shape), dtype=torch.uint8)
     with LiveTensors() as live:
-        experiment._run_stack(specs, images, CPU, no_progress)
+        experiment.run_stack(specs, images, CPU, no_progress)
     estimate = bytes_per_run(experiment, 2 * n_each, shape)
     assert 1.0 <= estimate / (live.most / n_runs) < 2.8

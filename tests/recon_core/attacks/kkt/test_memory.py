@@ -56,7 +56,7 @@ def most_alive(experiment: KKT, n_images: int, n_runs: int) -> float:
     specs = [replace(spec, run=run) for run in range(n_runs)]
     images = torch.randint(0, 256, (n_runs, n_images, *SHAPE), dtype=torch.uint8)
     with LiveTensors() as live:
-        experiment._run_stack(specs, images, torch.device("cpu"), no_progress)
+        experiment.run_stack(specs, images, torch.device("cpu"), no_progress)
     return live.most / n_runs
 
 
