@@ -1,4 +1,4 @@
-"""Which images are worth another run: what the sampler `adaptive` learns from earlier rounds.
+"""The value of another run of each image: what the sampler `adaptive` learns from earlier rounds.
 
 The image restoration paper asks, at the end of its section 2, for a sampler that neither returns to
 images that are covered nor chases those that keep failing. An image that came back in k of n runs,
@@ -33,7 +33,7 @@ _FAINTEST = 500
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """How each image of the source fared in the rounds that are known, (n,) each.
+    """Record of each image of the source in the rounds that are known, (n,) each.
 
     `n_runs`: runs that trained on it; `n_back`: those in which a confident pair of it came back;
     `n_pairs`: confident pairs. Raises ValueError if they cannot be counts of the same runs.
@@ -65,7 +65,7 @@ class History:
 def worth(
     history: History, *, prior_back: float, prior_runs: float, enough: int
 ) -> Float64[np.ndarray, " n"]:
-    """What a run gains with each image, relative to each other: w of this module, times a power of
+    """Gain of a run with each image, relative to each other: w of this module, times a power of
     two that keeps it above 0 however many pairs there are. At least one image."""
     chance = (history.n_back + prior_back) / (history.n_runs + prior_runs)
     halvings, rest = np.divmod(history.n_pairs, enough)

@@ -1,4 +1,4 @@
-"""How often each pair occurs in the restorers' training examples (image restoration paper, section
+"""Occurrences of each pair in the restorers' training examples (image restoration paper, section
 3).
 
 Some images come back in many runs, others in few. The image restoration paper draws 140 random
@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int, Int64
 
 @dataclass(frozen=True, kw_only=True)
 class Curation:
-    """Which pairs restorers learn from, and how often.
+    """Selection of the pairs that restorers learn from, and their frequency.
 
     Attributes:
         n_subsets: subsets that are drawn and concatenated (image restoration paper: 140). share:
@@ -71,7 +71,7 @@ class Curation:
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """What a curation does to a dataset.
+    """Effect of a curation on a dataset.
 
     Gini coefficients are over the images with at least one pair: 0 when all occur equally often,
     towards 1 when one has everything; before (pairs) and after (expected examples).
@@ -112,7 +112,7 @@ def repeats(
     part: int,
     epoch: int,
 ) -> Int64[np.ndarray, " p"]:
-    """How often each of the p pairs of a part occurs: Binomial(n_subsets, min(1, share/z)).
+    """Occurrences of each of the p pairs of a part: Binomial(n_subsets, min(1, share/z)).
 
     `image_ids` are the pairs' images and `z` the table of `occurrences`. The draw depends on
     (curation.seed, epoch, part) and on nothing else. One scalar probability per distinct z would
@@ -161,7 +161,7 @@ def curated_repeats(
 
 
 def summarise(z: Int64[np.ndarray, " n_images"], curation: Curation) -> Balance:
-    """What `curation` makes of images that occur `z` times; images with z = 0 are left out."""
+    """Effect of `curation` on images that occur `z` times; images with z = 0 are left out."""
     seen = z[z > 0]
     examples = curation.n_subsets * seen * keep_probability(seen, curation.share)
     return Balance(

@@ -1,4 +1,4 @@
-"""How far a number that is known without the truth predicts the truth.
+"""Prediction of the truth by a number that is known without it: rank correlations.
 
 An attacker has no training images. What he has are criteria of a run (its residual, how far others
 agree with it) and of a picture (how far samples of a restorer disagree about it). Here they are
@@ -74,7 +74,7 @@ def rank_correlation(
 
 
 def best_in_top_quarter(criterion: Values, truth: Values) -> bool:
-    """Whether the value with the highest `truth` is among the quarter (rounded up) with the highest
+    """True if the value with the highest `truth` is among the quarter (rounded up) with the highest
     `criterion`. Equal criteria count as ranking before it.
 
     Raises ValueError for no values.

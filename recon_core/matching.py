@@ -82,7 +82,7 @@ def fit_to_range(
 
 
 def n_clipped(n_values: int, clipped: float = CLIPPED) -> int:
-    """How many of a picture's values may leave [0, 1]."""
+    """Number of a picture's values that may leave [0, 1]."""
     check_clipped(clipped)
     return int(clipped * n_values)
 

@@ -1,4 +1,4 @@
-"""How alike images are up to scale and offset: normalised distance and correlation, all pairs.
+"""Similarity of images up to scale and offset: normalised distance and correlation, all pairs.
 
 An attack returns candidates at an arbitrary scale, so before any post-processing they are compared
 as Haim et al. 2022 do (KKT paper, appendix A.1, eq. 16):

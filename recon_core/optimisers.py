@@ -102,7 +102,8 @@ class Optimiser:
         state: Sequence[Tensor] | None = None,
         fused: bool = False,
     ) -> Stepper:
-        """What moves a parameter again and again. `lr`: every run's own rate; None: the rule's."""
+        """Rule that moves a parameter again and again. `lr`: every run's own rate; None: the
+        rule's."""
         return Stepper(self, parameter, lr=lr, state=state, fused=fused)
 
     def step_(

@@ -1,4 +1,4 @@
-"""Which runs and candidates to look at first when the training images are not at hand.
+"""Ranking of runs and candidates without the training images.
 
 Runs are ranked by how well they solved the KKT condition. Candidates are ranked by *agreement*: a
 picture that other attacks on the same victim arrive at as well belongs to the victim and not to
@@ -82,7 +82,7 @@ def agreement(
     over: Literal["mean", "best"] = "mean",
     chunk: int = ROWS,
 ) -> Float32[Tensor, " p"]:
-    """How well each candidate's best match in the other attacks on the same victim matches it.
+    """Score of each candidate's best match in the other attacks on the same victim.
 
     `attack` says which attack a candidate is from. Every other attack with a finite picture offers
     its best match; `over` them the mean counts ("mean": coming back once may be chance), or the

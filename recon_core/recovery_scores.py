@@ -1,4 +1,4 @@
-"""How much of a training set was recovered: errors, peak signal-to-noise ratios and rates.
+"""Recovery of a training set: errors, peak signal-to-noise ratios and rates.
 
 Autoencoder paper, section 4: an image is recovered accurately if its mean squared error is below
 1e-7 (a PSNR above 70 dB), approximately if it is below 5e-4 (33.01 dB); pixels in [0, 1].
@@ -24,7 +24,7 @@ Estimate = tuple[float, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """How well n images were recovered.
+    """Scores of n recovered images.
 
     `accurate` and `approximate` are shares with exact intervals (Clopper and Pearson 1934), `psnr`
     is the mean in dB with a bootstrap interval over the images, `by_threshold` counts the images

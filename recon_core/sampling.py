@@ -1,4 +1,4 @@
-"""Which images a run trains on: planned in rounds, never raced for.
+"""Images that a run trains on: planned in rounds, never raced for.
 
 A campaign is a sequence of phases; a phase is a number of runs and a sampler. Runs are grouped into
 parts (the work of one task), parts into rounds. Round k is a pure function of the settings, the
@@ -67,7 +67,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How many images a run trains on, and how runs are grouped into parts and rounds.
+    """Number of images that a run trains on, and the parts and rounds of runs.
 
     `lag`: a round may be planned once all rounds up to `lag` before it are finished, so up to `lag`
     rounds are in flight at a time. `attacks_per_victim`: so many runs in a row attack the same
@@ -149,7 +149,7 @@ class Sampling:
         raise ValueError(f"part {part} is beyond the campaign's {self.n_parts} parts")
 
     def needs_counts(self, round_index: int) -> bool:
-        """Whether the round's plan depends on earlier rounds' results."""
+        """True if the round's plan depends on earlier rounds' results."""
         return any(
             self.phase_of_part(p).sampler != "uniform" for p in self.parts_of_round(round_index)
         )

@@ -1,4 +1,4 @@
-"""How alike recovered and original images are, as the MixCon paper reports it (section 4.3, C.3).
+"""Similarity of recovered and original images as the MixCon paper has it (section 4.3, C.3).
 
 The MixCon paper gives means, standard deviations and worst cases, which are the images recovered
 best, of two scores in [0, 1] where higher is more alike: SSIM mapped from [-1, 1] (`unit_ssim`),
@@ -27,8 +27,9 @@ _EPS = 1e-10
 
 @dataclass(frozen=True, kw_only=True)
 class Similarities:
-    """Of every recovered image and its original: `ssim` is `unit_ssim`, `psnr` in dB (120 at most),
-    `mse` the mean squared error, `psim` the `perceptual_similarity` (None without feature maps)."""
+    """Scores of every recovered image with its original: `ssim` is `unit_ssim`, `psnr` in dB (120
+    at most), `mse` the mean squared error, `psim` the `perceptual_similarity` (None without feature
+    maps)."""
 
     ssim: Float64[Tensor, " n"]
     psnr: Float64[Tensor, " n"]
@@ -38,8 +39,9 @@ class Similarities:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Of the scores of n images: mean, standard deviation (of the n as they are, without Bessel's
-    correction), and the worst case for who defends: the image recovered best, and its row."""
+    """Summary of the scores of n images: mean, standard deviation (of the n as they are, without
+    Bessel's correction), and the worst case for who defends: the image recovered best, and its
+    row."""
 
     n: int
     mean: float
@@ -137,7 +139,8 @@ def cosine_similarity(
 
 
 def spread(scores: Float[Tensor, " n"], *, higher_is_alike: bool = True) -> Spread:
-    """How the MixCon paper reports scores: mean, standard deviation and worst case (tables 2 to 4).
+    """Summaries as the MixCon paper reports them: mean, standard deviation and worst case (tables 2
+    to 4).
 
     `higher_is_alike` is False for errors, of which the worst case is the lowest. Raises ValueError
     for no scores or one that is not finite.

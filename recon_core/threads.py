@@ -34,7 +34,7 @@ def side_by_side(jobs: Sequence[Callable[[], Result]], device: torch.device) -> 
 
 
 def stack_size(device: torch.device, n_runs: int) -> int:
-    """How many of `n_runs` runs are stacked on `device`: all, but on a CPU one."""
+    """Number of `n_runs` runs that are stacked on `device`: all, but on a CPU one."""
     return 1 if device.type == "cpu" else n_runs
 
 

@@ -34,7 +34,7 @@ def no_progress(_fraction: float) -> None:
 
 
 class Outcome(enum.StrEnum):
-    """How a run ended. Numerical failure is a result, not an exception."""
+    """End of a run. Numerical failure is a result, not an exception."""
 
     OK = "ok"
     UNFITTED = "unfitted"  # the victim did not learn its own training images
@@ -87,7 +87,7 @@ class RunSpec:
 
 @runtime_checkable
 class Victims(Protocol):
-    """Where trained victims are kept, so that the runs of a sweep need not train theirs again.
+    """Store of trained victims, so that the runs of a sweep need not train theirs again.
 
     What is kept is exactly what training it again would give; a keeper may forget at any time.
     """
@@ -133,7 +133,7 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What one run leaves behind.
+    """Result of one run.
 
     `targets` are the images the victim was trained on, augmentation included, exactly as uint8;
     `mean_image` in [0, 1] is what was subtracted from them (0 everywhere: nothing),

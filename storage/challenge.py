@@ -38,7 +38,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Challenge:
-    """What is published. `facts`: `scheme`, `n_private` and `pixels`, as far as they are known."""
+    """Published part of a challenge. `facts`: `scheme`, `n_private` and `pixels`, as far as they
+    are known."""
 
     encodings: Array
     public: Array | None = None

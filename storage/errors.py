@@ -1,4 +1,4 @@
-"""What can go wrong with stored data, named by what the caller does about it.
+"""Errors of stored data, named by what the caller does about them.
 
 Every message is one line that names the value and the fix, so that a command can print it as is.
 """
@@ -40,7 +40,7 @@ class SourceError(StorageError):
 
 
 class StoreMismatchError(StorageError):
-    """What is there was written with other settings or another version: use another folder."""
+    """A store that was written with other settings or another version: use another folder."""
 
 
 class CorruptPartError(StorageError):

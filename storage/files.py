@@ -80,7 +80,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bounded(path: Path, at_most: int) -> bytes:
-    """What is in the regular file `path`, if that is at most so many bytes.
+    """Content of the regular file `path`, if that is at most so many bytes.
 
     Raises:
         OSError: it cannot be opened, is no regular file, or has more bytes, which is seen before
@@ -98,7 +98,7 @@ def check_size(n_bytes: int, at_most: int) -> None:
 
 
 def reason_of(error: OSError) -> str:
-    """Why a file cannot be read, in a few words without its name."""
+    """Reason why a file cannot be read, in a few words without its name."""
     return error.strerror or str(error) or type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""Which layers the tensors of a file make: their order, their biases, the architecture's name.
+"""Layers that the tensors of a file make: their order, their biases, the architecture's name.
 
 Only shapes and names are looked at. A dense layer is a matrix (out, in) as torch stores it, a
 convolution a tensor (out, in, k, k), a bias a vector that goes with one of them. Layers are put in
@@ -43,7 +43,7 @@ class Layer:
 
     @property
     def n_inputs(self) -> int:
-        """Of a dense layer; a convolution's are known from the layer that follows."""
+        """Inputs of a dense layer; a convolution's are known from the layer that follows."""
         return self.shape[1]
 
     @property

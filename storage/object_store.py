@@ -1,4 +1,4 @@
-"""Where a store's files are: a local folder, or a prefix of an S3 bucket.
+"""Place of a store's files: a local folder, or a prefix of an S3 bucket.
 
 A store needs little of its place: whole files, ranges of them, an exclusive create, and that what
 was written stays. A folder gives the last two by hard links and fsync, S3 by conditional requests
@@ -77,7 +77,7 @@ class Place(Protocol):
     def size(self, name: str) -> int: ...
 
     def modified(self, name: str) -> float:
-        """When a file, or a folder itself, changed last: seconds since 1970."""
+        """Time of the last change of a file, or of a folder itself: seconds since 1970."""
         ...
 
     def replace(self, name: str, content: bytes) -> None:

@@ -85,7 +85,7 @@ class WeightFile:
 
     @property
     def in_order(self) -> bool:
-        """Whether the order of `tensors` is that of the layers."""
+        """True if the order of `tensors` is that of the layers."""
         return self.kind == "torch"
 
 

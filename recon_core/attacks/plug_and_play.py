@@ -29,7 +29,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Ending(enum.IntEnum):
-    """Why a sample's iterations ended."""
+    """Reason why a sample's iterations ended."""
 
     CONVERGED = 0
     LIMIT = 1
@@ -127,7 +127,7 @@ def admm(
 
 @dataclass
 class Estimates:
-    """What the samples of a batch came to: x, whether it had converged, whether f was finite."""
+    """Ends of the samples of a batch: x, whether it had converged, whether f was finite."""
 
     x: Float[Tensor, "b c h w"]
     converged: Bool[Tensor, " b"]
@@ -148,7 +148,7 @@ class Estimates:
         self.finite[rows] = finite
 
     def take(self, rows: Tensor, other: Estimates, is_better: Bool[Tensor, " k"]) -> None:
-        """Of the samples `rows`, what `other` has where it is better; evaluations add up."""
+        """The better of these and `other` at the samples `rows`; evaluations add up."""
         self.n_applied[rows] += other.n_applied
         chosen = rows[is_better]
         self.x[chosen] = other.x[is_better]
@@ -318,7 +318,7 @@ def recovered(out: Estimates, mask: Tensor) -> Recovered:
 
 
 def mean_square(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
-    """Of every sample."""
+    """Mean square of every sample."""
     return x.square().flatten(1).mean(1)
 
 

@@ -1,4 +1,4 @@
-"""How the runs of a batch share a machine and a victim, for every attack family.
+"""Sharing of a machine and a victim by the runs of a batch, for every attack family.
 
 Runs with a victim of their own are one stack on a GPU; on a CPU, where a run is alone with its
 caches, as many go side by side as torch has threads (`recon_core.threads`). Runs of a sweep, which
@@ -75,7 +75,7 @@ def share_attacks(
     progress: Progress,
     at_once: AtOnce = side_by_side,
 ) -> list[Result]:
-    """What the attacks of a sweep give, stack after stack; each has its share of the progress."""
+    """Results of the attacks of a sweep, stack after stack; each has its share of the progress."""
     n_runs = sum(map(len, stacks))
     shares = Shares(progress, [len(stack) / n_runs for stack in stacks])
     jobs = [partial(attack, stack, shares.of(k)) for k, stack in enumerate(stacks)]

@@ -1,4 +1,5 @@
-"""What restorers learn from: a reconstruction as a picture, the image it came from, and labels.
+"""Training examples of restorers: a reconstruction as a picture, the image it came from, and
+labels.
 
 A raw reconstruction is brought into range the way the image restoration paper does it (section
 5.1): multiplied by the largest r such that r x + mean stays in [0, 1]. Networks see [-1, 1].
@@ -45,8 +46,8 @@ class Examples:
         )
 
     def mirrored(self, flip: Bool[Tensor, " n"]) -> Examples:
-        """Where `flip` is True, condition and target are flipped left to right, and the labels are
-        those of the flipped target."""
+        """Examples with condition and target flipped left to right where `flip` is True, and
+        the labels of the flipped target."""
         where = flip[:, None, None, None]
         return Examples(
             condition=torch.where(where, self.condition.flip(-1), self.condition),

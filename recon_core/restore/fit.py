@@ -38,7 +38,7 @@ from recon_core.types import seeded_generator
 
 @runtime_checkable
 class LossAndNetwork(Protocol):
-    """What the training needs of a restorer.
+    """Protocol of a restorer that can be trained.
 
     With `total`, `batch` is examples `first` and on of a batch of that many, and the loss is their
     share of the whole batch's.
@@ -69,7 +69,7 @@ class Ranks(Protocol):
         ...
 
     def place(self, n: int) -> tuple[int, int]:
-        """Where this rank's `n` examples begin in the whole batch, and how many that one has."""
+        """Start of this rank's `n` examples in the whole batch, and the size of that batch."""
         ...
 
     def sum(self, value: float) -> float:
@@ -121,9 +121,9 @@ class NonfiniteLossError(ArithmeticError):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a restorer is trained. The defaults are EDM's for CIFAR-10, which the image restoration
-    paper used but for two things (section 3): its batch had 513 examples, on three GPUs, and its
-    precision was double.
+    """Settings of a restorer's training. The defaults are EDM's for CIFAR-10, which the image
+    restoration paper used but for two things (section 3): its batch had 513 examples, on three
+    GPUs, and its precision was double.
 
     The learning rate rises linearly over the first `warmup_images`; then `decay` "none" keeps it,
     "halving" halves it after `halve_first_step` steps and every `halve_every_steps` from there on
@@ -182,7 +182,7 @@ class Training:
         return self.lr * warm
 
     def ema_beta(self, step: int) -> float:
-        """How much of the average survives step 0, 1, ...: .5^(batch_size / halflife)."""
+        """Share of the average that survives step 0, 1, ...: .5^(batch_size / halflife)."""
         n_images = step * self.batch_size
         halflife = min(self.ema_halflife_images, self.ema_ramp * n_images)
         return 0.5 ** (self.batch_size / halflife) if halflife > 0 else 0.0
@@ -220,7 +220,7 @@ class Fit:
 
     @property
     def finite(self) -> bool:
-        """Whether every weight is a number."""
+        """True if every weight is a number."""
         return all(bool(weights.isfinite().all()) for weights in self.net.parameters())
 
     def update(self, batch: Examples) -> float:

@@ -50,7 +50,7 @@ class Model(Protocol):
 
     @property
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of one network, by name, in the order of the layers."""
+        """Shapes of one network's parameters, by name, in the order of the layers."""
         ...
 
     def forward(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ def activate(network: Autoencoder, z: Tensor, slope: Tensor | None) -> Tensor:
 def initial_weights(
     model: Model, generators: Sequence[torch.Generator], *, dtype: torch.dtype
 ) -> Weights:
-    """Where R trainings start, one generator each: uniform in +-1/sqrt(fan in), or as a fully
+    """Starts of R trainings, one generator each: uniform in +-1/sqrt(fan in), or as a fully
     connected network's `init` says; PReLUs at .25. Drawn on the CPU in float32, layer by layer."""
     stacks = [_initial(model, generator) for generator in generators]
     return {name: torch.stack([s[name] for s in stacks]).to(dtype) for name in stacks[0]}
@@ -274,7 +274,7 @@ def single(model: Model, state: Mapping[str, Tensor]) -> Weights:
 
 
 def n_parameters(model: Model) -> int:
-    """Of one network."""
+    """Number of one network's parameters."""
     return sum(math.prod(shape) for shape in model.tensor_shapes.values())
 
 
@@ -312,7 +312,7 @@ def _laid_out(a: Float[Tensor, "n k h w"]) -> Float[Tensor, "n k h w"]:
 
 
 def has_onednn(x: Tensor) -> bool:
-    """Whether oneDNN computes with this: float32 on a CPU."""
+    """True if oneDNN computes with this: float32 on a CPU."""
     return (
         x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
     )

@@ -38,7 +38,7 @@ Shuffle = Callable[[int, int], Int64[Tensor, " n"]]
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderTraining:
-    """How long, how fast, and which losses are kept.
+    """Settings of a training: its length, its rates, and the losses that are kept.
 
     The rate is `lr` for the share `hold` of the epochs, then falls exponentially to `lr_end`.
     `beta_2`: Adam's memory of squared gradients; with the usual .999 the loss of a U-Net leaps up

@@ -67,7 +67,7 @@ class ClassBatches:
 
     @property
     def n_batches(self) -> int:
-        """Of an epoch."""
+        """Batches of an epoch."""
         return -(-self.smallest // self.per_class)
 
     @property

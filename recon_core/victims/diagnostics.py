@@ -1,4 +1,4 @@
-"""What can be measured of a trained network before it is attacked, in float64.
+"""Measurements of a trained network before it is attacked, in float64.
 
 *Without its images.* How far the network is from homogeneous; how much of a layer is signal and not
 the noise that it was initialised with. The singular values of an (o, i) matrix of independent
@@ -214,7 +214,7 @@ def explained(
     *,
     free_sign: bool,
 ) -> Explained:
-    """How much of theta the images' gradients explain, at the best multipliers.
+    """Share of theta that the images' gradients explain, at the best multipliers.
 
     `free_sign`: lam of either sign (KKT paper, eq. 15), otherwise lam >= 0.
     """

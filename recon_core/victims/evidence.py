@@ -1,4 +1,4 @@
-"""What the training images, where they are known, say about a network's chances to leak them.
+"""Evidence of known training images for a network's chances to leak them.
 
 Whether the network fits them, how many lie at the margin, and how much of its weights they explain
 (`diagnostics`). Whoever owns the training set can ask this before attacking; an attacker cannot.

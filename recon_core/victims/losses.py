@@ -23,8 +23,8 @@ Kind = Literal["bce", "ce", "mse", "power", "huber"]
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """Which loss. `bce` (with logits), `mse`, `power`, `huber`: one output, y in {-1, +1}, float
-    (R, n). `ce`: C outputs, y the classes, integers (R, n).
+    """Settings of a loss. `bce` (with logits), `mse`, `power`, `huber`: one output, y in {-1, +1},
+    float (R, n). `ce`: C outputs, y the classes, integers (R, n).
 
     `power`: p of |phi - y|^p. `delta`: where Huber's loss turns from square to linear, as torch's.
     """

@@ -134,7 +134,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a forward pass leaves: inputs a_0..a_{L-1} of the layers, z_1..z_{L-1}, the output.
+    """Results of a forward pass: inputs a_0..a_{L-1} of the layers, z_1..z_{L-1}, the output.
 
     With a convolution, a_0 holds its patches (R, n, c * k * k, positions).
     """
@@ -201,7 +201,7 @@ class Architecture:
         return self.network.activation != "gelu" and self.network.bias != "all"
 
     def has_bias(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, has a bias."""
+        """True if a layer, counted from 0, has a bias."""
         return self.network.bias == "all" or (self.network.bias == "first" and layer == 0)
 
     def initial(self, generators: Sequence[torch.Generator], *, dtype: torch.dtype) -> Parameters:
@@ -239,7 +239,7 @@ class Architecture:
         return [weight] if bias is None else [weight, bias]
 
     def patches(self, x: Float[Tensor, "r n d"]) -> Float[Tensor, "r n k p"]:
-        """What the kernel sees at each of its positions."""
+        """Patches that the kernel sees, by position."""
         assert self.network.conv is not None
         images = x.reshape(-1, *self.shape)
         patches: Tensor = F.unfold(images, self.network.conv.kernel)

@@ -70,12 +70,12 @@ class Preflight:
 
     @property
     def stopped(self) -> bool:
-        """Whether something makes an attack pointless."""
+        """True if something makes an attack pointless."""
         return self.outlook == "none"
 
     @property
     def reason(self) -> str:
-        """Why it is pointless, in a line."""
+        """Reason why it is pointless, in a line."""
         stops = [finding for finding in self.findings if finding.level == "stop"]
         return " ".join(f"{finding.subject}: {finding.text}" for finding in stops)
 
@@ -102,7 +102,7 @@ def preflight(
     images: Float[Tensor, "n d"] | None = None,
     labels: Float[Tensor, " n"] | Int[Tensor, " n"] | None = None,
 ) -> Preflight:
-    """Whether an attack on one network (R = 1) can work, and why.
+    """A verdict whether an attack on one network (R = 1) can work, and why.
 
     `unknown_layers`: (name, kind) of tensors beside the layers, kinds as in `UNKNOWN`. `images`:
     the training images as the network saw them, mean subtracted. `labels`: -1 and +1 for one

@@ -1,4 +1,5 @@
-"""What of a trained victim an attacker is given: its weights as they are, rounded, or with noise.
+"""Weights of a trained victim that an attacker is given: its weights as they are, rounded, or with
+noise.
 
 A model is often published in half precision or quantised, and noise is the simplest defence. What
 is rounded is every tensor, biases too; the weights that training started from are given as they
@@ -22,7 +23,7 @@ INT8_MAX = 127
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """How a victim's weights are handed over.
+    """Handover of a victim's weights.
 
     `precision`: "full" is that of the training; "float16" rounds to half precision; "int8" rounds
     the weights of every neuron to 255 steps between minus and plus their largest size, as torch's

@@ -1,4 +1,4 @@
-"""How far apart a network's features are, and the losses that move them closer: MixCon, UniCon.
+"""Distances of a network's features, and the losses that move them closer: MixCon, UniCon.
 
 MixCon (MixCon paper, eq. 1), of p images of each class of C:
 

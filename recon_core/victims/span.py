@@ -33,7 +33,7 @@ SpanSwitch = Literal["auto"] | bool
 def uses_span(
     switch: SpanSwitch, architecture: Architecture, optimiser: Optimiser, n_images: int
 ) -> bool:
-    """Whether to train in the span. ValueError if it is asked for and cannot be done."""
+    """True if training goes in the span. ValueError if it is asked for and cannot be done."""
     reason = None
     if optimiser.rule != "gd":
         reason = f"{optimiser.rule} moves every weight at its own rate; use rule='gd'"

@@ -49,7 +49,7 @@ class SplitModel(Protocol):
 
     @property
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of one network, by name, in the order of the layers."""
+        """Shapes of one network's parameters, by name, in the order of the layers."""
         ...
 
     def features(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -277,7 +277,7 @@ class _Reached(Exception):
 def initial_weights(
     model: SplitModel, generators: Sequence[torch.Generator], *, dtype: torch.dtype
 ) -> Weights:
-    """Where R trainings start, one generator each: as torch's own layers do, uniform in
+    """Starts of R trainings, one generator each: as torch's own layers do, uniform in
     +-1/sqrt(fan in), or as the settings of a `SplitMLP` say. Drawn on the CPU in float32, layer by
     layer."""
     stacks = [_initial(model, generator) for generator in generators]

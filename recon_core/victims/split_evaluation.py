@@ -1,4 +1,5 @@
-"""What R split networks do on images: features, accuracy, loss; in blocks of bounded memory."""
+"""Evaluation of R split networks on images: features, accuracy, loss; in blocks of bounded
+memory."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ NETWORKS_ON_GPU = 64
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Of R networks: the share of images put into their class, and the mean cross-entropy."""
+    """Scores of R networks: the share of images put into their class, and the mean
+    cross-entropy."""
 
     accuracy: Float64[Tensor, " r"]
     loss: Float64[Tensor, " r"]

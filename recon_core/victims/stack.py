@@ -45,7 +45,7 @@ class Problem:
 
     @property
     def shuffled(self) -> bool:
-        """Whether an epoch has several batches, so that the order of images matters."""
+        """True if an epoch has several batches, so that the order of images matters."""
         return self.batch_size < self.n_images
 
     def start(self, parameters: Parameters) -> tuple[Tensor, ...]:
@@ -66,7 +66,7 @@ class Problem:
 def inputs_of(
     architecture: Architecture, x: Float[Tensor, "r n d"], span: Span | None
 ) -> tuple[Tensor, ...]:
-    """What the first layer reads of every image."""
+    """Inputs of the first layer, of every image."""
     if span is not None:
         return span.inputs()
     x = x.contiguous()

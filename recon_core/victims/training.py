@@ -39,7 +39,7 @@ REPORTS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long and by which rule. Defaults: the image restoration paper, section 2.
+    """Length and rule of a training. Defaults: the image restoration paper, section 2.
 
     `batch_size`: None is the full batch; otherwise the images are shuffled every epoch, and the
     last batch may be smaller. `stop_loss`: a victim whose training loss is below it has finished;

@@ -21,7 +21,7 @@ _PICTURE_COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """What the card says about a store and the selection that was exported from it; `attacks`: how
+    """Facts of the card about a store and the selection that was exported from it; `attacks`: how
     many of its parts each kind made."""
 
     manifest: dict[str, Any]

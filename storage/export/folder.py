@@ -74,7 +74,7 @@ def whole_folder(folder: Path, *, fresh: bool = False) -> Iterator[Path]:
 
 
 def write_description(folder: Path, description: dict[str, Any]) -> None:
-    """What the export in `folder` is of, as `export.json`; the last file of an export."""
+    """Origin of the export in `folder`, as `export.json`; the last file of an export."""
     write_json(folder / EXPORT_FILE, {"schema": SCHEMA, "version": VERSION, **description})
 
 

@@ -55,7 +55,8 @@ assert _DTYPES.keys() == NUMBERS.keys()
 
 @dataclass
 class Written:
-    """What was written: pairs per file, bytes of the tables in memory, and the columns' types.
+    """Summary of what was written: pairs per file, bytes of the tables in memory, and the columns'
+    types.
 
     `lengths` are the sizes of the columns that are lists.
     """

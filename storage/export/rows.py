@@ -56,8 +56,8 @@ _OF_RUN = ("run", "train_loss", "train_accuracy", "margin_min", "attack_loss", "
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which pairs are exported: confident ones (or all), saved at `min_iteration` or later, and of
-    those the first `limit` in the order of the store (None: all)."""
+    """Selection of exported pairs: confident ones (or all), saved at `min_iteration` or later, and
+    of those the first `limit` in the order of the store (None: all)."""
 
     confident_only: bool = True
     min_iteration: int = 0

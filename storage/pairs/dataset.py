@@ -67,7 +67,7 @@ class Dataset:
 
     @property
     def root(self) -> str:
-        """Where the store is, absolute."""
+        """Absolute place of the store."""
         return str(self.place)
 
     def refresh(self) -> None:
@@ -319,7 +319,7 @@ def create_or_open(
 
 
 def is_store(root: Location | Place) -> bool:
-    """Whether there is a store at `root`, of whatever version."""
+    """True if there is a store at `root`, of whatever version."""
     try:
         open_place(root).size(STORE_FILE)
     except (FileNotFoundError, NotADirectoryError):

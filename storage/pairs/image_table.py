@@ -1,4 +1,4 @@
-"""How the images of a part fared, as a table that a receipt has in packed form.
+"""Record of the images of a part, as a table that a receipt has in packed form.
 
 How often each image came back is in the receipts, because planning and balancing 60 million pairs
 must not have to open their arrays.
@@ -23,7 +23,7 @@ _HEADER_CHARS = 32
 
 @dataclass(frozen=True, eq=False)
 class ImageTable:
-    """How the distinct images among a part's targets fared, int64 (n,) each, ids ascending.
+    """Record of the distinct images among a part's targets, int64 (n,) each, ids ascending.
 
     `n_runs`: runs that trained on the image; `n_back`: those of them in which a confident pair of
     it came back; `n_pairs`: confident pairs.
@@ -36,7 +36,7 @@ class ImageTable:
 
 
 def image_table(columns: Columns) -> ImageTable:
-    """How a part's images fared.
+    """Record of a part's images.
 
     Needs the columns targets/image_id, targets/run_row, pairs/target_row, pairs/confident.
     """

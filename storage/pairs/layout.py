@@ -294,8 +294,8 @@ def _cast(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def limit_of(name: str, n_rows: Mapping[str, int]) -> int | None:
-    """What the values of a column are below, from 0 on, in a part with so many rows in each of
-    `TABLES`; None for measured values. Others are used as row numbers, so readers check them."""
+    """Bound below which the values of a column are, from 0 on, in a part with so many rows in each
+    of `TABLES`; None for measured values. Others are used as row numbers, so readers check them."""
     if name in _REFERENCES:
         return n_rows[_REFERENCES[name]]
     return {"runs/outcome": len(OUTCOMES), "targets/image_id": MAX_IMAGE_ID + 1}.get(name)

@@ -38,7 +38,7 @@ OnPart = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class MergeReport:
-    """What a merge did: parts and bytes copied, parts that were there before, and the result."""
+    """Summary of a merge: parts and bytes copied, parts that were there before, and the result."""
 
     n_copied: int
     n_bytes: int

@@ -203,7 +203,7 @@ def _bytes_between(content: bytes, start: int, stop: int) -> bytes:
 
 
 def rows_of(receipt: Receipt, name: str) -> int:
-    """How many rows column `name` has in this part; ValueError for an unknown name."""
+    """Number of rows of column `name` in this part; ValueError for an unknown name."""
     if name not in COLUMNS:
         raise ValueError(f"unknown column {name!r}; there are {', '.join(COLUMNS)}")
     return receipt.n_rows[table_of(name)]

@@ -1,4 +1,4 @@
-"""What a receipt may say: types, bounds, and the names of files that the schema knows.
+"""Rules for a receipt: types, bounds, and the names of files that the schema knows.
 
 A receipt's seal says that it was not damaged, and not who sealed it. Its numbers decide what is
 allocated, and its names what is read or, when stores are merged, written. So nothing of it is

@@ -41,7 +41,7 @@ _FIX = "restore it, or remove it and generate the part again"
 
 
 class Provenance(TypedDict):
-    """What a receipt says that does not follow from the arrays."""
+    """Facts of a receipt that do not follow from the arrays."""
 
     run_first: int
     fingerprint: str  # hash of the experiment
@@ -90,7 +90,7 @@ class Receipt:
         return {"runs": self.n_runs, "targets": self.n_targets, "pairs": self.n_pairs}
 
     def image_table(self) -> ImageTable:
-        """How the part's images fared; unpacked anew each time.
+        """Record of the part's images; unpacked anew each time.
 
         Raises CorruptPartError if the receipt's `images` are no such table.
         """
@@ -181,7 +181,7 @@ def publish_receipt(place: Place, receipt: Receipt) -> Receipt:
 
 
 def is_published(place: Place, part: int, group: str) -> bool:
-    """Whether the receipt of `part` names `group`, also if it cannot be read and nobody can tell.
+    """True if the receipt of `part` names `group`, also if it cannot be read and nobody can tell.
 
     Whoever tidies up asks this and not how far it came: an interrupt may hit just after publishing.
     """
@@ -207,7 +207,7 @@ def check_same(standing: Receipt, array_hashes: dict[str, str]) -> Receipt:
 
 
 def receipt_path(part: int) -> str:
-    """Where the receipt of a part is in its store."""
+    """Path of a part's receipt in its store."""
     return f"{RECEIPTS_FOLDER}/{receipt_name(part)}"
 
 

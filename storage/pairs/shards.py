@@ -72,7 +72,7 @@ def shard_pieces(chunks: Sequence[bytes], n_rows: int) -> list[bytes]:
 
 
 def read_index(read: ReadRange, size: int, n_rows: int) -> Chunks:
-    """Where the inner chunks are in a shard file of `size` bytes of an array of `n_rows` rows.
+    """Places of the inner chunks in a shard file of `size` bytes of an array of `n_rows` rows.
 
     Raises:
         ShardError: the index is cut off or damaged, or points outside the file.
@@ -131,7 +131,7 @@ def largest_shard(n_rows: int, row_bytes: int) -> int:
 
 
 def content_size(frame: bytes | memoryview) -> int | None:
-    """What a zstd frame's header says of the size of its content (RFC 8878, section 3.1.1.1); None
+    """Size of the content that a zstd frame's header announces (RFC 8878, section 3.1.1.1); None
     if it says nothing, or is no frame."""
     header = bytes(frame[:_LONGEST_HEADER])
     if len(header) < len(_MAGIC) + 2 or not header.startswith(_MAGIC):

@@ -1,4 +1,4 @@
-"""What a store holds, in numbers: from its receipts alone, or from one pass over three columns."""
+"""Numbers of a store: from its receipts alone, or from one pass over three columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OnPart = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What the receipts of a store say together.
+    """Sums over the receipts of a store.
 
     `outcomes` maps the name of an outcome to its number of runs, `confident_per_image` are the
     confident pairs of every image that a run was trained on (0: it never came back), `n_bytes` is
@@ -82,7 +82,7 @@ class SavedIteration:
 
 
 def attacks_of(dataset: Dataset) -> dict[str, int]:
-    """How many parts of a store each kind of attack made, by the manifest of their fingerprint.
+    """Number of parts of a store by kind of attack, by the manifest of their fingerprint.
 
     The kinds are those of the family `kkt`, and the other families. Empty for a store that does not
     say; a part of which the manifest cannot be told is "unknown".
@@ -101,7 +101,7 @@ def _attack_of(manifest: Mapping[str, Any]) -> str | None:
 
 
 def summarise(dataset: Dataset) -> Summary:
-    """What the receipts say; reads no data."""
+    """Numbers of the receipts; reads no data."""
     receipts = dataset.receipts
     return Summary(
         n_parts=len(receipts),

@@ -29,7 +29,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFile:
-    """What `store.json` says; `sealed` unless an earlier release wrote it."""
+    """Content of `store.json`; `sealed` unless an earlier release wrote it."""
 
     encoding: Encoding
     manifest: dict[str, Any]
@@ -37,7 +37,7 @@ class StoreFile:
 
 
 def fits(manifest: Mapping[str, Any], fingerprint: str) -> bool | None:
-    """Whether a receipt with this fingerprint is of a store with this manifest, or of one of those
+    """True if a receipt with this fingerprint is of a store with this manifest, or of one of those
     that it mixes; None if it cannot be told, because its writer's fingerprints are no SHA-256."""
     if not _SHA256.fullmatch(fingerprint):
         return None

@@ -94,7 +94,7 @@ class PairStream:
     def batches(
         self, sizes: int | Iterable[int], *, scaled: bool = True
     ) -> Generator[Arrays, None, None]:
-        """What is left of the epoch in batches of `sizes` examples, the last one smaller.
+        """The rest of the epoch in batches of `sizes` examples, the last one smaller.
 
         `sizes` is one size for all or one after another. A batch is a dict of arrays over b
         examples: `reconstruction` float32 (b, 3, h, w) raw, `mean_image` float32 (b, 3, h, w) of
@@ -139,7 +139,7 @@ class PairStream:
                 yield _joined(pieces)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands after the batch given last: JSON numbers and strings."""
+        """State of the stream after the batch given last: JSON numbers and strings."""
         return {
             "settings": dict(self._settings),
             "window": self._window,

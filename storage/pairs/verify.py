@@ -1,4 +1,4 @@
-"""What is wrong with a store, and what killed writers left in it.
+"""Check of a store, and of what killed writers left in it.
 
 Verifying trusts nothing but the receipts' own hashes: every file is compared with its checksum,
 every array decoded and hashed, every count recomputed, every file explained. It works on a store
@@ -58,7 +58,7 @@ OnPart = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """What `verify_store` found.
+    """Findings of `verify_store`.
 
     `ok` when every receipt's arrays are there and are what was written. `orphans` (what killed
     writers left behind, or live ones are writing) and `gaps` (part numbers without receipt below

@@ -1,4 +1,4 @@
-"""Where images come from: embedded ones, a folder, or one of several well-known data sets.
+"""Sources of images: embedded ones, a folder, or one of several well-known data sets.
 
 `load_images("photos" | "folder:PATH" | "cifar10:PATH" | ..., split=...)` gives an `ImageSet`: uint8
 pictures of one size, class indices, and a hash of both that goes into every receipt. The two splits
@@ -81,7 +81,7 @@ class ImageSet:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What was read, for people, before work starts."""
+        """Summary of what was read, for people, before work starts."""
         return {"source": self.name} | facts_of(len(self), self.class_names, self.reading)
 
     def without(self, rows: Sequence[int], *, because: str) -> ImageSet:

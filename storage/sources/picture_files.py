@@ -22,7 +22,8 @@ GREY = "L"
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What was read, and what was done to it; names are printable (`storage.errors.shown`).
+    """Record of what was read, and what was done to it; names are printable
+    (`storage.errors.shown`).
 
     `sizes` and `modes` count pictures by width x height and by what their files hold (Pillow's
     modes), the most frequent first. `size` is (width, height) of what they were made into, None if
@@ -150,7 +151,7 @@ def read_picture_files(
 
 
 def unreadable(path: Path, error: CorruptPictureError) -> SourceError:
-    """What is raised for a picture that cannot be read and is not left out."""
+    """Error for a picture that cannot be read and is not left out."""
     return SourceError(
         f"{path} cannot be read as a picture ({error}); remove it, or leave such files out with "
         "--skip-corrupt"
@@ -158,7 +159,7 @@ def unreadable(path: Path, error: CorruptPictureError) -> SourceError:
 
 
 def facts_of(n: int, class_names: Sequence[str], reading: Reading | None) -> dict[str, str]:
-    """What was read of a source, for people, of which `n` pictures are used."""
+    """Summary of a source, for people, of which `n` pictures are used."""
     n_read = n if reading is None else reading.n_read
     facts = {"pictures": f"{n:,}" + (f" of {n_read:,} that were read" if n_read != n else "")}
     if class_names:

@@ -25,7 +25,7 @@ class CorruptPictureError(Exception):
 
 
 def is_picture(path: Path, *, below: Path) -> bool:
-    """Whether `path` is named like a picture, not hidden (nor in a hidden folder of `below`).
+    """True if `path` is named like a picture, not hidden (nor in a hidden folder of `below`).
 
     A link counts by its own name, so that a dangling one is reported and not passed over.
     """

@@ -75,7 +75,7 @@ def spectral_radii(
 
 
 def row_dependence(f: Function, x: Float[Tensor, "n c h w"]) -> float:
-    """How much f(x) of an image changes with its neighbours in a batch, or from call to call."""
+    """Largest change of f(x) of an image with its neighbours in a batch, or from call to call."""
     together = evaluated(f, x)
     alone = torch.cat([evaluated(f, image) for image in x.split(1)])
     return float((together - alone).abs().max())
@@ -97,7 +97,8 @@ class Samples:
 
 
 def autoencoder_preflight(f: Function, samples: Samples, *, remedy: str = "") -> Preflight:
-    """Whether recovery from f can work, and why; `remedy` is what else to try if it does not fit.
+    """A verdict whether recovery from f can work, and why; `remedy` is what else to try if it does
+    not fit.
 
     Raises ValueError if f gives another shape than it is given.
     """

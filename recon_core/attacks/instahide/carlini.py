@@ -179,9 +179,9 @@ def private_weights(
     classes: Int64[Tensor, " n"] | None,
     mixing: Scheme,
 ) -> Float32[Tensor, "m 2"]:
-    """Of the two images of each encoding: its label's parts at their classes, half each where both
-    are of one; without labels the mean of all weights. In the model of the InstaHide paper all are
-    known."""
+    """Weights of the two images of each encoding: its label's parts at their classes, half each
+    where both are of one; without labels the mean of all weights. In the model of the InstaHide
+    paper all are known."""
     if isinstance(mixing, Mixing):
         return torch.full(edges.shape, mixing.wa, device=edges.device)
     if labels is None or classes is None:

@@ -1,4 +1,4 @@
-"""Which encodings have a private image in common, as Carlini et al. (2020) find it: clusters grown.
+"""Encodings that share a private image, as Carlini et al. (2020) find them: clusters grown.
 
 1. Around each encoding a cluster grows: the encoding with the largest total of scores to those that
    are in it joins, until it has a share of the 2 m / n encodings that an image is in.
@@ -106,7 +106,7 @@ def jaccard_kmeans(
 
 
 def jaccard(one: Float[Tensor, "s m"], other: Float[Tensor, "n m"]) -> Float[Tensor, "s n"]:
-    """What two sets have in common, over what either has; 1 less this is the distance."""
+    """Intersection of two sets over their union; 1 less this is the distance."""
     common = one @ other.T
     either: Tensor = one.sum(1)[:, None] + other.sum(1) - common
     return common / either.clamp(min=1)

@@ -1,4 +1,4 @@
-"""Which private images every encoding has, when overlaps are uncertain.
+"""Assignment of private images to encodings whose overlaps are uncertain.
 
 Exact reconstruction (`line_graph`) forgives no error. Here the encodings of one private image are
 found as what they are in a noisy Gram matrix, a group whose members look alike on average: a pair

@@ -1,4 +1,4 @@
-"""What two encodings of natural images have in common: coherence of their gradients.
+"""Coherence of gradients: a sign that two encodings of natural images share an image.
 
 The Gram matrix of the InstaHide paper takes pixels for independent and normal. Those of photographs
 are neither, and the correlation of squares says next to nothing about them. What is true of them:
@@ -86,7 +86,7 @@ def gradient_windows(
 
 
 def whitening(cut: Float[Tensor, "w m p"], windows: Windows) -> Float[Tensor, "w p p"]:
-    """Of every window the inverse root of its vectors' covariance, about 0."""
+    """Inverse root of the covariance about 0 of every window's vectors."""
     covariance = cut.mT @ cut / cut.shape[1]
     values, vectors = torch.linalg.eigh(covariance)
     floor = windows.floor * values.mean(1, keepdim=True).clamp(min=torch.finfo(cut.dtype).tiny)
@@ -95,7 +95,7 @@ def whitening(cut: Float[Tensor, "w m p"], windows: Windows) -> Float[Tensor, "w
 
 
 def unit(vectors: Float[Tensor, "w m p"]) -> Float[Tensor, "w m p"]:
-    """Of length 1; where there is nothing, nothing."""
+    """Vectors of length 1; zeros stay zeros."""
     lengths: Tensor = vectors.norm(dim=2, keepdim=True)
     return vectors / lengths.clamp(min=1e-3 * float(lengths.mean()) + 1e-30)
 
@@ -141,7 +141,7 @@ def centred(scores: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
 def public_coherence(
     white: Float[Tensor, "w b p"], public: Float[Tensor, "w q p"]
 ) -> Float[Tensor, "b q"]:
-    """How likely each public image is to be in an encoding: squared inner products, in standard
+    """Evidence for each public image in an encoding: squared inner products, in standard
     deviations of the public image's over the encodings."""
     found = white.new_zeros(white.shape[1], public.shape[1])
     for window, theirs in zip(unit(white), unit(public), strict=True):

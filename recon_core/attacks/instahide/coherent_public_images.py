@@ -1,4 +1,4 @@
-"""Which public images natural encodings have, and what sign each window has.
+"""Public images of natural encodings, and the sign of each window.
 
 In a window, an encoding's whitened gradients are f = s (c + r), where c is the public images', r
 the private images' and s the window's sign. For white r of variance nu the likelihood of c, with

@@ -1,4 +1,4 @@
-"""Which private images encodings determine, before any pixel is looked at.
+"""Private images that encodings determine, before any pixel is looked at.
 
 At a pixel an encoding says |a z_u + b z_v + c| = y: a linear equation W z = sigma y - c with an
 unknown sign. Which other signs have a solution, too, at a generic pixel, is a matter of the matroid
@@ -50,10 +50,11 @@ class Equations:
 
 @dataclass(frozen=True)
 class Determined:
-    """What is determined. `coloops`: equations that are in no circuit; `ambiguous`: images that
-    other signs move; `free`: images that no encoding, or no sum of them, fixes; `parts`: the images
-    that are determined, in groups whose equations are connected, and which, without public images,
-    have a common sign. `n_solutions`: of a generic pixel, if nothing is free."""
+    """Unknowns that equations determine. `coloops`: equations that are in no circuit; `ambiguous`:
+    images that other signs move; `free`: images that no encoding, or no sum of them, fixes;
+    `parts`: the images that are determined, in groups whose equations are connected, and which,
+    without public images, have a common sign. `n_solutions`: of a generic pixel, if nothing is
+    free."""
 
     coloops: Bool[np.ndarray, " m"]
     ambiguous: Bool[np.ndarray, " n"]
@@ -63,13 +64,13 @@ class Determined:
 
     @property
     def images(self) -> Bool[np.ndarray, " n"]:
-        """Whether there is one solution for the image, or two that are each other's negative."""
+        """True if the image has one solution, or two that are each other's negative."""
         known: Bool[np.ndarray, " n"] = ~(self.ambiguous | self.free)
         return known
 
 
 def determined(equations: Equations, *, with_public: bool) -> Determined:
-    """What the equations determine at a generic pixel."""
+    """Unknowns that the equations determine at a generic pixel."""
     w = equations.matrix
     u, s, vt = np.linalg.svd(w, full_matrices=False)
     rank = int((s > TOL * max(s.max(initial=0.0), 1.0) * max(w.shape)).sum())

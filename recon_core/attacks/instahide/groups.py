@@ -1,4 +1,4 @@
-"""Which encodings have a private image in common, without knowing any: independent components.
+"""Encodings that share a private image, none being known: independent components.
 
 A score of common images is a noisy A A^T, where A (m, n) holds the private weights, two in a row.
 Its n leading eigenvectors span A's columns up to the noise, and which rotation of them A is, is

@@ -1,4 +1,4 @@
-"""Which private images each encoding has, from how many each two share (InstaHide paper, section
+"""Private images of each encoding, from the number that each two share (InstaHide paper, section
 3.3).
 
 Private images are vertices, encodings that mix two of them edges: the numbers of common images are

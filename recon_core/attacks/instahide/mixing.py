@@ -89,7 +89,7 @@ class Mixing:
 
     @property
     def variance(self) -> float:
-        """Of a pixel before its sign is lost, for standard normal images."""
+        """Variance of a pixel before its sign is lost, for standard normal images."""
         return self.private_variance + self.k_pub * self.wb**2
 
     def encode(

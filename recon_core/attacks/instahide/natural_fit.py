@@ -57,7 +57,7 @@ class Refinement:
 
 @dataclass(frozen=True)
 class PrivateWeights:
-    """What is known of A before it is found. `allowed`: images that an encoding may have, by its
+    """Knowledge of A before it is found. `allowed`: images that an encoding may have, by its
     label; `known`: the weight that each would have, None if labels do not say; `classes` of images,
     None without labels. `free`: encodings whose private weights are fitted, `alike`: those with two
     images of one class."""

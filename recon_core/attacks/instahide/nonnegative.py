@@ -98,7 +98,7 @@ def least_squares(
 
 
 def solved(block: Float[Tensor, "b k k"], right: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
-    """Of symmetric systems, with a millionth of their scale on the diagonal."""
+    """Solutions of symmetric systems, with a millionth of their scale on the diagonal."""
     found: Tensor = torch.linalg.solve(_regular(block), right[..., None])
     return found[..., 0]
 

@@ -81,7 +81,7 @@ def same_private_part(
     c_f: Float[Tensor, "n d"],
     mixing: Mixing,
 ) -> Bool[Tensor, " n"]:
-    """Whether one s explains y_e = |s + c_e| and y_f = |s + c_f| at nearly all pixels."""
+    """True where one s explains y_e = |s + c_e| and y_f = |s + c_f| at nearly all pixels."""
     within = 6 * mixing.noise + 1e-4 * mixing.variance**0.5
     from_e = torch.stack([y_e - c_e, -y_e - c_e])
     from_f = torch.stack([y_f - c_f, -y_f - c_f])

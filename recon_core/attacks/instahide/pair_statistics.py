@@ -1,4 +1,4 @@
-"""Which encodings of photographs seem to have a private image in common: statistics, one interface.
+"""Statistics of whether two encodings of photographs share a private image: one interface.
 
 The InstaHide paper compares squares of pixels, which is right for independent normal ones and says
 next to nothing of photographs: their neighbours agree, and all of them are alike. A statistic here
@@ -125,7 +125,7 @@ STATISTICS: dict[str, Statistic] = {
 
 @dataclass(frozen=True)
 class Pursued:
-    """What public images say: their `coefficients` in every encoding, the expected `signs` of
+    """Evidence of public images: their `coefficients` in every encoding, the expected `signs` of
     windows, from -1 to 1, and the scores of what is left when they are taken away, not centred."""
 
     coefficients: Float[Tensor, "m q"]

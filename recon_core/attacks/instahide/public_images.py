@@ -1,4 +1,4 @@
-"""Which public images every encoding has: step 2 of the InstaHide paper (section 3.2), without an
+"""Public images of every encoding: step 2 of the InstaHide paper (section 3.2), without an
 SDP.
 
 For standard normal images E[(y^2 / var - 1) (p p^T - I)] = 2 w w^T / var over pixels, where p are

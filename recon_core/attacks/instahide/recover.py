@@ -38,7 +38,7 @@ from recon_core.types import Progress, no_progress
 
 
 class Status(StrEnum):
-    """What became of a private image."""
+    """Fate of a private image."""
 
     RECOVERED = "recovered"
     AMBIGUOUS = "ambiguous"  # either sign of an encoding has a solution

@@ -185,5 +185,5 @@ def unfolding_loss(
 
 
 def n_windows(n_rows: int, n_columns: int) -> list[int]:
-    """How many windows of each size `windows` has."""
+    """Number of windows of each size that `windows` gives."""
     return [math.prod(s.shape) for s in windows(torch.zeros(n_rows, n_columns))]

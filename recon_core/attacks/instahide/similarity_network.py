@@ -1,4 +1,4 @@
-"""How much two encodings have in common, learned from public images alone.
+"""Similarity of two encodings, learned from public images alone.
 
 Carlini et al. (2020, arXiv 2011.05315, section 4.1) train a network on pairs of encodings that they
 mix themselves, and show it a pair at a time: m^2 / 2 passes, 12.5 million for their challenge. Here
@@ -115,7 +115,7 @@ class SimilarityNetwork:
             raise ValueError(f"batch_size={self.training.batch_size} has no pairs; use 2 or more")
 
     def of_shape(self, shape: tuple[int, int, int]) -> _Shaped:
-        """What `Fit` trains, for images of a shape (c, h, w)."""
+        """The loss and network that `Fit` trains, for images of a shape (c, h, w)."""
         return _Shaped(self, shape)
 
     def drawn(
@@ -315,7 +315,7 @@ def save(network: Similarity) -> bytes:
 
 
 def load(data: bytes) -> Similarity:
-    """What `save` gave. Raises ValueError for tensors of something else."""
+    """The network that `save` wrote. Raises ValueError for tensors of something else."""
     state = load_tensors(data)
     needed = {"shape", "typical", "unfold.patches.weight", "unfold.bottom.0.first.weight"}
     if missing := needed - state.keys():

@@ -279,7 +279,7 @@ def first_images(
     generators: Sequence[torch.Generator] = (),
     mean_image: Float[Tensor, "c h w"] | None = None,
 ) -> Float[Tensor, "k b c h w"]:
-    """Where the descent begins, by start and image; every image has its own generator."""
+    """Starts of the descent, by start and image; every image has its own generator."""
     if not len(z) or len(shape) != 3 or any(side < 1 for side in shape):
         raise ValueError(f"{len(z)} feature vectors, shape={shape}; need at least one, (c, h, w)")
     if "noise" in starts and len(generators) != len(z):

@@ -127,7 +127,7 @@ def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
 
 @dataclass(frozen=True)
 class Victim:
-    """What a stack of Q attacks is given: the weights of Q victims, or of one; those they started
+    """Inputs of a stack of Q attacks: the weights of Q victims, or of one; those they started
     from, for a span attack that knows them; and the images, for the authors' stopping rule."""
 
     architecture: Architecture
@@ -147,7 +147,7 @@ class Victim:
 def attack_stack(
     attack: Attack, victim: Victim, generators: Sequence[torch.Generator], progress: Progress
 ) -> list[Left]:
-    """What Q attacks leave, in order, each with a generator of its own.
+    """Results of Q attacks, in order, each with a generator of its own.
 
     An attack on weights that are not finite, or in which nothing stands out of the noise, leaves
     nothing: that is a result and no error. Raises ValueError for settings that do not go with the

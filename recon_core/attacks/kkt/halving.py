@@ -70,7 +70,7 @@ class Race:
     def hopeless(
         self, iteration: int, residual: Float[Tensor, " k"], attacks: Int64[Tensor, " k"]
     ) -> Bool[Tensor, " k"]:
-        """Which of the running `attacks`, with these residuals at a rung, are stopped."""
+        """Those of the running `attacks`, with these residuals at a rung, that are stopped."""
         stopped = []
         for attack, value in zip(attacks.tolist(), residual.tolist(), strict=True):
             trial = self.trials[attack]

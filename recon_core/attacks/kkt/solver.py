@@ -111,7 +111,8 @@ class Attacked:
     n_iterations: Int64[Tensor, " q"]
 
     def usable(self, rows: slice = slice(None)) -> Bool[Tensor, " k"]:
-        """Which of some attacks went through to the last iteration and ended finite in float32."""
+        """Those of some attacks that went through to the last iteration and ended finite in
+        float32."""
         x = self.x[rows, -1].float().isfinite().flatten(1).all(1)
         return x & self.lam[rows].isfinite().all(1)
 

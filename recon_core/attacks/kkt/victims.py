@@ -46,7 +46,8 @@ class KnownVictim:
     def is_right(
         self, images: UInt8[Tensor, "k c h w"], labels: Int64[Tensor, " k"]
     ) -> Bool[Tensor, " k"]:
-        """Whether each image is put into its class: by the sign of phi, or its largest output."""
+        """True for each image that is put into its class: by the sign of phi, or its largest
+        output."""
         phi = self.outputs(images)
         found = (phi[:, 0] > 0).long() if phi.shape[1] == 1 else phi.argmax(1)
         return found.cpu() == labels
@@ -67,7 +68,7 @@ def learn(
     images: UInt8[Tensor, "r n c h w"],
     device: torch.device,
 ) -> Learned:
-    """What the victims of R runs are trained on."""
+    """Training images of the victims of R runs."""
     targets, augment = _augmented(experiment, specs, images)
     unit = targets.to(device=device, dtype=DTYPES[experiment.dtype]) / 255
     mean = unit.mean(dim=1, keepdim=True)
@@ -102,7 +103,7 @@ def train_victims(
 def initial_weights(
     architecture: Architecture, specs: Sequence[RunSpec], like: Tensor
 ) -> Parameters:
-    """What the victims of R runs start from, with the dtype and on the device of `like`."""
+    """Weights that the victims of R runs start from, with the dtype and on the device of `like`."""
     generators = [spec.victim_generator("victim") for spec in specs]
     return architecture.initial(generators, dtype=like.dtype).map(lambda t: t.to(like.device))
 

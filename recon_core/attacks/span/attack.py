@@ -33,7 +33,7 @@ __all__ = ["Separated", "SpanAttack", "check_victim", "first_rows", "separate"]
 
 @dataclass(frozen=True)
 class Separated:
-    """What the attack found in one victim: its span, its sources, and how the search ended.
+    """The attack's findings in one victim: its span, its sources, and how the search ended.
 
     `objective` is that of the kept start, `n_iterations` its iterations, `settled` whether it
     ended because nothing fell any more.
@@ -65,7 +65,7 @@ def separate(
     start: Parameters | None = None,
     progress: Progress = no_progress,
 ) -> list[Separated]:
-    """What is in the weights of R victims (`parameters`), in order.
+    """Findings in the weights of R victims (`parameters`), in order.
 
     `start` are the weights that training started from (of R networks, or of one), for
     `attack.start` "known". On a GPU victims that follow each other with equally many directions are

@@ -63,7 +63,7 @@ class Objective(Protocol):
         ...
 
     def step(self, p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
-        """What W and Y are multiplied with."""
+        """Factors of W and Y."""
         ...
 
     def clean(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:

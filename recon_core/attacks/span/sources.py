@@ -61,7 +61,7 @@ def sources_of(
     architecture: Architecture,
     parameters: Parameters,
 ) -> Sources:
-    """What was separated, with sign and label.
+    """Separated sources, with sign and label.
 
     `rows` are the sources in the span, `weight` the first layer that was taken apart (less its
     start, with the biases behind it), `parameters` of this one victim.
@@ -102,7 +102,7 @@ def sources_of(
 
 
 def biases_tell(rows: Float[Tensor, "k e"]) -> bool:
-    """Whether the last coordinates, those of biases, settle signs and scales.
+    """True if the last coordinates, those of biases, settle signs and scales.
 
     They do not where (0, 1) lies in the span, as where images had their own mean subtracted: any
     multiple of it can then be added to a source and changes no pixel.

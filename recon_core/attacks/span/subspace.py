@@ -61,7 +61,7 @@ class Subspace:
 
     @property
     def ends_sharply(self) -> bool:
-        """Whether what stands out does so by far: the span is then known as exactly as numbers
+        """True if the directions stand out by far: the span is then known as exactly as numbers
         are, and nothing behind it is worth a look."""
         return self.n_signal == _sharp_end(self.values) < len(self.values)
 
