@@ -1,7 +1,7 @@
 """The studies that there are: by name, what each asks, its grid, its figures and its claims.
 
 A study is one function in `flows.families.weights.grids`, its figures and claims one each in
-`tasks.study.figure_specs` and `tasks.families.weights.study.claims`, and one line here.
+`figure_specs` and `claims` of `tasks.families.weights.study`, and one line here.
 """
 
 from __future__ import annotations

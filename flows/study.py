@@ -29,10 +29,10 @@ from tasks.cluster.workers import Workers, dask_client, device_of, resolve_devic
 from tasks.evaluation.pictures import KeptPictures
 from tasks.evaluation.victims import find_victims
 from tasks.families.weights.study.claims import check_claims
+from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
+from tasks.families.weights.study.page import STUDY_PAGE
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
-from tasks.study.figure_specs import describe_figures, kernels_of
-from tasks.study.page import write_page
 from tasks.study.record import (
     METHOD,
     SCHEMA,
@@ -103,7 +103,7 @@ def run_study(
     record = make_record(plan, scored, examined, dataset, workspace.timings)
     write_pictures(store, record, scored, plan, dataset, examined=examined)
     write_json(store / RECORD, record)
-    page = write_page(store)
+    page = STUDY_PAGE.write(store)
     leave_table("cells", cell_rows(record), f"Study {study.name}: what came back, cell by cell")
     leave_table("claims", claim_rows(record), f"Study {study.name}: the paper's claims")
     leave_link("study", page, f"The page of study {study.name}")

@@ -30,7 +30,7 @@ from benchmarks.restore.gains import (
     learned,
 )
 from tasks.evaluation.record import SCHEMA, VERSION
-from tasks.report.page import method_title
+from tasks.report.headline import method_title
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from tasks.families.autoencoder.study import record as recovery_record
 from tasks.families.autoencoder.study.figure_specs import at_lowest
-from tasks.families.autoencoder.study.headline import whose_claims
 from tasks.families.inversion.study import record as inversion_record
+from tasks.page.claims import whose_claims
 from tasks.study.record import SCHEMA, VERSION
 
 HEADER = (

@@ -1,4 +1,4 @@
-"""Panels of a figure as inline SVG: axes, lines, bands and dots; pure functions of numbers.
+"""Panels of a figure as inline SVG: lines with bands or whiskers, dots; pure functions of numbers.
 
 Colours are CSS variables, so that the page's light and dark schemes apply; every method also has a
 marker of its own, and targets differ from decoys by line and by shape: nothing hangs on colour
@@ -8,39 +8,26 @@ may be given another size.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import count
+from typing import TypeVar
 
-WIDTH, HEIGHT = 360, 290
-LEFT, RIGHT, TOP, BOTTOM = 38, 18, 28, 40
+from tasks.page.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
+
 MAX_POINTS = 400
-MAX_TICKS = 6
 MAX_DOTS = 2500
 MANY_DOTS = 300
 N_MARKERS = 6
 MARKS_PER_LINE = 6
+SET_APART, APART = 5.0, 2.6  # between the marks of lines that share an x; in small panels
+N_BASELINES = 4
+LINE_HEIGHT = 13.0
 
 Point = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One axis: its limits, its ticks (value, label), and what it measures."""
-
-    low: float
-    high: float
-    ticks: Sequence[tuple[float, str]]
-    title: str
-    log: bool = False
-
-    def share(self, value: float) -> float:
-        """Where `value` is between the limits, cut to 0 to 1."""
-        low, high, at = self.low, self.high, value
-        if self.log:
-            low, high, at = math.log10(low), math.log10(high), math.log10(max(value, self.low))
-        return min(1.0, max(0.0, (at - low) / (high - low)))
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,6 +47,17 @@ class Line:
     style: Style
     targets: Sequence[Point]
     decoys: Sequence[Point] = ()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A point of a line; None for y breaks the line, None for an end leaves the whisker out."""
+
+    x: float
+    y: float | None
+    low: float | None
+    high: float | None
+    about: str
 
 
 @dataclass(frozen=True)
@@ -115,22 +113,36 @@ class Panel:
         )
         return parts
 
-    def horizontal(self, value: float) -> str:
+    def horizontal(self, value: float, kind: str = "threshold") -> str:
         """A dotted line at y = `value`."""
         y = self.at((self.x.low, value))[1]
         return (
-            f'<line class="threshold" x1="{LEFT}" x2="{self.width - RIGHT}" '
+            f'<line class="{kind}" x1="{LEFT}" x2="{self.width - RIGHT}" '
             f'y1="{y:.1f}" y2="{y:.1f}"/>'
         )
 
-    def vertical(self, value: float, text: str) -> str:
+    def level(self, value: float) -> str:
+        """A dotted line across at y = `value` that differs from a threshold's."""
+        return self.horizontal(value, "baseline b1")
+
+    def vertical(self, value: float, text: str = "") -> str:
         """A dotted line at x = `value`, with `text` beside its top."""
         x = self.at((value, self.y.low))[0]
-        return (
+        line = (
             f'<line class="threshold" x1="{x:.1f}" x2="{x:.1f}" y1="{self.top}" '
             f'y2="{self.height - BOTTOM}"/>'
-            f'<text class="axis halo" x="{x + 5:.1f}" y="{self.top + 11}">'
-            f"{escape(text)}</text>"
+        )
+        words = f'<text class="axis halo" x="{x + 5:.1f}" y="{self.top + 11}">{escape(text)}</text>'
+        return line + words if text else line
+
+    def area(self, low: float, high: float, about: str) -> str:
+        """A grey area from x = `low` to `high`, and what a pointer on it says."""
+        x1, x2 = (self.at((x, self.y.low))[0] for x in (low, high))
+        top, base = (self.at((self.x.low, y))[1] for y in (self.y.high, self.y.low))
+        return (
+            f'<g><title>{escape(about)}</title><rect class="unreached" '
+            f'x="{x1:.1f}" y="{top:.1f}" width="{x2 - x1:.1f}" height="{base - top:.1f}"></rect>'
+            "</g>"
         )
 
     def diagonal(self) -> str:
@@ -140,62 +152,15 @@ class Panel:
         return f'<line class="threshold" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def unit_axis(title: str, values: Iterable[float] = ()) -> Axis:
-    """From 0, or the lowest of `values` if that is below, to 1."""
-    low = min(0.0, *values, 0.0)
-    labels = [(tenth / 10, f"{tenth / 10:g}") for tenth in range(0, 11, 2)]
-    return Axis(low, 1.0, labels, title)
-
-
-def round_axis(title: str, values: Iterable[float], *, from_zero: bool = False) -> Axis:
-    """Limits at round numbers around `values`, with 3 to `MAX_TICKS` ticks."""
-    known = [float(value) for value in values] or [0.0, 1.0]
-    low, high = (0.0 if from_zero else min(known)), max(known)
-    if high <= low:
-        spread = abs(low) / 2 or 0.5
-        low, high = (0.0, high or 1.0) if from_zero else (low - spread, high + spread)
-    step = _round_step((high - low) / 4)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = [(k * step, _number(k * step, step)) for k in range(first, last + 1)]
-    shown = ticks[:: -(-len(ticks) // MAX_TICKS)]
-    return Axis(ticks[0][0], ticks[-1][0], shown, title)
-
-
-def log_axis(title: str, low: float, high: float = 1.0) -> Axis:
-    """Powers of ten from the one at or below `low` (positive) to the one at or above `high`."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    first = min(first, last - 1)
-    every = max(1, (last - first) // 5)
-    ticks = [(10.0**k, f"{10.0**k:g}") for k in range(first, last + 1, every)]
-    return Axis(10.0**first, 10.0**last, ticks, title, log=True)
-
-
-def rank_axis(title: str, n: int) -> Axis:
-    """1 to `n`; about five round ranks, and the last one unless it would touch its neighbour."""
-    if n <= 1:
-        return Axis(1, 2, [(1, "1")] if n else [], title)
-    step = max(1, round(_round_step(n / 5)))
-    inner = [rank for rank in range(step, n, step) if rank > 1 and n - rank > step / 2]
-    ranks = [1, *[rank for rank in inner if rank > step / 2], n]
-    return Axis(1, n, [(rank, f"{rank}") for rank in ranks], title)
-
-
-def _round_step(rough: float) -> float:
-    power = 10.0 ** math.floor(math.log10(rough))
-    return float(min((s * power for s in (1, 2, 5, 10)), key=lambda s: abs(s - rough)))
-
-
-def _number(value: float, step: float) -> str:
-    """`value` as short as its step allows, with a true minus sign."""
-    if value and (abs(value) >= 1e5 or step < 1e-4):
-        return (
-            f"{value:.1e}".replace(".0e", "e")
-            .replace("e-0", "e-")
-            .replace("e+0", "e")
-            .replace("-", "−")
-        )
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    return f"{value:.{decimals}f}".replace("-", "−")
+def styles_of(
+    names: Iterable[str], colours: Mapping[str, int], others: Sequence[int]
+) -> dict[str, Style]:
+    """A style per name, the same everywhere on a page: its colour, or one of `others` in turn."""
+    spare = (k % len(others) for k in count())
+    return {
+        name: Style(k, colours[name] if name in colours else others[next(spare)], k % N_MARKERS)
+        for k, name in enumerate(names)
+    }
 
 
 def lines(panel: Panel, curves: Sequence[Line]) -> list[str]:
@@ -233,13 +198,87 @@ def bands(
 def dots(panel: Panel, targets: Sequence[Point], decoys: Sequence[Point], *, colour: int) -> str:
     """Targets as dots, decoys as crosses over them, at most MAX_DOTS of each, evenly picked."""
     crosses = "".join(
-        f"M{x - 2:.1f} {y - 2:.1f}l4 4m-4 0l4-4" for x, y in map(panel.at, _evenly(decoys))
+        f"M{x - 2:.1f} {y - 2:.1f}l4 4m-4 0l4-4" for x, y in map(panel.at, evenly(decoys))
     )
-    circles = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in map(panel.at, _evenly(targets)))
+    circles = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in map(panel.at, evenly(targets)))
     many = " many" if len(targets) > MANY_DOTS else ""
     return (
         f'<path class="dots{many} m{colour}" d="{circles}"/><path class="crosses" d="{crosses}"/>'
     )
+
+
+def estimates(
+    panel: Panel, series: Sequence[tuple[Style, Sequence[Estimate]]], *, apart: float = SET_APART
+) -> list[str]:
+    """Each line with markers and whiskers, in a group that can be hidden.
+
+    The lines are set `apart` a little sideways, so that whiskers at the same x can be told apart.
+    """
+    parts = []
+    for k, (style, points) in enumerate(series):
+        aside = apart * (k - (len(series) - 1) / 2)
+        drawn = [f'<g class="s{style.number} m{style.colour}">']
+        for run in _unbroken(points):
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in _moved(panel, run, aside))
+            drawn.append(f'<polyline class="curve targets" points="{path}"/>')
+        known = [point for point in points if point.y is not None]
+        for point, (x, y) in zip(known, _moved(panel, known, aside), strict=True):
+            drawn.append(
+                f"<g><title>{escape(point.about)}</title>{_whisker(panel, point, x)}"
+                f"{marker(style.marker, x, y)}</g>"
+            )
+        parts.append("\n".join([*drawn, "</g>"]))
+    return parts
+
+
+def _unbroken(points: Sequence[Estimate]) -> Iterator[list[Estimate]]:
+    """The stretches of at least two points without a None between them."""
+    run: list[Estimate] = []
+    for point in [*points, Estimate(0, None, None, None, "")]:
+        if point.y is not None:
+            run.append(point)
+            continue
+        if len(run) > 1:
+            yield run
+        run = []
+
+
+def _moved(panel: Panel, points: Sequence[Estimate], aside: float) -> list[Point]:
+    places = [panel.at((point.x, point.y or 0.0)) for point in points]
+    return [(x + aside, y) for x, y in places]
+
+
+def _whisker(panel: Panel, point: Estimate, x: float) -> str:
+    if point.low is None or point.high is None:
+        return ""
+    low, high = (panel.at((point.x, end))[1] for end in (point.low, point.high))
+    return (
+        f'<path class="whisker" d="M{x:.1f} {low:.1f}V{high:.1f}'
+        f'M{x - 3:.1f} {low:.1f}h6M{x - 3:.1f} {high:.1f}h6"/>'
+    )
+
+
+def baselines(panel: Panel, levels: Sequence[float]) -> list[str]:
+    """Dotted lines across at the levels, each with its `letter` right of its end, none on another.
+
+    The lines of four neighbours differ in their dots.
+    """
+    right, parts = panel.width - RIGHT, []
+    heights: list[float] = []
+    for k in sorted(range(len(levels)), key=lambda k: levels[k]):
+        y = panel.at((panel.x.low, levels[k]))[1]
+        heights.append(min(y + 4, heights[-1] - LINE_HEIGHT) if heights else y + 4)
+        parts.append(
+            f'<line class="baseline b{k % N_BASELINES}" x1="{LEFT}" x2="{right}" y1="{y:.1f}" '
+            f'y2="{y:.1f}"/><text class="axis letter" x="{right + 5}" y="{heights[-1]:.1f}">'
+            f"{letter(k)}</text>"
+        )
+    return parts
+
+
+def letter(k: int) -> str:
+    """What baseline `k` is called: A, B, ..., Z, A1, B1, ..."""
+    return string.ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "")
 
 
 def marker(shape: int, x: float, y: float) -> str:
@@ -270,7 +309,7 @@ def _marked(panel: Panel, line: Line) -> list[Point]:
     return [panel.at(points[k]) for k in chosen]
 
 
-def _evenly(points: Sequence[Point], limit: int = MAX_DOTS) -> list[Point]:
+def evenly(points: Sequence[T], limit: int = MAX_DOTS) -> list[T]:
     """At most `limit` of the points, the first and the last among them."""
     if len(points) <= limit:
         return list(points)
@@ -279,7 +318,7 @@ def _evenly(points: Sequence[Point], limit: int = MAX_DOTS) -> list[Point]:
 
 
 def _thinned(panel: Panel, points: Sequence[Point]) -> list[Point]:
-    drawn = [panel.at(point) for point in _evenly(points, MAX_POINTS)]
+    drawn = [panel.at(point) for point in evenly(points, MAX_POINTS)]
     if len(drawn) == 1:
         drawn.append((drawn[0][0] + 6, drawn[0][1]))  # a dot needs a length
     return drawn

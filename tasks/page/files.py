@@ -1,10 +1,11 @@
-"""What pages are made from: a JSON record and an .npz of pictures, read with errors that help."""
+"""Inputs and outputs of pages: a JSON record and an .npz of pictures, read with errors that help;
+tables as CSV in a folder beside the page."""
 
 from __future__ import annotations
 
 import contextlib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import numpy.typing as npt
 from storage.documents import read_document, understood
 from storage.files import text_bytes, write_file
 from tasks.page.tables import Table
+
+Record = Mapping[str, Any]
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def read_record(path: Path, *, schema: str, version: int, command: str) -> dict[str, Any]:
@@ -51,24 +55,25 @@ def page_of(records: Path | str, command: str) -> Iterator[None]:
             raise ValueError(str(error)) from error
 
 
-def read_arrays(path: Path, *, command: str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of the .npz `path`; ValueError if there is none, or it cannot be read."""
+def read_arrays(path: Path, *, again: str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of the .npz `path`; ValueError, which says what to do `again`, if there is none,
+    or it cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise ValueError(
             f"{path.parent} has no {path.name}, so its study was not finished or not copied whole; "
-            f"copy it, or run `{command}` again"
+            f"copy it, or {again}"
         ) from None
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read ({error}); run `{command}` again") from error
+        raise ValueError(f"{path} cannot be read ({error}); {again}") from error
 
 
-def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
+def write_tables(folder: Path, tables: Iterable[Table]) -> None:
     """Every table as CSV in `folder`; CSVs of an earlier page there are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.csv"):
         old.unlink()
-    for name, table in tables.items():
-        write_file(folder / f"{name}.csv", text_bytes(table.csv()))
+    for table in tables:
+        write_file(folder / f"{table.name}.csv", text_bytes(table.csv()))

@@ -1,38 +1,18 @@
-"""A study's charts as inline SVG: heatmaps, lines with intervals, small scatters; pure functions.
-
-They share the frame, the colours and the markers of `tasks.page.charts`. A heatmap's cells carry
-their numbers as text, so its shades are only an aid; every line has a marker of its own.
-"""
+"""Heatmaps as inline SVG. Cells carry their numbers as text, so shades are only an aid."""
 
 from __future__ import annotations
 
 import math
-import string
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
-from tasks.page.charts import (
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Axis,
-    Panel,
-    Point,
-    Style,
-    log_axis,
-    marker,
-)
+from tasks.page.axes import LEFT, LETTER, RIGHT, TOP, WIDTH
+from tasks.page.charts import LINE_HEIGHT
 
-LETTER = 6.4  # width of a letter at the charts' size of type
 SQUARE, LOWEST_SQUARE, SQUARE_HEIGHT = 104.0, 50.0, 42.0
 HATCH_STEP = 9.0
-LINE_HEIGHT = 13.0
-SET_APART = 5.0  # between the marks of lines that share an x
-N_BASELINES = 4
-SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 Place = tuple[int, int]
 
@@ -46,17 +26,6 @@ class Square:
 
     share: float | None
     text: Sequence[str]
-    about: str
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A point of a line; None for y breaks the line, None for an end leaves the whisker out."""
-
-    x: float
-    y: float | None
-    low: float | None
-    high: float | None
     about: str
 
 
@@ -141,138 +110,3 @@ def _stacked(
         f'y="{top + LINE_HEIGHT * k:.1f}" text-anchor="{anchor}">{escape(line)}</text>'
         for k, (kind, line) in enumerate(zip(kinds, lines, strict=True))
     ]
-
-
-def estimates(
-    panel: Panel, series: Sequence[tuple[Style, Sequence[Estimate]]], *, apart: float = SET_APART
-) -> list[str]:
-    """Each line with markers and whiskers, in a group that can be hidden.
-
-    The lines are set `apart` a little sideways, so that whiskers at the same x can be told apart.
-    """
-    parts = []
-    for k, (style, points) in enumerate(series):
-        aside = apart * (k - (len(series) - 1) / 2)
-        drawn = [f'<g class="s{style.number} m{style.colour}">']
-        for run in _unbroken(points):
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in _moved(panel, run, aside))
-            drawn.append(f'<polyline class="curve targets" points="{path}"/>')
-        known = [point for point in points if point.y is not None]
-        for point, (x, y) in zip(known, _moved(panel, known, aside), strict=True):
-            drawn.append(
-                f"<g><title>{escape(point.about)}</title>{_whisker(panel, point, x)}"
-                f"{marker(style.marker, x, y)}</g>"
-            )
-        parts.append("\n".join([*drawn, "</g>"]))
-    return parts
-
-
-def _unbroken(points: Sequence[Estimate]) -> Iterator[list[Estimate]]:
-    """The stretches of at least two points without a None between them."""
-    run: list[Estimate] = []
-    for point in [*points, Estimate(0, None, None, None, "")]:
-        if point.y is not None:
-            run.append(point)
-            continue
-        if len(run) > 1:
-            yield run
-        run = []
-
-
-def _moved(panel: Panel, points: Sequence[Estimate], aside: float) -> list[Point]:
-    places = [panel.at((point.x, point.y or 0.0)) for point in points]
-    return [(x + aside, y) for x, y in places]
-
-
-def _whisker(panel: Panel, point: Estimate, x: float) -> str:
-    if point.low is None or point.high is None:
-        return ""
-    low, high = (panel.at((point.x, end))[1] for end in (point.low, point.high))
-    return (
-        f'<path class="whisker" d="M{x:.1f} {low:.1f}V{high:.1f}'
-        f'M{x - 3:.1f} {low:.1f}h6M{x - 3:.1f} {high:.1f}h6"/>'
-    )
-
-
-def baselines(panel: Panel, levels: Sequence[float]) -> list[str]:
-    """Dotted lines across at the levels, each with its `letter` right of its end, none on another.
-
-    The lines of four neighbours differ in their dots.
-    """
-    right, parts = panel.width - RIGHT, []
-    heights: list[float] = []
-    for k in sorted(range(len(levels)), key=lambda k: levels[k]):
-        y = panel.at((panel.x.low, levels[k]))[1]
-        heights.append(min(y + 4, heights[-1] - LINE_HEIGHT) if heights else y + 4)
-        parts.append(
-            f'<line class="baseline b{k % N_BASELINES}" x1="{LEFT}" x2="{right}" y1="{y:.1f}" '
-            f'y2="{y:.1f}"/><text class="axis letter" x="{right + 5}" y="{heights[-1]:.1f}">'
-            f"{letter(k)}</text>"
-        )
-    return parts
-
-
-def letter(k: int) -> str:
-    """What baseline `k` is called: A, B, ..., Z, A1, B1, ..."""
-    return string.ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "")
-
-
-def level(panel: Panel, value: float) -> str:
-    """A thin dotted line at y = `value` that differs from a threshold's."""
-    y = panel.at((panel.x.low, value))[1]
-    return (
-        f'<line class="baseline b1" x1="{LEFT}" x2="{panel.width - RIGHT}" y1="{y:.1f}" '
-        f'y2="{y:.1f}"/>'
-    )
-
-
-def category_axis(title: str, labels: Sequence[str]) -> Axis:
-    """Places 0, 1, ... for labels, which are cut to what there is room for."""
-    room = (WIDTH - LEFT - RIGHT) / max(1, len(labels)) / LETTER
-    ticks = [(k, cut(label, max(2, int(room)))) for k, label in enumerate(labels)]
-    return Axis(-0.5, max(0.5, len(labels) - 0.5), ticks, title)
-
-
-def values_axis(title: str, values: Sequence[float], labels: Sequence[str], *, log: bool) -> Axis:
-    """Ticks at the values themselves, as far as their labels have room, and a margin either side.
-
-    On a logarithmic axis all `values` must be positive.
-    """
-    ordered = sorted(zip(values, labels, strict=True)) or [(1.0, "1")]
-    low, high = ordered[0][0], ordered[-1][0]
-    if log:
-        margin = (high / low) ** 0.05 if high > low else 2.0
-        axis = Axis(low / margin, high * margin, ordered, title, log=True)
-    else:
-        margin = (high - low) * 0.05 or abs(high) / 2 or 0.5
-        axis = Axis(low - margin, high + margin, ordered, title)
-    return fewer(axis, WIDTH)
-
-
-def loss_axis(title: str, values: Sequence[float], width: int) -> Axis | None:
-    """Powers of ten if `values` are positive and span more than two of them, else None."""
-    if not values or min(values) <= 0 or max(values) <= 100 * min(values):
-        return None
-    axis = log_axis(title, min(values), max(values))
-    ticks = [
-        (value, "10" + f"{round(math.log10(value))}".translate(SUPERSCRIPT))
-        for value, _label in axis.ticks
-    ]
-    return fewer(replace(axis, ticks=ticks), width)
-
-
-def fewer(axis: Axis, width: int) -> Axis:
-    """The axis without the ticks whose labels would touch the one before."""
-    room, kept, end = width - LEFT - RIGHT, [], -math.inf
-    for value, label in axis.ticks:
-        half = len(label) * LETTER / 2 + 2
-        middle = axis.share(value) * room
-        if middle - half >= end:
-            kept.append((value, label))
-            end = middle + half
-    return replace(axis, ticks=kept)
-
-
-def cut(text: str, most: int) -> str:
-    """`text`, or its beginning and an ellipsis if it is longer than `most`."""
-    return text if len(text) <= most else text[: most - 1] + "…"

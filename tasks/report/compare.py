@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from recon_core.summary import N_BOOTSTRAP, bootstrap_interval
-from tasks.page.files import page_of
-from tasks.report.headline import NOTHING, leaves
-from tasks.report.record import SIDES, Record, evaluation_folder, read_record
+from tasks.page.files import Record, page_of
+from tasks.page.formats import NOTHING, leaves
+from tasks.report.record import SIDES, evaluation_folder, read_record
 
 SCHEMA, VERSION = "palimpsest-comparison", 1
 COMMAND = "palimpsest evaluate"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from storage.files import text_bytes, write_file, write_json
-from tasks.page.charts import N_MARKERS, Line, Panel, Style, lines, rank_axis, unit_axis
-from tasks.page.files import page_of
-from tasks.page.tables import Cell, Table, table_of
+from tasks.page.axes import rank_axis, unit_axis
+from tasks.page.charts import N_MARKERS, Line, Panel, Style, lines
+from tasks.page.files import page_of, write_tables
+from tasks.page.formats import interval, percent, score
+from tasks.page.tables import Cell, Table, cells_of, table_of
+from tasks.page.writer import page_html
 from tasks.report.compare import COMMAND, METRICS, Evaluated, compare, open_runs, records_of
 from tasks.report.figures import METRIC_TITLES, Figure
-from tasks.report.headline import interval, method_title, percent, score
-from tasks.report.page import environment
+from tasks.report.headline import method_title
 from tasks.report.record import SIDES
 
 COLOURS = (2, 4, 3, 5, 6, 10, 0, 8, 7, 9, 11, 1)
@@ -67,39 +70,25 @@ def _written(
     comparison: Mapping[str, Any], runs: Sequence[Evaluated], page: Path
 ) -> dict[str, Path]:
     data = page.with_name(f"{page.stem}-data")
-    data.mkdir(parents=True, exist_ok=True)
-    tables = {
-        table.name: table
-        for table in (
-            methods_table(comparison),
-            differences_table(comparison),
-            settings_table(comparison),
-            ranked_table(runs),
-        )
-    }
-    for table in tables.values():
-        write_file(data / f"{table.name}.csv", text_bytes(table.csv()))
-    write_json(page.with_suffix(".json"), comparison)
+    made = (methods_table(comparison), differences_table(comparison), settings_table(comparison))
+    tables = {table.name: table for table in (*made, ranked_table(runs))}
     looks = [Style(k, COLOURS[k % len(COLOURS)], k % N_MARKERS) for k in range(len(runs))]
     names = [run.name for run in runs]
-    html = (
-        environment()
-        .get_template("compare.html")
-        .render(
-            comparison=comparison,
-            names=names,
-            titles={name: method_title(name)[0] for name in comparison["methods"]},
-            figure=Figure(
-                "ranked-curves",
-                _panels(tables["ranked-curves"], comparison, names, looks),
-                [],
-                list(zip(looks, names, strict=True)),
-            ),
-            tables=tables,
-            styles=dict(zip(names, looks, strict=True)),
-            folder=data.name,
-        )
+    panels = _panels(tables["ranked-curves"], comparison, names, looks)
+    html = page_html(
+        "compare.html",
+        {},
+        comparison=comparison,
+        names=names,
+        titles={name: method_title(name)[0] for name in comparison["methods"]},
+        figure=Figure("ranked-curves", panels, [], list(zip(looks, names, strict=True))),
+        tables=tables,
+        styles=dict(zip(names, looks, strict=True)),
+        folder=data.name,
+        most_inline=math.inf,
     )
+    write_tables(data, tables.values())
+    write_json(page.with_suffix(".json"), comparison)
     write_file(page, text_bytes(html))
     return {"page": page, "numbers": page.with_suffix(".json"), "data": data}
 
@@ -114,7 +103,7 @@ def methods_table(comparison: Mapping[str, Any]) -> Table:
             row: dict[str, Cell] = {"method": method, "run": run["name"]}
             for side in SIDES:
                 for key, value in numbers[side].items():
-                    row |= _cells(f"{side} {key}", value)
+                    row |= cells_of(f"{side} {key}", value)
             row["auc"] = numbers["auc"]
             row |= {f"found at {rate}": v for rate, v in (numbers["found_at"] or {}).items()}
             rows.append(row)
@@ -129,7 +118,7 @@ def differences_table(comparison: Mapping[str, Any]) -> Table:
             row: dict[str, Cell] = {key: found[key] for key in ("method", "run", "against")}
             row["side"] = side
             for key, value in found[side].items():
-                row |= _cells(key, value)
+                row |= cells_of(key, value)
             rows.append(row)
     return table_of("differences", rows, ("method", "run", "against", "side"))
 
@@ -175,11 +164,3 @@ def _panels(
         panel = Panel(title, rank_axis("images, best first", n_images), unit_axis("", values))
         panels.append(panel.svg(lines(panel, curves), f"{title}, the i-th best image of each run"))
     return panels
-
-
-def _cells(name: str, value: Any) -> dict[str, Cell]:
-    """One cell, or two of an interval."""
-    if not name.endswith("interval"):
-        return {name: value}
-    low, high = value or (None, None)
-    return {f"{name} low": low, f"{name} high": high}

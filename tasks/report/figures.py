@@ -1,4 +1,4 @@
-"""The report's charts: from the tables of `tasks.page.tables` to panels of `tasks.page.charts`.
+"""The report's charts: from the tables of `tasks.report.tables` to panels of `tasks.page.charts`.
 
 Each returns a `Figure`: its panels, its legend and its tables. What they mean is the template's
 business.
@@ -6,33 +6,24 @@ business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from tasks.page.charts import (
-    MAX_DOTS,
-    N_MARKERS,
-    Line,
-    Panel,
-    Style,
-    bands,
-    lines,
-    log_axis,
-    rank_axis,
-    round_axis,
-    unit_axis,
-)
-from tasks.page.tables import (
+from tasks.page.axes import log_axis, rank_axis, round_axis, unit_axis
+from tasks.page.charts import MAX_DOTS, N_MARKERS, Line, Panel, Style, bands, lines
+from tasks.page.files import Record
+from tasks.page.formats import score
+from tasks.page.tables import Table
+from tasks.report.headline import method_title
+from tasks.report.record import SIDES
+from tasks.report.tables import (
     METRICS,
-    Table,
     halved,
     halves_table,
     ranked_table,
     roc_table,
     thresholds_table,
 )
-from tasks.report.headline import method_title, score
-from tasks.report.record import SIDES, Record
 
 METRIC_TITLES = {"ssim": "SSIM", "haarpsi": "HaarPSI"}
 GREYS, VIVID, MUTED = (0, 1, 10, 11), (2, 3, 4, 5, 6), (7, 8, 9)
@@ -51,7 +42,6 @@ class Figure:
     tables: Sequence[Table]
     legend: Sequence[tuple[Style, str]] = ()
     n_hidden: int = 0
-    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 def styles(record: Record) -> dict[str, Style]:

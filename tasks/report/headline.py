@@ -1,16 +1,13 @@
-"""The report's words: names of methods, numbers as people read them, the first paragraph."""
+"""The report's words: names of methods and criteria, the first paragraph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.experiments import FAMILIES
+from tasks.page.formats import NOTHING, score
 from tasks.report.record import Record, best_trained, experiment_of
-
-NOTHING = "–"
-NOT_SHOWN = {"loss_curve", "ssim_curve", "schema", "version", "fingerprint"}  # of a restorer's card
 
 KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
@@ -239,47 +236,3 @@ def victims(record: Record) -> str:
     layers = " and ".join(str(width) for width in widths)
     hidden = "hidden layers" if len(widths) > 1 else "a hidden layer"
     return f"The networks are fully connected classifiers with {hidden} of {layers} units. "
-
-
-def percent(fraction: float | None) -> str:
-    """`1.3 %`; a dash if there is nothing to divide by."""
-    return NOTHING if fraction is None else f"{100 * fraction:.1f} %"
-
-
-def score(value: float | None) -> str:
-    """`0.412`; a dash for None."""
-    return NOTHING if value is None else f"{value:.3f}".replace("-", "−")
-
-
-def interval(limits: tuple[float, float] | None) -> str:
-    """`[0.401, 0.423]`; nothing for None."""
-    return "" if limits is None else f"[{score(limits[0])}, {score(limits[1])}]"
-
-
-def duration(seconds: float) -> str:
-    """`0.4 s`, `41 s`, `3 min 20 s`, `2 h 5 min`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """(name, text) of every value of nested mappings and lists; names are dotted, as `--set` has
-    them, and list items count from 0."""
-    for key, value in values.items():
-        name = f"{above}.{key}" if above else key
-        if key in NOT_SHOWN:
-            continue
-        if isinstance(value, Mapping):
-            yield from leaves(value, name)
-        elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
-            yield from leaves({str(k): v for k, v in enumerate(value)}, name)
-        elif isinstance(value, list | tuple):
-            yield name, ", ".join(str(item) for item in value) or "none"
-        else:
-            yield name, f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tasks.page.files import Arrays, Record
+from tasks.page.formats import fixed, score
 from tasks.page.pictures import data_uri, strips
-from tasks.report.headline import attack_title, method_title, picture_title, score
-from tasks.report.record import SIDES, Pictures, Record
+from tasks.report.headline import attack_title, method_title, picture_title
+from tasks.report.record import SIDES
 
 PER_BAND = 15
 PER_ATTACK_BAND = 10
@@ -37,7 +39,7 @@ class Shown:
     place: str
 
 
-def bands(record: Record, pictures: Pictures, side: str) -> list[dict[str, Any]]:
+def bands(record: Record, pictures: Arrays, side: str) -> list[dict[str, Any]]:
     """The images of figure 1, PER_BAND at a time: columns are images, rows the original and what
     each method made of it."""
     grid = record["grid"]
@@ -46,7 +48,7 @@ def bands(record: Record, pictures: Pictures, side: str) -> list[dict[str, Any]]
     return _bands(record, pictures, shown, titles, PER_BAND)
 
 
-def attack_bands(record: Record, pictures: Pictures, side: str) -> list[dict[str, Any]]:
+def attack_bands(record: Record, pictures: Arrays, side: str) -> list[dict[str, Any]]:
     """The images of one victim that are shown with every attack on it, in the same form."""
     chosen = record["side_by_side"]
     titles = {name: attack_title(record, name) for name in chosen["methods"]}
@@ -55,7 +57,7 @@ def attack_bands(record: Record, pictures: Pictures, side: str) -> list[dict[str
 
 
 def _bands(
-    record: Record, pictures: Pictures, shown: Shown, titles: dict[str, str], width: int
+    record: Record, pictures: Arrays, shown: Shown, titles: dict[str, str], width: int
 ) -> list[dict[str, Any]]:
     kind, ids = KINDS[shown.side], record[shown.side]["image_id"]
     bands = []
@@ -88,12 +90,12 @@ def _tile(
     return {
         "uri": data_uri(picture) if there else None,
         "alt": f"{method_title(name)[0]}, SSIM {value:.2f}",
-        "score": f"{value:.2f}".replace("-", "−"),
+        "score": fixed(value, 2),
         "good": value > record["settings"]["good_threshold"],
     }
 
 
-def nothing_rows(pictures: Pictures) -> list[dict[str, Any]]:
+def nothing_rows(pictures: Arrays) -> list[dict[str, Any]]:
     """Rows of pictures made from reconstructions that resemble no training picture."""
     names = [name.partition("/")[2] for name in pictures if name.startswith("nothing/")]
     last = [name for name in names if name.startswith("disagreement")] + ["closest"]
@@ -111,7 +113,7 @@ def nothing_rows(pictures: Pictures) -> list[dict[str, Any]]:
     ]
 
 
-def appendix_blocks(record: Record, pictures: Pictures) -> tuple[list[dict[str, Any]], bool]:
+def appendix_blocks(record: Record, pictures: Arrays) -> tuple[list[dict[str, Any]], bool]:
     """(blocks of PER_BLOCK images, whether they are exact): one strip per block and method."""
     rows, names = record["appendix"]["targets"], ["original", *record["appendix"]["methods"]]
     firsts = range(0, len(rows), PER_BLOCK)
@@ -151,7 +153,7 @@ def _strip_words(record: Record, name: str, rows: list[int], first: int) -> str:
     )
 
 
-def pair_bins(record: Record, pictures: Pictures) -> list[dict[str, Any]]:
+def pair_bins(record: Record, pictures: Arrays) -> list[dict[str, Any]]:
     """The record's examples: pairs (original, plain reconstruction) by their SSIM."""
     examples = record["examples"]
     bins = []
@@ -173,7 +175,7 @@ def _range(low: float, high: float) -> str:
 
 
 def _pairs(
-    record: Record, pictures: Pictures, side: str, rows: list[int], first: int
+    record: Record, pictures: Arrays, side: str, rows: list[int], first: int
 ) -> Iterator[dict[str, Any]]:
     """The pairs of `rows`, whose pictures begin at place `first`."""
     scores = record["methods"]["plain"][side]["ssim"]
@@ -182,5 +184,5 @@ def _pairs(
             "original": data_uri(pictures[f"examples_{side}/original"][k]),
             "uri": data_uri(pictures[f"examples_{side}/plain"][k]),
             "alt": f"{KINDS[side]} {record[side]['image_id'][row]}",
-            "score": f"{scores[row]:.2f}".replace("-", "−"),
+            "score": fixed(scores[row], 2),
         }

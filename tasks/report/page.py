@@ -7,29 +7,18 @@ in the dark. The numbers behind each figure lie beside it, in report-data/ (docs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from storage.documents import read_document
 from storage.files import text_bytes, write_file, write_json
-from tasks.page.charts import marker
-from tasks.page.files import page_of
-from tasks.page.pictures import data_uri
-from tasks.page.tables import (
-    Table,
-    appendix_table,
-    attacks_table,
-    examples_table,
-    excluded_table,
-    grid_table,
-    images_table,
-    methods_table,
-    runs_table,
-    side_by_side_table,
-    unlike_table,
-)
-from tasks.report import image_grids as plates
+from tasks.page.files import Arrays, Record, page_of, read_arrays, write_tables
+from tasks.page.formats import leaves
+from tasks.page.tables import Table
+from tasks.page.writer import page_html
+from tasks.report import image_grids
 from tasks.report.figures import (
     Figure,
     halves_figure,
@@ -42,22 +31,14 @@ from tasks.report.headline import (
     attack_rows,
     attacker,
     criterion_title,
-    duration,
     headline,
-    interval,
-    leaves,
     method_title,
-    percent,
-    score,
     victims,
 )
 from tasks.report.record import (
     SIDES,
-    Pictures,
-    Record,
     best_trained,
     evaluation_folder,
-    read_pictures,
     read_record,
     sampled_means,
     trained,
@@ -68,18 +49,19 @@ from tasks.report.scatter import (
     margin_figure,
     ranking_figure,
 )
+from tasks.report.tables import (
+    appendix_table,
+    attacks_table,
+    examples_table,
+    excluded_table,
+    grid_table,
+    images_table,
+    methods_table,
+    runs_table,
+    side_by_side_table,
+    unlike_table,
+)
 
-__all__ = [
-    "TEMPLATES",
-    "data_uri",
-    "duration",
-    "method_title",
-    "saved_context",
-    "score",
-    "write_report",
-]
-
-TEMPLATES = Path(__file__).parents[1] / "page" / "templates"
 DATA_FOLDER = "report-data"
 CONTEXT = "context.json"
 
@@ -110,17 +92,13 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
         raise ValueError(f"context has {unknown}; expected keys among {sorted(EMPTY_CONTEXT)}")
     folder = evaluation_folder(out)
     record = read_record(folder / "evaluation.json")
-    pictures = read_pictures(folder / "pictures.npz")
+    pictures = read_arrays(folder / "pictures.npz", again="evaluate again")
     page = page or folder / "report.html"
     with page_of(folder / "evaluation.json", "palimpsest evaluate"):
         figures = {figure.name: figure for figure in _figures(record)}
         tables = list(_tables(record, figures))
         html = _render(record, pictures, EMPTY_CONTEXT | dict(context), figures, tables)
-    (page.parent / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
-    for old in (page.parent / DATA_FOLDER).glob("*.csv"):
-        old.unlink()
-    for table in tables:
-        write_file(page.parent / DATA_FOLDER / f"{table.name}.csv", text_bytes(table.csv()))
+    write_tables(page.parent / DATA_FOLDER, tables)
     if context:
         write_json(page.parent / DATA_FOLDER / CONTEXT, dict(context))
     write_file(page, text_bytes(html))
@@ -150,28 +128,6 @@ def rebuild_report(run: Path, page: Path | None = None) -> Path:
     """
     folder = evaluation_folder(run)
     return write_report(folder, saved_context(folder), page=page)
-
-
-def environment() -> Any:
-    """The templates, with the filters that turn numbers into words."""
-    import jinja2
-
-    found = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters |= {
-        "percent": percent,
-        "score": score,
-        "duration": duration,
-        "interval": interval,
-        "criterion": criterion_title,
-    }
-    found.globals |= {"marker": marker, "data_folder": DATA_FOLDER}
-    return found
 
 
 def _figures(record: Record) -> Iterator[Figure]:
@@ -210,7 +166,7 @@ def _tables(record: Record, figures: Mapping[str, Figure]) -> Iterator[Table]:
 
 def _render(
     record: Record,
-    pictures: Pictures,
+    pictures: Arrays,
     context: Mapping[str, Any],
     figures: Mapping[str, Figure],
     tables: list[Table],
@@ -232,40 +188,39 @@ def _render(
         "Restorers": context["restorers"],
         "Software and hardware": {**context["versions"], **machine},
     }
-    blocks, exact = plates.appendix_blocks(record, pictures)
-    page: str = (
-        environment()
-        .get_template("report.html")
-        .render(
-            record=record,
-            context=context,
-            methods=methods,
-            headline=headline(record),
-            attacker=attacker(record),
-            victims=victims(record),
-            attacks=attack_rows(record),
-            attack_bands={side: plates.attack_bands(record, pictures, side) for side in SIDES}
-            if record.get("side_by_side")
-            else None,
-            bands={side: plates.bands(record, pictures, side) for side in SIDES},
-            nothing=plates.nothing_rows(pictures),
-            pair_bins=plates.pair_bins(record, pictures),
-            blocks=blocks,
-            blocks_exact=exact,
-            per_block=plates.PER_BLOCK,
-            picture_width=record["source"]["size"][-1],
-            figures=figures,
-            tables={table.name: table for table in tables},
-            styles=styles(record),
-            best=best,
-            trained=trained(record),
-            sampled=sampled_means(record),
-            others={
-                name: before_after_figure(record, name, ("ssim",)) if best else None
-                for name in others
-            },
-            facts={title: list(leaves(values)) for title, values in facts.items() if values},
-            threshold=f"{record['settings']['good_threshold']:g}",
-        )
+    blocks, exact = image_grids.appendix_blocks(record, pictures)
+    is_several = bool(record.get("side_by_side"))
+    return page_html(
+        "report.html",
+        {"criterion": criterion_title},
+        record=record,
+        context=context,
+        methods=methods,
+        headline=headline(record),
+        attacker=attacker(record),
+        victims=victims(record),
+        attacks=attack_rows(record),
+        attack_bands={side: image_grids.attack_bands(record, pictures, side) for side in SIDES}
+        if is_several
+        else None,
+        bands={side: image_grids.bands(record, pictures, side) for side in SIDES},
+        nothing=image_grids.nothing_rows(pictures),
+        pair_bins=image_grids.pair_bins(record, pictures),
+        blocks=blocks,
+        blocks_exact=exact,
+        per_block=image_grids.PER_BLOCK,
+        picture_width=record["source"]["size"][-1],
+        figures=figures,
+        tables={table.name: table for table in tables},
+        folder=DATA_FOLDER,
+        most_inline=math.inf,
+        styles=styles(record),
+        best=best,
+        trained=trained(record),
+        sampled=sampled_means(record),
+        others={
+            name: before_after_figure(record, name, ("ssim",)) if best else None for name in others
+        },
+        facts={title: list(leaves(values)) for title, values in facts.items() if values},
+        threshold=f"{record['settings']['good_threshold']:g}",
     )
-    return page

@@ -1,25 +1,18 @@
-"""What the report and the comparison read: a finished evaluation's numbers and pictures.
+"""A finished evaluation's numbers and pictures, as the report and the comparison read them.
 
 docs/evaluation.md specifies both files. Nothing here computes a number.
 """
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from storage.documents import read_document
 from tasks.evaluation.record import SCHEMA, SIDES, VERSION
+from tasks.page.files import Record
 
-__all__ = ["SIDES", "Pictures", "Record", "evaluation_folder", "read_pictures", "read_record"]
-
-Pictures = Mapping[str, npt.NDArray[np.uint8]]
-Record = Mapping[str, Any]
+__all__ = ["SIDES", "Record", "evaluation_folder", "read_record"]
 
 
 def evaluation_folder(run: Path) -> Path:
@@ -56,15 +49,6 @@ def read_record(path: Path) -> dict[str, Any]:
             "evaluate again with this release: palimpsest evaluate --store FOLDER"
         )
     return record
-
-
-def read_pictures(path: Path) -> dict[str, npt.NDArray[np.uint8]]:
-    """The pictures of `path`, a pictures.npz; ValueError if it cannot be read."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read ({error}); evaluate again") from error
 
 
 def trained(record: Record) -> list[str]:

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.page.charts import Panel, dots, round_axis, unit_axis
-from tasks.page.tables import (
+from tasks.page.axes import round_axis, unit_axis
+from tasks.page.charts import Panel, dots
+from tasks.page.files import Record
+from tasks.page.formats import score
+from tasks.page.tables import Table
+from tasks.report.figures import METRIC_TITLES, Figure, good_title, n_not_drawn, styles
+from tasks.report.headline import criterion_title, method_title
+from tasks.report.record import SIDES, best_trained
+from tasks.report.tables import (
     METRICS,
-    Table,
     bins_table,
     hallucination_table,
     images_table,
@@ -18,9 +24,6 @@ from tasks.page.tables import (
     ranking_table,
     runs_table,
 )
-from tasks.report.figures import METRIC_TITLES, Figure, good_title, n_not_drawn, styles
-from tasks.report.headline import criterion_title, method_title, score
-from tasks.report.record import SIDES, Record, best_trained
 
 
 def before_after_figure(record: Record, name: str, metrics: Sequence[str] = METRICS) -> Figure:

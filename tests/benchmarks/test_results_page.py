@@ -19,7 +19,7 @@ from tasks.evaluation.evaluate import Evaluation, evaluate
 from tests.benchmarks.pages import build_page
 from tests.benchmarks.test_record import CLAIM, MEASUREMENT
 from tests.tasks.evaluation.evaluations import Blender, image_set, planted_store, weights
-from tests.tasks.study import study_records
+from tests.tasks.families.weights.study import study_records
 
 
 @cache

@@ -40,24 +40,22 @@ from tasks.campaign.state import read_control, read_quarantine, write_control, w
 from tasks.campaign.status import find_recipe, stored_sampling
 from tasks.dataset.export import rendered
 from tasks.evaluation.evaluate import read_excluded
-from tasks.families.autoencoder.study import page as recovery_page
-from tasks.families.inversion.study import page as inversion_page
 from tasks.report import page as report
 from tasks.report.compare import compare, open_runs
 from tasks.report.compare_page import write_comparison
 from tasks.restoring.folder import SCHEMA as RESTORATION
 from tasks.restoring.folder import VERSION as RESTORATION_VERSION
 from tasks.restoring.folder import read_record
-from tasks.study import page as study_page
 from tasks.training.train import load_restorer
 from tasks.workspace import Workspace
 from tests.storage.stores import store
 from tests.tasks.families.autoencoder import study_records as recovery_records
 from tests.tasks.families.instahide.challenges import normal_challenge
 from tests.tasks.families.inversion import inversions
+from tests.tasks.families.weights.study import study_records
+from tests.tasks.page.study_pages import StudyPages
 from tests.tasks.report import report_records
 from tests.tasks.restoring.restorers import TINY_BF_DNCNN, trained
-from tests.tasks.study import study_records
 
 WRONG: tuple[Any, ...] = (
     *(None, True, -1, 7, 10**30, 1e308, 0.5, "x", "", "\0", "../../x", [], [[]], [None], {}),
@@ -115,14 +113,11 @@ def _recipe(folder: Path) -> None:
     find_recipe(str(folder))
 
 
-def _page(module: Any, records: Any, made: Callable[[], Any]) -> Document:
-    names = {study_page: "study", recovery_page: "recovery", inversion_page: "inversion"}
-
+def _page(pages: StudyPages, made: Callable[[], Any]) -> Document:
     def make(folder: Path) -> Path:
-        records.write(folder, *made())
-        return folder / f"{names[module]}.json"
+        return pages.write(folder, *made()) / f"{pages.page.name}.json"
 
-    return Document(make, module.write_page, n_trees=N_PAGES)
+    return Document(make, pages.page.write, n_trees=N_PAGES)
 
 
 def _evaluation(folder: Path) -> Path:
@@ -236,10 +231,10 @@ DOCUMENTS: dict[str, Document] = {
     "evaluation": Document(_evaluation, _reported, n_trees=N_PAGES),
     "evaluation compared": Document(_evaluation, _compared, n_trees=N_PAGES),
     "context": Document(_context, lambda folder: report.saved_context(folder / "a")),
-    "study": _page(study_page, study_records, lambda: study_records.study(grid=0, losses=0)),
-    "recovery": _page(recovery_page, recovery_records, lambda: recovery_records.recovery(
+    "study": _page(study_records.PAGES, lambda: study_records.study(grid=0, losses=0)),
+    "recovery": _page(recovery_records.PAGES, lambda: recovery_records.recovery(
         victims=2, masks=("random",), methods=("iteration",), levels=(1e-4,), n=4, n_groups=0)),
-    "inversion": _page(inversion_page, inversions, lambda: inversions.inversion(
+    "inversion": _page(inversions.PAGES, lambda: inversions.inversion(
         sources=1, lams=(0.1, 1.0), betas=(1e-2,), n=4, n_shown=2, layers=False, unicon=False,
         synthetic=False)),
 }  # fmt: skip

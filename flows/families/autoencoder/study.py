@@ -20,7 +20,7 @@ from tasks.cluster.workers import Workers, dask_client, device_of, usable_cores
 from tasks.families.autoencoder.study.claims import check_recovery
 from tasks.families.autoencoder.study.figure_specs import describe_figures
 from tasks.families.autoencoder.study.images import Sources
-from tasks.families.autoencoder.study.page import write_page
+from tasks.families.autoencoder.study.page import RECOVERY_PAGE
 from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.record import (
     PAPER,
@@ -77,7 +77,7 @@ def run_recovery_study(
     record = make_record(plan, outcome)
     write_file(store / PICTURES, pictures_of(plan, outcome, record))
     write_json(store / RECORD, record)
-    page = write_page(store)
+    page = RECOVERY_PAGE.write(store)
     leave_table("recovery", recovery_rows(record), f"What came back from {len(study.victims)} "
                 "autoencoders at their lowest losses")  # fmt: skip
     leave_table("claims", claim_rows(record), "The claims of paper 000")

@@ -22,8 +22,8 @@ from tasks.families.instahide.report import best_of, clear_images, sheet, write_
 from tasks.families.instahide.results import Scored, record_of
 from tasks.families.instahide.similarity import SimilarityJob, train_similarity
 from tasks.orchestration import flow, task
+from tasks.page.formats import duration
 from tasks.progress import stage_progress
-from tasks.report.page import duration
 
 RECORD = "instahide.json"
 ENTRIES = frozenset(

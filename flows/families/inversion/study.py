@@ -22,7 +22,7 @@ from tasks.cluster.workers import Workers, dask_client, device_of, usable_cores
 from tasks.families.inversion.study.claims import check_inversion
 from tasks.families.inversion.study.figure_specs import describe_figures
 from tasks.families.inversion.study.images import read_sources
-from tasks.families.inversion.study.page import write_page
+from tasks.families.inversion.study.page import INVERSION_PAGE
 from tasks.families.inversion.study.plan import InversionPlan
 from tasks.families.inversion.study.record import (
     PAPER,
@@ -75,7 +75,7 @@ def run_inversion_study(
     write_file(store / PICTURES, pictures_of(plan, record))
     write_victims(plan, role_cells(plan, sweet_spots(plan)))
     write_json(store / RECORD, record)
-    page = write_page(store)
+    page = INVERSION_PAGE.write(store)
     leave_table(
         "inversion", inversion_rows(record), "What the features of split networks give away"
     )

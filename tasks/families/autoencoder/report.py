@@ -21,7 +21,9 @@ from storage.files import text_bytes, write_file
 from tasks.families.autoencoder.material import Case
 from tasks.families.autoencoder.results import SIDES, Cell, arrays, pairs
 from tasks.families.weights.report import STEPS
-from tasks.report.page import TEMPLATES, data_uri, duration
+from tasks.page.formats import duration
+from tasks.page.pictures import data_uri
+from tasks.page.writer import TEMPLATES
 
 COLUMNS = 10
 MIN_COLUMNS = 4

@@ -22,7 +22,9 @@ from tasks.families.instahide.headline import WHY, left_open
 from tasks.families.instahide.inputs import Prepared
 from tasks.families.instahide.results import Scored, image_row
 from tasks.families.inversion.report import COLUMNS
-from tasks.report.page import TEMPLATES, data_uri, duration
+from tasks.page.formats import duration
+from tasks.page.pictures import data_uri
+from tasks.page.writer import TEMPLATES
 
 ENCODINGS_SHOWN = 10
 LARGEST_SHOWN = 64

@@ -20,7 +20,9 @@ from torch import Tensor
 from storage.files import text_bytes, write_file
 from tasks.attack_file.pictures import Named
 from tasks.families.inversion.attack import Attacked
-from tasks.report.page import TEMPLATES, data_uri, duration
+from tasks.page.formats import duration
+from tasks.page.pictures import data_uri
+from tasks.page.writer import TEMPLATES
 
 COLUMNS = 10
 LABELS = 1.5

@@ -21,9 +21,12 @@ from storage.files import text_bytes, write_file
 from tasks.attack_file.pictures import Named
 from tasks.families.weights.ranking import FALSE_SHARES, GOOD, Ranked
 from tasks.families.weights.results import Matches, Results
-from tasks.page.charts import Panel, dots, log_axis, rank_axis
+from tasks.page.axes import log_axis, rank_axis
+from tasks.page.charts import Panel, dots
+from tasks.page.formats import duration, score
+from tasks.page.pictures import data_uri
+from tasks.page.writer import TEMPLATES
 from tasks.report.contact_sheet import Strip, strips_sheet
-from tasks.report.page import TEMPLATES, data_uri, duration, score
 
 COLUMNS = 10
 N_DECOYS = 5

@@ -20,8 +20,8 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
 from recon_core.victims.separability import MixCon
+from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
 from tasks.study.cost import Pace, attack_operations, cost_of, measured_pace, training_operations
-from tasks.study.figure_specs import describe_figures, kernels_of
 from tasks.study.settings import Cell, Study
 
 RUN = CliRunner()

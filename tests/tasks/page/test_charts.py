@@ -6,20 +6,8 @@ import re
 
 import pytest
 
-from tasks.page.charts import (
-    MAX_DOTS,
-    MAX_POINTS,
-    Line,
-    Panel,
-    Style,
-    bands,
-    dots,
-    lines,
-    log_axis,
-    rank_axis,
-    round_axis,
-    unit_axis,
-)
+from tasks.page.axes import log_axis, rank_axis, round_axis, unit_axis
+from tasks.page.charts import MAX_DOTS, MAX_POINTS, Line, Panel, Style, bands, dots, lines
 from tasks.page.tables import Table
 from tasks.report.figures import n_not_drawn, styles
 from tests.tasks.report.report_records import made_up

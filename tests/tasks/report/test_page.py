@@ -14,11 +14,12 @@ import pytest
 from torch import nn
 
 from tasks.evaluation.evaluate import Evaluation, evaluate
-from tasks.page.pictures import strips
-from tasks.page.tables import images_table, ranked_table, thresholds_table
+from tasks.page.formats import duration, interval, percent, score
+from tasks.page.pictures import data_uri, strips
 from tasks.report.contact_sheet import attacks_sheet
-from tasks.report.headline import attacker, interval, percent, victims
-from tasks.report.page import data_uri, duration, method_title, saved_context, score, write_report
+from tasks.report.headline import attacker, method_title, victims
+from tasks.report.page import saved_context, write_report
+from tasks.report.tables import images_table, ranked_table, thresholds_table
 from tests.tasks.evaluation.evaluations import (
     Blender,
     evaluated_sweep,

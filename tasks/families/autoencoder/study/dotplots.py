@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
 
-from tasks.families.autoencoder.study.charts import (
-    MAX_MARKS,
-    Lane,
-    Mark,
-    power,
-    side_lines,
-    strip,
-    styles_of,
-)
+from tasks.families.autoencoder.study.charts import method_styles
 from tasks.families.autoencoder.study.figure_specs import at_lowest, lowest
-from tasks.families.autoencoder.study.headline import TITLES, tested, with_interval
+from tasks.families.autoencoder.study.headline import TITLES, measure, tested
 from tasks.families.autoencoder.study.tables import contraction_table, pooled, rates_table, triple
-from tasks.page.charts import Axis, Style, round_axis
+from tasks.page.axes import Axis, round_axis
+from tasks.page.charts import Style
+from tasks.page.dotplots import MAX_MARKS, Lane, Mark, dotplot, side_lines
+from tasks.page.figures import Drawing, Figure, Row
+from tasks.page.files import Record
+from tasks.page.formats import NOTHING, percent, power, with_interval
 from tasks.page.tables import Cell
-from tasks.report.headline import percent
-from tasks.report.record import Record
-from tasks.study.figure_types import Panel, RecoveryFigure, Row
 
 SHARES = ("accurate", "approximate")
 PERCENT = [(0.0, "0"), (0.25, "25"), (0.5, "50"), (0.75, "75"), (1.0, "100 %")]
@@ -30,9 +24,7 @@ VICTIM_COLOUR = 2
 MOST_SPREAD = 50.0  # of radii on a plain axis
 
 
-def control_figure(
-    record: Record, figure: Mapping[str, Any], victims: Sequence[Record]
-) -> RecoveryFigure:
+def control_figure(record: Record, figure: Record, victims: Sequence[Record]) -> Figure:
     """Shares of training and of test images per method, a panel per network (000, section 4)."""
     cells = {
         (victim["name"], split): at_lowest(record, victim, split=split, sigma=0.0)
@@ -45,7 +37,7 @@ def control_figure(
             TITLES[value].capitalize(),
             "",
             [
-                Panel(_control_panel(record, victim, value, cells), _at(victim))
+                Drawing(_control_panel(record, victim, value, cells), _at(victim))
                 for victim in victims
             ],
         )
@@ -55,7 +47,7 @@ def control_figure(
     without = [victim["title"] for victim in record["victims"] if victim["name"] not in have]
     notes = [tested(record, victims)]
     notes += [f"Without test images: {'; '.join(without)}."] if without else []
-    return RecoveryFigure(figure, table, rows, notes=notes)
+    return Figure(figure, [table], rows, notes=notes)
 
 
 def _at(victim: Record) -> str:
@@ -69,8 +61,8 @@ def _control_panel(
     value: str,
     cells: Mapping[tuple[str, str], Sequence[Record]],
 ) -> str:
-    styles, masks = styles_of(record), {mask["name"]: mask["title"] for mask in record["masks"]}
-    lanes, said = [], []
+    styles, masks = method_styles(record), {mask["name"]: mask["title"] for mask in record["masks"]}
+    lanes, said, show = [], [], partial(measure, value)
     run = {cell["method"] for found in cells.values() for cell in found}
     for method in record["methods"]:
         if method["name"] not in run:
@@ -82,7 +74,7 @@ def _control_panel(
             sides.append(
                 [
                     Mark(cell[value][0], f"{masks.get(cell['mask'], cell['mask'])}, {split}: "
-                         f"{with_interval(value, *triple(cell, value))}")
+                         f"{with_interval(show, triple(cell, value))}")
                     for cell in mine
                     if triple(cell, value)[0] is not None
                 ]
@@ -97,16 +89,16 @@ def _control_panel(
         return ""
     axis = Axis(0.0, 1.0, PERCENT, f"share, {TITLES[value]}")
     about = f"{TITLES[value]} of training and test images, {victim['title']}. {'; '.join(said)}"
-    return strip(lanes, axis, at=None, description=about)
+    return dotplot(lanes, axis, at=None, description=about)
 
 
-def contraction_figure(figure: Mapping[str, Any], victims: Sequence[Record]) -> RecoveryFigure:
+def contraction_figure(figure: Record, victims: Sequence[Record]) -> Figure:
     """The spectral radius at every image that was looked at, a lane per network."""
     table = contraction_table(figure["name"], victims)
     radii = [r for r in table.columns["radius"] if isinstance(r, int | float)]
     if not radii:
         notes = ["No radius is known: nothing to draw."]
-        return RecoveryFigure(figure, table, notes=notes)
+        return Figure(figure, [table], notes=notes)
     positive = [radius for radius in radii if radius > 0]
     log = len(positive) == len(radii) and max(radii) > MOST_SPREAD * min(radii)
     axis = _radii_axis(radii, log=log)
@@ -125,18 +117,18 @@ def contraction_figure(figure: Mapping[str, Any], victims: Sequence[Record]) -> 
             ]
             sides.append([Mark(r, _said(split, image, r)) for r, image in known])
             below = sum(radius < 1 for radius, _image in known)
-            numbers.append(f"{below} of {len(known)}" if known else "–")
+            numbers.append(f"{below} of {len(known)}" if known else NOTHING)
         said.append(f"{victim['title']}: below 1 at {numbers[0]} training and {numbers[1]} test")
         style = Style(0, VICTIM_COLOUR, 0)
         lanes.append(
             Lane(side_lines(victim["title"]), style, sides[0], sides[1], (numbers[0], numbers[1]))
         )
-    svg = strip(lanes, axis, at=1.0, description=f"Spectral radii. {'; '.join(said)} images.")
+    svg = dotplot(lanes, axis, at=1.0, description=f"Spectral radii. {'; '.join(said)} images.")
     notes = ["At the right: at how many images the radius is below 1, of those looked at."]
     hidden = max(len(side) for lane in lanes for side in (lane.train, lane.test)) - MAX_MARKS
     if hidden > 0:
         notes.append(f"At most {MAX_MARKS} marks of a lane are drawn, evenly picked.")
-    return RecoveryFigure(figure, table, [Row("", "", [Panel(svg, "")])], notes=notes)
+    return Figure(figure, [table], [Row("", "", [Drawing(svg)])], notes=notes)
 
 
 def _said(split: str, image: Cell, radius: float) -> str:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.families.autoencoder.study.charts import power
-from tasks.report.record import Record
+from tasks.page.files import Record
+from tasks.page.formats import power
 
 VALUES = ("accurate", "approximate", "psnr")
 MODERATE = 1e-5

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from tasks.families.autoencoder.study.charts import (
-    falling,
-    falling_axis,
-    lines,
-    not_reached,
-    power,
-    small_panel,
-    styles_of,
-    upright,
-)
+from tasks.families.autoencoder.study.charts import Series, lines, method_styles, small_panel
 from tasks.families.autoencoder.study.dotplots import contraction_figure, control_figure
 from tasks.families.autoencoder.study.figure_specs import (
     VALUES,
@@ -24,113 +14,70 @@ from tasks.families.autoencoder.study.figure_specs import (
     lowest,
     unreached,
 )
-from tasks.families.autoencoder.study.headline import (
-    TITLES,
-    incomplete,
-    measure,
-    victim_note,
-    with_interval,
-)
+from tasks.families.autoencoder.study.headline import TITLES, incomplete, measure, victim_note
 from tasks.families.autoencoder.study.image_grids import groups, mask_tile, mask_tiles
 from tasks.families.autoencoder.study.tables import (
-    Arrays,
+    examples_table,
     masks_table,
-    plates_table,
     rates_table,
     thresholds_table,
     triple,
 )
-from tasks.page.charts import Axis, Style, round_axis
-from tasks.page.charts import Panel as Frame
-from tasks.page.heatmaps import Estimate
-from tasks.report.record import Record
-from tasks.study.figure_types import Panel, RecoveryFigure, Row
-from tasks.study.tables import rows_of
+from tasks.page.axes import PERCENT, Axis, falling, falling_axis, round_axis
+from tasks.page.charts import Estimate, Panel, Style
+from tasks.page.figures import Draw, Drawing, Figure, Row, entry_of
+from tasks.page.files import Arrays, Record
+from tasks.page.formats import NOTHING, brackets, power, with_interval
 
-OWN_TABLES = ("summary", "cells", "victims", "claims")
 UNITS = {"accurate": "%", "approximate": "%", "psnr": "dB"}
-PERCENT = [(0.0, "0"), (0.5, "50"), (1.0, "100")]
+SHARES = Axis(0.0, 1.0, PERCENT, "")
 WIDTH = 200
 
 
-def recovery_figures(record: Record, pictures: Arrays) -> list[RecoveryFigure]:
-    """The record's figures in their order.
-
-    Raises ValueError for a kind, a victim or a value that is not there, for a name that is no
-    file's or is used twice, and for pictures that do not belong to the record.
-    """
-    names = [figure["name"] for figure in record["figures"]]
-    made = []
-    for figure in record["figures"]:
-        name = figure["name"]
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or name in OWN_TABLES:
-            raise ValueError(
-                f"a figure is named {name!r}; expected letters, digits and hyphens, and none of "
-                f"{', '.join(OWN_TABLES)}, since its numbers are kept in a file of that name"
-            )
-        if names.count(name) > 1:
-            raise ValueError(f"two figures are named {name!r}; give each its own name")
-        if figure["kind"] not in DRAW:
-            raise ValueError(
-                f"figure {name!r} is of kind {figure['kind']!r}; expected one of {sorted(DRAW)}"
-            )
-        made.append(DRAW[figure["kind"]](record, pictures, figure))
-    return made
-
-
-def masks_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
+def masks_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """A picture of every mask (000, figure 3)."""
-    return RecoveryFigure(
-        figure, masks_table(record, figure["name"]), tiles=mask_tiles(record, pictures)
-    )
+    table = masks_table(record, figure["name"])
+    return Figure(figure, [table], more={"tiles": mask_tiles(record, pictures)})
 
 
-def plates_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
+def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """Originals, what was left of them and what came back (000, figure 1)."""
-    table = plates_table(figure["name"], record, pictures)
-    return RecoveryFigure(figure, table, groups=groups(record, pictures))
+    table = examples_table(figure["name"], record, pictures)
+    return Figure(figure, [table], more={"groups": groups(record, pictures)})
 
 
-def rates_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
+def rates_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """A value by train loss, a row per network, a panel per mask (000, figures 3, F.1, F.2)."""
     value, sigma = _value(figure), figure["sigma"]
-    victims = [victim_of(record, figure, name) for name in figure["victims"]]
+    victims = _victims(record, figure)
     cells = [
         cell
         for victim in victims
         for cell in cells_of(record, victim=victim["name"], split="train", sigma=sigma)
     ]
     table = rates_table(figure["name"], cells, [value])
-    found = list(rows_of(table))
-    frames = _frames(victims, found, [value])
+    found = list(table.rows())
+    frame = _frames(victims, found, [value])[value]
     rows = []
     for victim in victims:
         panels = []
         for mask in record["masks"]:
-            mine = [
-                row
-                for row in found
-                if (row["victim"], row["mask"]) == (victim["name"], mask["name"])
-            ]
-            svg = _rates_panel(record, victim, mask["title"], value, mine, panel=frames[value])
-            panels.append(Panel(svg, mask["title"], icon=mask_tile(pictures, mask["name"])))
+            mine = _of(found, victim=victim["name"], mask=mask["name"])
+            svg = _rates_panel(record, victim, mask["title"], value, mine, panel=frame)
+            panels.append(Drawing(svg, mask["title"], icon=mask_tile(pictures, mask["name"])))
         rows.append(Row(victim["title"], victim_note(victim), panels))
-    notes = [_nothing(value, found), *incomplete(record, victims, cells)]
-    return RecoveryFigure(
-        figure,
-        table,
-        rows,
-        legend=_legend(record, cells),
-        notes=[note for note in notes if note],
-        unreached=any(map(unreached, victims)),
-    )
+    notes = incomplete(record, victims, cells)
+    if value != "psnr" and not any(row[value] for row in found):
+        notes.insert(0, f"No image reaches {TITLES[value]} in any of these cells.")
+    more = {"unreached": any(map(unreached, victims))}
+    return Figure(figure, [table], rows, _legend(record, cells), notes, more)
 
 
-def noise_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
+def noise_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """The three values by train loss for cells with noise: a row per network and mask (G.1)."""
     cells = cells_of(record, split="train", sigma=figure["sigma"])
     table = rates_table(figure["name"], cells, VALUES)
-    found = list(rows_of(table))
+    found = list(table.rows())
     titles = {mask["name"]: mask["title"] for mask in record["masks"]}
     with_cells = {cell["victim"] for cell in cells}
     victims = [victim for victim in record["victims"] if victim["name"] in with_cells]
@@ -138,10 +85,9 @@ def noise_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -
     rows = []
     for victim in victims:
         for mask in dict.fromkeys(c["mask"] for c in cells if c["victim"] == victim["name"]):
-            mine = [row for row in found if (row["victim"], row["mask"]) == (victim["name"], mask)]
-            title = titles.get(mask, mask)
+            mine, title = _of(found, victim=victim["name"], mask=mask), titles.get(mask, mask)
             panels = [
-                Panel(
+                Drawing(
                     _rates_panel(record, victim, title, value, mine, panel=frames[value]),
                     TITLES[value].capitalize().replace("psnr", "PSNR"),
                 )
@@ -149,144 +95,122 @@ def noise_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -
             ]
             rows.append(Row(f"{victim['title']}, {title}", victim_note(victim), panels))
     notes = [] if rows else ["No cell has this noise."]
-    return RecoveryFigure(
-        figure,
-        table,
-        rows,
-        legend=_legend(record, cells),
-        notes=notes,
-        unreached=any(map(unreached, victims)),
-    )
+    more = {"unreached": any(map(unreached, victims))}
+    return Figure(figure, [table], rows, _legend(record, cells), notes, more)
+
+
+def _of(rows: Iterable[Record], **where: str) -> list[Record]:
+    return [row for row in rows if all(row[key] == at for key, at in where.items())]
+
+
+def _series(
+    record: Record, rows: Sequence[Record], point: Callable[[Record, Record], Estimate]
+) -> tuple[list[Series], str]:
+    """(each method's points by x, all that is said of them); `point` is of (method, row)."""
+    styles, said = method_styles(record), []
+    series: list[Series] = []
+    for method in record["methods"]:
+        points = [point(method, row) for row in _of(rows, method=method["name"])]
+        said += [at.about for at in points]
+        points.sort(key=lambda at: at.x)
+        series.append((styles[method["name"]], points, method["generic"]))
+    return series, "; ".join(said)
 
 
 def _rates_panel(
-    record: Record,
-    victim: Record,
-    mask: str,
-    value: str,
-    mine: Sequence[Mapping[str, Any]],
-    *,
-    panel: Frame,
+    record: Record, victim: Record, mask: str, value: str, rows: Sequence[Record], *, panel: Panel
 ) -> str:
     """A panel of one network and mask; empty if nothing of it was run."""
-    known = [row for row in mine if row[value] is not None]
+    known = [row for row in rows if row[value] is not None]
     if not known:
         return ""
-    grey = [not_reached(panel, level) for level in unreached(victim)]
-    styles, series, said = styles_of(record), [], []
-    for method in record["methods"]:
-        points = []
-        for row in known:
-            if row["method"] != method["name"]:
-                continue
-            text = with_interval(value, row[value], row[f"{value} low"], row[f"{value} high"])
-            at = f" at a loss of {power(row['level'])}" if row["level"] else ""
-            about = f"{method['title']}{at}: {text}"
-            said.append(about)
-            ends = row[f"{value} low"], row[f"{value} high"]
-            points.append(Estimate(_place(row, panel.x), row[value], *ends, about))
-        points.sort(key=lambda point: point.x)
-        series.append((styles[method["name"]], points, method["generic"]))
-    about = f"{TITLES[value]} by train loss, {victim['title']}, {mask}. {'; '.join(said)}"
-    return lines(panel, series, behind=grey, description=about)
+
+    def point(method: Record, row: Record) -> Estimate:
+        ends = row[f"{value} low"], row[f"{value} high"]
+        at = f" at a loss of {power(row['level'])}" if row["level"] else ""
+        text = with_interval(partial(measure, value), (row[value], *ends))
+        return Estimate(_place(row, panel.x), row[value], *ends, f"{method['title']}{at}: {text}")
+
+    grey = [
+        panel.area(at - 0.5, at + 0.5, f"a loss of {power(level)} was not reached")
+        for level in unreached(victim)
+        for at in [falling(level)]
+    ]
+    series, said = _series(record, known, point)
+    about = f"{TITLES[value]} by train loss, {victim['title']}, {mask}. {said}"
+    return lines(panel, series, behind=grey, about=about)
 
 
-def _place(row: Mapping[str, Any], across: Axis) -> float:
+def _place(row: Record, across: Axis) -> float:
     for at in (row["loss"], row["level"]):
         if at is not None and at > 0:
             return falling(at)
     return (across.low + across.high) / 2
 
 
-def _levels_axis(victims: Sequence[Record]) -> Axis:
+def _frames(
+    victims: Sequence[Record], rows: Sequence[Record], values: Sequence[str]
+) -> dict[str, Panel]:
+    """The frame of a value's panels, the same for all networks and masks of a figure."""
     levels = {level for victim in victims for level in victim["wanted"]}
     levels |= {at["level"] for victim in victims for at in victim["levels"]}
-    return falling_axis("train loss", [level for level in levels if level > 0], WIDTH)
+    across = falling_axis("train loss", [level for level in levels if level > 0], WIDTH)
+    ends = [row.get(f"psnr{end}") for row in rows for end in ("", " low", " high")]
+    psnr = round_axis("", [end for end in ends if end is not None])
+    return {
+        value: small_panel(UNITS[value], across, psnr if value == "psnr" else SHARES)
+        for value in values
+    }
 
 
-def _frames(
-    victims: Sequence[Record], rows: Sequence[Mapping[str, Any]], values: Sequence[str]
-) -> dict[str, Frame]:
-    """The frame of a value's panels, the same for all networks and masks of a figure."""
-    across = _levels_axis(victims)
-    return {value: small_panel(UNITS[value], across, _up(value, rows)) for value in values}
-
-
-def _up(value: str, rows: Sequence[Mapping[str, Any]]) -> Axis:
-    """The axis upwards, the same in all panels of a figure."""
-    if value != "psnr":
-        return Axis(0.0, 1.0, PERCENT, "")
-    ends = [
-        end
-        for row in rows
-        for end in (row["psnr"], row["psnr low"], row["psnr high"])
-        if end is not None
-    ]
-    return round_axis("", ends)
-
-
-def _nothing(value: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    if value == "psnr" or any(row[value] for row in rows):
-        return ""
-    return f"No image reaches {TITLES[value]} in any of these cells."
-
-
-def thresholds_figure(
-    record: Record, _pictures: Arrays, figure: Mapping[str, Any]
-) -> RecoveryFigure:
+def thresholds_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """The share recovered by the error allowed, a panel per level (000, figure F.3)."""
-    victim = victim_of(record, figure, figure["victim"])
-    mask = _mask_of(record, figure)
+    victim = entry_of(record, figure, "victim", figure["victim"])
+    mask = entry_of(record, figure, "mask", figure["mask"])
     where = {"victim": victim["name"], "mask": mask["name"], "sigma": figure["sigma"]}
     cells = cells_of(record, split="train", **where)
-    generic = [m["name"] for m in record["methods"] if m["generic"]]
     table = thresholds_table(figure["name"], record, cells)
-    found = list(rows_of(table))
+    found = list(table.rows())
     across = falling_axis("error allowed", record["thresholds"]["all"], WIDTH)
     panels = []
     for level in sorted((at["level"] for at in victim["levels"]), reverse=True):
         mine = [row for row in found if row["level"] == level]
         have = {row["method"] for row in mine}
-        for name in generic:
-            if name not in have:
-                others = [row for row in found if row["method"] == name]
+        for method in record["methods"]:
+            if method["generic"] and method["name"] not in have:
+                others = _of(found, method=method["name"])
                 mine += [row for row in others if row["level"] == others[0]["level"]]
         svg = _thresholds_panel(record, mine, across, level)
-        panels.append(Panel(svg, f"loss {power(level)}"))
+        panels.append(Drawing(svg, f"loss {power(level)}"))
     row = Row(f"{victim['title']}, {mask['title']}", victim_note(victim), panels)
     notes = incomplete(record, [victim], cells)
-    return RecoveryFigure(figure, table, [row], legend=_legend(record, cells), notes=notes)
+    return Figure(figure, [table], [row], _legend(record, cells), notes)
 
 
-def _thresholds_panel(
-    record: Record, rows: Sequence[Mapping[str, Any]], across: Axis, level: float
-) -> str:
+def _thresholds_panel(record: Record, rows: Sequence[Record], across: Axis, level: float) -> str:
     if not rows:
         return ""
-    panel = small_panel("%", across, Axis(0.0, 1.0, PERCENT, ""))
-    styles, series, said = styles_of(record), [], []
-    for method in record["methods"]:
-        points = []
-        for row in rows:
-            if row["method"] != method["name"] or row["share"] is None:
-                continue
-            about = (
-                f"{method['title']}, error below {power(row['threshold'])}: {row['count']} of "
-                f"{row['n']}, {measure('accurate', row['share'])}"
-            )
-            said.append(about)
-            points.append(Estimate(falling(row["threshold"]), row["share"], None, None, about))
-        points.sort(key=lambda point: point.x)
-        series.append((styles[method["name"]], points, False))
+
+    def point(method: Record, row: Record) -> Estimate:
+        about = (
+            f"{method['title']}, error below {power(row['threshold'])}: {row['count']} of "
+            f"{row['n']}, {measure('accurate', row['share'])}"
+        )
+        return Estimate(falling(row["threshold"]), row["share"], None, None, about)
+
+    panel = small_panel("%", across, SHARES)
+    series, said = _series(record, [row for row in rows if row["share"] is not None], point)
+    series = [(style, points, False) for style, points, _everywhere in series]
     limits = [record["thresholds"][key] for key in ("approximate", "accurate")]
-    dotted = [upright(panel, falling(limit)) for limit in limits]
-    about = f"Share recovered by the error allowed, at a loss of {power(level)}. {'; '.join(said)}"
-    return lines(panel, series, behind=dotted, description=about)
+    dotted = [panel.vertical(falling(limit)) for limit in limits]
+    about = f"Share recovered by the error allowed, at a loss of {power(level)}. {said}"
+    return lines(panel, series, behind=dotted, about=about)
 
 
-def table_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
+def table_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """A value of one network by mask and method (000, tables 1 and 2)."""
-    victim, value = victim_of(record, figure, figure["victim"]), _value(figure)
+    victim, value = entry_of(record, figure, "victim", figure["victim"]), _value(figure)
+    show = partial(measure, value)
     cells = at_lowest(record, victim, split="train", sigma=0.0)
     table = rates_table(figure["name"], cells, [value])
     masks = [mask for mask in record["masks"] if mask["name"] in {cell["mask"] for cell in cells}]
@@ -294,43 +218,18 @@ def table_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) ->
     for method in record["methods"]:
         texts = []
         for mask in masks:
-            found = [c for c in cells if (c["mask"], c["method"]) == (mask["name"], method["name"])]
+            found = _of(cells, mask=mask["name"], method=method["name"])
             share, low, high = triple(found[0], value) if found else (None, None, None)
-            texts.append((measure(value, share), _ends(value, low, high)))
-        if any(text != "–" for text, _ends_ in texts):
+            texts.append((show(share), brackets(show, low, high)))
+        if any(text != NOTHING for text, _ends in texts):
             body.append((method["title"], texts))
     heads = [(mask["title"], mask_tile(pictures, mask["name"])) for mask in masks]
     shown = {**victim, "levels": [lowest(victim)]}
     notes = [victim_note(victim) + ".", *incomplete(record, [shown], cells)]
-    return RecoveryFigure(figure, table, grid=(heads, body), notes=notes)
+    return Figure(figure, [table], notes=notes, more={"grid": (heads, body)})
 
 
-def _ends(value: str, low: float | None, high: float | None) -> str:
-    if low is None or high is None:
-        return ""
-    return f"[{measure(value, low).removesuffix(' %')}, {measure(value, high).removesuffix(' %')}]"
-
-
-def victim_of(record: Record, figure: Mapping[str, Any], name: str) -> Record:
-    """The victim of that name; ValueError if the study has none."""
-    for victim in record["victims"]:
-        if victim["name"] == name:
-            return dict(victim)
-    have = [victim["name"] for victim in record["victims"]]
-    raise ValueError(f"figure {figure['name']!r} shows victim {name!r}; expected one of {have}")
-
-
-def _mask_of(record: Record, figure: Mapping[str, Any]) -> Record:
-    for mask in record["masks"]:
-        if mask["name"] == figure["mask"]:
-            return dict(mask)
-    have = [mask["name"] for mask in record["masks"]]
-    raise ValueError(
-        f"figure {figure['name']!r} shows mask {figure['mask']!r}; expected one of {have}"
-    )
-
-
-def _value(figure: Mapping[str, Any]) -> str:
+def _value(figure: Record) -> str:
     value = str(figure["value"])
     if value not in VALUES:
         raise ValueError(
@@ -339,25 +238,27 @@ def _value(figure: Mapping[str, Any]) -> str:
     return value
 
 
+def _victims(record: Record, figure: Record) -> list[Record]:
+    return [entry_of(record, figure, "victim", name) for name in figure["victims"]]
+
+
 def _legend(record: Record, cells: Sequence[Record]) -> list[tuple[Style, str]]:
     """The methods that have a cell."""
-    have, styles = {cell["method"] for cell in cells}, styles_of(record)
+    have, styles = {cell["method"] for cell in cells}, method_styles(record)
     return [(styles[m["name"]], m["title"]) for m in record["methods"] if m["name"] in have]
 
 
-def _control(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
-    victims = [victim_of(record, figure, name) for name in figure["victims"]]
-    return control_figure(record, figure, victims)
+def _control(record: Record, _pictures: Arrays, figure: Record) -> Figure:
+    return control_figure(record, figure, _victims(record, figure))
 
 
-def _contraction(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -> RecoveryFigure:
-    victims = [victim_of(record, figure, name) for name in figure["victims"]]
-    return contraction_figure(figure, victims)
+def _contraction(record: Record, _pictures: Arrays, figure: Record) -> Figure:
+    return contraction_figure(figure, _victims(record, figure))
 
 
-DRAW: dict[str, Callable[[Record, Arrays, Mapping[str, Any]], RecoveryFigure]] = {
+KINDS: dict[str, Draw] = {
     "masks": masks_figure,
-    "plates": plates_figure,
+    "plates": examples_figure,
     "rates": rates_figure,
     "thresholds": thresholds_figure,
     "table": table_figure,

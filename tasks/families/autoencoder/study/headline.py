@@ -1,28 +1,21 @@
-"""The words of a recovery study's page: the answer on top, and numbers as people read them."""
+"""The words of a recovery study's page: the answer on top, and values as people read them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.families.autoencoder.study.charts import power
 from tasks.families.autoencoder.study.figure_specs import at_lowest, best_victim, lowest, unreached
+from tasks.page.claims import claim_counts, whose_claims
+from tasks.page.files import Record
+from tasks.page.formats import NOTHING, decibels, names, percent, plural, power, short
 from tasks.page.tables import Table
-from tasks.report.headline import NOTHING, percent
-from tasks.report.record import Record
-from tasks.study.headline import claim_counts, plural, short
-from tasks.study.tables import rows_of
 
 TITLES = {
     "accurate": "accurate recovery",
     "approximate": "approximate recovery",
     "psnr": "mean PSNR",
 }
-
-
-def decibels(value: float | None) -> str:
-    """`33.0`; a dash for None."""
-    return NOTHING if value is None else f"{value:.1f}".replace("-", "−")
 
 
 def measure(value: str, found: float | None) -> str:
@@ -32,18 +25,10 @@ def measure(value: str, found: float | None) -> str:
     return percent(found)
 
 
-def with_interval(value: str, found: float | None, low: float | None, high: float | None) -> str:
-    """`61.0 % [50.1 %, 70.9 %]`."""
-    text = measure(value, found)
-    if low is None or high is None:
-        return text
-    return f"{text} [{measure(value, low)}, {measure(value, high)}]"
-
-
 def headline(record: Record, summary: Table) -> dict[str, Any]:
     """What the first sentences say: claims by outcome, and the network of the summary."""
     victim = best_victim(record)
-    rows = list(rows_of(summary))
+    rows = list(summary.rows())
     blind = [row for row in rows if not row["knows_mask"] and row["train n"]]
     tested = [row for row in rows if row["test n"]]
     return {
@@ -61,12 +46,6 @@ def headline(record: Record, summary: Table) -> dict[str, Any]:
     }
 
 
-def names(titles: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    *most, last = titles or [NOTHING]
-    return f"{', '.join(most)} and {last}" if most else last
-
-
 def victim_note(victim: Record) -> str:
     """Under the title of a network: its size, and which losses it did not reach."""
     text = f"{plural(victim['n_images'], 'image', 'images')}, {victim['n_parameters']:,} parameters"
@@ -80,12 +59,6 @@ def victim_note(victim: Record) -> str:
             f"({short(victim['last']['loss'])} after {victim['last']['epoch']:,} epochs)"
         )
     return text + ("; its training diverged" if victim["diverged"] else "")
-
-
-def whose_claims(record: Record) -> str:
-    """Whether all claims are the paper's."""
-    is_ours = any(claim["where"] == "ours" for claim in record["claims"])
-    return "of the paper and ours" if is_ours else "of the paper"
 
 
 def incomplete(record: Record, victims: Sequence[Record], cells: Sequence[Record]) -> list[str]:
@@ -128,8 +101,3 @@ def tested(record: Record, victims: Sequence[Record]) -> str:
         some = [f"{of[key]} of {of['n']} with {t}" for t, of in counts.items() if of[key]]
         parts.append(f"{names(some)} came back {word}" if some else f"none came back {word}")
     return f"Of {n:,} attempts on test images, {'; '.join(parts)}."
-
-
-def whole(share: float | None) -> str:
-    """A share in percent without its sign, to be set between brackets: `7.3`."""
-    return NOTHING if share is None else f"{100 * share:.1f}".removesuffix(".0")

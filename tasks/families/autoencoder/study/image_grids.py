@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.families.autoencoder.study.charts import power
 from tasks.families.autoencoder.study.figure_specs import group_name
-from tasks.families.autoencoder.study.headline import decibels
-from tasks.families.autoencoder.study.tables import Arrays, psnr
+from tasks.families.autoencoder.study.tables import psnr
+from tasks.page.files import Arrays, Record
+from tasks.page.formats import decibels, percent, power
 from tasks.page.pictures import data_uri
-from tasks.report.headline import NOTHING, percent
-from tasks.report.record import Record
 
 KNOWN, MISSING = (236, 231, 220), (70, 65, 58)
 OPEN_GROUPS = 2
@@ -109,7 +107,7 @@ def _column(
 ) -> dict[str, Any]:
     _check(name, pictures[name], images)
     tiles = [
-        {"uri": data_uri(_rgb(picture)), "alt": f"image {image}: {title}"}
+        {"uri": data_uri(picture), "alt": f"image {image}: {title}"}
         for picture, image in zip(pictures[name], images, strict=True)
     ]
     return {"key": key, "title": title, "tiles": tiles}
@@ -131,15 +129,10 @@ def _scored(record: Record, error: float) -> Mapping[str, Any]:
         close = "approximate" if error < thresholds["approximate"] else ""
         kind = "accurate" if error < thresholds["accurate"] else close
     return {
-        "score": NOTHING if found is None else decibels(found),
+        "score": decibels(found),
         "kind": kind,
         "about": "no error known" if found is None else f"mean square error {error:.2g}",
     }
-
-
-def _rgb(picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """(3, h, w), of a picture with one channel or three."""
-    return np.repeat(picture, 3, axis=0) if len(picture) == 1 else picture
 
 
 def _mask_uri(mask: npt.NDArray[Any]) -> str:

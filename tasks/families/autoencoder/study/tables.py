@@ -6,17 +6,15 @@ A figure is drawn from its table, so the two cannot differ (docs/pages.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tasks.families.autoencoder.study.figure_specs import at_lowest, group_name, lowest
-from tasks.page.tables import Cell, Table, table_of
-from tasks.report.record import Record
+from tasks.page.files import Arrays, Record
+from tasks.page.tables import Cell, Table, estimate, table_of
 
-Arrays = Mapping[str, npt.NDArray[Any]]
 WHERE = ("victim", "level", "loss", "mask", "sigma", "split", "method")
 PSNR_FLOOR = 1e-12
 SUMMED = ("n", "n_accurate", "n_approximate")
@@ -57,7 +55,7 @@ def cells_table(record: Record) -> Table:
     for cell in record["cells"]:
         row: dict[str, Cell] = {key: cell[key] for key in (*WHERE, *SUMMED)}
         for value in ("accurate", "approximate", "psnr"):
-            row |= named(value, triple(cell, value))
+            row |= estimate(value, triple(cell, value))
         for threshold, count in zip(record["thresholds"]["all"], cell["by_threshold"], strict=True):
             row[f"below {threshold:g}"] = count
         row["n_applied"] = cell["n_applied"]
@@ -65,11 +63,6 @@ def cells_table(record: Record) -> Table:
         row |= {"mask_accuracy": cell["mask_accuracy"], "seconds": cell["seconds"]}
         rows.append(row)
     return table_of("cells", rows, (*WHERE, *SUMMED))
-
-
-def named(value: str, found: tuple[float | None, float | None, float | None]) -> dict[str, Cell]:
-    """A value and the ends of its interval as cells of a table."""
-    return {value: found[0], f"{value} low": found[1], f"{value} high": found[2]}
 
 
 def victims_table(record: Record) -> Table:
@@ -90,18 +83,6 @@ def victims_table(record: Record) -> Table:
 
 def _list(values: Sequence[float]) -> str:
     return " ".join(f"{value:g}" for value in values)
-
-
-def claims_table(record: Record) -> Table:
-    """One row per claim."""
-    keys = ("claim", "where", "theirs", "ours", "rule", "outcome")
-    return Table(
-        "claims", {key: [_plain(claim[key]) for claim in record["claims"]] for key in keys}
-    )
-
-
-def _plain(value: Any) -> Cell:
-    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def summary_table(record: Record, victim: Record | None) -> Table:
@@ -143,7 +124,7 @@ def rates_table(name: str, cells: Sequence[Record], values: Sequence[str]) -> Ta
     for cell in cells:
         row: dict[str, Cell] = {key: cell[key] for key in keys}
         for value in values:
-            row |= named(value, triple(cell, value))
+            row |= estimate(value, triple(cell, value))
         rows.append(row)
     return table_of(name, rows, (*keys, *(k for v in values for k in (v, f"{v} low", f"{v} high"))))
 
@@ -172,7 +153,7 @@ def contraction_table(name: str, victims: Sequence[Record]) -> Table:
     return table_of(name, rows, ("victim", "split", "image", "radius"))
 
 
-def plates_table(name: str, record: Record, pictures: Arrays) -> Table:
+def examples_table(name: str, record: Record, pictures: Arrays) -> Table:
     """One row per picture that a method made: whose it is, its error and PSNR."""
     rows: list[dict[str, Cell]] = []
     for shown in record["shown"]:

@@ -11,22 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-from tasks.families.autoencoder.study.charts import power
-from tasks.page.charts import (
-    LEFT,
-    N_MARKERS,
-    RIGHT,
-    Axis,
-    Panel,
-    Style,
-    marker,
-    round_axis,
-)
-from tasks.report.record import Record
+from tasks.page.axes import LEFT, RIGHT, Axis, round_axis
+from tasks.page.charts import N_MARKERS, Panel, Style, marker, styles_of
+from tasks.page.files import Record
+from tasks.page.formats import power
 
 ATTACK_COLOURS = {"paper": 13, "strong": 14, "restored": 15}
 OTHER_COLOURS = (12, 16, 17)
-"""Told apart with any colour vision (templates/recovery.css)."""
+"""Told apart with any colour vision (templates/matrix.css)."""
 SETTING_COLOURS = (17, 16, 12, 15, 14, 13)
 FIRST_SETTING = 20  # styles are numbered on the whole page
 CLASS_COLOURS = (14, 13, 12, 15, 16, 17)
@@ -62,15 +54,8 @@ class Series:
 
 def attack_styles(record: Record) -> dict[str, Style]:
     """How each attack is drawn, everywhere on the page."""
-    styles: dict[str, Style] = {}
-    n_others = 0
-    for k, attack in enumerate(record["attacks"]):
-        colour = ATTACK_COLOURS.get(attack["name"])
-        if colour is None:
-            colour = OTHER_COLOURS[n_others % len(OTHER_COLOURS)]
-            n_others += 1
-        styles[attack["name"]] = Style(k, colour, k % N_MARKERS)
-    return styles
+    names = [attack["name"] for attack in record["attacks"]]
+    return styles_of(names, ATTACK_COLOURS, OTHER_COLOURS)
 
 
 def setting_style(k: int) -> Style:

@@ -7,15 +7,16 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tasks.page.heatmaps import letter
-from tasks.report.record import Record
+from tasks.page.charts import letter
+from tasks.page.files import Record
 
 MEASURES = ("ssim", "psim", "psnr")
 ROLES = ("vanilla", "paper")
 """The roles that come first, in this order; sweet spots follow, then whatever else there is."""
+
 ONE_NETWORK = (
     "What other networks or other images would give away, nor that nothing more can be brought "
     "back: a score is that of these attacks, and a stronger one may find more."
@@ -40,7 +41,7 @@ def cells_of(record: Record, source: Record, **where: Any) -> list[Numbered]:
     ]
 
 
-def value_of(cell: Record, name: str, attack: str | None = None) -> Mapping[str, Any]:
+def value_of(cell: Record, name: str, attack: str | None = None) -> Record:
     """The estimate `name` of a cell, or of an attack on it; of nothing if it was not run."""
     found = cell if attack is None else cell["attacks"].get(attack) or {}
     return found.get(name) or {"mean": None, "low": None, "high": None, "values": []}
@@ -94,7 +95,7 @@ def with_role(record: Record, source: Record, role: str) -> Numbered | None:
     return found[0] if found else None
 
 
-def sweet_spot(record: Record, source: Record, attack: str) -> Mapping[str, Any] | None:
+def sweet_spot(record: Record, source: Record, attack: str) -> Record | None:
     """What the record says of a source's sweet spot under an attack; None if none was sought."""
     for spot in record["sweet_spots"]:
         if (spot["source"], spot["attack"]) == (source["name"], attack):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from tasks.families.inversion.study.figure_specs import (
@@ -18,9 +16,9 @@ from tasks.families.inversion.study.figure_specs import (
     with_roles,
 )
 from tasks.families.inversion.study.headline import (
-    brackets,
     chance,
     divergence,
+    ends,
     few_networks,
     incomplete,
     measure,
@@ -31,70 +29,21 @@ from tasks.families.inversion.study.headline import (
 from tasks.families.inversion.study.image_grids import groups
 from tasks.families.inversion.study.panels import heat_rows, layer_rows, pareto_rows, plane_rows
 from tasks.families.inversion.study.tables import (
-    Arrays,
+    examples_table,
     features_table,
     heatmaps_table,
     layers_table,
     pareto_table,
-    plates_table,
     scores_table,
     settings_table,
 )
-from tasks.page.charts import Style
-from tasks.page.tables import Table
-from tasks.report.headline import score
-from tasks.report.record import Record
-from tasks.study.figure_types import Row
-
-OWN_TABLES = ("cells", "seeds", "claims", "sweet-spots")
+from tasks.page.figures import Draw, Figure
+from tasks.page.files import Arrays, Record
+from tasks.page.formats import score
 
 
-@dataclass(frozen=True)
-class InversionFigure:
-    """A figure of the page: the record's words on it, its drawings or pictures, and its tables.
-
-    `keys` are letters and what they stand for, by source; `scores` are tables like the paper's
-    third; `settings` are rows of the table of synthetic points.
-    """
-
-    about: Mapping[str, Any]
-    tables: Sequence[Table]
-    rows: Sequence[Row] = ()
-    legend: Sequence[tuple[Style, str]] = ()
-    keys: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()
-    groups: Sequence[Mapping[str, Any]] = ()
-    scores: Sequence[Mapping[str, Any]] = ()
-    settings: Sequence[Mapping[str, Any]] = ()
-    notes: Sequence[str] = ()
-
-
-def inversion_figures(record: Record, pictures: Arrays) -> list[InversionFigure]:
-    """The record's figures in their order.
-
-    Raises ValueError for a kind that is not known, for a name that is no file's or is used twice,
-    for cells of a source that is not there, and for pictures that do not belong to the record.
-    """
-    _check_sources(record)
-    names = [figure["name"] for figure in record["figures"]]
-    made = []
-    for figure in record["figures"]:
-        name = figure["name"]
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or name in OWN_TABLES:
-            raise ValueError(
-                f"a figure is named {name!r}; expected letters, digits and hyphens, and none of "
-                f"{', '.join(OWN_TABLES)}, since its numbers are kept in a file of that name"
-            )
-        if names.count(name) > 1:
-            raise ValueError(f"two figures are named {name!r}; give each its own name")
-        if figure["kind"] not in DRAW:
-            raise ValueError(
-                f"figure {name!r} is of kind {figure['kind']!r}; expected one of {sorted(DRAW)}"
-            )
-        made.append(DRAW[figure["kind"]](record, pictures, figure))
-    return made
-
-
-def _check_sources(record: Record) -> None:
+def check_sources(record: Record) -> None:
+    """Raises ValueError for cells of a source, or sweet spots at a cell, that is not there."""
     have = [source["name"] for source in record["sources"]]
     for k, cell in enumerate(record["cells"]):
         if cell["source"] not in have:
@@ -108,14 +57,14 @@ def _check_sources(record: Record) -> None:
                 )
 
 
-def table3_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -> InversionFigure:
+def table3_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Scores of the cells with a role, by source and attack (003, table 3)."""
     found = [(source, with_roles(record, source)) for source in record["sources"]]
     notes = [note for source in record["sources"] for note in incomplete(record, source)]
     return _scores_figure(record, figure, found, notes)
 
 
-def table4_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -> InversionFigure:
+def table4_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Scores of UniCon beside MixCon and vanilla (003, table 4)."""
     found = [(source, compared(record, source)) for source in record["sources"]]
     without = [source["title"] for source, cells in found if not cells]
@@ -125,10 +74,10 @@ def table4_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) 
 
 def _scores_figure(
     record: Record,
-    figure: Mapping[str, Any],
+    figure: Record,
     found: Sequence[tuple[Record, Sequence[Numbered]]],
     notes: Sequence[str],
-) -> InversionFigure:
+) -> Figure:
     table = scores_table(figure["name"], record, found)
     scores = [
         {
@@ -139,7 +88,7 @@ def _scores_figure(
         for source, cells in found
         if cells
     ]
-    return InversionFigure(figure, [table], scores=scores, notes=notes)
+    return Figure(figure, [table], notes=notes, more={"scores": scores})
 
 
 def _score_row(record: Record, source: Record, k: int, cell: Record) -> dict[str, Any]:
@@ -153,7 +102,7 @@ def _score_row(record: Record, source: Record, k: int, cell: Record) -> dict[str
         "title": cell["title"],
         "notes": [note for note in notes if note],
         "accuracy": measure("accuracy", accuracy["mean"]),
-        "accuracy_ends": brackets("accuracy", accuracy),
+        "accuracy_ends": ends("accuracy", accuracy),
         "attacks": [
             {
                 "name": attack["name"],
@@ -163,7 +112,7 @@ def _score_row(record: Record, source: Record, k: int, cell: Record) -> dict[str
             }
             | {name: spread(name, cell["attacks"][attack["name"]]) for name in MEASURES}
             | {
-                f"{name}_ends": brackets(name, value_of(cell, name, attack["name"]))
+                f"{name}_ends": ends(name, value_of(cell, name, attack["name"]))
                 for name in MEASURES
             }
             for attack in attacks_in(record, [(k, cell)])
@@ -175,42 +124,37 @@ def _layer(source: Record, cell: Record) -> str:
     return f"cut at layer {cell['cut']}" if cell["cut"] != source["cut"] else ""
 
 
-def plates_figure(record: Record, pictures: Arrays, figure: Mapping[str, Any]) -> InversionFigure:
+def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """Originals and what came back (003, figure 4)."""
-    made = groups(record, pictures)
-    table = plates_table(figure["name"], record, pictures)
-    return InversionFigure(figure, [table], groups=made)
+    table = examples_table(figure["name"], record, pictures)
+    return Figure(figure, [table], more={"groups": groups(record, pictures)})
 
 
-def heatmaps_figure(
-    record: Record, _pictures: Arrays, figure: Mapping[str, Any]
-) -> InversionFigure:
+def heatmaps_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Four values by lambda and beta, a row per source (003, figures 3 and 6 to 17)."""
     table = heatmaps_table(figure["name"], record)
     rows = heat_rows(record, figure, table)
-    return InversionFigure(figure, [table], rows, keys=_keys(record))
+    return Figure(figure, [table], rows, more=_keys(record))
 
 
-def pareto_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -> InversionFigure:
+def pareto_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Accuracy against SSIM, all settings and those near vanilla, a row per source."""
     table = pareto_table(figure["name"], record)
     rows, legend = pareto_rows(record, table)
     sources = record["sources"]
     notes = [note for source in sources for note in without_front(record, source)]
     notes += [note for source in sources for note in few_networks(record, source)]
-    return InversionFigure(figure, [table], rows, legend, keys=_keys(record), notes=notes)
+    return Figure(figure, [table], rows, legend, notes, _keys(record))
 
 
-def layers_figure(record: Record, _pictures: Arrays, figure: Mapping[str, Any]) -> InversionFigure:
+def layers_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """SSIM against the layer, a row per source and a panel per attack (003, appendix D.2)."""
     table = layers_table(figure["name"], record)
     rows, legend = layer_rows(record, table)
-    return InversionFigure(figure, [table], rows, legend)
+    return Figure(figure, [table], rows, legend)
 
 
-def synthetic_figure(
-    record: Record, _pictures: Arrays, figure: Mapping[str, Any]
-) -> InversionFigure:
+def synthetic_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Accuracy and inversion of synthetic points, and their features (003, tables 1 and 2)."""
     cells = (record["synthetic"] or {"cells": []})["cells"]
     tables = [
@@ -219,32 +163,31 @@ def synthetic_figure(
     ]
     settings = [_setting(cell) for cell in cells]
     rows, notes = plane_rows(cells)
-    return InversionFigure(figure, tables, rows, settings=settings, notes=notes)
+    return Figure(figure, tables, rows, notes=notes, more={"settings": settings})
 
 
 def _setting(cell: Record) -> dict[str, Any]:
     row = {key: cell[key] for key in ("name", "title", "server", "start")}
     for value in ("train_accuracy", "test_accuracy", "distance"):
-        row[value] = (measure(value, cell[value]["mean"]), brackets(value, cell[value]))
+        row[value] = (measure(value, cell[value]["mean"]), ends(value, cell[value]))
     for value in ("se", "cs"):
         mean = cell[value]["mean"] if cell[value] else {"mean": None, "low": None, "high": None}
         worst = cell[value]["worst"] if cell[value] else None
         text = measure("ssim", mean["mean"])
         text += f" ({measure('ssim', worst)})" if worst is not None else ""
-        row[value] = (text, brackets("ssim", mean))
+        row[value] = (text, ends("ssim", mean))
     return row
 
 
-def _keys(record: Record) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What the letters stand for, by source."""
-    return [
-        (
-            source["title"],
-            [(letters(record, source)[k], _named(record, cell)) for k, cell in cells],
-        )
-        for source in record["sources"]
-        if (cells := with_roles(record, source))
-    ]
+def _keys(record: Record) -> dict[str, Any]:
+    """Letters and what they stand for, by source."""
+    keys = []
+    for source in record["sources"]:
+        signs, cells = letters(record, source), with_roles(record, source)
+        if cells:
+            named = [(signs[k], _named(record, cell)) for k, cell in cells]
+            keys.append((source["title"], named))
+    return {"signs": keys}
 
 
 def _named(record: Record, cell: Record) -> str:
@@ -252,9 +195,9 @@ def _named(record: Record, cell: Record) -> str:
     return f"{cell['title']}{': ' if roles else ''}{'; '.join(roles)}"
 
 
-DRAW: dict[str, Callable[[Record, Arrays, Mapping[str, Any]], InversionFigure]] = {
+KINDS: dict[str, Draw] = {
     "table3": table3_figure,
-    "plates": plates_figure,
+    "plates": examples_figure,
     "heatmaps": heatmaps_figure,
     "pareto": pareto_figure,
     "layers": layers_figure,

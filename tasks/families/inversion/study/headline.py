@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from tasks.families.autoencoder.study.charts import power
-from tasks.families.autoencoder.study.headline import decibels
 from tasks.families.inversion.study.figure_specs import (
     all_diverged,
     attacks_in,
@@ -17,9 +16,9 @@ from tasks.families.inversion.study.figure_specs import (
     with_role,
     with_roles,
 )
-from tasks.report.headline import NOTHING, percent, score
-from tasks.report.record import Record
-from tasks.study.headline import claim_counts, short
+from tasks.page.claims import claim_counts, whose_claims
+from tasks.page.files import Record
+from tasks.page.formats import NOTHING, brackets, decibels, percent, power, score, short
 
 
 def measure(name: str, found: float | None) -> str:
@@ -38,20 +37,17 @@ def small(found: float | None) -> str:
     return power(float(f"{found:.2g}")) if found > 0 else short(found)
 
 
-def brackets(name: str, estimate: Mapping[str, Any]) -> str:
+def ends(name: str, estimate: Record) -> str:
     """`[0.401, 0.423]`; nothing for one seed."""
-    low, high = estimate["low"], estimate["high"]
-    if low is None or high is None:
-        return ""
-    return f"[{measure(name, low).removesuffix(' %')}, {measure(name, high).removesuffix(' %')}]"
+    return brackets(partial(measure, name), estimate["low"], estimate["high"])
 
 
-def with_interval(name: str, estimate: Mapping[str, Any]) -> str:
+def with_ends(name: str, estimate: Record) -> str:
     """`0.412 [0.401, 0.423]`."""
-    return f"{measure(name, estimate['mean'])} {brackets(name, estimate)}".strip()
+    return f"{measure(name, estimate['mean'])} {ends(name, estimate)}".strip()
 
 
-def spread(name: str, scores: Mapping[str, Any] | None) -> str:
+def spread(name: str, scores: Record | None) -> str:
     """The paper's way to say it: `0.64 ± 0.11 (0.83)`; a dash if the attack was not run."""
     if not scores or scores[name]["mean"] is None:
         return NOTHING
@@ -72,10 +68,9 @@ def divergence(cell: Record) -> str:
 
 def headline(record: Record) -> dict[str, Any]:
     """What the first sentences say: claims by outcome, and the answer for every source."""
-    ours = any(claim["where"] == "ours" for claim in record["claims"])
     return {
         **claim_counts(record),
-        "whose": "of the paper and ours" if ours else "of the paper",
+        "whose": whose_claims(record),
         "answers": [_answer(record, source) for source in record["sources"]],
     }
 
@@ -154,7 +149,7 @@ def incomplete(record: Record, source: Record) -> list[str]:
     return notes
 
 
-def found_spot(spot: Mapping[str, Any] | None) -> bool:
+def found_spot(spot: Record | None) -> bool:
     """Whether a sweet spot is one: a cell was found, and it is not the one without a defence."""
     return spot is not None and spot["cell"] is not None and spot["cell"] != spot["vanilla"]
 

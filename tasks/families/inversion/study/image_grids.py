@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.families.inversion.study.figure_specs import Numbered, layer_groups, letters, with_roles
-from tasks.families.inversion.study.tables import Arrays, seed_of
+from tasks.families.inversion.study.tables import seed_of
+from tasks.page.files import Arrays, Record
+from tasks.page.formats import fixed, score
 from tasks.page.pictures import data_uri
-from tasks.report.headline import score
-from tasks.report.record import Record
 
 MOST_PICTURES = 1_500_000  # letters that all pictures of a page may take, before compression
 MOST_LAYER_ROWS = 3
@@ -122,15 +122,11 @@ def _column(
         {
             "uri": _uri(picture),
             "alt": f"image {image}: {cell['title']}, layer {cell['cut']}, {attack['title']}",
-            "score": _two(scores[image]),
+            "score": fixed(scores[image], 2),
             "about": f"SSIM {score(scores[image])}",
         }
         for image, picture in enumerate(found)
     ]
-
-
-def _two(found: float | None) -> str:
-    return score(found) if found is None else f"{found:.2f}"
 
 
 def _uri(picture: npt.NDArray[Any]) -> str:

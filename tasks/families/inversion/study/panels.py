@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.families.autoencoder.study.charts import APART, power
 from tasks.families.inversion.study.charts import (
     MAX_MARKS,
     Mark,
@@ -21,31 +20,28 @@ from tasks.families.inversion.study.charts import (
     trade_off,
 )
 from tasks.families.inversion.study.figure_specs import mean_of, with_role
-from tasks.families.inversion.study.headline import measure, small, with_interval
-from tasks.page.charts import Axis, Style, round_axis
-from tasks.page.charts import Panel as Frame
-from tasks.page.heatmaps import Estimate, Square, estimates, heatmap
+from tasks.families.inversion.study.headline import measure, small, with_ends
+from tasks.page.axes import Axis, round_axis
+from tasks.page.charts import APART, Estimate, Panel, Style, estimates
+from tasks.page.figures import Drawing, Row
+from tasks.page.files import Record
+from tasks.page.formats import number, power
+from tasks.page.heatmaps import Square, heatmap
 from tasks.page.tables import Table
-from tasks.report.record import Record
-from tasks.study.figure_types import Panel, Row
-from tasks.study.headline import number
-from tasks.study.tables import rows_of
 
 NEAR_POINTS = 3.0  # of accuracy below vanilla that the close-up shows
 WIDE_SPREAD = 50.0  # of distances that are shaded by their logarithm
 LAYERS = (260, 210)
 
-Shown = Mapping[str, Any]
 
-
-def heat_rows(record: Record, figure: Mapping[str, Any], table: Table) -> list[Row]:
+def heat_rows(record: Record, figure: Record, table: Table) -> list[Row]:
     """Accuracy, distance and the SSIM of each attack that most of the grid has, by source.
 
     Raises ValueError for two cells at one place of a grid.
     """
     rows = []
     for source in record["sources"]:
-        mine = list(rows_of(table.where("source", source["name"])))
+        mine = list(table.where("source", source["name"]).rows())
         if not mine:
             continue
         values = [("accuracy", "Test accuracy, %"), ("distance", "Mean distance of the features")]
@@ -55,7 +51,7 @@ def heat_rows(record: Record, figure: Mapping[str, Any], table: Table) -> list[R
             if 2 * known >= len(mine):
                 values.append((column, f"SSIM, {attack['title']}"))
         panels = [
-            Panel(_heat(source, figure, value, title, mine), title) for value, title in values
+            Drawing(_heat(source, figure, value, title, mine), title) for value, title in values
         ]
         rows.append(Row(source["title"], _vanilla_note(record, source), panels))
     return rows
@@ -75,9 +71,7 @@ def _vanilla_note(record: Record, source: Record) -> str:
     return f"{note}; without the defence: {', '.join(parts)}"
 
 
-def _heat(
-    source: Record, figure: Mapping[str, Any], value: str, title: str, rows: Sequence[Shown]
-) -> str:
+def _heat(source: Record, figure: Record, value: str, title: str, rows: Sequence[Record]) -> str:
     lams, betas = sorted(source["lams"]), sorted(source["betas"], reverse=True)
     known = [row[value] for row in rows if row[value] is not None]
     log = value == "distance" and bool(known) and 0 < WIDE_SPREAD * min(known) < max(known)
@@ -118,7 +112,7 @@ def _share(found: float | None, known: Sequence[float], *, log: bool) -> float |
     return (at - low) / (high - low) if high > low else 0.5
 
 
-def _texts(value: str, row: Shown) -> list[str]:
+def _texts(value: str, row: Record) -> list[str]:
     """The number, and below it the cell's letter and how many networks diverged."""
     if row[value] is None:
         return ["div."] if row["diverged"] else ["–"]
@@ -139,9 +133,9 @@ def _narrow(found: float) -> str:
     return f"{digits}e{int(exponent)}".replace("-", "−")
 
 
-def _interval(value: str, row: Shown) -> str:
+def _interval(value: str, row: Record) -> str:
     found = {"mean": row[value], "low": row[f"{value} low"], "high": row[f"{value} high"]}
-    return with_interval(value.partition(" ")[0], found)
+    return with_ends(value.partition(" ")[0], found)
 
 
 def pareto_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Style, str]]]:
@@ -150,7 +144,7 @@ def pareto_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Sty
     run = [attack for attack in record["attacks"] if attack["name"] in table.columns["attack"]]
     rows = []
     for source in record["sources"]:
-        mine = list(rows_of(table.where("source", source["name"])))
+        mine = list(table.where("source", source["name"]).rows())
         if not mine:
             rows.append(Row(source["title"], "nothing was measured", []))
             continue
@@ -170,7 +164,7 @@ def pareto_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Sty
     return rows, [(styles[attack["name"]], attack["title"]) for attack in run]
 
 
-def _series(style: Style, attack: Record, rows: Sequence[Shown]) -> Series:
+def _series(style: Style, attack: Record, rows: Sequence[Record]) -> Series:
     mine = [row for row in rows if row["attack"] == attack["name"]]
     mine.sort(key=lambda row: row["accuracy"])
     marks = [
@@ -188,32 +182,32 @@ def _series(style: Style, attack: Record, rows: Sequence[Shown]) -> Series:
     return Series(style, marks, [k for k, row in enumerate(mine) if row["on_front"]])
 
 
-def _ends(row: Shown, value: str, factor: float) -> tuple[float, float] | None:
+def _ends(row: Record, value: str, factor: float) -> tuple[float, float] | None:
     low, high = row[f"{value} low"], row[f"{value} high"]
     return None if low is None or high is None else (factor * low, factor * high)
 
 
 def _trade_panel(
     source: Record, series: Sequence[Series], level: float | None, least: float | None
-) -> Panel:
+) -> Drawing:
     """A panel of all marks, or of those with an accuracy of at least `least`."""
     shown = [m for one in series for m in one.marks if least is None or m.x >= least]
     heights = [end for mark in shown for end in (mark.y, *(mark.up or ()))]
     heights += [level] if level is not None else []
     heights = [min(1.0, max(0.0, height)) for height in heights]
     across = round_axis("test accuracy, %", [mark.x for mark in shown])
-    frame = Frame("SSIM", across, round_axis("", heights))
+    frame = Panel("SSIM", across, round_axis("", heights))
     title = "all settings"
     if least is not None:
         title = f"close-up: at most {NEAR_POINTS:g} points below vanilla"
     about = f"SSIM by test accuracy, {source['title']}, {title}. "
     about += "; ".join(mark.about for mark in shown if mark.letter)
-    return Panel(trade_off(frame, series, level=level, description=about), title)
+    return Drawing(trade_off(frame, series, level=level, description=about), title)
 
 
 def layer_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Style, str]]]:
     """SSIM by layer, a panel per attack with one axis for a source; with the legend of settings."""
-    found = list(rows_of(table))
+    found = list(table.rows())
     settings = list(dict.fromkeys(_setting(row) for row in found))
     styles = {setting: setting_style(k) for k, setting in enumerate(settings)}
     titles = {_setting(row): row["title"] for row in found}
@@ -234,23 +228,23 @@ def layer_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Styl
         for attack in record["attacks"]:
             of_attack = [row for row in mine if row["attack"] == attack["name"]]
             if len({row["cut"] for row in of_attack}) > 1:
-                frame = Frame("SSIM", across, up, *LAYERS)
+                frame = Panel("SSIM", across, up, *LAYERS)
                 svg = _layers_panel(source, attack, of_attack, styles, frame)
-                panels.append(Panel(svg, attack["title"]))
+                panels.append(Drawing(svg, attack["title"]))
         rows.append(Row(source["title"], "", panels))
     return rows, [(styles[setting], titles[setting]) for setting in settings]
 
 
-def _setting(row: Shown) -> tuple[Any, ...]:
+def _setting(row: Record) -> tuple[Any, ...]:
     return tuple(row[key] for key in ("kind", "lam", "beta"))
 
 
 def _layers_panel(
     source: Record,
     attack: Record,
-    rows: Sequence[Shown],
+    rows: Sequence[Record],
     styles: Mapping[tuple[Any, ...], Style],
-    frame: Frame,
+    frame: Panel,
 ) -> str:
     series, said = [], []
     for setting, style in styles.items():
@@ -286,7 +280,7 @@ def plane_rows(cells: Sequence[Record]) -> tuple[list[Row], list[str]]:
             about = f"Features, {cell['title']}, {title.lower()}: {_ranges(points)}"
             svg = features(where, points, cell["features"]["labels"], about)
             texts = [_ranges(points), where.said if own else ""]
-            panels.append(Panel(svg, cell["title"], note="; ".join(t for t in texts if t)))
+            panels.append(Drawing(svg, cell["title"], note="; ".join(t for t in texts if t)))
         note = "" if own else "one scale for all"
         rows.append(Row(title, note, panels))
     counts = [cell["features"]["labels"].count(k) for cell in drawn

@@ -19,10 +19,10 @@ from recon_core.summary import t_interval
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split_training import Defence
 from tasks.campaign.state import CONTROL_FILE
-from tasks.families.autoencoder.study.charts import power
 from tasks.families.inversion.study.plan import InversionPlan
 from tasks.families.inversion.study.settings import Cell, defence_json, defence_name
 from tasks.families.inversion.study.synthetic import DEFAULT
+from tasks.page.formats import power
 from tasks.study.products import SETTINGS, Arrays, npz_of
 
 SCHEMA = "palimpsest-inversion"

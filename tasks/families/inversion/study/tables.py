@@ -5,10 +5,8 @@ A figure is drawn from its table, so the two cannot differ (docs/pages.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from tasks.families.autoencoder.study.tables import Arrays, claims_table, named
 from tasks.families.inversion.study.figure_specs import (
     MEASURES,
     Numbered,
@@ -22,25 +20,8 @@ from tasks.families.inversion.study.figure_specs import (
     value_of,
     with_roles,
 )
-from tasks.page.tables import Cell, Table, table_of
-from tasks.report.record import Record
-
-__all__ = [
-    "Arrays",
-    "cells_table",
-    "claims_table",
-    "features_table",
-    "front",
-    "heatmaps_table",
-    "layers_table",
-    "pareto_table",
-    "plates_table",
-    "scores_table",
-    "seed_of",
-    "seeds_table",
-    "settings_table",
-    "spots_table",
-]
+from tasks.page.files import Arrays, Record
+from tasks.page.tables import Cell, Table, estimate, table_of
 
 OF_CELL = ("accuracy", "train_accuracy", "distance", "min_distance")
 WHERE = ("source", "cell", "name", "title", "cut", "kind", "lam", "beta", "letter", "roles")
@@ -60,8 +41,8 @@ def _where(record: Record, source: Record, k: int, cell: Record) -> dict[str, Ce
     }
 
 
-def _estimate(name: str, found: Mapping[str, Any]) -> dict[str, Cell]:
-    return named(name, (found["mean"], found["low"], found["high"]))
+def _estimate(name: str, found: Record) -> dict[str, Cell]:
+    return estimate(name, (found["mean"], found["low"], found["high"]))
 
 
 def _scores(cell: Record, attack: str) -> dict[str, Cell]:
@@ -164,7 +145,7 @@ def seed_of(cell: Record, seed: int = 0) -> Record | None:
     return next((dict(found) for found in cell["seeds"] if found["seed"] == seed), None)
 
 
-def plates_table(name: str, record: Record, pictures: Arrays) -> Table:
+def examples_table(name: str, record: Record, pictures: Arrays) -> Table:
     """One row per picture that an attack made and the page may show: its scores."""
     rows: list[dict[str, Cell]] = []
     for source in record["sources"]:

@@ -6,14 +6,9 @@ cell and everything that follows from them, so that a test can say what came bac
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +16,9 @@ import numpy.typing as npt
 
 from recon_core.summary import proportion_interval
 from tasks.families.autoencoder.study.figure_specs import describe_figures, group_name
-from tasks.families.autoencoder.study.page import write_page
-from tests.tasks.pages import Page
+from tasks.families.autoencoder.study.page import RECOVERY_PAGE
+from tests.tasks.page.study_pages import Arrays, Made, StudyPages
 
-Arrays = dict[str, npt.NDArray[Any]]
-Made = tuple[dict[str, Any], Arrays]
 MASKS = ("random", "blocks", "stripes", "text", "half", "window")
 METHODS = ("iteration", "unknown", "known", "noise_aware", "ddnm", "biharmonic")
 TITLES = ("f alone", "paper, mask unknown", "paper, mask known", "ours, mask unknown",
@@ -48,6 +41,8 @@ RATES: dict[str, tuple[float, float]] = {
     "biharmonic": (0.0, 0.05),
 }
 """Of training images at the lowest loss: the share below 1e-7, and below 5e-4."""
+PAGES = StudyPages(RECOVERY_PAGE)
+page_of, rows_of, figure_of = PAGES.page_of, PAGES.rows_of, PAGES.figure_of
 
 
 def recovery(
@@ -153,34 +148,6 @@ def claims() -> list[dict[str, Any]]:
         {"claim": "25,000 images", "where": "table 1", "theirs": "54.2 %", "ours": None,
          "rule": "more than half", "outcome": "undecided"},
     ]  # fmt: skip
-
-
-def write(folder: Path, record: dict[str, Any], pictures: Arrays) -> Path:
-    """The two files as `palimpsest study autoencoder` leaves them; returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "recovery.json").write_text(json.dumps(record, allow_nan=False))
-    np.savez(folder / "recovery-pictures.npz", allow_pickle=False, **pictures)
-    return folder
-
-
-def page_of(folder: Path, made: Made) -> Page:
-    """The page of a record, checked for what every page keeps to."""
-    page = Page(write_page(write(folder, *made)))
-    page.check()
-    assert re.search(r"\b(nan|inf|None|null)\b", page.prose) is None
-    return page
-
-
-def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a table beside the page."""
-    text = (folder / "recovery-data" / f"{name}.csv").read_bytes().decode()
-    return list(csv.DictReader(io.StringIO(text, newline="")))
-
-
-def figure_of(folder: Path, name: str) -> str:
-    """The page's source from the heading of a figure to its end."""
-    source = (folder / "recovery.html").read_text()
-    return source.partition(f'id="figure-{name}"')[2].partition("</figure>")[0]
 
 
 class _Study:

@@ -29,6 +29,7 @@ from tasks.families.instahide.report import (
 )
 from tests.tasks.browser import BINARY, Browser, chromium
 from tests.tasks.families.instahide.challenges import RING, TAIL, attacked, normal_challenge
+from tests.tasks.page.test_browser import LETTERS, UNREACHABLE
 from tests.tasks.pages import Page
 from tests.tasks.report.test_page_browser import (
     LABELS_CUT_OFF,
@@ -37,7 +38,6 @@ from tests.tasks.report.test_page_browser import (
     STICKS_OUT,
     WIDTHS_OF_IMAGES,
 )
-from tests.tasks.study.test_page_browser import LETTERS, UNREACHABLE
 
 CONTEXT = {"command": "palimpsest attack instahide c", "created": "2026-01-01", "n_shown": 40,
            "versions": {"code": "x"}}  # fmt: skip

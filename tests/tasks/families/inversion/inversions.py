@@ -6,25 +6,18 @@ features, so that the grid, the front and the layers look as those of a real stu
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.families.autoencoder.study.charts import power
 from tasks.families.inversion.study.figure_specs import describe_figures
-from tasks.families.inversion.study.page import write_page
-from tests.tasks.pages import Page
+from tasks.families.inversion.study.page import INVERSION_PAGE
+from tasks.page.formats import power
+from tests.tasks.page.study_pages import Arrays, Made, StudyPages
 
-Arrays = dict[str, npt.NDArray[Any]]
-Made = tuple[dict[str, Any], Arrays]
 LAMS, BETAS = (0.01, 0.1, 1.0, 10.0), (1e-2, 1e-4, 1e-6)
 ATTACKS = (
     ("paper", "the paper's descent", False),
@@ -34,6 +27,8 @@ ATTACKS = (
 SOURCES = (("digits", "digits, 8×8", 1, 10), ("photos", "photos, 8×8", 3, 2))
 STRENGTH = {"paper": 0.75, "strong": 1.0, "restored": 1.04}
 CHANCE = 0.48
+PAGES = StudyPages(INVERSION_PAGE)
+page_of, rows_of, figure_of = PAGES.page_of, PAGES.rows_of, PAGES.figure_of
 
 
 def inversion(
@@ -107,34 +102,6 @@ def find(record: Mapping[str, Any], name: str, source: str = "digits", cut: int 
         if (cell["source"], cell["name"], cell["cut"]) == (source, name, cut)
     ]
     return found
-
-
-def write(folder: Path, record: dict[str, Any], pictures: Arrays) -> Path:
-    """The two files as `palimpsest study inversion` leaves them; returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "inversion.json").write_text(json.dumps(record, allow_nan=False))
-    np.savez(folder / "inversion-pictures.npz", allow_pickle=False, **pictures)
-    return folder
-
-
-def page_of(folder: Path, made: Made) -> Page:
-    """The page of a record, checked for what every page keeps to."""
-    page = Page(write_page(write(folder, *made)))
-    page.check()
-    assert re.search(r"\b(nan|inf|None|null)\b", page.prose) is None
-    return page
-
-
-def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a table beside the page."""
-    text = (folder / "inversion-data" / f"{name}.csv").read_bytes().decode()
-    return list(csv.DictReader(io.StringIO(text, newline="")))
-
-
-def figure_of(folder: Path, name: str) -> str:
-    """The page's source from the heading of a figure to its end."""
-    source = (folder / "inversion.html").read_text()
-    return source.partition(f'id="figure-{name}"')[2].partition("</figure>")[0]
 
 
 class _Study:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from tasks.families.autoencoder.study.charts import COLOURS
-from tasks.report.page import TEMPLATES
+from tasks.page.writer import TEMPLATES
 
 Colour = npt.NDArray[np.float64]
 VISIONS = {  # of linear RGB, for a missing kind of cone (Machado et al. 2009)
@@ -49,7 +49,7 @@ def _oklab(linear: Colour) -> Colour:
 @pytest.mark.parametrize("scheme", ["light", "dark", "print"])
 def test_methods_can_be_told_apart(scheme: str, vision: str) -> None:
     k = ("light", "dark", "print").index(scheme)
-    colours = _blocks((TEMPLATES / "recovery.css").read_text())[k]
+    colours = _blocks((TEMPLATES / "matrix.css").read_text())[k]
     assert set(colours) == {f"m{colour}" for colour in COLOURS.values()}
     seen = [_oklab(np.array(VISIONS[vision]) @ _linear(c)) for c in colours.values()]
     differences = [float(np.linalg.norm(a - b)) for a, b in combinations(seen, 2)]
@@ -61,6 +61,6 @@ def test_methods_stand_out_from_the_paper(k: int) -> None:
     paper = _blocks((TEMPLATES / "report.css").read_text())[k].get("paper", "#ffffff")
     weights = np.array([0.2126, 0.7152, 0.0722])
     behind = float(weights @ _linear(paper))
-    for colour in _blocks((TEMPLATES / "recovery.css").read_text())[k].values():
+    for colour in _blocks((TEMPLATES / "matrix.css").read_text())[k].values():
         dark, light = sorted([behind, float(weights @ _linear(colour))])
         assert (light + 0.05) / (dark + 0.05) >= LEAST_CONTRAST

@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.families.autoencoder.study.charts import SMALL, SMALL_TOP, power
+from tasks.families.autoencoder.study.charts import SMALL, SMALL_TOP
 from tasks.families.autoencoder.study.figure_specs import best_victim, describe_figures, group_name
-from tasks.families.autoencoder.study.page import render
-from tasks.page.charts import BOTTOM
-from tasks.report.headline import percent
+from tasks.page.axes import BOTTOM
+from tasks.page.formats import percent, power
 from tests.tasks.families.autoencoder.study_records import (
     LEVELS,
     MASKS,
     METHODS,
+    PAGES,
     THRESHOLDS,
     TITLES,
-    Made,
     cell,
     cells,
     figure_of,
@@ -32,6 +31,7 @@ from tests.tasks.families.autoencoder.study_records import (
     rows_of,
     set_rates,
 )
+from tests.tasks.page.study_pages import Made
 from tests.tasks.pages import Page
 
 FIGURES = ("masks", "examples", "rates-accurate", "rates-approximate", "rates-psnr", "thresholds",
@@ -70,7 +70,7 @@ def test_the_page_asks_nothing_of_the_network(folder: Path, made: Made) -> None:
     source = (folder / "recovery.html").read_text()
     for forbidden in ("http:", "https:", "url(", "@import", "<script", "<iframe"):
         assert forbidden not in source
-    assert render(*made) == source
+    assert PAGES.page.render(*made) == source
 
 
 def test_every_table_is_in_the_page_and_beside_it(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.families.autoencoder.study import page as recovery_page
 from tasks.families.autoencoder.study.figure_specs import best_victim, describe_figures, group_name
-from tasks.families.autoencoder.study.page import render, write_page
 from tests.tasks.families.autoencoder.study_records import (
-    Made,
+    PAGES,
     cell,
     cells,
     figure_of,
@@ -24,6 +21,7 @@ from tests.tasks.families.autoencoder.study_records import (
     set_errors,
     set_rates,
 )
+from tests.tasks.page.study_pages import EVIL, Made, spoil
 
 BEST = "unet-leaky_relu"
 
@@ -241,22 +239,15 @@ def test_grey_pictures(tmp_path: Path) -> None:
 
 def test_names_are_text_not_markup(tmp_path: Path) -> None:
     record, pictures = small(n_groups=1)
-    evil = '</title><script>alert("x")</script>&amp;\'"'
-    for key in ("title", "question", "paper", "command", "created", "machine", "name", "preset"):
-        record[key] = evil
     for listed in ("masks", "methods", "victims"):
         for entry in record[listed]:
-            entry["title"] += evil
-    for figure in _described(record)["figures"]:
-        figure.update(dict.fromkeys(("title", "where", "caption", "cannot"), evil))
-    for claim in record["claims"]:
-        claim.update(dict.fromkeys(("claim", "where", "theirs", "ours", "rule"), evil))
-    record["settings"] = {evil: evil}
-    record["source"]["name"] = evil
+            entry["title"] += EVIL
+    spoil(_described(record))
+    record["source"]["name"] = EVIL
     page = page_of(tmp_path, (record, pictures))
     assert "<script" not in (tmp_path / "recovery.html").read_text()
-    assert evil in "".join(page.text)
-    assert rows_of(tmp_path, "masks")[0]["title"].endswith(evil)
+    assert EVIL in "".join(page.text)
+    assert rows_of(tmp_path, "masks")[0]["title"].endswith(EVIL)
 
 
 def test_an_unheard_of_method_has_a_style_of_its_own(tmp_path: Path) -> None:
@@ -268,22 +259,6 @@ def test_an_unheard_of_method_has_a_style_of_its_own(tmp_path: Path) -> None:
     assert 'class="t3" checked><svg viewBox="0 0 28 12" aria-hidden="true" class="m7"' in (
         figure_of(tmp_path, "rates-accurate")
     )
-
-
-def test_a_large_table_is_only_beside_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recovery_page, "MOST_INLINE", 2000)
-    page = page_of(tmp_path, small())
-    assert "cells.csv" not in page.downloads
-    assert "rows, only beside this page" in page.prose
-    assert len(rows_of(tmp_path, "cells")) > 10
-
-
-def test_an_earlier_figure_does_not_stay_beside_the_page(tmp_path: Path) -> None:
-    page_of(tmp_path, small())
-    page_of(tmp_path, small(noise=False))
-    assert not (tmp_path / "recovery-data" / "noise.csv").exists()
 
 
 def test_the_noise_of_several_strengths_has_figures_of_their_own() -> None:
@@ -302,10 +277,6 @@ def _changed(of_kind: str, /, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (_changed("masks", kind="pie"), "figure 'masks' is of kind 'pie'; expected one of"),
-        (_changed("masks", name="../up"), "a figure is named '../up'; expected letters"),
-        (_changed("masks", name="cells"), "a figure is named 'cells'"),
-        (_changed("masks", name="control"), "two figures are named 'control'"),
         (_changed("rates", value="ssim"), "figure 'rates-accurate' shows value 'ssim'; expected"),
         (_changed("rates", victims=["x"]), "figure 'rates-accurate' shows victim 'x'; expected"),
         (_changed("thresholds", mask="x"), "figure 'thresholds' shows mask 'x'; expected one of"),
@@ -314,7 +285,7 @@ def _changed(of_kind: str, /, **changes: Any) -> dict[str, Any]:
 )
 def test_a_figure_that_cannot_be_drawn_is_refused(record: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        render(record, {})
+        PAGES.page.render(record, {})
 
 
 @pytest.mark.parametrize("part", ["original", "unknown", "unknown/mse", "mask/unknown"])
@@ -323,35 +294,7 @@ def test_pictures_that_do_not_belong_are_refused(part: str) -> None:
     name = f"{group_name(record['shown'][0])}/{part}"
     pictures[name] = pictures[name][:1]
     with pytest.raises(ValueError, match=r"the record shows 3 images of .* pictures hold 1 in"):
-        render(record, pictures)
-
-
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ({}, "has no recovery.json; run `palimpsest study autoencoder` first"),
-        ({"recovery.json": "{"}, "is not JSON"),
-        ({"recovery.json": "[]"}, "is a list, expected a JSON object"),
-        ({"recovery.json": '{"schema": "palimpsest-recovery", "version": 9}'}, "version 9, expec"),
-        ({"recovery.json": json.dumps(small()[0])}, "has no recovery-pictures.npz"),
-        (
-            {"recovery.json": json.dumps(small()[0]), "recovery-pictures.npz": "PK"},
-            "cannot be read",
-        ),
-    ],
-)
-def test_what_is_no_study_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=said):
-        write_page(tmp_path)
-    assert not (tmp_path / "recovery.html").exists()
-
-
-def test_a_made_up_record_is_one_that_json_can_hold() -> None:
-    record, pictures = recovery()
-    assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert all(array.dtype in (np.uint8, bool, np.float64) for array in pictures.values())
+        PAGES.page.render(record, pictures)
 
 
 def test_rates_of_a_made_up_cell_can_be_set() -> None:

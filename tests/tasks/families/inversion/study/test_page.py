@@ -18,19 +18,19 @@ from tasks.families.inversion.study.figure_specs import (
     layer_groups,
     letters,
 )
-from tasks.families.inversion.study.page import render
 from tasks.families.inversion.study.tables import front
-from tasks.page.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
+from tasks.page.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from tests.tasks.families.inversion.inversions import (
     BETAS,
     LAMS,
-    Made,
+    PAGES,
     figure_of,
     find,
     inversion,
     page_of,
     rows_of,
 )
+from tests.tasks.page.study_pages import Made
 from tests.tasks.pages import Page
 
 FIGURES = ("table3", "plates", "heatmaps", "pareto", "layers", "table4", "synthetic")
@@ -58,7 +58,7 @@ def test_the_page_asks_nothing_of_the_network(folder: Path, made: Made) -> None:
     source = (folder / "inversion.html").read_text()
     for forbidden in ("http:", "https:", "url(", "@import", "<script", "<iframe"):
         assert forbidden not in source
-    assert render(*made) == source
+    assert PAGES.page.render(*made) == source
 
 
 def test_every_table_is_in_the_page_and_beside_it(folder: Path) -> None:

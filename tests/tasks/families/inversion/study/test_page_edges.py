@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tasks.families.inversion.study import image_grids as inversion_plates
-from tasks.families.inversion.study import page as inversion_page
 from tasks.families.inversion.study.figure_specs import describe_figures
-from tasks.families.inversion.study.page import render, write_page
 from tests.tasks.families.inversion.inversions import (
-    Made,
+    PAGES,
     estimate,
     figure_of,
     find,
@@ -23,6 +19,7 @@ from tests.tasks.families.inversion.inversions import (
     page_of,
     rows_of,
 )
+from tests.tasks.page.study_pages import EVIL, Made, spoil
 
 
 def small(**changes: Any) -> Made:
@@ -183,26 +180,19 @@ def test_colour_pictures(tmp_path: Path) -> None:
 
 def test_names_are_text_not_markup(tmp_path: Path) -> None:
     record, pictures = small(layers=True, unicon=True, synthetic=True)
-    evil = '</title><script>alert("x")</script>&amp;\'"'
-    for key in ("title", "question", "paper", "command", "created", "machine", "name", "preset",
-                "perceptual"):  # fmt: skip
-        record[key] = evil
+    record["perceptual"] = EVIL
     for listed in ("sources", "attacks", "cells"):
         for entry in record[listed]:
-            entry["title"] += evil
+            entry["title"] += EVIL
     for cell in record["synthetic"]["cells"]:
-        cell["title"] += evil
-        cell["start"] += evil
-    for figure in _described(record)["figures"]:
-        figure.update(dict.fromkeys(("title", "where", "caption", "cannot"), evil))
-    for claim in record["claims"]:
-        claim.update(dict.fromkeys(("claim", "where", "theirs", "ours", "rule"), evil))
-    record["settings"] = {evil: evil}
-    record["cells"][0]["roles"].append(evil)
+        cell["title"] += EVIL
+        cell["start"] += EVIL
+    spoil(_described(record))
+    record["cells"][0]["roles"].append(EVIL)
     page = page_of(tmp_path, (record, pictures))
     assert "<script" not in (tmp_path / "inversion.html").read_text()
-    assert evil in "".join(page.text)
-    assert rows_of(tmp_path, "table3")[0]["title"].endswith(evil)
+    assert EVIL in "".join(page.text)
+    assert rows_of(tmp_path, "table3")[0]["title"].endswith(EVIL)
 
 
 def test_an_unheard_of_attack_has_a_style_of_its_own(tmp_path: Path) -> None:
@@ -223,27 +213,6 @@ def test_an_unheard_of_attack_has_a_style_of_its_own(tmp_path: Path) -> None:
     )
 
 
-def test_a_large_table_is_only_beside_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inversion_page, "MOST_INLINE", 500)
-    page = page_of(tmp_path, small())
-    assert "cells.csv" not in page.downloads
-    assert "rows, only beside this page" in page.prose
-
-
-def test_an_earlier_figure_does_not_stay_beside_the_page(tmp_path: Path) -> None:
-    page_of(tmp_path, small(synthetic=True))
-    page_of(tmp_path, small())
-    assert not (tmp_path / "inversion-data" / "synthetic.csv").exists()
-
-
-def _changed(of_kind: str, /, **changes: Any) -> dict[str, Any]:
-    record = small()[0]
-    next(figure for figure in record["figures"] if figure["kind"] == of_kind).update(changes)
-    return record
-
-
 def _with_cell(name: str, **changes: Any) -> dict[str, Any]:
     record = small()[0]
     find(record, name)[1].update(changes)
@@ -253,10 +222,6 @@ def _with_cell(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (_changed("table3", kind="pie"), "figure 'table3' is of kind 'pie'; expected one of"),
-        (_changed("table3", name="../up"), "a figure is named '../up'; expected letters"),
-        (_changed("table3", name="cells"), "a figure is named 'cells'"),
-        (_changed("table3", name="pareto"), "two figures are named 'pareto'"),
         (_with_cell("vanilla", source="x"), "cell 0 is of source 'x'; expected one of ['digits']"),
         (
             _with_cell("mixcon 1 0.01", defence={"kind": "mixcon", "lam": 7.0, "beta": 0.01}),
@@ -270,14 +235,14 @@ def _with_cell(name: str, **changes: Any) -> dict[str, Any]:
 )
 def test_a_record_that_cannot_be_drawn_is_refused(record: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        render(record, small()[1])
+        PAGES.page.render(record, small()[1])
 
 
 def test_a_sweet_spot_beyond_the_cells_is_refused() -> None:
     record, pictures = small()
     record["sweet_spots"][0]["cell"] = 99
     with pytest.raises(ValueError, match="has cell 99, but the study has 7 cells"):
-        render(record, pictures)
+        PAGES.page.render(record, pictures)
 
 
 @pytest.mark.parametrize(
@@ -291,40 +256,17 @@ def test_missing_pictures_are_refused(name: str, said: str) -> None:
     record, pictures = small()
     del pictures[name]
     with pytest.raises(ValueError, match=said):
-        render(record, pictures)
+        PAGES.page.render(record, pictures)
 
 
 def test_pictures_that_do_not_belong_are_refused() -> None:
     record, pictures = small()
     pictures["0/paper"] = pictures["0/paper"][:1]
     with pytest.raises(ValueError, match=r"hold \(1, 8, 8\) in '0/paper' for originals of \(3, 8"):
-        render(record, pictures)
+        PAGES.page.render(record, pictures)
     record, pictures = small(n=2)
     with pytest.raises(ValueError, match=r"and 2 scores; make the study's record again"):
-        render(record, pictures)
-
-
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ({}, "has no inversion.json; run `palimpsest study inversion` first"),
-        ({"inversion.json": "{"}, "is not JSON"),
-        ({"inversion.json": '{"schema": "palimpsest-inversion", "version": 9}'}, "version 9, exp"),
-        ({"inversion.json": json.dumps(small()[0])}, "has no inversion-pictures.npz"),
-    ],
-)
-def test_what_is_no_study_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=said):
-        write_page(tmp_path)
-    assert not (tmp_path / "inversion.html").exists()
-
-
-def test_a_made_up_record_is_one_that_json_can_hold() -> None:
-    record, pictures = inversion()
-    assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert all(array.dtype == np.uint8 for array in pictures.values())
+        PAGES.page.render(record, pictures)
 
 
 def test_a_paper_setting_that_diverged_is_not_the_answer(tmp_path: Path) -> None:

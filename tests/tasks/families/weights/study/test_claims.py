@@ -12,7 +12,7 @@ import pytest
 
 from flows.studies import STUDIES, study
 from tasks.families.weights.study.claims import STATEMENTS, check_claims
-from tasks.study.figure_specs import FIGURES, describe_figures
+from tasks.families.weights.study.figure_specs import FIGURES, describe_figures
 from tasks.study.results import Results, difference
 from tasks.study.settings import Study
 from tasks.study.statements import Difference, NotTestableError, every

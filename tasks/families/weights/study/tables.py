@@ -5,13 +5,12 @@ A figure is drawn from its table, so the two cannot differ (docs/pages.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.page.tables import Cell, Table, table_of
-from tasks.report.record import Pictures, Record
+from tasks.page.files import Arrays, Record
+from tasks.page.tables import Cell, Table, cells_of, table_of
 
 VALUES = {
     "n_good": "good reconstructions per network",
@@ -81,15 +80,14 @@ def values_table(
 
 def scatter_table(name: str, record: Record, numbers: Sequence[int], x: str) -> Table:
     """One row per training image of the cells, in their order, known or not."""
-    images, wanted = record["images"], set(numbers)
-    rows = [row for row, cell in enumerate(images["cell"]) if cell in wanted]
-    place = {number: k for k, number in enumerate(numbers)}
+    images, place = record["images"], {number: k for k, number in enumerate(numbers)}
+    rows = [row for row, cell in enumerate(images["cell"]) if cell in place]
     rows.sort(key=lambda row: place[images["cell"][row]])
     columns = ("cell", *IMAGE_KEYS, x, "ssim", "decoy_ssim")
     return Table(name, {key: [images[key][row] for row in rows] for key in columns})
 
 
-def kernels_table(name: str, pictures: Pictures, numbers: Sequence[int]) -> Table:
+def kernels_table(name: str, pictures: Arrays, numbers: Sequence[int]) -> Table:
     """One row per kernel and colour: its values as drawn, 0 to 255, row by row."""
     rows: list[dict[str, Cell]] = [
         {
@@ -115,7 +113,7 @@ def cells_table(record: Record) -> Table:
         row["n_attacks"] = cell["n_attacks"]
         for side in SIDES:
             for key, value in cell[side].items():
-                row |= _spread(f"{side} {key}", value)
+                row |= cells_of(f"{side} {key}", value)
         row["auc"] = cell["auc"]
         row |= {f"vote {key}": value for key, value in (cell["vote"] or {}).items()}
         row |= {key: known_mean(cell["victim"][key]) for key in VICTIM_KEYS[:4]}
@@ -135,14 +133,6 @@ def victims_table(record: Record) -> Table:
     return table_of("victims", rows, ("cell", "victim", *VICTIM_KEYS))
 
 
-def claims_table(record: Record) -> Table:
-    """One row per claim."""
-    keys = ("claim", "where", "theirs", "ours", "rule", "outcome")
-    return Table(
-        "claims", {key: [_plain(claim[key]) for claim in record["claims"]] for key in keys}
-    )
-
-
 def shown_table(record: Record) -> Table:
     """One row per pair of pictures on the page."""
     images = record["images"]
@@ -153,21 +143,3 @@ def shown_table(record: Record) -> Table:
         for place, row in enumerate(cell["shown"], 1)
     ]
     return table_of("shown", rows, ("cell", "place", "row", *IMAGE_KEYS, "ssim"))
-
-
-def rows_of(table: Table) -> Iterator[Mapping[str, Any]]:
-    """The table's rows, one mapping each."""
-    for cells in zip(*table.columns.values(), strict=True):
-        yield dict(zip(table.columns, cells, strict=True))
-
-
-def _plain(value: Any) -> Cell:
-    return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
-def _spread(name: str, value: Any) -> dict[str, Cell]:
-    """One cell, or two of an interval."""
-    if not name.endswith("interval"):
-        return {name: value}
-    low, high = value or (None, None)
-    return {f"{name} low": low, f"{name} high": high}

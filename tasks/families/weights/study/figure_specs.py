@@ -1,7 +1,6 @@
-"""Which figures a study's page shows: heatmaps, lines, scatter plots and kernels, over its cells.
+"""Figures of a study's page in its words: heatmaps, lines, scatter plots and kernels, over cells.
 
-They say what to draw, in the words of the page; `tasks.study.page` draws them. Numbers of figures
-are paper 002's.
+`tasks.families.weights.study.figures` draws them. Numbers of figures are paper 002's.
 """
 
 from __future__ import annotations
@@ -10,7 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tasks.study.figure_kinds import Figure, Heatmap, Kernels, Lines, Number, Scatter
+from tasks.families.weights.study.figure_kinds import (
+    Figure,
+    Heatmap,
+    Kernels,
+    Lines,
+    Number,
+    Scatter,
+)
 from tasks.study.settings import Study
 
 NO_CAUSE = "A cause: images near the boundary may differ in other ways."

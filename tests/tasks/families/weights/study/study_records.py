@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import copy
-import csv
-import io
-import json
-import re
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.study.page import write_page
-from tests.tasks.pages import Page
+from tasks.families.weights.study.page import STUDY_PAGE
+from tests.tasks.page.study_pages import Arrays, Made, StudyPages
 
-Arrays = dict[str, npt.NDArray[np.uint8]]
-Made = tuple[dict[str, Any], Arrays]
 SIZE, KERNEL = 8, 3
 CLASSES, PER_CLASS = (2, 5, 10), (1, 5, 10)
 DECAYS = (0.0, 0.0001, 0.001, 0.01)
 LOSSES = ("BCE", "MSE", "a loss with a rather long name")
+PAGES = StudyPages(STUDY_PAGE)
+page_of, rows_of, figure_of = PAGES.page_of, PAGES.rows_of, PAGES.figure_of
 
 
 def study(
@@ -46,39 +41,6 @@ def study(
     for loss in LOSSES[:losses]:
         made.add("loss", f"trained with {loss}", 10, loss=loss)
     return made.record(), made.pictures
-
-
-def write(folder: Path, record: dict[str, Any], pictures: Arrays) -> Path:
-    """The two files as `palimpsest study` leaves them; returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "study.json").write_text(json.dumps(record, allow_nan=False))
-    np.savez(folder / "study-pictures.npz", allow_pickle=False, **pictures)
-    return folder
-
-
-def page_of(folder: Path, made: Made) -> Page:
-    """The page of a record, checked for what every page keeps to."""
-    page = Page(write_page(write(folder, *made)))
-    page.check()
-    assert re.search(r"\b(nan|None(?! is good))\b", page.prose) is None
-    return page
-
-
-def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a table beside the page."""
-    text = (folder / "study-data" / f"{name}.csv").read_bytes().decode()
-    return list(csv.DictReader(io.StringIO(text, newline="")))
-
-
-def figure_of(folder: Path, name: str) -> str:
-    """The page's source from the heading of a figure to its end."""
-    source = (folder / "study.html").read_text()
-    return source.partition(f'id="figure-{name}"')[2].partition("</figure>")[0]
-
-
-def floats(pattern: str, text: str) -> list[float]:
-    """The numbers that `pattern` finds."""
-    return [float(found) for found in re.findall(pattern, text)]
 
 
 class _Study:

@@ -2,117 +2,60 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tasks.page.charts import (
+from tasks.families.weights.study.headline import measure
+from tasks.families.weights.study.image_grids import kernels
+from tasks.families.weights.study.tables import VALUES, kernels_table, scatter_table, values_table
+from tasks.page.axes import (
     HEIGHT,
-    MAX_DOTS,
-    N_MARKERS,
     WIDTH,
-    Panel,
-    Style,
-    dots,
+    category_axis,
+    fewer,
+    loss_axis,
     round_axis,
     unit_axis,
-)
-from tasks.page.heatmaps import (
-    N_BASELINES,
-    Estimate,
-    Square,
-    baselines,
-    category_axis,
-    estimates,
-    fewer,
-    heatmap,
-    letter,
-    level,
-    loss_axis,
     values_axis,
 )
+from tasks.page.charts import (
+    MAX_DOTS,
+    N_BASELINES,
+    N_MARKERS,
+    Estimate,
+    Panel,
+    Style,
+    baselines,
+    dots,
+    estimates,
+    letter,
+)
+from tasks.page.figures import Drawing, Figure, Row
+from tasks.page.files import Arrays, Record
+from tasks.page.formats import number, with_interval
+from tasks.page.heatmaps import Square, heatmap
 from tasks.page.tables import Table
-from tasks.report.record import Pictures, Record
-from tasks.study.headline import measure, number, with_interval
-from tasks.study.image_grids import kernels
-from tasks.study.tables import VALUES, kernels_table, rows_of, scatter_table, values_table
 
 SERIES_COLOURS = (2, 4, 3, 5, 6, 10, 11, 8, 7, 9, 0, 1)
 SMALL = (260, 190)
 FEW_PANELS = 2
 THIRDS = (3, 5, 6, 9)  # numbers of panels that look better in rows of three than of four
 WIDE_HEATMAP = 7  # columns
-KINDS = ("heatmap", "lines", "scatter", "kernels")
-OWN_TABLES = ("cells", "victims", "claims", "shown")
 SCATTER_TITLES = {
     "margin": "distance from the decision boundary",
     "loss": "loss of the image",
 }
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """One panel: its title and what is said under it, and the drawing (empty if there is none)."""
-
-    svg: str
-    title: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class StudyFigure:
-    """A figure of the page: the record's words on it, its drawings, its legend and its table."""
-
-    about: Mapping[str, Any]
-    table: Table
-    panels: Sequence[Drawn] = ()
-    legend: Sequence[tuple[Style, str]] = ()
-    dotted: Sequence[tuple[int, str, str]] = ()
-    tiles: Sequence[Mapping[str, Any]] = ()
-    scale: tuple[str, str] | None = None
-    reads: str = ""
-    notes: Sequence[str] = ()
-    layout: str = ""
-
-
-def study_figures(record: Record, pictures: Pictures) -> list[StudyFigure]:
-    """The record's figures in their order.
-
-    Raises ValueError for a kind, an axis, a value or a cell that is not there, for a name that is
-    no file's or is used twice, and for two cells at one place of a figure.
-    """
-    names = [figure["name"] for figure in record["figures"]]
-    made = []
-    for figure in record["figures"]:
-        name = figure["name"]
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or name in OWN_TABLES:
-            raise ValueError(
-                f"a figure is named {name!r}; expected letters, digits and hyphens, and none of "
-                f"{', '.join(OWN_TABLES)}, since its numbers are kept in a file of that name"
-            )
-        if names.count(name) > 1:
-            raise ValueError(f"two figures are named {name!r}; give each its own name")
-        if figure["kind"] not in KINDS:
-            raise ValueError(
-                f"figure {name!r} is of kind {figure['kind']!r}; expected one of {KINDS}"
-            )
-        if figure["kind"] == "kernels":
-            made.append(kernels_figure(record, pictures, figure))
-        else:
-            draw = {"heatmap": heat_figure, "lines": lines_figure, "scatter": scatter_figure}
-            made.append(draw[figure["kind"]](record, figure))
-    return made
-
-
-def heat_figure(record: Record, figure: Mapping[str, Any]) -> StudyFigure:
+def heat_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """A value by two axes (002, figures 3b and 7)."""
     name, value = figure["name"], figure["value"]
     x, y = (_axis(record, figure, key) for key in ("x", "y"))
     table = values_table(name, _cells(record, figure), (figure["x"], figure["y"]), value, ())
-    found: dict[tuple[int, int], Mapping[str, Any]] = {}
+    found: dict[tuple[int, int], Record] = {}
     off = []
-    for row in rows_of(table):
+    for row in table.rows():
         at = row[f"at {figure['x']}"], row[f"at {figure['y']}"]
         if at[0] not in x["values"] or at[1] not in y["values"]:
             off.append(f"{row['name']}: {_said(row, value)}")
@@ -145,12 +88,11 @@ def heat_figure(record: Record, figure: Mapping[str, Any]) -> StudyFigure:
     layout = "beside" if len(x["values"]) <= WIDE_HEATMAP else ""
     reads = f"In each cell: {VALUES[value]}"
     reads += "; below it, the share of the training pictures" if value == "n_good" else ""
-    return StudyFigure(
-        figure, table, [Drawn(svg)], scale=scale, reads=reads, notes=notes, layout=layout
-    )
+    more = {"scale": scale, "reads": reads, "layout": layout}
+    return Figure(figure, [table], [Row("", "", [Drawing(svg)])], notes=notes, more=more)
 
 
-def _square(row: Mapping[str, Any], value: str, most: float) -> Square:
+def _square(row: Record, value: str, most: float) -> Square:
     found = row[value]
     share = None if found is None else (found / most if most > 0 else 0.0)
     text = [measure(value, found)]
@@ -159,11 +101,11 @@ def _square(row: Mapping[str, Any], value: str, most: float) -> Square:
     return Square(share, text, f"{row['name']}: {_said(row, value)}")
 
 
-def _said(row: Mapping[str, Any], value: str) -> str:
-    return with_interval(value, row[value], row["low"], row["high"])
+def _said(row: Record, value: str) -> str:
+    return with_interval(partial(measure, value), (row[value], row["low"], row["high"]))
 
 
-def lines_figure(record: Record, figure: Mapping[str, Any]) -> StudyFigure:
+def lines_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """A value along an axis, one line per value of the series (002, figures 5 and 9).
 
     Cells without a place on the axis (0 on a logarithmic one) are baselines too.
@@ -182,7 +124,7 @@ def lines_figure(record: Record, figure: Mapping[str, Any]) -> StudyFigure:
         value,
         [cell["number"] for cell in level_cells],
     )
-    rows = list(rows_of(table))
+    rows = list(table.rows())
     drawn = []
     for k, group in enumerate(groups):
         style = Style(k, SERIES_COLOURS[k % 12], (k + k // 12) % N_MARKERS)
@@ -207,23 +149,21 @@ def lines_figure(record: Record, figure: Mapping[str, Any]) -> StudyFigure:
         f"{VALUES[value]} by {axis['title']}. "
         + "; ".join(f"{row['name']}: {_said(row, value)}" for row in rows),
     )
-    return StudyFigure(
+    dotted = [
+        (k % N_BASELINES, letter(k), f"{title}: {measure(value, at)}")
+        for k, (title, at) in enumerate(seen)
+    ]
+    return Figure(
         figure,
-        table,
-        [Drawn(svg)],
+        [table],
+        [Row("", "", [Drawing(svg)])],
         legend=[(style, title) for style, title, _points in drawn] if series else [],
-        dotted=[
-            (k % N_BASELINES, letter(k), f"{title}: {measure(value, at)}")
-            for k, (title, at) in enumerate(seen)
-        ],
         notes=_lines_notes(axis, drawn, [row["name"] for row in rows if row[value] is None]),
-        layout="beside",
+        more={"dotted": dotted, "layout": "beside"},
     )
 
 
-def _points(
-    figure: Mapping[str, Any], axis: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> list[Estimate]:
+def _points(figure: Record, axis: Record, rows: Sequence[Record]) -> list[Estimate]:
     """The rows in the order of the axis; for a text, its place on the axis stands for it."""
     value, x = figure["value"], figure["x"]
     points = []
@@ -244,7 +184,7 @@ def _points(
 
 
 def _lines_panel(
-    axis: Mapping[str, Any],
+    axis: Record,
     value: str,
     drawn: Sequence[tuple[Style, str, Sequence[Estimate]]],
     levels: Sequence[tuple[str, float]],
@@ -263,7 +203,7 @@ def _lines_panel(
 
 
 def _lines_notes(
-    axis: Mapping[str, Any],
+    axis: Record,
     drawn: Sequence[tuple[Style, str, Sequence[Estimate]]],
     unknown: Sequence[str],
 ) -> list[str]:
@@ -281,7 +221,7 @@ def _group_title(record: Record, series: str | None, group: Any) -> str:
     return f"{record['axes'][series]['title']}: {number(group)}" if series else ""
 
 
-def scatter_figure(record: Record, figure: Mapping[str, Any]) -> StudyFigure:
+def scatter_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """SSIM of every training image against its margin or loss, a panel per cell (002, figures 2, 4,
     14 and 15)."""
     x = figure["x"]
@@ -305,7 +245,7 @@ def scatter_figure(record: Record, figure: Mapping[str, Any]) -> StudyFigure:
     notes = []
     if n_hidden:
         notes.append(f"{n_hidden} dots are not drawn, evenly picked; the CSV has all of them.")
-    return StudyFigure(figure, table, panels, notes=notes, layout=layout)
+    return Figure(figure, [table], [Row("", "", panels)], notes=notes, more={"layout": layout})
 
 
 def _scatter(
@@ -317,7 +257,7 @@ def _scatter(
     *,
     low: float,
     small: bool,
-) -> Drawn:
+) -> Drawing:
     targets = cell["targets"]
     note = f"{targets['n_good']} of {targets['n']} good"
     decoys = [score for score in rows.columns["decoy_ssim"] if isinstance(score, int | float)]
@@ -325,7 +265,7 @@ def _scatter(
     if best is not None:
         note += f"; best decoy {measure('mean_ssim', best)}"
     if not points:
-        return Drawn("", cell["name"], f"{note}; the {x} of its images is not known")
+        return Drawing("", cell["name"], f"{note}; the {x} of its images is not known")
     if len(points) < rows.n_rows:
         note += f"; the {x} of {rows.n_rows - len(points)} images is not known"
     width, height = SMALL if small else (WIDTH, HEIGHT)
@@ -335,19 +275,19 @@ def _scatter(
     panel = Panel("SSIM", across, unit_axis("", [low]), width, height)
     parts = [dots(panel, points, [], colour=2), panel.horizontal(record["good_threshold"])]
     if best is not None:
-        parts.append(level(panel, best))
+        parts.append(panel.level(best))
     about = f"{cell['name']}: SSIM against {SCATTER_TITLES[x]}; {note}."
-    return Drawn(panel.svg(parts, about), cell["name"], note)
+    return Drawing(panel.svg(parts, about), cell["name"], note)
 
 
-def kernels_figure(record: Record, pictures: Pictures, figure: Mapping[str, Any]) -> StudyFigure:
+def kernels_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """First-layer kernels as RGB pictures (002, figure 16)."""
     cells = [_cell(record, figure, wanted) for wanted in figure["cells"]]
     table = kernels_table(figure["name"], pictures, figure["cells"])
-    return StudyFigure(figure, table, tiles=kernels(pictures, cells))
+    return Figure(figure, [table], more={"tiles": kernels(pictures, cells), "layout": ""})
 
 
-def _cells(record: Record, figure: Mapping[str, Any]) -> list[Record]:
+def _cells(record: Record, figure: Record) -> list[Record]:
     also = figure.get("also", ())
     return [
         cell
@@ -356,7 +296,7 @@ def _cells(record: Record, figure: Mapping[str, Any]) -> list[Record]:
     ]
 
 
-def _cell(record: Record, figure: Mapping[str, Any], wanted: int) -> Record:
+def _cell(record: Record, figure: Record, wanted: int) -> Record:
     for cell in record["cells"]:
         if cell["number"] == wanted:
             return dict(cell)
@@ -366,8 +306,8 @@ def _cell(record: Record, figure: Mapping[str, Any], wanted: int) -> Record:
     )
 
 
-def _axis(record: Record, figure: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    axes: Mapping[str, Mapping[str, Any]] = record["axes"]
+def _axis(record: Record, figure: Record, key: str) -> Record:
+    axes: Mapping[str, Record] = record["axes"]
     if figure[key] not in axes:
         raise ValueError(
             f"figure {figure['name']!r} has {key} {figure[key]!r}; expected an axis of the study: "
@@ -376,10 +316,18 @@ def _axis(record: Record, figure: Mapping[str, Any], key: str) -> Mapping[str, A
     return axes[figure[key]]
 
 
-def _has_place(axis: Mapping[str, Any], at: Any) -> bool:
+def _has_place(axis: Record, at: Any) -> bool:
     """Whether `at` can be drawn on the axis."""
     if axis["scale"] == "category":
         return at in axis["values"]
     if isinstance(at, bool) or not isinstance(at, int | float):
         return False
     return axis["scale"] != "log" or at > 0
+
+
+KINDS = {
+    "heatmap": heat_figure,
+    "lines": lines_figure,
+    "scatter": scatter_figure,
+    "kernels": kernels_figure,
+}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tasks.study import page as study_page
-from tasks.study.page import render, write_page
-from tests.tasks.study.study_records import figure_of, floats, page_of, rows_of, study
+from tests.tasks.families.weights.study.study_records import (
+    PAGES,
+    figure_of,
+    page_of,
+    rows_of,
+    study,
+)
+from tests.tasks.page.study_pages import EVIL, floats, spoil
 
 
 def _emptied(record: dict[str, Any]) -> None:
@@ -101,25 +104,18 @@ def test_a_cell_without_pictures_says_so(tmp_path: Path) -> None:
 
 def test_names_are_text_not_markup(tmp_path: Path) -> None:
     record, pictures = study()
-    evil = '</title><script>alert("x")</script>&amp;\'"'
-    for key in ("title", "question", "paper", "command", "created", "machine", "name", "preset"):
-        record[key] = evil
+    spoil(record)
     for cell in record["cells"]:
-        cell["name"] += evil
+        cell["name"] += EVIL
     for axis in record["axes"].values():
-        axis["title"] += evil
-    record["axes"]["loss"]["values"][0] += evil
-    record["cells"][17]["at"]["loss"] += evil
-    for figure in record["figures"]:
-        figure.update(dict.fromkeys(("title", "where", "caption", "cannot"), evil))
-    for claim in record["claims"]:
-        claim.update(dict.fromkeys(("claim", "where", "theirs", "ours", "rule"), evil))
-    record["settings"] = {evil: evil}
-    record["source"]["name"] = evil
+        axis["title"] += EVIL
+    record["axes"]["loss"]["values"][0] += EVIL
+    record["cells"][17]["at"]["loss"] += EVIL
+    record["source"]["name"] = EVIL
     page = page_of(tmp_path, (record, pictures))
     assert "<script" not in (tmp_path / "study.html").read_text()
-    assert evil in "".join(page.text)
-    assert rows_of(tmp_path, "good")[0]["name"].endswith(evil)
+    assert EVIL in "".join(page.text)
+    assert rows_of(tmp_path, "good")[0]["name"].endswith(EVIL)
 
 
 def test_cells_that_have_no_place_are_named_not_dropped(tmp_path: Path) -> None:
@@ -128,22 +124,6 @@ def test_cells_that_have_no_place_are_named_not_dropped(tmp_path: Path) -> None:
     page = page_of(tmp_path, (record, pictures))
     assert "Not on these axes: 5 classes, 5 per class: " in page.prose
     assert len(rows_of(tmp_path, "good")) == 9
-
-
-def test_a_large_table_is_only_beside_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(study_page, "MOST_INLINE", 2000)
-    page = page_of(tmp_path, study())
-    assert "margins.csv" not in page.downloads
-    assert "margins.csv (544 rows, only beside this page)" in page.prose
-    assert len(rows_of(tmp_path, "margins")) == 544
-
-
-def test_an_earlier_figure_does_not_stay_beside_the_page(tmp_path: Path) -> None:
-    page_of(tmp_path, study())
-    page_of(tmp_path, study(losses=0))
-    assert not (tmp_path / "study-data" / "losses.csv").exists()
 
 
 def _changed(**changes: Any) -> dict[str, Any]:
@@ -155,10 +135,6 @@ def _changed(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (_changed(kind="pie"), "figure 'good' is of kind 'pie'; expected one of"),
-        (_changed(name="../up"), "a figure is named '../up'; expected letters"),
-        (_changed(name="cells"), "a figure is named 'cells'"),
-        (_changed(name="margins"), "two figures are named 'margins'"),
         (_changed(x="width"), "figure 'good' has x 'width'; expected an axis of the study"),
         (_changed(value="haarpsi"), "shows value 'haarpsi'; expected one of"),
         (_changed(kind="scatter", cells=[7], x="loss"), "shows cell 7, but the study has 2 cells"),
@@ -168,43 +144,18 @@ def _changed(**changes: Any) -> dict[str, Any]:
 )
 def test_a_figure_that_cannot_be_drawn_is_refused(record: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        render(record, {})
+        PAGES.page.render(record, {})
 
 
 def test_two_cells_at_one_place_are_refused() -> None:
     record, pictures = study(grid=2, decays=0, losses=0)
     record["cells"][1]["at"] = record["cells"][0]["at"]
     with pytest.raises(ValueError, match="has two cells at per_class=1, n_classes=2"):
-        render(record, pictures)
+        PAGES.page.render(record, pictures)
 
 
 def test_pictures_that_do_not_belong_are_refused() -> None:
     record, pictures = study(grid=2, decays=0, losses=0)
     pictures["cell_0001/original"] = pictures["cell_0001/original"][:1]
     with pytest.raises(ValueError, match="cell 1 shows 4 images, but the pictures hold 1 orig"):
-        render(record, pictures)
-
-
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ({}, "has no study.json"),
-        ({"study.json": "{"}, "is not JSON"),
-        ({"study.json": "[]"}, "is a list, expected a JSON object"),
-        ({"study.json": '{"schema": "palimpsest-study", "version": 9}'}, "version 9, expected"),
-        ({"study.json": json.dumps(study()[0])}, "has no study-pictures.npz"),
-        ({"study.json": json.dumps(study()[0]), "study-pictures.npz": "PK"}, "cannot be read"),
-    ],
-)
-def test_what_is_no_study_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=said):
-        write_page(tmp_path)
-    assert not (tmp_path / "study.html").exists()
-
-
-def test_a_made_up_record_is_one_that_json_can_hold() -> None:
-    record, pictures = study()
-    assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert all(array.dtype == np.uint8 for array in pictures.values())
+        PAGES.page.render(record, pictures)

@@ -12,10 +12,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.report.headline import interval, percent, score
-from tasks.study.page import render
+from tasks.page.formats import interval, percent, score
+from tests.tasks.families.weights.study.study_records import (
+    DECAYS,
+    PAGES,
+    figure_of,
+    page_of,
+    rows_of,
+    study,
+)
+from tests.tasks.page.study_pages import Made, floats
 from tests.tasks.pages import Page
-from tests.tasks.study.study_records import DECAYS, Made, figure_of, floats, page_of, rows_of, study
 
 BASE, PLOT = 250, 222  # of a panel: where y = 0 is drawn, and the height from there to the top
 FIGURES = ("good", "margins", "decays", "losses", "hard-ones", "kernels")
@@ -37,7 +44,7 @@ def test_the_page_asks_nothing_of_the_network(folder: Path, made: Made) -> None:
     source = (folder / "study.html").read_text()
     for forbidden in ("http:", "https:", "url(", "@import", "<script", "<iframe"):
         assert forbidden not in source
-    assert render(*made) == source
+    assert PAGES.page.render(*made) == source
 
 
 def test_every_table_is_in_the_page_and_beside_it(folder: Path) -> None:

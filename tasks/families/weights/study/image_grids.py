@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tasks.page.files import Arrays, Record
+from tasks.page.formats import fixed
 from tasks.page.pictures import data_uri
-from tasks.report.headline import score
-from tasks.report.record import Pictures, Record
 
 
-def pairs(record: Record, pictures: Pictures) -> list[dict[str, Any]]:
+def pairs(record: Record, pictures: Arrays) -> list[dict[str, Any]]:
     """One entry per cell: its best pairs (original, reconstruction), best first, with their SSIM.
 
     A cell without pictures has an empty list. Raises ValueError if it has more or fewer than it
     says.
     """
-    return [
-        {"cell": cell, "pairs": list(_of_cell(record, cell, pictures))} for cell in record["cells"]
-    ]
+    return [{"cell": cell, "pairs": _of_cell(record, cell, pictures)} for cell in record["cells"]]
 
 
-def _of_cell(record: Record, cell: Record, pictures: Pictures) -> list[dict[str, Any]]:
+def _of_cell(record: Record, cell: Record, pictures: Arrays) -> list[dict[str, Any]]:
     names = [f"cell_{cell['number']:04d}/{kind}" for kind in ("original", "reconstruction")]
     if not all(name in pictures for name in names):
         return []
@@ -38,14 +36,14 @@ def _of_cell(record: Record, cell: Record, pictures: Pictures) -> list[dict[str,
             "original": data_uri(original),
             "uri": data_uri(found),
             "alt": f"Training picture {images['image_id'][row]} of network {images['victim'][row]}",
-            "score": _short(images["ssim"][row]),
+            "score": fixed(images["ssim"][row], 2),
             "good": (images["ssim"][row] or 0.0) > record["good_threshold"],
         }
         for original, found, row in zip(originals, made, cell["shown"], strict=True)
     ]
 
 
-def kernels(pictures: Pictures, cells: Sequence[Record]) -> list[dict[str, Any]]:
+def kernels(pictures: Arrays, cells: Sequence[Record]) -> list[dict[str, Any]]:
     """One entry per cell: its kernels as URLs; an empty list if it has none."""
     found = []
     for cell in cells:
@@ -53,7 +51,3 @@ def kernels(pictures: Pictures, cells: Sequence[Record]) -> list[dict[str, Any]]
         size = " of {} × {}".format(*tiles[0].shape[1:]) if tiles else ""
         found.append({"cell": cell, "tiles": [data_uri(tile) for tile in tiles], "size": size})
     return found
-
-
-def _short(value: float | None) -> str:
-    return score(value) if value is None else f"{value:.2f}".replace("-", "−")

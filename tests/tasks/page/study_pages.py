@@ -1,0 +1,69 @@
+"""Pages of made-up studies: writing one, and reading it, its tables and its figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.page.study_page import StudyPage
+from tests.tasks.pages import Page
+
+Arrays = dict[str, npt.NDArray[Any]]
+Made = tuple[dict[str, Any], Arrays]
+EVIL = '</title><script>alert("x")</script>&amp;\'"'
+
+
+@dataclass(frozen=True)
+class StudyPages:
+    """The files of one kind of study."""
+
+    page: StudyPage
+
+    def write(self, folder: Path, record: dict[str, Any], pictures: Arrays) -> Path:
+        """The two files as the study leaves them; returns the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(record, allow_nan=False)
+        (folder / f"{self.page.name}.json").write_text(text)
+        np.savez(folder / f"{self.page.name}-pictures.npz", allow_pickle=False, **pictures)
+        return folder
+
+    def page_of(self, folder: Path, made: Made) -> Page:
+        """The page of a record, checked for what every page keeps to."""
+        page = Page(self.page.write(self.write(folder, *made)))
+        page.check()
+        assert re.search(r"\b(nan|inf|None(?! is good)|null)\b", page.prose) is None
+        return page
+
+    def rows_of(self, folder: Path, name: str) -> list[dict[str, str]]:
+        """The rows of a table beside the page."""
+        text = (folder / f"{self.page.name}-data" / f"{name}.csv").read_bytes().decode()
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+
+    def figure_of(self, folder: Path, name: str) -> str:
+        """The page's source from the heading of a figure to its end."""
+        source = (folder / f"{self.page.name}.html").read_text()
+        return source.partition(f'id="figure-{name}"')[2].partition("</figure>")[0]
+
+
+def floats(pattern: str, text: str) -> list[float]:
+    """The numbers that `pattern` finds."""
+    return [float(found) for found in re.findall(pattern, text)]
+
+
+def spoil(record: dict[str, Any]) -> None:
+    """Puts markup into every text that all records have."""
+    for key in ("title", "question", "paper", "command", "created", "machine", "name", "preset"):
+        record[key] = EVIL
+    for figure in record["figures"]:
+        figure.update(dict.fromkeys(("title", "where", "caption", "cannot"), EVIL))
+    for claim in record["claims"]:
+        claim.update(dict.fromkeys(("claim", "where", "theirs", "ours", "rule"), EVIL))
+    record["settings"] = {EVIL: EVIL}

@@ -1,0 +1,106 @@
+"""Pages of all kinds of studies: what is refused, and what lies beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tasks.families.autoencoder import study_records as recoveries
+from tests.tasks.families.inversion import inversions
+from tests.tasks.families.weights.study import study_records as studies
+from tests.tasks.page.study_pages import Made, StudyPages
+
+PAGES = {found.page.name: found for found in (studies.PAGES, recoveries.PAGES, inversions.PAGES)}
+kinds = pytest.mark.parametrize("pages", PAGES.values(), ids=PAGES)
+
+
+def small(pages: StudyPages) -> Made:
+    """A study of this kind, with little in it."""
+    if pages is studies.PAGES:
+        return studies.study(grid=2, decays=0, losses=0)
+    if pages is recoveries.PAGES:
+        return recoveries.recovery(victims=1, masks=("half",), levels=(1e-4, 1e-8), n=8, n_groups=0)
+    return inversions.inversion(sources=1, lams=(0.1, 1.0), betas=(1e-2, 1e-4), n=6, n_shown=3,
+                                layers=False, unicon=False, synthetic=False)  # fmt: skip
+
+
+@kinds
+def test_a_large_table_is_only_beside_the_page(pages: StudyPages, tmp_path: Path) -> None:
+    few = StudyPages(replace(pages.page, most_inline=200))
+    page = few.page_of(tmp_path, small(pages))
+    assert "cells.csv" not in page.downloads
+    assert "rows, only beside this page" in page.prose
+    assert few.rows_of(tmp_path, "cells")
+
+
+@kinds
+def test_an_earlier_figure_does_not_stay_beside_the_page(pages: StudyPages, tmp_path: Path) -> None:
+    record, pictures = small(pages)
+    pages.page_of(tmp_path, (record, pictures))
+    gone = record["figures"].pop()["name"]
+    beside = tmp_path / f"{pages.page.name}-data" / f"{gone}.csv"
+    assert beside.exists()
+    pages.page_of(tmp_path, (record, pictures))
+    assert not beside.exists()
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "pie"}, "is of kind 'pie'; expected one of"),
+        ({"name": "../up"}, "a figure is named '../up'; expected letters"),
+        ({"name": "cells"}, "a figure is named 'cells'"),
+    ],
+)
+def test_a_figure_that_is_none_is_refused(
+    pages: StudyPages, changes: dict[str, Any], said: str
+) -> None:
+    record, pictures = small(pages)
+    record["figures"][0].update(changes)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        pages.page.render(record, pictures)
+
+
+@kinds
+def test_two_figures_of_one_name_are_refused(pages: StudyPages) -> None:
+    record, pictures = small(pages)
+    record["figures"].append(record["figures"][0])
+    with pytest.raises(ValueError, match="two figures are named"):
+        pages.page.render(record, pictures)
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("record", "pictures", "said"),
+    [
+        (None, None, "run `palimpsest study"),
+        ("{", None, "is not JSON"),
+        ("[]", None, "is a list, expected a JSON object"),
+        ('{"schema": "palimpsest-NAME", "version": 9}', None, "version 9, expected"),
+        ("made", None, "has no NAME-pictures.npz"),
+        ("made", "PK", "cannot be read"),
+    ],
+)
+def test_what_is_no_study_is_refused(
+    pages: StudyPages, tmp_path: Path, record: str | None, pictures: str | None, said: str
+) -> None:
+    name = pages.page.name
+    text = json.dumps(small(pages)[0]) if record == "made" else record
+    for file, content in ((f"{name}.json", text), (f"{name}-pictures.npz", pictures)):
+        if content is not None:
+            (tmp_path / file).write_text(content.replace("NAME", name))
+    with pytest.raises(ValueError, match=said.replace("NAME", name)):
+        pages.page.write(tmp_path)
+    assert not (tmp_path / f"{name}.html").exists()
+
+
+@kinds
+def test_a_made_up_record_is_one_that_json_can_hold(pages: StudyPages) -> None:
+    record = small(pages)[0]
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
