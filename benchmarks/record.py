@@ -1,4 +1,4 @@
-"""What a benchmark prints: one JSON object a line, with the machine it was measured on.
+"""Output of a benchmark: one JSON object a line, with the machine it was measured on.
 
 A script defines `measure(quick) -> Iterator[Measurement]` and calls `main(measure)`; run it as
 `python -m benchmarks.FOLDER.NAME [--quick] [--json FILE]`. `docs/results/` keeps such files
@@ -158,7 +158,7 @@ def hardware() -> Hardware:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that the numbers depend on, those that are installed."""
+    """Versions of Python and of the installed packages that the numbers depend on."""
     found = {"python": platform.python_version()}
     for name in VERSIONS:
         try:

@@ -124,7 +124,7 @@ class TimeIsUpError(Exception):
 
 
 def parity(device: torch.device) -> Iterator[Measurement]:
-    """How far the device is from float64 on the CPU; SystemExit if far."""
+    """Distance of the device from float64 on the CPU; SystemExit if far."""
     for victim in TINY:
         exact = computed(victim, CPU, torch.float64)
         for dtype in (torch.float64, torch.float32):
@@ -186,7 +186,7 @@ class Go:
         self.work.mkdir(parents=True, exist_ok=True)
 
     def measure(self, victims: Sequence[Victim]) -> Iterator[Measurement]:
-        """What each victim became and gave back; those of earlier goes are read."""
+        """Losses and recoveries of each victim; those of earlier goes are read."""
         for victim in victims:
             images = self.images(victim)
             trained = self.trained(victim, images)

@@ -72,7 +72,7 @@ def weights_of(model: Model, n_networks: int) -> list[Weights]:
 
 
 def images_of(n_networks: int) -> Tensor:
-    """What the networks are trained on."""
+    """Training images of the networks."""
     generator = torch.Generator().manual_seed(0)
     return torch.rand(n_networks, N_IMAGES, *SHAPE, generator=generator)
 

@@ -1,4 +1,4 @@
-"""What a campaign costs beside its runs: 150,000 runs that do nothing, planned, handed out, stored.
+"""Cost of a campaign beside its runs: 150,000 runs that do nothing, planned, handed out, stored.
 
 Everything is real but the runs: a flow (recorded, if `PREFECT_API_URL` names a server), with the
 task, the progress and the tables of `generate`; the coordinator and local Dask processes; parts
@@ -189,7 +189,7 @@ def run_here(
 
 @flow(name="campaign of nothing", validate_parameters=False)
 def as_flow(campaign: Campaign, images: ImageSet, folder: Path, n_workers: int) -> Dataset:
-    """What `flows.generate` does after it has read its images."""
+    """Work of `flows.generate` after it has read its images."""
     plan = Plan(campaign, images)
     dataset = open_store(folder / "pairs", campaign, images)
     dataset = make_pairs(
@@ -240,7 +240,7 @@ def _peak_gib() -> float:
 
 
 def in_fresh_process(n_runs: int, n_workers: int, pixels: int, n_images: int) -> dict[str, Any]:
-    """What a process of its own says that ran a campaign of `n_runs` runs."""
+    """Record of a process of its own that ran a campaign of `n_runs` runs."""
     with tempfile.TemporaryDirectory(prefix="palimpsest-machinery-") as folder:
         facts = Path(folder) / "facts.json"
         command = [sys.executable, "-m", MODULE]

@@ -109,7 +109,7 @@ QUICK = Size(n_runs=40, n_kills=5, workers=(2,), samplers=("adaptive",))
 
 @dataclass
 class Report:
-    """What a campaign went through."""
+    """Events of a campaign."""
 
     kills: Counter[str] = field(default_factory=Counter)
     n_starts: int = 0

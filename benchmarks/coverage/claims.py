@@ -1,4 +1,4 @@
-"""What the image restoration paper says of how its dataset grew, checked on real campaigns of
+"""Claims of the image restoration paper on the growth of its dataset, checked on real campaigns of
 another size.
 
 The numbers are those that `benchmarks.coverage.real` left in
@@ -26,7 +26,7 @@ Verdict = tuple[str, bool | None]
 
 @dataclass(frozen=True)
 class Campaigns:
-    """What campaigns of one sampler came to at their end, a number for every seed."""
+    """End of campaigns of one sampler, a number for every seed."""
 
     n_runs: int
     n_images: int

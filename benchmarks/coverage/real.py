@@ -1,4 +1,4 @@
-"""How many images real campaigns cover, and how evenly: the samplers at equal numbers of runs.
+"""Coverage of images by real campaigns, and its evenness: the samplers at equal numbers of runs.
 
     python -m benchmarks.coverage.real --data folder:cifar10 [--folder DIR] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""How many images a campaign covers, and how evenly: samplers in simulated worlds.
+"""Coverage of images by a campaign, and its evenness: samplers in simulated worlds.
 
     python -m benchmarks.coverage.simulated [--quick] [--json FILE]
 
@@ -170,7 +170,7 @@ def against_planned(found: Found, family: Family, paper: Paper) -> Iterator[Meas
 
 
 def measurements(found: Found, paper: Paper, *, tuned: bool) -> Iterator[Measurement]:
-    """What a world's curves say."""
+    """Measurements of a world's curves."""
     where = f"{found.name} ({'tuned here' if tuned else 'not tuned here'})"
     n, half = paper.n_runs, paper.n_runs // 2
     theirs = found.curves["paper"]

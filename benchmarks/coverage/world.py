@@ -98,7 +98,7 @@ class World:
     usual: float
 
     def runs(self, image_ids: Ints, rng: np.random.Generator) -> tuple[npt.NDArray[np.bool_], Ints]:
-        """Whether each image of each run came back, and in how many pairs; both (runs, images)."""
+        """Returns of each image of each run, and their numbers of pairs; both (runs, images)."""
         ease = self.ease[image_ids]
         ease = ease + self.company * (ease.mean(1, keepdims=True) - self.usual)
         back = rng.random(ease.shape) < expit(ease)

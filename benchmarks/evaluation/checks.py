@@ -1,4 +1,4 @@
-"""How each claim of the image restoration paper is decided on an evaluation: our numbers in words,
+"""Decisions of the image restoration paper's claims on an evaluation: our numbers in words,
 and the verdict.
 
 Every function takes an `Evaluated` and raises NotTestableError where it lacks what the claim is

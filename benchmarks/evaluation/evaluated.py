@@ -40,7 +40,7 @@ class Difference:
     high: float
 
     def above(self, margin: float = 0.0) -> bool | None:
-        """Whether it is above the margin, beyond chance; None if the interval holds it."""
+        """True if it is above the margin, beyond chance; None if the interval holds it."""
         return True if self.low > margin else False if self.high <= margin else None
 
     def not_below(self, slack: float) -> bool | None:

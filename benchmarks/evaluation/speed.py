@@ -40,7 +40,7 @@ class Size:
 
     @property
     def n_pictures(self) -> int:
-        """Of one method."""
+        """Scores of one method."""
         return self.n_candidates * self.n_iterations
 
     @property

@@ -27,7 +27,7 @@ Rows = Sequence[dict[str, str]]
 
 
 def has_tables(folder: Path) -> bool:
-    """Whether `folder` has what `read_tables` needs."""
+    """True if `folder` has the files that `read_tables` needs."""
     return all((folder / name).is_file() for name in TABLES)
 
 

@@ -1,4 +1,4 @@
-"""Who is in which encoding when public images are not known: what m and d it takes.
+"""Assignment of images to encodings without public images: the m and d that it takes.
 
 A part of `benchmarks.papers.instahide`. Squares are compared (`overlaps` without public images),
 groups are grown (`assign_uncertain`), and pairs are compared with the true ones.
@@ -84,8 +84,8 @@ def table(
 def share(
     scores: Float[Tensor, "m m"], edges: Int64[np.ndarray, "m 2"], n: int, seed: int = 0
 ) -> float:
-    """Of encodings with both images right, groups renamed to the images they have most of; 0 if no
-    groups are found."""
+    """Share of encodings with both images right, groups renamed to the images they have most of; 0
+    if no groups are found."""
     try:
         assigned = assign_uncertain(scores, n, generator=torch.Generator().manual_seed(seed))
     except ValueError:

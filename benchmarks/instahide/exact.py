@@ -56,7 +56,7 @@ class Outcome:
 
 
 def outcome(case: Gaussian) -> Outcome:
-    """What came back, beside what the true graph determines."""
+    """Recovered images, beside those that the true graph determines."""
     started = time.perf_counter()
     found = case.recovered()
     seconds = time.perf_counter() - started

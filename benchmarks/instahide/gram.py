@@ -1,4 +1,4 @@
-"""How many pixels step 1 of the InstaHide paper alone needs, the Gram matrix of all images
+"""Pixels that step 1 of the InstaHide paper alone needs, the Gram matrix of all images
 (`gram_extract`).
 
 A part of `benchmarks.papers.instahide`. Encodings of k images of one weight, Gaussian pixels; a

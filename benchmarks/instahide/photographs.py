@@ -59,7 +59,7 @@ TRUE_PUBLICS = "pursuit, true public images"
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the challenge. `n_others`: photographs that the network is trained on. `n_model`:
+    """Sizes of the challenge. `n_others`: photographs that the network is trained on. `n_model`:
     encodings that the model of the InstaHide paper makes of the same images, for the exact
     attack."""
 
@@ -146,7 +146,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How much came back. `pairs`: the share of encodings with both images right. Medians over
+    """Recovery of one case. `pairs`: the share of encodings with both images right. Medians over
     private images of the correlation of pixels with the true ones and of SSIM in [-1, 1]; `exact`
     images are within half a grey level; `false` ones are called recovered and are not."""
 

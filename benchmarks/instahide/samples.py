@@ -1,4 +1,4 @@
-"""How many encodings give all private images, and how many could: the InstaHide paper's sample
+"""Encodings that give all private images, and that could: the InstaHide paper's sample
 complexity.
 
 A part of `benchmarks.papers.instahide`. Every seed has one sequence of encodings; recoveries see
@@ -56,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Needed:
-    """Of random graphs of n images the numbers of encodings, sorted, with which every image is in
+    """Numbers of encodings of random graphs of n images, sorted, with which every image is in
     one, in two, and all images are determined without and with public images."""
 
     n: int

@@ -1,4 +1,4 @@
-"""What the signs of a pixel cost: trying all of them, as the InstaHide paper does, and the beam
+"""Cost of the signs of a pixel: trying all of them, as the InstaHide paper does, and the beam
 search.
 
 A part of `benchmarks.papers.instahide`. `benchmarks.instahide.speed.signs` times both at the same
@@ -42,7 +42,8 @@ class Cost:
 
     @property
     def factor(self) -> float:
-        """Of the seconds of all signs for one encoding more, over the larger half of the sizes."""
+        """Growth of the seconds of all signs for one encoding more, over the larger half of the
+        sizes."""
         ms = sorted(self.all_signs)
         some = ms[len(ms) // 2 :]
         logs = [np.log(self.all_signs[m]) for m in some]

@@ -77,7 +77,7 @@ class Gaussian:
         return replace(self, encodings=fewer)
 
     def matched(self, found: Recovered) -> Matched:
-        """Which true image each one is, and how far from it; up to a sign of each pixel that all
+        """True image of each one, and the distance from it; up to a sign of each pixel that all
         share where there are no public images."""
         x = found.images.nan_to_num(0.0)
         signed = self.mixing.k_pub > 0
@@ -97,7 +97,7 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Matched:
-    """Of each image the true one that it is, and the largest error of a pixel that is known, in
+    """The true image of each one, and the largest error of a pixel that is known, in
     standard deviations. `whole`: all pixels are known; `said`: at least one is."""
 
     ids: Int64[Tensor, " n"]

@@ -179,7 +179,7 @@ def counted(scores: dict[str, list[Tensor]], case: str) -> list[Measurement]:
 
 
 def n_good(scores: Sequence[Tensor]) -> tuple[int, int]:
-    """How many of the (2, n) scores are good: ours, the reference's."""
+    """Number of the (2, n) scores that are good: ours, the reference's."""
     good = torch.cat(list(scores), dim=1) > GOOD
     return int(good[0].sum()), int(good[1].sum())
 
@@ -203,7 +203,7 @@ def measurement(
 
 
 def exceeded(found: Measurement) -> str | None:
-    """What is wrong with a measurement, or None."""
+    """Fault of a measurement, or None."""
     expected = found.reference_value or 0.0
     if found.reference == "limit" and not found.value <= expected:
         return f"{found.case}: {found.value:.3g} is above {expected:g}"

@@ -79,7 +79,7 @@ class Victims:
         return _unit(self.decoys, rows, torch.float32)
 
     def target(self, spec: RunSpec, condition: str, dtype: torch.dtype) -> Tensor:
-        """What the victim is trained to say: 0 or 1, a class, or -1 or +1."""
+        """Labels that the victim is trained on: 0 or 1, a class, or -1 or +1."""
         if condition == "multiclass":
             return torch.from_numpy(self.source.labels[np.array(spec.image_ids)])
         label = torch.tensor(spec.labels, dtype=dtype)

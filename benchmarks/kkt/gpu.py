@@ -74,7 +74,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
 
 
 def parity() -> Iterator[Measurement]:
-    """How far float64 on the GPU is from float64 on the CPU, and float32 and TF32 from that."""
+    """Distance of float64 on the GPU from float64 on the CPU, and float32 and TF32 from that."""
     attack = KKTAttack(n_candidates=40, save_at=(200,))
     exact = objective(attack, CPU, torch.float64, "ieee")
     cases: list[tuple[str, torch.dtype, Precision, float]] = [
@@ -154,7 +154,7 @@ def trained_weights(device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Mode:
-    """How steps are launched."""
+    """Launches of steps."""
 
     name: str
     graphs: bool

@@ -211,7 +211,7 @@ def training_epoch(case: Case, repeats: int, n_epochs: int, *, threads: int) -> 
 
 
 def peak_memory(case: Case, repeats: int) -> Measurement:
-    """What a few steps of one run add to the memory of a process that holds the starting point."""
+    """Memory that a few steps of one run add to that of a process that holds the starting point."""
     one = Case(
         width=case.width,
         n_runs=1,

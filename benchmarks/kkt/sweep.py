@@ -1,4 +1,4 @@
-"""What successive halving saves: iterations of a sweep beside those of a random one, as good.
+"""Savings of successive halving: iterations of a sweep beside those of a random one, as good.
 
     python -m benchmarks.kkt.sweep --halved STORE --random STORE [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What the autoencoder paper says of its results, as our own studies of autoencoders found it.
+"""Claims of the autoencoder paper, decided by our own studies of autoencoders.
 
     python -m benchmarks.papers.autoencoder [--check] [--json FILE] STUDY...
 
@@ -28,7 +28,7 @@ def read_study(path: Path) -> dict[str, Any]:
 
 
 def first_tested(claims: list[Claim]) -> list[Claim]:
-    """Of each claim, what the first study that can test it gave; of one that none can, the first.
+    """Each claim as the first study that can test it gave it; of one that none can, the first.
 
     A later study so fills what an earlier one lacks, and adds no second opinion.
     """

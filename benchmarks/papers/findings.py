@@ -22,7 +22,7 @@ PHOTOS = "photos"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What every part is given. `quick`: small cases. `folder`: where pictures and their data go;
+    """Inputs of every part. `quick`: small cases. `folder`: where pictures and their data go;
     None: nowhere. `data`: the source of photographs, for parts that take any."""
 
     quick: bool = False

@@ -1,4 +1,4 @@
-"""What the image restoration paper says of its results, checked on evaluations of our own.
+"""Claims of the image restoration paper, decided by evaluations of our own.
 
     python -m benchmarks.papers.image_restoration [--json FILE] EVALUATION...
     python -m benchmarks.papers.image_restoration --json FILE --check

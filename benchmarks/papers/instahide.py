@@ -1,4 +1,4 @@
-"""What the InstaHide paper says of recovering InstaHide's private images, checked.
+"""Claims of the InstaHide paper on recovering private images, checked.
 
     python -m benchmarks.papers.instahide [--only NAME ...] [--quick] [--json FILE] [--data SOURCE]
 

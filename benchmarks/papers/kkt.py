@@ -1,4 +1,4 @@
-"""What the KKT paper says of its results, as our own studies found it.
+"""Claims of the KKT paper, decided by our own studies.
 
     python -m benchmarks.papers.kkt [--check] [--json docs/results/claims/kkt.json] STUDY...
 

@@ -1,4 +1,4 @@
-"""What the MixCon paper says of its results, as our own studies of split classifiers found it.
+"""Claims of the MixCon paper, decided by our own studies of split classifiers.
 
     python -m benchmarks.papers.mixcon [--check] [--json docs/results/claims/mixcon.json] STUDY...
 

@@ -70,7 +70,7 @@ def device_of(*, quick: bool) -> torch.device:
 
 
 def parity(device: torch.device) -> Iterator[Measurement]:
-    """How far value and gradients on the device are from float64 on the CPU; SystemExit if far."""
+    """Distance of value and gradients on the device from float64 on the CPU; SystemExit if far."""
     for name, (network, attack, n_outputs) in CASES.items():
         small = replace(attack, n_candidates=40, sigma=0.3)
         exact = objective(network, small, n_outputs, CPU, torch.float64)
@@ -118,7 +118,7 @@ def _seconds(made: Study, pace: Pace) -> float:
 
 
 def command_of(name: str, data: str, store: Path) -> list[str]:
-    """What runs a study at the paper's size on this machine's GPU, or goes on with it."""
+    """Command that runs a study at the paper's size on this machine's GPU, or goes on with it."""
     options = ("--preset", "paper", "--data", data, "--store", str(store), "--device", "cuda")
     return [str(Path(sys.executable).with_name("palimpsest")), "study", name, *options]
 

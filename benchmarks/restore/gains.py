@@ -1,4 +1,4 @@
-"""What restoration gained, from an evaluation's scores: paired differences, decoys, disagreement.
+"""Gains of restoration, from an evaluation's scores: paired differences, decoys, disagreement.
 
 Every image is scored with and without restoration, so gains are means of differences, with two
 intervals: over images (these victims) and over whole runs (the next victim). `draw` shows them with
@@ -70,7 +70,7 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """How far the samples behind a mean disagree, on average, with intervals over images.
+    """Disagreement of the samples behind a mean, on average, with intervals over images.
 
     `good`: the targets whose mean is good; `others`: the other targets; `decoys`.
     """
@@ -85,7 +85,7 @@ class Disagreement:
 
 
 def gain(evaluation: Mapping[str, Any], method: str) -> Gain:
-    """What `method` gained on the targets over `plain`."""
+    """Gain of `method` on the targets over `plain`."""
     after = evaluation["methods"][method]["targets"]
     before = evaluation["methods"]["plain"]["targets"]
     victims = np.array(evaluation["targets"]["victim"])
@@ -117,7 +117,7 @@ def gain(evaluation: Mapping[str, Any], method: str) -> Gain:
 
 
 def disagreement(evaluation: Mapping[str, Any], method: str) -> Disagreement | None:
-    """How far the samples of `method` disagree; None if it is no mean of samples."""
+    """Disagreement of the samples of `method`; None if it is no mean of samples."""
     body = evaluation["methods"][method]
     if "disagreement" not in body["targets"]:
         return None

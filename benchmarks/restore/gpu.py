@@ -135,7 +135,7 @@ def numbers(kind: Kind, *, graph: bool = False) -> Iterator[None]:
 
 
 def parity(restorer: Restorer) -> Iterator[Measurement]:
-    """How far the output and the gradients are from float64 on the CPU.
+    """Distance of the output and the gradients from float64 on the CPU.
 
     Raises SystemExit if float32 is off.
     """
@@ -256,7 +256,7 @@ def sampling(restorer: Restorer, kind: Kind, mode: Mode, sizes: Sizes) -> Iterat
 
 
 def evaluations(restorer: Restorer) -> int:
-    """How often the network is evaluated for one restoration."""
+    """Evaluations of the network for one restoration."""
     return 2 * restorer.n_steps - 1 if isinstance(restorer, EDM) else 1
 
 
@@ -291,7 +291,7 @@ def forget_peak() -> None:
 
 
 def peak(case: str) -> Iterator[Measurement]:
-    """What a CUDA device held at most since `forget_peak`."""
+    """Peak memory of a CUDA device since `forget_peak`."""
     if DEVICE.type == "cuda":
         gib = torch.cuda.max_memory_allocated() / 2**30
         yield measurement(f"GPU memory of {case}", gib, "GiB")

@@ -1,4 +1,4 @@
-"""What each thing that our restorers do differently is worth on a CPU, one line each.
+"""Worth on a CPU of each thing that our restorers do differently, one line each.
 
 Both sides of a line are the same in everything else: channels last against channels first, fused
 attention against a softmax of products, the bias-free normalisation as one factor against the
@@ -117,7 +117,7 @@ def _normalisation(restorer: BFDnCNN, n: int) -> tuple[str, Step, str, Step]:
 
 
 def network_inputs(restorer: Restorer, n: int) -> tuple[Tensor, ...]:
-    """What the network is called with, n times."""
+    """Inputs of the network, n times."""
     if isinstance(restorer, EDM):
         side = restorer.resolution
         return torch.randn(n, 6, side, side), torch.zeros(n), torch.zeros(n, N_AUGMENT)

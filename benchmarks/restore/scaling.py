@@ -1,4 +1,4 @@
-"""How far a training scales over the GPUs of a machine: plain DistributedDataParallel.
+"""Scaling of a training over the GPUs of a machine: plain DistributedDataParallel.
 
     torchrun --nproc-per-node 8 -m benchmarks.restore.gpu [--quick] [--json FILE]
 
@@ -49,7 +49,7 @@ def trial(restorer: Restorer, kind: Kind, sizes: Sizes) -> None:
 
 
 def everywhere(name: str, action: Callable[[], None]) -> bool:
-    """Whether the action worked in all processes; says why not, so that none waits for another."""
+    """True if the action worked in all processes; says why not, so that none waits for another."""
     worked = torch.ones((), device=restore_gpu.DEVICE)
     try:
         action()

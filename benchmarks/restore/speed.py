@@ -67,7 +67,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is measured, and how often. `edm_steps` sampler steps are timed of `EDM_STEPS`; with
+    """Sizes of the measurement. `edm_steps` sampler steps are timed of `EDM_STEPS`; with
     `compiled`, torch.compile is tried too, which takes minutes."""
 
     cases: tuple[Case, ...]
@@ -128,7 +128,7 @@ def lively(restorer: Restorer) -> nn.Module:
 
 
 def agreement(case: Case) -> dict[str, float]:
-    """How far the two sides are apart, relatively: losses, gradients, restorations.
+    """Relative distance of the two sides: losses, gradients, restorations.
 
     Networks evaluate here, where no dropout differs.
     """
@@ -232,7 +232,7 @@ def sampling(case: Case, sizes: Sizes) -> Iterator[Measurement]:
 
 
 def peak_memory(case: Case) -> Iterator[Measurement]:
-    """What two training steps, and sampling, add to a process that has loaded torch."""
+    """Memory that two training steps, and sampling, add to a process that has loaded torch."""
     for what in ("training", "sampling"):
         ours, theirs = (
             statistics.median(_in_new_process(side, what, case) for _ in range(3))
@@ -302,7 +302,7 @@ def _memory(name: str) -> float:
 
 
 def waiting(case: Case, sizes: Sizes, dataset: Dataset) -> Iterator[Measurement]:
-    """How long a training step waits for its batch of the balanced stream, after the first."""
+    """Wait of a training step for its batch of the balanced stream, after the first."""
     feed = PairExamples(
         dataset,
         batch_size=case.batch,

@@ -1,4 +1,4 @@
-"""How a restorer's gain grows with steps, pairs, mixtures and size: many short trainings of a job.
+"""Growth of a restorer's gain with steps, pairs, mixtures and size: many short trainings of a job.
 
     python -m benchmarks.restore.trend WORKSPACE [--only NAME] [--quick] [--json FILE]
 

@@ -68,7 +68,7 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """How well a criterion that needs no training image ranks the attacks on a victim: Spearman's
+    """Ranking of the attacks on a victim by a criterion that needs no training image: Spearman's
     correlation with their mean SSIM, 1 being perfect, and its interval."""
 
     n_runs: int

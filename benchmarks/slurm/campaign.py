@@ -138,7 +138,7 @@ class Campaign:
         return time.monotonic() - self.started
 
     def facts(self, seconds: float) -> str:
-        """What it made, in lines."""
+        """Summary of the dataset, in lines."""
         dataset = Dataset(self.store / "pairs")
         _images, pairs = dataset.image_counts()
         return (
@@ -182,7 +182,7 @@ def run(folder: Path, log: Log) -> Iterator[Measurement]:
 
 @dataclass
 class Told:
-    """What was seen while a campaign ran through Slurm."""
+    """Observations while a campaign ran through Slurm."""
 
     n_killed: int
     seconds: float = 0.0

@@ -134,7 +134,7 @@ class SlurmCluster:
         return len(dead)
 
     def call(self, *command: str) -> str:
-        """What one of Slurm's commands prints; CalledProcessError if it fails."""
+        """Output of one of Slurm's commands; CalledProcessError if it fails."""
         return subprocess.run(
             command, env=self.environment, check=True, capture_output=True, text=True
         ).stdout

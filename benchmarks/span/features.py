@@ -70,7 +70,7 @@ def measure(images: ImageSet, *, quick: bool, seed: int) -> Iterator[Measurement
 def frozen(
     seen: Float[Tensor, "n c h w"], others: Float[Tensor, "n c h w"], *, seed: int
 ) -> tuple[Float[Tensor, "n f i j"], Float[Tensor, "n f i j"]]:
-    """What a random convolution of 5x5 with stride 2 and a ReLU make of images, less the mean of
+    """Features of images by a random convolution of 5x5 with stride 2 and a ReLU, less the mean of
     the features of `seen`."""
     weight = torch.randn(16, 3, 5, 5, generator=seeded_generator(seed, 0, "frozen")) / 75**0.5
     maps = [functional.conv2d(x - seen.mean(0), weight, stride=2).relu() for x in (seen, others)]

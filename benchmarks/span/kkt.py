@@ -124,7 +124,7 @@ def check_gradients(case: Case, start: Start, span: SpanCoordinates) -> None:
 
 @dataclass(frozen=True)
 class Back:
-    """What one attack brought back: good images, their mean SSIM, good decoys, seconds."""
+    """Yield of one attack: good images, their mean SSIM, good decoys, seconds."""
 
     good: int
     ssim: float

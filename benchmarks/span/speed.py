@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Found:
-    """What an attack brought back of the images and of as many decoys, and the seconds it took;
+    """Yield of an attack, of the images and of as many decoys, and the seconds it took;
     the last two with nothing clipped."""
 
     n: int

@@ -62,7 +62,7 @@ def plain_read(parts: list[Arrays], rows_at_once: int) -> None:
 
 
 def fastest_plain_read(parts: list[Arrays]) -> int:
-    """Of `ROWS_AT_ONCE`, what reads everything in the shortest time here."""
+    """The entry of `ROWS_AT_ONCE` that reads everything in the shortest time here."""
 
     def seconds(rows_at_once: int) -> float:
         start = time.perf_counter()

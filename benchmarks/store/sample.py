@@ -43,7 +43,7 @@ Columns = dict[str, Array]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is written and read. One part of the paper's campaign has 62 or 63 runs."""
+    """Sizes of what is written and read. One part of the paper's campaign has 62 or 63 runs."""
 
     n_parts: int = 3
     n_runs: int = 62

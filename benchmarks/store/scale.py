@@ -105,7 +105,7 @@ class Campaign:
 
 
 def made_up_receipt(campaign: Campaign, part: int) -> Receipt:
-    """What `write_part` would have published, but for the hashes and sizes."""
+    """Receipts as `write_part` would have published them, but for the hashes and sizes."""
     columns = campaign.columns(part)
     n_runs = campaign.n_runs(part)
     n_rows = {"runs": n_runs, "targets": n_runs * RUN_IMAGES, "pairs": n_runs * RUN_PAIRS}
@@ -150,7 +150,7 @@ def write_receipts(root: Path, campaign: Campaign) -> int:
 
 
 def opened(root: Path) -> dict[str, Any]:
-    """What a fresh process measured that opened the store."""
+    """Measurements of a fresh process that opened the store."""
     command = [sys.executable, "-c", OPEN, str(root)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
@@ -226,7 +226,7 @@ def multiplicities(root: Path, campaign: Campaign) -> Iterator[Measurement]:
 
 
 def extrapolated(folder: Path, sizes: Sizes, n_pairs: int) -> Iterator[Measurement]:
-    """What `n_pairs` pairs take on disk, from `sizes` of them."""
+    """Bytes of `n_pairs` pairs on disk, from `sizes` of them."""
     for encoding in ENCODINGS:
         dataset = sample_store(folder / encoding, sizes, encoding=encoding)
         n_bytes = sum(n for receipt in dataset.receipts for n, _checksum in receipt.files.values())

@@ -183,7 +183,7 @@ def reading(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
 
 
 def training(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
-    """What a trainer of `sizes.trainer_images_per_s` waits for batches after the first one."""
+    """Wait of a trainer of `sizes.trainer_images_per_s` for batches after the first one."""
     step_s = BATCH / sizes.trainer_images_per_s
     busy = torch.randn(256, 256)
 
@@ -222,7 +222,7 @@ def training(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
 
 
 def verifying(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
-    """How fast `verify` reads, decodes and hashes everything."""
+    """Rate at which `verify` reads, decodes and hashes everything."""
     sizes_on_disk = [n for r in dataset.receipts for n, _checksum in r.files.values()]
     seconds = []
     for _ in range(sizes.repeats):

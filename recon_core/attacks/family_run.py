@@ -93,7 +93,7 @@ class FamilyRun(ABC):
 
     @property
     def at_once(self) -> AtOnce:
-        """How jobs of a batch share the machine."""
+        """Sharing of the machine by the jobs of a batch."""
         return side_by_side
 
     def labels_of(
@@ -218,7 +218,7 @@ class TrainedRun(FamilyRun, Generic[Learned, Victim]):
 
     @abstractmethod
     def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
-        """What a victim is trained on."""
+        """Training images of a victim."""
 
     @abstractmethod
     def train_runs(
