@@ -38,3 +38,12 @@ def check_memory(n_bytes: float, what: str, fix: str) -> None:
             f"{what} would take {n_bytes / 1e9:,.0f} GB, and this machine has "
             f"{machine_memory() / 1e9:,.0f}; {fix}"
         )
+
+
+def use_threads(threads: int | None) -> None:
+    """Sets torch's threads on a CPU, None: as they are. ValueError for fewer than one."""
+    if threads is None:
+        return
+    if threads < 1:
+        raise ValueError(f"threads={threads} must be at least 1")
+    torch.set_num_threads(threads)

@@ -20,7 +20,8 @@ from benchmarks.papers.findings import Finding, Run
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.line_graph import assign, canonical, gram
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.public_images import by_sdp, find_publics
+from recon_core.attacks.instahide.public_images import find_publics
+from recon_core.attacks.instahide.semidefinite import by_sdp
 from recon_core.attacks.instahide.signs import solve
 
 SEED = 40_000
@@ -45,7 +46,7 @@ def publics_agree(n_cases: int) -> Finding:
         )
         y, truth = case.encodings.y, case.encodings.public.sort(1).values.tolist()[0]
         ours = find_publics(y, case.public, case.mixing).tolist()[0]
-        theirs = by_sdp(y[0].numpy(), case.public.numpy(), case.mixing)
+        theirs = by_sdp(y[:1], case.public, case.mixing)[0].tolist()
         same, right, theirs_right = (
             same + (ours == theirs),
             right + (ours == truth),

@@ -28,8 +28,9 @@ from benchmarks.record import Measurement, compared, hardware, main, versions
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.line_graph import assign, canonical, gram
 from recon_core.attacks.instahide.mixing import Encodings, Mixing
-from recon_core.attacks.instahide.public_images import by_sdp, find_publics
+from recon_core.attacks.instahide.public_images import find_publics
 from recon_core.attacks.instahide.recover import Recovered, recover
+from recon_core.attacks.instahide.semidefinite import by_sdp
 from recon_core.attacks.instahide.signs import solve
 
 D = 3072
@@ -151,7 +152,8 @@ def publics(repeats: int, *, p: int, m: int) -> Measurement:
         return found
 
     def theirs() -> list[list[int]]:
-        return [by_sdp(one.numpy(), public.numpy(), case.mixing) for one in y]
+        found: list[list[int]] = by_sdp(y, public, case.mixing).tolist()
+        return found
 
     check(ours() == theirs(), "public images")
     return compared(

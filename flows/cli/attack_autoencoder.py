@@ -7,29 +7,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from flows.cli import attack_options as options
-from flows.cli.attack_weights import (
-    REFUSED,
+from flows.cli.attack_file import (
     assignments,
-    attack_app,
+    attack,
     default_folder,
+    may_go_on,
+    names,
     numbers,
-    out,
-    show_pictures,
-    show_preflight,
-    show_victim,
-    this_command,
+    parse_shape,
 )
 
-__all__ = ["attack_app", "attack_autoencoder"]
+autoencoder_app = typer.Typer()
 
 
-@attack_app.command(
+@autoencoder_app.command(
     "autoencoder",
     epilog="Examples: `palimpsest attack autoencoder --weights net.safetensors --data "
     "folder:training-images --control folder:others` · `palimpsest attack autoencoder --weights "
@@ -132,17 +128,16 @@ def attack_autoencoder(
     fresh: options.Fresh = False,
 ) -> None:
     """Degrade an autoencoder's training images, and see whether it gives them back; resumes."""
-    from flows.cli.attack_methods import autoencoder_methods
-    from flows.families.weights.attack_plan import parse_shape
+    from flows.families.autoencoder.methods import autoencoder_methods
     from tasks.devices import resolve_device
     from tasks.families.autoencoder.inputs import AutoencoderJob
     from tasks.families.autoencoder.networks import Architecture
-    from tasks.families.autoencoder.preflight import prepare
+    from tasks.families.autoencoder.preflight import prepare_autoencoder
 
     target = target or default_folder(weights)
     given = tuple(mask_files or ())
-    names = ("random", "half") if masks is None and not given else _names(masks or "")
-    kinds, changes = _names(methods), assignments(settings)
+    drawn = ("random", "half") if masks is None and not given else names(masks or "")
+    kinds, changes = names(methods), assignments(settings)
     if degraded is not None and masks is not None:
         raise ValueError("--masks degrade the images of --data; pictures in --degraded are already")
     job = AutoencoderJob(
@@ -152,7 +147,7 @@ def attack_autoencoder(
             arch=arch, activation=activation, leak=leak, last=last, skips=skips,
             convolutions=convolutions,
         ),
-        shape=None if shape is None else parse_shape(shape),
+        shape=parse_shape(shape),
         mean=numbers(mean, "--mean"),
         std=numbers(std, "--std"),
         batch=batch,
@@ -163,7 +158,7 @@ def attack_autoencoder(
         limit=limit,
         degraded=degraded,
         originals=originals,
-        masks=names,
+        masks=drawn,
         mask_files=given,
         noise=noise,
         methods=autoencoder_methods(kinds, noise=noise, settings=changes),
@@ -171,55 +166,21 @@ def attack_autoencoder(
         n_shown=n_shown,
         skip_corrupt=skip_corrupt,
     )  # fmt: skip
-    prepared = prepare(job, resolve_device(device))
+    prepared = prepare_autoencoder(job, resolve_device(device))
     facts = prepared.victim.facts
     kind = f"{facts['architecture']} {facts.get('activation', '')}"
     chosen = autoencoder_methods(kinds, architecture=kind, noise=noise, settings=changes)
     job = replace(job, methods=chosen)
-    show_victim(prepared)
     material = prepared.material
-    show_pictures({"Training images": material.train, "Control images": material.control})
-    show_preflight(prepared)
-    if prepared.preflight.stopped and not force:
-        raise typer.Exit(REFUSED)
-    if preflight_only:
-        return
-    from flows.families.autoencoder import attack as flow
-    from flows.fresh import start_over
+    pictures = {"Training images": material.train, "Control images": material.control}
+    if may_go_on(prepared, pictures, preflight_only=preflight_only, force=force):
+        from flows.families.autoencoder import attack as flow
 
-    if fresh:
-        start_over(target, flow.ENTRIES, option="--out")
-    record = flow.attack_autoencoder(job, device=device, force=force, command=this_command())
-    _show_attack(record, target)
-
-
-def _show_attack(record: dict[str, Any], folder: Path) -> None:
-    from flows.families.autoencoder.attack import outcome
-
-    if record["best"] is not None:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in ("mask", "method", "training images", "control", "PSNR"):
-            table.add_column(column, justify="left" if column in ("mask", "method") else "right")
-        for mask, method, train, against, decibels in _rows(record):
-            table.add_row(mask, method, train, against, decibels)
-        out.print(table)
-    out.print(outcome(record), markup=False)
-    for name in ("report.html", "recoveries.png", "attack.json"):
-        out.print(f"  {(folder / name).absolute()}", markup=False, soft_wrap=True)
-
-
-def _rows(record: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
-    """Accurate training images beside accurate control images, per mask and method."""
-    by_key = {(c["mask"], c["method"], c["split"]): c for c in record["cells"]}
-    rows = []
-    for (mask, method, side), cell in by_key.items():
-        if side == "train":
-            against = by_key.get((mask, method, "control"))
-            text = "–" if against is None else f"{against['n_accurate']} of {against['n']}"
-            count = f"{cell['n_accurate']} of {cell['n']}"
-            rows.append((mask, method, count, text, f"{cell['psnr'][0]:.1f} dB"))
-    return rows
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+        attack(
+            flow,
+            lambda command: flow.attack_autoencoder(
+                job, device=device, force=force, command=command
+            ),
+            target,
+            fresh=fresh,
+        )

@@ -5,29 +5,30 @@ Exit codes as everywhere.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from flows.cli import attack_options as options
-from flows.cli.attack_autoencoder import attack_app
-from flows.cli.attack_weights import (
+from flows.cli.attack_file import (
     assignments,
+    attack,
     default_folder,
     numbers,
     out,
     show_pictures,
-    this_command,
+    show_table,
 )
 
-__all__ = ["attack_app", "attack_inversion"]
 LIST = "list"
 
+inversion_app = typer.Typer()
 
-@attack_app.command(
+
+@inversion_app.command(
     "inversion",
     epilog="Examples: `palimpsest attack inversion --weights net.pt --architecture "
     "torchvision:resnet18 --cut list` · `palimpsest attack inversion --weights net.pt "
@@ -84,7 +85,7 @@ def attack_inversion(
     std: Annotated[str, typer.Option("--std", help="What they are then divided by.")] = "1",
     n_images: Annotated[int, typer.Option("--n-images", help="To attack.")] = 20,
     n_public: Annotated[int, typer.Option("--n-public", help="At most, of --public.")] = 100,
-    attack: Annotated[
+    which: Annotated[
         Literal["paper", "strong", "both"],
         typer.Option("--attack", help="Paper 003's, ours, or both."),
     ] = "both",
@@ -108,9 +109,9 @@ def attack_inversion(
     fresh: options.Fresh = False,
 ) -> None:
     """Cut a classifier, and see whether images come back from what its first half sends."""
-    from flows.cli.attack_methods import inversion_methods
+    from flows.families.inversion.methods import inversion_methods
     from tasks.devices import resolve_device
-    from tasks.families.inversion.inputs import InversionJob, prepare
+    from tasks.families.inversion.inputs import InversionJob, prepare_cut
 
     if (weights is None) == (positional is None):
         raise ValueError("give the network once, as --weights FILE")
@@ -136,7 +137,7 @@ def attack_inversion(
         std=numbers(std, "--std"),
         n_images=n_images,
         n_public=n_public,
-        attack=attack,
+        attack=which,
         n_steps=n_steps,
         settings=assignments(settings),
         perceptual=perceptual,
@@ -145,17 +146,18 @@ def attack_inversion(
         n_shown=n_shown,
         skip_corrupt=skip_corrupt,
     )
-    prepared = prepare(job, resolve_device(device))  # refuses before a server is started
+    prepared = prepare_cut(job, resolve_device(device))  # refuses before a server is started
     show_pictures({"Images": prepared.data, "Public images": prepared.public})
-    inversion_methods(attack, channels=prepared.shape[0], n_steps=n_steps, settings=job.settings)
+    inversion_methods(which, channels=prepared.shape[0], n_steps=n_steps, settings=job.settings)
 
     from flows.families.inversion import attack as flow
-    from flows.fresh import start_over
 
-    if fresh:
-        start_over(target, flow.ENTRIES, option="--out")
-    record = flow.attack_inversion(job, device=device, threads=threads, command=this_command())
-    _show(record, target)
+    attack(
+        flow,
+        lambda command: flow.attack_inversion(job, device=device, threads=threads, command=command),
+        target,
+        fresh=fresh,
+    )
 
 
 def _list(
@@ -167,31 +169,18 @@ def _list(
 
     network = read_network(weights, architecture, trust=trust)
     shape = image_shape(network, size, data)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("--cut")
-    for name in ("output of one image", "numbers"):
-        table.add_column(name, justify="right")
-    for name, sides in modules_of(network, shape):
-        n_numbers = 1
-        for side in sides:
-            n_numbers *= side
-        table.add_row(escape(name), "x".join(map(str, sides)), f"{n_numbers:,}")
-    out.print(f"[bold]{escape(str(weights))}[/], images of {'x'.join(map(str, shape))}")
-    out.print(table)
+    out.print(f"[bold]{escape(str(weights))}[/], images of {_times(shape)}")
+    show_table(
+        [
+            {
+                "--cut": escape(name),
+                "output of one image": _times(sides),
+                "numbers": f"{math.prod(sides):,}",
+            }
+            for name, sides in modules_of(network, shape)
+        ]
+    )
 
 
-def _show(record: dict[str, Any], folder: Path) -> None:
-    from flows.families.inversion.attack import outcome, summary_rows
-
-    rows = summary_rows(record)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column == "attack" else "right")
-    for row in rows:
-        table.add_row(*row.values())
-    out.print(table)
-    for note in record["notes"]:
-        out.print(note, markup=False)
-    out.print(outcome(record), markup=False)
-    for name in ("report.html", "reconstructions.png", "inversion.json"):
-        out.print(f"  {(folder / name).absolute()}", markup=False, soft_wrap=True)
+def _times(sides: tuple[int, ...]) -> str:
+    return "x".join(map(str, sides))

@@ -16,11 +16,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.table import Table
 
-from flows.cli.attack_instahide import instahide_app
-from flows.cli.attack_inversion import attack_app
+from flows.cli.attack import attack_app
 from flows.cli.campaign import campaign_app
 from flows.cli.console import fact_text, show_facts, show_notices
 from flows.cli.dataset import dataset_app
+from flows.cli.instahide import instahide_app
 from flows.cli.options import (
     DEFAULT_STORE,
     ClusterOption,

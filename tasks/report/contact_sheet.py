@@ -126,15 +126,28 @@ def _attack_strips(
                 yield attack_title(record, name).replace("then ", "then\n"), tiles
 
 
-def strips_sheet(strips: Sequence[Strip], *, columns: int) -> bytes:
-    """PNG of strips below each other, of at most `columns` pictures each."""
+def strips_sheet(
+    strips: Sequence[Strip],
+    *,
+    columns: int,
+    labels: float = 1.0,
+    tile_inches: float = STRIP_INCHES,
+    at_edge: bool = False,
+) -> bytes:
+    """PNG of strips below each other, of at most `columns` pictures each.
+
+    `labels`: the width of the titles before pictures, in tiles; `at_edge`: headings begin at the
+    sheet's edge, not at the first picture.
+    """
     from matplotlib.figure import Figure
 
     heights = [_height(strip) for strip in strips]
-    size = (STRIP_INCHES * (columns + 1.1), STRIP_INCHES * sum(heights) + 0.12)
+    width = columns + labels + 0.1
+    size = (tile_inches * width, tile_inches * sum(heights) + 0.12)
+    start = (0.1 - labels) / (0.995 * width - labels) if at_edge else 0.0  # in the axes' units
     figure = Figure(figsize=size, dpi=160)
     grid = figure.add_gridspec(
-        len(strips), columns, height_ratios=heights, left=1.0 / (columns + 1.1), right=0.995,
+        len(strips), columns, height_ratios=heights, left=labels / width, right=0.995,
         top=1 - 0.03 / size[1], bottom=0.06 / size[1], wspace=0.06, hspace=0.0,
     )  # fmt: skip
     for row, strip in enumerate(strips):
@@ -142,7 +155,7 @@ def strips_sheet(strips: Sequence[Strip], *, columns: int) -> bytes:
         if not tiles:
             axes = figure.add_subplot(grid[row, :])
             axes.set_axis_off()
-            axes.text(0, 0.3, title, transform=axes.transAxes, fontsize=7.5,
+            axes.text(start, 0.3, title, transform=axes.transAxes, fontsize=7.5,
                       fontweight="bold" if isinstance(strip, str) else "normal")  # fmt: skip
         for column, (picture, text, bold) in enumerate(tiles):
             axes = figure.add_subplot(grid[row, column])

@@ -26,8 +26,8 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from storage.pairs.dataset import Dataset
 from tasks.campaign.status import find_recipe
 from tasks.families.autoencoder.inputs import AutoencoderJob
-from tasks.families.instahide.inputs import AttackJob as InstaHideJob
-from tasks.families.weights.attack import AttackJob
+from tasks.families.instahide.inputs import InstaHideJob
+from tasks.families.weights.attack import WeightsJob
 
 REPOSITORY = Path(__file__).parents[2]
 NIGHTLY = {"generate", "top-up", "curate", "train", "evaluate", "chain"}
@@ -210,11 +210,11 @@ def test_a_fresh_server_runs_nothing_by_itself(deployments: dict[str, dict[str, 
             assert limit is None
     assert deployments["top-up/nightly"]["parameters"]["n_runs_at_most"] > 0
     weights = deployments["attack-kkt/weights"]["parameters"]["job"]
-    attack = TypeAdapter(AttackJob).validate_python(weights)
+    attack = TypeAdapter(WeightsJob).validate_python(weights)
     plan = attack_plan(n_outputs=1)  # what the command does by itself
     assert (attack.attack, attack.n_attacks) == (plan.attack, plan.n_attacks)
     spanned = deployments["attack-weights/weights"]["parameters"]["job"]
-    assert TypeAdapter(AttackJob).validate_python(spanned).attack == span_plan().attack
+    assert TypeAdapter(WeightsJob).validate_python(spanned).attack == span_plan().attack
     given = deployments["attack-autoencoder/weights"]["parameters"]["job"]
     assert TypeAdapter(AutoencoderJob).validate_python(given).methods == (NoiseAware(),)
     given = deployments["attack-instahide/encodings"]["parameters"]["job"]

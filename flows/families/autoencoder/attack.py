@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
-from storage.files import write_file, write_json
-from tasks.artifacts import leave_link, leave_picture, leave_table
-from tasks.campaign.plan import code_version
-from tasks.cluster.workers import Device, resolve_device, usable_cores
+from tasks.artifacts import leave_table
+from tasks.attack_file.record import plain, setting_rows
+from tasks.attack_file.report import check_chances, leave, page_context
+from tasks.devices import Device, resolve_device
 from tasks.families.autoencoder.attack import Recovery, recover_all
-from tasks.families.autoencoder.inputs import AutoencoderJob, Method
-from tasks.families.autoencoder.preflight import Prepared, prepare
-from tasks.families.autoencoder.report import contact_sheet, write_page, write_recoveries
+from tasks.families.autoencoder.inputs import AutoencoderJob
+from tasks.families.autoencoder.preflight import PreparedAutoencoder, prepare_autoencoder
+from tasks.families.autoencoder.report import autoencoder_page, recoveries_sheet, write_recoveries
 from tasks.families.autoencoder.results import Cell, conventions, pairs, record_of_cell, score
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
@@ -29,7 +24,7 @@ ENTRIES = frozenset(
     }
 )
 """What an attack leaves in its folder."""
-SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "safetensors")
+FILES = ("report.html", "recoveries.png", "attack.json")
 SCHEMA, VERSION = "palimpsest-attack-autoencoder", 1
 
 
@@ -44,20 +39,19 @@ def attack_autoencoder(
     Raises ValueError if an attack cannot work, unless `force`.
     """
     place = resolve_device(device)
-    prepared = prepare(job, place)
-    job.out.mkdir(parents=True, exist_ok=True)
-    write_json(job.out / "preflight.json", prepared.record())
-    if prepared.preflight.stopped and not force:
-        raise ValueError(refusal(prepared))
+    prepared = prepare_autoencoder(job, place)
+    check_chances(prepared, job.out, force=force)
     cells = score(do_recoveries(job, prepared, place))
-    record = record_of(job, prepared, cells)
+    record = autoencoder_record(job, prepared, cells)
     show(job, record, cells, command)
     leave_table("recoveries", summary_rows(cells), "Every mask and method, beside the control")
     return record
 
 
 @task(name="recover")
-def do_recoveries(job: AutoencoderJob, prepared: Prepared, device: str) -> list[Recovery]:
+def do_recoveries(
+    job: AutoencoderJob, prepared: PreparedAutoencoder, device: str
+) -> list[Recovery]:
     """What is not done yet."""
     with stage_progress("Recover", "image") as advance:
         return recover_all(
@@ -68,29 +62,19 @@ def do_recoveries(job: AutoencoderJob, prepared: Prepared, device: str) -> list[
 def show(
     job: AutoencoderJob, record: Mapping[str, Any], cells: Sequence[Cell], command: str
 ) -> None:
-    """Every file of the folder, the record last: where it is, the rest is whole."""
+    """Every file of the folder."""
     write_recoveries(job.out / "recoveries.safetensors", cells)
-    sheet = contact_sheet(cells, job.n_shown)
-    write_file(job.out / "recoveries.png", sheet)
-    context = {
-        "command": command,
-        "created": datetime.now(UTC).isoformat(timespec="minutes"),
-        "settings": list(_leaves(record["settings"])),
-        "versions": {
-            "code": code_version(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in SHOWN_VERSIONS},
-            "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
-        },
-    }
-    page = job.out / "report.html"
-    write_page(page, record, cells, context)
-    write_json(job.out / "attack.json", record)
-    leave_picture("recoveries", sheet, "What came back, beside what was given")
-    leave_link("report", page, "The report, one self-contained HTML file")
+    settings = list(setting_rows(record["settings"]))
+    context = page_context(command, ("numpy", "safetensors"), settings=settings)
+    page = autoencoder_page(record, cells, context)
+    png = recoveries_sheet(cells, job.n_shown)
+    sheet = ("recoveries", png, "What came back, beside what was given")
+    leave(job.out, record, page, sheet=sheet)
 
 
-def record_of(job: AutoencoderJob, prepared: Prepared, cells: Sequence[Cell]) -> dict[str, Any]:
+def autoencoder_record(
+    job: AutoencoderJob, prepared: PreparedAutoencoder, cells: Sequence[Cell]
+) -> dict[str, Any]:
     """Everything but the pictures, as JSON."""
     material = prepared.material
     train = material.cases[0]
@@ -99,7 +83,7 @@ def record_of(job: AutoencoderJob, prepared: Prepared, cells: Sequence[Cell]) ->
         "version": VERSION,
         "victim": prepared.victim.facts,
         "settings": {
-            "methods": {m.kind: _settings(m) for m in job.methods},
+            "methods": {m.kind: _settings(plain(m)) for m in job.methods},
             "masks": [*job.masks, *map(str, job.mask_files)] if job.data else None,
             "noise": job.noise,
             "seed": job.seed,
@@ -119,9 +103,8 @@ def record_of(job: AutoencoderJob, prepared: Prepared, cells: Sequence[Cell]) ->
     }
 
 
-def _settings(method: Method) -> dict[str, Any]:
-    tree: dict[str, Any] = json.loads(json.dumps(asdict(method)))
-    return {name: value for name, value in tree.items() if name != "kind"}
+def _settings(method: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in method.items() if name != "kind"}
 
 
 def _best(cells: Sequence[Cell]) -> dict[str, Any] | None:
@@ -166,6 +149,34 @@ def _count(cell: Cell) -> str:
     return "–" if cell.rates is None else f"{cell.rates.n_accurate} of {cell.rates.n}"
 
 
+def screen_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Accurate training images beside accurate control images, per mask and method."""
+    if record["best"] is None:
+        return []
+    by_key = {(c["mask"], c["method"], c["split"]): c for c in record["cells"]}
+    rows = []
+    for (mask, method, side), cell in by_key.items():
+        if side == "train":
+            against = by_key.get((mask, method, "control"))
+            rows.append(
+                {
+                    "mask": mask,
+                    "method": method,
+                    "training images": f"{cell['n_accurate']} of {cell['n']}",
+                    "control": "–"
+                    if against is None
+                    else f"{against['n_accurate']} of {against['n']}",
+                    "PSNR": f"{cell['psnr'][0]:.1f} dB",
+                }
+            )
+    return rows
+
+
+def screen_lines(record: Mapping[str, Any]) -> list[str]:
+    """The outcome."""
+    return [outcome(record)]
+
+
 def outcome(record: Mapping[str, Any]) -> str:
     """What came back, in a sentence or two."""
     best = record["best"]
@@ -183,23 +194,3 @@ def outcome(record: Mapping[str, Any]) -> str:
     if best["control"] is None:
         return f"{said}. There is no control: give --control with images that f never saw."
     return f"{said}; of control images {best['control']['n_accurate']} of {best['control']['n']}."
-
-
-def refusal(prepared: Prepared) -> str:
-    """Why the attack is not even tried."""
-    stops = [f for f in prepared.preflight.findings if f.level == "stop"]
-    reasons = [f"{finding.subject}: {finding.text}" for finding in stops]
-    return f"{prepared.preflight.verdict} {' '.join(reasons)} (--force attacks all the same)"
-
-
-def _leaves(tree: Mapping[str, Any], above: str = "") -> Sequence[tuple[str, str]]:
-    """Dotted name and text of every setting."""
-    rows: list[tuple[str, str]] = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            rows += _leaves(value, f"{above}{key}.")
-        elif isinstance(value, list):
-            rows.append((f"{above}{key}", ", ".join(map(str, value))))
-        else:
-            rows.append((f"{above}{key}", "none" if value is None else str(value)))
-    return rows

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
-import torch
-
-from storage.files import write_file, write_json
-from tasks.artifacts import leave_link, leave_picture, leave_table
-from tasks.campaign.plan import code_version
-from tasks.cluster.workers import Device, resolve_device, usable_cores
+from tasks.artifacts import leave_table
+from tasks.attack_file.report import leave, page_context
+from tasks.devices import Device, resolve_device, use_threads
 from tasks.families.instahide.attack import METHODS, attack_all
 from tasks.families.instahide.encode import EncodeJob, encode
-from tasks.families.instahide.inputs import LEVELS, NORMAL, AttackJob, Prepared, prepare
-from tasks.families.instahide.report import best_of, clear_images, sheet, write_images, write_page
-from tasks.families.instahide.results import Scored, record_of
+from tasks.families.instahide.inputs import (
+    LEVELS,
+    NORMAL,
+    InstaHideJob,
+    PreparedChallenge,
+    prepare_challenge,
+)
+from tasks.families.instahide.report import (
+    best_of,
+    clear_images,
+    instahide_page,
+    instahide_sheet,
+    write_images,
+)
+from tasks.families.instahide.results import Scored, method_record
 from tasks.families.instahide.similarity import SimilarityJob, train_similarity
 from tasks.orchestration import flow, task
 from tasks.page.formats import duration
@@ -30,7 +36,7 @@ ENTRIES = frozenset(
     {RECORD, "images.npy", "images", "statuses.csv", "reconstructions.png", "report.html"}
 )
 """What an attack leaves in its folder."""
-SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "scipy")
+FILES = ("report.html", "reconstructions.png", "statuses.csv", RECORD)
 SCHEMA, VERSION = "palimpsest-attack-instahide", 1
 
 
@@ -45,10 +51,7 @@ def train_instahide_similarity(
     job: SimilarityJob, device: Device = "auto", threads: int | None = None
 ) -> dict[str, Any]:
     """Train the network that tells which encodings share an image; what it is."""
-    if threads is not None:
-        if threads < 1:
-            raise ValueError(f"threads={threads} must be at least 1")
-        torch.set_num_threads(threads)
+    use_threads(threads)
     with stage_progress("Training", "step") as advance:
         n_steps = job.how.training.n_steps
         return train_similarity(
@@ -60,27 +63,24 @@ def train_instahide_similarity(
 
 @flow(name="attack-instahide", flow_run_name="{job.path}")
 def attack_instahide(
-    job: AttackJob, device: Device = "auto", threads: int | None = None, command: str = ""
+    job: InstaHideJob, device: Device = "auto", threads: int | None = None, command: str = ""
 ) -> dict[str, Any]:
     """Recover private images from encodings; the record in instahide.json.
 
     1. Read encodings and what is known. 2. Attack. 3. Score, if the truth is there. 4. Show it.
     Raises ValueError or SourceError before anything is written.
     """
-    if threads is not None:
-        if threads < 1:
-            raise ValueError(f"threads={threads} must be at least 1")
-        torch.set_num_threads(threads)
-    prepared = prepare(job, tuple(METHODS))
+    use_threads(threads)
+    prepared = prepare_challenge(job, tuple(METHODS))
     scored = do_attacks(job, prepared, resolve_device(device))
-    record = record_of_job(job, prepared, scored)
+    record = record_of_instahide(job, prepared, scored)
     show(job, prepared, record, scored, command)
-    leave_table("instahide", summary_rows(record), "Every method")
+    leave_table("instahide", screen_rows(record), "Every method")
     return record
 
 
 @task(name="attack-encodings")
-def do_attacks(job: AttackJob, prepared: Prepared, device: str) -> list[Scored]:
+def do_attacks(job: InstaHideJob, prepared: PreparedChallenge, device: str) -> list[Scored]:
     """All methods."""
     with stage_progress("Attack", "percent") as advance:
         return attack_all(
@@ -92,41 +92,31 @@ def do_attacks(job: AttackJob, prepared: Prepared, device: str) -> list[Scored]:
 
 
 def show(
-    job: AttackJob,
-    prepared: Prepared,
+    job: InstaHideJob,
+    prepared: PreparedChallenge,
     record: Mapping[str, Any],
     scored: Sequence[Scored],
     command: str,
 ) -> None:
-    """Every file of the folder, the record last: where it is, the rest is whole."""
+    """Every file of the folder."""
     job.out.mkdir(parents=True, exist_ok=True)
     (job.out / RECORD).unlink(missing_ok=True)  # of an earlier attack, whose pictures go now
-    best = best_of(scored)
+    best, sheet = best_of(scored), None
     clear_images(job.out)
     if best is not None:
         write_images(job.out, best, prepared)
-        picture = sheet(best, prepared, job.n_shown)
-        write_file(job.out / "reconstructions.png", picture)
-        leave_picture("reconstructions", picture, "What came back")
-    context = {
-        "command": command,
-        "created": datetime.now(UTC).isoformat(timespec="minutes"),
-        "outcome": outcome(record),
-        "n_shown": job.n_shown,
-        "versions": {
-            "code": code_version(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in SHOWN_VERSIONS},
-            "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
-        },
-    }
-    page = job.out / "report.html"
-    write_page(page, record, prepared, scored, context)
-    write_json(job.out / RECORD, record)
-    leave_link("report", page, "The report, one self-contained HTML file")
+        png = instahide_sheet(best, prepared, job.n_shown)
+        sheet = ("reconstructions", png, "What came back")
+    context = page_context(
+        command, ("numpy", "scipy"), outcome=outcome(record), n_shown=job.n_shown
+    )
+    page = instahide_page(record, prepared, scored, context)
+    leave(job.out, record, page, name=RECORD, sheet=sheet)
 
 
-def record_of_job(job: AttackJob, prepared: Prepared, scored: Sequence[Scored]) -> dict[str, Any]:
+def record_of_instahide(
+    job: InstaHideJob, prepared: PreparedChallenge, scored: Sequence[Scored]
+) -> dict[str, Any]:
     """Everything but the pictures, as JSON."""
     challenge, best = prepared.challenge, best_of(scored)
     return {
@@ -142,16 +132,16 @@ def record_of_job(job: AttackJob, prepared: Prepared, scored: Sequence[Scored]) 
         "has_truth": "private" in challenge.secret,
         "shape": list(challenge.shape),
         "seed": job.seed,
-        "methods": [record_of(s, prepared) for s in scored],
+        "methods": [method_record(s, prepared) for s in scored],
         "best": None if best is None else list(scored).index(best),
     }
 
 
-def summary_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+def screen_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:
     """A row per method."""
     rows = []
     for a in record["methods"]:
-        row: dict[str, Any] = {"method": a["title"]}
+        row = {"method": a["title"]}
         if "failure" in a:
             rows.append(row | {"recovered": "failed", "explained": "", "time": f"{a['seconds']} s"})
             continue
@@ -167,6 +157,12 @@ def summary_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 def same_said(record: Mapping[str, Any]) -> str:
     """How far a pixel of an exact image may be off."""
     return (NORMAL if record["units"]["kind"] == NORMAL.kind else LEVELS).same_said
+
+
+def screen_lines(record: Mapping[str, Any]) -> list[str]:
+    """Methods that failed, then the outcome."""
+    failed = [f"{a['title']}: {a['failure']}" for a in record["methods"] if "failure" in a]
+    return [*failed, outcome(record)]
 
 
 def outcome(record: Mapping[str, Any]) -> str:

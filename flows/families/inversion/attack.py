@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
-import torch
-
-from flows.cli.attack_methods import inversion_methods
-from storage.files import write_file, write_json
-from tasks.artifacts import leave_link, leave_picture, leave_table
-from tasks.campaign.plan import code_version
-from tasks.cluster.workers import Device, resolve_device, usable_cores
-from tasks.families.inversion.attack import Attacked, Method, attack_all, record_of, separability_of
-from tasks.families.inversion.inputs import InversionJob, Prepared, prepare
-from tasks.families.inversion.report import contact_sheet, write_page, write_reconstructions
+from flows.families.inversion.methods import inversion_methods
+from tasks.artifacts import leave_table
+from tasks.attack_file.report import leave, page_context
+from tasks.devices import Device, resolve_device, use_threads
+from tasks.families.inversion.attack import (
+    Attacked,
+    Method,
+    attack_all,
+    inversion_record,
+    separability_of,
+)
+from tasks.families.inversion.inputs import InversionJob, PreparedCut, prepare_cut
+from tasks.families.inversion.report import inversion_page, inversion_sheet, write_reconstructions
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 
 RECORD = "inversion.json"
 ENTRIES = frozenset({RECORD, "reconstructions.safetensors", "reconstructions.png", "report.html"})
 """What an attack leaves in its folder."""
-SHOWN_VERSIONS = ("palimpsest", "torch", "torchvision", "numpy", "safetensors")
+FILES = ("report.html", "reconstructions.png", RECORD)
 SCHEMA, VERSION = "palimpsest-attack-inversion", 1
 
 
@@ -37,25 +37,22 @@ def attack_inversion(
     1. Read the network and the images, and check h. 2. Invert. 3. Score beside chance. 4. Show it.
     Raises ValueError, WeightsError or SourceError before anything is written.
     """
-    if threads is not None:
-        if threads < 1:
-            raise ValueError(f"threads={threads} must be at least 1")
-        torch.set_num_threads(threads)
+    use_threads(threads)
     place = resolve_device(device)
-    prepared = prepare(job, place)
+    prepared = prepare_cut(job, place)
     methods = inversion_methods(
         job.attack, channels=prepared.shape[0], n_steps=job.n_steps, settings=job.settings
     )
     attacked = do_inversions(job, prepared, methods, place)
-    record = record_of_job(job, prepared, attacked)
+    record = record_of_inversion(job, prepared, attacked)
     show(job, prepared, record, attacked, command)
-    leave_table("inversion", summary_rows(record), "Every attack, beside chance")
+    leave_table("inversion", screen_rows(record), "Every attack, beside chance")
     return record
 
 
 @task(name="invert")
 def do_inversions(
-    job: InversionJob, prepared: Prepared, methods: Sequence[Method], device: str
+    job: InversionJob, prepared: PreparedCut, methods: Sequence[Method], device: str
 ) -> list[Attacked]:
     """All attacks; ours finds its zeta on public images unless it is told one."""
     tuned = not {"zeta", "strong.zeta"} & set(job.settings)
@@ -65,38 +62,29 @@ def do_inversions(
 
 def show(
     job: InversionJob,
-    prepared: Prepared,
+    prepared: PreparedCut,
     record: Mapping[str, Any],
     attacked: Sequence[Attacked],
     command: str,
 ) -> None:
-    """Every file of the folder, the record last: where it is, the rest is whole."""
+    """Every file of the folder."""
     job.out.mkdir(parents=True, exist_ok=True)
     (job.out / RECORD).unlink(missing_ok=True)  # of an earlier attack, whose pictures go now
     write_reconstructions(job.out / "reconstructions.safetensors", prepared.data, attacked)
-    sheet = contact_sheet(prepared.data, attacked, job.n_shown)
-    write_file(job.out / "reconstructions.png", sheet)
-    context = {
-        "command": command,
-        "created": datetime.now(UTC).isoformat(timespec="minutes"),
-        "outcome": outcome(record),
-        "n_shown": job.n_shown,
-        "versions": {
-            "code": code_version(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in SHOWN_VERSIONS},
-            "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
-        },
-    }
-    page = job.out / "report.html"
-    write_page(page, record, prepared.data, attacked, context)
-    write_json(job.out / RECORD, record)
-    leave_picture("reconstructions", sheet, "What came back, below the originals")
-    leave_link("report", page, "The report, one self-contained HTML file")
+    context = page_context(
+        command,
+        ("torchvision", "numpy", "safetensors"),
+        outcome=outcome(record),
+        n_shown=job.n_shown,
+    )
+    page = inversion_page(record, prepared.data, attacked, context)
+    png = inversion_sheet(prepared.data, attacked, job.n_shown)
+    sheet = ("reconstructions", png, "What came back, below the originals")
+    leave(job.out, record, page, name=RECORD, sheet=sheet)
 
 
-def record_of_job(
-    job: InversionJob, prepared: Prepared, attacked: Sequence[Attacked]
+def record_of_inversion(
+    job: InversionJob, prepared: PreparedCut, attacked: Sequence[Attacked]
 ) -> dict[str, Any]:
     """Everything but the pictures, as JSON."""
     notes = [*prepared.notes, *(f"{a.title}: {note}" for a in attacked for note in a.notes)]
@@ -118,7 +106,7 @@ def record_of_job(
         "n_images": len(prepared.data),
         "accuracy": prepared.accuracy,
         "separability": separability_of(prepared.z),
-        "attacks": [record_of(a, prepared.data.names) for a in attacked],
+        "attacks": [inversion_record(a, prepared.data.names) for a in attacked],
         "notes": notes,
         "conventions": {
             "ssim": "Gaussian window of 11x11, in [-1, 1]; ssim_unit is (SSIM + 1) / 2 (003, C.3)",
@@ -136,7 +124,7 @@ def record_of_job(
     }
 
 
-def summary_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+def screen_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:
     """A row per attack."""
     return [
         {
@@ -150,6 +138,11 @@ def summary_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for a in record["attacks"]
     ]
+
+
+def screen_lines(record: Mapping[str, Any]) -> list[str]:
+    """Notes, then the outcome."""
+    return [*record["notes"], outcome(record)]
 
 
 def outcome(record: Mapping[str, Any]) -> str:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
-from storage.files import write_file, write_json
-from tasks.artifacts import leave_link, leave_picture, leave_table
-from tasks.campaign.plan import code_version
-from tasks.cluster.workers import Device, resolve_device, usable_cores
-from tasks.families.weights.attack import AttackJob, run_attacks
+from tasks.artifacts import leave_table
+from tasks.attack_file.record import plain, setting_rows
+from tasks.attack_file.report import check_chances, leave, page_context
+from tasks.devices import Device, resolve_device
+from tasks.families.weights.attack import WeightsJob, run_attacks
 from tasks.families.weights.cache import AttackRun
-from tasks.families.weights.preflight import Prepared, prepare
-from tasks.families.weights.report import contact_sheet, write_page, write_reconstructions
-from tasks.families.weights.results import Results, gather, record_of
+from tasks.families.weights.preflight import PreparedWeights, prepare_weights
+from tasks.families.weights.report import weights_page, weights_sheet, write_reconstructions
+from tasks.families.weights.results import Results, gather, scores_record
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 
@@ -29,13 +25,13 @@ ENTRIES = frozenset(
     }
 )
 """What an attack leaves in its folder."""
-SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "safetensors")
+FILES = ("report.html", "reconstructions.png", "attack.json")
 SCHEMA, VERSION = "palimpsest-attack", 1
 
 
 @flow(name="attack-kkt", flow_run_name="{job.weights}")
 def attack_kkt(
-    job: AttackJob, device: Device = "auto", force: bool = False, command: str = ""
+    job: WeightsJob, device: Device = "auto", force: bool = False, command: str = ""
 ) -> dict[str, Any]:
     """Reconstruct training images from given weights; the record that attack.json holds.
 
@@ -48,18 +44,15 @@ def attack_kkt(
 
 @flow(name="attack-weights", flow_run_name="{job.weights}")
 def attack_weights(
-    job: AttackJob, device: Device = "auto", force: bool = False, command: str = ""
+    job: WeightsJob, device: Device = "auto", force: bool = False, command: str = ""
 ) -> dict[str, Any]:
     """Take the first layer of given weights apart; in the same steps, with the same record."""
     return _attack(job, device, force=force, command=command)
 
 
-def _attack(job: AttackJob, device: Device, *, force: bool, command: str) -> dict[str, Any]:
-    prepared = prepare(job)
-    job.out.mkdir(parents=True, exist_ok=True)
-    write_json(job.out / "preflight.json", prepared.record())
-    if prepared.preflight.stopped and not force:
-        raise ValueError(refusal(prepared))
+def _attack(job: WeightsJob, device: Device, *, force: bool, command: str) -> dict[str, Any]:
+    prepared = prepare_weights(job)
+    check_chances(prepared, job.out, force=force)
     runs = do_attacks(job, prepared, resolve_device(device))
     results = gather(
         job,
@@ -78,44 +71,32 @@ def _attack(job: AttackJob, device: Device, *, force: bool, command: str) -> dic
 
 
 @task(name="attack")
-def do_attacks(job: AttackJob, prepared: Prepared, device: str) -> list[AttackRun]:
+def do_attacks(job: WeightsJob, prepared: PreparedWeights, device: str) -> list[AttackRun]:
     """The attacks that are not done yet; an interrupted one goes on where it was."""
     with stage_progress("Attack", "attack") as advance:
         return run_attacks(job, prepared.victim, device=device, on_progress=advance)
 
 
 def show(
-    job: AttackJob,
-    prepared: Prepared,
+    job: WeightsJob,
+    prepared: PreparedWeights,
     results: Results,
     record: Mapping[str, Any],
     command: str,
 ) -> None:
-    """Every file of the folder, the record last: where it is, the rest is whole."""
+    """Every file of the folder."""
     truth, decoys = prepared.truth, prepared.decoys
     write_reconstructions(job.out / "reconstructions.safetensors", results)
-    sheet = contact_sheet(results, truth, decoys)
-    write_file(job.out / "reconstructions.png", sheet)
-    context = {
-        "command": command,
-        "created": datetime.now(UTC).isoformat(timespec="minutes"),
-        "settings": _leaves(record["settings"]),
-        "versions": {
-            "code": code_version(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in SHOWN_VERSIONS},
-            "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
-        },
-    }
-    page = job.out / "report.html"
-    write_page(page, record, results, truth=truth, decoys=decoys, context=context)
-    write_json(job.out / "attack.json", record)
-    leave_picture("reconstructions", sheet, "What came back, beside what is known")
-    leave_link("report", page, "The report, one self-contained HTML file")
+    settings = list(setting_rows(record["settings"]))
+    context = page_context(command, ("numpy", "safetensors"), settings=settings)
+    page = weights_page(record, results, truth=truth, decoys=decoys, context=context)
+    png = weights_sheet(results, truth, decoys)
+    sheet = ("reconstructions", png, "What came back, beside what is known")
+    leave(job.out, record, page, sheet=sheet)
 
 
 def record_of_attack(
-    job: AttackJob, prepared: Prepared, runs: list[AttackRun], results: Results
+    job: WeightsJob, prepared: PreparedWeights, runs: list[AttackRun], results: Results
 ) -> dict[str, Any]:
     """Everything but the pictures, as JSON."""
     good = {} if results.truth is None else results.truth.by_attack
@@ -127,7 +108,7 @@ def record_of_attack(
         "std": None if job.std is None else list(job.std),
         "method": prepared.method,
         "settings": {
-            "attack": _json(asdict(job.attack)),
+            "attack": plain(job.attack),
             "n_attacks": job.n_attacks,
             "seed": job.seed,
             "dtype": job.dtype,
@@ -135,7 +116,7 @@ def record_of_attack(
         "preflight": prepared.record(),
         "spectrum": prepared.spectrum(),
         "attacks": [{**asdict(run), "n_good": good.get(run.number)} for run in runs],
-        **record_of(results, prepared.truth, prepared.decoys),
+        **scores_record(results, prepared.truth, prepared.decoys),
     }
 
 
@@ -152,6 +133,16 @@ def summary_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for run in record["attacks"]
     ]
+
+
+def screen_rows(_record: Mapping[str, Any]) -> list[dict[str, str]]:
+    """No table: the page has it."""
+    return []
+
+
+def screen_lines(record: Mapping[str, Any]) -> list[str]:
+    """The outcome."""
+    return [outcome(record)]
 
 
 def outcome(record: Mapping[str, Any]) -> str:
@@ -177,26 +168,3 @@ def outcome(record: Mapping[str, Any]) -> str:
         counts = " / ".join(str(n) for n in ranking["found"]["n_found"])
         said += f" Without the originals {counts} at 0 / 1 / 5 % false pictures."
     return said
-
-
-def refusal(prepared: Prepared) -> str:
-    """Why the attack is not even tried."""
-    found = prepared.preflight
-    return f"{found.verdict} {found.reason} (--force attacks all the same)"
-
-
-def _json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
-
-
-def _leaves(tree: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
-    """Dotted name and text of every setting."""
-    rows = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            rows += _leaves(value, f"{above}{key}.")
-        elif isinstance(value, list):
-            rows.append((f"{above}{key}", ", ".join(map(str, value))))
-        else:
-            rows.append((f"{above}{key}", "none" if value is None else str(value)))
-    return rows

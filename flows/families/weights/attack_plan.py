@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,8 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from flows.naming import unknown_name
 from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.victims.network import Activation
-from tasks.families.weights.attack import AttackJob
+from tasks.families.weights.attack import WeightsJob
 from tasks.families.weights.inputs import read_victim
 
 
@@ -100,41 +98,28 @@ def span_plan(
     return _changed(plan, settings or {})
 
 
-def attack_job(
-    weights: Path,
-    out: Path,
+def planned(
+    job: WeightsJob,
     *,
     method: Literal["kkt", "span"] = "kkt",
-    initial: Path | None = None,
     preset: str = DEFAULT_PRESET,
     condition: Condition | None = None,
     n_attacks: int | None = None,
     n_images: int | None = None,
     n_iterations: int | None = None,
     settings: Mapping[str, str] | None = None,
-    arch: str | None = None,
-    shape: tuple[int, int, int] | None = None,
-    activation: Activation = "relu",
-    leak: float = 0.01,
-    data: str | None = None,
-    decoys: str | None = None,
-    mean: str | None = None,
-    std: tuple[float, ...] | None = None,
-    seed: int = 0,
-    dtype: Literal["float32", "float64"] = "float32",
-    n_shown: int = 40,
-    skip_corrupt: bool = False,
-) -> AttackJob:
-    """The job of a command: a plan that fits the network in `weights`, and what is known of it.
+) -> WeightsJob:
+    """The job with an attack that fits the network in its file.
 
     Raises WeightsError for files and ValueError for settings that cannot be used.
     """
     victim = read_victim(
-        weights, arch=arch, shape=shape, activation=activation, leak=leak, dtype=dtype
-    )
+        job.weights, arch=job.arch, shape=job.shape, activation=job.activation, leak=job.leak,
+        dtype=job.dtype,
+    )  # fmt: skip
     if method == "span":
         plan = span_plan(
-            known_start=initial is not None,
+            known_start=job.initial is not None,
             n_attacks=n_attacks,
             n_images=n_images,
             settings=settings,
@@ -149,25 +134,7 @@ def attack_job(
             n_iterations=n_iterations,
             settings=settings,
         )
-    return AttackJob(
-        weights=weights,
-        initial=initial,
-        out=out,
-        arch=arch,
-        shape=shape,
-        activation=activation,
-        leak=leak,
-        attack=plan.attack,
-        n_attacks=plan.n_attacks,
-        data=data,
-        decoys=decoys,
-        mean=mean,
-        std=std,
-        seed=seed,
-        dtype=dtype,
-        n_shown=n_shown,
-        skip_corrupt=skip_corrupt,
-    )
+    return replace(job, attack=plan.attack, n_attacks=plan.n_attacks)
 
 
 def attack_preset(name: str) -> AttackPlan:
@@ -202,12 +169,3 @@ def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:
         return TypeAdapter(AttackPlan).validate_python(tree)
     except ValidationError as error:
         raise ValueError(explained(error)) from error
-
-
-def parse_shape(text: str) -> tuple[int, int, int]:
-    """`3x32x32` as channels, height, width."""
-    parts = text.lower().split("x")
-    if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ValueError(f"--shape {text} is not of the form CxHxW, for example 3x32x32")
-    channels, height, width = (int(part) for part in parts)
-    return channels, height, width

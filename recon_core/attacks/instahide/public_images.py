@@ -1,23 +1,20 @@
-"""Public images of every encoding: step 2 of the InstaHide paper (section 3.2), without an
-SDP.
+"""Public images of every encoding: step 2 of the InstaHide paper (section 3.2), without an SDP.
 
 For standard normal images E[(y^2 / var - 1) (p p^T - I)] = 2 w w^T / var over pixels, where p are
 the public images' values at a pixel and w their weights: a spike of k_pub entries. The paper finds
-it as max <M, Z> with tr Z = 1, sum |Z| <= k_pub, Z psd (`by_sdp`), which takes public images by the
-dozen. `find_publics` needs one product per encoding and image: it screens by the diagonal of M,
-builds the block of the best, adds images greedily by what they add to 1^T M_SS 1, exchanges them
-while that gains, and, at last, exchanges them by the likelihood of y itself.
+it as max <M, Z> with tr Z = 1, sum |Z| <= k_pub, Z psd (`semidefinite.by_sdp`), which takes public
+images by the dozen. `find_publics` needs one product per encoding and image: it screens by the
+diagonal of M, builds the block of the best, adds images greedily by what they add to 1^T M_SS 1,
+exchanges them while that gains, and, at last, exchanges them by the likelihood of y itself.
 """
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.instahide.mixing import Mixing, mixture
@@ -85,27 +82,6 @@ def spike(
     found = (public * z[:, None]) @ public.mT / y.shape[1]
     found.diagonal(dim1=1, dim2=2).sub_(z.mean(1, keepdim=True))
     return found
-
-
-def by_sdp(
-    y: Float64[np.ndarray, " d"], public: Float64[np.ndarray, "p d"], mixing: Mixing
-) -> list[int]:
-    """The public images of one encoding by the InstaHide paper's semidefinite program: the oracle.
-
-    The largest k_pub entries of the leading eigenvector of max <M, Z> over psd Z with trace 1 and
-    sum |Z| <= k_pub; for tens of images. Raises RuntimeError if the solver fails.
-    """
-    cvxpy: Any = importlib.import_module("cvxpy")  # its names are made at run time
-    m = np.asarray(spike(torch.from_numpy(y[None]), torch.from_numpy(public[None]), mixing)[0])
-    z = cvxpy.Variable(m.shape, PSD=True)
-    within = [cvxpy.trace(z) == 1, cvxpy.sum(cvxpy.abs(z)) <= mixing.k_pub]
-    gain = cvxpy.sum(cvxpy.multiply((m + m.T) / 2, z))
-    problem = cvxpy.Problem(cvxpy.Maximize(gain), within)
-    problem.solve(solver=cvxpy.SCS)
-    if problem.status not in (cvxpy.OPTIMAL, cvxpy.OPTIMAL_INACCURATE):
-        raise RuntimeError(f"the semidefinite program ended as {problem.status!r}")
-    leading = np.linalg.eigh(np.asarray(z.value))[1][:, -1]
-    return sorted(np.argsort(-np.abs(leading), kind="stable")[: mixing.k_pub].tolist())
 
 
 def _screened(

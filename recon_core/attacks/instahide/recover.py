@@ -33,6 +33,7 @@ from recon_core.attacks.instahide.line_graph import Component, NotALineGraphErro
 from recon_core.attacks.instahide.mixing import Mixing, mixture
 from recon_core.attacks.instahide.overlaps import common_images, overlaps
 from recon_core.attacks.instahide.public_images import Screen, find_publics
+from recon_core.attacks.instahide.semidefinite import by_sdp
 from recon_core.attacks.instahide.signs import SignSearch, Solved, solve, suspects
 from recon_core.types import Progress, no_progress
 
@@ -101,6 +102,7 @@ def recover(
     n_private: int | None = None,
     generator: torch.Generator,
     how: Exact | None = None,
+    semidefinite: bool = False,
     progress: Progress = no_progress,
 ) -> Recovered:
     """Every private image that the encodings determine.
@@ -108,7 +110,8 @@ def recover(
     `y`: absolute values of encodings, pixels in units of a standard normal; signs are ignored.
     `n_private`: how many images there are; without it, as many as the graph has, which must then be
     exact. Without public images in the encodings each pixel is known up to one sign for all images
-    of a connected part, of which the first is positive.
+    of a connected part, of which the first is positive. `semidefinite`: public images are found by
+    the paper's program (`by_sdp`), which takes few of them.
 
     Raises ValueError for encodings that are not finite, too few, or have public images that are not
     given, and as `assign` and `assign_uncertain` do.
@@ -116,7 +119,10 @@ def recover(
     how = how or Exact()
     y = _checked(y, mixing, public, n_private)
     pool = y.new_zeros((0, y.shape[1])) if public is None else public.to(y)
-    ids = find_publics(y.float(), pool.float(), mixing, how.screen)
+    if semidefinite:
+        ids = by_sdp(y, pool, mixing, progress=lambda share: progress(0.3 * share))
+    else:
+        ids = find_publics(y.float(), pool.float(), mixing, how.screen)
     progress(0.3)
     c = _public_part(pool, ids, mixing)
     scores = overlaps(y.float(), mixing, c.float())

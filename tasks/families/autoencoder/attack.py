@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -24,9 +23,8 @@ from recon_core.attacks.autoencoder.preflight import reconstruction_errors
 from recon_core.attacks.plug_and_play import Degraded, Function, KnownMask
 from recon_core.types import seeded_generator
 from storage.checkpoints import load_checkpoint, save_checkpoint
-from storage.documents import read_document
 from storage.errors import StoreMismatchError
-from storage.files import write_json
+from tasks.attack_file.record import claimed
 from tasks.families.autoencoder.inputs import AutoencoderJob, AutoencoderVictim, Method
 from tasks.families.autoencoder.material import Case
 
@@ -63,7 +61,12 @@ def recover_all(
     CorruptPartError if a checkpoint is not as it was written.
     """
     cache = job.out / "cache"
-    _claim(cache, job, victim)
+    wanted = {"weights": victim.sha256}
+    if claimed(cache, wanted) != wanted:
+        raise StoreMismatchError(
+            f"{job.out} holds an attack on other weights; use another --out, or --fresh to start "
+            "over"
+        )
     pieces = _Pieces(job, victim, cache, device)
     pairs = [(case, method) for case in cases for method in job.methods]
     total = sum(len(case.names) for case, _method in pairs)
@@ -157,19 +160,3 @@ def _rows(case: Case) -> Iterator[range]:
 def _joined(case: Case, method: Method, parts: list[Part]) -> Recovery:
     tensors = {key: torch.cat([part[key] for part, _s in parts]) for key in parts[0][0]}
     return Recovery(case, method, seconds=sum(seconds for _part, seconds in parts), **tensors)
-
-
-def _claim(cache: Path, job: AutoencoderJob, victim: AutoencoderVictim) -> None:
-    """One folder is of one file of weights."""
-    wanted: dict[str, Any] = {"weights": victim.sha256}
-    path = cache / "job.json"
-    if path.exists():
-        found = read_document(path, "remove it with what is beside it, or start over with --fresh")
-        if found != wanted:
-            raise StoreMismatchError(
-                f"{job.out} holds an attack on other weights; use another --out, or --fresh to "
-                "start over"
-            )
-        return
-    cache.mkdir(parents=True, exist_ok=True)
-    write_json(path, wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from recon_core.attacks.autoencoder.preflight import (
 )
 from recon_core.types import seeded_generator
 from recon_core.victims.preflight import Preflight
+from tasks.attack_file.record import chances
 from tasks.families.autoencoder.inputs import AutoencoderJob, AutoencoderVictim, read_victim
 from tasks.families.autoencoder.material import Material, read_material, shape_hint
 
@@ -26,7 +27,7 @@ MAX_IMAGES = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedAutoencoder:
     """What an attack starts from."""
 
     victim: AutoencoderVictim
@@ -35,17 +36,14 @@ class Prepared:
 
     def record(self) -> dict[str, Any]:
         """The preflight as JSON."""
-        found = self.preflight
-        return {
-            "verdict": found.verdict,
-            "outlook": found.outlook,
-            "findings": [asdict(finding) for finding in found.findings],
-            "numbers": {name: float(f"{value:.6g}") for name, value in found.numbers.items()},
+        numbers = self.preflight.numbers
+        return chances(self.preflight) | {
+            "numbers": {name: float(f"{value:.6g}") for name, value in numbers.items()},
             "victim": self.victim.facts,
         }
 
 
-def prepare(job: AutoencoderJob, device: str = "cpu") -> Prepared:
+def prepare_autoencoder(job: AutoencoderJob, device: str = "cpu") -> PreparedAutoencoder:
     """Read and check the job's files, and ask f.
 
     Raises:
@@ -68,7 +66,7 @@ def prepare(job: AutoencoderJob, device: str = "cpu") -> Prepared:
     )
     f = victim.function(device)
     remedy = "" if train is None else _remedy(victim, train, device)
-    return Prepared(victim, material, autoencoder_preflight(f, samples, remedy=remedy))
+    return PreparedAutoencoder(victim, material, autoencoder_preflight(f, samples, remedy=remedy))
 
 
 def _remedy(victim: AutoencoderVictim, images: Tensor, device: str) -> str:

@@ -20,6 +20,7 @@ from recon_core.recovery_scores import (
     psnr,
     rates,
 )
+from tasks.attack_file.record import six_digits
 from tasks.families.autoencoder.attack import Recovery
 from tasks.families.autoencoder.inputs import AutoencoderJob
 
@@ -91,14 +92,14 @@ def record_of_cell(cell: Cell) -> dict[str, Any]:
         "split": case.side,
         "method": recovery.method.kind,
         "n": len(case.names),
-        "known_share": None if case.mask is None else _number(float(case.mask.double().mean())),
+        "known_share": None if case.mask is None else six_digits(float(case.mask.double().mean())),
         "images": list(case.names),
-        "residual": [_number(value) for value in recovery.residual.tolist()],
-        "n_applied": _number(float(recovery.n_applied.double().mean())),
+        "residual": [six_digits(value) for value in recovery.residual.tolist()],
+        "n_applied": six_digits(float(recovery.n_applied.double().mean())),
         "endings": {e.name.lower(): int((recovery.ending == e).sum()) for e in Ending},
         "mask_accuracy": None
         if case.mask is None or recovery.method.kind == "iteration"
-        else _number(float((recovery.mask == case.mask).double().mean())),
+        else six_digits(float((recovery.mask == case.mask).double().mean())),
         "seconds": round(recovery.seconds, 3),
     }
     if cell.rates is None or cell.mse is None:
@@ -108,11 +109,11 @@ def record_of_cell(cell: Cell) -> dict[str, Any]:
     return found | {
         "n_accurate": r.n_accurate,
         "n_approximate": r.n_approximate,
-        "accurate": [_number(value) for value in r.accurate],
-        "approximate": [_number(value) for value in r.approximate],
-        "psnr": [_number(value) for value in r.psnr],
+        "accurate": [six_digits(value) for value in r.accurate],
+        "approximate": [six_digits(value) for value in r.approximate],
+        "psnr": [six_digits(value) for value in r.psnr],
         "by_threshold": list(r.by_threshold),
-        "mse": [_number(value) for value in cell.mse.tolist()],
+        "mse": [six_digits(value) for value in cell.mse.tolist()],
     }
 
 
@@ -147,8 +148,3 @@ def arrays(cells: Sequence[Cell]) -> dict[str, Tensor]:
 
 def _key(cell: Cell) -> tuple[str, str]:
     return cell.recovery.case.mask_name, cell.recovery.method.kind
-
-
-def _number(value: float) -> float | None:
-    """Six significant digits; None for what JSON has no number for."""
-    return float(f"{value:.6g}") if abs(value) < float("inf") else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,11 +21,11 @@ from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.practical import Practical, recover_practically
 from recon_core.attacks.instahide.recover import Recovered, recover
 from recon_core.types import Progress, no_progress, seeded_generator
-from tasks.families.instahide.inputs import LEVELS, AttackJob, Prepared
+from tasks.families.instahide.inputs import LEVELS, SEMIDEFINITE, InstaHideJob, PreparedChallenge
 from tasks.families.instahide.results import Scored, scored
 from tasks.families.instahide.similarity import read_similarity
 
-Run = Callable[[AttackJob, Prepared, str, Progress], Recovered]
+Run = Callable[[InstaHideJob, PreparedChallenge, str, Progress], Recovered]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Method:
 
 
 def attack_all(
-    job: AttackJob, prepared: Prepared, *, device: str, progress: Progress = no_progress
+    job: InstaHideJob, prepared: PreparedChallenge, *, device: str, progress: Progress = no_progress
 ) -> list[Scored]:
     """Every method, with its scores where the truth is known.
 
@@ -89,7 +90,14 @@ class _Clock:
         return self._seconds
 
 
-def _exact(job: AttackJob, prepared: Prepared, device: str, progress: Progress) -> Recovered:
+def _exact(
+    job: InstaHideJob,
+    prepared: PreparedChallenge,
+    device: str,
+    progress: Progress,
+    *,
+    semidefinite: bool = False,
+) -> Recovered:
     if isinstance(prepared.scheme, InstaHide):
         raise ValueError(
             "the exact attack is on the model of paper 004, whose weights are equal; this scheme "
@@ -103,6 +111,7 @@ def _exact(job: AttackJob, prepared: Prepared, device: str, progress: Progress) 
             public=public,
             n_private=prepared.n_private,
             generator=seeded_generator(job.seed, 0, "attack"),
+            semidefinite=semidefinite,
             progress=progress,
         )
     except NotALineGraphError as error:
@@ -112,7 +121,9 @@ def _exact(job: AttackJob, prepared: Prepared, device: str, progress: Progress) 
         ) from error
 
 
-def _practical(job: AttackJob, prepared: Prepared, device: str, progress: Progress) -> Recovered:
+def _practical(
+    job: InstaHideJob, prepared: PreparedChallenge, device: str, progress: Progress
+) -> Recovered:
     if prepared.n_private is None:
         raise ValueError("say how many private images there are, with --n-private")
     y, public, labels = _tensors(prepared, device)
@@ -138,7 +149,9 @@ def _practical(job: AttackJob, prepared: Prepared, device: str, progress: Progre
     )
 
 
-def _carlini(job: AttackJob, prepared: Prepared, device: str, progress: Progress) -> Recovered:
+def _carlini(
+    job: InstaHideJob, prepared: PreparedChallenge, device: str, progress: Progress
+) -> Recovered:
     if prepared.n_private is None:
         raise ValueError("say how many private images there are, with --n-private")
     if prepared.units.kind != LEVELS.kind:
@@ -165,11 +178,13 @@ def _carlini(job: AttackJob, prepared: Prepared, device: str, progress: Progress
     )
 
 
+EXACT_STEPS = (("public images", 0.3), ("overlaps", 0.4), ("graph and signs", 1.0))
 METHODS: dict[str, Method] = {
-    "exact": Method(
-        "exact (paper 004)",
-        _exact,
-        (("public images", 0.3), ("overlaps", 0.4), ("graph and signs", 1.0)),
+    "exact": Method("exact (paper 004)", _exact, EXACT_STEPS),
+    SEMIDEFINITE: Method(
+        "exact, public images by the paper's semidefinite program",
+        partial(_exact, semidefinite=True),
+        EXACT_STEPS,
     ),
     "practical": Method(
         "practical (photographs)",
@@ -184,7 +199,9 @@ METHODS: dict[str, Method] = {
 }
 
 
-def _tensors(prepared: Prepared, device: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _tensors(
+    prepared: PreparedChallenge, device: str
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     challenge = prepared.challenge
     y = torch.from_numpy(challenge.encodings).flatten(1).to(device)
     public, labels = challenge.public, challenge.labels

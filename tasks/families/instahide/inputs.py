@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from recon_core.attacks.instahide.mixing import Mixing, Scheme
+from recon_core.attacks.instahide.semidefinite import check_pool
 from recon_core.tagged import Tagged
 from storage.challenge import Challenge, read_challenge
 
@@ -20,6 +21,8 @@ SCHEME: TypeAdapter[Scheme] = TypeAdapter(Annotated[Scheme, Tagged("kind")])
 AUTO = "auto"
 SEVERAL = {"both": ("exact", "practical"), "all": ("exact", "practical", "carlini")}
 """Names for several methods."""
+SEMIDEFINITE = "sdp"
+"""The exact method with the paper's program for public images, which takes few of them."""
 BLIND = "carlini"
 """The method that needs no public images."""
 BEYOND = 1.001
@@ -27,7 +30,7 @@ BEYOND = 1.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackJob:
+class InstaHideJob:
     """`path`: a challenge's folder, a .npy, or a folder of pictures. Settings that a challenge says
     itself are None. `method`: one of `tasks.families.instahide.attack.METHODS`, `both` or `all`, or
     `auto`: exact for normal pixels, practical for pictures, or carlini if public images are in
@@ -110,7 +113,7 @@ LEVELS = Units(kind="levels", n_levels=256)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedChallenge:
     """A challenge, with all that it does not say itself."""
 
     challenge: Challenge
@@ -120,7 +123,7 @@ class Prepared:
     methods: tuple[str, ...]
 
 
-def prepare(job: AttackJob, known: tuple[str, ...]) -> Prepared:
+def prepare_challenge(job: InstaHideJob, known: tuple[str, ...]) -> PreparedChallenge:
     """Reads everything. `known`: the methods there are.
 
     Raises SourceError or ValueError for what is missing or does not fit.
@@ -157,7 +160,9 @@ def prepare(job: AttackJob, known: tuple[str, ...]) -> Prepared:
             "a .npy or a folder of them; or, for pictures, --similarity a network that was trained "
             "on others (palimpsest instahide similarity)"
         )
-    return Prepared(challenge, scheme, n_private, units, methods)
+    if SEMIDEFINITE in methods and challenge.public is not None and scheme.k_pub:
+        check_pool(len(challenge.public), scheme)
+    return PreparedChallenge(challenge, scheme, n_private, units, methods)
 
 
 def _units(challenge: Challenge, scheme: Scheme) -> Units:

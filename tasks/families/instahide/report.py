@@ -17,14 +17,13 @@ import numpy.typing as npt
 
 from recon_core.attacks.instahide.recover import Recovered
 from storage.files import text_bytes, write_file
+from tasks.attack_file.report import attack_page
 from tasks.families.instahide.figures import graph, heat_maps
 from tasks.families.instahide.headline import WHY, left_open
-from tasks.families.instahide.inputs import Prepared
+from tasks.families.instahide.inputs import PreparedChallenge
 from tasks.families.instahide.results import Scored, image_row
-from tasks.families.inversion.report import COLUMNS
-from tasks.page.formats import duration
 from tasks.page.pictures import data_uri
-from tasks.page.writer import TEMPLATES
+from tasks.report.contact_sheet import COLUMNS
 
 ENCODINGS_SHOWN = 10
 LARGEST_SHOWN = 64
@@ -46,7 +45,7 @@ COLUMNS_OF_CSV = (
 )
 
 
-def write_images(folder: Path, scored: Scored, prepared: Prepared) -> None:
+def write_images(folder: Path, scored: Scored, prepared: PreparedChallenge) -> None:
     """images.npy in the encodings' units (NaN: not determined), images/NNNN.png, statuses.csv."""
     images = _images(scored, prepared)
     content = io.BytesIO()
@@ -78,13 +77,13 @@ def statuses(scored: Scored) -> str:
     return text.getvalue()
 
 
-def picture(image: npt.NDArray[Any], prepared: Prepared) -> Picture:
+def picture(image: npt.NDArray[Any], prepared: PreparedChallenge) -> Picture:
     """uint8 (c, h, w); grey where nothing is known."""
     shown = np.where(np.isnan(image), 0.5, prepared.units.shown(np.nan_to_num(image)))
     return (shown * 255).round().astype(np.uint8)
 
 
-def sheet(scored: Scored, prepared: Prepared, n_shown: int) -> bytes:
+def instahide_sheet(scored: Scored, prepared: PreparedChallenge, n_shown: int) -> bytes:
     """PNG: the truth over what came back, ten a row."""
     cells = tiles(scored, prepared, n_shown)
     _c, h, w = prepared.challenge.shape
@@ -102,7 +101,7 @@ def sheet(scored: Scored, prepared: Prepared, n_shown: int) -> bytes:
     return _png(np.repeat(np.repeat(canvas, 2, axis=1), 2, axis=2))
 
 
-def tiles(scored: Scored, prepared: Prepared, n_shown: int) -> list[dict[str, Any]]:
+def tiles(scored: Scored, prepared: PreparedChallenge, n_shown: int) -> list[dict[str, Any]]:
     """Images by status, then by error: the picture, the true one if it is known, and the words.
 
     Without public images a pixel's sign is not known: absolute values are shown of both.
@@ -139,7 +138,7 @@ def tiles(scored: Scored, prepared: Prepared, n_shown: int) -> list[dict[str, An
     return cells
 
 
-def _label(scored: Scored, prepared: Prepared, k: int) -> str:
+def _label(scored: Scored, prepared: PreparedChallenge, k: int) -> str:
     """`exact`, or the error in grey levels, of normal pixels in deviations, and SSIM."""
     if scored.worst is None or scored.error is None or np.isnan(scored.worst[k]):
         return ""
@@ -151,28 +150,18 @@ def _label(scored: Scored, prepared: Prepared, k: int) -> str:
     return f"±{error:.0f}{ssim}" if error >= 10 else f"±{error:.2g}{ssim}"
 
 
-def write_page(
-    path: Path,
+def instahide_page(
     record: Mapping[str, Any],
-    prepared: Prepared,
+    prepared: PreparedChallenge,
     scored: Sequence[Scored],
     context: Mapping[str, Any],
-) -> None:
+) -> str:
     """The page. `context`: `command`, `created`, `outcome`, `n_shown` and `versions`."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"duration": duration, "uri": _uri, "map": data_uri, "share": _share}
     best = best_of(scored)
     its = None if best is None else record["methods"][record["best"]]
-    page = environment.get_template("attack-instahide.html").render(
-        style=environment.get_template("report.css").render(styles={}),
+    return attack_page(
+        "attack-instahide.html",
+        {"uri": _uri, "map": data_uri, "share": _share},
         record=record,
         units=prepared.units,
         encodings=_encodings(prepared),
@@ -185,7 +174,6 @@ def write_page(
         colours=COLOURS,
         context=context,
     )
-    write_file(path, text_bytes(page))
 
 
 def best_of(scored: Sequence[Scored]) -> Scored | None:
@@ -195,7 +183,7 @@ def best_of(scored: Sequence[Scored]) -> Scored | None:
 
 
 def _walls(
-    scored: Sequence[Scored], best: Scored | None, prepared: Prepared, n_shown: int
+    scored: Sequence[Scored], best: Scored | None, prepared: PreparedChallenge, n_shown: int
 ) -> list[dict[str, Any]]:
     """Every method's images, the best's first."""
     there = [s for s in scored if s.found is not None]
@@ -209,7 +197,7 @@ def _walls(
     ]
 
 
-def _graph(found: Recovered, scored: Scored, prepared: Prepared) -> dict[str, Any]:
+def _graph(found: Recovered, scored: Scored, prepared: PreparedChallenge) -> dict[str, Any]:
     images = _images(scored, prepared)
     if prepared.scheme.k_pub == 0:
         images = np.abs(images)
@@ -221,7 +209,7 @@ def _graph(found: Recovered, scored: Scored, prepared: Prepared) -> dict[str, An
     return graph(found, thumbnail)
 
 
-def _encodings(prepared: Prepared) -> list[tuple[Picture, Picture]]:
+def _encodings(prepared: PreparedChallenge) -> list[tuple[Picture, Picture]]:
     """Some encodings as they are published and without signs, both from black to white: of theirs
     the largest values are white, less a few that stand out."""
     some = prepared.challenge.encodings[:ENCODINGS_SHOWN]
@@ -234,7 +222,7 @@ def _grey(shares: npt.NDArray[Any]) -> Picture:
     return pixels
 
 
-def _images(scored: Scored, prepared: Prepared) -> npt.NDArray[np.float64]:
+def _images(scored: Scored, prepared: PreparedChallenge) -> npt.NDArray[np.float64]:
     assert scored.found is not None
     return np.asarray(scored.found.images.cpu(), np.float64).reshape(-1, *prepared.challenge.shape)
 

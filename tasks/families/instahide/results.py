@@ -21,7 +21,8 @@ from recon_core.attacks.instahide.line_graph import incidence_of
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.similarity import similarities
 from storage.challenge import Challenge
-from tasks.families.instahide.inputs import Prepared, Units
+from tasks.attack_file.record import six_digits
+from tasks.families.instahide.inputs import PreparedChallenge, Units
 
 SSIM_SIDE = 11
 """Of its window."""
@@ -66,7 +67,7 @@ class Scored:
 
 
 def scored(
-    name: str, title: str, found: Recovered, prepared: Prepared, seconds: dict[str, float]
+    name: str, title: str, found: Recovered, prepared: PreparedChallenge, seconds: dict[str, float]
 ) -> Scored:
     """Compared with the truth, if it is known: images are matched by their pixels.
 
@@ -168,7 +169,7 @@ def _ssim(a: Tensor, b: Tensor, shape: Sequence[int], units: Units) -> Floats:
     return np.asarray(2 * similarities(first, second).ssim - 1)
 
 
-def record_of(scored: Scored, prepared: Prepared) -> dict[str, Any]:
+def method_record(scored: Scored, prepared: PreparedChallenge) -> dict[str, Any]:
     """As JSON, image by image."""
     total = sum(scored.seconds.values())
     base = {
@@ -215,9 +216,9 @@ def image_row(scored: Scored, k: int) -> dict[str, Any]:
     assert scored.ssim is not None
     return row | {
         "truth": int(scored.truth_of[k]),
-        "rms_error": number(float(scored.error[k])),
-        "worst_error": number(float(scored.worst[k])),
-        "ssim": number(float(scored.ssim[k])),
+        "rms_error": six_digits(float(scored.error[k])),
+        "worst_error": six_digits(float(scored.worst[k])),
+        "ssim": six_digits(float(scored.ssim[k])),
     }
 
 
@@ -277,9 +278,4 @@ def _equations(found: Recovered) -> tuple[Equations, npt.NDArray[np.int64]]:
 def _over(mean: Any, values: Floats | None) -> float | None:
     if values is None or np.isnan(values).all():
         return None
-    return number(float(mean(values)))
-
-
-def number(value: float) -> float | None:
-    """Six significant digits; None for what JSON has no number for."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return six_digits(float(mean(values)))

@@ -33,8 +33,9 @@ from recon_core.restore.precision import float32_arithmetic
 from recon_core.similarity import perceptual_similarity, similarities, spread
 from recon_core.types import seeded_generator
 from recon_core.victims.separability import separability
+from tasks.attack_file.record import six_digits
 from tasks.evaluation.perceptual import MapsOf
-from tasks.families.inversion.inputs import InversionJob, Prepared, features
+from tasks.families.inversion.inputs import InversionJob, PreparedCut, features
 
 Method = GradientInversion | StrongInversion
 OnProgress = Callable[[float, float], None]
@@ -74,7 +75,7 @@ class Attacked:
 
 def attack_all(
     job: InversionJob,
-    prepared: Prepared,
+    prepared: PreparedCut,
     methods: Sequence[Method],
     *,
     tuned: bool,
@@ -102,7 +103,7 @@ def attack_all(
 
 
 def _inverted(
-    job: InversionJob, prepared: Prepared, method: Method, tuned: bool, device: str
+    job: InversionJob, prepared: PreparedCut, method: Method, tuned: bool, device: str
 ) -> tuple[Method, Inverted, tuple[str, ...]]:
     """The method with the zeta that it used, what it found, and what is to be said about it."""
     whitening: Whitening | None = None
@@ -134,7 +135,7 @@ def _inverted(
 
 def _solved(
     method: Method,
-    prepared: Prepared,
+    prepared: PreparedCut,
     z: Tensor,
     generators: Sequence[torch.Generator],
     whitening: Whitening | None,
@@ -146,7 +147,7 @@ def _solved(
     return method.invert(prepared.h, z, shape=prepared.shape, generators=generators)
 
 
-def _whitening(prepared: Prepared, device: str) -> tuple[Whitening, tuple[str, ...]]:
+def _whitening(prepared: PreparedCut, device: str) -> tuple[Whitening, tuple[str, ...]]:
     """By features of public images, or, without, of those that were sent."""
     if prepared.public is None:
         return whiten(prepared.z), (
@@ -157,7 +158,7 @@ def _whitening(prepared: Prepared, device: str) -> tuple[Whitening, tuple[str, .
 
 def _tuned(
     job: InversionJob,
-    prepared: Prepared,
+    prepared: PreparedCut,
     method: StrongInversion,
     whitening: Whitening,
     device: str,
@@ -175,7 +176,7 @@ def _tuned(
 
 
 def _scores(
-    prepared: Prepared, x: Float[Tensor, "n c h w"], maps_of: MapsOf, device: str
+    prepared: PreparedCut, x: Float[Tensor, "n c h w"], maps_of: MapsOf, device: str
 ) -> dict[str, Tensor]:
     """The scores of an `Attacked`, by name."""
     original = prepared.data.images
@@ -195,7 +196,7 @@ def _scores(
     }
 
 
-def own_maps(prepared: Prepared) -> MapsOf:
+def own_maps(prepared: PreparedCut) -> MapsOf:
     """Maps of the attacked classifier: what its outermost modules give, or, where it has fewer than
     two, those inside them; of a file that is taken whole its output."""
     module = prepared.module
@@ -219,7 +220,7 @@ def own_maps(prepared: Prepared) -> MapsOf:
     return maps_of
 
 
-def _outputs(prepared: Prepared, module: nn.Module, names: list[str], x: Tensor) -> list[Tensor]:
+def _outputs(prepared: PreparedCut, module: nn.Module, names: list[str], x: Tensor) -> list[Tensor]:
     """Of the modules that give a tensor with a row per image, as maps (n, channels, ...)."""
     found: dict[str, Tensor] = {}
 
@@ -241,7 +242,7 @@ def _outputs(prepared: Prepared, module: nn.Module, names: list[str], x: Tensor)
     return list(found.values()) or [last]
 
 
-def record_of(attacked: Attacked, names: Sequence[str]) -> dict[str, Any]:
+def inversion_record(attacked: Attacked, names: Sequence[str]) -> dict[str, Any]:
     """Scores of one attack, as JSON: every image, and what 003 reports of them all."""
     n = len(names)
     columns: dict[str, Float64[Tensor, " n"]] = {
@@ -265,17 +266,17 @@ def record_of(attacked: Attacked, names: Sequence[str]) -> dict[str, Any]:
         },
         "chance": by_chance,
         "n_identified": int(attacked.identified.sum()),
-        "identified_by_chance": _number(1 / n),
+        "identified_by_chance": six_digits(1 / n),
         "images": [
             {"name": name}
-            | {key: _number(float(values[i])) for key, values in columns.items()}
-            | {"ssim_others": _number(float(attacked.others[i]))}
+            | {key: six_digits(float(values[i])) for key, values in columns.items()}
+            | {"ssim_others": six_digits(float(attacked.others[i]))}
             | {"identified": bool(attacked.identified[i])}
-            | {"objective": _number(float(attacked.found.objective[i]))}
+            | {"objective": six_digits(float(attacked.found.objective[i]))}
             for i, name in enumerate(names)
         ],
         "endings": {e.name.lower(): int((endings == e).sum()) for e in Ending},
-        "n_steps": _number(float(attacked.found.n_steps.double().mean())),
+        "n_steps": six_digits(float(attacked.found.n_steps.double().mean())),
         "seconds": round(attacked.seconds, 3),
         "notes": list(attacked.notes),
     }
@@ -284,20 +285,15 @@ def record_of(attacked: Attacked, names: Sequence[str]) -> dict[str, Any]:
 def separability_of(z: Float[Tensor, "n m"]) -> dict[str, float | None]:
     """Mean and least distance between the features of different images, at norm 1 (003, 3.1)."""
     found = separability(z.unsqueeze(0))
-    return {"mean": _number(float(found.mean)), "minimum": _number(float(found.minimum))}
+    return {"mean": six_digits(float(found.mean)), "minimum": six_digits(float(found.minimum))}
 
 
 def _spread(values: Float64[Tensor, " n"], *, higher: bool, names: Sequence[str]) -> dict[str, Any]:
     """`worst` is who defends' worst case: the image recovered best."""
     found = spread(values, higher_is_alike=higher)
     return {
-        "mean": _number(found.mean),
-        "std": _number(found.std),
-        "worst": _number(found.worst),
+        "mean": six_digits(found.mean),
+        "std": six_digits(found.std),
+        "worst": six_digits(found.worst),
         "worst_image": names[found.worst_row],
     }
-
-
-def _number(value: float) -> float | None:
-    """Six significant digits; None for what JSON has no number for."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None

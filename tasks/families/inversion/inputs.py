@@ -89,7 +89,7 @@ class InversionJob:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedCut:
     """What an attack starts from, checked. `h` takes images in [0, 1] on the device to features
     (b, m); `logits` is None where the file has no g, `maps` where PSIM compares h's own."""
 
@@ -118,7 +118,7 @@ class Prepared:
         }
 
 
-def prepare(job: InversionJob, device: str = "cpu") -> Prepared:
+def prepare_cut(job: InversionJob, device: str = "cpu") -> PreparedCut:
     """Read and check the job's files, and ask the network.
 
     Raises:
@@ -146,7 +146,7 @@ def prepare(job: InversionJob, device: str = "cpu") -> Prepared:
         z = _features(h, data, network, cut, device)
         logits = whole if network.cut_inside else None
         accuracy, notes = _accuracy(logits, data, network.n_classes, device)
-    return Prepared(
+    return PreparedCut(
         network, cut, shape, data, public, h, logits, module, normalise, z, accuracy, notes, maps
     )
 

@@ -62,7 +62,7 @@ OnProgress = Callable[[float, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackJob:
+class WeightsJob:
     """An attack on given weights: everything but where it is computed.
 
     `arch` and `shape` (c, h, w) are checked against the file, and inferred without. `initial`: a
@@ -111,7 +111,7 @@ class AttackJob:
 
 
 def run_attacks(
-    job: AttackJob, victim: Victim, *, device: str, on_progress: OnProgress
+    job: WeightsJob, victim: Victim, *, device: str, on_progress: OnProgress
 ) -> list[AttackRun]:
     """Do what is not done yet, and return how every attack ended.
 
@@ -133,7 +133,7 @@ def run_attacks(
     return [read_run(cache, number) for number in range(job.n_attacks)]
 
 
-def description(job: AttackJob, victim: Victim, device: str) -> dict[str, Any]:
+def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
     """What the outcome of an attack depends on, beside its number."""
     network = victim.architecture.network
     start = victim.start
@@ -165,7 +165,7 @@ class _Runner:
 
     def __init__(
         self,
-        job: AttackJob,
+        job: WeightsJob,
         victim: Victim,
         device: torch.device,
         cache: Path,
@@ -341,7 +341,7 @@ def _in_threads(runner: _Runner, pieces: Sequence[Sequence[int]]) -> None:
         torch.set_num_threads(n_threads)  # the setting of torch's BLAS is the whole process's
 
 
-def _pieces(job: AttackJob, done: Sequence[int], device: str) -> Iterator[range]:
+def _pieces(job: WeightsJob, done: Sequence[int], device: str) -> Iterator[range]:
     """The attacks that are not done: one by one, or on a GPU in stacks with fixed borders."""
     at_once = 1
     if device != "cpu" and isinstance(job.attack, KKTAttack):

@@ -16,10 +16,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from storage.checkpoints import load_checkpoint
-from storage.documents import read_document
 from storage.errors import StorageError, StoreMismatchError
-from storage.files import write_json
 from storage.pairs.dataset import manifest_differences
+from tasks.attack_file.record import claimed
 
 Ending = Literal["ok", "stopped", "diverged"]
 
@@ -64,17 +63,11 @@ def claim(cache: Path, wanted: dict[str, Any]) -> None:
 
     Raises StoreMismatchError naming the first difference.
     """
-    path = cache / "job.json"
-    if path.exists():
-        found = read_document(path, "remove it with what is beside it, or start over with --fresh")
-        if differences := manifest_differences(found, wanted):
-            raise StoreMismatchError(
-                f"{cache.parent} holds attacks with other settings: {differences[0]}; use another "
-                "--out, or --fresh to start over"
-            )
-        return
-    cache.mkdir(parents=True, exist_ok=True)
-    write_json(path, wanted)
+    if differences := manifest_differences(claimed(cache, wanted), wanted):
+        raise StoreMismatchError(
+            f"{cache.parent} holds attacks with other settings: {differences[0]}; use another "
+            "--out, or --fresh to start over"
+        )
 
 
 def name_of(number: int) -> str:

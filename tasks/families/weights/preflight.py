@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,8 +17,9 @@ from recon_core.victims.diagnostics import channel_scales
 from recon_core.victims.evidence import Finding
 from recon_core.victims.preflight import Preflight, preflight
 from tasks.attack_file.pictures import Named
+from tasks.attack_file.record import chances
 from tasks.devices import check_memory
-from tasks.families.weights.attack import AttackJob
+from tasks.families.weights.attack import WeightsJob
 from tasks.families.weights.inputs import (
     DTYPES,
     Victim,
@@ -37,7 +38,7 @@ ONE_SCALE = 1.1
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedWeights:
     """What an attack starts from. `mean`, `std` and the pictures are None where they are not
     known, `span` where no span attack is prepared, or none can be."""
 
@@ -65,18 +66,14 @@ class Prepared:
 
     def record(self) -> dict[str, Any]:
         """The preflight as JSON."""
-        found = self.preflight
-        return {
-            "verdict": found.verdict,
-            "outlook": found.outlook,
-            "findings": [asdict(finding) for finding in found.findings],
-            "numbers": found.numbers,
+        return chances(self.preflight) | {
+            "numbers": self.preflight.numbers,
             "labels": self.labels,
             "victim": self.victim.facts,
         }
 
 
-def prepare(job: AttackJob) -> Prepared:
+def prepare_weights(job: WeightsJob) -> PreparedWeights:
     """Read and check the job's files, and look at the weights.
 
     Raises:
@@ -116,7 +113,7 @@ def prepare(job: AttackJob) -> Prepared:
         found = replace(found, findings=(*found.findings, scale))
     source = job.mean or ("unknown" if mean is None else "that of the training images")
     method: Literal["kkt", "span"] = "span" if isinstance(job.attack, SpanAttack) else "kkt"
-    return Prepared(victim, mean, source, std, truth, decoys, found, said, method, span)
+    return PreparedWeights(victim, mean, source, std, truth, decoys, found, said, method, span)
 
 
 def _check_candidates(attack: KKTAttack, victim: Victim, dtype: str) -> None:

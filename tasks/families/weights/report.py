@@ -1,7 +1,6 @@
 """The outcome of an attack on given weights, for people: a page, a sheet of pictures, raw files.
 
-Nothing is computed here. The page looks like the report of an evaluation and uses its style sheet;
-it is one file that asks nothing of the network.
+Nothing is computed here. The page looks like the report of an evaluation and uses its style sheet.
 """
 
 from __future__ import annotations
@@ -13,26 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
-from safetensors.numpy import save
 from torch import Tensor
 
-from storage.files import text_bytes, write_file
 from tasks.attack_file.pictures import Named
+from tasks.attack_file.report import STEPS, as_bytes, attack_page, write_arrays
 from tasks.families.weights.ranking import FALSE_SHARES, GOOD, Ranked
 from tasks.families.weights.results import Matches, Results
 from tasks.page.axes import log_axis, rank_axis
 from tasks.page.charts import Panel, dots
-from tasks.page.formats import duration, score
 from tasks.page.pictures import data_uri
-from tasks.page.writer import TEMPLATES
 from tasks.report.contact_sheet import Strip, strips_sheet
 
 COLUMNS = 10
 N_DECOYS = 5
 MAX_SHOWN_IMAGES = 40
-
-STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
 
 
 def write_reconstructions(path: Path, results: Results) -> None:
@@ -42,11 +35,11 @@ def write_reconstructions(path: Path, results: Results) -> None:
     With known images also each one's best match (`best/picture`, `best/ssim`).
     """
     ranked = results.ranked
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    arrays: dict[str, Tensor | npt.NDArray[Any]] = {}
     if ranked:
         arrays = {
-            "x": _numpy(torch.stack([r.x for r in ranked])),
-            "picture": _numpy(torch.stack([r.picture for r in ranked])),
+            "x": torch.stack([r.x for r in ranked]),
+            "picture": torch.stack([r.picture for r in ranked]),
             "attack": np.array([r.attack for r in ranked], np.int64),
             "candidate": np.array([r.candidate for r in ranked], np.int64),
         }
@@ -55,13 +48,13 @@ def write_reconstructions(path: Path, results: Results) -> None:
         arrays[name] = np.array(told, np.float32)
     if results.truth is not None:
         arrays |= {
-            "best/picture": _numpy(results.truth.picture),
-            "best/ssim": _numpy(results.truth.ssim),
+            "best/picture": results.truth.picture,
+            "best/ssim": results.truth.ssim,
         }
-    write_file(path, save(arrays))
+    write_arrays(path, arrays)
 
 
-def contact_sheet(
+def weights_sheet(
     results: Results, truth: Named | None = None, decoys: Named | None = None
 ) -> bytes:
     """PNG: known images over their best matches with scores, decoys likewise, and the ranking."""
@@ -83,11 +76,11 @@ def _match_strips(results: Results, truth: Named | None, decoys: Named | None) -
         yield f"{found.n_good} of {len(given)} {name}{shown}: good above SSIM {GOOD:g}"
         for first in range(0, len(order), COLUMNS):
             rows = order[first : first + COLUMNS]
-            yield "original", [(_bytes(given.images[i]), "", False) for i in rows]
+            yield "original", [(as_bytes(given.images[i]), "", False) for i in rows]
             yield (
                 "best match",
                 [
-                    (_bytes(found.picture[i]), f"{found.ssim[i]:.2f}", bool(found.ssim[i] > GOOD))
+                    (as_bytes(found.picture[i]), f"{found.ssim[i]:.2f}", bool(found.ssim[i] > GOOD))
                     for i in rows
                 ],
             )
@@ -115,7 +108,7 @@ def _ranked_strips(results: Results) -> Iterator[Strip]:
             if results.method == "span" and known:
                 support, known = _known(r), ""
             good = max(r.ssim or 0, r.as_negative or 0) > GOOD
-            tiles.append((_bytes(r.picture), f"{rank}: {support}{known}", good))
+            tiles.append((as_bytes(r.picture), f"{rank}: {support}{known}", good))
         yield "", tiles
 
 
@@ -126,33 +119,23 @@ def _known(r: Ranked) -> str:
     return f"{r.ssim:.2f}"
 
 
-def write_page(
-    path: Path,
+def weights_page(
     record: Mapping[str, Any],
     results: Results,
     *,
     truth: Named | None,
     decoys: Named | None,
     context: Mapping[str, Any],
-) -> None:
-    """The page. `context`: `command` and `created` as texts, `versions` as a mapping."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"score": score, "duration": duration, "lower_first": _lower_first}
-    page = environment.get_template("attack.html").render(
-        style=environment.get_template("report.css").render(styles={}),
+) -> str:
+    """The page. `context`: `command` and `created` as texts, `settings` and `versions`."""
+    return attack_page(
+        "attack.html",
+        {"lower_first": _lower_first},
         record=record,
         results=results,
         ranked=[
             {
-                "uri": data_uri(_bytes(r.picture)),
+                "uri": data_uri(as_bytes(r.picture)),
                 "rank": rank,
                 "n_attacks": r.n_attacks,
                 "agreement": r.agreement,
@@ -173,14 +156,13 @@ def write_page(
         good=GOOD,
         context=context,
     )
-    write_file(path, text_bytes(page))
 
 
 def _nearest(r: Ranked, truth: Named | None) -> str | None:
     """The training image that a picture is most like, where one is good."""
     if truth is None or r.nearest is None:
         return None
-    return data_uri(_bytes(truth.images[r.nearest]))
+    return data_uri(as_bytes(truth.images[r.nearest]))
 
 
 def _spectrum_svg(spectrum: Mapping[str, Any]) -> str:
@@ -205,21 +187,11 @@ def _plates(given: Named | None, found: Matches | None, limit: int) -> Iterator[
     for rank, row in enumerate(order, start=1):
         yield {
             "rank": rank,
-            "original": data_uri(_bytes(given.images[row])),
-            "match": data_uri(_bytes(found.picture[row])),
+            "original": data_uri(as_bytes(given.images[row])),
+            "match": data_uri(as_bytes(found.picture[row])),
             "ssim": float(found.ssim[row]),
         }
 
 
 def _lower_first(text: str) -> str:
     return text[:1].lower() + text[1:]
-
-
-def _bytes(picture: Float[Tensor, "c h w"]) -> npt.NDArray[np.uint8]:
-    """uint8 (3, h, w); a grey picture three times."""
-    pixels = picture if len(picture) == 3 else picture[:1].expand(3, -1, -1)
-    return np.asarray((pixels.nan_to_num(nan=0.0).clamp(0, 1) * 255).round().byte().numpy())
-
-
-def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(tensor.cpu().numpy())

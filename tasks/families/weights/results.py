@@ -20,7 +20,7 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.metrics import SSIMConvention, ssim_matrix, ssim_pairs
 from recon_core.ncc import ncc_matrix
 from tasks.attack_file.pictures import Named, Shape
-from tasks.families.weights.attack import AttackJob
+from tasks.families.weights.attack import WeightsJob
 from tasks.families.weights.cache import AttackRun
 from tasks.families.weights.ranking import (
     GOOD,
@@ -75,7 +75,7 @@ class Results:
 
 
 def gather(
-    job: AttackJob,
+    job: WeightsJob,
     runs: Sequence[AttackRun],
     *,
     shape: Shape,
@@ -120,7 +120,7 @@ def gather(
     )
 
 
-def _labels(job: AttackJob, n_outputs: int) -> list[int] | None:
+def _labels(job: WeightsJob, n_outputs: int) -> list[int] | None:
     """What the KKT attack's candidates were given as labels."""
     if isinstance(job.attack, SpanAttack) or job.attack.condition == "regression":
         return None
@@ -177,7 +177,7 @@ class _Scoring:
         return best.values, rows.gather(0, best.indices[None]).squeeze(0)
 
 
-def record_of(results: Results, truth: Named | None, decoys: Named | None) -> dict[str, Any]:
+def scores_record(results: Results, truth: Named | None, decoys: Named | None) -> dict[str, Any]:
     """The results as JSON: ranking and scores, without the pictures."""
     record: dict[str, Any] = {
         "ranking": {

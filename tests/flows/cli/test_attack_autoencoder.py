@@ -17,8 +17,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from flows.cli.attack_methods import autoencoder_methods
 from flows.families.autoencoder.attack import ENTRIES, attack_autoencoder
+from flows.families.autoencoder.methods import autoencoder_methods
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from tasks.attack_file.programs import read_program

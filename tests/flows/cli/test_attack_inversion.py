@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from flows.cli.attack_methods import inversion_methods
 from flows.families.inversion import attack as attack_inversion
 from flows.families.inversion.attack import ENTRIES
+from flows.families.inversion.methods import inversion_methods
 from recon_core.attacks.inversion.feature_matching import GradientInversion
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.victims.split import LeNet5

@@ -14,11 +14,13 @@ import pytest
 import torch
 from torch import nn
 
+from flows.cli.attack_file import parse_shape
 from flows.families.weights.attack import ENTRIES, attack_kkt
-from flows.families.weights.attack_plan import attack_job, attack_plan, parse_shape
+from flows.families.weights.attack_plan import attack_plan, planned
 from flows.fresh import start_over
 from flows.papers import ATTACKS_PER_VICTIM, EXPERIMENTS
 from tasks.families.weights import attack as attack_module
+from tasks.families.weights.attack import WeightsJob
 from tests.flows.cli.test_main import run
 from tests.tasks.families.weights.attack_victims import N_IMAGES, VictimFiles, make_victim
 
@@ -117,7 +119,7 @@ def test_what_cannot_work_ends_with_2_and_the_reason_unless_forced(
     assert "An attack cannot work here: normalisation layers" in shown
     assert "Attack not possible with this engine" in shown
     assert not (tmp_path / "out").exists()
-    job = attack_job(tmp_path / "norm.pt", tmp_path / "out", n_iterations=3)
+    job = planned(WeightsJob(weights=tmp_path / "norm.pt", out=tmp_path / "out"), n_iterations=3)
     with pytest.raises(ValueError, match=r"normalisation layers.*--force"):
         attack_kkt(job, device="cpu")  # a deployment refuses, too, and leaves the reasons
     assert json.loads((tmp_path / "out" / "preflight.json").read_bytes())["outlook"] == "none"
@@ -230,7 +232,8 @@ def test_the_command_has_help_with_an_example(monkeypatch, capsys) -> None:
 
 def test_preflight_loads_neither_prefect_nor_a_cluster() -> None:
     """They and what scipy has of statistics took half of the time of a preflight."""
-    modules = "flows.families.weights.attack_plan, flows.cli.attack_methods"
+    modules = "flows.families.weights.attack_plan, flows.families.autoencoder.methods, "
+    modules += "flows.families.inversion.methods"
     for used in ("weights.preflight", "autoencoder.preflight", "inversion.inputs"):
         modules += f", tasks.families.{used}"
     modules += ", tasks.families.instahide.inputs"

@@ -11,9 +11,10 @@ import safetensors.torch
 import torch
 
 from flows.families.weights.attack import attack_weights
-from flows.families.weights.attack_plan import attack_job, span_plan
+from flows.families.weights.attack_plan import planned, span_plan
 from recon_core.victims.network import Conv, Network
 from tasks.families.weights import attack as attack_module
+from tasks.families.weights.attack import WeightsJob
 from tests.flows.cli.test_attack_kkt import FILES
 from tests.flows.cli.test_main import run
 from tests.tasks.families.weights.attack_victims import SIDE, VictimFiles, make_spanned
@@ -90,12 +91,17 @@ def test_from_weights_to_a_page(
     assert record["scores"]["images"]["n_good"] >= N_IMAGES - 1
 
 
+def span_job(files: VictimFiles, out: Path) -> WeightsJob:
+    job = WeightsJob(weights=files.torch_file, out=out)
+    return planned(job, method="span", n_attacks=2)
+
+
 def test_an_interrupted_command_does_what_is_left(
     monkeypatch, capsys, tmp_path: Path, files: VictimFiles, prefect_server
 ) -> None:
     """Two attacks; the second is stopped, and the next call does that one alone, to the bit."""
     torch.set_num_threads(1)
-    job = attack_job(files.torch_file, tmp_path / "whole", method="span", n_attacks=2)
+    job = span_job(files, tmp_path / "whole")
     whole = attack_weights(job, device="cpu")
     assert whole["ranking"]["n_attacks_compared"] == 2
     assert max(r["n_attacks"] for r in whole["ranking"]["pictures"]) == 2
@@ -108,7 +114,7 @@ def test_an_interrupted_command_does_what_is_left(
         return separate(*given, **settings)
 
     monkeypatch.setattr(attack_module, "separate", stopped)
-    job = attack_job(files.torch_file, tmp_path / "broken", method="span", n_attacks=2)
+    job = span_job(files, tmp_path / "broken")
     with pytest.raises(KeyboardInterrupt):
         attack_weights(job, device="cpu")
     assert not (tmp_path / "broken" / "attack.json").exists()

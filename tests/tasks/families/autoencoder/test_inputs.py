@@ -23,7 +23,7 @@ from tasks.families.autoencoder.networks import (
     own_description,
     parse_architecture,
 )
-from tasks.families.autoencoder.preflight import prepare
+from tasks.families.autoencoder.preflight import prepare_autoencoder
 from tasks.study.products import write_weights
 from tests.tasks.families.weights.attack_victims import write_pictures
 
@@ -202,7 +202,9 @@ def test_another_activation_is_named_if_it_fits(tmp_path: Path) -> None:
         layer.bias.data.fill_(float(shift))
     torch.save(nn.Sequential(first, nn.Softplus(), last).state_dict(), tmp_path / "s.pt")
     data = f"folder:{tmp_path / 'images'}"
-    prepared = prepare(AutoencoderJob(weights=tmp_path / "s.pt", out=tmp_path, data=data))
+    prepared = prepare_autoencoder(
+        AutoencoderJob(weights=tmp_path / "s.pt", out=tmp_path, data=data)
+    )
     said = " ".join(finding.text for finding in prepared.preflight.findings)
     assert prepared.preflight.stopped
     assert "With --activation softplus the error is" in said

@@ -11,7 +11,7 @@ import torch
 from recon_core.attacks.instahide.mixing import Mixing, mixture, random_signs
 from storage.challenge import Challenge, write_challenge
 from tasks.families.instahide.attack import METHODS, attack_all
-from tasks.families.instahide.inputs import AttackJob, Prepared, prepare
+from tasks.families.instahide.inputs import InstaHideJob, PreparedChallenge, prepare_challenge
 from tasks.families.instahide.results import Scored
 
 
@@ -46,9 +46,11 @@ def normal_challenge(
     return folder
 
 
-def attacked(path: Path, **settings: object) -> tuple[AttackJob, Prepared, list[Scored]]:
-    job = AttackJob(path=path, out=path.parent / "out", **settings)  # type: ignore[arg-type]
-    prepared = prepare(job, tuple(METHODS))
+def attacked(
+    path: Path, **settings: object
+) -> tuple[InstaHideJob, PreparedChallenge, list[Scored]]:
+    job = InstaHideJob(path=path, out=path.parent / "out", **settings)  # type: ignore[arg-type]
+    prepared = prepare_challenge(job, tuple(METHODS))
     return job, prepared, attack_all(job, prepared, device="cpu")
 
 

@@ -18,8 +18,8 @@ from tasks.families.instahide import attack as instahide_attack
 from tasks.families.instahide.attack import METHODS, _Clock
 from tasks.families.instahide.encode import EncodeJob
 from tasks.families.instahide.headline import left_open
-from tasks.families.instahide.inputs import LEVELS, NORMAL, AttackJob, prepare
-from tasks.families.instahide.results import ambiguity, image_row, record_of, scored
+from tasks.families.instahide.inputs import LEVELS, NORMAL, InstaHideJob, prepare_challenge
+from tasks.families.instahide.results import ambiguity, image_row, method_record, scored
 from tests.tasks.families.instahide.challenges import RING, TAIL, attacked, normal_challenge
 
 TWO_SIDED = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 1], [1, 2]]
@@ -27,7 +27,7 @@ K4 = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
 
 
 @pytest.mark.parametrize(
-    ("kind", "job"), [(AttackJob, {"path": "c"}), (EncodeJob, {"data": "photos"})]
+    ("kind", "job"), [(InstaHideJob, {"path": "c"}), (EncodeJob, {"data": "photos"})]
 )
 def test_unknown_settings_of_a_job_are_errors(kind: type, job: dict[str, str]) -> None:
     read = TypeAdapter(kind)
@@ -39,7 +39,7 @@ def test_unknown_settings_of_a_job_are_errors(kind: type, job: dict[str, str]) -
 @pytest.mark.parametrize("k_pub", [0, 2])
 def test_every_image_comes_back_exactly(tmp_path: Path, k_pub: int) -> None:
     _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", RING, k_pub=k_pub))
-    record = record_of(found, prepared)
+    record = method_record(found, prepared)
     assert record["by_status"] == {"recovered": 5}
     assert (record["n_exact"], record["n_false"], record["edges_right"]) == (5, 0, 1.0)
     assert record["ssim_mean"] > 0.999
@@ -72,7 +72,7 @@ def test_pixels_that_are_left_open_are_no_errors(tmp_path: Path) -> None:
 
 def test_images_that_are_not_determined_are_a_result(tmp_path: Path) -> None:
     _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", TAIL), n_private=8)
-    record = record_of(found, prepared)
+    record = method_record(found, prepared)
     assert record["by_status"] == {"recovered": 5, "ambiguous": 2, "free": 1}
     assert (record["n_exact"], record["n_false"]) == (5, 0)
     said = " ".join(left_open(record, 2))
@@ -86,7 +86,7 @@ def test_a_graph_without_odd_cycles_leaves_all_free(tmp_path: Path) -> None:
     for k_pub in (0, 2):
         path = normal_challenge(tmp_path / f"c{k_pub}", TWO_SIDED, k_pub=k_pub)
         _job, prepared, (found,) = attacked(path)
-        record = record_of(found, prepared)
+        record = method_record(found, prepared)
         assert record["by_status"] == {"free": 4}
         said = " ".join(left_open(record, k_pub))
         assert "1 part has no cycle of an odd number of encodings" in said
@@ -96,14 +96,14 @@ def test_a_graph_without_odd_cycles_leaves_all_free(tmp_path: Path) -> None:
 def test_parts_are_solved_apart_and_said(tmp_path: Path) -> None:
     two = [*RING, *(np.array(RING) + 5).tolist()]
     _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", two))
-    record = record_of(found, prepared)
+    record = method_record(found, prepared)
     assert (record["n_exact"], record["ambiguity"]["n_parts"]) == (10, 2)
     assert "2 parts, of 5, 5 images" in " ".join(left_open(record, 2))
 
 
 def test_two_graphs_are_said(tmp_path: Path) -> None:
     _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", K4))
-    record = record_of(found, prepared)
+    record = method_record(found, prepared)
     assert record["by_status"] == {"several graphs": 4}
     said = " ".join(left_open(record, 2))
     assert "2 graphs have these overlaps" in said
@@ -170,17 +170,19 @@ def test_time_goes_to_the_step_that_ends(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_units_without_a_record_are_seen(tmp_path: Path) -> None:
     path = normal_challenge(tmp_path / "c", RING)
     bare = {"scheme": Mixing.by_parts(2), "n_private": 5}
-    job = AttackJob(path=path / "encodings.npy", out=tmp_path, public=path / "public.npy", **bare)
-    prepared = prepare(job, tuple(METHODS))
+    job = InstaHideJob(
+        path=path / "encodings.npy", out=tmp_path, public=path / "public.npy", **bare
+    )
+    prepared = prepare_challenge(job, tuple(METHODS))
     assert prepared.units == NORMAL
     assert prepared.methods == ("exact",)
     np.save(tmp_path / "levels.npy", np.clip(np.load(path / "public.npy"), -1, 1))
-    prepared = prepare(replace(job, public=tmp_path / "levels.npy"), tuple(METHODS))
+    prepared = prepare_challenge(replace(job, public=tmp_path / "levels.npy"), tuple(METHODS))
     assert prepared.units == LEVELS
     assert prepared.methods == ("practical",)
     alone = normal_challenge(tmp_path / "alone", RING, k_pub=0) / "encodings.npy"
-    job = AttackJob(path=alone, out=tmp_path, scheme=Mixing.by_parts(0))
-    prepared = prepare(job, tuple(METHODS))
+    job = InstaHideJob(path=alone, out=tmp_path, scheme=Mixing.by_parts(0))
+    prepared = prepare_challenge(job, tuple(METHODS))
     assert prepared.units == NORMAL
     assert prepared.methods == ("exact",)
 
@@ -226,7 +228,7 @@ def test_the_practical_attack_says_what_it_needs(tmp_path: Path) -> None:
     _job, _prepared, tried = attacked(path, method="all", use_public=False)
     assert ["public images" in one.failure for one in tried[:2]] == [True, True]
     assert "pictures from -1 to 1; these pixels are normal" in tried[2].failure
-    job = AttackJob(path=path / "encodings.npy", out=tmp_path, scheme=InstaHide(k_pub=0),
+    job = InstaHideJob(path=path / "encodings.npy", out=tmp_path, scheme=InstaHide(k_pub=0),
                     method="practical")  # fmt: skip
     with pytest.raises(ValueError, match="with --n-private"):
         attacked(job.path, scheme=job.scheme, method="practical")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flows.families.instahide.attack import outcome, record_of_job, summary_rows
+from flows.families.instahide.attack import outcome, record_of_instahide, screen_rows
 from tasks.families.instahide.attack import METHODS
 from tasks.families.instahide.figures import APART, DRAWN, SIDE, _places, heat_maps
 from tasks.families.instahide.headline import WHY
@@ -22,10 +22,10 @@ from tasks.families.instahide.report import (
     COLOURS,
     COLUMNS_OF_CSV,
     clear_images,
+    instahide_page,
     statuses,
     tiles,
     write_images,
-    write_page,
 )
 from tests.tasks.browser import BINARY, Browser, chromium
 from tests.tasks.families.instahide.challenges import RING, TAIL, attacked, normal_challenge
@@ -46,9 +46,10 @@ CONTEXT = {"command": "palimpsest attack instahide c", "created": "2026-01-01", 
 def made(folder: Path, edges: object, *, k_pub: int = 2, **settings: object) -> Path:
     path = normal_challenge(folder / "c", edges, k_pub=k_pub)  # type: ignore[arg-type]
     job, prepared, scored = attacked(path, **settings)
-    record = record_of_job(job, prepared, scored)
+    record = record_of_instahide(job, prepared, scored)
     context = CONTEXT | {"outcome": outcome(record)}
-    write_page(folder / "report.html", record, prepared, scored, context)
+    page = instahide_page(record, prepared, scored, context)
+    (folder / "report.html").write_text(page)
     return folder / "report.html"
 
 
@@ -136,11 +137,12 @@ def test_without_the_truth_there_are_no_scores(tmp_path: Path) -> None:
     path = normal_challenge(tmp_path / "c", RING)
     (path / "secret").rename(tmp_path / "elsewhere")
     job, prepared, scored = attacked(path)
-    record = record_of_job(job, prepared, scored)
-    assert "exact" not in summary_rows(record)[0]
+    record = record_of_instahide(job, prepared, scored)
+    assert "exact" not in screen_rows(record)[0]
     assert "originals" not in outcome(record)
     assert statuses(scored[0]).splitlines()[1].endswith(",0,,,,,")
-    write_page(tmp_path / "r.html", record, prepared, scored, CONTEXT | {"outcome": ""})
+    page = instahide_page(record, prepared, scored, CONTEXT | {"outcome": ""})
+    (tmp_path / "r.html").write_text(page)
     page = Page(tmp_path / "r.html")
     page.check()
     assert "Falsely" not in page.prose

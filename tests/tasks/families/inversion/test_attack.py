@@ -11,8 +11,8 @@ from recon_core.attacks.inversion.feature_matching import GradientInversion
 from recon_core.attacks.inversion.strong_inversion import ZETAS, StrongInversion
 from recon_core.metrics import ssim_matrix
 from tasks.families.inversion import attack as inversion_attack
-from tasks.families.inversion.attack import attack_all, own_maps, record_of
-from tasks.families.inversion.inputs import InversionJob, Prepared, prepare
+from tasks.families.inversion.attack import attack_all, inversion_record, own_maps
+from tasks.families.inversion.inputs import InversionJob, PreparedCut, prepare_cut
 from tasks.families.inversion.report import shown_rows
 from tests.tasks.families.inversion.classifier_files import (
     N_IMAGES,
@@ -37,11 +37,11 @@ def job(files: ClassifierFiles) -> InversionJob:
 
 
 @pytest.fixture(scope="module")
-def prepared(job: InversionJob) -> Prepared:
-    return prepare(job)
+def prepared(job: InversionJob) -> PreparedCut:
+    return prepare_cut(job)
 
 
-def test_images_come_back_from_a_layer_that_hides_nothing(job: InversionJob, prepared: Prepared):
+def test_images_come_back_from_a_layer_that_hides_nothing(job: InversionJob, prepared: PreparedCut):
     (found,) = attack_all(job, prepared, [FEW], tuned=False, device="cpu")
     assert float(found.ssim.min()) > 0.9
     assert float(found.others.max()) < float(found.ssim.min())
@@ -51,7 +51,7 @@ def test_images_come_back_from_a_layer_that_hides_nothing(job: InversionJob, pre
     others = (expected.sum(1) - expected.diagonal()) / (N_IMAGES - 1)
     torch.testing.assert_close(found.others, others, atol=1e-5, rtol=0)
     assert float((found.psim - found.psim_other).min()) > 0
-    record = record_of(found, prepared.data.names)
+    record = inversion_record(found, prepared.data.names)
     ssim = record["summary"]["ssim"]
     best = max(record["images"], key=lambda image: image["ssim"])
     assert (ssim["worst"], ssim["worst_image"]) == (best["ssim"], best["name"])
@@ -62,7 +62,7 @@ def test_images_come_back_from_a_layer_that_hides_nothing(job: InversionJob, pre
     assert (ranks[0], ranks[-1], len(ranks)) == (0, N_IMAGES - 1, 3)
 
 
-def test_features_that_say_nothing_score_as_chance(job: InversionJob, prepared: Prepared):
+def test_features_that_say_nothing_score_as_chance(job: InversionJob, prepared: PreparedCut):
     """The features of one image sent for all: nothing can be identified beyond that one."""
     same = dataclasses.replace(prepared, z=prepared.z[:1].expand_as(prepared.z).contiguous())
     (found,) = attack_all(job, same, [FEW], tuned=False, device="cpu")
@@ -73,7 +73,7 @@ def test_features_that_say_nothing_score_as_chance(job: InversionJob, prepared: 
 
 
 def test_groups_of_images_are_solved_as_if_they_were_alone(
-    job: InversionJob, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+    job: InversionJob, prepared: PreparedCut, monkeypatch: pytest.MonkeyPatch
 ):
     method = dataclasses.replace(FEW, n_steps=10, starts=("noise",))
     (whole,) = attack_all(job, prepared, [method], tuned=False, device="cpu")
@@ -83,7 +83,7 @@ def test_groups_of_images_are_solved_as_if_they_were_alone(
 
 
 def test_zeta_is_tuned_on_public_images_and_said(
-    job: InversionJob, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+    job: InversionJob, prepared: PreparedCut, monkeypatch: pytest.MonkeyPatch
 ):
     seen = []
     real = inversion_attack.errors_by_zeta
@@ -106,16 +106,16 @@ def test_zeta_is_tuned_on_public_images_and_said(
     assert "zeta is the default, 777" in untuned.notes[1]
 
 
-def test_a_descent_that_diverges_is_said_and_scored(job: InversionJob, prepared: Prepared):
+def test_a_descent_that_diverges_is_said_and_scored(job: InversionJob, prepared: PreparedCut):
     method = GradientInversion(lr=1e30, n_steps=20)
     (found,) = attack_all(job, prepared, [method], tuned=False, device="cpu")
-    record = record_of(found, prepared.data.names)
+    record = inversion_record(found, prepared.data.names)
     assert record["endings"]["nonfinite"] == N_IMAGES
     assert f"{N_IMAGES} of {N_IMAGES} descents diverged" in record["notes"][0]
     assert all(image["ssim"] is not None for image in record["images"])
 
 
-def test_own_maps_are_the_outermost_modules_in_their_order(prepared: Prepared):
+def test_own_maps_are_the_outermost_modules_in_their_order(prepared: PreparedCut):
     maps = own_maps(prepared)(prepared.data.images)
     shapes = [tuple(layer.shape[1:]) for layer in maps]
     assert shapes == [(12, 16, 16), (4, 2, 2), (16,), (2,)]

@@ -15,7 +15,7 @@ from recon_core.victims.split import LeNet5, SplitMLP
 from storage.errors import SourceError
 from storage.weights import WeightsError
 from tasks.families.inversion.cuts import image_shape, modules_of
-from tasks.families.inversion.inputs import InversionJob, features, prepare
+from tasks.families.inversion.inputs import InversionJob, features, prepare_cut
 from tasks.families.inversion.networks import read_network
 from tests.tasks.families.inversion.classifier_files import (
     CLASSES,
@@ -148,16 +148,16 @@ def test_cuts_are_listed_in_order_with_their_shapes(files: ClassifierFiles):
     with pytest.raises(
         ValueError, match=r"no cut 'frist'; give --cut one of: .*first \(12x16x16\)"
     ):
-        prepare(job_of(files, files.exported, cut="frist"))
+        prepare_cut(job_of(files, files.exported, cut="frist"))
     with pytest.raises(ValueError, match=r"^give --cut one of"):
-        prepare(job_of(files, files.exported, cut=None))
+        prepare_cut(job_of(files, files.exported, cut=None))
 
 
 @pytest.mark.parametrize("form", ["exported", "fixed"])
 def test_a_program_is_cut_at_the_modules_that_it_was_exported_with(
     files: ClassifierFiles, form: str
 ):
-    prepared = prepare(job_of(files, getattr(files, form), mean=(0.5, 0.4, 0.3), std=(0.2,)))
+    prepared = prepare_cut(job_of(files, getattr(files, form), mean=(0.5, 0.4, 0.3), std=(0.2,)))
     assert prepared.shape == (3, SIDE, SIDE)
     x = prepared.data.images
     normalised = (x - torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1)) / 0.2
@@ -169,18 +169,18 @@ def test_a_program_is_cut_at_the_modules_that_it_was_exported_with(
 
 
 def test_torchscript_is_h_as_a_whole(files: ClassifierFiles):
-    prepared = prepare(job_of(files, files.torchscript, cut=None))
+    prepared = prepare_cut(job_of(files, files.torchscript, cut=None))
     assert (prepared.cut, prepared.accuracy) == ("output", None)
     with torch.no_grad():
         expected = files.net.first(prepared.data.images).flatten(1)
     torch.testing.assert_close(prepared.z, expected)
     assert "taken whole" in prepared.notes[0]
     with pytest.raises(ValueError, match="out of reach"):
-        prepare(job_of(files, files.torchscript, cut="0"))
+        prepare_cut(job_of(files, files.torchscript, cut="0"))
     with pytest.raises(WeightsError, match="--trust"):
-        prepare(job_of(files, files.exported, trust=False))
+        prepare_cut(job_of(files, files.exported, trust=False))
     with pytest.raises(ValueError, match="has its architecture in it"):
-        prepare(job_of(files, files.exported, architecture="lenet5"))
+        prepare_cut(job_of(files, files.exported, architecture="lenet5"))
 
 
 class Detached(nn.Module):
@@ -213,7 +213,7 @@ def test_features_that_cannot_be_attacked_are_refused(
     traced = torch.jit.trace(Detached(how), torch.zeros(2, 3, SIDE, SIDE))
     torch.jit.save(traced, tmp_path / "bad.pt")
     with pytest.raises((ValueError, WeightsError), match=said):
-        prepare(job_of(files, tmp_path / "bad.pt", cut=None))
+        prepare_cut(job_of(files, tmp_path / "bad.pt", cut=None))
 
 
 def test_images_and_settings_that_do_not_fit_are_refused(files: ClassifierFiles, tmp_path: Path):
@@ -229,21 +229,23 @@ def test_images_and_settings_that_do_not_fit_are_refused(files: ClassifierFiles,
         with pytest.raises(ValueError, match=said):
             InversionJob(**start, **changes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="takes images of 16x16, not --size 32"):
-        prepare(job_of(files, files.exported, size=32))
+        prepare_cut(job_of(files, files.exported, size=32))
     with pytest.raises(ValueError, match="--mean has 2 numbers for 3 channels"):
-        prepare(job_of(files, files.exported, mean=(0.5, 0.5)))
+        prepare_cut(job_of(files, files.exported, mean=(0.5, 0.5)))
     with pytest.raises(ValueError, match=r"6 of 6 public images .* are among those"):
-        prepare(job_of(files, files.exported, public=f"folder:{files.pictures}"))
+        prepare_cut(job_of(files, files.exported, public=f"folder:{files.pictures}"))
     with pytest.raises(SourceError, match="is not a folder"):
-        prepare(job_of(files, files.exported, public=f"folder:{tmp_path / 'none'}"))
+        prepare_cut(job_of(files, files.exported, public=f"folder:{tmp_path / 'none'}"))
     torch.save(torchvision_net("resnet18", num_classes=5).state_dict(), tmp_path / "net.pt")
     wrong = job_of(files, tmp_path / "net.pt", architecture="torchvision:resnet18", n_classes=4)
     with pytest.raises(ValueError, match=r"--n-classes 4, but .* has 5 classes"):
-        prepare(wrong)
+        prepare_cut(wrong)
     small = save_split(tmp_path / "lenet.safetensors", LeNet5(), (1, 28, 28), 4, about=False)
     assert small
     with pytest.raises(WeightsError, match=r"fc1\.weight has shape \(120, 400\)"):
-        prepare(job_of(files, tmp_path / "lenet.safetensors", architecture="lenet5", cut="conv1"))
+        prepare_cut(
+            job_of(files, tmp_path / "lenet.safetensors", architecture="lenet5", cut="conv1")
+        )
 
 
 def test_tensors_under_other_names_are_named_with_the_renaming_that_helps(tmp_path: Path):
@@ -266,16 +268,16 @@ def test_accuracy_is_left_out_where_classes_cannot_be_matched(
     job = dataclasses.replace(
         job_of(files, files.exported), data=f"folder:{tmp_path / 'three'}", n_images=4
     )
-    prepared = prepare(job)
+    prepared = prepare_cut(job)
     assert len(prepared.data) == 4
     assert prepared.accuracy is None
     assert "have 3 classes and the network 2" in prepared.notes[0]
     for path in (tmp_path / "three").rglob("*.png"):
         path.rename(tmp_path / "three" / path.name)
-    assert "no class folders" in prepare(job).notes[0]
+    assert "no class folders" in prepare_cut(job).notes[0]
 
 
 def test_features_are_of_the_images_alone_and_in_order(files: ClassifierFiles):
-    prepared = prepare(job_of(files, files.fixed))
+    prepared = prepare_cut(job_of(files, files.fixed))
     rows = [features(prepared.h, x.unsqueeze(0), "cpu") for x in prepared.data.images]
     torch.testing.assert_close(torch.cat(rows), prepared.z)

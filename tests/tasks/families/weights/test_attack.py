@@ -26,13 +26,13 @@ from storage.weights import WeightsError
 from tasks.attack_file.pictures import Named
 from tasks.families.weights import attack as attack_module
 from tasks.families.weights import results as attack_results
-from tasks.families.weights.attack import AttackJob, run_attacks
+from tasks.families.weights.attack import WeightsJob, run_attacks
 from tasks.families.weights.cache import read_candidates
 from tasks.families.weights.inputs import read_mean, read_pictures, read_victim
-from tasks.families.weights.preflight import Prepared, prepare
+from tasks.families.weights.preflight import PreparedWeights, prepare_weights
 from tasks.families.weights.ranking import to_pictures
-from tasks.families.weights.report import contact_sheet, write_page, write_reconstructions
-from tasks.families.weights.results import Results, gather, record_of
+from tasks.families.weights.report import weights_page, weights_sheet, write_reconstructions
+from tasks.families.weights.results import Results, gather, scores_record
 from tests.tasks.families.weights.attack_victims import (
     N_IMAGES,
     SIDE,
@@ -56,8 +56,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> VictimFiles:
     return make_victim(tmp_path_factory.mktemp("victim"))
 
 
-def job_of(files: VictimFiles, out: Path, **changes: object) -> AttackJob:
-    job = AttackJob(
+def job_of(files: VictimFiles, out: Path, **changes: object) -> WeightsJob:
+    job = WeightsJob(
         weights=files.torch_file,
         out=out,
         attack=ATTACK,
@@ -72,8 +72,8 @@ def nobody(_done: float, _total: float) -> None:
     """A progress callback."""
 
 
-def attacked(job: AttackJob) -> tuple[Prepared, Results]:
-    prepared = prepare(job)
+def attacked(job: WeightsJob) -> tuple[PreparedWeights, Results]:
+    prepared = prepare_weights(job)
     runs = run_attacks(job, prepared.victim, device="cpu", on_progress=nobody)
     results = gather(
         job,
@@ -91,7 +91,7 @@ def attacked(job: AttackJob) -> tuple[Prepared, Results]:
 @pytest.fixture(scope="module")
 def done(
     files: VictimFiles, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[AttackJob, Prepared, Results]:
+) -> tuple[WeightsJob, PreparedWeights, Results]:
     job = job_of(files, tmp_path_factory.mktemp("out"))
     return job, *attacked(job)
 
@@ -185,19 +185,19 @@ def test_every_way_to_say_the_mean(tmp_path: Path) -> None:
 
 
 def test_preparation_finds_labels_whichever_way_round(files: VictimFiles, tmp_path: Path) -> None:
-    prepared = prepare(job_of(files, tmp_path))
+    prepared = prepare_weights(job_of(files, tmp_path))
     assert prepared.preflight.outlook == "good"
     assert prepared.preflight.numbers["train_accuracy"] == 1
     assert prepared.labels == "labels: a against b"
     assert prepared.record()["verdict"] == "An attack can work."
     write_pictures(tmp_path / "turned", pictures(N_IMAGES, 0), classes=("z", "y"))
-    turned = prepare(job_of(files, tmp_path, data=f"folder:{tmp_path / 'turned'}"))
+    turned = prepare_weights(job_of(files, tmp_path, data=f"folder:{tmp_path / 'turned'}"))
     assert turned.preflight.numbers == pytest.approx(prepared.preflight.numbers)
     write_pictures(tmp_path / "one", pictures(N_IMAGES, 0), classes=("all",))
-    unknown = prepare(job_of(files, tmp_path, data=f"folder:{tmp_path / 'one'}"))
+    unknown = prepare_weights(job_of(files, tmp_path, data=f"folder:{tmp_path / 'one'}"))
     assert "network's own answers" in unknown.labels
     assert unknown.preflight.numbers == pytest.approx(prepared.preflight.numbers)
-    blind = prepare(job_of(files, tmp_path, data=None, decoys=None))
+    blind = prepare_weights(job_of(files, tmp_path, data=None, decoys=None))
     assert (blind.mean, blind.truth, blind.mean_source) == (None, None, "unknown")
 
 
@@ -207,8 +207,8 @@ def test_divided_inputs_are_asked_about_seen_and_turned_back(
     """A first layer made of the images divided by a deviation per channel, as of gradient descent:
     preflight says the ratio, and with --std candidates are drawn as the images were."""
 
-    def asked(job: AttackJob) -> list[tuple[str, str]]:
-        findings = prepare(job).preflight.findings
+    def asked(job: WeightsJob) -> list[tuple[str, str]]:
+        findings = prepare_weights(job).preflight.findings
         return [(f.level, f.text) for f in findings if f.subject == "scale of the channels"]
 
     [(level, text)] = asked(job_of(files, tmp_path, data=None, decoys=None))
@@ -234,7 +234,7 @@ def test_divided_inputs_are_asked_about_seen_and_turned_back(
     assert any(torch.allclose(drawn.x, r.x * std[:, None, None]) for r in raw)
     for numbers, said in [((0.2, 0.2), "--std has 2 numbers for 3"), ((0.0,), "positive")]:
         with pytest.raises(ValueError, match=said):
-            prepare(job_of(files, tmp_path, std=numbers))
+            prepare_weights(job_of(files, tmp_path, std=numbers))
 
 
 def test_numbers_that_no_machine_has_room_for_are_refused(
@@ -244,23 +244,23 @@ def test_numbers_that_no_machine_has_room_for_are_refused(
         job_of(files, tmp_path, n_attacks=10**12)
     huge = replace(ATTACK, n_candidates=10**12)
     with pytest.raises(ValueError, match=r"1,000,000,000,000 candidates would take .* GB.*guess"):
-        prepare(job_of(files, tmp_path, attack=huge))
+        prepare_weights(job_of(files, tmp_path, attack=huge))
 
 
 def test_decoys_must_be_others_and_need_images(files: VictimFiles, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="6 of 6 decoys"):
-        prepare(job_of(files, tmp_path, decoys=f"folder:{files.images}"))
+        prepare_weights(job_of(files, tmp_path, decoys=f"folder:{files.images}"))
     with pytest.raises(ValueError, match="give --data"):
         job_of(files, tmp_path, data=None)
     for name in ("n_attacks", "n_shown"):
         with pytest.raises(ValueError, match=f"{name}=0"):
             job_of(files, tmp_path, **{name: 0})
     with pytest.raises(ValueError, match="multiclass"):
-        prepare(job_of(files, tmp_path, attack=replace(ATTACK, condition="multiclass")))
+        prepare_weights(job_of(files, tmp_path, attack=replace(ATTACK, condition="multiclass")))
 
 
 def test_the_images_come_back_and_decoys_do_not(
-    done: tuple[AttackJob, Prepared, Results],
+    done: tuple[WeightsJob, PreparedWeights, Results],
 ) -> None:
     _job, prepared, results = done
     assert results.truth is not None
@@ -275,14 +275,14 @@ def test_the_images_come_back_and_decoys_do_not(
     assert first[0].n_attacks == 3
     good = {r.nearest for r in first if r.ssim is not None and r.ssim > 0.4}
     assert len(good) >= N_IMAGES // 2
-    record = record_of(results, prepared.truth, prepared.decoys)
+    record = scores_record(results, prepared.truth, prepared.decoys)
     json.dumps(record, allow_nan=False)
     assert record["scores"]["images"]["n_good"] == results.truth.n_good
     assert record["ranking"]["n_agreed"] <= record["ranking"]["n_pictures"] == results.n_pictures
 
 
 def test_scores_are_those_of_the_candidates_they_name(
-    done: tuple[AttackJob, Prepared, Results],
+    done: tuple[WeightsJob, PreparedWeights, Results],
 ) -> None:
     job, prepared, results = done
     assert prepared.truth is not None
@@ -306,7 +306,7 @@ def test_scores_are_those_of_the_candidates_they_name(
 
 
 def test_a_prefilter_by_correlation_finds_the_same_matches(
-    done: tuple[AttackJob, Prepared, Results], monkeypatch: pytest.MonkeyPatch
+    done: tuple[WeightsJob, PreparedWeights, Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, prepared, results = done
     monkeypatch.setattr(attack_results, "MAX_PAIRS", 0)
@@ -321,14 +321,14 @@ def test_a_prefilter_by_correlation_finds_the_same_matches(
     assert again.truth is not None
     assert results.truth is not None
     torch.testing.assert_close(again.truth.ssim, results.truth.ssim)
-    assert "nearest by correlation" in record_of(again, None, None)["conventions"]["match"]
+    assert "nearest by correlation" in scores_record(again, None, None)["conventions"]["match"]
 
 
 def test_an_interrupted_attack_ends_bit_for_bit_as_one_that_was_not(
     files: VictimFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, broken = job_of(files, tmp_path / "whole"), job_of(files, tmp_path / "broken")
-    victim = prepare(whole).victim
+    victim = prepare_weights(whole).victim
     monkeypatch.setattr(attack_module, "STATE_EVERY", STATE_ITERATIONS)
     monkeypatch.setattr(attack_module, "SAVE_SECONDS", 0.0)
     run_attacks(whole, victim, device="cpu", on_progress=nobody)
@@ -394,7 +394,7 @@ def test_one_attack_alone_is_the_first_of_many_and_more_can_be_added(
     torch.set_num_threads(1)  # several attacks take one thread each, a single one all there are
     try:
         one = job_of(files, tmp_path, n_attacks=1)
-        victim = prepare(one).victim
+        victim = prepare_weights(one).victim
         run_attacks(one, victim, device="cpu", on_progress=nobody)
     finally:
         torch.set_num_threads(torch_threads)
@@ -408,7 +408,7 @@ def test_one_attack_alone_is_the_first_of_many_and_more_can_be_added(
 
 
 def test_other_settings_are_not_mixed_in(
-    files: VictimFiles, done: tuple[AttackJob, Prepared, Results]
+    files: VictimFiles, done: tuple[WeightsJob, PreparedWeights, Results]
 ) -> None:
     job, prepared, _results = done
     for changes, said in (
@@ -417,7 +417,7 @@ def test_other_settings_are_not_mixed_in(
         ({"weights": files.safetensors_file}, "weights is"),
     ):
         other = replace(job, **changes)  # type: ignore[arg-type]
-        victim = prepare(other).victim
+        victim = prepare_weights(other).victim
         with pytest.raises(StoreMismatchError, match=said):
             run_attacks(other, victim, device="cpu", on_progress=nobody)
     shown = replace(job, n_shown=3, data=None, decoys=None)
@@ -430,7 +430,7 @@ def test_a_single_attack_is_ranked_by_consistency(files: VictimFiles, tmp_path: 
     values = [r.agreement for r in results.ranked]
     assert values == sorted(values, reverse=True)
     assert (results.n_ranked_attacks, results.truth, results.decoys) == (1, None, None)
-    assert len(contact_sheet(results)) > 1000
+    assert len(weights_sheet(results)) > 1000
 
 
 def test_attacks_that_left_nothing_are_said_and_counted(files: VictimFiles, tmp_path: Path) -> None:
@@ -445,8 +445,8 @@ def test_attacks_that_left_nothing_are_said_and_counted(files: VictimFiles, tmp_
     assert results.truth is not None
     assert results.truth.n_good == 0
     assert float(results.truth.ssim.max()) == -1
-    json.dumps(record_of(results, prepared.truth, prepared.decoys), allow_nan=False)
-    assert len(contact_sheet(results, prepared.truth, prepared.decoys)) > 1000
+    json.dumps(scores_record(results, prepared.truth, prepared.decoys), allow_nan=False)
+    assert len(weights_sheet(results, prepared.truth, prepared.decoys)) > 1000
     stopped = replace(attack, optimiser=Optimiser(), stop_above=1e-9, stop_after=1)
     runs = run_attacks(
         job_of(files, tmp_path / "s", attack=stopped, n_attacks=1),
@@ -474,7 +474,7 @@ def test_several_outputs_and_regression_run_through(files: VictimFiles, tmp_path
     assert prepared.victim.layers.bias == "first"
     assert prepared.labels == "labels: the class folders in sorted order"
     assert {r.label for r in results.ranked} == {0, 1, 2}
-    two_classes = prepare(replace(job, data=f"folder:{files.images}"))
+    two_classes = prepare_weights(replace(job, data=f"folder:{files.images}"))
     assert "2 class folders for 3 outputs" in two_classes.labels
     free = job_of(
         files, tmp_path / "free", n_attacks=1,
@@ -496,9 +496,11 @@ def test_pictures_without_a_known_mean(files: VictimFiles) -> None:
     torch.testing.assert_close(unknown[0] - 0.5, (x[0] * (0.5 / decides)).clamp(-0.5, 0.5))
 
 
-def test_what_is_left_for_people(done: tuple[AttackJob, Prepared, Results], tmp_path: Path) -> None:
+def test_what_is_left_for_people(
+    done: tuple[WeightsJob, PreparedWeights, Results], tmp_path: Path
+) -> None:
     job, prepared, results = done
-    sheet = contact_sheet(results, prepared.truth, prepared.decoys)
+    sheet = weights_sheet(results, prepared.truth, prepared.decoys)
     with Image.open(io.BytesIO(sheet)) as image:
         assert image.format == "PNG"
         assert image.width > 800
@@ -516,15 +518,14 @@ def test_what_is_left_for_people(done: tuple[AttackJob, Prepared, Results], tmp_
         "spectrum": prepared.spectrum(),
         "preflight": prepared.record(),
         "attacks": [{**vars(run), "n_good": 1} for run in runs],
-        **record_of(results, prepared.truth, prepared.decoys),
+        **scores_record(results, prepared.truth, prepared.decoys),
     }
     context = {"command": "palimpsest <attack>", "created": "", "settings": [("a", "1")],
                "versions": {"torch": "2"}}  # fmt: skip
-    write_page(
-        tmp_path / "report.html", record, results, truth=prepared.truth, decoys=prepared.decoys,
+    page = weights_page(
+        record, results, truth=prepared.truth, decoys=prepared.decoys,
         context=context,
     )  # fmt: skip
-    page = (tmp_path / "report.html").read_text()
     assert f"{results.truth.n_good} of {N_IMAGES}</strong> training images" in page  # type: ignore[union-attr]
     assert page.count("<img") == n + 4 * N_IMAGES
     assert "palimpsest &lt;attack&gt;" in page

@@ -1,0 +1,152 @@
+"""The line of every `palimpsest attack` command: reading, chances, attack, outcome.
+
+A family adds its own options and fills in a job; its flow's module says what is shown.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from flows.cli.console import Screen, show_facts
+
+REFUSED = 2
+SIGNS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "stop": "[red]stop[/]   "}
+WORDS = ("mask", "method", "attack", "--cut")
+"""Columns of words, not of numbers."""
+
+out = Screen()
+
+
+class AttackModule(Protocol):
+    """A family's module of flows: the names it leaves in a folder, the files that are shown, and
+    the rows and lines of an outcome."""
+
+    @property
+    def ENTRIES(self) -> frozenset[str]: ...
+
+    @property
+    def FILES(self) -> tuple[str, ...]: ...
+
+    def screen_rows(self, record: Mapping[str, Any], /) -> list[dict[str, str]]: ...
+
+    def screen_lines(self, record: Mapping[str, Any], /) -> list[str]: ...
+
+
+def default_folder(attacked: Path) -> Path:
+    """Where results go unless `--out` says it."""
+    return Path("palimpsest-runs") / f"attack-{attacked.stem}"
+
+
+def assignments(settings: list[str] | None) -> dict[str, str]:
+    """The name=value pairs of `--set`; whatever knows all settings is loaded only if there are."""
+    if not settings:
+        return {}
+    from flows.settings import parse_assignments
+
+    return parse_assignments(settings)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Words that are separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def numbers(text: str, option: str) -> tuple[float, ...]:
+    """One number, or one per channel with commas; ValueError naming the option."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{option} {text} is no number, nor one per channel: 0.5,0.5,0.5") from (
+            error
+        )
+
+
+def parse_shape(text: str | None) -> tuple[int, int, int] | None:
+    """`3x32x32` as channels, height, width."""
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ValueError(f"--shape {text} is not of the form CxHxW, for example 3x32x32")
+    channels, height, width = (int(part) for part in parts)
+    return channels, height, width
+
+
+def show_pictures(read: Mapping[str, Any]) -> None:
+    """The reading of each source that is known, by what it is."""
+    for title, pictures in read.items():
+        if pictures is not None:
+            show_facts(out, title, {"source": pictures.source} | pictures.facts)
+
+
+def may_go_on(
+    prepared: Any, pictures: Mapping[str, Any], *, preflight_only: bool, force: bool
+) -> bool:
+    """Shows what was read and what preflight says of it; False if no more is asked for.
+
+    Exits with REFUSED where an attack cannot work, unless `force`.
+    """
+    facts, found = prepared.victim.facts, prepared.preflight
+    out.print(f"[bold]{escape(facts['file'])}[/]")
+    width = max(len(name) for name in facts) + 2
+    for name, value in facts.items():
+        if name != "file":
+            text = f"{value:,}" if isinstance(value, int) else str(value)
+            out.print(f"  {name:{width}}{text}", markup=False, highlight=False, soft_wrap=True)
+    show_pictures(pictures)
+    out.print("[bold]Preflight[/]")
+    for finding in found.findings:
+        row = Table.grid(padding=(0, 1))
+        row.add_column(no_wrap=True)
+        row.add_column()
+        text = f"[bold]{escape(finding.subject)}[/]: {escape(finding.text)}"
+        row.add_row(f"  {SIGNS[finding.level]}", text)
+        out.print(row)
+    out.print(f"[bold]{escape(found.verdict)}[/]")
+    if found.stopped:
+        out.print("Mend what is marked stop, or give --force to attack all the same.")
+        if not force:
+            raise typer.Exit(REFUSED)
+    return not preflight_only
+
+
+def attack(
+    module: AttackModule, run: Callable[[str], dict[str, Any]], folder: Path, *, fresh: bool
+) -> dict[str, Any]:
+    """Attacks, after --fresh has deleted earlier results, and shows the outcome; the record.
+
+    `run` takes the command that is running.
+    """
+    if fresh:
+        from flows.fresh import start_over
+
+        start_over(folder, module.ENTRIES, option="--out")
+    record = run(shlex.join(["palimpsest", *(w for w in sys.argv[1:] if w != "--fresh")]))
+    show_table(module.screen_rows(record))
+    for line in module.screen_lines(record):
+        out.print(line, markup=False)
+    for path in (folder / name for name in module.FILES):
+        if path.exists():
+            out.print(f"  {path.absolute()}", markup=False, soft_wrap=True)
+    return record
+
+
+def show_table(rows: list[dict[str, str]]) -> None:
+    """Rows under their columns, those of the last row first; nothing of no rows."""
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    columns = list(dict.fromkeys(column for row in reversed(rows) for column in row))
+    for column in columns:
+        table.add_column(column, justify="left" if column in WORDS else "right")
+    for row in rows:
+        table.add_row(*(row.get(column, "") for column in columns))
+    out.print(table)

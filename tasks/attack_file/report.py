@@ -1,0 +1,92 @@
+"""The files that every attack leaves in its folder, for people: a page, a sheet of pictures, raw
+arrays and the record, which is written last: where it is, the rest is whole."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Float
+from safetensors.numpy import save
+from torch import Tensor
+
+from recon_core.victims.preflight import Preflight
+from storage.files import text_bytes, write_file, write_json
+from tasks.artifacts import leave_link, leave_picture
+from tasks.campaign.plan import code_version
+from tasks.devices import usable_cores
+from tasks.page.writer import page_html
+
+STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
+"""Words of the page for the levels of preflight's findings."""
+
+
+class Prepared(Protocol):
+    """An attack that was prepared: its chances, and the record of them."""
+
+    @property
+    def preflight(self) -> Preflight: ...
+
+    def record(self) -> dict[str, Any]: ...
+
+
+def check_chances(prepared: Prepared, out: Path, *, force: bool) -> None:
+    """Writes preflight.json into `out`; ValueError if an attack cannot work, unless `force`."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "preflight.json", prepared.record())
+    found = prepared.preflight
+    if found.stopped and not force:
+        raise ValueError(f"{found.verdict} {found.reason} (--force attacks all the same)")
+
+
+def page_context(command: str, packages: tuple[str, ...], **more: Any) -> dict[str, Any]:
+    """The command, the time and the software of a page, and what else it is told."""
+    versions = {
+        "code": code_version(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("palimpsest", "torch", *packages)},
+        "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
+    }
+    created = datetime.now(UTC).isoformat(timespec="minutes")
+    return {"command": command, "created": created, "versions": versions} | more
+
+
+def attack_page(template: str, filters: Mapping[str, Callable[..., str]], **values: Any) -> str:
+    """The HTML of a template of `tasks/page/templates`, one file that asks nothing of a network."""
+    return page_html(template, filters, style=page_html("report.css", {}, styles={}), **values)
+
+
+def leave(
+    out: Path,
+    record: Mapping[str, Any],
+    page: str,
+    *,
+    name: str = "attack.json",
+    sheet: tuple[str, bytes, str] | None,
+) -> None:
+    """Writes the sheet of pictures (name without .png, PNG, words), report.html and the record, and
+    shows them on the flow's page."""
+    if sheet is not None:
+        key, png, said = sheet
+        write_file(out / f"{key}.png", png)
+        leave_picture(key, png, said)
+    write_file(out / "report.html", text_bytes(page))
+    write_json(out / name, record)
+    leave_link("report", out / "report.html", "The report, one self-contained HTML file")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Tensor | npt.NDArray[Any]]) -> None:
+    """Arrays as safetensors."""
+    write_file(path, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
+
+
+def as_bytes(picture: Float[Tensor, "c h w"]) -> npt.NDArray[np.uint8]:
+    """uint8 (3, h, w) of a picture in [0, 1]; a grey one three times, black where it is NaN."""
+    pixels = picture if len(picture) == 3 else picture[:1].expand(3, -1, -1)
+    return np.asarray((pixels.nan_to_num(nan=0.0).clamp(0, 1) * 255).round().byte().numpy())
