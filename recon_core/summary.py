@@ -167,12 +167,14 @@ def bootstrap_interval(
         raise ValueError("values is empty; an interval needs at least one")
     rng = np.random.default_rng(seed)
     if groups is None:
-        means = [rng.choice(values, len(values)).mean() for _ in range(N_BOOTSTRAP)]
+        n, rows = len(values), max(1, 2**15 // len(values))  # at once: as many as a cache holds
+        sizes = [min(rows, N_BOOTSTRAP - k) for k in range(0, N_BOOTSTRAP, rows)]
+        means = np.concatenate([rng.choice(values, (size, n)).mean(axis=1) for size in sizes])
     else:
         _names, group_of = np.unique(groups, return_inverse=True)
-        sums, sizes = np.bincount(group_of, values), np.bincount(group_of)
+        sums, counts = np.bincount(group_of, values), np.bincount(group_of)
         drawn = rng.integers(len(sums), size=(N_BOOTSTRAP, len(sums)))
-        means = list(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
+        means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

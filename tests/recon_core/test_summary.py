@@ -39,6 +39,10 @@ def test_the_bootstrap_interval_is_that_of_the_normal_limit() -> None:
     assert low == pytest.approx(values.mean() - error, abs=0.1 * error)
     assert high == pytest.approx(values.mean() + error, abs=0.1 * error)
     assert bootstrap_interval(values) == (low, high)
+    for n in (1, 40, 400):  # drawn in blocks, each mean is the one that it is drawn alone
+        rng, few = np.random.default_rng(0), values[:n]
+        means = [rng.choice(few, n).mean() for _ in range(2000)]
+        assert bootstrap_interval(few) == pytest.approx(np.quantile(means, (0.025, 0.975)), 1e-12)
     with pytest.raises(ValueError, match="values is empty"):
         bootstrap_interval(np.array([]))
 
