@@ -19,7 +19,9 @@ import dataclasses  # noqa: E402
 import itertools  # noqa: E402
 import tempfile  # noqa: E402
 from collections.abc import Generator, Iterator  # noqa: E402
+from contextlib import contextmanager  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 
@@ -41,6 +43,45 @@ def pytest_runtest_makereport(
             if log.stat().st_mtime >= call.start:
                 report.sections.append((f"log {log.name}", log.read_text()[-_LOG_CHARS:]))
     return report
+
+
+@contextmanager
+def _threads_for_workers() -> Iterator[None]:
+    """Local Dask workers are threads of this process: an own process takes seconds to import torch.
+
+    The scheduler, TLS and what is sent stay as they are.
+    """
+    from distributed import LocalCluster
+
+    from tasks.cluster import workers
+
+    def in_process(**options: Any) -> Any:
+        return LocalCluster(**options | {"processes": False})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "LocalCluster", in_process)
+        yield
+
+
+@pytest.fixture
+def workers_in_process() -> Iterator[None]:
+    """The workers that this test's campaigns start are threads."""
+    with _threads_for_workers():
+        yield
+
+
+@pytest.fixture(params=["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def threads_or_processes(request: pytest.FixtureRequest) -> None:
+    """The workers that this test's campaigns start: threads; in `make test-all` processes."""
+    if request.param == "threads":
+        request.getfixturevalue("workers_in_process")
+
+
+@pytest.fixture(scope="module")
+def all_workers_in_process() -> Iterator[None]:
+    """The workers that a file's campaigns start are threads."""
+    with _threads_for_workers():
+        yield
 
 
 @pytest.fixture(scope="session")

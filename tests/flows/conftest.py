@@ -23,6 +23,11 @@ def no_process_of_its_own() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_worker_of_its_own(all_workers_in_process: None) -> None:
+    """Flows compute in this process, too."""
+
+
 @pytest.fixture
 def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Runs `palimpsest words...`: exit code, what it printed, what it complained."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from flows.recipe import Recipe, RestorerPlan
 from flows.settings import to_json
-from flows.train_ranks import train_on_ranks
+from flows.train_ranks import main, train_on_ranks
 from recon_core.balance import Curation
 from recon_core.restore import BFDnCNN, Training
 from storage.errors import StorageError
@@ -72,16 +70,21 @@ def test_what_does_not_exist_is_named(job: Path, tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_one_line(
-    job: Path, words: list[str], environment: dict[str, str], code: int, said: str
+    job: Path,
+    words: list[str],
+    environment: dict[str, str],
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "flows.train_ranks", *words, "--device", "cpu"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
-        cwd=job,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == code, ended.stderr
-    assert ended.stderr.startswith(said)
-    assert ended.stderr.count("\n") == 1
+    monkeypatch.chdir(job)
+    monkeypatch.setattr(sys, "argv", ["train_ranks", *words, "--device", "cpu"])
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr().err
+    assert ended.value.code == code, shown
+    assert shown.startswith(said)
+    assert shown.count("\n") == 1

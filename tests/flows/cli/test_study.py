@@ -81,7 +81,10 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(tmp_path: Path) 
         assert same[name] == record[name]
 
 
-def test_a_dry_run_says_what_it_would_take_and_makes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.study.cost.measured_pace", lambda _device: PACE)
     store = tmp_path / "study"
     shown = RUN.invoke(app, words(store, "--dry-run"))
     assert shown.exit_code == 0, shown.output

@@ -100,6 +100,7 @@ def generate(root: Path, images: ImageSet, n_workers: int) -> Dataset:
         return run_campaign(plan, dataset, client, device="cpu", on_progress=ignore)
 
 
+@pytest.mark.usefixtures("threads_or_processes")
 def test_the_dataset_is_the_same_with_one_worker_with_two_and_in_two_attempts(
     images: ImageSet, tmp_path: Path
 ) -> None:
@@ -188,6 +189,7 @@ def test_progress_ends_at_the_number_of_runs(
     assert [done for done, _, _ in reports] == sorted(done for done, _, _ in reports)
 
 
+@pytest.mark.usefixtures("workers_in_process")
 def test_what_was_there_before_is_told_first(
     in_process: Client, images: ImageSet, tmp_path: Path
 ) -> None:

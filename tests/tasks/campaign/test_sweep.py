@@ -41,6 +41,7 @@ SWEEP = Campaign(
     ),
 )
 N_CANDIDATES, N_SAVED, N_IMAGES = 8, 2, 4
+pytestmark = pytest.mark.usefixtures("all_workers_in_process")
 
 
 def noise() -> ImageSet:
@@ -64,7 +65,7 @@ def generate(root: Path, campaign: Campaign = SWEEP, *, n_workers: int = 2) -> D
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def made(tmp_path_factory: pytest.TempPathFactory, all_workers_in_process: None) -> Dataset:
     return generate(tmp_path_factory.mktemp("sweep") / "s")
 
 

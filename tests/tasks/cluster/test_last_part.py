@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 
+import pytest
 from distributed import Client, LocalCluster, Worker, get_worker
 
 from tasks.cluster.last_part import VARIABLE, dask_setup
@@ -18,22 +18,29 @@ def slow_part(seconds: float) -> str:
     return str(get_worker().address)
 
 
-async def its_job_ends_soon(dask_worker: Worker) -> None:
-    """What Dask does when a worker starts with this preload, a second before the time."""
-    os.environ[VARIABLE] = str(time.time() + 1.0)
+async def preload(dask_worker: Worker) -> None:
+    """What Dask does when a worker starts with this preload."""
     await dask_setup(dask_worker)
 
 
-def test_a_worker_whose_job_ends_soon_finishes_its_part_and_takes_no_other() -> None:
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+def cluster_of(n_workers: int) -> LocalCluster:
+    """Of threads: they go as processes do, and need not start."""
+    return LocalCluster(
+        n_workers=n_workers,
+        threads_per_worker=1,
+        processes=False,
+        dashboard_address="127.0.0.1:0",
+    )
+
+
+def test_a_worker_whose_job_ends_soon_finishes_its_part_and_takes_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
         leaving, staying = client.scheduler_info()["workers"]
         running = client.submit(slow_part, 4.0, pure=False, workers=leaving)
-        client.run(its_job_ends_soon, workers=[leaving])
+        monkeypatch.setenv(VARIABLE, str(time.time() + 1.0))
+        client.run(preload, workers=[leaving])
         time.sleep(2.0)
         later = [client.submit(slow_part, 0.1, pure=False) for _ in range(4)]
         assert client.gather(later) == [staying] * 4
@@ -47,18 +54,7 @@ def test_a_worker_whose_job_ends_soon_finishes_its_part_and_takes_no_other() -> 
 
 
 def test_a_worker_without_the_variable_stays() -> None:
-    with (
-        LocalCluster(
-            n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        client.run(dask_setup_without_variable)
+    with cluster_of(1) as cluster, Client(cluster, set_as_default=False) as client:
+        client.run(preload)
         time.sleep(1.0)
         assert client.submit(sum, [1, 2]).result(timeout=PATIENCE_S) == 3
-
-
-async def dask_setup_without_variable(dask_worker: Worker) -> None:
-    """As on a machine where no batch system set a time."""
-    os.environ.pop(VARIABLE, None)
-    await dask_setup(dask_worker)

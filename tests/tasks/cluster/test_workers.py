@@ -345,6 +345,7 @@ def listening() -> set[tuple[str, int]]:
     }
 
 
+@pytest.mark.usefixtures("threads_or_processes")
 def test_a_local_cluster_listens_on_loopback_only_beside_another_one() -> None:
     workers = Workers(n_workers=1, device="cpu")
     before = listening()
@@ -354,6 +355,7 @@ def test_a_local_cluster_listens_on_loopback_only_beside_another_one() -> None:
     assert {ip for ip, _port in opened} == {"127.0.0.1"}
 
 
+@pytest.mark.usefixtures("workers_in_process")
 def test_a_local_cluster_takes_work_from_its_owner_only() -> None:
     """Dask runs what it is sent: a scheduler that strangers can talk to runs their code as ours."""
     with dask_client(Workers(n_workers=1, device="cpu"), threads=1) as client:

@@ -39,14 +39,14 @@ def pictures(n: int = 160, seed: int = 0) -> ImageSet:
 
 
 def experiment(n_images: int, *, n_classes: int = 2, conv: Conv | None = None) -> KKT:
-    """A victim of width 16, trained for 300 epochs and attacked for 30 iterations."""
+    """A victim of width 16, trained for 100 epochs and attacked for 30 iterations."""
     is_multi = n_classes > 2
     return KKT(
         augment_p=0.0,
         n_classes=n_classes,
         keep="all",
         victim=Network(widths=(16,), conv=conv, bias="first"),
-        training=Training(epochs=300, loss=Loss(kind="ce" if is_multi else "bce")),
+        training=Training(epochs=100, loss=Loss(kind="ce" if is_multi else "bce")),
         attack=KKTAttack(
             condition="multiclass" if is_multi else "binary",
             n_candidates=2 * n_images,

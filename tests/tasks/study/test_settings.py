@@ -27,6 +27,12 @@ def plan() -> StudyPlan:
     return StudyPlan(small_study(), pictures())
 
 
+@pytest.fixture(scope="module")
+def whole(plan: StudyPlan, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """The store of the plan, made without a break."""
+    return attacked(tmp_path_factory.mktemp("whole"), plan)
+
+
 def specs_of(plan: StudyPlan, cell: int, seed: int) -> list[Any]:
     victim = cell * plan.study.n_victims + seed
     first = victim * plan.study.n_attacks
@@ -83,10 +89,9 @@ def test_victims_and_attacks_of_a_cell_are_all_different(plan: StudyPlan) -> Non
 
 
 def test_the_same_attack_has_the_same_settings_in_every_cell(
-    tmp_path: Path, plan: StudyPlan
+    whole: Dataset, plan: StudyPlan
 ) -> None:
-    dataset = attacked(tmp_path / "store", plan)
-    lr, alpha = dataset.column("runs/lr"), dataset.column("runs/alpha")
+    lr, alpha = whole.column("runs/lr"), whole.column("runs/alpha")
     for values in (lr, alpha):
         table = values.reshape(5, 4)
         assert (table == table[0]).all()
@@ -96,9 +101,10 @@ def test_the_same_attack_has_the_same_settings_in_every_cell(
     np.testing.assert_allclose(lr[:4], drawn.lr.numpy(), rtol=1e-6)
 
 
-def test_a_killed_study_gives_the_same_numbers(tmp_path: Path, plan: StudyPlan) -> None:
+def test_a_killed_study_gives_the_same_numbers(
+    tmp_path: Path, plan: StudyPlan, whole: Dataset
+) -> None:
     """Parts in another order, in two goes, with the kept victims gone and one of them damaged."""
-    whole = attacked(tmp_path / "whole", plan)
     order = list(range(plan.sampling.n_parts))
     random.Random(1).shuffle(order)
     root = tmp_path / "killed"
@@ -132,9 +138,9 @@ def test_a_store_is_continued_by_its_own_study_alone(tmp_path: Path, plan: Study
 def test_the_status_of_a_study_knows_how_many_runs_it_plans(
     tmp_path: Path, plan: StudyPlan
 ) -> None:
-    dataset = attacked(tmp_path / "store", plan, parts=range(3))
+    dataset = attacked(tmp_path / "store", plan, parts=range(1))
     status = campaign_status(dataset)
-    assert (status.n_runs, status.n_planned, status.n_parts_planned) == (3, 20, 20)
+    assert (status.n_runs, status.n_planned, status.n_parts_planned) == (1, 20, 20)
 
 
 def test_kept_victims_depend_on_training_and_not_on_the_attack(plan: StudyPlan) -> None:

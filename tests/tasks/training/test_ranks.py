@@ -57,6 +57,7 @@ def in_one_process(dataset: Dataset) -> tuple[Fit, list[float], int]:
     return fit, losses, sum(reader.n_given for reader in readers)
 
 
+@pytest.mark.slow
 @needs_accelerate
 def test_two_processes_train_the_weights_of_one(tmp_path: Path) -> None:
     dataset = stores.store(tmp_path / "store", n_parts=5, size=ranks.SIDE, n_pairs=400)

@@ -67,6 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         return generate(tmp_path_factory.mktemp("instahide") / "s", client)
 
 
+@pytest.mark.usefixtures("threads_or_processes")
 def test_the_dataset_is_the_same_with_two_workers_and_in_two_attempts(
     made: Dataset, tmp_path: Path
 ) -> None:
