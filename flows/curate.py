@@ -20,7 +20,7 @@ def curate(
     store: Path = Path("palimpsest-runs/demo"),
     settings: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Balance the pairs of the train store (paper 001, section 3).
+    """Balance the pairs of the train store (image restoration paper, section 3).
 
     1. Count the confident pairs of every image. 2. Weigh them, so that no image dominates.
     3. Write the curation beside the store. Raises NothingToLearnError if no pair is confident.

@@ -31,7 +31,7 @@ def evaluate(
     device: Device = "auto",
     workers: Workers | None = None,
 ) -> dict[str, Any]:
-    """Score every method on targets and on decoys (paper 001, section 5).
+    """Score every method on targets and on decoys (image restoration paper, section 5).
 
     1. Train and attack the held-out victims that are missing, on the workers, and make the further
     attacks on them. 2. Find the trained restorers. 3. Score, on `device`. 4. Say it. Raises what

@@ -26,12 +26,14 @@ def gradient_descent(lr: float, momentum: float = 0.0) -> Optimiser:
 
 
 def restoration_generate() -> KKT:
-    """Paper 001, section 2: the 150,000 runs that make the dataset, 300 images each."""
+    """Image restoration paper, section 2: the 150,000 runs that make the dataset, 300 images
+    each."""
     return KKT()
 
 
 def restoration_evaluate() -> KKT:
-    """Paper 001, section 5: one victim of 500 held-out images, attacked 303 times, in float64.
+    """Image restoration paper, section 5: one victim of 500 held-out images, attacked 303 times, in
+    float64.
 
     It replicates Haim et al.'s protocol, of which single precision was given up for the dataset
     only (section 2). Gradient descent in place of Adadelta, rates log-uniform in [.01, 1]; saved
@@ -76,7 +78,7 @@ def haim2022() -> KKT:
 
 
 def buzaglo2023_multiclass() -> KKT:
-    """Paper 002, section 4: D-1000-1000-10 on 50 images per class, cross-entropy, rate .5.
+    """KKT paper, section 4: D-1000-1000-10 on 50 images per class, cross-entropy, rate .5.
 
     m = 2n. Open: the range of lam's rate, which the published runs set apart from that of x (.95
     and .48 there); here log-uniform in [.01, 1]. Biases as in Haim et al.'s code.
@@ -99,7 +101,7 @@ def buzaglo2023_multiclass() -> KKT:
 
 
 def buzaglo2023_regression() -> KKT:
-    """Paper 002, section 5: D-1000-1000-1 on 300 images with labels +-1, MSE, weight decay.
+    """KKT paper, section 5: D-1000-1000-1 on 300 images with labels +-1, MSE, weight decay.
 
     Standard initialisation; weight decay 7.5e-4 is the authors' code's. m = 2n, lam of either sign.
     """
@@ -125,7 +127,8 @@ def buzaglo2023_regression() -> KKT:
 
 
 def autoencoder_recovery() -> AutoencoderRecovery:
-    """Paper 000, appendix C.1 and D: FC-10 with leaky ReLU to a loss of 1e-8, the mask unknown.
+    """Autoencoder paper, appendix C.1 and D: FC-10 with leaky ReLU to a loss of 1e-8, the mask
+    unknown.
 
     Open: the widths, Adam's rates and how long, and how often the method alternates.
     """

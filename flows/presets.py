@@ -33,7 +33,8 @@ from tasks.evaluation.settings import Evaluation
 def kkt(
     width: int, n_images: int, *, epochs: int, save_at: tuple[int, ...], augment_p: float = 0.12
 ) -> KKT:
-    """The generation run of paper 001 at another size, with twice as many candidates as images."""
+    """The generation run of the image restoration paper at another size, with twice as many
+    candidates as images."""
     return KKT(
         augment_p=augment_p,
         victim=Network(widths=(width, width)),
@@ -85,8 +86,9 @@ def cifar_small() -> Recipe:
 
 
 def cifar_hundred() -> Recipe:
-    """Victims of 100 CIFAR-10 images at width 200: most images come back badly, as in paper 001, so
-    there is something to restore. Three hours on two cores; give the images with `--data`.
+    """Victims of 100 CIFAR-10 images at width 200: most images come back badly, as in the image
+    restoration paper, so there is something to restore. Three hours on two cores; give the images
+    with `--data`.
 
     The attack's first pictures show next to nothing of any image and are left out of the pairs.
     These runs bring back some 3,900 different images, so nine of ten examples are mixtures of all
@@ -118,8 +120,8 @@ def smoke() -> Recipe:
 
 
 def restoration() -> Recipe:
-    """Paper 001 at its own size: 150,000 runs, the paper's restorers, one 500-image victim that is
-    attacked 303 times."""
+    """The image restoration paper at its own size: 150,000 runs, the paper's restorers, one
+    500-image victim that is attacked 303 times."""
     return Recipe(
         name="restoration",
         data="cifar10:cifar-10-batches-py",
@@ -203,8 +205,8 @@ def span_hundred() -> Recipe:
 
 
 def span_paper() -> Recipe:
-    """The span attack at the size of paper 001: victims 3072-1000-1000-1 of 300 images, and one of
-    500 held-out images, which the paper attacked 303 times; no restorer.
+    """The span attack at the size of the image restoration paper: victims 3072-1000-1000-1 of 300
+    images, and one of 500 held-out images, which the paper attacked 303 times; no restorer.
 
     Victims are trained by gradient descent, which stays in the span of the images and is computed
     in it: hours each on two cores, where the paper's Adadelta takes days.
@@ -227,8 +229,9 @@ def span_paper() -> Recipe:
 
 
 def autoencoder_demo() -> Recipe:
-    """The recovery of paper 000 from images to a report, in minutes on two cores: autoencoders of
-    20 tiles of photographs, all six masks, our method for unknown masks, small restorers.
+    """The recovery of the autoencoder paper from images to a report, in minutes on two cores:
+    autoencoders of 20 tiles of photographs, all six masks, our method for unknown masks, small
+    restorers.
 
     Restorers learn from recoveries alone: noise around a mean image is not what an attack on an
     autoencoder gives.
@@ -251,8 +254,9 @@ def autoencoder_demo() -> Recipe:
 
 
 def autoencoder_paper() -> Recipe:
-    """Paper 000, section 4, at its own size: a fully connected autoencoder of 10 layers on 600 Tiny
-    ImageNet images of 64x64, to a loss of 1e-8, six masks, the paper's method; no restorer.
+    """Autoencoder paper, section 4, at its own size: a fully connected autoencoder of 10 layers on
+    600 Tiny ImageNet images of 64x64, to a loss of 1e-8, six masks, the paper's method; no
+    restorer.
 
     Hours on a GPU: it is a base for `--set`. Another of the paper's cells:
     `--set experiment.victim.depth=20 --set experiment.attack.gamma=0.1`.
@@ -283,8 +287,9 @@ def instahide_small() -> Recipe:
 
 
 def instahide_challenge() -> Recipe:
-    """The InstaHide challenge, which paper 004 describes, at its size: 100 private CIFAR-10 images
-    in 5,000 encodings of 50 epochs with four public images each, and mixed labels; no restorer.
+    """The InstaHide challenge, which the InstaHide paper describes, at its size: 100 private
+    CIFAR-10 images in 5,000 encodings of 50 epochs with four public images each, and mixed labels;
+    no restorer.
 
     The public images, 1,000 of CIFAR-10, are known; the challenge's are ImageNet's. For a GPU.
     """

@@ -1,4 +1,5 @@
-"""Restorers of the presets: minutes on a CPU, half an hour on one core, or as in paper 001."""
+"""Restorers of the presets: minutes on a CPU, half an hour on one core, or as in the image
+restoration paper."""
 
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ def half_hour_restorers() -> dict[str, RestorerPlan]:
 
 
 def paper_restorers() -> dict[str, RestorerPlan]:
-    """Both restorers as paper 001 trained them (sections 3 and 4), but for what `PAPER_TRAININGS`
-    names."""
+    """Both restorers as the image restoration paper trained them (sections 3 and 4), but for what
+    `PAPER_TRAININGS` names."""
     return {
         "bf_dncnn": RestorerPlan(restorer=BFDnCNN(), training=PAPER_TRAININGS["bf_dncnn"]),
         "edm": RestorerPlan(restorer=EDM(), training=PAPER_TRAININGS["edm"]),

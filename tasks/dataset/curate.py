@@ -1,4 +1,4 @@
-"""How often each image's pairs are shown to a restorer (paper 001, section 3)."""
+"""How often each image's pairs are shown to a restorer (image restoration paper, section 3)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A store of pairs as a folder for other tools: WebDataset tars, Parquet, Hugging Face.
 
-The pictures are those of paper 001, section 5.1: each raw reconstruction scaled as far as it stays
-in [0, 1] around the mean image of its run. The formats are in `storage.export_*`.
+The pictures are those of the image restoration paper, section 5.1: each raw reconstruction scaled
+as far as it stays in [0, 1] around the mean image of its run. The formats are in
+`storage.export_*`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Held out means not seen in training: images that are near copies of training images go out.
 
 Restorers learn from `train`; victims whose images are to be restored are trained on `heldout`. A
-near copy (`recon_core.duplicates`) in both would be restored from memory. Paper 001 uses ciFAIR-10
-for the same reason.
+near copy (`recon_core.duplicates`) in both would be restored from memory. The image restoration
+paper uses ciFAIR-10 for the same reason.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Batches for training restorers: the balanced stream and noise examples, ready for the network.
 
 An epoch of one reader is a sequence of examples, of which batches are slices: after every few pairs
-come made-up examples, of pure noise (paper 001, section 3) and, if the curation wants any, of mixed
-images, so that of each stretch of the sequence the share f / (1 + f) is made up, with f the sum of
-their fractions. The pairs are those of `storage.pairs.stream.PairStream`; made-up example number k
-of a reader is a function of (seed, epoch, reader, k). Nothing depends on the batch size, on
-threads, or on where an iteration was interrupted.
+come made-up examples, of pure noise (image restoration paper, section 3) and, if the curation wants
+any, of mixed images, so that of each stretch of the sequence the share f / (1 + f) is made up, with
+f the sum of their fractions. The pairs are those of `storage.pairs.stream.PairStream`; made-up
+example number k of a reader is a function of (seed, epoch, reader, k). Nothing depends on the batch
+size, on threads, or on where an iteration was interrupted.
 
     loader = DataLoader(PairExamples(dataset, ...), batch_size=None)
 

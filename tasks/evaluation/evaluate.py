@@ -1,16 +1,17 @@
 """Score what came back of every victim: the attack alone and after each restorer, beside decoys.
 
-The protocol of paper 001, section 5.1.1: a victim may be attacked many times, and each of its
-images takes the best match of all attacks. Two additions. Every number has its twin measured on as
-many *decoys*: images of the same source that no run of the store was trained on, scored against the
-same pictures. And a victim whose attacks all diverged counts: its images score 0.
+The protocol of the image restoration paper, section 5.1.1: a victim may be attacked many times, and
+each of its images takes the best match of all attacks. Two additions. Every number has its twin
+measured on as many *decoys*: images of the same source that no run of the store was trained on,
+scored against the same pictures. And a victim whose attacks all diverged counts: its images score
+0.
 
 Methods: `plain` (the attack's pictures at the iterations that the restorers see), `plain_<kind>`
 (those of a further attack on the same victims), `plain_all` (at all saved iterations), `vote` (per
-image the mean of nearly nearest candidates: paper 002), the classical denoisers of `baselines`,
+image the mean of nearly nearest candidates: the KKT paper), the classical denoisers of `baselines`,
 restorers from elsewhere (`external`), and per restorer either `<name>` (one deterministic answer)
-or `<name>_x1` and `<name>_x<n>` (one sample; the mean of n, which is 001's guard against
-hallucination, with how far the n samples disagree).
+or `<name>_x1` and `<name>_x<n>` (one sample; the mean of n, which is the image restoration paper's
+guard against hallucination, with how far the n samples disagree).
 
 `out/` gets evaluation.json (docs/evaluation.md), pictures.npz, and cache/ with one checkpoint per
 run and step, so that a killed evaluation goes on where it was, and one with another restorer reuses

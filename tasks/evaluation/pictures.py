@@ -30,15 +30,17 @@ SPREAD_LIMIT = 0.5
 
 
 EXAMPLE_EDGES = (-1.0, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0)
-"""What a threshold of SSIM means is seen in pairs of every bin between these (002, figure 8)."""
+"""What a threshold of SSIM means is seen in pairs of every bin between these (KKT paper, figure
+8)."""
 N_EXAMPLES = {"targets": 8, "decoys": 4}
 
 
 def choose_rows(
     methods: Mapping[str, Mapping[str, Any]], *, grid_rows: int, appendix_rows: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(grid, appendix): the rows with the best SSIM of `plain` (001, figure 1), and those with the
-    best of the method that restores best by design, the mean of a trained restorer's samples.
+    """(grid, appendix): the rows with the best SSIM of `plain` (image restoration paper, figure 1),
+    and those with the best of the method that restores best by design, the mean of a trained
+    restorer's samples.
 
     Not shown are `plain_all`, whose pictures hardly differ from those of `plain`, and classical
     denoisers. `methods` are those of the record.
@@ -176,8 +178,9 @@ def write_pictures(
 def restore_unlike(
     bench: Bench, scores: Sequence[VictimScores], steps: Sequence[str]
 ) -> dict[str, Arrays]:
-    """Pictures of the attack that resemble no target, and what restorers make of them (001,
-    figure 4): `{"nothing": {name: (n, 3, h, w) uint8}}`, names as in pictures.npz."""
+    """Pictures of the attack that resemble no target, and what restorers make of them (image
+    restoration paper, figure 4): `{"nothing": {name: (n, 3, h, w) uint8}}`, names as in
+    pictures.npz."""
     chosen = chosen_unlike(scores, N_UNLIKE)
     shape = bench.heldout.images.shape[1:]
     plain, seeds, closest = [], [], []

@@ -227,7 +227,8 @@ def _halves(arrays: Arrays) -> dict[str, Any]:
 
 
 def _fast(arrays: Arrays, threshold: float) -> dict[str, Any]:
-    """The fast search beside the exhaustive one, on targets (001, footnote 3)."""
+    """The fast search beside the exhaustive one, on targets (image restoration paper, footnote
+    3)."""
     fast = arrays["targets/fast_ssim"].round(DECIMALS)
     exhaustive = arrays["targets/ssim"].round(DECIMALS)
     same = arrays["targets/run"] >= 0

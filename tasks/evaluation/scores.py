@@ -33,7 +33,7 @@ from tasks.training.train import load_restorer
 
 RESTORE_ROWS = 512  # pictures handed to a restorer at once; bounds the memory of its samples
 N_UNLIKE = 8
-"""Pictures of a run kept of those that resemble no target (001, figure 4)."""
+"""Pictures of a run kept of those that resemble no target (image restoration paper, figure 4)."""
 UNLIKE = "unlike"
 """Where the results of `plain` have them."""
 
@@ -57,7 +57,7 @@ class Candidates:
     iteration: npt.NDArray[np.int64]
 
     def pictures(self) -> Tensor:
-        """In [0, 1] (001, section 5.1)."""
+        """In [0, 1] (image restoration paper, section 5.1)."""
         return fit_to_range(self.x, self.mean)
 
     def seeds(self, run: int) -> Tensor:

@@ -17,18 +17,19 @@ Search = Literal["exhaustive", "fast"]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is scored. Defaults are paper 001's, section 5.
+    """What is scored. Defaults are the image restoration paper's, section 5.
 
     `good_threshold`: an SSIM above it is a good reconstruction (Buzaglo et al. 2023).
     `restore_iterations`: which saved iterations restorers see, "all" or "last" or some by number.
-    001 restores all of them; the last one alone costs a fraction. `vote_ratio`: candidates at most
-    so many times as far as the nearest vote (002, A.1: 1.1, for convolutional victims 1.5).
-    `baselines`: the classical denoisers that are scored too. `external`: ONNX files of restorers
-    that were trained on something else, by the name that the method gets; 001 compares with
-    Restormer. `n_samples`: of a diffusion model, averaged. `search`: SSIM of every picture with
-    every image, or "fast", each picture with the image that is nearest by correlation (001,
-    footnote 3). `grid_rows`: images kept as pictures for the report, of targets and of decoys;
-    `appendix_rows`: of all targets, the best first.
+    The image restoration paper restores all of them; the last one alone costs a fraction.
+    `vote_ratio`: candidates at most so many times as far as the nearest vote (KKT paper, A.1: 1.1,
+    for convolutional victims 1.5). `baselines`: the classical denoisers that are scored too.
+    `external`: ONNX files of restorers that were trained on something else, by the name that the
+    method gets; image restoration paper compares with Restormer. `n_samples`: of a diffusion model,
+    averaged. `search`: SSIM of every picture with every image, or "fast", each picture with the
+    image that is nearest by correlation (image restoration paper, footnote 3). `grid_rows`: images
+    kept as pictures for the report, of targets and of decoys; `appendix_rows`: of all targets, the
+    best first.
     """
 
     good_threshold: float = 0.4

@@ -153,7 +153,7 @@ def split_in_halves(victim: Victim, *, seed: int) -> dict[int, int]:
 def vote_of_runs(bench: Bench, victim: Victim, advance: Advance) -> dict[str, Arrays]:
     """Scores and pictures of `vote`: each row's mean of nearly nearest candidates of all runs.
 
-    Paper 002, appendix A.1. The runs are read twice, once for the nearest distance of each row and
+    KKT paper, appendix A.1. The runs are read twice, once for the nearest distance of each row and
     once for the candidates that are near enough, so that one of them is in memory at a time.
     """
     wanted = bench.wanted(victim)

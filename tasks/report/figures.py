@@ -64,7 +64,7 @@ def legend(record: Record, names: Sequence[str]) -> list[tuple[Style, str]]:
 
 
 def ranked_figure(record: Record) -> Figure:
-    """The score of the i-th best image, SSIM and HaarPSI (001, figure 2)."""
+    """The score of the i-th best image, SSIM and HaarPSI (image restoration paper, figure 2)."""
     table, looks, names = ranked_table(record), styles(record), list(record["methods"])
     halves = {side: table.where("side", side) for side in SIDES}
     n_images = max(half.n_rows for half in halves.values())
@@ -99,7 +99,8 @@ def _means(record: Record, metric: str) -> str:
 
 
 def halves_figure(record: Record) -> Figure | None:
-    """The area between the ranked curves of two halves of the attacks (001, figure 5).
+    """The area between the ranked curves of two halves of the attacks (image restoration paper,
+    figure 5).
 
     None if no victim was attacked twice.
     """

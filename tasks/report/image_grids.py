@@ -1,8 +1,8 @@
 """The report's pictures: which picture goes where, with its words; nothing but rows of the record.
 
-Attacks on one victim side by side, figure 1 (001) in bands of 15 images, the appendix in blocks of
-45, reconstructions that resemble nothing (001, figure 4), and pairs by their SSIM, to see what a
-threshold means (002, figure 8).
+Attacks on one victim side by side, figure 1 (image restoration paper) in bands of 15 images, the
+appendix in blocks of 45, reconstructions that resemble nothing (image restoration paper, figure 4),
+and pairs by their SSIM, to see what a threshold means (KKT paper, figure 8).
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ from tasks.report.tables import (
 
 
 def before_after_figure(record: Record, name: str, metrics: Sequence[str] = METRICS) -> Figure:
-    """Every image's scores before and after restoration by method `name` (001, figure 3)."""
+    """Every image's scores before and after restoration by method `name` (image restoration paper,
+    figure 3)."""
     table, colour, title = images_table(record), styles(record)[name].colour, method_title(name)[0]
     sides = {side: table.where("side", side) for side in SIDES}
     panels, n_hidden = [], 0
@@ -51,7 +52,8 @@ def before_after_figure(record: Record, name: str, metrics: Sequence[str] = METR
 
 
 def margin_figure(record: Record) -> Figure | None:
-    """SSIM against distance from the decision boundary (002, section 3.2); None if unknown."""
+    """SSIM against distance from the decision boundary (KKT paper, section 3.2); None if
+    unknown."""
     table = margin_table(record)
     if not table.n_rows:
         return None

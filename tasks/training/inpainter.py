@@ -58,7 +58,7 @@ class Inpainter:
 
 
 PAPER_INPAINTER = Inpainter()
-"""EDM for CIFAR-10. Paper 000 takes a model that was published with DDNM."""
+"""EDM for CIFAR-10. The autoencoder paper takes a model that was published with DDNM."""
 
 CPU_INPAINTER = Inpainter(
     restorer=EDM(size="mini"),

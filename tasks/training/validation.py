@@ -41,8 +41,8 @@ class Validation:
     restored with the averaged weights; 0: never, and nothing is held out. `n_samples`: restorations
     of each pair, whose mean is scored; a diffusion restorer gives several, and a single one says
     more about its sharpness than about what it knows. `n_sampler_steps`: Heun steps of a diffusion
-    restorer there (None: its own number). `keep`: the model is the "last" weights, as in paper 001,
-    or those of the "best" validation.
+    restorer there (None: its own number). `keep`: the model is the "last" weights, as in the image
+    restoration paper, or those of the "best" validation.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
