@@ -1,14 +1,12 @@
-"""Which figures the page of a recovery study shows, and how its record is looked up (paper 000).
+"""Figures of a recovery study's page in its words, and look-ups in its record (paper 000).
 
-`describe_figures` says what to draw, in the words of the page;
-`tasks.families.autoencoder.study.page` draws it. A figure that the record has no numbers for is
-left out.
+A figure that the record has no numbers for is left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from tasks.page.files import Record
@@ -27,13 +25,86 @@ ONE_OF_EACH = (
     "intervals over its images. A share of 0 % is no promise either: another attack may bring back "
     "more."
 )
+BY_LOSS = (
+    "by the loss to which the network was trained, which falls to the right. Solid lines: methods "
+    "that do not know the mask; dashed ones are given it. Bars are intervals of 95 % over images. "
+    "A method that does not ask the network may have been run once; its line is level then."
+)
+WORDS = {
+    "masks": (
+        "What is missing",
+        "000, figure 3",
+        "The patterns of missing pixels. Light pixels are known, dark ones are set to 0 in all "
+        "colours; a method that does not know the mask must tell them from black ones.",
+        "Every way to lose pixels: other patterns may be harder.",
+    ),
+    "plates": (
+        "What comes back",
+        "000, figure 1",
+        "Training images of the network, what was left of them, and what each method makes of it, "
+        "with the PSNR. Estimated masks are what a method takes for known (light).",
+        "How often it goes so: these are a few images, good and bad ones among them, and the "
+        "shares are in the figures.",
+    ),
+    "thresholds": (
+        "When is an image recovered?",
+        "000, figure F.3",
+        "Share of the training images that count as recovered, by the error that is allowed, "
+        "which falls to the right: a panel per loss of the network. Dotted lines: the thresholds "
+        "of approximate and of accurate recovery.",
+        "An interval: those of the two thresholds are in the figures above.",
+    ),
+    "control": (
+        "Training images and test images",
+        "000, section 4",
+        "The same networks, masks and methods on images that were not trained on, at the lowest "
+        "loss of each network. A mark per mask; numbers are shares over all masks.",
+        "That a method invents nothing: a test image that does not come back may still come out "
+        "as some other picture.",
+    ),
+    "contraction": (
+        "Does the network pull towards its images?",
+        "000, section 1",
+        "Estimated spectral radius of the Jacobian of f at an image, at the lowest loss of each "
+        "network. Below 1 (dotted), f draws what is near towards the image.",
+        "How far it draws: a radius holds at the image itself, and masks lead far away.",
+    ),
+}
+"""Title, where in the paper, caption, and what a figure does not show."""
 
 
-def describe_figures(record: Record) -> list[dict[str, Any]]:
+Figure = dict[str, Any]
+
+
+def describe_figures(record: Record) -> list[Figure]:
     """The figures of a study as they stand in recovery.json, in the order of the page."""
-    figures = [_masks(record), _plates(record), *_rates(record), _thresholds(record)]
-    figures += [*_tables(record), _control(record), _contraction(record), *_noise(record)]
-    return [figure for figure in figures if figure]
+    figures = [_figure("masks", WORDS["masks"])] if record["masks"] else []
+    figures += [_figure("plates", WORDS["plates"], name="examples")] if record["shown"] else []
+    figures += [*_rates(record), *_thresholds(record), *_tables(record)]
+    tested = {cell["victim"] for cell in cells_of(record, split="test", sigma=0.0)}
+    radii = _names(victim for victim in record["victims"] if victim["contraction"])
+    if tested:
+        shown = [name for name in _names(record["victims"]) if name in tested]
+        figures.append(_figure("control", WORDS["control"], victims=shown))
+    if radii:
+        figures.append(_figure("contraction", WORDS["contraction"], victims=radii))
+    return [*figures, *_noise(record)]
+
+
+def _figure(
+    kind: str, words: tuple[str, str, str, str], *, name: str | None = None, **shown: Any
+) -> Figure:
+    """A figure of `words` (title, where in the paper, caption, what it does not show)."""
+    title, where, caption, cannot = words
+    return {
+        "kind": kind,
+        "name": name or kind,
+        "title": title,
+        "where": where,
+        **shown,
+        "caption": caption,
+        "cannot": cannot,
+    }
 
 
 def group_name(shown: Record) -> str:
@@ -104,40 +175,11 @@ def overfitted(record: Record) -> list[Record]:
     return found or list(record["victims"])
 
 
-def _names(victims: Sequence[Record]) -> list[str]:
+def _names(victims: Iterable[Record]) -> list[str]:
     return [victim["name"] for victim in victims]
 
 
-def _masks(record: Record) -> dict[str, Any] | None:
-    if not record["masks"]:
-        return None
-    return {
-        "kind": "masks",
-        "name": "masks",
-        "title": "What is missing",
-        "where": "000, figure 3",
-        "caption": "The patterns of missing pixels. Light pixels are known, dark ones are set to 0 "
-        "in all colours; a method that does not know the mask must tell them from black ones.",
-        "cannot": "Every way to lose pixels: other patterns may be harder.",
-    }
-
-
-def _plates(record: Record) -> dict[str, Any] | None:
-    if not record["shown"]:
-        return None
-    return {
-        "kind": "plates",
-        "name": "examples",
-        "title": "What comes back",
-        "where": "000, figure 1",
-        "caption": "Training images of the network, what was left of them, and what each method "
-        "makes of it, with the PSNR. Estimated masks are what a method takes for known (light).",
-        "cannot": "How often it goes so: these are a few images, good and bad ones among them, and "
-        "the shares are in the figures.",
-    }
-
-
-def _rates(record: Record) -> list[dict[str, Any]]:
+def _rates(record: Record) -> list[Figure]:
     victims = _names(overfitted(record))
     if not any(c["victim"] in victims for c in cells_of(record, split="train", sigma=0.0)):
         return []
@@ -147,20 +189,14 @@ def _rates(record: Record) -> list[dict[str, Any]]:
         "psnr": ("Mean PSNR", "000, figure F.2"),
     }
     return [
-        {
-            "kind": "rates",
-            "name": f"rates-{value}",
-            "title": titles[value][0],
-            "where": titles[value][1],
-            "value": value,
-            "sigma": 0.0,
-            "victims": victims,
-            "caption": f"{_said(record, value)}, by the loss to which the network was trained, "
-            "which falls to the right. Solid lines: methods that do not know the mask; dashed "
-            "ones are given it. Bars are intervals of 95 % over images. A method that does not "
-            "ask the network may have been run once; its line is level then.",
-            "cannot": ONE_OF_EACH,
-        }
+        _figure(
+            "rates",
+            (*titles[value], f"{_said(record, value)}, {BY_LOSS}", ONE_OF_EACH),
+            name=f"rates-{value}",
+            value=value,
+            sigma=0.0,
+            victims=victims,
+        )
         for value in VALUES
     ]
 
@@ -173,100 +209,59 @@ def _said(record: Record, value: str) -> str:
     return f"Share of the training images that come back with a mean square error below {limit}"
 
 
-def _thresholds(record: Record) -> dict[str, Any] | None:
+def _thresholds(record: Record) -> list[Figure]:
     victim = best_victim(record)
     if victim is None:
-        return None
+        return []
     cells = cells_of(record, victim=victim["name"], split="train", sigma=0.0)
     with_cells = {cell["mask"] for cell in cells}
     masks = [mask["name"] for mask in record["masks"] if mask["name"] in with_cells]
     if not masks:
-        return None
-    return {
-        "kind": "thresholds",
-        "name": "thresholds",
-        "title": "When is an image recovered?",
-        "where": "000, figure F.3",
-        "victim": victim["name"],
-        "mask": FAVOURITE_MASK if FAVOURITE_MASK in masks else masks[-1],
-        "sigma": 0.0,
-        "caption": "Share of the training images that count as recovered, by the error that is "
-        "allowed, which falls to the right: a panel per loss of the network. Dotted lines: the "
-        "thresholds of approximate and of accurate recovery.",
-        "cannot": "An interval: those of the two thresholds are in the figures above.",
-    }
+        return []
+    mask = FAVOURITE_MASK if FAVOURITE_MASK in masks else masks[-1]
+    words = WORDS["thresholds"]
+    return [_figure("thresholds", words, victim=victim["name"], mask=mask, sigma=0.0)]
 
 
-def _tables(record: Record) -> list[dict[str, Any]]:
-    figures: list[dict[str, Any]] = []
+def _tables(record: Record) -> list[Figure]:
+    figures: list[Figure] = []
     for victim in moderate(record):
         level = lowest(victim)
         if level is None or not at_lowest(record, victim, split="train", sigma=0.0):
             continue
         dense = victim["architecture"].get("kind") == "fc"
         regime = "It copies its input" if copies(victim) else "Moderately overfitted"
+        words = (
+            f"{regime}: {victim['title']}",
+            f"000, table {1 if dense else 2}",
+            "Share of the training images that come back approximately, with the interval of 95 % "
+            "over images.",
+            ONE_OF_EACH.replace("the bars", "the brackets"),
+        )
         figures.append(
-            {
-                "kind": "table",
-                "name": f"moderate-{len(figures) + 1}",
-                "title": f"{regime}: {victim['title']}",
-                "where": f"000, table {1 if dense else 2}",
-                "victim": victim["name"],
-                "level": level["level"],
-                "value": "approximate",
-                "caption": "Share of the training images that come back approximately, with the "
-                "interval of 95 % over images.",
-                "cannot": ONE_OF_EACH.replace("the bars", "the brackets"),
-            }
+            _figure(
+                "table",
+                words,
+                name=f"moderate-{len(figures) + 1}",
+                victim=victim["name"],
+                level=level["level"],
+                value="approximate",
+            )
         )
     return figures
 
 
-def _control(record: Record) -> dict[str, Any] | None:
-    tested = {cell["victim"] for cell in cells_of(record, split="test", sigma=0.0)}
-    if not tested:
-        return None
-    return {
-        "kind": "control",
-        "name": "control",
-        "title": "Training images and test images",
-        "where": "000, section 4",
-        "victims": [name for name in _names(record["victims"]) if name in tested],
-        "caption": "The same networks, masks and methods on images that were not trained on, at "
-        "the lowest loss of each network. A mark per mask; numbers are shares over all masks.",
-        "cannot": "That a method invents nothing: a test image that does not come back may still "
-        "come out as some other picture.",
-    }
-
-
-def _contraction(record: Record) -> dict[str, Any] | None:
-    victims = [victim for victim in record["victims"] if victim["contraction"]]
-    if not victims:
-        return None
-    return {
-        "kind": "contraction",
-        "name": "contraction",
-        "title": "Does the network pull towards its images?",
-        "where": "000, section 1",
-        "victims": _names(victims),
-        "caption": "Estimated spectral radius of the Jacobian of f at an image, at the lowest loss "
-        "of each network. Below 1 (dotted), f draws what is near towards the image.",
-        "cannot": "How far it draws: a radius holds at the image itself, and masks lead far away.",
-    }
-
-
-def _noise(record: Record) -> list[dict[str, Any]]:
+def _noise(record: Record) -> list[Figure]:
     sigmas = sorted({cell["sigma"] for cell in record["cells"] if cell["sigma"] > 0})
-    return [
-        {
-            "kind": "noise",
-            "name": "noise" if len(sigmas) == 1 else f"noise-{k + 1}",
-            "title": f"With noise of standard deviation {sigma:g}",
-            "where": "000, figure G.1",
-            "sigma": sigma,
-            "caption": f"As above, after adding Gaussian noise (standard deviation {sigma:g}, for "
-            "pixels from 0 to 1) to the known pixels and to the missing ones.",
-            "cannot": ONE_OF_EACH,
-        }
-        for k, sigma in enumerate(sigmas)
-    ]
+    figures = []
+    for k, sigma in enumerate(sigmas):
+        words = (
+            f"With noise of standard deviation {sigma:g}",
+            "000, figure G.1",
+            f"As above, after adding Gaussian noise (standard deviation {sigma:g}, for pixels from "
+            "0 to 1) to the known pixels and to the missing ones.",
+            ONE_OF_EACH,
+        )
+        name = "noise" if len(sigmas) == 1 else f"noise-{k + 1}"
+        figures.append(_figure("noise", words, name=name, sigma=sigma))
+    return figures

@@ -1,8 +1,6 @@
-"""Which figures the page of an inversion study shows, and how its record is looked up (paper 003).
+"""Figures of an inversion study's page in its words, and look-ups in its record (paper 003).
 
-`describe_figures` says what to draw, in the words of the page;
-`tasks.families.inversion.study.page` draws it. A figure that the record has no numbers for is left
-out.
+A figure that the record has no numbers for is left out.
 """
 
 from __future__ import annotations
@@ -25,11 +23,93 @@ ONE_NETWORK = (
 Numbered = tuple[int, Record]
 
 
+WORDS = {
+    "table3": (
+        "Accuracy and what the attacks bring back",
+        "003, table 3",
+        "Mean ± standard deviation over images, in parentheses the image that came back best. "
+        "Chance: what reconstructions score against images other than their own. SSIM and PSIM "
+        "are from 0 to 1; higher means that more leaks. Brackets are 95 % intervals over networks.",
+        ONE_NETWORK,
+    ),
+    "plates": (
+        "What comes back",
+        "003, figure 4",
+        "Test images, and what each attack makes of the features that are sent for them, with the "
+        "SSIM. One network of each setting, the first images of the test, not chosen by how well "
+        "they came back.",
+        "How often it goes so: the means are in the table above.",
+    ),
+    "heatmaps": (
+        "The grid of λ and β",
+        "003, figures 3 and 6 to 17",
+        "Test accuracy, mean distance of the features, and the mean SSIM under the attacks, by "
+        "the weight λ of MixCon and the bound β of its distances. A letter is that of the tables.",
+        "How sure a number is: one colour step may be chance. The CSV has the intervals, and the "
+        "next figure draws them.",
+    ),
+    "pareto": (
+        "Accuracy against leakage",
+        "003, section 4.3",
+        "Every setting at the layer of the grid: to the right it is more accurate, further down "
+        "less comes back. Lines join the settings that no other beats in both. Whiskers are "
+        "intervals of 95 % over networks. Dotted: what chance gives, on average over the cells.",
+        "A choice: the front was found on the same images that it is drawn of, so its end looks "
+        "a little better than it is.",
+    ),
+    "layers": (
+        "Where the network is cut",
+        "003, appendix D.2",
+        "Mean SSIM by the number of the layer whose features are sent, without the defence and "
+        "with it at that layer. Whiskers are intervals of 95 % over networks.",
+        "Whether another setting would do better at a layer: λ and β were chosen at one layer.",
+    ),
+    "table4": (
+        "UniCon, MixCon and no defence",
+        "003, table 4",
+        "UniCon makes the features uniform with λ alone, MixCon keeps them at least β apart. "
+        "Beside each UniCon stands the MixCon that is nearest to it in accuracy. Scores as in the "
+        "first table.",
+        ONE_NETWORK,
+    ),
+    "synthetic": (
+        "Points that can be drawn",
+        "003, tables 1 and 2, figure 2",
+        "A small network on synthetic points, whose features have two dimensions. SE: squared "
+        "error of what comes back, lower means that more leaks; CS: cosine similarity, higher "
+        "means so; in parentheses the point that came back best.",
+        "How it is with images: these networks are small and their inputs are points.",
+    ),
+}
+"""By kind of figure, in the order of the page: title, where in the paper, caption, what it does not
+show."""
+
+
 def describe_figures(record: Record) -> list[dict[str, Any]]:
     """The figures of a study as they stand in inversion.json, in the order of the page."""
-    figures = [_table3(record), _plates(record), _heatmaps(record), _pareto(record)]
-    figures += [_layers(record), _table4(record), _synthetic(record)]
-    return [figure for figure in figures if figure]
+    sources = record["sources"]
+    shown = {
+        "table3": any(with_roles(record, source) for source in sources),
+        "plates": any(
+            seed["attacks"]
+            for source in sources
+            for _k, cell in with_roles(record, source)
+            for seed in cell["seeds"]
+        ),
+        "heatmaps": any(grid_of(record, source) for source in sources),
+        "pareto": any(
+            attacks_in(record, cells_of(record, source, cut=source["cut"])) for source in sources
+        ),
+        "layers": any(layer_groups(record, source) for source in sources),
+        "table4": any(compared(record, source) for source in sources),
+        "synthetic": bool(record["synthetic"] and record["synthetic"]["cells"]),
+    }
+    keys = ("kind", "name", "title", "where", "caption", "cannot")
+    return [
+        dict(zip(keys, (kind, kind, *said), strict=True))
+        for kind, said in WORDS.items()
+        if shown[kind]
+    ]
 
 
 def cells_of(record: Record, source: Record, **where: Any) -> list[Numbered]:
@@ -167,122 +247,3 @@ def compared(record: Record, source: Record) -> list[Numbered]:
         chosen |= {min(near)[1]} if near else set()
     vanilla = [found for found in here if found[1]["defence"]["kind"] == "none"]
     return [*vanilla, *unicon, *(found for found in mixcon if found[0] in chosen)]
-
-
-def _figure(kind: str, title: str, where: str, caption: str, cannot: str) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "name": kind,
-        "title": title,
-        "where": where,
-        "caption": caption,
-        "cannot": cannot,
-    }
-
-
-def _any(record: Record, found: Any) -> bool:
-    return any(found(record, source) for source in record["sources"])
-
-
-def _table3(record: Record) -> dict[str, Any] | None:
-    if not _any(record, with_roles):
-        return None
-    return _figure(
-        "table3",
-        "Accuracy and what the attacks bring back",
-        "003, table 3",
-        "Mean ± standard deviation over images, in parentheses the image that came back best. "
-        "Chance: what reconstructions score against images other than their own. SSIM and PSIM "
-        "are from 0 to 1; higher means that more leaks. Brackets are 95 % intervals over networks.",
-        ONE_NETWORK,
-    )
-
-
-def _plates(record: Record) -> dict[str, Any] | None:
-    shown = any(
-        seed["attacks"]
-        for source in record["sources"]
-        for _k, cell in with_roles(record, source)
-        for seed in cell["seeds"]
-    )
-    if not shown:
-        return None
-    return _figure(
-        "plates",
-        "What comes back",
-        "003, figure 4",
-        "Test images, and what each attack makes of the features that are sent for them, with the "
-        "SSIM. One network of each setting, the first images of the test, not chosen by how well "
-        "they came back.",
-        "How often it goes so: the means are in the table above.",
-    )
-
-
-def _heatmaps(record: Record) -> dict[str, Any] | None:
-    if not _any(record, grid_of):
-        return None
-    return _figure(
-        "heatmaps",
-        "The grid of λ and β",
-        "003, figures 3 and 6 to 17",
-        "Test accuracy, mean distance of the features, and the mean SSIM under the attacks, by "
-        "the weight λ of MixCon and the bound β of its distances. A letter is that of the tables.",
-        "How sure a number is: one colour step may be chance. The CSV has the intervals, and the "
-        "next figure draws them.",
-    )
-
-
-def _pareto(record: Record) -> dict[str, Any] | None:
-    if not _any(record, lambda r, source: attacks_in(r, cells_of(r, source, cut=source["cut"]))):
-        return None
-    return _figure(
-        "pareto",
-        "Accuracy against leakage",
-        "003, section 4.3",
-        "Every setting at the layer of the grid: to the right it is more accurate, further down "
-        "less comes back. Lines join the settings that no other beats in both. Whiskers are "
-        "intervals of 95 % over networks. Dotted: what chance gives, on average over the cells.",
-        "A choice: the front was found on the same images that it is drawn of, so its end looks "
-        "a little better than it is.",
-    )
-
-
-def _layers(record: Record) -> dict[str, Any] | None:
-    if not _any(record, layer_groups):
-        return None
-    return _figure(
-        "layers",
-        "Where the network is cut",
-        "003, appendix D.2",
-        "Mean SSIM by the number of the layer whose features are sent, without the defence and "
-        "with it at that layer. Whiskers are intervals of 95 % over networks.",
-        "Whether another setting would do better at a layer: λ and β were chosen at one layer.",
-    )
-
-
-def _table4(record: Record) -> dict[str, Any] | None:
-    if not _any(record, compared):
-        return None
-    return _figure(
-        "table4",
-        "UniCon, MixCon and no defence",
-        "003, table 4",
-        "UniCon makes the features uniform with λ alone, MixCon keeps them at least β apart. "
-        "Beside each UniCon stands the MixCon that is nearest to it in accuracy. Scores as in the "
-        "first table.",
-        ONE_NETWORK,
-    )
-
-
-def _synthetic(record: Record) -> dict[str, Any] | None:
-    if not record["synthetic"] or not record["synthetic"]["cells"]:
-        return None
-    return _figure(
-        "synthetic",
-        "Points that can be drawn",
-        "003, tables 1 and 2, figure 2",
-        "A small network on synthetic points, whose features have two dimensions. SE: squared "
-        "error of what comes back, lower means that more leaks; CS: cosine similarity, higher "
-        "means so; in parentheses the point that came back best.",
-        "How it is with images: these networks are small and their inputs are points.",
-    )

@@ -5,18 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from tasks.families.weights.study.figure_kinds import (
-    Figure,
-    Heatmap,
-    Kernels,
-    Lines,
-    Number,
-    Scatter,
-)
 from tasks.study.settings import Study
 
 NO_CAUSE = "A cause: images near the boundary may differ in other ways."
@@ -27,14 +19,35 @@ NOT_ALL = (
 SEVERAL = "Bars are intervals of 95 % over images."
 
 
-def describe_figures(study: Study) -> list[dict[str, Any]]:
-    """The figures of a study as they stand in study.json."""
-    return [{"kind": figure.kind, **asdict(figure)} for figure in _figures(study)]
+OF_ALL = ("name", "title", "where")
+FIELDS = {
+    "heatmap": (*OF_ALL, "panel", "x", "y", "value", "also", "caption", "cannot"),
+    "lines": (*OF_ALL, "panel", "x", "series", "value", "baselines", "also", "caption", "cannot"),
+    "scatter": (*OF_ALL, "x", "cells", "caption", "cannot"),
+    "kernels": (*OF_ALL, "cells", "caption", "cannot"),
+}
+"""A heatmap shows a `value` of the cells of a `panel`, and of the cells `also`, over two axes;
+lines show it over one, a line per value of the axis `series`, with cells as levels (`baselines`);
+a scatter shows the SSIM of every image of its cells against its margin or loss."""
+DEFAULTS = {"where": "", "series": None, "baselines": (), "also": (), "cannot": NOT_ALL}
+
+Figure = dict[str, Any]
+
+
+def _figure(kind: str, **given: Any) -> Figure:
+    """A figure as it stands in study.json: every field of its kind, in order."""
+    return {"kind": kind} | {
+        key: given[key] if key in given else DEFAULTS[key] for key in FIELDS[kind]
+    }
+
+
+heatmap, lines, kernels = (partial(_figure, kind) for kind in ("heatmap", "lines", "kernels"))
+scatter = partial(_figure, "scatter", cannot=NO_CAUSE)
 
 
 def kernels_of(study: Study) -> list[int]:
     """The cells of which kernels are shown."""
-    return [c for figure in _figures(study) if isinstance(figure, Kernels) for c in figure.cells]
+    return [c for f in describe_figures(study) if f["kind"] == "kernels" for c in f["cells"]]
 
 
 def cells_of(study: Study, *panels: str) -> tuple[int, ...]:
@@ -42,19 +55,19 @@ def cells_of(study: Study, *panels: str) -> tuple[int, ...]:
     return tuple(k for k, cell in enumerate(study.cells) if cell.panel in panels)
 
 
-def _figures(study: Study) -> Iterable[Figure]:
-    """Those of the study; of some of its cells, or of another study, what every cell has."""
+def describe_figures(study: Study) -> Sequence[Figure]:
+    """The figures of a study as they stand in study.json; of some of its cells, or of another
+    study, what every cell has."""
     if study.name in FIGURES and not study.only:
         return FIGURES[study.name](study)
     return [
-        Scatter(
+        scatter(
             name="boundary",
             title="Distance from the boundary",
             where="002, section 3",
             x="margin",
             cells=tuple(range(len(study.cells))),
             caption="Every training image of every cell.",
-            cannot=NO_CAUSE,
         )
     ]
 
@@ -65,7 +78,7 @@ def multiclass(study: Study) -> Sequence[Figure]:
     largest = max(study.axes["per_class"].values)
     row = [k for k in cells_of(study, "grid") if study.cells[k].at["per_class"] == largest]
     return [
-        Scatter(
+        scatter(
             name="boundary",
             title=f"Ten classes and two, {n} images each",
             where="002, figure 2",
@@ -73,9 +86,8 @@ def multiclass(study: Study) -> Sequence[Figure]:
             cells=(*ten, *cells_of(study, "binary")),
             caption="Every training image of the three networks of each kind: how well it came "
             "back, against how far it is from the decision boundary.",
-            cannot=NO_CAUSE,
         ),
-        Heatmap(
+        heatmap(
             name="good",
             title="Good reconstructions per network",
             where="002, figure 3b",
@@ -84,9 +96,8 @@ def multiclass(study: Study) -> Sequence[Figure]:
             y="per_class",
             value="n_good",
             caption="Training images that came back good, per network.",
-            cannot=NOT_ALL,
         ),
-        Heatmap(
+        heatmap(
             name="share",
             title="Share of the training images that came back good",
             where="002, figure 3",
@@ -96,36 +107,32 @@ def multiclass(study: Study) -> Sequence[Figure]:
             value="good_fraction",
             caption="The same as a share of each network's images, which are more with more "
             "classes.",
-            cannot=NOT_ALL,
         ),
-        Scatter(
+        scatter(
             name="classes",
             title=f"By number of classes, {largest} images of each",
             where="002, figure 3a",
             x="margin",
             cells=tuple(row),
             caption="More classes put more images close to a boundary.",
-            cannot=NO_CAUSE,
         ),
-        Lines(
+        lines(
             name="fixed",
             title="The same number of images in all",
             where="002, figure 9",
             panel="fixed",
             x="n_classes",
-            series=None,
             value="n_good",
             baselines=cells_of(study, "binary"),
             caption=f"Good reconstructions of some {n} images, shared by more and more classes. "
             f"{SEVERAL}",
-            cannot=NOT_ALL,
         ),
     ]
 
 
 def losses(study: Study) -> Sequence[Figure]:
     return [
-        Heatmap(
+        heatmap(
             name="good",
             title="Share of the training images that came back good",
             where="002, figure 4",
@@ -134,9 +141,8 @@ def losses(study: Study) -> Sequence[Figure]:
             y="loss",
             value="good_fraction",
             caption="By the loss that the network was trained with, and the number of its images.",
-            cannot=NOT_ALL,
         ),
-        Scatter(
+        scatter(
             name="loss",
             title="Images with a higher loss come back better",
             where="002, figure 4",
@@ -153,20 +159,19 @@ def weight_decay(study: Study) -> Sequence[Figure]:
     figures: list[Figure] = []
     for n_classes, where in ((2, "002, figure 5a"), (10, "002, figure 5b")):
         panel = f"{n_classes} classes"
-        shown: tuple[tuple[Number, str], ...] = (
+        shown: tuple[tuple[str, str], ...] = (
             ("good_fraction", "Share of the training images that came back good"),
             ("n_effective", "Images that shape the weights"),
             ("test_accuracy", "Accuracy on images that were not trained on"),
         )
         for value, title in shown:
             figures.append(
-                Lines(
+                lines(
                     name=f"{value.replace('_', '-')}-{n_classes}",
                     title=f"{title}, {n_classes} classes",
                     where=where if value == "good_fraction" else "002, appendix E",
                     panel=panel,
                     x="weight_decay",
-                    series=None,
                     value=value,
                     baselines=cells_of(study, f"{panel}, no decay"),
                     caption=_of_decay(value),
@@ -176,14 +181,13 @@ def weight_decay(study: Study) -> Sequence[Figure]:
                 )
             )
         figures.append(
-            Scatter(
+            scatter(
                 name=f"boundary-{n_classes}",
                 title=f"Distance from the boundary, {n_classes} classes",
                 where="002, figure 14",
                 x="margin",
                 cells=cells_of(study, f"{panel}, no decay", panel),
                 caption="A panel per weight decay, the two starts without it first.",
-                cannot=NO_CAUSE,
             )
         )
     return figures
@@ -193,7 +197,7 @@ def cnn(study: Study) -> Sequence[Figure]:
     base = next(c for c in study.cells if c.panel == "decay").experiment.victim.conv
     shown = [k for k in cells_of(study, "grid") if study.cells[k].experiment.victim.conv == base]
     return [
-        Heatmap(
+        heatmap(
             name="good",
             title="Share of the training images that came back good",
             where="002, figure 15",
@@ -203,9 +207,8 @@ def cnn(study: Study) -> Sequence[Figure]:
             value="good_fraction",
             caption="By the side of the kernels and their number. A kernel as large as the image "
             "makes the first layer dense.",
-            cannot=NOT_ALL,
         ),
-        Heatmap(
+        heatmap(
             name="mean",
             title="Mean SSIM",
             where="002, figure 15",
@@ -216,28 +219,25 @@ def cnn(study: Study) -> Sequence[Figure]:
             caption="Of all training images, good or not.",
             cannot="That an image can be recognised: the decoys' mean is in the table of cells.",
         ),
-        Lines(
+        lines(
             name="decay",
             title="By weight decay",
             where="002, figure 5c",
             panel="decay",
             x="weight_decay",
-            series=None,
             value="good_fraction",
             baselines=cells_of(study, "no decay"),
             caption=f"Beside two starts without weight decay. {SEVERAL}",
-            cannot=NOT_ALL,
         ),
-        Scatter(
+        scatter(
             name="boundary",
             title="Distance from the boundary",
             where="002, figure 15",
             x="margin",
             cells=cells_of(study, "grid"),
             caption="A panel per kernel and number of channels.",
-            cannot=NO_CAUSE,
         ),
-        Kernels(
+        kernels(
             name="kernels",
             title="Kernels of a trained network",
             where="002, figure 16",
@@ -251,7 +251,7 @@ def cnn(study: Study) -> Sequence[Figure]:
 
 def width(study: Study) -> Sequence[Figure]:
     return [
-        Heatmap(
+        heatmap(
             name=f"good-{loss.lower()}",
             title=f"Good reconstructions per network, {loss}",
             where="002, figure 7",
@@ -260,7 +260,6 @@ def width(study: Study) -> Sequence[Figure]:
             y="n_images",
             value="n_good",
             caption="Per network, and as a share of its images.",
-            cannot=NOT_ALL,
         )
         for loss in dict.fromkeys(cell.panel for cell in study.cells)
     ]
@@ -268,14 +267,13 @@ def width(study: Study) -> Sequence[Figure]:
 
 def large(study: Study) -> Sequence[Figure]:
     return [
-        Scatter(
+        scatter(
             name="boundary",
             title="Distance from the boundary",
             where="002, figure 17b",
             x="margin",
             cells=cells_of(study, "large"),
             caption="Every training image of the network.",
-            cannot=NO_CAUSE,
         )
     ]
 
@@ -295,21 +293,19 @@ def span(study: Study) -> Sequence[Figure]:
         common: dict[str, Any] = {
             "name": panel.replace(", ", "-").replace(" ", "-"),
             "title": f"Share of good images, by {title}",
-            "where": "",
             "panel": panel,
             "value": "good_fraction",
             "also": also,
             "cannot": ONE_AWAY,
         }
         if study.axes[axis].scale == "category":
-            figures.append(Heatmap(x="attack", y=axis, caption=EQUAL_TIME, **common))
+            figures.append(heatmap(x="attack", y=axis, caption=EQUAL_TIME, **common))
         else:
             caption = f"{EQUAL_TIME} {SEVERAL}"
-            figures.append(Lines(x=axis, series="attack", caption=caption, **common))
-    seconds = Lines(
+            figures.append(lines(x=axis, series="attack", caption=caption, **common))
+    seconds = lines(
         name="seconds",
         title="Seconds of an attack, by the number of images",
-        where="",
         panel="images",
         x="images",
         series="attack",
@@ -345,7 +341,7 @@ ONE_AWAY = (
     "figure."
 )
 
-FIGURES: dict[str, Callable[[Study], Iterable[Figure]]] = {
+FIGURES: dict[str, Callable[[Study], Sequence[Figure]]] = {
     "multiclass": multiclass,
     "losses": losses,
     "weight-decay": weight_decay,
