@@ -1,1 +1,1 @@
-"""The attack families. Each is one file and one member of `recon_core.experiments`."""
+"""The attack families: a room each, and what every run of them shares."""

@@ -166,6 +166,18 @@ class FamilyRun(ABC):
                 at_once=self.at_once,
             )
 
+    def train_victim(
+        self,
+        spec: RunSpec,
+        images: UInt8[Tensor, "n c h w"],
+        *,
+        device: torch.device,
+        victims: Victims | None = None,
+        progress: Progress = no_progress,
+    ) -> Any:
+        """The victim of a run, where the family trains one; None here."""
+        del spec, images, device, victims, progress
+
     @abstractmethod
     def run_stack(
         self,

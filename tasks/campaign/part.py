@@ -26,8 +26,7 @@ import torch
 from distributed import Worker, get_worker
 from distributed.utils import sync
 
-from recon_core.attacks.family_run import TrainedRun
-from recon_core.experiments import KKT, Experiment
+from recon_core.experiments import Experiment
 from recon_core.types import STATS, Progress, RunResult, RunSpec
 from storage.object_store import open_place
 from storage.pairs.layout import OUTCOMES
@@ -110,7 +109,6 @@ def run_part(job: PartJob) -> Receipt:
 
 def _train_victims(job: PartJob, device: str) -> None:
     """Trains the part's victims that nobody has trained yet, and keeps them."""
-    assert isinstance(job.experiment, KKT | TrainedRun)
     kept = kept_victims(job.victims, device_name(device))
     with cpu_threads(job.threads):
         for spec, images in zip(job.planned.specs, torch.from_numpy(job.images), strict=True):

@@ -74,6 +74,7 @@ class Cost:
 def cost_of(study: Study, cell: Cell, shape: Shape, pace: Pace, *, stacked: bool) -> Cost:
     """The estimate of a cell; `stacked`: a worker holds the runs of a part at once (on a GPU)."""
     experiment, n = cell.experiment, cell.images_per_run
+    assert isinstance(experiment, KKT)
     training = experiment.training
     epoch = pace.epoch_s * math.ceil(n / (training.batch_size or n))
     epoch += training_operations(experiment, n, shape) / pace.training_rate

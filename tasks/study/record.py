@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from recon_core.attacks.kkt.victims import KnownVictim
+from recon_core.experiments import KKT
 from recon_core.summary import detect, summarise
 from recon_core.types import Victims, seeded_generator
 from recon_core.victims.losses import Loss
@@ -48,6 +49,11 @@ class Examined:
     test_accuracy: float | None
     kernels: npt.NDArray[np.uint8] | None
 
+    @classmethod
+    def nothing(cls, n_images: int) -> Examined:
+        """Of a family whose victims are not asked."""
+        return cls(np.full(n_images, np.nan), None, np.nan, np.nan, None, None)
+
 
 def examine(
     plan: StudyPlan, victim: int, *, tests: npt.NDArray[np.int64], device: str, victims: Victims
@@ -58,6 +64,8 @@ def examine(
     spec = plan.spec(victim * plan.study.n_attacks)
     images = torch.from_numpy(plan.images.images[list(spec.image_ids)])
     known = cell.experiment.train_victim(spec, images, device=torch.device(device), victims=victims)
+    if not isinstance(known, KnownVictim) or not isinstance(cell.experiment, KKT):
+        return Examined.nothing(len(images))
     labels = plan.labels_of(cell)
     usable = tests[labels[tests] >= 0]
     others = torch.from_numpy(plan.images.images[usable])

@@ -19,13 +19,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from recon_core.experiments import KKT
+from recon_core.experiments import KKT, Experiment
 from recon_core.sampling import (
     Phase,
     Sampling,
-    binary_labels,
     check_balance,
-    class_labels,
     plan_hash,
 )
 from recon_core.types import RunSpec
@@ -72,11 +70,11 @@ class Cell:
     panel: str
     at: dict[str, Value]
     images_per_run: int
-    experiment: KKT
+    experiment: Experiment
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        check_balance(self.images_per_run, self.experiment.n_classes)
+        check_balance(self.images_per_run, self.experiment.n_labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,16 +239,14 @@ class StudyPlan:
 
     def labels_of(self, cell: Cell) -> npt.NDArray[np.int64]:
         """What the cell's victims call each image of the source, -1 for those they do not know."""
-        experiment, names = cell.experiment, self.images.class_names
-        if experiment.n_outputs == 1:
-            return binary_labels(self.images.labels, names)[0]
-        return class_labels(self.images.labels, names, experiment.n_classes)[0]
+        source = self.images
+        return cell.experiment.labels_of(source.labels, source.class_names)[0]
 
     def _image_ids(self, cell: Cell, seed: int) -> npt.NDArray[np.int64]:
         """(labels, images of each): the first of each label in an order of the seed's."""
-        labels, n_labels = self.labels_of(cell), cell.experiment.n_classes
+        labels, n_labels = self.labels_of(cell), cell.experiment.n_labels or 1
         n_each = cell.images_per_run // n_labels
-        is_binary = cell.experiment.n_outputs == 1
+        is_binary = isinstance(cell.experiment, KKT) and cell.experiment.n_outputs == 1
         chosen = []
         for label in range(n_labels):
             members = np.flatnonzero(labels == label)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from distributed import Client, as_completed
 
-from recon_core.experiments import KKT
+from recon_core.experiments import Experiment
 from recon_core.types import RunSpec
 from storage.pairs.dataset import Dataset
 from tasks.campaign.generate import VICTIMS, OnProgress
@@ -32,7 +32,7 @@ class VictimJob:
     """All that a worker needs for one victim; images are (n, c, h, w). `numbers`: those under which
     the study has it."""
 
-    experiment: KKT
+    experiment: Experiment
     spec: RunSpec
     numbers: tuple[int, ...]
     images: npt.NDArray[np.uint8]

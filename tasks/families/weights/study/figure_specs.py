@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tasks.study.settings import Study
+from recon_core.experiments import KKT
+from recon_core.victims.network import Conv
+from tasks.study.settings import Cell, Study
 
 NO_CAUSE = "A cause: images near the boundary may differ in other ways."
 NOT_ALL = (
@@ -193,9 +195,15 @@ def weight_decay(study: Study) -> Sequence[Figure]:
     return figures
 
 
+def _conv_of(cell: Cell) -> Conv | None:
+    assert isinstance(cell.experiment, KKT)
+    return cell.experiment.victim.conv
+
+
 def cnn(study: Study) -> Sequence[Figure]:
-    base = next(c for c in study.cells if c.panel == "decay").experiment.victim.conv
-    shown = [k for k in cells_of(study, "grid") if study.cells[k].experiment.victim.conv == base]
+    kernels = [_conv_of(cell) for cell in study.cells]
+    base = next(k for k, c in zip(kernels, study.cells, strict=True) if c.panel == "decay")
+    shown = [k for k in cells_of(study, "grid") if kernels[k] == base]
     return [
         heatmap(
             name="good",
