@@ -201,9 +201,9 @@ def _conv_of(cell: Cell) -> Conv | None:
 
 
 def cnn(study: Study) -> Sequence[Figure]:
-    kernels = [_conv_of(cell) for cell in study.cells]
-    base = next(k for k, c in zip(kernels, study.cells, strict=True) if c.panel == "decay")
-    shown = [k for k in cells_of(study, "grid") if kernels[k] == base]
+    convs = [_conv_of(cell) for cell in study.cells]
+    base = next(k for k, c in zip(convs, study.cells, strict=True) if c.panel == "decay")
+    shown = [k for k in cells_of(study, "grid") if convs[k] == base]
     return [
         heatmap(
             name="good",
