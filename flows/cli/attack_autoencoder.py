@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from flows.cli import attack_options as options
+from flows.cli import options
 from flows.cli.attack_file import (
     assignments,
     attack,
@@ -34,13 +34,7 @@ autoencoder_app = typer.Typer()
 )
 def attack_autoencoder(
     *,
-    weights: Annotated[
-        Path,
-        typer.Option(
-            "--weights",
-            help="safetensors, a state dict of torch.save, TorchScript, or a .pt2 of torch.export.",
-        ),
-    ],
+    weights: Annotated[Path, options.NETWORK_WEIGHTS],
     target: options.Out = None,
     data: Annotated[
         str | None,
@@ -110,7 +104,7 @@ def attack_autoencoder(
     convolutions: Annotated[
         int | None, typer.Option("--convolutions", help="Per level of a U-Net; else inferred.")
     ] = None,
-    shape: Annotated[str | None, typer.Option("--shape", help="Of the images: 3x32x32.")] = None,
+    shape: options.Shape = None,
     mean: Annotated[
         str, typer.Option("--mean", help="Subtracted from images in [0, 1] in training.")
     ] = "0",
@@ -122,7 +116,7 @@ def attack_autoencoder(
     skip_corrupt: options.SkipCorrupt = False,
     seed: options.Seed = 0,
     n_shown: options.Show = 10,
-    device: options.Device = "auto",
+    device: options.DeviceOption = "auto",
     preflight_only: options.Preflight = False,
     force: options.Force = False,
     fresh: options.Fresh = False,

@@ -15,14 +15,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.console import Screen, show_facts
+from flows.cli.console import show_facts
+from flows.cli.options import out
 
 REFUSED = 2
 SIGNS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "stop": "[red]stop[/]   "}
 WORDS = ("mask", "method", "attack", "--cut")
 """Columns of words, not of numbers."""
-
-out = Screen()
 
 
 class AttackModule(Protocol):

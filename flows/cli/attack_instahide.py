@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.cli import attack_options as options
-from flows.cli.attack_file import attack, default_folder, out
+from flows.cli import options
+from flows.cli.attack_file import attack, default_folder
 from flows.cli.console import show_facts
+from flows.cli.options import out
 
 FAILED = 1
 
@@ -82,7 +83,7 @@ def attack_instahide(
     n_rounds: Annotated[int | None, typer.Option("--rounds", help="practical: at most.")] = None,
     seed: options.Seed = 0,
     n_shown: options.Show = 40,
-    device: options.Device = "auto",
+    device: options.DeviceOption = "auto",
     threads: options.Threads = None,
     fresh: options.Fresh = False,
 ) -> None:

@@ -12,16 +12,16 @@ from typing import Annotated, Literal
 import typer
 from rich.markup import escape
 
-from flows.cli import attack_options as options
+from flows.cli import options
 from flows.cli.attack_file import (
     assignments,
     attack,
     default_folder,
     numbers,
-    out,
     show_pictures,
     show_table,
 )
+from flows.cli.options import out
 
 LIST = "list"
 
@@ -41,13 +41,7 @@ def attack_inversion(
         Path | None, typer.Argument(metavar="[WEIGHTS]", help="As --weights; the older spelling.")
     ] = None,
     *,
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            "--weights",
-            help="safetensors, a state dict of torch.save, TorchScript, or a .pt2 of torch.export.",
-        ),
-    ] = None,
+    weights: Annotated[Path | None, options.NETWORK_WEIGHTS] = None,
     target: options.Out = None,
     architecture: Annotated[
         str | None,
@@ -104,7 +98,7 @@ def attack_inversion(
     skip_corrupt: options.SkipCorrupt = False,
     seed: options.Seed = 0,
     n_shown: options.Show = 20,
-    device: options.Device = "auto",
+    device: options.DeviceOption = "auto",
     threads: options.Threads = None,
     fresh: options.Fresh = False,
 ) -> None:

@@ -13,16 +13,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.cli import attack_options as options
+from flows.cli import options
 from flows.cli.attack_file import (
     assignments,
     attack,
     default_folder,
     may_go_on,
     numbers,
-    out,
     parse_shape,
 )
+from flows.cli.options import out
 
 weights_app = typer.Typer()
 
@@ -35,7 +35,7 @@ weights_app = typer.Typer()
 )
 def attack_weights(
     *,
-    weights: options.Weights,
+    weights: options.ClassifierWeights,
     initial: Annotated[
         Path | None,
         typer.Option("--initial", help="The weights that training started from, if known."),
@@ -70,7 +70,7 @@ def attack_weights(
     seed: options.Seed = 0,
     dtype: options.Dtype = "float32",
     n_shown: options.Show = 40,
-    device: options.Device = "auto",
+    device: options.DeviceOption = "auto",
     preflight_only: options.Preflight = False,
     force: options.Force = False,
     fresh: options.Fresh = False,
@@ -111,7 +111,7 @@ def attack_weights(
 )
 def attack_kkt(
     *,
-    weights: options.Weights,
+    weights: options.ClassifierWeights,
     target: options.Out = None,
     arch: options.Arch = None,
     shape: options.Shape = None,
@@ -144,7 +144,7 @@ def attack_kkt(
     seed: options.Seed = 0,
     dtype: options.Dtype = "float32",
     n_shown: options.Show = 40,
-    device: options.Device = "auto",
+    device: options.DeviceOption = "auto",
     preflight_only: options.Preflight = False,
     force: options.Force = False,
     fresh: options.Fresh = False,

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from flows.cli import attack_options as options
-from flows.cli.attack_file import out
+from flows.cli import options
 from flows.cli.attack_instahide import only
 from flows.cli.console import show_images
+from flows.cli.options import out
 
 instahide_app = typer.Typer(no_args_is_help=True, help="Make and compare InstaHide encodings.")
 
@@ -125,7 +125,7 @@ def similarity(
     ] = None,
     seed: options.Seed = 0,
     skip_corrupt: options.SkipCorrupt = False,
-    device: options.Device = "auto",
+    device: options.DeviceOption = "auto",
     threads: options.Threads = None,
 ) -> None:
     """Train the network that tells which encodings share a private image, on other images."""

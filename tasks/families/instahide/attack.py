@@ -181,11 +181,6 @@ def _carlini(
 EXACT_STEPS = (("public images", 0.3), ("overlaps", 0.4), ("graph and signs", 1.0))
 METHODS: dict[str, Method] = {
     "exact": Method("exact (paper 004)", _exact, EXACT_STEPS),
-    SEMIDEFINITE: Method(
-        "exact, public images by the paper's semidefinite program",
-        partial(_exact, semidefinite=True),
-        EXACT_STEPS,
-    ),
     "practical": Method(
         "practical (photographs)",
         _practical,
@@ -195,6 +190,11 @@ METHODS: dict[str, Method] = {
         "learned similarity (Carlini et al.)",
         _carlini,
         (("similarity", 0.55), ("groups", 0.65), ("images", 1.0)),
+    ),
+    SEMIDEFINITE: Method(
+        "exact, public images by the paper's semidefinite program",
+        partial(_exact, semidefinite=True),
+        EXACT_STEPS,
     ),
 }
 

@@ -57,6 +57,27 @@ def test_an_array_without_a_record(
     assert "5 are the originals" in " ".join(shown.split())
 
 
+def test_public_images_by_the_semidefinite_program(
+    palimpsest, tmp_path: Path, challenge: Path, prefect_server
+) -> None:
+    """The same images as by the search; more public images than it takes are refused at once."""
+    words = ["attack", "instahide", challenge, "--device", "cpu"]
+    code, shown, err = palimpsest(*words, "--method", "sdp", "--out", tmp_path / "sdp")
+    assert code == 0, err
+    assert "5 are the originals" in " ".join(shown.split())
+    assert palimpsest(*words, "--method", "exact", "--out", tmp_path / "exact")[0] == 0
+    found, expected = (np.load(tmp_path / name / "images.npy") for name in ("sdp", "exact"))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    many = tmp_path / "many.npy"
+    np.save(many, np.zeros((101, *expected.shape[1:]), np.float32))
+    code, _shown, err = palimpsest(
+        *words, "--method", "sdp", "--public", many, "--out", tmp_path / "no"
+    )
+    assert code == 2
+    assert "101 public images are too many for the semidefinite program" in " ".join(err.split())
+    assert not (tmp_path / "no").exists()
+
+
 def test_photographs_are_attacked_practically(palimpsest, tmp_path: Path, prefect_server) -> None:
     code, _shown, err = palimpsest(
         "instahide", "encode", "--data", "photos", "--n-private", 6, "--n-public", 10, "--k-pub", 2,
