@@ -273,5 +273,5 @@ def test_a_file_that_is_no_list_of_claims_is_refused(
     path.write_text("[1]")
     with pytest.raises(SystemExit):
         claims_004.main(["--quick", "--only", "noise", "--json", str(path)])
-    assert "claims/instahide.json" in capsys.readouterr().err
+    assert "claims.json" in capsys.readouterr().err
     assert path.read_text() == "[1]"
