@@ -124,7 +124,7 @@ def planted_sweep(
     """A store of sweeps: a part per victim, which `attacks` runs attack; what the second of them
     planted came back, nothing of the others, unless `planted_in` says otherwise."""
     sampling = {"attacks_per_victim": attacks}
-    campaign = {"experiment": MANIFEST["experiment"], "sampling": sampling}
+    campaign = {"experiment": MANIFEST["experiment"], "sampling": sampling, "root_seed": 0}
     create_or_open(root, {"campaign": campaign})
     how = {"outcomes": (0,) * attacks, "attacks": attacks, "planted_in": 1} | how
     return _written(root, images, n_victims, how)
