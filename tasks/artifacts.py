@@ -1,4 +1,4 @@
-"""What a flow leaves on its Prefect page: tables, a picture, how far it is, and a campaign.
+"""Artifacts of a flow on its Prefect page: tables, a picture, how far it is, and a campaign.
 
 Thin on purpose: which facts is the flows' business. Without a server nothing is left anywhere, and
 one that goes away ends nothing (`tasks.orchestration`).

@@ -1,4 +1,4 @@
-"""What a process computes on: its device and its cores; to ask costs no import of a cluster's."""
+"""Device of a process: its device and its cores; to ask costs no import of a cluster's."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Interruption:
 
     @property
     def waits(self) -> bool:
-        """Whether something is held back."""
+        """True if something is held back."""
         return self._held is not None
 
     def deliver(self) -> None:

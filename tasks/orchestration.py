@@ -116,12 +116,12 @@ def task(*, name: str) -> Callable[[Callable[P, R]], RecordedTask[P, R]]:
 
 
 def is_recorded() -> bool:
-    """Whether there is a Prefect server that is told about runs."""
+    """True if there is a Prefect server that is told about runs."""
     return not _gone.is_set() and get_current_settings().api.url is not None
 
 
 def recorded(tell: Callable[[], T]) -> T | None:
-    """What `tell` has from the server about the present run; None without one or the other, and if
+    """Answer of `tell` from the server about the present run; None without one or the other, and if
     the server has just gone away."""
     if not is_recorded() or FlowRunContext.get() is None:
         return None

@@ -1,4 +1,4 @@
-"""Where the products of a job live: one folder, one place per stage.
+"""Places of the products of a job: one folder, one place per stage.
 
 ROOT/recipe.json      the settings everything below was made with
 ROOT/pairs/           store of pairs that restorers learn from (or elsewhere, see `pairs_at`)

@@ -82,7 +82,7 @@ class Coordinator:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs, nothing waits, and nothing more can be started."""
+        """True if nothing runs, nothing waits, and nothing more can be started."""
         return not (self.running or self._delayed or self._next < self.sampling.n_parts)
 
     def next_part(self, now_s: float, *, fresh: bool = True) -> int | None:
@@ -113,17 +113,17 @@ class Coordinator:
         return None
 
     def next_retry_s(self) -> float:
-        """When the first of the delayed parts is due; infinity if there is none."""
+        """Time at which the first of the delayed parts is due; infinity if there is none."""
         return self._delayed[0][0] if self._delayed else float("inf")
 
     def is_ready(self, round_index: int) -> bool:
-        """Whether all that the round's plan depends on is done."""
+        """True if all that the round's plan depends on is done."""
         if not self.sampling.needs_counts(round_index):
             return True
         return self.n_known_rounds() >= self.sampling.known_rounds(round_index).stop
 
     def n_known_rounds(self) -> int:
-        """How many rounds, from the first on, are done as a whole."""
+        """Number of rounds, from the first on, that are done as a whole."""
         while self._n_known_rounds < self.sampling.n_rounds and all(
             part in self.done for part in self.sampling.parts_of_round(self._n_known_rounds)
         ):
@@ -200,7 +200,7 @@ class Coordinator:
 
 
 class KnownCounts:
-    """What the receipts of all rounds up to one say together, as one receipt for the plan.
+    """Sum of the receipts of all rounds up to one, as one receipt for the plan.
 
     Unpacking every receipt for every part that is planned from them would be quadratic. Nothing is
     kept if no phase needs counts.

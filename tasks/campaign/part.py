@@ -219,7 +219,7 @@ class PartLog:
 
 
 def log_path(job: PartJob, worker: str) -> Path | None:
-    """Where a worker's log of a part is: `part-000012-<worker>.log`; None without a folder."""
+    """Path of a worker's log of a part: `part-000012-<worker>.log`; None without a folder."""
     if job.logs is None:
         return None
     name = re.sub(r"[^A-Za-z0-9.]+", "_", worker)

@@ -1,4 +1,4 @@
-"""What an error of one part means for the campaign.
+"""Consequences of an error of one part for the campaign.
 
 - *retry*: a network or a file service did not answer as it should; the same again may work.
 - *killed*: Dask gave the part up, because worker after worker died that it had been given to.
@@ -26,7 +26,7 @@ Verdict = Literal["retry", "killed", "failed", "end"]
 
 
 def verdict(error: BaseException) -> Verdict:
-    """What an error of a part means for it: see the top of this module."""
+    """Consequence of an error for its part: see the top of this module."""
     if isinstance(error, OSError):
         return "end" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "retry"
     if isinstance(error, KilledWorker):
@@ -54,7 +54,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def outcome_of(future: Future[Receipt]) -> Receipt | BaseException | None:
-    """What an ended future brought; None if Dask runs it again, because its worker died with it."""
+    """Result of an ended future; None if Dask runs it again, because its worker died with it."""
     try:
         if future.status == "error":
             error: BaseException | None = future.exception(timeout=FETCH_SECONDS)

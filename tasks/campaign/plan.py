@@ -34,7 +34,7 @@ from storage.sources.load import ImageSet
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """Which victims to train and attack, how many, and from which random seed.
+    """Settings of the victims that are trained and attacked: their number and random seed.
 
     `threads` is the number of CPU threads of one part; it is a setting and not a matter of the
     machine, because the order of floating-point sums depends on it. `encoding` is how the store
@@ -58,7 +58,7 @@ class Campaign:
         self.experiment.check_images(self.sampling.images_per_run)
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
-        """What the store is made from. The last phase may grow: its number of runs is left out, and
+        """Manifest of the store. The last phase may grow: its number of runs is left out, and
         so is what only another sampler reads, and what later releases added where it is as it was
         before, so that older stores stay what they are."""
         settings = asdict(self)
@@ -141,7 +141,7 @@ class PlannedPart:
 
 
 class Settings(Protocol):
-    """What makes a store: the settings of a campaign, or those of a study."""
+    """Manifest of a store: the settings of a campaign, or those of a study."""
 
     @property
     def threads(self) -> int: ...
@@ -154,7 +154,7 @@ class Settings(Protocol):
     def fingerprint(self, images: ImageSet) -> str: ...
 
     def victims_fingerprint(self, images: ImageSet) -> str | None:
-        """What the victims that are to be kept depend on; None if they are not."""
+        """Settings that the kept victims depend on; None if they are not."""
         ...
 
 
@@ -213,7 +213,7 @@ class Plan:
         )
 
     def is_ready(self, round_index: int, done: Iterable[int]) -> bool:
-        """Whether the parts in `done` include every part that the round's plan depends on."""
+        """True if the parts in `done` include every part that the round's plan depends on."""
         if not self.sampling.needs_counts(round_index):
             return True
         known = self.sampling.known_rounds(round_index)
@@ -239,7 +239,7 @@ def open_store(root: Location, campaign: Settings, images: ImageSet) -> Dataset:
 
 
 def sha256_of(body: Any) -> str:
-    """Of a JSON value, whatever the order of its keys."""
+    """Hash of a JSON value, whatever the order of its keys."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,4 +1,5 @@
-"""What a campaign's store says beside its parts: the wish to pause, and parts that were given up.
+"""State of a campaign in its store, beside its parts: the wish to pause, and parts that were given
+up.
 
 `control.json` is how `palimpsest campaign pause`, `resume` and `cancel` reach a coordinator on any
 machine: it looks there every few seconds. `quarantine/part-000012.json` is a part that ended its
@@ -34,7 +35,7 @@ State = Literal["running", "paused", "cancelled"]
 
 @dataclass(frozen=True)
 class Control:
-    """What a campaign is asked to do, and since when (seconds since 1970; 0 if never asked)."""
+    """Request to a campaign, and its time (seconds since 1970; 0 if never asked)."""
 
     state: State = "running"
     since: float = 0.0
@@ -56,7 +57,7 @@ _QUARANTINED = TypeAdapter(Quarantined)
 
 
 def read_control(place: Place) -> Control:
-    """What the campaign of the store at `place` is asked to do; running if nobody asked.
+    """Request to the campaign of the store at `place`; running if nobody asked.
 
     Raises StorageError if the file is not what `write_control` writes, or cannot be read.
     """
@@ -147,7 +148,7 @@ def clear_quarantine(place: Place, parts: Iterable[int]) -> None:
 
 
 def quarantine_path(part: int) -> str:
-    """Where it is said in the store that a part was given up, with its log."""
+    """Path in the store of the note that a part was given up, with its log."""
     return f"{QUARANTINE_FOLDER}/part-{part:06d}.json"
 
 

@@ -1,4 +1,4 @@
-"""How far a campaign is, from its store alone: also while it runs, and from another machine.
+"""Progress of a campaign, from its store alone: also while it runs, and from another machine.
 
 Counts come from the receipts, times from when their files were written. The planned number of runs
 is the one thing that a store does not say (its last phase may grow); it is in the job's recipe.
@@ -53,7 +53,7 @@ class PhaseStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStatus:
-    """What the workers on one kind of device did: `pairs_per_hour` of one worker (or GPU)."""
+    """Work of the workers on one kind of device: `pairs_per_hour` of one worker (or GPU)."""
 
     device: str
     n_runs: int
@@ -77,7 +77,7 @@ class CoverageCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignStatus:
-    """How far a campaign is. Numbers that nothing tells yet are None.
+    """Progress of a campaign. Numbers that nothing tells yet are None.
 
     `outcomes` are the runs by outcome, `n_failed` those that are neither ok nor given up by a
     sweep. `runs_per_hour` is of the hour before the newest receipt, `remaining_s` what is left at
@@ -110,14 +110,14 @@ class CampaignStatus:
         return self.n_planned is not None and self.n_runs >= self.n_planned
 
     def log_of(self, quarantined: Quarantined) -> str:
-        """Where the log of a part that was given up is."""
+        """Path of the log of a part that was given up."""
         return f"{self.location}/{quarantine_path(quarantined.part)}"
 
 
 def campaign_status(
     dataset: Dataset, *, n_runs_last_phase: int | None = None, now: float | None = None
 ) -> CampaignStatus:
-    """How far the campaign of `dataset` is.
+    """Progress of the campaign of `dataset`.
 
     `n_runs_last_phase` is what the recipe plans, by default what the manifest says (of a study).
     Raises StorageError if its control or quarantine files are not what they should be.
@@ -193,7 +193,7 @@ def find_recipe(store: str) -> dict[str, Any] | None:
 
 
 def last_phase_of(recipe: Mapping[str, Any] | None, split: str) -> int | None:
-    """How many runs the recipe plans in the last phase of the campaign of `split`."""
+    """Number of runs that the recipe plans in the last phase of the campaign of `split`."""
     if recipe is None:
         return None
     sampling = recipe.get(_SAMPLING_OF_SPLIT[split]) or {}

@@ -48,7 +48,7 @@ class VictimFiles:
 
 
 def version_key(fingerprint: str, code: str, torch_version: str, device: str) -> str:
-    """What a victim was trained from: settings, code, torch, kind of device."""
+    """Origin of a trained victim: settings, code, torch, kind of device."""
     return f"{fingerprint} {code} {torch_version} {device}"
 
 

@@ -1,4 +1,4 @@
-"""What a campaign looks at every few seconds: what it is asked to do, and who is there to do it."""
+"""Watch of a campaign, every few seconds: requests to it, and the workers that are there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CampaignError(Exception):
 
 @dataclass(frozen=True)
 class Pace:
-    """How often is looked where, and how long is waited, in seconds; no matter of the result.
+    """Intervals and waits in seconds; no matter of the result.
 
     `look_s`: between looks at the control file and at the workers. `poll_s`: between reports of
     progress. `retry_s`: before each repetition of a part after a transient error. `patience_s`: how
@@ -45,7 +45,8 @@ def log_notice(text: str) -> None:
 
 
 class Watch:
-    """What was seen last: `is_paused`, `n_workers`, and the `resources` that a part needs."""
+    """State as it was seen last: `is_paused`, `n_workers`, and the `resources` that a part
+    needs."""
 
     def __init__(
         self, place: Place, client: Client, *, device: str, pace: Pace, on_notice: OnNotice

@@ -1,4 +1,4 @@
-"""What a site has to say about its Slurm or Kubernetes, and what Dask's packages are told.
+"""Settings of a site's Slurm or Kubernetes, and what Dask's packages are told.
 
 Settings come from a YAML file with the fields below as keys; an unknown key is an error, as is a
 value of another type. A worker is one job or one pod with one process, and with `gpu` exactly one

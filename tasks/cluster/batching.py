@@ -1,4 +1,4 @@
-"""How many runs a part has: given, or as many as a GPU holds at once.
+"""Number of runs of a part: given, or as many as a GPU holds at once.
 
 A part is one stack of runs on a GPU, and its rows of the store. So its size belongs to a store from
 the start, and is chosen once: from the memory that is free when the first command asks for it.
@@ -82,5 +82,5 @@ def fitting(sampling: Sampling, bytes_each: int, free: int) -> int:
 
 
 def free_bytes() -> int:
-    """Of the GPU of this machine that has least."""
+    """Memory of the GPU of this machine that has least."""
     return min(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count()))

@@ -87,7 +87,8 @@ def _pass_on() -> None:
 
 
 def main() -> None:
-    """What the watching process does: waits for the end of its input, then ends what is left."""
+    """Main function of the watching process: waits for the end of its input, then ends what is
+    left."""
     mark, grace_s = sys.argv[1], float(sys.argv[2])
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)

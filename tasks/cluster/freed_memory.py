@@ -1,4 +1,4 @@
-"""What malloc does with freed blocks: keep them, so that the next step finds its memory mapped.
+"""Treatment of freed blocks by malloc: keep them, so that the next step finds its memory mapped.
 
 By default glibc maps every large block anew and gives it back when it is freed. The temporaries of
 each iteration are then cleared by the kernel again and again, which took half of the time of an

@@ -58,7 +58,7 @@ _credentials: dict[str, Security] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Where parts are computed; no setting here changes what is computed.
+    """Place where parts are computed; no setting here changes what is computed.
 
     `cluster`: `local`, `cuda`, `slurm`, `kubernetes`, or the address `tcp://host:port` of a Dask
     scheduler. `cluster_file`: a YAML file of site settings for Slurm or Kubernetes, also written

@@ -1,4 +1,5 @@
-"""How often each image's pairs are shown to a restorer (image restoration paper, section 3)."""
+"""Frequency at which each image's pairs are shown to a restorer (image restoration paper, section
+3)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What was exported: pairs, different images, and the size of every file by its name."""
+    """Summary of an export: pairs, different images, and the size of every file by its name."""
 
     folder: Path
     n_pairs: int

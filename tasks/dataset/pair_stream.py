@@ -147,7 +147,7 @@ class PairExamples(IterableDataset[Batch]):
             self._at = _Position(epoch=epoch, n_before=self.n_given)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the reader stands after the batch given last: JSON numbers and strings."""
+        """State of the reader after the batch given last: JSON numbers and strings."""
         return {"settings": self._settings, **asdict(self._at)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -348,12 +348,12 @@ class _MadeUp:
 
 
 def made_up_before(example: int, share: float) -> int:
-    """How many of the first `example` examples are of a kind that has this share."""
+    """Number of the first `example` examples that are of a kind that has this share."""
     return math.floor(example * share)
 
 
 def pairs_within(first: int, last: int, share: float) -> int:
-    """How many of the examples `first` to `last` are pairs."""
+    """Number of the examples `first` to `last` that are pairs."""
     return last - first - made_up_before(last, share) + made_up_before(first, share)
 
 

@@ -42,7 +42,7 @@ GOOD_IF_HIGH = {
 
 
 def describe_unlike(nothing: Arrays, scores: Sequence[VictimScores]) -> dict[str, Any]:
-    """Which pictures resemble nothing, in the order of the arrays that show them."""
+    """Pictures that resemble nothing, in the order of the arrays that show them."""
     others = [name for name in nothing if name not in ("plain", "closest")]
     shown = [name for name in others if not name.startswith("disagreement_")]
     rows: dict[str, list[Any]] = {name: [] for name in UNLIKE_COLUMNS}

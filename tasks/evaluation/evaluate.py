@@ -178,7 +178,7 @@ def evaluate(
 
 
 def read_excluded(out: Path) -> dict[str, Any] | None:
-    """What `heldout-excluded.json` beside the evaluation's folder `out` says; None without one.
+    """Content of `heldout-excluded.json` beside the evaluation's folder `out`; None without one.
 
     Raises ValueError if it is something else.
     """

@@ -36,7 +36,7 @@ class FurtherAttack:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """What its scores depend on, beside the victims."""
+        """Settings that its scores depend on, beside the victims."""
         config = self.bench.config
         return (self.bench.dataset.content_hash, config.restore_iterations, config.search)
 

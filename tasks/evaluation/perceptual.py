@@ -35,7 +35,7 @@ ROWS_AT_ONCE = 64
 
 
 def feature_maps(spec: str, device: str) -> MapsOf:
-    """What gives the maps of images by `vgg16:PATH`, on `device`, without gradients.
+    """Function that gives the maps of images by `vgg16:PATH`, on `device`, without gradients.
 
     The network is read now, once. Grey images are repeated to three channels, and images with a
     side below 32 are enlarged (bilinear). Its maps are float32 and on `device`; the callable raises

@@ -71,7 +71,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a method makes of n pictures, in [0, 1]; and of the mean of several samples how far
+    """Answers of a method to n pictures, in [0, 1]; and of the mean of several samples how far
     these disagree: their standard deviation in each pixel, averaged over channels, (n, h, w)."""
 
     images: Tensor
@@ -91,7 +91,7 @@ class Bench:
     loaded: dict[str, Opened] = field(default_factory=dict)
 
     def settings_of(self, step: str, digests: Mapping[str, str]) -> tuple[Any, ...]:
-        """What, beside the data, the results of `step` depend on."""
+        """Settings that the results of `step` depend on, beside the data."""
         if step == "plain_all":
             return ("all", self.config.search)
         settings = (self.config.restore_iterations, self.config.search)

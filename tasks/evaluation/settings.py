@@ -17,7 +17,7 @@ Search = Literal["exhaustive", "fast"]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is scored. Defaults are the image restoration paper's, section 5.
+    """Settings of the scores. Defaults are the image restoration paper's, section 5.
 
     `good_threshold`: an SSIM above it is a good reconstruction (Buzaglo et al. 2023).
     `restore_iterations`: which saved iterations restorers see, "all" or "last" or some by number.

@@ -73,7 +73,7 @@ class BestOfRuns:
 
 
 class MethodOfVictim:
-    """What one method makes of one victim: the best of all its runs, of two halves of them, and by
+    """Scores of one method on one victim: the best of all its runs, of two halves of them, and by
     the fast search."""
 
     def __init__(self, n_rows: int, half_of: Mapping[int, int]) -> None:

@@ -1,4 +1,5 @@
-"""Who is evaluated: the victims of a store, the attacks on each, and the decoys beside them.
+"""Subjects of an evaluation: the victims of a store, the attacks on each, and the decoys beside
+them.
 
 A sweep attacks a victim several times. Runs v S to v S + S - 1 are the attacks on victim v, where S
 is the campaign's `attacks_per_victim`; a store that does not say has S = 1, a victim per run.

@@ -1,4 +1,4 @@
-"""What is restored: a folder of pictures, or the confident reconstructions of a store of pairs.
+"""Inputs of restoring: a folder of pictures, or the confident reconstructions of a store of pairs.
 
 Both give 8-bit pictures with a name each, as often as they are asked, and hold one at a time (a
 store a few hundred). Reconstructions are drawn as everywhere: scaled as far as they stay in [0, 1]
@@ -60,14 +60,15 @@ class Inputs(Protocol):
 
     @property
     def location(self) -> str:
-        """Where they are."""
+        """Place of the pictures."""
 
     @property
     def description(self) -> dict[str, Any]:
-        """What they are, wherever they are, but for their pixels."""
+        """Identity of the pictures, wherever they are, but for their pixels."""
 
     def tally(self) -> Tally:
-        """What is known before any is counted: the size they are made into, what is left out."""
+        """Facts that are known before any is counted: the size they are made into, what is left
+        out."""
 
 
 def open_inputs(
@@ -124,7 +125,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def size_text(height: int, width: int) -> str:
-    """What `parse_size` reads."""
+    """Text that `parse_size` reads."""
     return str(height) if height == width else f"{height}x{width}"
 
 

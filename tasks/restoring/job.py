@@ -66,7 +66,7 @@ OnPicture = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Restoration:
-    """How pictures are restored: `n_samples` of each, from `seed`; `keep_samples` writes each one.
+    """Settings of restoring: `n_samples` of each, from `seed`; `keep_samples` writes each one.
 
     `batch_size` (sample, picture) pairs are on the device at once; it changes no result.
     """
@@ -129,7 +129,7 @@ def restore_pictures(
 def check_restoration(
     restorer: OpenRestorer, inputs: Inputs, out: Path, config: Restoration, *, fresh: bool = False
 ) -> Reading:
-    """What was read of the inputs, all of which are.
+    """Summary of the inputs, all of which are read.
 
     Raises all that `restore_pictures` raises before it begins: a command asks this before it starts
     anything.

@@ -167,11 +167,11 @@ class OpenRestorer:
         return drawn[..., :height, :width].cpu()
 
     def chunk_size(self, n_samples: int, batch_size: int, shape: Sequence[int]) -> int:
-        """How many pictures' samples fill one batch, for pictures of `shape` (.., h, w)."""
+        """Number of pictures whose samples fill one batch, for pictures of `shape` (.., h, w)."""
         return max(1, _fitting(batch_size, shape) // (n_samples if self.generative else 1))
 
     def why_not(self, height: int, width: int) -> str | None:
-        """What is wrong with pictures of this size, in words; None if they can be restored."""
+        """Fault of pictures of this size, in words; None if they can be restored."""
         wanted = self.resolution
         if any(w is not None and w != s for w, s in zip(wanted, (height, width), strict=True)):
             sides = " x ".join("any" if side is None else str(side) for side in wanted)

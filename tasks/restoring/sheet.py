@@ -25,7 +25,7 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class SheetRow:
-    """What is shown of one picture: uint8 pictures (3, h, w), and a disagreement (h, w)."""
+    """Tiles of one picture: uint8 pictures (3, h, w), and a disagreement (h, w)."""
 
     name: str
     given: Pixels
@@ -75,7 +75,7 @@ def restoration_sheet(
 
 
 def row_facts(row: SheetRow, *, disagreement: bool) -> list[str]:
-    """What stands below a picture's name: its size, with a word if it is more than a tile shows."""
+    """Line below a picture's name: its size, with a word if it is more than a tile shows."""
     height, width = row.given.shape[1:]
     reduced = ", shown smaller" if max(height, width) > TILE else ""
     facts = [f"{height} x {width}{reduced}"]

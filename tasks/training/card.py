@@ -1,4 +1,4 @@
-"""What a trained restorer says of itself: the facts of `model.json`, and a page for people."""
+"""Card of a trained restorer: the facts of `model.json`, and a page for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = "MODEL_CARD.md"
 
 
 def versions() -> dict[str, str]:
-    """What a training's numbers may depend on besides its settings."""
+    """Environment that a training's numbers may depend on besides its settings."""
     return {
         "palimpsest": code_version(),
         "python": platform.python_version(),

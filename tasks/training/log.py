@@ -1,4 +1,4 @@
-"""How a training goes, step by step: a file of JSON lines, and TensorBoard where it is installed.
+"""Log of a training, step by step: a file of JSON lines, and TensorBoard where it is installed.
 
 `log.jsonl` has an object per line: `step` (steps done) with `loss` (the mean since the line
 before), `lr`, `images_per_s` and `wait_share` (of the time, waiting for examples), or with

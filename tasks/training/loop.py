@@ -128,7 +128,7 @@ class Trainer:
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the one that validates and writes."""
+        """True if this process is the one that validates and writes."""
         return self.group.rank == 0
 
     def run(self, on_step: OnStep, checkpoint_seconds: float, tensorboard: TensorBoard) -> None:

@@ -113,5 +113,5 @@ def leave() -> NoReturn:
 
 
 def started_by_torchrun() -> bool:
-    """Whether this is one of several processes that torchrun has started."""
+    """True if this is one of several processes that torchrun has started."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1

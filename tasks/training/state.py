@@ -1,4 +1,4 @@
-"""What a training remembers besides weights: means of the loss, validations, the best so far.
+"""State of a training besides weights: means of the loss, validations, the best so far.
 
 All of it is in the checkpoint `latest`, beside the weights, so a resumed training ends with the
 record it would have had.
@@ -33,7 +33,7 @@ class Curve:
     waiting: list[float] = field(default_factory=list)
 
     def add(self, step: int, value: float) -> bool:
-        """Whether this step completes a window."""
+        """True if this step completes a window."""
         self.waiting.append(value)
         if len(self.waiting) < self.window:
             return False

@@ -35,7 +35,7 @@ from tasks.dataset.pair_stream import in_rgb
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """How a training is watched, and which of its weights become the model.
+    """Settings of a training's validation, and of which weights become the model.
 
     Every `every` steps and at the end, `n_pairs` pairs of `n_parts` held-out parts of the store are
     restored with the averaged weights; 0: never, and nothing is held out. `n_samples`: restorations
@@ -67,7 +67,7 @@ class Validation:
             raise ValueError("keep='best' needs validations; set validation.every, e.g. to 1000")
 
     def due(self, step: int, n_steps: int) -> bool:
-        """Whether the weights after `step` steps are validated."""
+        """True if the weights after `step` steps are validated."""
         return self.every > 0 and (step % self.every == 0 or step == n_steps)
 
 
@@ -82,7 +82,7 @@ class HeldOut:
     ssim_inputs: float
 
     def facts(self) -> dict[str, Any]:
-        """What a model's card says of them."""
+        """Facts of them on a model's card."""
         return {
             "held_out_parts": list(self.parts),
             "n_pairs": len(self.targets),
