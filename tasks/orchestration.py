@@ -72,6 +72,12 @@ class RecordedFlow(Flow[P, R]):
         other.flow_run_name = flow_run_name
         return other
 
+    def renamed(self, name: str) -> RecordedFlow[P, R]:
+        """The same flow under another name."""
+        other = copy.copy(self)
+        other.name = name
+        return other
+
     def _alone(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """The function's value; its parameters are checked as Prefect checks them."""
         parameters = get_call_parameters(self.fn, args, kwargs)

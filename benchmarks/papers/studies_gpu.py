@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measurement, measured, said
-from flows.studies import STUDIES, study
+from flows.families.weights.study import GRID_NAMES
+from flows.studies import study
 from recon_core.attacks.kkt.objective import (
     KKTAttack,
     Objective,
@@ -34,7 +35,8 @@ from recon_core.attacks.kkt.objective import (
 )
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Conv, Network
-from tasks.study.cost import Pace, cost_of, measured_pace, total
+from tasks.families.weights.study.cost import Pace, cost_of, measured_pace
+from tasks.study.cost import total
 from tasks.study.settings import Study
 
 _measurement = partial(measured, "studies")
@@ -108,7 +110,7 @@ def objective(
 
 def estimates(pace: Pace) -> dict[str, float]:
     """Seconds of work of every study at the paper's size, the cheapest first."""
-    found = {name: _seconds(study(name, "paper"), pace) for name in STUDIES}
+    found = {name: _seconds(study(name, "paper"), pace) for name in GRID_NAMES}
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
@@ -130,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
     parser.add_argument("--data", help="run a study on these images: cifar10:PATH, ...")
     parser.add_argument("--store", type=Path, help="... in this folder")
-    parser.add_argument("--study", choices=list(STUDIES), help="default: the cheapest")
+    parser.add_argument("--study", choices=list(GRID_NAMES), help="default: the cheapest")
     parser.add_argument("--minutes", type=float, default=9.0, help="for at most so long")
     options = parser.parse_args(argv)
     if (options.data is None) != (options.store is None):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -12,16 +13,11 @@ from rich.table import Table
 
 from flows.cli.console import Screen, show_images
 
+if TYPE_CHECKING:
+    from flows.study_kind import StudyKind
+
 study_app = typer.Typer()
 out = Screen()
-
-ENTRIES = frozenset(
-    {
-        *("settings.json", "timings.json", "heldout", "evaluation"),
-        *("study.json", "study-pictures.npz", "study.html", "study-data"),
-    }
-)
-"""What the command makes in the store's folder."""
 
 
 @study_app.command(
@@ -91,16 +87,13 @@ def study(
 
     A study that was interrupted goes on where it was; settings are then those of its store.
     """
-    if name == "list":
-        _show_studies()
-        return
-    from flows.cli.study_autoencoder import AUTOENCODER, Asked, study_autoencoders
-    from flows.cli.study_inversion import INVERSION, study_inversions
     from flows.fresh import start_over
-    from flows.naming import unknown_name
     from flows.settings import parse_assignments
-    from flows.studies import STUDIES, resolve
+    from flows.studies import STUDIES, kind_of
 
+    if name == "list":
+        _show_studies(STUDIES.values())
+        return
     store = store or Path(f"palimpsest-runs/study-{name}")
     chosen: dict[str, Any] = {} if data is None else {"data": data}
     if skip_corrupt:
@@ -108,130 +101,97 @@ def study(
     chosen |= parse_assignments(settings or [])
     if fresh and preset is None:  # the settings of the store go with it
         preset = "cpu"
-    if name in (AUTOENCODER, INVERSION):
-        asked = Asked(store, preset, chosen, only, device, n_workers, cluster)
-        run = study_autoencoders if name == AUTOENCODER else study_inversions
-        run(asked, dry_run=dry_run, fresh=fresh)
-        return
-    if name not in STUDIES:
-        raise ValueError(unknown_name("study", name, [*STUDIES, AUTOENCODER, INVERSION, "list"]))
-    made = resolve(name, preset, chosen, store, only=only)
+    kind = kind_of(name)
+    made = kind.resolve(preset, chosen, store, only=only)
     if dry_run:
-        _show_costs(made, device, n_workers)
+        _show_costs(kind, made, store, device, n_workers)
         return
-    from flows.study import cell_rows, claim_rows, plan_of, run_study
-    from tasks.cluster.workers import Workers, check_workers
+    from flows.study import UnitsFailedError, claim_rows, run_study
+    from tasks.cluster.workers import Workers, check_workers, device_of
 
     workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
     if fresh:
         check_workers(workers)
-        plan_of(made)
-        start_over(store, ENTRIES, option="--store")
+    plan = kind.plan(made, store, device_of(workers))
+    if fresh:
+        start_over(store, kind.entries, option="--store")
     out.print(
-        f"[bold]palimpsest study {name}[/]  {made.preset}, {_cells(len(made.cells))}, "
-        f"{made.n_runs} attacks, on {escape(made.data)}, store {escape(str(store))}"
+        f"[bold]palimpsest study {name}[/]  {made.preset}, {kind.size(made)}, on "
+        f"{escape(made.data)}, store {escape(str(store))}"
     )
-    show_images(out, made.split, _images_of(made).facts)
-    page = run_study(name, store, preset, chosen, only=only, workers=workers)
-    record = json.loads((store / "study.json").read_bytes())
-    show_rows(cell_rows(record))
+    for split, facts in kind.facts(plan):
+        show_images(out, split, facts)
+    failure: UnitsFailedError | None = None
+    try:
+        run_study.renamed(kind.flow)(name, store, preset, chosen, only=only, workers=workers)
+    except UnitsFailedError as error:
+        failure = error
+    record = json.loads((store / kind.record).read_bytes())
+    show_rows(kind.rows(record))
     show_claims(claim_rows(record))
-    out.print(f"Page: [bold]{escape(str(Path(page).absolute()))}[/]", soft_wrap=True)
+    page = store / kind.page
+    out.print(f"Page: [bold]{escape(str(page.absolute()))}[/]", soft_wrap=True)
+    if failure is not None:
+        raise failure
 
 
-def _images_of(made: Any) -> Any:
-    from storage.sources.load import load_images
-
-    return load_images(
-        made.data, split=made.split, skip_corrupt=made.skip_corrupt, channels=made.channels
-    )
-
-
-def _show_studies() -> None:
-    from flows.cli.study_autoencoder import show_kind
-    from flows.cli.study_inversion import show_kind as show_inversion
-    from flows.studies import PRESETS, STUDIES
-    from flows.studies import study as named
-
-    for name, kind in STUDIES.items():
-        sizes = [named(name, preset) for preset in PRESETS]
-        numbers = "; ".join(
-            f"{s.preset}: {_cells(len(s.cells))}, {s.n_runs:,} attacks" for s in sizes
-        )
-        out.print(f"[bold]{name}[/]  {kind.question}")
-        out.print(f"    {kind.paper}; {numbers}", style="dim")
-    show_kind()
-    show_inversion()
+def _show_studies(kinds: Iterable[StudyKind[Any, Any]]) -> None:
+    for kind in kinds:
+        sizes = (f"{preset}: {kind.size(make())}" for preset, make in kind.presets.items())
+        out.print(f"[bold]{kind.name}[/]  {kind.question}")
+        out.print(f"    {kind.paper}; {'; '.join(sizes)}", style="dim")
 
 
-def _show_costs(made: Any, device: Literal["auto", "cpu", "cuda"], n_workers: int) -> None:
-    """The cells with their estimates, and the sums."""
+def _show_costs(
+    kind: StudyKind[Any, Any],
+    made: Any,
+    store: Path,
+    device: Literal["auto", "cpu", "cuda"],
+    n_workers: int,
+) -> None:
+    """Every part with its estimates, and the sums."""
     from tasks.devices import resolve_device, usable_cores
-    from tasks.study.cost import cost_of, measured_pace, total
-    from tasks.study.settings import StudyPlan
+    from tasks.study.cost import total
 
-    images = _images_of(made)
-    show_images(out, made.split, images.facts)
-    StudyPlan(made, images)
     where = resolve_device(device)
-    c, h, w = images.images.shape[1:]
-    pace = measured_pace(where)
-    stacked = where != "cpu"
-    costs = [cost_of(made, cell, (c, h, w), pace, stacked=stacked) for cell in made.cells]
-    table = Table(box=None, pad_edge=False)
-    for title in (
-        "cell",
-        "images",
-        "victims",
-        "attacks",
-        "training",
-        "attacks take",
-        "memory",
-        "disk",
-    ):
-        table.add_column(title, justify="left" if title == "cell" else "right")
-    for cell, cost in zip(made.cells, costs, strict=True):
-        table.add_row(
-            cell.name,
-            str(cell.images_per_run),
-            str(made.n_victims),
-            str(made.n_victims * made.n_attacks),
-            duration_text(cost.train_s),
-            duration_text(cost.attack_s),
-            size_text(cost.memory_bytes),
-            size_text(cost.disk_bytes),
-        )
-    out.print(table)
-    sums = total(costs)
-    n = n_workers or (1 if stacked else usable_cores())
+    plan = kind.plan(made, store, where)
+    for split, facts in kind.facts(plan):
+        show_images(out, split, facts)
+    costs = kind.costs(plan, where)
+    rows: list[dict[str, Any]] = []
+    for cost in costs:
+        seconds = {name: duration_text(s) for name, s in cost.seconds_of.items()}
+        memory = {} if cost.memory_bytes is None else {"memory": size_text(cost.memory_bytes)}
+        disk = {"disk": size_text(cost.disk_bytes)}
+        rows.append({kind.unit: cost.name, **cost.counts, **seconds, **memory, **disk})
+    show_rows(rows, numbers=True)
+    sums, n = total(costs), n_workers or (1 if where != "cpu" else usable_cores())
+    longest = max(cost.seconds for cost in costs) if kind.whole_units else 0.0
+    memory_text = f"{size_text(sums['memory_bytes'])} of memory per worker at most, "
     out.print(
-        f"{_cells(len(made.cells))}, {made.n_runs:,} attacks: about "
+        f"{kind.planned(plan)}: {'at most ' if kind.whole_units else ''}about "
         f"{duration_text(sums['seconds'])} of work on {where}, "
-        f"{duration_text(sums['seconds'] / n)} on {n} workers; "
-        f"{size_text(sums['memory_bytes'])} of memory per worker at most, "
-        f"{size_text(sums['disk_bytes'])} of disk. Speed was measured on this machine just now."
+        f"{duration_text(max(longest, sums['seconds'] / n))} on {n} workers; "
+        f"{memory_text if sums['memory_bytes'] else ''}{size_text(sums['disk_bytes'])} of disk. "
+        "Speed was measured on this machine just now."
     )
 
 
 def show_claims(rows: list[dict[str, Any]]) -> None:
-    """What became of every claim, and our numbers."""
+    """Outcomes of claims, and our numbers."""
     for row in rows:
         out.print(f"[bold]{row['here']}[/]: {escape(row['claim'])}", soft_wrap=True)
         out.print(f"    {escape(row['ours'])}", style="dim", soft_wrap=True)
 
 
-def show_rows(rows: list[dict[str, Any]]) -> None:
-    """A table with a column per name."""
+def show_rows(rows: list[dict[str, Any]], *, numbers: bool = False) -> None:
+    """A table with a column per name; of `numbers` all but the first are on the right."""
     table = Table(box=None, pad_edge=False)
-    for name in rows[0] if rows else ():
-        table.add_column(name, overflow="fold")
+    for k, name in enumerate(rows[0] if rows else ()):
+        table.add_column(name, justify="right" if k and numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(escape(str(value)) for value in row.values()))
     out.print(table)
-
-
-def _cells(n: int) -> str:
-    return "1 cell" if n == 1 else f"{n} cells"
 
 
 def duration_text(seconds: float) -> str:

@@ -200,20 +200,23 @@ def describe_method(
 
 
 def rounded(value: Any, decimals: int) -> Any:
-    """`value` with all floats in it rounded, and None for NaN."""
+    """`value` with all floats in it rounded, and None for what is not finite."""
+    return _floats(value, lambda number: round(number, decimals))
+
+
+def significant(value: Any) -> Any:
+    """`value` with all floats in it at `DIGITS` digits, and None for what is not finite."""
+    return _floats(value, lambda number: float(f"{number:.{DIGITS}g}"))
+
+
+def _floats(value: Any, change: Callable[[float], float]) -> Any:
     if isinstance(value, Mapping):
-        return {key: rounded(item, decimals) for key, item in value.items()}
+        return {key: _floats(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(item, decimals) for item in value]
+        return [_floats(item, change) for item in value]
     if isinstance(value, float):
-        return round(value, decimals) if math.isfinite(value) else None
+        return change(value) if math.isfinite(value) else None
     return value
-
-
-def significant(value: float | None) -> float | None:
-    """`value` with `DIGITS` digits; None for NaN."""
-    usable = value is not None and math.isfinite(value)
-    return float(f"{value:.{DIGITS}g}") if usable else None
 
 
 def _halves(arrays: Arrays) -> dict[str, Any]:

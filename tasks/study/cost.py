@@ -1,212 +1,47 @@
-"""What a study will take: seconds, memory and disk of every cell, before anything is run.
-
-Operations are counted: a forward and backward pass of n images through P weights is 6 n P of them
-(without the gradient in the images; in the span of the images the first layer takes 2 n^2 h), an
-iteration of a search with m candidates 6 m P + 2 m^2 (d + 2 sum h), the Gram form of
-`recon_core.attacks.kkt.stationarity`, one of a separation of k directions with T features each 6
-k^2 T: the sources anew and their products with the score, some steps being tried twice. How fast
-this machine does them, and what an epoch or iteration costs apart from that, is measured on two
-small victims. An estimate, no promise: within a factor of two on the machines it was tried on
-(docs/studies.md).
-"""
+"""Costs of a study, part by part, before anything is run."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from recon_core.attacks.kkt.attacks import (
-    features_of,
-    kkt_of,
-    most_directions,
-    span_of,
-)
-from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.span.attack import SpanAttack
-from recon_core.experiments import KKT, bytes_per_run
-from recon_core.types import RunSpec, seeded_generator
-from recon_core.victims.network import Architecture, Network
-from recon_core.victims.span import uses_span
-from recon_core.victims.training import Training
-from tasks.study.settings import Cell, Study
-
-Shape = tuple[int, int, int]
-BYTES_PER_VALUE = {"float16": 2, "float32": 4, "uint8": 1}
-SMALL, LARGE = (2, 16, 12), (50, 200, 32)
-"""Images, width and side of the images of the two victims that are measured."""
 
 
-DIRECTIONS_PER_IMAGE = 1.5
-"""Of a separation: what Adadelta leaves with 100 images at width 200, and the surplus."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Of a machine: seconds of an epoch or an iteration that computes next to nothing, and how many
-    operations a second either does on top."""
-
-    epoch_s: float
-    training_rate: float
-    iteration_s: float
-    attack_rate: float
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of a cell: seconds of work on one worker, memory of a worker, and space in the store."""
+    """An estimate of a part: counts and seconds of work by their titles; memory of a worker, None
+    where it is not known, and space in the store."""
 
-    train_s: float
-    attack_s: float
-    memory_bytes: int
+    name: str
+    counts: dict[str, int]
+    seconds_of: dict[str, float]
     disk_bytes: int
+    memory_bytes: int | None = None
 
     @property
     def seconds(self) -> float:
-        return self.train_s + self.attack_s
+        return sum(self.seconds_of.values())
 
 
-def cost_of(study: Study, cell: Cell, shape: Shape, pace: Pace, *, stacked: bool) -> Cost:
-    """The estimate of a cell; `stacked`: a worker holds the runs of a part at once (on a GPU)."""
-    experiment, n = cell.experiment, cell.images_per_run
-    assert isinstance(experiment, KKT)
-    training = experiment.training
-    epoch = pace.epoch_s * math.ceil(n / (training.batch_size or n))
-    epoch += training_operations(experiment, n, shape) / pace.training_rate
-    saved = len(experiment.saved_iterations) * _candidates(experiment, n) * math.prod(shape)
-    return Cost(
-        train_s=study.n_victims * training.epochs * epoch,
-        attack_s=study.n_victims * study.n_attacks * _attack_seconds(experiment, n, shape, pace),
-        memory_bytes=bytes_per_run(experiment, n, shape) * (study.runs_per_part if stacked else 1),
-        disk_bytes=study.n_victims * study.n_attacks * saved * BYTES_PER_VALUE[study.encoding],
-    )
-
-
-def training_operations(experiment: KKT, n_images: int, shape: Shape) -> int:
-    """Of an epoch."""
-    architecture = experiment.victim.on(shape, experiment.n_outputs)
-    first, *rest = _products(architecture)
-    in_span = uses_span(
-        experiment.training.span, architecture, experiment.training.optimiser, n_images
-    )
-    if in_span:
-        width = architecture.layer_sizes[0][1]
-        return 2 * n_images**2 * width + 6 * n_images * sum(rest)
-    return n_images * (4 * first + 6 * sum(rest))
-
-
-def _attack_seconds(experiment: KKT, n_images: int, shape: Shape, pace: Pace) -> float:
-    """Of one attack, whatever it is made of."""
-    kkt, span = kkt_of(experiment.attack), span_of(experiment.attack)
-    seconds = 0.0
-    if span is not None:
-        k = _directions(experiment, span, n_images)
-        operations = 6 * k**2 * features_of(span, shape)
-        iteration = pace.iteration_s + operations / pace.attack_rate
-        seconds += span.n_starts * span.n_iterations * iteration
-    if kkt is not None:
-        operations = attack_operations(experiment, n_images, shape)
-        seconds += kkt.n_iterations * (pace.iteration_s + operations / pace.attack_rate)
-    return seconds
-
-
-def _directions(experiment: KKT, span: SpanAttack, n_images: int) -> int:
-    return min(most_directions(experiment, span), round(DIRECTIONS_PER_IMAGE * n_images))
-
-
-def _candidates(experiment: KKT, n_images: int) -> int:
-    """Of one attack: those of a search, or both signs of every source."""
-    attack = experiment.attack
-    if isinstance(attack, KKTAttack):
-        return attack.n_candidates
-    span = attack if isinstance(attack, SpanAttack) else attack.span
-    return 2 * _directions(experiment, span, n_images)
-
-
-def attack_operations(experiment: KKT, n_images: int, shape: Shape) -> int:
-    """Of an iteration of a search."""
-    architecture = experiment.victim.on(shape, experiment.n_outputs)
-    m, widths = _candidates(experiment, n_images), architecture.network.widths
-    return 6 * m * sum(_products(architecture)) + 2 * m**2 * (architecture.d + 2 * sum(widths))
-
-
-def _products(architecture: Architecture) -> list[int]:
-    """Multiplications of each layer for one image."""
-    sizes = [fan_in * fan_out for fan_in, fan_out in architecture.layer_sizes]
-    return [sizes[0] * architecture.n_positions, *sizes[1:]]
-
-
-def measured_pace(device: str, *, epochs: int = 400, iterations: int = 100) -> Pace:
-    """Of one worker with one thread of this machine, or of its GPU; takes some seconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        times = [_times(size, device, epochs, iterations) for size in (SMALL, LARGE)]
-    finally:
-        torch.set_num_threads(before)
-    (epoch_s, iteration_s), (large_epoch, large_iteration) = times
-    n, _width, side = LARGE
-    experiment, shape = _experiment(LARGE, epochs, iterations), (3, side, side)
-    tiny = 1e-9
-    attacked = attack_operations(experiment, n, shape)
-    return Pace(
-        epoch_s=epoch_s,
-        training_rate=training_operations(experiment, n, shape) / max(tiny, large_epoch - epoch_s),
-        iteration_s=iteration_s,
-        attack_rate=attacked / max(tiny, large_iteration - iteration_s),
-    )
-
-
-class _Kept(dict[int, Mapping[str, Tensor]]):
-    """Victims in memory."""
-
-    def put(self, victim: int, tensors: Mapping[str, Tensor]) -> None:
-        self[victim] = tensors
-
-
-def _times(
-    size: tuple[int, int, int], device: str, epochs: int, iterations: int
-) -> tuple[float, float]:
-    """Seconds of an epoch and of an iteration."""
-    n, _width, side = size
-    experiment = _experiment(size, epochs, iterations)
-    pixels = torch.rand(n, 3, side, side, generator=seeded_generator(0, 0, "pace"))
-    images = (pixels * 255).to(torch.uint8)
-    labels = tuple(k % 2 for k in range(n))
-    spec = RunSpec(run=0, root_seed=0, image_ids=tuple(range(n)), labels=labels)
-    where, kept = torch.device(device), _Kept()
-    experiment.train_victim(spec, images, device=where, victims=_Kept())  # warm
-    start = time.perf_counter()
-    experiment.train_victim(spec, images, device=where, victims=kept)
-    trained = time.perf_counter()
-    experiment.run_batch([spec], images[None], device=where, victims=kept)
-    attacked = time.perf_counter()
-    short = _experiment(size, epochs, 1)
-    short.run_batch([spec], images[None], device=where, victims=kept)
-    once = time.perf_counter() - attacked
-    spent = max(1e-9, attacked - trained - once)
-    return (trained - start) / epochs, spent / max(1, iterations - 1)
-
-
-def _experiment(size: tuple[int, int, int], epochs: int, iterations: int) -> KKT:
-    n, width, _side = size
-    return KKT(
-        augment_p=0.0,
-        victim=Network(widths=(width, width)),
-        training=Training(epochs=epochs),
-        attack=KKTAttack(n_candidates=2 * n, save_at=(iterations,)),
-    )
-
-
-def total(costs: list[Cost]) -> dict[str, Any]:
-    """Sums over cells: seconds and disk; the largest memory."""
+def total(costs: Sequence[Cost]) -> dict[str, Any]:
+    """Sums over parts of seconds and disk; the largest memory."""
     return {
         "seconds": sum(cost.seconds for cost in costs),
-        "memory_bytes": max(cost.memory_bytes for cost in costs),
+        "memory_bytes": max(cost.memory_bytes or 0 for cost in costs),
         "disk_bytes": sum(cost.disk_bytes for cost in costs),
     }
+
+
+def seconds_of(work: Callable[[], object], *, times: int = 1) -> float:
+    """Seconds of some work on this machine or its GPU; of several times the fastest."""
+    spent = []
+    for _ in range(times):
+        started = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        spent.append(time.perf_counter() - started)
+    return min(spent)

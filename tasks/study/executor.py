@@ -11,7 +11,6 @@ import queue
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 import dask.config
@@ -21,7 +20,7 @@ from recon_core.types import Progress
 from storage.errors import StoreFullError
 from tasks.campaign.part import cpu_threads, own_device, this_worker
 from tasks.campaign.part_errors import outcome_of, reason_of
-from tasks.campaign.watch import Watch, log_notice
+from tasks.campaign.watch import Watch
 from tasks.progress import Advance
 
 TOPIC = "palimpsest-study"
@@ -47,17 +46,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What units gave, by name, and why those that failed did."""
+    """Products of units by name, and why those that failed did."""
 
     done: dict[str, dict[str, Any]]
     failed: dict[str, str]
-
-
-def say_what_is_there(title: str, folder: Path, n_units: int) -> None:
-    """A line for whoever goes on with a study: how many products its `folder` has already."""
-    n_products = len(list(folder.glob("*.json")))
-    if n_products:
-        log_notice(f"{title}: goes on, {n_products:,} products are kept, of some {n_units:,} units")
 
 
 def run_units(
@@ -68,19 +60,18 @@ def run_units(
     watch: Watch | None = None,
     then: Callable[[Unit, dict[str, Any]], Iterable[Unit]] = lambda _unit, _given: (),
     on_progress: Advance,
-    total: int | None = None,
     earlier: Outcome | None = None,
 ) -> Outcome:
     """Run all units, and those that `then` gives when one of them is done.
 
     `earlier`: what units of rounds before this one gave, which those of this one may need; a unit
     that needs what none makes fails. `watch` looks after the workers and whether the study is to
-    pause or to stop. `total`: how many units there will be at most, for the progress.
+    pause or to stop.
 
     Raises StoreFullError at once, when a worker finds the device full, and CampaignError as
     `Watch.look` does.
     """
-    run = _Run(client, threads, watch, then, on_progress, total or 0, earlier or Outcome({}, {}))
+    run = _Run(client, threads, watch, then, on_progress, earlier or Outcome({}, {}))
     client.subscribe_topic(TOPIC, run.on_event)
     try:
         with client.as_current(), dask.config.set({_GRAPH_WARNING: "1TB"}):
@@ -101,7 +92,6 @@ class _Run:
     watch: Watch | None
     then: Callable[[Unit, dict[str, Any]], Iterable[Unit]]
     on_progress: Advance
-    total: int
     earlier: Outcome
     waiting: dict[str, Unit] = field(default_factory=dict)
     running: dict[str, tuple[Unit, Future[Any]]] = field(default_factory=dict)
@@ -195,7 +185,7 @@ class _Run:
         more = len(self.running) - len(shown)
         note = ", ".join(shown) + (f" and {more} more" if more else "")
         note += f"; {len(self.failed)} failed" if self.failed else ""
-        self.on_progress(n_done, max(known, self.total), note)
+        self.on_progress(n_done, known, note)
 
 
 def run_unit(unit: Unit, threads: int) -> dict[str, Any]:

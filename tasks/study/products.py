@@ -30,7 +30,7 @@ SETTINGS = "settings.json"
 
 Arrays = dict[str, npt.NDArray[Any]]
 NOTHING: Arrays = {"nothing": np.zeros(0, np.float32)}
-"""Of a product that has no arrays."""
+"""Arrays of a product that has none."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,20 @@ class Folder:
     root: Path
     name: ClassVar[str] = "products"
 
+    @property
+    def place(self) -> Path:
+        return self.root / self.name
+
     def product(self, key: str) -> tuple[Arrays, dict[str, Any]] | None:
         """Arrays of a unit and what is known of them; None if it is not there, or not as it was
         written."""
-        found = loaded(self.root / self.name, key[:32])
+        found = loaded(self.place, key[:32])
         return None if found is None or found[1].get("key") != key else found
 
     def made(
         self, key: str, make: Callable[[], tuple[Arrays, Mapping[str, Any]]]
     ) -> dict[str, Any]:
-        """What is known of a product, which `make` makes if it is not there. Raises
+        """Facts of a product, which `make` makes if it is not there. Raises
         StoreFullError."""
         if (found := self.product(key)) is not None:
             return found[1]
@@ -59,7 +63,7 @@ class Folder:
 
     def put(self, key: str, arrays: Arrays, about: Mapping[str, Any]) -> None:
         """Keeps a product. Raises StoreFullError."""
-        save_checkpoint(self.root / self.name, key[:32], arrays, {"key": key, **about})
+        save_checkpoint(self.place, key[:32], arrays, {"key": key, **about})
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:

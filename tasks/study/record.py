@@ -8,7 +8,6 @@ schema.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from tasks.study.settings import Cell, Study, StudyPlan
 
 SCHEMA = "palimpsest-study"
 VERSION = 2
+RECORD, PICTURES = "study.json", "study-pictures.npz"
 DIGITS = 6
 N_SHOWN = 10
 """Pairs of a cell that are kept as pictures, the best first."""
@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Examined:
-    """What a victim says of its own images and of others; None where there is nothing to say."""
+    """Answers of a victim about its own images and others; None where there are none."""
 
     loss: Floats
     n_effective: float | None
@@ -213,7 +213,7 @@ def effective_number(weights: Floats) -> float | None:
 
 
 def _best(rows: npt.NDArray[np.int64], scored: Mapping[str, Any]) -> list[int]:
-    """Those of `rows` that are shown: with a picture, the highest SSIM first."""
+    """Rows that are shown: with a picture, the highest SSIM first."""
     found = scored["methods"][METHOD]["targets"]
     ssim, run = (np.array(found[name], np.float64)[rows] for name in ("ssim", "run"))
     order = [int(rows[k]) for k in np.argsort(-ssim, kind="stable") if run[k] >= 0]
@@ -248,8 +248,3 @@ def _as_pictures(kernels: torch.Tensor) -> npt.NDArray[np.uint8]:
     low, high = kernels.amin((1, 2, 3), keepdim=True), kernels.amax((1, 2, 3), keepdim=True)
     unit = (kernels - low) / (high - low).clamp_min(torch.finfo(kernels.dtype).tiny)
     return np.asarray((unit * 255).round().to(torch.uint8).numpy())
-
-
-def created_now() -> str:
-    """The time in words, UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())

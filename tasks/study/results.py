@@ -59,11 +59,11 @@ class Results:
     def more_good(
         self, cell: Mapping[str, Any], than: Mapping[str, Any], *, share: bool = False
     ) -> Difference:
-        """How many more images (or how much larger a share) are good in a cell than in another."""
+        """Good images (or their share) of a cell minus those of another."""
         return difference(self.good(cell), self.good(than), mean=share)
 
     def beyond_decoys(self, cell: Mapping[str, Any]) -> Difference:
-        """How much larger the share of good images is than that of good decoys."""
+        """Share of good images minus that of good decoys."""
         return difference(self.good(cell), self.good(cell, "decoy_ssim"), mean=True)
 
     def share(self, cell: Mapping[str, Any]) -> float:
@@ -92,7 +92,7 @@ class Results:
 
 
 def difference(one: Sequence[Floats], other: Sequence[Floats], *, mean: bool = False) -> Difference:
-    """Of the sums (or means) over images, averaged over victims; the interval resamples images."""
+    """Difference of the sums (or means) over images, averaged over victims; resampled."""
     if len(one) != len(other):
         raise NotTestableError("the cells have other numbers of victims")
 

@@ -47,7 +47,7 @@ IMAGES_OF_STUDY = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What varies, in words, and its values in order."""
+    """Axis of a grid: what varies, in words, and its values in order."""
 
     title: str
     values: tuple[Value, ...]
@@ -135,7 +135,7 @@ class Study:
 
     @property
     def sampling(self) -> Sampling:
-        """How runs are grouped into parts; which images they have is the study's own business."""
+        """Groups of runs as parts; which images they have is the study's own business."""
         return Sampling(
             images_per_run=max(cell.images_per_run for cell in self.cells),
             phases=(Phase(n_runs=self.n_runs),),
@@ -148,7 +148,7 @@ class Study:
         return victim // self.n_victims
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
-        """What the store is made from: everything but names, and how it is scored."""
+        """Settings that the store is made from: all but names, and how it is scored."""
         cells = []
         for cell in self.cells:
             of_cell = {"experiment": asdict(cell.experiment)}
@@ -238,7 +238,7 @@ class StudyPlan:
         )
 
     def labels_of(self, cell: Cell) -> npt.NDArray[np.int64]:
-        """What the cell's victims call each image of the source, -1 for those they do not know."""
+        """Labels of the source's images by the cell's victims, -1 where they know none."""
         source = self.images
         return cell.experiment.labels_of(source.labels, source.class_names)[0]
 

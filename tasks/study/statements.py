@@ -10,8 +10,8 @@ R = TypeVar("R")
 Verdict = tuple[str, bool | None]
 """Our numbers in words, and whether the rule of a claim is met; None: they leave it open."""
 Outcome = Literal["holds", "does not hold", "undecided", "not testable"]
-"""Of a claim. Undecided: tested, and the numbers leave it open. Not testable: its subject is not
-among what was run; `ours` then says what is missing."""
+"""Outcome of a claim. Undecided: tested, and the numbers leave it open. Not testable: its subject
+is not among what was run; `ours` then says what is missing."""
 
 
 class NotTestableError(Exception):
@@ -95,7 +95,7 @@ def outcome_of(holds: bool | None) -> Outcome:
 
 
 def decided(statements: Iterable[Statement[R]], results: R) -> list[dict[str, Any]]:
-    """What each claim comes to on these results, as it stands in a record."""
+    """Outcomes of claims on these results, as they stand in a record."""
     found = []
     for statement in statements:
         outcome: Outcome

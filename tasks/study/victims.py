@@ -29,7 +29,7 @@ from tasks.study.settings import StudyPlan
 
 @dataclass(frozen=True)
 class VictimJob:
-    """All that a worker needs for one victim; images are (n, c, h, w). `numbers`: those under which
+    """A victim's training; images are (n, c, h, w). `numbers`: those under which
     the study has it."""
 
     experiment: Experiment

@@ -12,9 +12,10 @@ import torch
 from benchmarks.papers import kkt as claims_002
 from benchmarks.papers import studies_gpu
 from benchmarks.record import parse_claims, parse_lines
-from flows.studies import STUDIES, study
+from flows.families.weights.study import GRID_NAMES
+from flows.studies import study
 from tasks.families.weights.study.claims import check_claims
-from tasks.study.cost import Pace
+from tasks.families.weights.study.cost import Pace
 from tests.tasks.families.weights.study.test_claims import record_of
 
 PACE = Pace(epoch_s=1e-5, training_rate=1e13, iteration_s=1e-5, attack_rate=1e13)
@@ -43,7 +44,7 @@ def test_what_computes_something_else_is_not_timed(
 
 def test_estimates_are_of_every_study_the_cheapest_first() -> None:
     found = studies_gpu.estimates(PACE)
-    assert set(found) == set(STUDIES)
+    assert set(found) == set(GRID_NAMES)
     assert list(found.values()) == sorted(found.values())
     slower = Pace(**{**vars(PACE), "attack_rate": 1e12})
     ratio = {name: value / found[name] for name, value in studies_gpu.estimates(slower).items()}

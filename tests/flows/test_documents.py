@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 
-from flows.families.autoencoder.studies import recovery_study, resolve_recovery
-from flows.families.inversion.studies import inversion_study, resolve_inversion
 from flows.recipe import Recipe
 from flows.regenerate import MANIFEST_SCHEMA, foreseen, read_manifest
 from flows.settings import read_recipe, to_json
@@ -215,17 +213,18 @@ DOCUMENTS: dict[str, Document] = {
         names=(" was restored with other settings",),
     ),
     "study's settings": Document(
-        _written("settings.json", lambda: asdict(named_study("losses", "cpu", {}))),
+        _written("settings.json", lambda: asdict(named_study("losses", "cpu"))),
         lambda folder: resolve_study("losses", None, None, folder),
+        names=(" holds study ",),
     ),
     "recovery's settings": Document(
-        _written("settings.json", lambda: asdict(recovery_study("cpu", {}))),
-        lambda folder: resolve_recovery(None, None, folder),
+        _written("settings.json", lambda: asdict(named_study("autoencoder", "cpu"))),
+        lambda folder: resolve_study("autoencoder", None, None, folder),
         names=(" holds study ",),
     ),
     "inversion's settings": Document(
-        _written("settings.json", lambda: asdict(inversion_study("cpu", {}))),
-        lambda folder: resolve_inversion(None, None, folder),
+        _written("settings.json", lambda: asdict(named_study("inversion", "cpu"))),
+        lambda folder: resolve_study("inversion", None, None, folder),
         names=(" holds study ",),
     ),
     "evaluation": Document(_evaluation, _reported, n_trees=N_PAGES),

@@ -121,7 +121,7 @@ def paper() -> RecoveryStudy:
 
 
 def cpu() -> RecoveryStudy:
-    """What two cores do in hours: small networks on CIFAR-10 at 32x32.
+    """Small networks in hours on two cores, on CIFAR-10 at 32x32.
 
     The U-Net has no skip connections; the one that has them learns to copy its input, and shows
     that a low training loss alone is no memory.

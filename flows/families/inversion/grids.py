@@ -75,7 +75,7 @@ def paper() -> InversionStudy:
 
 
 def cpu() -> InversionStudy:
-    """What two cores do in an hour: digits with the paper's whole grid, and CIFAR-10 in grey."""
+    """An hour on two cores: digits with the paper's whole grid, and CIFAR-10 in grey."""
     return InversionStudy(
         preset="cpu",
         sources=(

@@ -31,7 +31,7 @@ CIFAR100 = "cifar100:cifar-100-python"
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What tells the studies at one size from those at another.
+    """Settings that tell the studies at one size from those at another.
 
     `rate`: of the victims' training with one output, `rate_classes` with one per class. `search`
     and `search_conv`, for dense and for convolutional victims: None leaves those of `flows.papers`.

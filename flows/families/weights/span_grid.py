@@ -30,7 +30,7 @@ from recon_core.victims.network import Bias, Network
 from recon_core.victims.released import Released
 from recon_core.victims.training import Training
 from tasks.evaluation.settings import Evaluation
-from tasks.study.cost import attack_operations
+from tasks.families.weights.study.cost import attack_operations
 from tasks.study.settings import Axis, Cell, Study, Value
 
 BASE: dict[str, Value] = {
@@ -38,13 +38,13 @@ BASE: dict[str, Value] = {
     "batch": "all images", "decay": "0", "loss": "BCE", "layers": 2, "bias": "none",
     "weights": "float32",
 }  # fmt: skip
-"""Where every axis is at the base; the paper's size has its own number of images."""
+"""Values of every axis at the base; the paper's size has its own number of images."""
 LAYERS_KNOWN, DECAY_STANDARD = "layers, known start", "decay, standard start"
 """Panels of points two settings from the base, which the findings of paper 002 are asked of."""
 STARTS = ("small, unknown", "small, known", "standard, known", "standard, unknown")
 SIDE = 32
 USUAL_ITERATIONS, DIRECTIONS_PER_IMAGE = 450, 1.25
-"""Of a separation, until nothing falls any more, and of what it is done in."""
+"""Iterations of a separation until nothing falls any more, and directions it is done in."""
 MARGIN = 1.5
 SLOW_RULES = {"Adadelta": 2.5, "Adam": 4.0}
 RULES = ("gradient descent", "momentum", "Adadelta", "Adam")
@@ -52,9 +52,8 @@ RULES = ("gradient descent", "momentum", "Adadelta", "Adam")
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What tells the CPU's size from the paper's: `rates` of the rules, `epochs` with them, and of
-    minibatches. `most_directions`: how many stand out of a small start at the most, after training
-    as short as this."""
+    """A size: `rates` of the rules, `epochs` with them, and of minibatches. `most_directions`: how many stand
+    out of a small start at the most, after training as short as this."""
 
     images: tuple[int, ...]
     base: int
@@ -85,7 +84,7 @@ PAPER = Scale(
 
 
 def span(size: Size) -> Study:
-    """Where the span attack works: each cell one point away from a base."""
+    """Grid of the span attack: each cell one point away from a base."""
     scale = PAPER if size.preset == "paper" else CPU
     cells = []
     for panel, name, at in _points(scale):
@@ -222,7 +221,7 @@ def _released(name: str) -> Released:
 
 
 def _span(at: dict[str, Value]) -> SpanAttack:
-    """Of many images every third place is enough, for a good half of the time."""
+    """The span attack; of many images every third place is enough, for a good half of the time."""
     start = SpanAttack(start="known" if str(at["start"]).endswith(", known") else "unknown")
     return replace(start, stride=3) if int(at["images"]) > 200 else start
 
@@ -246,7 +245,7 @@ def _kkt(at: dict[str, Value]) -> KKTAttack:
 
 
 def _iterations(scale: Scale, at: dict[str, Value], experiment: KKT) -> int:
-    """As many as take the span attack's time and half as much again, by counted operations; never
+    """Iterations for the span attack's time and half as much again, by counted operations; never
     so few that what they cost apart from those decides. What Adam leaves has no end, so that all
     directions are separated, in most iterations."""
     n, shape = int(at["images"]), (3, SIDE, SIDE)

@@ -120,14 +120,8 @@ STARTED = {
     "evaluate": ("flows.evaluate.evaluate", "--store"),
     "top-up --coverage 0.5": ("flows.top_up.top_up", "--store"),
     "study width": ("flows.study.run_study", "--store"),
-    "study autoencoder --preset tiny": (
-        "flows.families.autoencoder.study.run_recovery_study",
-        "--store",
-    ),
-    "study inversion --preset tiny": (
-        "flows.families.inversion.study.run_inversion_study",
-        "--store",
-    ),
+    "study autoencoder --preset tiny": ("flows.study.run_study", "--store"),
+    "study inversion --preset tiny": ("flows.study.run_study", "--store"),
 }
 
 

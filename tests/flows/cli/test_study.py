@@ -12,19 +12,27 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from flows.cli.study import ENTRIES, duration_text, size_text
-from flows.studies import STUDIES, changed, resolve, study, to_json
-from flows.study import command
+from flows.cli.study import duration_text, size_text
+from flows.families.weights.study import GRIDS
+from flows.studies import resolve, study
 from recon_core.attacks.kkt.attacks import features_of
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
 from recon_core.victims.separability import MixCon
+from tasks.families.weights.study.cost import (
+    Pace,
+    attack_operations,
+    cost_of,
+    measured_pace,
+    training_operations,
+)
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
-from tasks.study.cost import Pace, attack_operations, cost_of, measured_pace, training_operations
 from tasks.study.settings import Cell, Study
 
 RUN = CliRunner()
+STUDIES = {kind.name: kind for kind in GRIDS}
+changed, to_json, command = GRIDS[0].changed, GRIDS[0].to_json, STUDIES["losses"].command
 TINY = {
     "n_victims": "2",
     "n_attacks": "2",
@@ -62,7 +70,7 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(tmp_path: Path) 
     assert done.exit_code == 0, done.output
     assert "200 images, width 500" in done.stdout  # a cell keeps its name
     assert "Some of very many images come back" in " ".join(done.stdout.split())
-    assert {path.name for path in store.iterdir()} == ENTRIES
+    assert {path.name for path in store.iterdir()} == STUDIES["large"].entries
     record = json.loads((store / "study.json").read_bytes())
     assert (record["name"], record["preset"]) == ("large", "cpu")
     (cell,) = record["cells"]
@@ -84,7 +92,7 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(tmp_path: Path) 
 def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.study.cost.measured_pace", lambda _device: PACE)
+    monkeypatch.setattr("flows.families.weights.study.measured_pace", lambda _device: PACE)
     store = tmp_path / "study"
     shown = RUN.invoke(app, words(store, "--dry-run"))
     assert shown.exit_code == 0, shown.output
@@ -234,8 +242,8 @@ def test_a_cells_cost_adds_up() -> None:
     experiment = cell.experiment
     epoch = 4 * 1e-3 + training_operations(experiment, 200, SHAPE) / 1e9
     iteration = 2e-3 + attack_operations(experiment, 200, SHAPE) / 2e9
-    assert cost.train_s == pytest.approx(3 * 10_000 * epoch)
-    assert cost.attack_s == pytest.approx(3 * 2 * 1000 * iteration)
+    assert cost.seconds_of["training"] == pytest.approx(3 * 10_000 * epoch)
+    assert cost.seconds_of["attacks take"] == pytest.approx(3 * 2 * 1000 * iteration)
     assert cost.disk_bytes == 3 * 2 * 400 * 3072 * 2
     stacked = cost_of(made, cell, SHAPE, PACE, stacked=True)
     assert stacked.memory_bytes == 2 * cost.memory_bytes
@@ -253,7 +261,7 @@ def test_a_separation_costs_its_iterations_and_both_signs_are_stored(kind: str) 
     attack = cell.experiment.attack
     span = attack if isinstance(attack, SpanAttack) else attack.span
     one = 2e-3 + 6 * n_directions**2 * features_of(span, SHAPE) / 2e9
-    searched = cost.attack_s / n_attacks - span.n_iterations * one
+    searched = cost.seconds_of["attacks take"] / n_attacks - span.n_iterations * one
     iteration = 2e-3 + attack_operations(cell.experiment, cell.images_per_run, SHAPE) / 2e9
     assert searched == pytest.approx(100 * iteration if steps else 0.0, abs=1e-6)
 

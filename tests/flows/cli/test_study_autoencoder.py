@@ -14,19 +14,15 @@ from typer.testing import CliRunner
 
 from benchmarks.papers import autoencoder as claims_000
 from flows.cli.main import app
-from flows.families.autoencoder import study as flow
 from flows.families.autoencoder.grids import PRESETS
-from flows.families.autoencoder.studies import (
-    changed,
-    command,
-    recovery_study,
-    resolve_recovery,
-    to_json,
-)
+from flows.families.autoencoder.study import AUTOENCODER
+from flows.study import UnitsFailedError
 from tasks.families.autoencoder.study.record import ENTRIES
 from tests.benchmarks.pages import build_page
 
 RUN = CliRunner()
+recovery_study, resolve_recovery = AUTOENCODER.named, AUTOENCODER.resolve
+changed, command, to_json = AUTOENCODER.changed, AUTOENCODER.command, AUTOENCODER.to_json
 FEW = ["--set", "victim.training.epochs=400", "--set", "masks=random,window",
        "--set", "methods.unknown.n_alternations=2"]  # fmt: skip
 """Makes of the smallest preset something that takes a few seconds."""
@@ -114,7 +110,7 @@ def test_a_unit_that_fails_is_said_after_the_others_are_shown(
     (store / "victims").mkdir(parents=True)
     (store / "victims/fc3-leaky_relu").write_text("a file where a folder has to be")
     done = RUN.invoke(app, words(store, "--set", "methods.ddnm=null"))
-    assert isinstance(done.exception, flow.UnitsFailedError)
+    assert isinstance(done.exception, UnitsFailedError)
     assert "train fc3-leaky_relu" in str(done.exception)
     record = json.loads((store / "recovery.json").read_bytes())
     assert [victim["name"] for victim in record["victims"]] == ["unet-softplus"]

@@ -14,21 +14,17 @@ from typer.testing import CliRunner
 
 from benchmarks.papers import mixcon as claims_003
 from flows.cli.main import app
-from flows.families.autoencoder.study import UnitsFailedError
 from flows.families.inversion.grids import PRESETS
-from flows.families.inversion.studies import (
-    changed,
-    command,
-    inversion_study,
-    resolve_inversion,
-    to_json,
-)
+from flows.families.inversion.study import INVERSION
+from flows.study import UnitsFailedError
 from recon_core.victims.separability import MixCon
 from tasks.families.inversion.study.record import ENTRIES, sweet_spots
 from tasks.families.inversion.study.settings import Cell
 from tests.benchmarks.pages import build_page
 
 RUN = CliRunner()
+inversion_study, resolve_inversion = INVERSION.named, INVERSION.resolve
+changed, command, to_json = INVERSION.changed, INVERSION.command, INVERSION.to_json
 
 
 def words(store: Path, *more: str) -> list[str]:

@@ -29,7 +29,7 @@ MOSTLY = 0.9
 DEEP = 20
 """Layers of the second network of figure G.1."""
 TABLE_IMAGES = {"fc": 25_000, "unet": 1_000}
-"""What the networks of tables 1 and 2 were trained on."""
+"""Images that the networks of tables 1 and 2 were trained on."""
 
 
 Found = list[Verdict]
@@ -271,7 +271,7 @@ def moderate_table(r: RecoveryResults, kind: str) -> Verdict:
 
 
 def with_noise(r: RecoveryResults, *, deep: bool) -> Verdict:
-    """Of networks of 20 layers, or of the others."""
+    """Comparison with noise, of networks of 20 layers or of the others."""
     noisy = [cell for cell in r.record["cells"] if cell["sigma"] > 0]
     if not noisy:
         raise NotTestableError("the study has no noise")

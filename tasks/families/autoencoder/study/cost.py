@@ -1,4 +1,4 @@
-"""What a study of recovery will take at most: seconds, memory and disk, before anything is run.
+"""Costs of a study of recovery at most: seconds, memory and disk, before anything is run.
 
 How long an epoch of each victim takes is measured on its own network with a few images, and so is
 an evaluation of f; both grow with the number of images. Trainings end at their last loss and
@@ -7,9 +7,8 @@ methods when they have converged, so this is an upper bound; how low it ends nob
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from recon_core.victims.autoencoder_training import AutoencoderTraining, train_a
 from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.settings import RecoveryVictim
 from tasks.families.autoencoder.study.units import ROWS_OF_F, InpaintJob, TrainInpainterJob
+from tasks.study.cost import Cost, seconds_of
 from tasks.training.inpainter import batch_of
 
 FEW, MORE = 2, 10
@@ -39,25 +39,8 @@ BYTES = 4
 TWO_EPOCHS = AutoencoderTraining(epochs=2, check_every=2, levels=(1e-30,))
 
 
-@dataclass(frozen=True)
-class UnitCost:
-    """Of a victim with all that is asked of it, or of the generic methods of one source."""
-
-    name: str
-    n_images: int
-    n_units: int
-    train_s: float
-    recover_s: float
-    memory_bytes: int
-    disk_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        return self.train_s + self.recover_s
-
-
-def costs_of(plan: RecoveryPlan) -> list[UnitCost]:
-    """Of every victim, then of the generic methods; measured on this machine, some seconds."""
+def costs_of(plan: RecoveryPlan) -> list[Cost]:
+    """Costs of every victim, then of the generic methods; measured here in some seconds."""
     before = torch.get_num_threads()
     torch.set_num_threads(plan.study.threads)
     try:
@@ -68,7 +51,7 @@ def costs_of(plan: RecoveryPlan) -> list[UnitCost]:
 
 
 def evaluations(method: Any) -> int:
-    """Of f, at most, per sample."""
+    """Evaluations of f, at most, per sample."""
     if isinstance(method, Iteration):
         return method.n_iterations
     if isinstance(method, KnownMask):
@@ -81,7 +64,7 @@ def evaluations(method: Any) -> int:
     raise TypeError(f"no cost is known of {type(method).__name__}")
 
 
-def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> UnitCost:
+def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> Cost:
     study, training = plan.study, victim.training
     model = victim.network.on((3, *(study.source_of(victim)[1],) * 2))
     n, size = victim.n_images, training.batch_size or victim.n_images
@@ -97,19 +80,20 @@ def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> UnitCost:
     at_once = max(size, min(ROWS_OF_F, n * len(study.masks)))
     between = BYTES * _activations(victim.network, model)
     n_kept = len(training.levels)
-    return UnitCost(
+    return Cost(
         name=victim.name,
-        n_images=n,
-        n_units=1 + (n_levels if study.methods.of_victims else 0),
-        train_s=training.epochs * epoch_s,
-        recover_s=samples * per_sample * (call(1000) / 1000),
+        counts={"images": n, "units": 1 + (n_levels if study.methods.of_victims else 0)},
+        seconds_of={
+            "training": training.epochs * epoch_s,
+            "recovery": samples * per_sample * (call(1000) / 1000),
+        },
         memory_bytes=(4 + n_kept) * parameters + 3 * at_once * between,
         disk_bytes=(n_kept + 1) * parameters,
     )
 
 
-def _of_generic(plan: RecoveryPlan) -> list[UnitCost]:
-    found: list[UnitCost] = []
+def _of_generic(plan: RecoveryPlan) -> list[Cost]:
+    found: list[Cost] = []
     known: set[str] = set()
     for (source, sigma), job in plan.inpaintings().items():
         train_s, disk = 0.0, 0
@@ -122,12 +106,10 @@ def _of_generic(plan: RecoveryPlan) -> list[UnitCost]:
                 disk = BYTES * n_weights
         n_samples = len(job.group.ids) * len(job.group.masks)
         found.append(
-            UnitCost(
+            Cost(
                 name=f"generic, {source[0]}" + (f", noise {sigma:g}" if sigma else ""),
-                n_images=len(job.group.ids),
-                n_units=1 + (1 if train_s else 0),
-                train_s=train_s,
-                recover_s=n_samples * _generic_s(job, asked_s),
+                counts={"images": len(job.group.ids), "units": 1 + (1 if train_s else 0)},
+                seconds_of={"training": train_s, "recovery": n_samples * _generic_s(job, asked_s)},
                 memory_bytes=8 * disk + BYTES * n_samples * 3 * source[1] ** 2,
                 disk_bytes=disk,
             )
@@ -146,7 +128,7 @@ def _generic_s(job: InpaintJob, asked_s: float) -> float:
         masks = [torch.from_numpy(mask) for mask in job.group.masks.values()]
         known = torch.stack(masks).unsqueeze(1).expand(-1, 3, -1, -1)
         y = image.expand(len(masks), -1, -1, -1) * known
-        seconds += _seconds(lambda: biharmonic(y, known)) / len(masks)
+        seconds += seconds_of(lambda: biharmonic(y, known)) / len(masks)
     return seconds
 
 
@@ -160,11 +142,11 @@ def _pace(model: Model, device: str) -> tuple[Callable[[int], float], Callable[[
     x = torch.rand(1, MORE, *model.shape, generator=generator).to(device)
 
     def step(part: Tensor) -> float:
-        return _seconds(lambda: train_autoencoders(model, weights, part, training=TWO_EPOCHS)) / 2
+        return seconds_of(lambda: train_autoencoders(model, weights, part, training=TWO_EPOCHS)) / 2
 
     def call(part: Tensor) -> float:
         with torch.inference_mode():
-            return _seconds(lambda: model.forward(weights, part))
+            return seconds_of(lambda: model.forward(weights, part))
 
     call(x)
     steps, calls = ((measure(x[:, :FEW]), measure(x)) for measure in (step, call))
@@ -184,19 +166,11 @@ def _pace_of_inpainter(job: TrainInpainterJob, device: str) -> tuple[float, floa
     fit = Fit(inpainter.restorer, few, device=device)
     batch = batch_of(torch.from_numpy(job.images), 0, few)
     fit.update(batch)
-    update_s = _seconds(lambda: fit.update(batch)) * inpainter.training.batch_size / FEW
+    update_s = seconds_of(lambda: fit.update(batch)) * inpainter.training.batch_size / FEW
     denoise = unconditional(inpainter.restorer, fit.ema)
     x = torch.zeros(FEW, *job.images.shape[1:], device=device)
-    asked_s = _seconds(lambda: denoise(x, 1.0)) / FEW
+    asked_s = seconds_of(lambda: denoise(x, 1.0)) / FEW
     return update_s, asked_s, sum(p.numel() for p in fit.net.parameters())
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def _activations(network: Autoencoder, model: Model) -> int:

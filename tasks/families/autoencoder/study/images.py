@@ -1,4 +1,4 @@
-"""Which images a study of recovery uses: its victims', those of the control, the inpainter's.
+"""Images of a study of recovery: its victims', those of the control, the inpainter's.
 
 The victims of one source have the first images of one seeded order in which every class comes
 before any comes again: a balanced subset, and that of a smaller training set is part of the larger
@@ -61,7 +61,7 @@ class Sources:
 
     @property
     def images(self) -> list[ImageSet]:
-        """All that were read."""
+        """Sets of images that were read."""
         return [images for splits in self.sets.values() for images in splits.values()]
 
     def images_of(self, victim: RecoveryVictim) -> ImageSet:
@@ -143,7 +143,7 @@ def masks_of(study: RecoveryStudy, side: int) -> dict[str, Bool[Tensor, "h w"]]:
 
 
 def mask_name(mask: str) -> str:
-    """Of one of `RecoveryStudy.masks`: itself, or a picture's name without folder and ending."""
+    """Name of one of `RecoveryStudy.masks`: itself, or a picture's without folder and ending."""
     return mask if mask in MASKS else Path(mask).stem
 
 

@@ -1,4 +1,4 @@
-"""What a study of recovery has to do: its units, and which of them give each cell of the record."""
+"""Plan of a study of recovery: its units, and those that give each cell of the record."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ class RecoveryPlan:
 
     @property
     def n_units(self) -> int:
-        """How many there will be, if every victim reaches all its losses."""
+        """Number of units, if every victim reaches all its losses."""
         asked = self.study.victims if self.study.methods.of_victims else ()
         return len(self.first_units()) + sum(len(self.study.wanted(v)) for v in asked)
 
     @cached_property
     def victims(self) -> list[RecoveryVictim]:
-        """Those with most to train first."""
+        """The victims, those with most to train first."""
 
         def work(victim: RecoveryVictim) -> int:
             return victim.training.epochs * victim.n_images
@@ -115,7 +115,7 @@ class RecoveryPlan:
     def recoveries(
         self, victim: RecoveryVictim, given: Mapping[str, Any]
     ) -> dict[float, RecoverJob]:
-        """What is asked of a trained victim, by loss."""
+        """Recoveries from a trained victim, by loss."""
         reached = self.reached(victim, given)
         return {
             level: RecoverJob(

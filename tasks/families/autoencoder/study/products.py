@@ -1,4 +1,4 @@
-"""Where a study of recovery keeps what its units make, besides `tasks.study.products`.
+"""Products of a study of recovery, besides those of `tasks.study.products`.
 
 ROOT/victims/NAME-LEVEL.safetensors   weights where a victim passed a loss; architecture inside
 ROOT/victims/NAME/                what became of its training, and its state while it trains
@@ -26,7 +26,7 @@ class VictimFolder(Folder):
         return self.root / "victims" / name
 
     def weights(self, name: str, level: float | None) -> Path:
-        """Of a victim at a loss; None: where its training ended."""
+        """Weights of a victim at a loss; None: where its training ended."""
         which = "last" if level is None else level_name(level)
         return self.root / "victims" / f"{name}-{which}.safetensors"
 
@@ -34,7 +34,7 @@ class VictimFolder(Folder):
         return self.root / "inpainter" / key[:16]
 
     def trained(self, name: str, key: str) -> dict[str, Any] | None:
-        """What became of a victim's training; None unless it ended with this key and its weights
+        """Outcome of a victim's training; None unless it ended with this key and its weights
         are still as they were written."""
         found = loaded(self.victim(name), TRAINED)
         if found is None or found[1].get("key") != key:

@@ -6,7 +6,6 @@ their cells are the same at all its losses. docs/recovery-study.md has the schem
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +18,7 @@ from recon_core.attacks.plug_and_play import Ending
 from recon_core.degradation import MASKS
 from recon_core.recovery_scores import ACCURATE, APPROXIMATE, THRESHOLDS, rates
 from tasks.campaign.state import CONTROL_FILE
-from tasks.evaluation.record import describe_source
+from tasks.evaluation.record import describe_source, significant
 from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.settings import RecoveryVictim, level_name
 from tasks.families.autoencoder.study.units import ESTIMATE_H, Batch, Group
@@ -33,8 +32,7 @@ ENTRIES = frozenset(
     {RECORD, PICTURES, PAGE, SETTINGS, CONTROL_FILE}
     | {"recovery-data", "victims", "inpainter", "cells"}
 )
-"""All that a study makes in its folder."""
-DIGITS = 6
+"""Entries of a study's folder."""
 QUESTION = "Do overfitted autoencoders give back training images of which pixels are missing?"
 TITLE = "Training images from overfitted autoencoders"
 PAPER = "000, section 4"
@@ -89,17 +87,6 @@ def mask_title(name: str, number: int) -> str:
     if name in MASKS:
         return f"mask {MASKS.index(name) + 1}: {MASK_TITLES[name]}"
     return f"mask {number + 1}: {name}"
-
-
-def significant(value: Any) -> Any:
-    """`value` with all floats in it at six digits, and None for what is not finite."""
-    if isinstance(value, Mapping):
-        return {key: significant(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [significant(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-    return value
 
 
 def _trained(plan: RecoveryPlan, outcome: Outcome) -> list[RecoveryVictim]:
@@ -175,7 +162,7 @@ def _scores(mse: Floats) -> dict[str, Any]:
 
 
 def _course(arrays: Arrays, start: str, number: int) -> dict[str, Any]:
-    """How the iterations went; None for methods that have none, or estimate no mask."""
+    """Course of the iterations; None for methods that have none, or estimate no mask."""
 
     def of(name: str) -> npt.NDArray[Any] | None:
         found = arrays.get(f"{start}/{name}")
@@ -194,7 +181,7 @@ def _course(arrays: Arrays, start: str, number: int) -> dict[str, Any]:
 def _generic_arrays(
     plan: RecoveryPlan, victim: RecoveryVictim
 ) -> dict[float, tuple[Arrays, dict[str, float]]]:
-    """What the generic methods gave for the victim's images, by noise."""
+    """Products of the generic methods for the victim's images, by noise."""
     source = plan.study.source_of(victim)
     found = {}
     for (of_source, sigma), job in plan.inpaintings().items():

@@ -74,7 +74,7 @@ class RecoveryResults:
     def cells(
         self, victim: Record, method: str, *, level: float | None = None, **where: Any
     ) -> list[Record]:
-        """Of a method, in the order of masks; at the lowest loss that was reached by default."""
+        """Cells of a method in the order of masks, by default at the lowest loss reached."""
         at = {"sigma": 0.0, "split": "train", **where, "method": method}
         if level is None:
             found = at_lowest(self.record, victim, **at)

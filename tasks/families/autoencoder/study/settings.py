@@ -61,7 +61,7 @@ class RecoveryVictim:
 
 @dataclass(frozen=True, kw_only=True)
 class Methods:
-    """How images are recovered; None leaves a method out.
+    """Methods of recovery; None leaves one out.
 
     `unknown` and `known` get gamma and start from the victim, and `known` whether there is noise.
     `ddnm` uses the study's inpainter; `biharmonic` has no settings.
@@ -77,13 +77,13 @@ class Methods:
 
     @property
     def of_victims(self) -> dict[str, Any]:
-        """Those that ask the victim, by name, in the order of the page."""
+        """Methods that ask the victim, by name, in the order of the page."""
         names = ("iteration", "unknown", "known", "noise_aware")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
     def generic(self) -> dict[str, Any]:
-        """Those that know the mask and no victim."""
+        """Methods that know the mask and no victim."""
         found = {} if self.ddnm is None else {"ddnm": self.ddnm}
         return found | ({"biharmonic": None} if self.biharmonic else {})
 
@@ -176,7 +176,7 @@ class RecoveryStudy:
             raise ValueError(f"noise.victims={strange} are none of the victims {names}")
 
     def has_noise(self, victim: RecoveryVictim) -> bool:
-        """Whether the victim is also asked with noise."""
+        """True if the victim is also asked with noise."""
         noise = self.noise
         return noise is not None and victim.name in (noise.victims or (self.victims[0].name,))
 
@@ -186,7 +186,7 @@ class RecoveryStudy:
         return tuple(level for level in kept if not self.levels or level in self.levels)
 
     def source_of(self, victim: RecoveryVictim) -> tuple[str, int]:
-        """Where its images come from, and their side."""
+        """Source of its images, and their side."""
         return (
             self.data if victim.data is None else victim.data,
             self.size if victim.size is None else victim.size,

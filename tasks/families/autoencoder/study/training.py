@@ -63,7 +63,7 @@ class TrainJob:
 
 
 def network_settings(network: Autoencoder) -> dict[str, Any]:
-    """Those that a key is made of: without what came later, where it is as it was before."""
+    """Settings that a key is made of: without later ones, where they are as it was before."""
     settings = asdict(network)
     if settings.get("init") == "torch":
         del settings["init"]
@@ -157,7 +157,7 @@ class _Course:
         save_checkpoint(self.place, STATE, arrays, meta)
 
     def _epochs_between_states(self) -> int:
-        """As many epochs as the seconds between two states have room for."""
+        """Number of epochs that the seconds between two states have room for."""
         if self.job.state_seconds <= 0:
             return 1
         training = replace(self.job.victim.training, epochs=3, check_every=3)

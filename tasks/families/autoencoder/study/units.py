@@ -64,7 +64,7 @@ class Group:
         return f"{self.split} {self.sigma:g}"
 
     def described(self) -> list[Any]:
-        """What the results depend on, for a key."""
+        """Description of all that the results depend on, for a key."""
         masks = {name: hash_of(mask) for name, mask in self.masks.items()}
         return [self.name, self.gamma, hash_of(self.images, self.ids), masks]
 

@@ -32,9 +32,9 @@ UNLIKELY = 0.025
 """At most so many shuffles may give as strong a trend."""
 SIMILAR = 0.05
 CHANCE = 0.6
-"""Of two classes: accuracies up to here are hardly better than guessing."""
+"""Accuracy on two classes up to which it is hardly better than guessing."""
 MIXCON = "mixcon 0.1 0.01"
-"""Of the synthetic experiment."""
+"""MixCon of the synthetic experiment."""
 JUDGE = "tuned"
 """The paper's attack, at the rate that is best for each victim."""
 Found = list[Verdict]

@@ -1,4 +1,4 @@
-"""What a study of split classifiers will take: seconds and disk, before anything is run.
+"""Costs of a study of split classifiers: seconds and disk, before anything is run.
 
 Steps of training, gradients of the attacks and steps of the restorer are timed on the study's own
 networks and images, a few of each; all of them are done whatever comes out.
@@ -6,9 +6,7 @@ networks and images, a few of each; all of them are done whatever comes out.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -24,6 +22,7 @@ from tasks.families.inversion.study.images import Part
 from tasks.families.inversion.study.plan import InversionPlan
 from tasks.families.inversion.study.settings import Cell, InversionSource
 from tasks.families.inversion.study.units import Victim, VictimId, pictures, run_attack
+from tasks.study.cost import Cost, seconds_of
 
 STEPS = 3
 MAX_ROLES = 4
@@ -31,28 +30,12 @@ MAX_ROLES = 4
 BYTES = 4
 
 
-@dataclass(frozen=True)
-class SourceCost:
-    """Of one source; of the synthetic experiment."""
-
-    name: str
-    n_victims: int
-    train_s: float
-    invert_s: float
-    restore_s: float
-    disk_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        return self.train_s + self.invert_s + self.restore_s
-
-
-def costs_of(plan: InversionPlan) -> list[SourceCost]:
-    """Of every source; measured on this machine, some seconds."""
+def costs_of(plan: InversionPlan) -> list[Cost]:
+    """Costs of every source; measured on this machine in some seconds."""
     return [_cost(plan, source) for source in plan.study.sources]
 
 
-def _cost(plan: InversionPlan, source: InversionSource) -> SourceCost:
+def _cost(plan: InversionPlan, source: InversionSource) -> Cost:
     study = plan.study
     per_cut: dict[int, int] = {}
     for cell in source.cells():
@@ -66,7 +49,12 @@ def _cost(plan: InversionPlan, source: InversionSource) -> SourceCost:
         disk += n * _bytes(victim, source)
     n_chains = 0 if study.chain is None else MAX_ROLES * min(study.n_seeds, study.chain.n_seeds)
     restore_s = n_chains * _restoring(plan, source) if n_chains else 0.0
-    return SourceCost(source.name, sum(per_cut.values()), train_s, invert_s, restore_s, int(disk))
+    return Cost(
+        name=source.name,
+        counts={"victims": sum(per_cut.values())},
+        seconds_of={"training": train_s, "inversion": invert_s, "restorers": restore_s},
+        disk_bytes=int(disk),
+    )
 
 
 def _training(plan: InversionPlan, victim: VictimId) -> float:
@@ -93,7 +81,7 @@ def _training(plan: InversionPlan, victim: VictimId) -> float:
             shuffle=lambda _s, _e: seeded_generator(0, 0, "cost"),
         )
 
-    return _seconds(run, device) / n / steps * n_batches * source.training.epochs
+    return seconds_of(run, times=2) / n / steps * n_batches * source.training.epochs
 
 
 def _inverting(plan: InversionPlan, victim: VictimId) -> float:
@@ -119,13 +107,13 @@ def _inverting(plan: InversionPlan, victim: VictimId) -> float:
         whitening = None if attack is short else whiten(z)
         drawn = victim.generators(len(x), "cost")
         run = partial(run_attack, (attack, whitening), own, z, x, drawn)
-        seconds += _seconds(run, device) / STEPS * n_steps
+        seconds += seconds_of(run, times=2) / STEPS * n_steps
     return seconds
 
 
 def _restoring(plan: InversionPlan, source: InversionSource) -> float:
     """Seconds of one restorer with its pairs."""
-    chain, device = plan.study.chain, torch.device(plan.device)
+    chain = plan.study.chain
     if chain is None:
         return 0.0
     victim = plan.victim(Cell(source.name, source.cut, None), 0)
@@ -137,22 +125,10 @@ def _restoring(plan: InversionPlan, source: InversionSource) -> float:
     batch = Examples(
         condition=noise, target=noise, augment=torch.zeros(chain.training.batch_size, N_AUGMENT)
     )
-    step = _seconds(lambda: fit.update(batch), device)
+    step = seconds_of(lambda: fit.update(batch), times=2)
     return _inverting(plan, victim) * (1 + share) / 2 + step * chain.training.n_steps
 
 
 def _bytes(victim: VictimId, source: InversionSource) -> float:
     weights = sum(torch.Size(s).numel() for s in victim.model().tensor_shapes.values())
     return BYTES * weights + 3 * source.n_inverted * source.channels * source.size**2
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of the faster of two runs."""
-    times = []
-    for _ in range(2):
-        started = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return min(times)

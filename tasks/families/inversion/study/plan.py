@@ -1,4 +1,4 @@
-"""What a study of split classifiers has to do: its units, in two rounds.
+"""Plan of a study of split classifiers: its units, in two rounds.
 
 First the grid by its seeds, the cuts and UniCon by all; then, once the sweet spots are known, these
 by the seeds that they lack, and the restorers.
@@ -77,7 +77,7 @@ class InversionPlan:
 
     @property
     def n_units(self) -> int:
-        """How many there are at least: those of the first round."""
+        """Number of units at least: those of the first round."""
         return len(self.first_units()) + sum(len(self.seeds(cell)) for cell in self.study.cells)
 
     def seeds(self, cell: Cell) -> range:
@@ -144,7 +144,7 @@ class InversionPlan:
         }
 
     def inverting(self, victim: VictimId) -> InvertJob:
-        """What is tried on a victim."""
+        """Inversions of a victim."""
         study, images = self.study, self.images[victim.source.name]
         return InvertJob(
             root=self.root,

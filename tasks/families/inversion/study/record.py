@@ -19,6 +19,7 @@ from recon_core.summary import t_interval
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split_training import Defence
 from tasks.campaign.state import CONTROL_FILE
+from tasks.evaluation.record import significant
 from tasks.families.inversion.study.plan import InversionPlan
 from tasks.families.inversion.study.settings import Cell, defence_json, defence_name
 from tasks.families.inversion.study.synthetic import DEFAULT
@@ -31,14 +32,13 @@ RECORD, PICTURES, PAGE = "inversion.json", "inversion-pictures.npz", "inversion.
 ENTRIES = frozenset(
     {RECORD, PICTURES, PAGE, SETTINGS, CONTROL_FILE, "inversion-data", "products", "victims"}
 )
-"""All that a study makes in its folder: networks that the page shows more of are in `victims`."""
+"""Entries of a study's folder: networks that the page shows more of are in `victims`."""
 TITLE = "Split networks: what the features give away, and what MixCon hides"
 QUESTION = (
     "A client sends the features of an image to a server. How much of the image comes back, does "
     "training with MixCon prevent it, and does a better attacker undo that?"
 )
 PAPER = "003"
-DIGITS = 6
 ATTACKS = (
     ("paper", "the paper’s descent", False),
     ("tuned", "the descent, rate tuned", True),
@@ -53,7 +53,7 @@ JUDGED = ("tuned", "strong")
 
 @dataclass(frozen=True)
 class Found:
-    """What is there of one victim: of its training, and by attack."""
+    """Products of one victim that are there: of its training, and by attack."""
 
     seed: int
     numbers: dict[str, float]
@@ -148,7 +148,7 @@ def describe_inversion(
     roles = role_cells(plan, sweet)
     cells = [_cell(plan, cell, roles.get(cell, [])) for cell in study.cells]
     number = {cell: k for k, cell in enumerate(study.cells)}
-    return {
+    body = {
         "perceptual": _perceptual(plan),
         "thresholds": {"accuracy_loss": study.accuracy_loss},
         "n_seeds": study.n_seeds,
@@ -167,6 +167,7 @@ def describe_inversion(
         "seconds": _seconds(plan),
         "failed": [{"unit": unit, "why": why} for unit, why in sorted((failed or {}).items())],
     }
+    return dict(significant(body))
 
 
 def _source(plan: InversionPlan, name: str) -> dict[str, Any]:
@@ -205,15 +206,15 @@ def _cell(plan: InversionPlan, cell: Cell, roles: list[str]) -> dict[str, Any]:
 
 
 def _attack(victims: Sequence[Found], name: str) -> dict[str, Any]:
-    """Of the victims that were attacked so."""
+    """Estimates over the victims that were attacked so."""
     own = [v.attacks[name] for v in victims if name in v.attacks]
     scores = {score: np.concatenate([arrays[score] for arrays in own]) for score in SCORES}
     return {
         **{score: estimate([float(arrays[score].mean()) for arrays in own]) for score in SCORES},
-        "worst": {score: _round(float(values.max())) for score, values in scores.items()},
-        "std": {score: _round(float(values.std())) for score, values in scores.items()},
+        "worst": {score: float(values.max()) for score, values in scores.items()},
+        "std": {score: float(values.std()) for score, values in scores.items()},
         "n": len(scores["ssim"]),
-        "chance": _round(_mean(float(arrays["chance"].mean()) for arrays in own)),
+        "chance": _mean(float(arrays["chance"].mean()) for arrays in own),
         "rate": [v.about["rate"] for v in victims] if name == "tuned" else [],
         "zeta": [v.about["zeta"] for v in victims] if name == "strong" else [],
     }
@@ -222,10 +223,10 @@ def _attack(victims: Sequence[Found], name: str) -> dict[str, Any]:
 def _seed(victim: Found) -> dict[str, Any]:
     return {
         "seed": victim.seed,
-        **{name: _round(value) for name, value in victim.numbers.items()},
+        **victim.numbers,
         "diverged": victim.diverged,
         "attacks": {
-            name: {s: [_round(float(v)) for v in arrays[s]] for s in SCORES}
+            name: {s: arrays[s].astype(float).tolist() for s in SCORES}
             for name, arrays in victim.attacks.items()
         },
     }
@@ -245,7 +246,7 @@ def _sweet(
         "attack": attack,
         "cell": number[cell],
         "vanilla": vanilla,
-        "accuracy_loss": _round(plain["accuracy"]["mean"] - here["accuracy"]["mean"]),
+        "accuracy_loss": plain["accuracy"]["mean"] - here["accuracy"]["mean"],
         "leakage": here["attacks"][attack]["ssim"]["mean"],
         "vanilla_leakage": plain["attacks"][attack]["ssim"]["mean"],
     }
@@ -254,15 +255,12 @@ def _sweet(
 def estimate(values: Sequence[float]) -> dict[str, Any]:
     """Mean over seeds with its t interval of 95 %; nulls where there is none."""
     finite = [value for value in values if math.isfinite(value)]
-    body: dict[str, Any] = {"mean": None, "low": None, "high": None}
-    body["values"] = [_round(value) for value in values]
-    if not finite or len(finite) < len(values):
-        return body
-    body["mean"] = _round(float(np.mean(finite)))
-    if len(finite) > 1:
-        low, high = t_interval(finite)
-        body |= {"low": _round(low), "high": _round(high)}
-    return body
+    mean = low = high = None
+    if finite and len(finite) == len(values):
+        mean = float(np.mean(finite))
+        low, high = t_interval(finite) if len(finite) > 1 else (None, None)
+    found = {"mean": mean, "low": low, "high": high, "values": list(values)}
+    return dict(significant(found))
 
 
 def defence_title(defence: Defence) -> str:
@@ -317,17 +315,17 @@ def _recovered(arrays: Sequence[Arrays], k: int) -> dict[str, Any]:
             worst = every.min() if name == "se" else every.max()
             found[name] = {
                 "mean": estimate([float(v.mean()) for v in values]),
-                "worst": _round(float(worst)),
+                "worst": float(worst),
             }
     return found
 
 
 def _features(arrays: Sequence[Arrays], k: int) -> dict[str, Any]:
-    """Of the first seed."""
+    """Features of the first seed."""
     first = arrays[0]
     return {
-        "start": [[_round(float(v)) for v in row] for row in first["features/start"][k]],
-        "end": [[_round(float(v)) for v in row] for row in first["features/end"][k]],
+        "start": first["features/start"][k].astype(float).tolist(),
+        "end": first["features/end"][k].astype(float).tolist(),
         "labels": first["labels"].tolist(),
     }
 
@@ -389,7 +387,3 @@ def _as_shown(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
-
-
-def _round(value: float) -> float | None:
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

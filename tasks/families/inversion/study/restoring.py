@@ -82,7 +82,7 @@ def _restored(job: RestoreJob, progress: Progress) -> tuple[Arrays, dict[str, An
 
 
 def _pairs(job: RestoreJob, progress: Progress) -> Examples:
-    """What the attack makes of the public images, and these."""
+    """Pairs of what the attack makes of the public images, and these."""
     inverting, device = job.inverting, torch.device(job.device)
     victim = Victim.of(job.root, inverting.victim, job.device)
     attack, whitening = tuned(inverting, victim)

@@ -39,7 +39,7 @@ class InversionResults:
         return list(self.record["sources"])
 
     def cells(self, source: Record, **where: Any) -> list[Record]:
-        """Of a source, those whose entries are as given and that have a victim."""
+        """Cells of a source whose entries are as given and that have a victim."""
         return [
             cell
             for cell in self.record["cells"]
@@ -74,7 +74,7 @@ class InversionResults:
     def compare(
         self, one: Record, other: Record, value: Value, *, seeds: Iterable[int] | None = None
     ) -> Difference:
-        """What `value` has more in one cell than in the other, by the seeds of both."""
+        """Difference of `value` between two cells, by the seeds of both."""
         wanted = None if seeds is None else set(seeds)
         found = []
         theirs = {seed["seed"]: seed for seed in other["seeds"]}
@@ -85,7 +85,7 @@ class InversionResults:
         return difference(found)
 
     def within(self, cell: Record, one: Value, other: Value) -> Difference:
-        """What one value has more than another in the same cell, by seed."""
+        """Difference of two values in the same cell, by seed."""
         return difference(
             (one(seed), other(seed)) for seed in cell["seeds"] if _has(seed, one, other)
         )

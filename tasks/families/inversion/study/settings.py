@@ -114,7 +114,7 @@ class InversionSource:
         return MixCon(lam=lam, beta=beta, eps=self.eps)
 
     def in_grid(self, cell: Cell) -> bool:
-        """Whether it is one of the source's grid, of which a network without defence is one."""
+        """True for a cell of the source's grid, of which a network without defence is one."""
         d = cell.defence
         if cell.cut != self.cut or isinstance(d, UniCon):
             return False
@@ -287,12 +287,16 @@ class InversionStudy:
         if self.perceptual != "own" and (kind != "vgg16" or not path):
             raise ValueError(f"perceptual={self.perceptual!r}; expected own or vgg16:PATH")
 
+    @property
+    def data(self) -> str:
+        return ", ".join(source.data for source in self.sources)
+
     def source(self, name: str) -> InversionSource:
         return next(source for source in self.sources if source.name == name)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Of all sources, in the order of the record."""
+        """Cells of all sources, in the order of the record."""
         return tuple(cell for source in self.sources for cell in source.cells())
 
 
@@ -306,7 +310,7 @@ def defence_name(defence: Defence) -> str:
 
 
 def defence_json(defence: Defence) -> dict[str, Any]:
-    """As it stands in a record."""
+    """The defence as it stands in a record."""
     if defence is None:
         return {"kind": "none", "lam": 0.0, "beta": None}
     beta = defence.beta if isinstance(defence, MixCon) else None

@@ -85,7 +85,7 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class InvertJob:
-    """What is tried on one victim.
+    """Inversions of one victim.
 
     `inverted` are unseen images whose features the attacker has, `tuning` public images with which
     it tunes. `maps`: the classifier whose features are PSIM's, or another source of them as in
@@ -128,7 +128,7 @@ def train(job: TrainJob, progress: Progress = no_progress) -> dict[str, Any]:
 
 
 def _trained(job: TrainJob, progress: Progress) -> list[Arrays]:
-    """Of each victim: its weights, and what they do on both sets of images."""
+    """Weights of each victim, and what they do on both sets of images."""
     first, n, device = job.victims[0], len(job.victims), torch.device(job.device)
     model = first.model()
     drawn = seeded_generator(first.root_seed, first.seed, "split start")
@@ -173,8 +173,7 @@ class Victim:
 
     @classmethod
     def of(cls, root: str, victim: VictimId, device: str, cut: int | None = None) -> Victim:
-        """What its training left, cut where it is or elsewhere. Raises ValueError if that left
-        nothing."""
+        """The trained network, cut where it is or elsewhere. Raises ValueError if there is none."""
         found = Folder(Path(root)).product(victim.key)
         if found is None:
             raise ValueError(f"{victim.name} is not there; run the study again")
@@ -280,7 +279,7 @@ def scored(
     x: Float[Tensor, "n c h w"],
     maps: Callable[[Tensor], list[Tensor]],
 ) -> Arrays:
-    """What an attack gave: pictures (uint8), scores (n,), and `chance`, how alike unrelated images
+    """Results of an attack: pictures (uint8), scores (n,), and `chance`, how alike unrelated images
     are: the mean SSIM of each picture to the next images instead of its own."""
     recovered = found.clamp(0, 1)
     alike = similarities(recovered, x, recovered_maps=maps(recovered), original_maps=maps(x))

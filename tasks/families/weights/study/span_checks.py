@@ -44,12 +44,12 @@ def points(r: Results, axis: str | None = None) -> list[tuple[Cell, Cell]]:
 
 
 def name_of(cell: Cell) -> str:
-    """Of a cell without its attack."""
+    """Name of a cell without its attack."""
     return str(cell["name"]).rpartition("; ")[0]
 
 
 def above_half(r: Results, cell: Cell) -> bool | None:
-    """Whether more than half of the images came back good, beyond chance."""
+    """True if more than half of the images came back good, beyond chance."""
     good = np.concatenate(r.good(cell))
     low, high = proportion_interval(int(good.sum()), len(good))
     return True if low > HALF else False if high < HALF else None
@@ -71,7 +71,7 @@ def more_than_half(r: Results, axis: str) -> Verdict:
 
 
 def few_decoys(r: Results) -> Verdict:
-    """Of all cells together; those above are named."""
+    """Decoys of all cells together; cells above 3 % are named."""
     cells = [span for span, _kkt in points(r)]
     decoys = np.concatenate([np.concatenate(r.good(cell, "decoy_ssim")) for cell in cells])
     share = float(decoys.mean())
@@ -84,7 +84,7 @@ def few_decoys(r: Results) -> Verdict:
 
 
 def seconds(cell: Cell) -> float:
-    """Of one attack, with the comparison of its pictures with the training images."""
+    """Seconds of one attack, with the comparison of its pictures with the training images."""
     return float(cell["seconds"]) / (len(cell["victims"]) * int(cell["n_attacks"]))
 
 
@@ -100,7 +100,7 @@ def fair(both: Iterable[tuple[Cell, Cell]]) -> tuple[list[tuple[Cell, Cell]], st
 
 
 def beats_kkt(r: Results) -> Verdict:
-    """Where more than half comes back."""
+    """Points at which more than half comes back."""
     both = [pair for pair in points(r) if above_half(r, pair[0])]
     if not both:
         raise NotTestableError("nowhere does more than half come back")
@@ -117,7 +117,7 @@ def beats_kkt(r: Results) -> Verdict:
 
 
 def no_more_from_kkt(r: Results) -> Verdict:
-    """Where less than half comes back."""
+    """Points at which less than half comes back."""
     both = [pair for pair in points(r) if above_half(r, pair[0]) is False]
     if not both:
         raise NotTestableError("nowhere does less than half come back")
@@ -147,7 +147,7 @@ def nothing(r: Results, start: str) -> Verdict:
 
 
 def decay_helps(r: Results, start: str, attack: str) -> Verdict:
-    """Whether weight decay gives more back than none, from a standard start."""
+    """Weight decay against none, from a standard start."""
     k = (SPAN, KKT).index(attack)
     plain, decayed = _start(r, start)[k], _start(r, start, decay="0.01")[k]
     d = r.more_good(decayed, plain)
@@ -156,7 +156,7 @@ def decay_helps(r: Results, start: str, attack: str) -> Verdict:
 
 
 def layers_harder(r: Results, panel: str, attack: str) -> Verdict:
-    """Whether fewer come back with the most hidden layers than with the fewest."""
+    """The fewest hidden layers against the most."""
     k = (SPAN, KKT).index(attack)
     if panel == "layers":
         row = [pair[k] for pair in points(r, "layers")]

@@ -15,7 +15,7 @@ from flows.studies import study
 from recon_core.attacks.kkt.attacks import kkt_of, span_of
 from recon_core.experiments import KKT
 from tasks.campaign.plan import AFTER_VICTIMS
-from tasks.study.cost import attack_operations
+from tasks.families.weights.study.cost import attack_operations
 from tasks.study.settings import Cell, Study
 from tests.benchmarks.pages import build_page
 

@@ -144,12 +144,12 @@ def test_a_cost_is_of_every_victim_and_grows_with_it(tmp_path: Path) -> None:
     study = small_study(methods=WITH_BIHARMONIC)
     costs = {cost.name: cost for cost in costs_of(planned(study, tmp_path))}
     assert list(costs) == ["fc-a", "fc-b", "generic, photos", "generic, photos, noise 0.02"]
-    assert all(cost.seconds > 0 and cost.memory_bytes > 0 for cost in costs.values())
-    assert costs["fc-a"].n_units == 3
+    assert all(cost.seconds > 0 and cost.memory_bytes for cost in costs.values())
+    assert costs["fc-a"].counts["units"] == 3
     longer = replace(small_victim().training, epochs=6000)
     long = small_study(victims=(small_victim(training=longer),))
     (cost,) = costs_of(planned(long, tmp_path))
-    assert cost.train_s > 10 * costs["fc-a"].train_s
+    assert cost.seconds_of["training"] > 10 * costs["fc-a"].seconds_of["training"]
     assert not list(tmp_path.iterdir())
     methods = study.methods
     assert evaluations(methods.iteration) == 5

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.studies import STUDIES, study
+from flows.families.weights.study import GRID_NAMES
+from flows.studies import study
 from tasks.families.weights.study.claims import STATEMENTS, check_claims
 from tasks.families.weights.study.figure_specs import FIGURES, describe_figures
 from tasks.study.results import Results, difference
@@ -90,8 +91,8 @@ def verdicts(record: dict[str, Any]) -> list[bool | str | None]:
 
 
 def test_every_study_has_figures_and_claims() -> None:
-    assert set(STATEMENTS) == set(FIGURES) == set(STUDIES)
-    for name in STUDIES:
+    assert set(STATEMENTS) == set(FIGURES) == set(GRID_NAMES)
+    for name in GRID_NAMES:
         for preset in ("paper", "cpu"):
             made = study(name, preset)
             panels = {cell.panel for cell in made.cells}
@@ -291,7 +292,7 @@ def test_large() -> None:
 
 
 def test_a_study_that_lacks_cells_is_not_testable() -> None:
-    for name in STUDIES:
+    for name in GRID_NAMES:
         record = record_of(study(name, "cpu"), lambda cell, seed: 0.5)
         record["cells"] = []
         assert set(verdicts(record)) == {"not testable"}

@@ -1,0 +1,307 @@
+"""The studies of paper 002 and of the span attack: attack every victim of a grid and score them.
+
+A study is one function in `flows.families.weights.grids`, its figures and claims one each in
+`figure_specs` and `claims` of `tasks.families.weights.study`, and a few lines here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows.evaluate import score_methods
+from flows.families.weights import grids, span_grid
+from flows.generate import make_pairs
+from flows.settings import replace_setting, replace_settings
+from flows.study_kind import Claims, StudyKind, adapter, validated
+from storage.errors import StorageError
+from storage.files import write_file, write_json
+from storage.pairs.dataset import Dataset
+from storage.sources.load import load_images
+from tasks.campaign.generate import VICTIMS
+from tasks.campaign.plan import open_store
+from tasks.campaign.state import resume_if_stopped
+from tasks.campaign.victim_files import VictimsOfStore
+from tasks.campaign.watch import log_notice
+from tasks.cluster.workers import Workers, dask_client, device_of, resolve_device
+from tasks.evaluation.pictures import KeptPictures
+from tasks.evaluation.victims import find_victims
+from tasks.families.weights.study.claims import check_claims
+from tasks.families.weights.study.cost import cost_of, measured_pace
+from tasks.orchestration import task
+from tasks.progress import stage_progress
+from tasks.study.cost import Cost
+from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
+from tasks.families.weights.study.page import STUDY_PAGE
+from tasks.study.page import PAGE
+from tasks.study.products import SETTINGS, npz_of
+from tasks.study.record import (
+    METHOD,
+    PICTURES,
+    RECORD,
+    SCHEMA,
+    VERSION,
+    Examined,
+    describe_study,
+    examine,
+    unseen_images,
+)
+from tasks.study.settings import Cell, Study, StudyPlan
+from tasks.study.victims import train_victims
+from tasks.workspace import Workspace
+
+OF_EVERY_CELL = "experiment."
+"""Settings that begin with this are set in the experiment of every cell."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A study's store, and what its pictures score and its victims know."""
+
+    dataset: Dataset
+    scored: Mapping[str, Any]
+    examined: Mapping[int, Examined]
+    seconds: Mapping[str, float]
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridStudy(StudyKind[Study, StudyPlan]):
+    """A grid of experiments, by size."""
+
+    grid: Callable[[grids.Size], Study]
+    claims: Claims = check_claims
+    write_page: Callable[[Path], Path] = STUDY_PAGE.write
+    settings = Study
+    parts, unit = "cells", "cell"
+    schema = (SCHEMA, VERSION)
+    record, pictures, page = RECORD, PICTURES, PAGE
+    entries = frozenset(
+        {RECORD, PICTURES, PAGE, SETTINGS, "study-data"} | {"timings.json", "heldout", "evaluation"}
+    )
+    table, flow = "cells", "study"
+
+    @property
+    def presets(self) -> Mapping[str, Callable[[], Study]]:
+        return {name: partial(self.grid, size) for name, size in grids.SIZES.items()}
+
+    def size(self, made: Study) -> str:
+        n = len(made.cells)
+        return f"{n} cell{'s' * (n != 1)}, {made.n_runs:,} attacks"
+
+    def replace(self, tree: dict[str, Any], settings: Mapping[str, Any]) -> None:
+        """A name that begins with `experiment.` is set in every cell."""
+        of_cells = {name: v for name, v in settings.items() if name.startswith(OF_EVERY_CELL)}
+        tree["cells"] = [replace_settings(cell, of_cells, _completed) for cell in tree["cells"]]
+        for setting, value in settings.items():
+            if setting not in of_cells:
+                replace_setting(tree, setting, value)
+
+    def differences(self, base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+        """One of all cells stands once."""
+        found = super().differences(base, tree)
+        of_cells: dict[str, list[Any]] = {}
+        for name, value in found.items():
+            start, _number, setting = name.split(".", 2) if name.count(".") > 1 else ("", "", "")
+            if start == "cells" and setting.startswith(OF_EVERY_CELL):
+                of_cells.setdefault(setting, []).append(value)
+        everywhere = {
+            setting: values[0]
+            for setting, values in of_cells.items()
+            if len(values) == len(tree["cells"]) and all(v == values[0] for v in values)
+        }
+        rest = {n: v for n, v in found.items() if n.split(".", 2)[-1] not in everywhere}
+        return rest | everywhere | {"data": tree["data"]}
+
+    def plan(self, made: Study, _store: Path, _device: str) -> StudyPlan:
+        images = load_images(
+            made.data, split=made.split, skip_corrupt=made.skip_corrupt, channels=made.channels
+        )
+        return StudyPlan(made, images)
+
+    def facts(self, plan: StudyPlan) -> list[tuple[str, Mapping[str, str]]]:
+        return [(plan.study.split, plan.images.facts)]
+
+    def costs(self, plan: StudyPlan, device: str) -> list[Cost]:
+        c, h, w = plan.images.images.shape[1:]
+        pace, made = measured_pace(device), plan.study
+        return [
+            cost_of(made, cell, (c, h, w), pace, stacked=device != "cpu") for cell in made.cells
+        ]
+
+    def planned(self, plan: StudyPlan) -> str:
+        return self.size(plan.study)
+
+    def make(self, plan: StudyPlan, store: Path, workers: Workers) -> Scored:
+        """Raises StorageError where parts are quarantined."""
+        workspace, device, made = Workspace(store), device_of(workers), plan.study
+        dataset = open_store(workspace.pairs("heldout"), made, plan.images)
+        write_json(store / SETTINGS, self.to_json(made))
+        if notice := resume_if_stopped(dataset.place):
+            log_notice(notice)
+        if len(dataset.receipts) < plan.sampling.n_parts:
+            if made.train_first:
+                with workspace.timed("train"):
+                    train_first(plan, dataset, workers, device)
+            with workspace.timed("attack"):
+                dataset = make_pairs(plan, dataset, workers, device, f"Study {made.name}")
+        if len(dataset.receipts) < plan.sampling.n_parts:
+            raise StorageError(
+                f"{dataset.root} has {len(dataset.receipts)} of {plan.sampling.n_parts} parts, the "
+                f"others are quarantined; see {dataset.root}/quarantine, and run the same command "
+                "again"
+            )
+        where = resolve_device(workers.device)
+        with workspace.timed("score"):
+            scored = score_methods(
+                made.evaluation,
+                dataset=dataset,
+                heldout=plan.images,
+                restorers={},
+                out=workspace.evaluation,
+                device=where,
+            )
+            examined = ask_victims(plan, dataset, device=where)
+        return Scored(dataset, scored, examined, workspace.timings)
+
+    def describe(self, plan: StudyPlan, ended: Scored) -> tuple[list[Any], dict[str, Any]]:
+        body = describe_study(plan, ended.scored, ended.examined, ended.dataset)
+        stages = ("train", "attack", "score") if plan.study.train_first else ("attack", "score")
+        body["seconds"] = {name: round(ended.seconds.get(name, 0.0), 1) for name in stages}
+        return [ended.scored["fingerprint"], plan.study.fingerprint(plan.images)], body
+
+    def figures(self, plan: StudyPlan, _record: Mapping[str, Any]) -> Sequence[Any]:
+        return describe_figures(plan.study)
+
+    def keep_pictures(
+        self, store: Path, plan: StudyPlan, ended: Scored, record: Mapping[str, Any]
+    ) -> None:
+        """The pairs that are shown of every cell, and the kernels that have a figure."""
+        evaluation = Workspace(store).evaluation
+        images = plan.images
+        victims = find_victims(ended.dataset, images, decoy_seed=plan.study.evaluation.decoy_seed)
+        kept = KeptPictures(evaluation / "cache", victims, {METHOD: METHOD})
+        runs = ended.scored["methods"][METHOD]["targets"]["run"]
+        arrays, wanted = {}, {}
+        for cell in record["cells"]:
+            key = f"cell_{cell['number']:04d}"
+            rows = cell["shown"]
+            ids = [record["images"]["image_id"][row] for row in rows]
+            arrays[f"{key}/original"] = images.images[np.array(ids, np.int64)]
+            wanted[f"{key}/reconstruction"] = (METHOD, "targets", rows, [runs[row] for row in rows])
+        arrays |= kept.read(wanted, images.images.shape[1:])
+        for number in kernels_of(plan.study):
+            found = ended.examined[record["cells"][number]["victims"][0]].kernels
+            if found is not None:
+                arrays[f"kernels_{number:04d}"] = found
+        write_file(store / self.pictures, npz_of(arrays))
+
+    def rows(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """One row per cell for a screen or a table."""
+        return [
+            {
+                "cell": cell["name"],
+                "images": cell["n_images"],
+                "good": f"{cell['targets']['n_good']}/{cell['targets']['n']}",
+                "decoys": f"{cell['decoys']['n_good']}/{cell['decoys']['n']}",
+                "SSIM": round(cell["targets"]["mean_ssim"], 3),
+                "SSIM decoys": round(cell["decoys"]["mean_ssim"], 3),
+            }
+            for cell in record["cells"]
+        ]
+
+
+def _completed(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell as a JSON object, with the defaults of what is not in it."""
+    return dict(adapter(Cell).dump_python(validated(Cell, cell), mode="json"))
+
+
+@task(name="train victims")
+def train_first(plan: StudyPlan, dataset: Dataset, workers: Workers, device: str) -> None:
+    """Every victim that is still to be attacked, on Dask workers that live as long as this task."""
+    with (
+        stage_progress("Train the victims", "victim") as advance,
+        dask_client(workers, threads=plan.study.threads) as client,
+    ):
+        train_victims(plan, dataset, client, device=device, on_progress=advance)
+
+
+@task(name="ask victims")
+def ask_victims(plan: StudyPlan, dataset: Dataset, *, device: str) -> dict[int, Examined]:
+    """Asks the victims; those that are not kept are trained again."""
+    study, tests = plan.study, unseen_images(plan, dataset)
+    n_victims = len(study.cells) * study.n_victims
+    receipts = {r.part * study.runs_per_part // study.n_attacks: r for r in dataset.receipts}
+    fingerprint = study.victims_fingerprint(plan.images)
+    kept = VictimsOfStore(Path(dataset.root) / VICTIMS, fingerprint, receipts)
+    found = {}
+    with stage_progress("Ask the victims", "victim") as advance:
+        for victim in range(n_victims):
+            advance(victim, n_victims)
+            found[victim] = examine(plan, victim, tests=tests, device=device, victims=kept)
+        advance(n_victims, n_victims)
+    return found
+
+
+GRIDS = (
+    GridStudy(
+        name="multiclass",
+        title="More classes, more reconstructions",
+        question="Does a classifier of more classes give back more of its training images?",
+        paper="002, section 4.2 and appendix C",
+        grid=grids.multiclass,
+    ),
+    GridStudy(
+        name="losses",
+        title="Losses other than cross-entropy",
+        question="Do networks trained by regression with weight decay give back their images, and "
+        "which of them?",
+        paper="002, section 5.2 and appendix D",
+        grid=grids.losses,
+    ),
+    GridStudy(
+        name="weight-decay",
+        title="The role of weight decay",
+        question="Does weight decay make a network with a standard start vulnerable, and for which "
+        "values?",
+        paper="002, section 6.1 and appendix E",
+        grid=grids.weight_decay,
+    ),
+    GridStudy(
+        name="cnn",
+        title="Convolutional networks",
+        question="Do networks that begin with a convolution give back their images, and with which "
+        "kernels?",
+        paper="002, section 6.1 and appendix F",
+        grid=grids.cnn,
+    ),
+    GridStudy(
+        name="width",
+        title="Width against number of images",
+        question="How many images come back by the width of the network and the number of images?",
+        paper="002, section 6.2",
+        grid=grids.width,
+    ),
+    GridStudy(
+        name="large",
+        title="Many images",
+        question="Does a wide network give back some of very many images that it learned in "
+        "minibatches?",
+        paper="002, appendix G",
+        grid=grids.large,
+    ),
+    GridStudy(
+        name="span",
+        title="Where the span attack works",
+        question="From which networks does the span attack give back more than half of the images, "
+        "where does it break, and what of paper 002 stands when the start is known?",
+        paper="ours, beside 002",
+        grid=span_grid.span,
+    ),
+)
+GRID_NAMES = tuple(kind.name for kind in GRIDS)

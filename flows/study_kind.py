@@ -1,0 +1,208 @@
+"""Kinds of study: the grid, scores, claims and page that tell one from another.
+
+What all have in common is here (settings, read from a preset, single values or a store, and the
+command that makes them again), in `flows.study` (the flow) and in `flows.cli.study` (the command).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from flows.naming import unknown_name
+from flows.settings import explained, replace_setting, values_of
+from storage.documents import read_document, understood
+from tasks.cluster.workers import Workers
+from tasks.study.cost import Cost
+from tasks.study.products import SETTINGS
+
+S = TypeVar("S")
+P = TypeVar("P")
+Claims = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+FIX = "restore it, or use another --store"
+
+
+class Ended(Protocol):
+    """Outcome of a study: why those units failed that did, by name."""
+
+    @property
+    def failed(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyKind(ABC, Generic[S, P]):
+    """A study with settings S, and a plan P of what is to be run for it.
+
+    `paper`: where that asks the question. `parts`: the setting with the parts of which some can be
+    chosen by name; `unit` heads their costs. `table` and `flow` name what Prefect shows. `claims`
+    are decided on a record, and `write_page` makes the page of a store and returns its path.
+    """
+
+    name: str
+    title: str
+    question: str
+    paper: str
+    claims: Claims
+    write_page: Callable[[Path], Path]
+    settings: ClassVar[Any]
+    parts: ClassVar[str]
+    unit: ClassVar[str]
+    schema: ClassVar[tuple[str, int]]
+    record: ClassVar[str]
+    pictures: ClassVar[str]
+    page: ClassVar[str]
+    entries: ClassVar[frozenset[str]]
+    table: ClassVar[str]
+    flow: ClassVar[str]
+    whole_units: ClassVar[bool] = False
+    """Costs are upper bounds, each of a unit that one worker does alone."""
+
+    @property
+    @abstractmethod
+    def presets(self) -> Mapping[str, Callable[[], S]]:
+        """The study by size."""
+
+    @abstractmethod
+    def size(self, made: S) -> str:
+        """`5 autoencoders, 6 masks`."""
+
+    @abstractmethod
+    def plan(self, made: S, store: Path, device: str) -> P:
+        """The images, and what is to be run on them; raises what either refuses."""
+
+    @abstractmethod
+    def facts(self, plan: P) -> Iterable[tuple[str, Mapping[str, str]]]:
+        """Split and facts of every set of images that was read."""
+
+    @abstractmethod
+    def costs(self, plan: P, device: str) -> list[Cost]:
+        """Estimates by part, measured on this machine in some seconds."""
+
+    @abstractmethod
+    def planned(self, plan: P) -> str:
+        """Extent of what the costs are of: `60 units`."""
+
+    @abstractmethod
+    def make(self, plan: P, store: Path, workers: Workers) -> Ended:
+        """Whatever is missing is trained, attacked and scored."""
+
+    @abstractmethod
+    def describe(self, plan: P, ended: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Identity, of which the fingerprint is made, and the record's own entries."""
+
+    @abstractmethod
+    def figures(self, plan: P, record: Mapping[str, Any]) -> Sequence[Any]:
+        """Figures of the page."""
+
+    @abstractmethod
+    def keep_pictures(self, store: Path, plan: P, ended: Any, record: Mapping[str, Any]) -> None:
+        """Writes what the page shows beside the record."""
+
+    @abstractmethod
+    def rows(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The result as a table for a screen."""
+
+    def named(self, preset: str, settings: Mapping[str, Any] | None = None, *, only: str = "") -> S:
+        """The study at a size, with single settings replaced; `only` the parts whose name has that,
+        and numbers of parts in settings then count those.
+
+        Raises ValueError naming what is wrong and the fix.
+        """
+        if preset not in self.presets:
+            raise ValueError(unknown_name("preset", preset, self.presets))
+        made = self.presets[preset]()
+        if only:
+            parts = getattr(made, self.parts)
+            some = tuple(part for part in parts if only in part.name)
+            if not some:
+                names = (part.name for part in parts)
+                raise ValueError(unknown_name(self.parts.removesuffix("s"), only, names))
+            made = self.narrowed(made, {self.parts: some, "only": only})
+        return self.changed(made, settings or {})
+
+    def narrowed(self, made: S, changes: Mapping[str, Any]) -> S:
+        """The study of some of its parts."""
+        return replace(made, **changes)  # type: ignore[type-var]
+
+    def changed(self, made: S, settings: Mapping[str, Any]) -> S:
+        """A study with single settings replaced, as `named` does."""
+        tree = self.to_json(made)
+        self.replace(tree, settings)
+        return self.from_json(tree)
+
+    def replace(self, tree: dict[str, Any], settings: Mapping[str, Any]) -> None:
+        """Sets single settings of a study that is a JSON object."""
+        for name, value in settings.items():
+            replace_setting(tree, name, value)
+
+    def resolve(
+        self,
+        preset: str | None,
+        settings: Mapping[str, Any] | None,
+        store: Path,
+        *,
+        only: str = "",
+    ) -> S:
+        """The study that `store` holds, unless a size or some parts are asked for; else the preset,
+        at a CPU's size by default. Raises ValueError as `named` does, and for a store of another
+        study."""
+        path = store / SETTINGS
+        if preset is not None or only or not path.exists():
+            return self.named(preset or "cpu", settings, only=only)
+        tree = read_document(path, FIX)
+        if tree.get("name") != self.name:
+            raise ValueError(
+                f"{store} holds study {tree.get('name')!r}, not {self.name!r}; use another --store"
+            )
+        with understood(path, FIX):
+            kept = self.from_json(tree)
+        return self.changed(kept, settings or {})
+
+    def from_json(self, tree: Mapping[str, Any]) -> S:
+        """The study of a JSON object; ValueError in one line for unknown keys and bad values."""
+        made: S = validated(self.settings, tree)
+        return made
+
+    def to_json(self, made: S) -> dict[str, Any]:
+        """The study as a JSON object."""
+        return dict(adapter(self.settings).dump_python(made, mode="json"))
+
+    def command(self, made: Any) -> str:
+        """The command that makes this study from nothing."""
+        base = self.to_json(self.named(made.preset, only=made.only))
+        found = self.differences(base, self.to_json(made))
+        words = ["palimpsest", "study", made.name, "--preset", made.preset]
+        if data := found.pop("data", None):
+            words += ["--data", data]
+        if made.only:
+            words += ["--only", made.only]
+        for name, value in found.items():
+            words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+        return shlex.join(words)
+
+    def differences(self, base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+        """Settings that are not those of the preset, and `data` for its option."""
+        plain = dict(values_of(base))
+        found = {n: v for n, v in values_of(tree) if plain.get(n, ...) != v}
+        return found | {"data": tree["data"]}
+
+
+@functools.cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def validated(kind: Any, tree: Mapping[str, Any]) -> Any:
+    """Settings of a JSON object; ValueError in one line for unknown keys and bad values."""
+    try:
+        return adapter(kind).validate_python(tree)
+    except ValidationError as error:
+        raise ValueError(explained(error)) from error
