@@ -52,7 +52,9 @@ RULES = ("gradient descent", "momentum", "Adadelta", "Adam")
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A size: `rates` of the rules, `epochs` with them, and of minibatches. `most_directions`: how many stand
+    """A size: `rates` of the rules, `epochs` with them, and of minibatches.
+
+    `most_directions`: how many stand
     out of a small start at the most, after training as short as this."""
 
     images: tuple[int, ...]
