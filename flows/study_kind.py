@@ -42,7 +42,8 @@ class StudyKind(ABC, Generic[S, P]):
     """A study with settings S, and a plan P of what is to be run for it.
 
     `paper`: where that asks the question. `parts`: the setting with the parts of which some can be
-    chosen by name; `unit` heads their costs. `table` and `flow` name what Prefect shows. `claims`
+    chosen by name; `unit` heads their costs. `stem` begins the names of the record, its pictures
+    and the page in the store, beside which the `products` are. `flow` is Prefect's name. `claims`
     are decided on a record, and `write_page` makes the page of a store and returns its path.
     """
 
@@ -55,15 +56,30 @@ class StudyKind(ABC, Generic[S, P]):
     settings: ClassVar[Any]
     parts: ClassVar[str]
     unit: ClassVar[str]
-    schema: ClassVar[tuple[str, int]]
-    record: ClassVar[str]
-    pictures: ClassVar[str]
-    page: ClassVar[str]
-    entries: ClassVar[frozenset[str]]
-    table: ClassVar[str]
+    stem: ClassVar[str]
+    version: ClassVar[int]
+    products: ClassVar[frozenset[str]]
     flow: ClassVar[str]
     whole_units: ClassVar[bool] = False
     """Costs are upper bounds, each of a unit that one worker does alone."""
+
+    @property
+    def record(self) -> str:
+        return f"{self.stem}.json"
+
+    @property
+    def pictures(self) -> str:
+        return f"{self.stem}-pictures.npz"
+
+    @property
+    def page(self) -> str:
+        return f"{self.stem}.html"
+
+    @property
+    def entries(self) -> frozenset[str]:
+        """Names of all that a study makes in its store."""
+        made = {self.record, self.pictures, self.page, f"{self.stem}-data", SETTINGS}
+        return self.products | made
 
     @property
     @abstractmethod

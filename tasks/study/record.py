@@ -27,7 +27,6 @@ from tasks.study.settings import Cell, Study, StudyPlan
 
 SCHEMA = "palimpsest-study"
 VERSION = 2
-RECORD, PICTURES = "study.json", "study-pictures.npz"
 DIGITS = 6
 N_SHOWN = 10
 """Pairs of a cell that are kept as pictures, the best first."""

@@ -11,6 +11,7 @@ from flows.families.autoencoder.grids import PRESETS
 from flows.settings import replace_setting, values_of
 from flows.study_units import UnitStudy
 from storage.files import write_file
+from tasks.campaign.state import CONTROL_FILE
 from tasks.families.autoencoder.study import record as records
 from tasks.families.autoencoder.study.claims import check_recovery
 from tasks.families.autoencoder.study.cost import costs_of
@@ -31,10 +32,9 @@ class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
 
     settings = RecoveryStudy
     parts, unit = "victims", "unit"
-    schema = (records.SCHEMA, records.VERSION)
-    record, pictures, page = records.RECORD, records.PICTURES, records.PAGE
-    entries = records.ENTRIES
-    table, flow = "recovery", "study-autoencoder"
+    stem, version = "recovery", records.VERSION
+    products = frozenset({"victims", "inpainter", "cells", CONTROL_FILE})
+    flow = "study-autoencoder"
     whole_units = True
 
     @property

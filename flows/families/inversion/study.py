@@ -10,6 +10,7 @@ from flows.families.inversion.grids import PRESETS
 from flows.settings import replace_setting, values_of
 from flows.study_units import UnitStudy
 from storage.files import write_file
+from tasks.campaign.state import CONTROL_FILE
 from tasks.families.inversion.study import record as records
 from tasks.families.inversion.study.claims import check_inversion
 from tasks.families.inversion.study.cost import costs_of
@@ -32,10 +33,9 @@ class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
 
     settings = InversionStudy
     parts, unit = "sources", "what"
-    schema = (records.SCHEMA, records.VERSION)
-    record, pictures, page = records.RECORD, records.PICTURES, records.PAGE
-    entries = records.ENTRIES
-    table, flow = "inversion", "study-inversion"
+    stem, version = "inversion", records.VERSION
+    products = frozenset({"victims", "products", CONTROL_FILE})
+    flow = "study-inversion"
 
     @property
     def presets(self) -> Mapping[str, Callable[[], InversionStudy]]:

@@ -38,13 +38,9 @@ from tasks.progress import stage_progress
 from tasks.study.cost import Cost
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
 from tasks.families.weights.study.page import STUDY_PAGE
-from tasks.study.page import PAGE
 from tasks.study.products import SETTINGS, npz_of
 from tasks.study.record import (
     METHOD,
-    PICTURES,
-    RECORD,
-    SCHEMA,
     VERSION,
     Examined,
     describe_study,
@@ -79,12 +75,9 @@ class GridStudy(StudyKind[Study, StudyPlan]):
     write_page: Callable[[Path], Path] = STUDY_PAGE.write
     settings = Study
     parts, unit = "cells", "cell"
-    schema = (SCHEMA, VERSION)
-    record, pictures, page = RECORD, PICTURES, PAGE
-    entries = frozenset(
-        {RECORD, PICTURES, PAGE, SETTINGS, "study-data"} | {"timings.json", "heldout", "evaluation"}
-    )
-    table, flow = "cells", "study"
+    stem, version = "study", VERSION
+    products = frozenset({"timings.json", "heldout", "evaluation"})
+    flow = "study"
 
     @property
     def presets(self) -> Mapping[str, Callable[[], Study]]:

@@ -17,7 +17,6 @@ from flows.cli.main import app
 from flows.families.autoencoder.grids import PRESETS
 from flows.families.autoencoder.study import AUTOENCODER
 from flows.study import UnitsFailedError
-from tasks.families.autoencoder.study.record import ENTRIES
 from tests.benchmarks.pages import build_page
 
 RUN = CliRunner()
@@ -59,7 +58,7 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(
     done = RUN.invoke(app, words(store))
     assert done.exit_code == 0, done.output
     assert "Test images are not recovered accurately" in " ".join(done.stdout.split())
-    assert {path.name for path in store.iterdir()} == ENTRIES - {"control.json"}
+    assert {path.name for path in store.iterdir()} == AUTOENCODER.entries - {"control.json"}
     record = json.loads((store / "recovery.json").read_bytes())
     assert (record["schema"], record["preset"]) == ("palimpsest-recovery", "tiny")
     assert {c["method"] for c in record["cells"]} == {m["name"] for m in record["methods"]}

@@ -18,7 +18,7 @@ from flows.families.inversion.grids import PRESETS
 from flows.families.inversion.study import INVERSION
 from flows.study import UnitsFailedError
 from recon_core.victims.separability import MixCon
-from tasks.families.inversion.study.record import ENTRIES, sweet_spots
+from tasks.families.inversion.study.record import sweet_spots
 from tasks.families.inversion.study.settings import Cell
 from tests.benchmarks.pages import build_page
 
@@ -62,7 +62,7 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(
     done = RUN.invoke(app, words(store, "--set", "n_seeds=3"))
     assert done.exit_code == 0, done.output
     assert "At matched accuracy MixCon lowers SSIM" in " ".join(done.stdout.split())
-    assert {path.name for path in store.iterdir()} == ENTRIES - {"control.json"}
+    assert {path.name for path in store.iterdir()} == INVERSION.entries - {"control.json"}
     record = json.loads((store / "inversion.json").read_bytes())
     assert (record["schema"], record["preset"]) == ("palimpsest-inversion", "tiny")
     assert [a["name"] for a in record["attacks"]] == ["paper", "tuned", "strong", "restored"]

@@ -17,22 +17,16 @@ import torch
 from recon_core.attacks.plug_and_play import Ending
 from recon_core.degradation import MASKS
 from recon_core.recovery_scores import ACCURATE, APPROXIMATE, THRESHOLDS, rates
-from tasks.campaign.state import CONTROL_FILE
 from tasks.evaluation.record import describe_source, significant
 from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.settings import RecoveryVictim, level_name
 from tasks.families.autoencoder.study.units import ESTIMATE_H, Batch, Group
 from tasks.study.executor import Outcome
-from tasks.study.products import SETTINGS, Arrays, npz_of
+from tasks.study.products import Arrays, npz_of
 
 SCHEMA = "palimpsest-recovery"
 VERSION = 2
-RECORD, PICTURES, PAGE = "recovery.json", "recovery-pictures.npz", "recovery.html"
-ENTRIES = frozenset(
-    {RECORD, PICTURES, PAGE, SETTINGS, CONTROL_FILE}
-    | {"recovery-data", "victims", "inpainter", "cells"}
-)
-"""Entries of a study's folder."""
+RECORD = "recovery.json"
 QUESTION = "Do overfitted autoencoders give back training images of which pixels are missing?"
 TITLE = "Training images from overfitted autoencoders"
 PAPER = "000, section 4"

@@ -18,21 +18,16 @@ import numpy.typing as npt
 from recon_core.summary import t_interval
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split_training import Defence
-from tasks.campaign.state import CONTROL_FILE
 from tasks.evaluation.record import significant
 from tasks.families.inversion.study.plan import InversionPlan
 from tasks.families.inversion.study.settings import Cell, defence_json, defence_name
 from tasks.families.inversion.study.synthetic import DEFAULT
 from tasks.page.formats import power
-from tasks.study.products import SETTINGS, Arrays, npz_of
+from tasks.study.products import Arrays, npz_of
 
 SCHEMA = "palimpsest-inversion"
 VERSION = 2
-RECORD, PICTURES, PAGE = "inversion.json", "inversion-pictures.npz", "inversion.html"
-ENTRIES = frozenset(
-    {RECORD, PICTURES, PAGE, SETTINGS, CONTROL_FILE, "inversion-data", "products", "victims"}
-)
-"""Entries of a study's folder: networks that the page shows more of are in `victims`."""
+RECORD = "inversion.json"
 TITLE = "Split networks: what the features give away, and what MixCon hides"
 QUESTION = (
     "A client sends the features of an image to a server. How much of the image comes back, does "

@@ -15,8 +15,6 @@ from recon_core.recovery_scores import ACCURATE, THRESHOLDS
 from tasks.families.autoencoder.study.cost import costs_of, evaluations
 from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.record import (
-    PICTURES,
-    RECORD,
     describe_recovery,
     mask_title,
     pictures_of,
@@ -132,7 +130,6 @@ def test_a_victim_that_failed_or_reached_nothing_is_said(tmp_path: Path) -> None
     assert left["failed"] == [{"unit": "train fc-a", "error": "MemoryError: too large"}]
     assert (left["cells"], left["shown"]) == ([], [])
     assert [victim["name"] for victim in left["victims"]] == ["fc-stuck"]
-    assert RECORD != PICTURES
 
 
 def test_titles_of_masks() -> None:
