@@ -48,7 +48,7 @@ def run_study(
     record = make_record(kind, plan, ended)
     kind.keep_pictures(store, plan, ended, record)
     write_json(store / kind.record, record)
-    page = kind.write_page(store)
+    page = kind.page.write(store)
     leave_table(kind.parts, kind.rows(record), f"Study {name}: what came back")
     leave_table("claims", claim_rows(record), f"Study {name}: the paper's claims")
     leave_link(kind.flow, page, f"The page of study {name}")
@@ -69,8 +69,8 @@ def make_record(kind: StudyKind[Any, Any], plan: Any, ended: Any) -> dict[str, A
     """The record of a study."""
     made, (identity, body) = plan.study, kind.describe(plan, ended)
     record: dict[str, Any] = {
-        "schema": f"palimpsest-{kind.stem}",
-        "version": kind.version,
+        "schema": f"palimpsest-{kind.page.name}",
+        "version": kind.page.version,
         "name": made.name,
         "preset": made.preset,
         "title": kind.title,

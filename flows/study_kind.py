@@ -21,6 +21,7 @@ from flows.naming import unknown_name
 from flows.settings import explained, replace_setting, values_of
 from storage.documents import read_document, understood
 from tasks.cluster.workers import Workers
+from tasks.page.study_page import StudyPage
 from tasks.study.cost import Cost
 from tasks.study.products import SETTINGS
 
@@ -42,9 +43,8 @@ class StudyKind(ABC, Generic[S, P]):
     """A study with settings S, and a plan P of what is to be run for it.
 
     `paper`: where that asks the question. `parts`: the setting with the parts of which some can be
-    chosen by name; `unit` heads their costs. `stem` begins the names of the record, its pictures
-    and the page in the store, beside which the `products` are. `flow` is Prefect's name. `claims`
-    are decided on a record, and `write_page` makes the page of a store and returns its path.
+    chosen by name; `unit` heads their costs. `products` are in the store beside the record, its
+    pictures and the `page`. `flow` is Prefect's name. `claims` are decided on a record.
     """
 
     name: str
@@ -52,12 +52,10 @@ class StudyKind(ABC, Generic[S, P]):
     question: str
     paper: str
     claims: Claims
-    write_page: Callable[[Path], Path]
+    page: StudyPage
     settings: ClassVar[Any]
     parts: ClassVar[str]
     unit: ClassVar[str]
-    stem: ClassVar[str]
-    version: ClassVar[int]
     products: ClassVar[frozenset[str]]
     flow: ClassVar[str]
     whole_units: ClassVar[bool] = False
@@ -65,20 +63,17 @@ class StudyKind(ABC, Generic[S, P]):
 
     @property
     def record(self) -> str:
-        return f"{self.stem}.json"
+        return f"{self.page.name}.json"
 
     @property
     def pictures(self) -> str:
-        return f"{self.stem}-pictures.npz"
-
-    @property
-    def page(self) -> str:
-        return f"{self.stem}.html"
+        return f"{self.page.name}-pictures.npz"
 
     @property
     def entries(self) -> frozenset[str]:
         """Names of all that a study makes in its store."""
-        made = {self.record, self.pictures, self.page, f"{self.stem}-data", SETTINGS}
+        stem = self.page.name
+        made = {self.record, self.pictures, f"{stem}.html", f"{stem}-data", SETTINGS}
         return self.products | made
 
     @property

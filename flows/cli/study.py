@@ -129,7 +129,7 @@ def study(
     record = json.loads((store / kind.record).read_bytes())
     show_rows(kind.rows(record))
     show_claims(claim_rows(record))
-    page = store / kind.page
+    page = store / f"{kind.page.name}.html"
     out.print(f"Page: [bold]{escape(str(page.absolute()))}[/]", soft_wrap=True)
     if failure is not None:
         raise failure

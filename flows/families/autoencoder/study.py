@@ -32,7 +32,6 @@ class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
 
     settings = RecoveryStudy
     parts, unit = "victims", "unit"
-    stem, version = "recovery", records.VERSION
     products = frozenset({"victims", "inpainter", "cells", CONTROL_FILE})
     flow = "study-autoencoder"
     whole_units = True
@@ -132,5 +131,5 @@ AUTOENCODER = AutoencoderStudy(
     question=records.QUESTION,
     paper=records.PAPER,
     claims=check_recovery,
-    write_page=RECOVERY_PAGE.write,
+    page=RECOVERY_PAGE,
 )

@@ -33,7 +33,6 @@ class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
 
     settings = InversionStudy
     parts, unit = "sources", "what"
-    stem, version = "inversion", records.VERSION
     products = frozenset({"victims", "products", CONTROL_FILE})
     flow = "study-inversion"
 
@@ -132,5 +131,5 @@ INVERSION = SplitStudy(
     question=records.QUESTION,
     paper=records.PAPER,
     claims=check_inversion,
-    write_page=INVERSION_PAGE.write,
+    page=INVERSION_PAGE,
 )

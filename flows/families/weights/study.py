@@ -33,15 +33,15 @@ from tasks.evaluation.pictures import KeptPictures
 from tasks.evaluation.victims import find_victims
 from tasks.families.weights.study.claims import check_claims
 from tasks.families.weights.study.cost import cost_of, measured_pace
-from tasks.orchestration import task
-from tasks.progress import stage_progress
-from tasks.study.cost import Cost
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
 from tasks.families.weights.study.page import STUDY_PAGE
+from tasks.orchestration import task
+from tasks.page.study_page import StudyPage
+from tasks.progress import stage_progress
+from tasks.study.cost import Cost
 from tasks.study.products import SETTINGS, npz_of
 from tasks.study.record import (
     METHOD,
-    VERSION,
     Examined,
     describe_study,
     examine,
@@ -72,10 +72,9 @@ class GridStudy(StudyKind[Study, StudyPlan]):
 
     grid: Callable[[grids.Size], Study]
     claims: Claims = check_claims
-    write_page: Callable[[Path], Path] = STUDY_PAGE.write
+    page: StudyPage = STUDY_PAGE
     settings = Study
     parts, unit = "cells", "cell"
-    stem, version = "study", VERSION
     products = frozenset({"timings.json", "heldout", "evaluation"})
     flow = "study"
 
