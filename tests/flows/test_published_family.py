@@ -20,9 +20,10 @@ from pathlib import Path
 import flows
 from flows import studies
 from flows.chain import chain
+from flows.families.weights.study import GridStudy
 from flows.recipe import Recipe
 from flows.settings import from_json, resolve, to_json
-from flows.study import RECORD, run_study
+from flows.study import run_study
 from recon_core.experiments import FAMILIES
 from tasks.cluster.workers import Workers
 from tasks.evaluation.settings import Evaluation
@@ -52,11 +53,12 @@ def main(root):
         n_attacks=1, runs_per_part=1, n_tests=8, train_first=True,
         evaluation=Evaluation(baselines=(), n_samples=1),
     )
-    studies.STUDIES["sides"] = studies.Kind(
-        title="Sides", question="Does a wider blur hide more?", paper="", grid=lambda size: study
+    studies.STUDIES["sides"] = GridStudy(
+        name="sides", title="Sides", question="Does a wider blur hide more?", paper="",
+        grid=lambda size: study,
     )
     page = run_study("sides", root / "study", workers=workers)
-    record = json.loads((root / "study" / RECORD).read_text())
+    record = json.loads((root / "study" / "study.json").read_text())
     print("FOUND", json.dumps({
         "pairs": products["pairs"]["pairs"],
         "methods": sorted(products["evaluation"]["methods"]),
