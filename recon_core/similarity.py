@@ -83,7 +83,7 @@ def unit_ssim(
 ) -> Float64[Tensor, " n"]:
     """(SSIM + 1) / 2, in [0, 1] (MixCon paper, C.3); unrelated images score about .5.
 
-    `convention` is explained in `recon_core.metrics`; MixCon paper does not name one. Raises
+    `convention` is explained in `recon_core.metrics`; the MixCon paper does not name one. Raises
     ValueError for images that do not match or are smaller than the window.
     """
     return (ssim_pairs(recovered, original, convention=convention).double() + 1) / 2

@@ -10,8 +10,8 @@ one for lam, one victim at a time.
         + sum relu(x - 1)^2 + sum relu(-1 - x)^2 + 5 sum relu(lam_min - lam)^2
 
 with c_i = lam_i y_i / N (binary), lam_i / N and phi_i = phi_{y_i} - max_{j != y_i} phi_j
-(multiclass, the KKT paper eq. 12), or lam_i / N, free in sign and without the last term
-(regression, the KKT paper eq. 15). N is the number of candidates, as in the authors' code, or 1, as
+(multiclass, KKT paper, eq. 12), or lam_i / N, free in sign and without the last term
+(regression, KKT paper, eq. 15). N is the number of candidates, as in the authors' code, or 1, as
 in their formula.
 """
 

@@ -1,7 +1,6 @@
-"""MixCon and UniCon on a victim's hidden features: what they add to a training step's gradient.
+"""Gradients of MixCon and UniCon on a victim's hidden features (MixCon paper, section 3.2).
 
-    min over theta of mean_i loss(phi(theta; x_i), y_i) + lam L(h(x_1), ..., h(x_n))   (MixCon
-    paper, 3.2)
+    min over theta of mean_i loss(phi(theta; x_i), y_i) + lam L(h(x_1), ..., h(x_n))
 
 with h(x) the activations of one hidden layer and L as in `separability`. In the full batch, tuple i
 is the i-th image of every class; images beyond the smallest class are in none (MixCon paper,

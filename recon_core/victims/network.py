@@ -57,7 +57,7 @@ class Network:
 
     `widths`: the hidden dense layers. `init_std_first`: the first layer, weights and bias, starts
     from N(0, s^2); None starts it like the rest. `init_rest`: "kaiming" is He's normal by fan in
-    with biases 0 (image restoration paper names He without the variant), "torch" the default of
+    with biases 0 (the image restoration paper names He without the variant), "torch" the default of
     torch's layers, uniform in +-1/sqrt(fan_in) (Haim et al.'s code; KKT paper with weight decay).
     """
 

@@ -41,7 +41,7 @@ from recon_core.victims.split_evaluation import (
 
 FORBID = {"extra": "forbid"}
 Defence = MixCon | UniCon | None
-"""What is added to a network's cross-entropy; None: nothing (MixCon paper calls it vanilla)."""
+"""What is added to a network's cross-entropy; None: nothing (the MixCon paper calls it vanilla)."""
 
 
 @dataclass(frozen=True, kw_only=True)

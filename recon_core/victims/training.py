@@ -6,7 +6,7 @@ without it, so that it costs nothing from there on.
 
 Image restoration paper, section 2: full batch, Adadelta with rate 1, 50,000 epochs. Haim et al.
 2022 and the KKT paper: gradient descent, rate .01 (.5 with classes), 1e6 epochs, which `span` makes
-several times cheaper; KKT paper trains its largest model on minibatches. Weight decay adds
+several times cheaper; the KKT paper trains its largest model on minibatches. Weight decay adds
 weight_decay * theta to the gradient of the *mean* loss, as torch does; KKT paper, eq. 13, has it
 beside the *sum*, so that its lambda_WD is n times ours. A defence adds lam L of a hidden layer's
 features to the mean loss (`feature_defence`).

@@ -25,11 +25,11 @@ class Evaluation:
     `vote_ratio`: candidates at most so many times as far as the nearest vote (KKT paper, A.1: 1.1,
     for convolutional victims 1.5). `baselines`: the classical denoisers that are scored too.
     `external`: ONNX files of restorers that were trained on something else, by the name that the
-    method gets; image restoration paper compares with Restormer. `n_samples`: of a diffusion model,
-    averaged. `search`: SSIM of every picture with every image, or "fast", each picture with the
-    image that is nearest by correlation (image restoration paper, footnote 3). `grid_rows`: images
-    kept as pictures for the report, of targets and of decoys; `appendix_rows`: of all targets, the
-    best first.
+    method gets; the image restoration paper compares with Restormer. `n_samples`: of a diffusion
+    model, averaged. `search`: SSIM of every picture with every image, or "fast", each picture with
+    the image that is nearest by correlation (image restoration paper, footnote 3). `grid_rows`:
+    images kept as pictures for the report, of targets and of decoys; `appendix_rows`: of all
+    targets, the best first.
     """
 
     good_threshold: float = 0.4

@@ -99,8 +99,8 @@ class GradientInversion:
     * `clip`: whether pixels are brought into `value_range` only at the "end" or after every "step".
       `value_range` None: data without bounds, never clipped.
 
-    An image ends early, as converged, once the mean square of a step is below `tolerance`; MixCon
-    paper has no such rule (0). Raises ValueError for settings that make no sense.
+    An image ends early, as converged, once the mean square of a step is below `tolerance`; the
+    MixCon paper has no such rule (0). Raises ValueError for settings that make no sense.
     """
 
     kind: Literal["sgd"] = "sgd"
