@@ -4,7 +4,7 @@ arrays and the record, which is written last: where it is, the rest is whole."""
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,6 @@ from storage.files import text_bytes, write_file, write_json
 from tasks.artifacts import leave_link, leave_picture
 from tasks.campaign.plan import code_version
 from tasks.devices import usable_cores
-from tasks.page.writer import page_html
 
 STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
 """Words of the page for the levels of preflight's findings."""
@@ -55,11 +54,6 @@ def page_context(command: str, packages: tuple[str, ...], **more: Any) -> dict[s
     }
     created = datetime.now(UTC).isoformat(timespec="minutes")
     return {"command": command, "created": created, "versions": versions} | more
-
-
-def attack_page(template: str, filters: Mapping[str, Callable[..., str]], **values: Any) -> str:
-    """The HTML of a template of `tasks/page/templates`, one file that asks nothing of a network."""
-    return page_html(template, filters, style=page_html("report.css", {}, styles={}), **values)
 
 
 def leave(

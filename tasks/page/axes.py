@@ -28,7 +28,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Where `value` is between the limits, cut to 0 to 1."""
+        """Share of the way from the lower limit to the upper one at `value`, cut to 0 to 1."""
         low, high, at = self.low, self.high, value
         if self.log:
             low, high, at = math.log10(low), math.log10(high), math.log10(max(value, self.low))
@@ -123,7 +123,7 @@ def fewer(axis: Axis, width: int) -> Axis:
 
 
 def falling(value: float) -> float:
-    """Where a positive loss or threshold lies on an axis on which it falls to the right."""
+    """Place of a positive loss or threshold on an axis on which it falls to the right."""
     return -math.log10(value)
 
 

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn: its number on the page (which toggles it), colour, marker, weight."""
+    """Look of a method: its number on the page (which toggles it), colour, marker, weight."""
 
     number: int
     colour: int
@@ -72,7 +72,7 @@ class Panel:
     top: int = TOP
 
     def at(self, point: Point) -> Point:
-        """Where the values lie in the plane of the drawing."""
+        """Place of the values in the plane of the drawing."""
         return (
             LEFT + self.x.share(point[0]) * (self.width - LEFT - RIGHT),
             self.height - BOTTOM - self.y.share(point[1]) * (self.height - self.top - BOTTOM),
@@ -277,7 +277,7 @@ def baselines(panel: Panel, levels: Sequence[float]) -> list[str]:
 
 
 def letter(k: int) -> str:
-    """What baseline `k` is called: A, B, ..., Z, A1, B1, ..."""
+    """Name of baseline `k`: A, B, ..., Z, A1, B1, ..."""
     return string.ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "")
 
 
@@ -299,7 +299,7 @@ def marker(shape: int, x: float, y: float) -> str:
 
 
 def _marked(panel: Panel, line: Line) -> list[Point]:
-    """Where the markers of the targets' curve go: evenly spaced, another start for every method."""
+    """Places of the markers of the targets' curve: evenly spaced, each method from another start."""
     points = line.targets
     if line.style.thin or not len(points):
         return []

@@ -13,13 +13,13 @@ OUTCOMES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided"
 
 
 def claim_counts(record: Mapping[str, Any]) -> dict[str, int]:
-    """How many claims there are (`n_claims`), and how many of each outcome."""
+    """Number of claims (`n_claims`), and of each outcome."""
     found = [claim["outcome"] for claim in record["claims"]]
     return {"n_claims": len(found)} | {k: found.count(text) for k, text in OUTCOMES.items()}
 
 
 def whose_claims(record: Mapping[str, Any]) -> str:
-    """Whether all claims are the paper's."""
+    """Words for whose the claims are: the paper's, or ours too."""
     is_ours = any(claim["where"] == "ours" for claim in record["claims"])
     return "of the paper and ours" if is_ours else "of the paper"
 

@@ -86,7 +86,7 @@ class StudyPage:
         return html, tables
 
     def _facts(self, record: Record) -> dict[str, list[tuple[str, str]]]:
-        """What stands under "How it was made", by title."""
+        """Rows of "How it was made", by title."""
         seconds = record["seconds"].items()
         facts = {
             "Time": {self.stages.get(stage, f"to {stage}"): duration(s) for stage, s in seconds},

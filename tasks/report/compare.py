@@ -116,7 +116,7 @@ def differing_settings(runs: Sequence[Evaluated]) -> dict[str, list[str]]:
 
 
 def difference(first: Evaluated, other: Evaluated, method: str) -> dict[str, Any]:
-    """How much higher `other` scores than `first` by `method`: targets, then decoys."""
+    """Difference of the scores of `other` and `first` by `method`: targets, then decoys."""
     body: dict[str, Any] = {"run": other.name, "against": first.name, "method": method}
     for side in SIDES:
         order, why = _pairing(first.record, other.record, side)
@@ -209,7 +209,7 @@ def _facts(run: Evaluated) -> dict[str, Any]:
 
 
 def _numbers(method: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What the table of methods shows of one run's method; None if the run has it not."""
+    """Numbers of one run's method in the table of methods; None if the run has it not."""
     if method is None:
         return None
     detection = method["detection"]

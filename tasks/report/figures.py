@@ -45,7 +45,7 @@ class Figure:
 
 
 def styles(record: Record) -> dict[str, Style]:
-    """How every method is drawn: greys for attacks, thin muted lines for classical denoisers."""
+    """Look of every method: greys for attacks, thin muted lines for classical denoisers."""
     used = {"grey": 0, "vivid": 0, "muted": 0}
     found = {}
     for number, (name, method) in enumerate(record["methods"].items()):
@@ -86,7 +86,7 @@ def ranked_figure(record: Record) -> Figure:
 
 
 def good_title(record: Record) -> str:
-    """What the dotted line of a panel of SSIM is."""
+    """Words for the dotted line of a panel of SSIM."""
     return f"dotted: good, above {record['settings']['good_threshold']:g}"
 
 
@@ -126,7 +126,7 @@ def halves_figure(record: Record) -> Figure | None:
 
 
 def thresholds_figure(record: Record) -> Figure:
-    """How many images are good, by where good begins; targets and decoys."""
+    """Number of good images, by where good begins; targets and decoys."""
     table, looks, names = thresholds_table(record), styles(record), list(record["methods"])
     curves = [
         Line(looks[m], *(table.points("threshold", f"{m} {side}") for side in SIDES)) for m in names
@@ -174,5 +174,5 @@ def roc_figure(record: Record) -> Figure | None:
 
 
 def n_not_drawn(*groups: Sequence[object]) -> int:
-    """How many points are left out of a scatter, since it draws MAX_DOTS of each group at most."""
+    """Number of points left out of a scatter, since it draws MAX_DOTS of each group at most."""
     return sum(max(0, len(group) - MAX_DOTS) for group in groups)

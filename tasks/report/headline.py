@@ -107,7 +107,7 @@ def _stem(name: str) -> tuple[str, str]:
 
 
 def attack_rows(record: Record) -> list[dict[str, Any]]:
-    """What is said of each attack on the same victims, further ones first; [] if there is one.
+    """Facts of each attack on the same victims, further ones first; [] if there is one.
 
     `title`, and `name` in a sentence; `good`, `good_decoys` of `n`; `ssim`, `ssim_decoys` as texts;
     `found` at 0, 1 and 5 % false positives (shares, None without decoys); `seconds` of work per
@@ -200,7 +200,7 @@ def headline(record: Record) -> dict[str, Any]:
 
 
 def attacker(record: Record) -> str:
-    """What the attack of this family, or kind, knows; of several what each does with that."""
+    """Knowledge of the attack of this family, or kind; of several, what each does with it."""
     if record.get("attacks"):
         return _attackers(record)
     experiment = experiment_of(record)

@@ -146,7 +146,7 @@ def margin_table(record: Record) -> Table:
 
 
 def thresholds_table(record: Record) -> Table:
-    """How many images score above each threshold from 0 to 1."""
+    """Number of images that score above each threshold from 0 to 1."""
     columns: dict[str, list[Cell]] = {"threshold": list(THRESHOLDS)}
     for name, method in record["methods"].items():
         for side in SIDES:
@@ -176,7 +176,7 @@ def runs_table(record: Record) -> Table:
 
 
 def ranking_table(record: Record) -> Table:
-    """How well each criterion ranks the runs."""
+    """Rank correlations of each criterion with what came back of the runs."""
     rows = []
     for name, found in (record["ranking"] or {}).items():
         row: dict[str, Cell] = {"criterion": name}

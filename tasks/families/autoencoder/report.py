@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.attack_file.report import STEPS, as_bytes, attack_page, write_arrays
+from tasks.attack_file.report import STEPS, as_bytes, write_arrays
 from tasks.families.autoencoder.material import Case
 from tasks.families.autoencoder.results import SIDES, Cell, arrays, pairs
 from tasks.page.pictures import data_uri
+from tasks.page.writer import page_html
 from tasks.report.contact_sheet import Strip, strips_sheet
 
 COLUMNS = 10
@@ -79,7 +80,7 @@ def autoencoder_page(
     record: Mapping[str, Any], cells: Sequence[Cell], context: Mapping[str, Any]
 ) -> str:
     """The page. `context`: `command` and `created` as texts, `settings` and `versions`."""
-    return attack_page(
+    return page_html(
         "attack-autoencoder.html",
         {"percent": percent, "small": small},
         record=record,

@@ -16,7 +16,7 @@ HEAT = 360
 DRAWN = 30
 """Images up to which the graph is drawn, with their pictures at its vertices."""
 SIDE, APART = 600.0, 54.0
-"""Of the drawing, and between two vertices of it."""
+"""Side of the drawing, and distance between two vertices of it."""
 MANY_NEIGHBOURS = 4.0
 """On average, from which on vertices are on a circle: any other drawing is a tangle, too."""
 WHITE, DARK = (255.0, 255.0, 255.0), (16.0, 48.0, 110.0)
@@ -111,7 +111,7 @@ def graph(found: Recovered, thumbnail: Callable[[int], str]) -> dict[str, Any]:
 
 
 def _places(counts: npt.NDArray[np.int64]) -> Point:
-    """Of every vertex, inside a square; parts of the graph in rows, the largest first."""
+    """Places of all vertices inside a square; parts of the graph in rows, the largest first."""
     import networkx as nx
 
     whole = nx.from_numpy_array(counts > 0)
@@ -134,7 +134,7 @@ def _places(counts: npt.NDArray[np.int64]) -> Point:
 
 
 def _share(part: set[int], parts: list[set[int]]) -> float:
-    """Of the square's side, so that areas are as the numbers of vertices."""
+    """Share of the square's side, so that areas are as the numbers of vertices."""
     n = sum(len(other) for other in parts)
     return float((len(part) / n) ** 0.5)
 

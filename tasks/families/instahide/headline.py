@@ -1,4 +1,4 @@
-"""What encodings determine of the private images, and what they leave open, in sentences."""
+"""Sentences on what encodings determine of the private images, and what they leave open."""
 
 from __future__ import annotations
 

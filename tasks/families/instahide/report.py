@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from recon_core.attacks.instahide.recover import Recovered
 from storage.files import text_bytes, write_file
-from tasks.attack_file.report import attack_page
 from tasks.families.instahide.figures import graph, heat_maps
 from tasks.families.instahide.headline import WHY, left_open
 from tasks.families.instahide.inputs import PreparedChallenge
 from tasks.families.instahide.results import Scored, image_row
 from tasks.page.pictures import data_uri
+from tasks.page.writer import page_html
 from tasks.report.contact_sheet import COLUMNS
 
 ENCODINGS_SHOWN = 10
@@ -159,7 +159,7 @@ def instahide_page(
     """The page. `context`: `command`, `created`, `outcome`, `n_shown` and `versions`."""
     best = best_of(scored)
     its = None if best is None else record["methods"][record["best"]]
-    return attack_page(
+    return page_html(
         "attack-instahide.html",
         {"uri": _uri, "map": data_uri, "share": _share},
         record=record,

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from tasks.attack_file.pictures import Named
-from tasks.attack_file.report import as_bytes, attack_page, write_arrays
+from tasks.attack_file.report import as_bytes, write_arrays
 from tasks.families.inversion.attack import Attacked
 from tasks.page.pictures import data_uri
+from tasks.page.writer import page_html
 from tasks.report.contact_sheet import COLUMNS, Tile, strips_sheet
 
 LABELS = 1.5
@@ -73,7 +74,7 @@ def inversion_page(
         (title, [(data_uri(picture), text, bold) for picture, text, bold in tiles])
         for title, tiles in strips(data, attacked, rows)
     ]
-    return attack_page(
+    return page_html(
         "attack-inversion.html",
         {"figure": _figure, "spread": _spread},
         record=record,

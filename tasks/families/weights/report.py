@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from tasks.attack_file.pictures import Named
-from tasks.attack_file.report import STEPS, as_bytes, attack_page, write_arrays
+from tasks.attack_file.report import STEPS, as_bytes, write_arrays
 from tasks.families.weights.ranking import FALSE_SHARES, GOOD, Ranked
 from tasks.families.weights.results import Matches, Results
 from tasks.page.axes import log_axis, rank_axis
 from tasks.page.charts import Panel, dots
 from tasks.page.pictures import data_uri
+from tasks.page.writer import page_html
 from tasks.report.contact_sheet import Strip, strips_sheet
 
 COLUMNS = 10
@@ -128,7 +129,7 @@ def weights_page(
     context: Mapping[str, Any],
 ) -> str:
     """The page. `context`: `command` and `created` as texts, `settings` and `versions`."""
-    return attack_page(
+    return page_html(
         "attack.html",
         {"lower_first": _lower_first},
         record=record,

@@ -18,7 +18,7 @@ from tests.tasks.pages import Page
 
 Arrays = dict[str, npt.NDArray[Any]]
 Made = tuple[dict[str, Any], Arrays]
-EVIL = '</title><script>alert("x")</script>&amp;\'"'
+FORBIDDEN = ("http:", "https:", "url(", "@import", "<script", "<iframe")
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,18 @@ class StudyPages:
         return folder
 
     def page_of(self, folder: Path, made: Made) -> Page:
-        """The page of a record, checked for what every page keeps to."""
-        page = Page(self.page.write(self.write(folder, *made)))
+        """The page of a record, checked for what every page keeps to: it asks nothing of the
+        network, holds its tables or says that they lie beside it, and is what `render` gives."""
+        path = self.page.write(self.write(folder, *made))
+        page, source = Page(path), path.read_text()
         page.check()
+        assert [text for text in FORBIDDEN if text in source] == []
+        assert self.page.render(*made) == source
+        data = (folder / f"{self.page.name}-data").iterdir()
+        beside = {file.name: file.read_bytes().decode() for file in data}
+        assert page.downloads.items() <= beside.items()
+        only = page.prose.count("only beside this page")
+        assert len(beside) <= len(page.downloads) + only
         assert re.search(r"\b(nan|inf|None(?! is good)|null)\b", page.prose) is None
         return page
 
@@ -56,14 +65,3 @@ class StudyPages:
 def floats(pattern: str, text: str) -> list[float]:
     """The numbers that `pattern` finds."""
     return [float(found) for found in re.findall(pattern, text)]
-
-
-def spoil(record: dict[str, Any]) -> None:
-    """Puts markup into every text that all records have."""
-    for key in ("title", "question", "paper", "command", "created", "machine", "name", "preset"):
-        record[key] = EVIL
-    for figure in record["figures"]:
-        figure.update(dict.fromkeys(("title", "where", "caption", "cannot"), EVIL))
-    for claim in record["claims"]:
-        claim.update(dict.fromkeys(("claim", "where", "theirs", "ours", "rule"), EVIL))
-    record["settings"] = {EVIL: EVIL}

@@ -7,7 +7,17 @@ import re
 import pytest
 
 from tasks.page.axes import log_axis, rank_axis, round_axis, unit_axis
-from tasks.page.charts import MAX_DOTS, MAX_POINTS, Line, Panel, Style, bands, dots, lines
+from tasks.page.charts import (
+    MAX_DOTS,
+    MAX_POINTS,
+    Line,
+    Panel,
+    Style,
+    bands,
+    dots,
+    lines,
+    styles_of,
+)
 from tasks.page.tables import Table
 from tasks.report.figures import n_not_drawn, styles
 from tests.tasks.report.report_records import made_up
@@ -104,6 +114,12 @@ def test_methods_differ_in_more_than_colour() -> None:
     assert len({style.number for style in found.values()}) == len(found)
     assert len({(s.colour, s.marker, s.thin) for s in found.values()}) == len(found)
     assert [name for name, style in found.items() if style.thin] == ["nlm"]
+
+
+def test_an_unheard_of_name_has_a_colour_of_its_own() -> None:
+    found = styles_of(["a", "new", "b", "newer"], {"a": 12, "b": 13}, (7, 9))
+    assert [style.colour for style in found.values()] == [12, 7, 13, 9]
+    assert len({style.marker for style in found.values()}) == 4
 
 
 def test_a_table_is_written_as_csv() -> None:

@@ -16,6 +16,9 @@ from tests.tasks.families.weights.study import study_records as studies
 from tests.tasks.page.study_pages import Made, StudyPages
 
 PAGES = {found.page.name: found for found in (studies.PAGES, recoveries.PAGES, inversions.PAGES)}
+EVIL = '</title><script>alert("x")</script>&amp;\'"'
+TEXTS = ("title", "question", "paper", "command", "created", "machine", "where", "caption",
+         "cannot", "claim", "theirs", "ours", "rule", "perceptual")  # fmt: skip
 kinds = pytest.mark.parametrize("pages", PAGES.values(), ids=PAGES)
 
 
@@ -98,6 +101,32 @@ def test_what_is_no_study_is_refused(
     with pytest.raises(ValueError, match=said.replace("NAME", name)):
         pages.page.write(tmp_path)
     assert not (tmp_path / f"{name}.html").exists()
+
+
+def _spoil(value: Any) -> None:
+    """Puts markup behind every text of a record that is for people."""
+    if isinstance(value, list):
+        for item in value:
+            _spoil(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if key in TEXTS and isinstance(item, str):
+                value[key] = item + EVIL
+            _spoil(item)
+
+
+@kinds
+def test_names_are_text_not_markup(pages: StudyPages, tmp_path: Path) -> None:
+    record, pictures = small(pages)
+    _spoil(record)
+    record |= {"settings": {EVIL: EVIL}, "name": EVIL, "preset": EVIL}
+    if pages is studies.PAGES:
+        for cell in record["cells"]:
+            cell["name"] += EVIL
+    page = pages.page_of(tmp_path, (record, pictures))
+    text = "".join(page.text)
+    assert text.count(EVIL) > 20
+    assert all(claim["claim"] in text for claim in record["claims"])
 
 
 @kinds

@@ -31,7 +31,7 @@ Series = tuple[Style, Sequence[Estimate], bool]
 
 
 def method_styles(record: Record) -> dict[str, Style]:
-    """How each method is drawn, everywhere on the page."""
+    """Look of each method, the same everywhere on the page."""
     return styles_of([m["name"] for m in record["methods"]], COLOURS, OTHER_COLOURS)
 
 

@@ -108,7 +108,7 @@ def _figure(
 
 
 def group_name(shown: Record) -> str:
-    """What the pictures of an entry of `shown` are called in recovery-pictures.npz."""
+    """Name of the pictures of an entry of `shown` in recovery-pictures.npz."""
     return f"{shown['victim']}/{shown['level']:g}/{shown['mask']}/{shown['sigma']:g}"
 
 
@@ -163,7 +163,7 @@ def moderate(record: Record) -> list[Record]:
 
 
 def copies(victim: Record) -> bool:
-    """Whether a network serves unseen images nearly as well as its own; false if it is unknown."""
+    """True if a network serves unseen images nearly as well as its own; false if it is unknown."""
     at, unseen = lowest(victim), victim["test_loss"]
     return at is not None and unseen is not None and bool(unseen < MEMORY * at["loss"])
 

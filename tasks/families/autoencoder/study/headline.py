@@ -26,7 +26,7 @@ def measure(value: str, found: float | None) -> str:
 
 
 def headline(record: Record, summary: Table) -> dict[str, Any]:
-    """What the first sentences say: claims by outcome, and the network of the summary."""
+    """Facts of the first sentences: claims by outcome, and the network of the summary."""
     victim = best_victim(record)
     rows = list(summary.rows())
     blind = [row for row in rows if not row["knows_mask"] and row["train n"]]

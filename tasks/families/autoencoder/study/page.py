@@ -32,7 +32,7 @@ def own_tables(record: Record) -> list[Table]:
 
 
 def words(record: Record, _pictures: Arrays, tables: Tables) -> dict[str, Any]:
-    """What only this page shows."""
+    """Values that only this page shows."""
     styles = method_styles(record)
     return {
         "headline": headline(record, tables["summary"]),

@@ -53,13 +53,13 @@ class Series:
 
 
 def attack_styles(record: Record) -> dict[str, Style]:
-    """How each attack is drawn, everywhere on the page."""
+    """Look of each attack, the same everywhere on the page."""
     names = [attack["name"] for attack in record["attacks"]]
     return styles_of(names, ATTACK_COLOURS, OTHER_COLOURS)
 
 
 def setting_style(k: int) -> Style:
-    """How the `k`-th setting of the study of layers is drawn."""
+    """Look of the `k`-th setting of the study of layers."""
     return Style(FIRST_SETTING + k, SETTING_COLOURS[k % len(SETTING_COLOURS)], k % N_MARKERS)
 
 
@@ -150,7 +150,7 @@ def _letters(
 
 @dataclass(frozen=True)
 class Plane:
-    """Where features are drawn: what is taken off them, what they are multiplied by, the axes."""
+    """Frame of features: what is taken off them, what they are multiplied by, the axes."""
 
     offset: tuple[float, float]
     exponent: int
@@ -170,7 +170,7 @@ class Plane:
 
     @property
     def said(self) -> str:
-        """That the axes do not start at 0, where they do not."""
+        """Words on axes that do not start at 0; empty where they do."""
         if not any(self.offset):
             return ""
         return "drawn around ({:.4g}, {:.4g})".format(*self.offset).replace("-", "−")

@@ -134,7 +134,7 @@ def mean_of(cell: Record, name: str, attack: str | None = None) -> float | None:
 
 
 def all_diverged(cell: Record) -> bool:
-    """Whether the training diverged with every seed."""
+    """True if the training diverged with every seed."""
     return bool(cell["diverged"]) and cell["diverged"] >= len(cell["seeds"])
 
 
@@ -176,7 +176,7 @@ def with_role(record: Record, source: Record, role: str) -> Numbered | None:
 
 
 def sweet_spot(record: Record, source: Record, attack: str) -> Record | None:
-    """What the record says of a source's sweet spot under an attack; None if none was sought."""
+    """A source's sweet spot under an attack, as the record has it; None if none was sought."""
     for spot in record["sweet_spots"]:
         if (spot["source"], spot["attack"]) == (source["name"], attack):
             return dict(spot)
@@ -199,7 +199,7 @@ def grid_of(record: Record, source: Record) -> list[Numbered]:
 
 
 def has_front(record: Record, source: Record, attack: str) -> bool:
-    """Whether an attack was run on at least half of the cells that could be on its front."""
+    """True if an attack was run on at least half of the cells that could be on its front."""
     here = cells_of(record, source, cut=source["cut"])
     could = [cell for _k, cell in here if mean_of(cell, "accuracy") is not None]
     run = [cell for cell in could if mean_of(cell, "ssim", attack) is not None]

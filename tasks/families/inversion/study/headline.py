@@ -58,7 +58,7 @@ def spread(name: str, scores: Record | None) -> str:
 
 
 def divergence(cell: Record) -> str:
-    """How many of a cell's networks diverged, in words; nothing if none did."""
+    """Number of a cell's networks that diverged, in words; nothing if none did."""
     if not cell["diverged"]:
         return ""
     if all_diverged(cell):
@@ -67,7 +67,7 @@ def divergence(cell: Record) -> str:
 
 
 def headline(record: Record) -> dict[str, Any]:
-    """What the first sentences say: claims by outcome, and the answer for every source."""
+    """Facts of the first sentences: claims by outcome, and the answer for every source."""
     return {
         **claim_counts(record),
         "whose": whose_claims(record),
@@ -116,7 +116,7 @@ def _answer(record: Record, source: Record) -> dict[str, Any]:
 
 
 def chance(cell: Record, attack: str) -> float | None:
-    """What unrelated images score under an attack on a cell."""
+    """Score of unrelated images under an attack on a cell."""
     found: float | None = (cell["attacks"].get(attack) or {}).get("chance")
     return found
 
@@ -150,7 +150,7 @@ def incomplete(record: Record, source: Record) -> list[str]:
 
 
 def found_spot(spot: Record | None) -> bool:
-    """Whether a sweet spot is one: a cell was found, and it is not the one without a defence."""
+    """True if a sweet spot is one: a cell was found, and it is not the one without a defence."""
     return spot is not None and spot["cell"] is not None and spot["cell"] != spot["vanilla"]
 
 

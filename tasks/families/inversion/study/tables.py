@@ -141,7 +141,7 @@ def layers_table(name: str, record: Record) -> Table:
 
 
 def seed_of(cell: Record, seed: int = 0) -> Record | None:
-    """What a cell says of a seed; None if it does not have it."""
+    """A cell's entry for a seed; None if it does not have it."""
     return next((dict(found) for found in cell["seeds"] if found["seed"] == seed), None)
 
 

@@ -317,7 +317,7 @@ def _axis(record: Record, figure: Record, key: str) -> Record:
 
 
 def _has_place(axis: Record, at: Any) -> bool:
-    """Whether `at` can be drawn on the axis."""
+    """True if `at` can be drawn on the axis."""
     if axis["scale"] == "category":
         return at in axis["values"]
     if isinstance(at, bool) or not isinstance(at, int | float):

@@ -28,7 +28,7 @@ def own_tables(record: Record) -> list[Table]:
 
 
 def words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
-    """What only this page shows."""
+    """Values that only this page shows."""
     return {
         "headline": headline(record),
         "networks": networks(record),

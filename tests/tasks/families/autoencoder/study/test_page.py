@@ -20,7 +20,6 @@ from tests.tasks.families.autoencoder.study_records import (
     LEVELS,
     MASKS,
     METHODS,
-    PAGES,
     THRESHOLDS,
     TITLES,
     cell,
@@ -64,21 +63,6 @@ def _line(panel: str, k: int) -> list[tuple[float, float]]:
     group = re.findall(rf'<g class="s{k} m\d+">(.*?)\n</g>', panel, re.DOTALL)[0]
     points = re.findall(r'class="curve targets" points="([^"]*)"', group)[0].split()
     return [(float(x), float(y)) for x, y in (point.split(",") for point in points)]
-
-
-def test_the_page_asks_nothing_of_the_network(folder: Path, made: Made) -> None:
-    source = (folder / "recovery.html").read_text()
-    for forbidden in ("http:", "https:", "url(", "@import", "<script", "<iframe"):
-        assert forbidden not in source
-    assert PAGES.page.render(*made) == source
-
-
-def test_every_table_is_in_the_page_and_beside_it(folder: Path) -> None:
-    data = folder / "recovery-data"
-    beside = {file.name: file.read_bytes().decode() for file in data.iterdir()}
-    assert Page(folder / "recovery.html").downloads == beside
-    own = ("summary", "cells", "victims", "claims")
-    assert set(beside) == {f"{name}.csv" for name in (*own, *FIGURES)}
 
 
 def test_figures_are_those_the_record_has_numbers_for(made: Made) -> None:
@@ -279,17 +263,6 @@ def test_the_answer_on_top_is_of_the_network_with_the_lowest_loss(folder: Path, 
         "on, none did, by any method. Of 3 claims of the paper, 1 holds here, 1 does not, 1 is "
         "undecided."
     ) in page.prose
-
-
-def test_claims_say_their_outcome_in_words(folder: Path, made: Made) -> None:
-    page = Page(folder / "recovery.html")
-    outcomes = ("holds", "does not hold", "undecided")
-    for k, (claim, outcome) in enumerate(zip(made[0]["claims"], outcomes, strict=True)):
-        texts = [text.strip() for text in page.rows[f"claim {k}"]]
-        assert texts[:3] == [f"{claim['claim']}Rule: {claim['rule']}", claim["where"],
-                             claim["theirs"]]  # fmt: skip
-        assert texts[4] == outcome
-    assert [row["outcome"] for row in rows_of(folder, "claims")] == list(outcomes)
 
 
 def test_all_cells_at_the_lowest_level_are_in_the_page(folder: Path, made: Made) -> None:

@@ -21,7 +21,7 @@ from tests.tasks.families.autoencoder.study_records import (
     set_errors,
     set_rates,
 )
-from tests.tasks.page.study_pages import EVIL, Made, spoil
+from tests.tasks.page.study_pages import Made
 
 BEST = "unet-leaky_relu"
 
@@ -237,30 +237,6 @@ def test_grey_pictures(tmp_path: Path) -> None:
     assert len(page_of(tmp_path, (record, pictures)).images) > 12
 
 
-def test_names_are_text_not_markup(tmp_path: Path) -> None:
-    record, pictures = small(n_groups=1)
-    for listed in ("masks", "methods", "victims"):
-        for entry in record[listed]:
-            entry["title"] += EVIL
-    spoil(_described(record))
-    record["source"]["name"] = EVIL
-    page = page_of(tmp_path, (record, pictures))
-    assert "<script" not in (tmp_path / "recovery.html").read_text()
-    assert EVIL in "".join(page.text)
-    assert rows_of(tmp_path, "masks")[0]["title"].endswith(EVIL)
-
-
-def test_an_unheard_of_method_has_a_style_of_its_own(tmp_path: Path) -> None:
-    record, pictures = small()
-    new = {"name": "magic", "title": "magic", "knows_mask": False, "ours": False, "generic": False}
-    record["methods"].append(new)
-    record["cells"] += [found | {"method": "magic"} for found in cells(record, method="unknown")]
-    page_of(tmp_path, (record, pictures))
-    assert 'class="t3" checked><svg viewBox="0 0 28 12" aria-hidden="true" class="m7"' in (
-        figure_of(tmp_path, "rates-accurate")
-    )
-
-
 def test_the_noise_of_several_strengths_has_figures_of_their_own() -> None:
     record, _pictures = small()
     record["cells"] += [found | {"sigma": 0.1} for found in cells(record, sigma=0.02)]
@@ -295,15 +271,3 @@ def test_pictures_that_do_not_belong_are_refused(part: str) -> None:
     pictures[name] = pictures[name][:1]
     with pytest.raises(ValueError, match=r"the record shows 3 images of .* pictures hold 1 in"):
         PAGES.page.render(record, pictures)
-
-
-def test_rates_of_a_made_up_cell_can_be_set() -> None:
-    found = cell(small()[0], victim=BEST, level=1e-8, mask="half", method="unknown", sigma=0.0,
-                 split="train")  # fmt: skip
-    set_rates(found, 2, 5)
-    assert (found["n_accurate"], found["n_approximate"]) == (2, 5)
-    assert found["by_threshold"] == [5, 5, 5, 2, 2, 2]
-    assert found["accurate"][0] == 0.25
-    assert found["psnr"][0] == pytest.approx((2 * 90 + 3 * 50 + 3 * 20) / 8)
-    with pytest.raises(ValueError, match="3 accurate, 2 approximate of 8"):
-        set_rates(found, 3, 2)

@@ -23,7 +23,6 @@ from tasks.page.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from tests.tasks.families.inversion.inversions import (
     BETAS,
     LAMS,
-    PAGES,
     figure_of,
     find,
     inversion,
@@ -52,19 +51,6 @@ def folder(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _drawings(figure: str) -> list[str]:
     return re.findall(r'<svg viewBox="0 0 [^>]*role="img".*?</svg>', figure, re.DOTALL)
-
-
-def test_the_page_asks_nothing_of_the_network(folder: Path, made: Made) -> None:
-    source = (folder / "inversion.html").read_text()
-    for forbidden in ("http:", "https:", "url(", "@import", "<script", "<iframe"):
-        assert forbidden not in source
-    assert PAGES.page.render(*made) == source
-
-
-def test_every_table_is_in_the_page_and_beside_it(folder: Path) -> None:
-    beside = {file.name: file.read_bytes().decode() for file in folder.glob("inversion-data/*")}
-    assert Page(folder / "inversion.html").downloads == beside
-    assert set(beside) == {f"{name}.csv" for name in (*OWN, *FIGURES)}
 
 
 def test_figures_are_those_the_record_has_numbers_for(made: Made) -> None:

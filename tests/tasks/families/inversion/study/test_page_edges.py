@@ -19,7 +19,7 @@ from tests.tasks.families.inversion.inversions import (
     page_of,
     rows_of,
 )
-from tests.tasks.page.study_pages import EVIL, Made, spoil
+from tests.tasks.page.study_pages import Made
 
 
 def small(**changes: Any) -> Made:
@@ -170,47 +170,6 @@ def test_many_pictures_are_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(inversion_plates, "MOST_PICTURES", 1300)
     page = page_of(tmp_path, small())
     assert "The first 2 images of 3" in page.prose or "The first 1 image of 3" in page.prose
-
-
-def test_colour_pictures(tmp_path: Path) -> None:
-    record, pictures = small(sources=2)
-    assert pictures["photos/original"].shape == (3, 8, 8, 3)
-    assert len(page_of(tmp_path, (record, pictures)).images) > 30
-
-
-def test_names_are_text_not_markup(tmp_path: Path) -> None:
-    record, pictures = small(layers=True, unicon=True, synthetic=True)
-    record["perceptual"] = EVIL
-    for listed in ("sources", "attacks", "cells"):
-        for entry in record[listed]:
-            entry["title"] += EVIL
-    for cell in record["synthetic"]["cells"]:
-        cell["title"] += EVIL
-        cell["start"] += EVIL
-    spoil(_described(record))
-    record["cells"][0]["roles"].append(EVIL)
-    page = page_of(tmp_path, (record, pictures))
-    assert "<script" not in (tmp_path / "inversion.html").read_text()
-    assert EVIL in "".join(page.text)
-    assert rows_of(tmp_path, "table3")[0]["title"].endswith(EVIL)
-
-
-def test_an_unheard_of_attack_has_a_style_of_its_own(tmp_path: Path) -> None:
-    record, pictures = small()
-    record["attacks"].append({"name": "magic", "title": "magic", "ours": True})
-    for k, cell in enumerate(record["cells"]):
-        if "strong" not in cell["attacks"]:
-            continue
-        cell["attacks"]["magic"] = cell["attacks"]["strong"]
-        for seed in cell["seeds"]:
-            if "strong" in seed["attacks"]:
-                seed["attacks"]["magic"] = seed["attacks"]["strong"]
-        if f"{k}/strong" in pictures:
-            pictures[f"{k}/magic"] = pictures[f"{k}/strong"]
-    page_of(tmp_path, (record, pictures))
-    assert 'class="t3" checked><svg viewBox="0 0 28 12" aria-hidden="true" class="m12"' in (
-        figure_of(tmp_path, "pareto")
-    )
 
 
 def _with_cell(name: str, **changes: Any) -> dict[str, Any]:

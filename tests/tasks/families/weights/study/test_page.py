@@ -15,7 +15,6 @@ from PIL import Image
 from tasks.page.formats import interval, percent, score
 from tests.tasks.families.weights.study.study_records import (
     DECAYS,
-    PAGES,
     figure_of,
     page_of,
     rows_of,
@@ -38,20 +37,6 @@ def folder(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("study")
     page_of(found, made)
     return found
-
-
-def test_the_page_asks_nothing_of_the_network(folder: Path, made: Made) -> None:
-    source = (folder / "study.html").read_text()
-    for forbidden in ("http:", "https:", "url(", "@import", "<script", "<iframe"):
-        assert forbidden not in source
-    assert PAGES.page.render(*made) == source
-
-
-def test_every_table_is_in_the_page_and_beside_it(folder: Path) -> None:
-    beside = {file.name: file.read_bytes().decode() for file in (folder / "study-data").iterdir()}
-    assert Page(folder / "study.html").downloads == beside
-    own = ("cells", "victims", "claims", "shown")
-    assert set(beside) == {f"{name}.csv" for name in (*own, *FIGURES)}
 
 
 def test_a_heatmaps_squares_are_its_csv_and_the_record(folder: Path, made: Made) -> None:

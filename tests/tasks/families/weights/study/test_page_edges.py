@@ -15,7 +15,7 @@ from tests.tasks.families.weights.study.study_records import (
     rows_of,
     study,
 )
-from tests.tasks.page.study_pages import EVIL, floats, spoil
+from tests.tasks.page.study_pages import floats
 
 
 def _emptied(record: dict[str, Any]) -> None:
@@ -100,22 +100,6 @@ def test_a_cell_without_pictures_says_so(tmp_path: Path) -> None:
     assert "No pictures of this cell were kept" in page.prose
     assert "No kernels of this cell were kept" in page.prose
     assert len(page.images) == 2 * (sum(len(c["shown"]) for c in record["cells"]) - 4)
-
-
-def test_names_are_text_not_markup(tmp_path: Path) -> None:
-    record, pictures = study()
-    spoil(record)
-    for cell in record["cells"]:
-        cell["name"] += EVIL
-    for axis in record["axes"].values():
-        axis["title"] += EVIL
-    record["axes"]["loss"]["values"][0] += EVIL
-    record["cells"][17]["at"]["loss"] += EVIL
-    record["source"]["name"] = EVIL
-    page = page_of(tmp_path, (record, pictures))
-    assert "<script" not in (tmp_path / "study.html").read_text()
-    assert EVIL in "".join(page.text)
-    assert rows_of(tmp_path, "good")[0]["name"].endswith(EVIL)
 
 
 def test_cells_that_have_no_place_are_named_not_dropped(tmp_path: Path) -> None:
