@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,24 @@ def small(pages: StudyPages) -> Made:
         return recoveries.recovery(victims=1, masks=("half",), levels=(1e-4, 1e-8), n=8, n_groups=0)
     return inversions.inversion(sources=1, lams=(0.1, 1.0), betas=(1e-2, 1e-4), n=6, n_shown=3,
                                 layers=False, unicon=False, synthetic=False)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pages", "made"),
+    [
+        (studies.PAGES, studies.study),
+        (recoveries.PAGES, recoveries.recovery),
+        (inversions.PAGES, inversions.inversion),
+    ],
+)
+def test_every_table_is_in_the_page_and_beside_it(
+    pages: StudyPages, made: Callable[[], Made], tmp_path: Path
+) -> None:
+    record, pictures = made()
+    page = pages.page_of(tmp_path, (record, pictures))
+    beside = {file.name for file in (tmp_path / f"{pages.page.name}-data").iterdir()}
+    assert set(page.downloads) == beside
+    assert {f"{figure['name']}.csv" for figure in record["figures"]} <= beside
 
 
 @kinds
