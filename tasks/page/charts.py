@@ -299,7 +299,7 @@ def marker(shape: int, x: float, y: float) -> str:
 
 
 def _marked(panel: Panel, line: Line) -> list[Point]:
-    """Places of the markers of the targets' curve: evenly spaced, each method from another start."""
+    """Places of the markers of the targets' curve: evenly spaced, shifted by method."""
     points = line.targets
     if line.style.thin or not len(points):
         return []
