@@ -30,16 +30,15 @@ class Curation:
     """Selection of the pairs that restorers learn from, and their frequency.
 
     Attributes:
-        n_subsets: subsets that are drawn and concatenated (image restoration paper: 140). share:
-        pairs each image contributes to a subset on average, if it has as many (image restoration
-        paper: 11). noise_fraction: examples of pure noise added, as a fraction of the others (image
-        restoration paper: 0.1). mixture_fraction: synthetic mixtures of images added, as a fraction
-        of the pairs (ours;
-            image restoration paper: 0). With few runs they show the images that never came back;
-            see `recon_core.restore.mixtures`.
+        n_subsets: subsets that are drawn and concatenated (the paper: 140).
+        share: pairs each image contributes to a subset on average, if it has as many (paper: 11).
+        noise_fraction: examples of pure noise added, as a fraction of the others (paper: 0.1).
+        mixture_fraction: synthetic mixtures of images added, as a fraction of the pairs (ours; the
+            paper: 0). With few runs they show the images that never came back; see
+            `recon_core.restore.mixtures`.
         mixture_strength: the median norm of the other images' weights in such a mixture.
-        min_iteration: pairs saved before this iteration of the attack are left out (image
-        restoration paper: none). seed: of the draw.
+        min_iteration: pairs saved before this iteration of the attack are left out (paper: none).
+        seed: of the draw.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

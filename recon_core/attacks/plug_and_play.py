@@ -1,14 +1,12 @@
-"""Recover training images from an autoencoder f and degraded copies y = H x + noise (autoencoder
-paper).
+"""Recovery of training images from an autoencoder f and degraded copies y = H x + noise.
 
-    min over x, H of ||H x - y||^2 + lambda s_f(x),     H diagonal, of zeros and ones   (autoencoder
-    paper, eq. 5)
+    min over x, H of ||H x - y||^2 + lambda s_f(x),     H diagonal, of zeros and ones
 
-with H unknown. Alternate two steps: x by plug-and-play ADMM, in which f stands for the proximity
-operator of s_f (algorithm 1; for some tied autoencoders it is one, theorem 1), and H pixel by pixel
-in closed form (eq. 19, 20). f is a black box: only f(x) is asked for. All samples and masks go
-through it as one batch, in which every sample stops by itself and then leaves. What we add is in
-`recon_core.attacks.autoencoder.many_starts`.
+with H unknown (autoencoder paper, eq. 5). Alternate two steps: x by plug-and-play ADMM, in which f
+stands for the proximity operator of s_f (algorithm 1; for some tied autoencoders it is one, theorem
+1), and H pixel by pixel in closed form (eq. 19, 20). f is a black box: only f(x) is asked for. All
+samples and masks go through it as one batch, in which every sample stops by itself and then leaves.
+What we add is in `recon_core.attacks.autoencoder.many_starts`.
 """
 
 from __future__ import annotations

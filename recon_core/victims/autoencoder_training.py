@@ -1,13 +1,12 @@
 """Train R autoencoders at once to lower and lower losses, and keep each where it passes a level.
 
-    min over theta of 1/(n d) sum_i ||f(x_i) - x_i||^2                            (autoencoder
-    paper, appendix C)
+    min over theta of 1/(n d) sum_i ||f(x_i) - x_i||^2
 
-by Adam. The autoencoder paper names levels of the loss (1e-4 ... 1e-8) but no optimiser; here the
-rate is held for a share of the epochs and then falls exponentially, which is what the last levels
-need: at a constant rate Adam's own steps keep the loss above them. Float32 carries this far, since
-the pixels' rounding is 1e-15 as a mean square; the loss itself is summed in float64. What a level
-keeps are the very weights whose loss was measured.
+by Adam (autoencoder paper, appendix C). The autoencoder paper names levels of the loss (1e-4 ...
+1e-8) but no optimiser; here the rate is held for a share of the epochs and then falls
+exponentially, which is what the last levels need: at a constant rate Adam's own steps keep the loss
+above them. Float32 carries this far, since the pixels' rounding is 1e-15 as a mean square; the loss
+itself is summed in float64. What a level keeps are the very weights whose loss was measured.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ al. 2022). The attack minimises, over candidates x and multipliers lam with the 
 
 where every derivative of the activation is a smooth surrogate (see `surrogate`). By condition:
 
-    binary       phi_i = phi(x_i)                          c_i = y_i lam_i / N   (image restoration
-    paper, section 1.2) multiclass   phi_i = phi_{y_i} - max_{j != y_i} phi_j  c_i = lam_i / N
-    (KKT paper, eq. 12) regression   phi_i = phi(x_i)                          c_i = lam_i / N
-    (KKT paper, eq. 15)
+    binary       phi_i = phi(x_i)                          c_i = y_i lam_i / N
+    multiclass   phi_i = phi_{y_i} - max_{j != y_i} phi_j  c_i = lam_i / N
+    regression   phi_i = phi(x_i)                          c_i = lam_i / N
 
-Labels are balanced over the candidates. Under `regression`, which holds for any loss with weight
-decay, lam_i takes either sign and has no penalty.
+(image restoration paper, section 1.2; KKT paper, eqs. 12 and 15). Labels are balanced over the
+candidates. Under `regression`, which holds for any loss with weight decay, lam_i takes either sign
+and has no penalty.
 
 Departure: the published formulas have no N; the authors' code divides by the number of candidates.
 For the same lam_min these are different problems. `lam_scale` says which; default: the code's.
