@@ -81,7 +81,7 @@ def attack_inversion(
     n_public: Annotated[int, typer.Option("--n-public", help="At most, of --public.")] = 100,
     which: Annotated[
         Literal["paper", "strong", "both"],
-        typer.Option("--attack", help="Paper 003's, ours, or both."),
+        typer.Option("--attack", help="The MixCon paper's, ours, or both."),
     ] = "both",
     n_steps: Annotated[
         int | None, typer.Option("--steps", help="Of each descent; default: 500 and 1000.")

@@ -33,7 +33,7 @@ def encode(
     ] = "photos",
     scheme: Annotated[
         Literal["instahide", "theory"],
-        typer.Option("--scheme", help="Huang et al.'s, or the model of paper 004."),
+        typer.Option("--scheme", help="Huang et al.'s, or the model of the InstaHide paper."),
     ] = "instahide",
     k_pub: Annotated[int | None, typer.Option("--k-pub", help="Default: 4; theory: 2.")] = None,
     n_private: Annotated[int, typer.Option("--n-private")] = 100,

@@ -1,4 +1,4 @@
-"""`palimpsest study`: the studies of papers 002, 000 and 003, from a grid to a page."""
+"""`palimpsest study`: studies of the papers, from a grid to a page."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def study(
 ) -> None:
     """Attack every victim of a grid, score what comes back, and check the paper's claims.
 
-    `autoencoder` is the study of paper 000, `inversion` of 003, the others are of 002.
+    `autoencoder` is the study of the autoencoder paper, `inversion` of the MixCon paper, the others
+    are of the KKT paper.
 
     A study that was interrupted goes on where it was; settings are then those of its store.
     """
