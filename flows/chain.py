@@ -24,6 +24,8 @@ from tasks.evaluation.settings import check_names
 from tasks.orchestration import flow
 from tasks.training.log import summary_writer
 
+SPLITS: tuple[Split, ...] = ("train", "heldout")
+
 
 @flow(name="chain", flow_run_name="{store}")
 def chain(
@@ -40,12 +42,14 @@ def chain(
     """
     recipe = resolve(recipe, settings)
     workers = workers or Workers()
+    held = [recipe.images(split) for split in SPLITS]  # read once: every stage finds them so
     pairs = generate(recipe, store, "train", workers=workers)
     balance = curate(recipe, store)
     restorers = train(recipe, store, device=workers.device)
     heldout = generate(recipe, store, "heldout", workers=workers)
     evaluation = evaluate(recipe, store, device=workers.device, workers=workers)
     page = report(recipe, store)
+    del held
     return {
         "pairs": pairs,
         "balance": balance,
@@ -63,8 +67,7 @@ def check_chain(recipe: Recipe, workers: Workers) -> None:
     """
     check_workers(workers)
     here = resolve_device(workers.device)
-    splits: tuple[Split, ...] = ("train", "heldout")
-    images = {split: recipe.images(split) for split in splits}
+    images = {split: recipe.images(split) for split in SPLITS}
     for split, found in images.items():
         Plan(recipe.campaign(split), found)
     for campaign in recipe.further_campaigns().values():

@@ -38,11 +38,14 @@ TAGS = {
 
 
 def resolve(recipe: Recipe | str, settings: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe, or the preset of that name, with single settings replaced.
+    """The recipe, or the preset of that name, with single settings replaced; a recipe without any
+    to replace is itself, so that the stages of a chain have one object.
 
     Raises ValueError naming the setting, its value and the fix.
     """
     start = preset(recipe) if isinstance(recipe, str) else recipe
+    if not settings:
+        return start
     tree = RECIPE.dump_python(start, mode="json")
     return from_json(replace_settings(tree, settings or {}, lambda tree: to_json(from_json(tree))))
 

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from recon_core.balance import Curation, occurrences, summarise
+from storage.documents import read_document
+from storage.errors import DocumentError
 from storage.files import write_json
 from storage.pairs.dataset import Dataset
 from tasks.workspace import Workspace
@@ -19,10 +22,14 @@ class NothingToLearnError(Exception):
 def curate_pairs(curation: Curation, workspace: Workspace) -> dict[str, Any]:
     """The balance of the train store's pairs over its images, written to `curation.json`.
 
-    The confident pairs of every image are counted and weighed, so that no image dominates. Raises
-    NothingToLearnError if no pair is confident.
+    The confident pairs of every image are counted and weighed, so that no image dominates; what was
+    curated with the same settings from the same pairs is not again. Raises NothingToLearnError if
+    no pair is confident.
     """
     dataset = Dataset(workspace.pairs("train"))
+    known = _known(curation, dataset, workspace)
+    if known is not None:
+        return known
     with workspace.timed("curate"):
         z = occurrences(*dataset.image_counts(curation.min_iteration))
         balance = summarise(z, curation)
@@ -35,3 +42,15 @@ def curate_pairs(curation: Curation, workspace: Workspace) -> dict[str, Any]:
     facts = {**asdict(balance), "dataset_hash": dataset.content_hash}
     write_json(workspace.curation, {"curation": asdict(curation), **facts})
     return facts
+
+
+def _known(curation: Curation, dataset: Dataset, workspace: Workspace) -> dict[str, Any] | None:
+    """The facts in `curation.json`, if they are of these settings and pairs."""
+    if not workspace.curation.is_file():
+        return None
+    with suppress(DocumentError, KeyError):  # written anew
+        facts = read_document(workspace.curation, "remove it")
+        settings = facts.pop("curation")
+        if (settings, facts["dataset_hash"]) == (asdict(curation), dataset.content_hash):
+            return facts
+    return None
