@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import BeforeValidator
 
-from recon_core.attacks.kkt.attacks import Attack
+from recon_core.attacks.kkt.settings import Attack
 from recon_core.balance import Curation
 from recon_core.experiments import KKT, Experiment
 from recon_core.restore import Restorer

@@ -16,8 +16,8 @@ from flows.generate import generate
 from flows.recipe import Recipe
 from flows.report import report
 from flows.train import train
-from recon_core.attacks.kkt.attacks import SpanThenKKT
 from recon_core.attacks.kkt.objective import KKTAttack, Search
+from recon_core.attacks.kkt.settings import SpanThenKKT
 from recon_core.attacks.span.attack import SpanAttack
 from storage.errors import StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset

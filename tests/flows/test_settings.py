@@ -17,8 +17,8 @@ from flows.presets import PRESETS, preset
 from flows.recipe import Recipe
 from flows.settings import command, from_json, parse_assignments, resolve, to_json
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
-from recon_core.attacks.kkt.attacks import SpanThenKKT, kkt_of
 from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.attacks.kkt.settings import SpanThenKKT, kkt_of
 from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import (

@@ -24,9 +24,9 @@ from recon_core.attacks.instahide.practical import Practical
 from recon_core.attacks.instahide.run import InstaHideRecovery
 from recon_core.attacks.inversion.run import Inversion
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
-from recon_core.attacks.kkt.attacks import Attack, SpanThenKKT
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.kkt.settings import Attack, SpanThenKKT
 from recon_core.attacks.plug_and_play import UnknownMask
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import FAMILIES, Experiment

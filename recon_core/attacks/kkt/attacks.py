@@ -13,9 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -30,6 +29,7 @@ from recon_core.attacks.kkt.objective import (
     starting_points,
 )
 from recon_core.attacks.kkt.results import Left, left_by
+from recon_core.attacks.kkt.settings import Attack, span_of
 from recon_core.attacks.kkt.solver import Judge, reconstruct
 from recon_core.attacks.kkt.span_coordinates import directions_of, orthonormal, stacked
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
@@ -37,68 +37,14 @@ from recon_core.attacks.span.search import views_of
 from recon_core.attacks.span.source_model import shipped_model
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.ncc import ncc_matrix
-from recon_core.tagged import Tagged
 from recon_core.threads import share_of
 from recon_core.types import Progress
 from recon_core.victims.network import Architecture, Parameters, Shape
-
-if TYPE_CHECKING:
-    from recon_core.attacks.kkt.run import KKT
 
 N_BEST = 10
 """Distances that the authors' stopping rule averages."""
 ROWS_AT_ONCE = 1 << 14
 """Candidates of one stack of attacks on the same victim; bounds memory, 200 MB per buffer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpanThenKKT:
-    """`kkt` from the sources of `span`: of it, `n_candidates` and `sigma` are then told by them."""
-
-    kind: Literal["span_then_kkt"] = "span_then_kkt"
-    span: SpanAttack = field(default_factory=SpanAttack)
-    kkt: KKTAttack = field(default_factory=KKTAttack)
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-
-Attack = Annotated[KKTAttack | SpanAttack | SpanThenKKT, Tagged("kind")]
-"""Any attack on a victim's weights."""
-
-
-def kkt_of(attack: Attack) -> KKTAttack | None:
-    """The search in it, if there is one."""
-    if isinstance(attack, SpanThenKKT):
-        return attack.kkt
-    return attack if isinstance(attack, KKTAttack) else None
-
-
-def span_of(attack: Attack) -> SpanAttack | None:
-    """The separation in it, if there is one."""
-    if isinstance(attack, SpanThenKKT):
-        return attack.span
-    return attack if isinstance(attack, SpanAttack) else None
-
-
-def saved_iterations(attack: Attack) -> tuple[int, ...]:
-    """At which candidates are saved; 0 is what was separated."""
-    kkt = kkt_of(attack)
-    separated = () if span_of(attack) is None else (0,)
-    return separated if kkt is None else (*separated, *kkt.save_at)
-
-
-def most_candidates(experiment: KKT) -> int:
-    """An upper bound for the candidates of an attack."""
-    span = span_of(experiment.attack)
-    if span is None:
-        assert isinstance(experiment.attack, KKTAttack)
-        return experiment.attack.n_candidates
-    return 2 * most_directions(experiment, span)
-
-
-def most_directions(experiment: KKT, span: SpanAttack) -> int:
-    """An upper bound for the directions of a victim. There are about as many as images, but rules
-    that move every weight at its own rate (Adadelta) leave their span."""
-    return span.n_images or experiment.victim.widths[0]
 
 
 def features_of(span: SpanAttack, shape: Shape) -> int:

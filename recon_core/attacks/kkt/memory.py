@@ -13,15 +13,9 @@ from __future__ import annotations
 
 import math
 
-from recon_core.attacks.kkt.attacks import (
-    ROWS_AT_ONCE,
-    features_of,
-    kkt_of,
-    most_candidates,
-    most_directions,
-    span_of,
-)
+from recon_core.attacks.kkt.attacks import ROWS_AT_ONCE, features_of
 from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.kkt.settings import kkt_of, most_candidates, most_directions, span_of
 from recon_core.attacks.kkt.victims import DTYPES
 from recon_core.victims.feature_defence import hidden_layer
 from recon_core.victims.network import Architecture, Shape

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, UInt8
@@ -14,13 +13,11 @@ from torch import Tensor
 from recon_core.attacks.candidate_matching import pairs_of
 from recon_core.attacks.family_run import run_result
 from recon_core.attacks.kkt.objective import SETTINGS, KKTAttack, Settings
+from recon_core.attacks.kkt.settings import KKTSettings
 from recon_core.attacks.kkt.solver import Attacked
 from recon_core.types import Outcome, Pairs, RunResult, RunSpec
 from recon_core.victims.network import Shape
 from recon_core.victims.training import Trained
-
-if TYPE_CHECKING:
-    from recon_core.attacks.kkt.run import KKT
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def left_by(attack: KKTAttack, attacked: Attacked, settings: Settings) -> list[L
 
 
 def result_of(
-    experiment: KKT,
+    experiment: KKTSettings,
     spec: RunSpec,
     *,
     data: Learned,
@@ -119,7 +116,7 @@ def result_of(
 
 
 def _pairs(
-    experiment: KKT,
+    experiment: KKTSettings,
     left: Sequence[Left],
     targets: UInt8[Tensor, "n c h w"],
     mean: Float[Tensor, "c h w"],

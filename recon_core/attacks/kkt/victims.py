@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from recon_core.attacks.kkt.results import Learned
+from recon_core.attacks.kkt.settings import KKTSettings
 from recon_core.attacks.run_sharing import kept_or_trained
 from recon_core.augment import augment_images
 from recon_core.types import Progress, RunSpec, Victims
 from recon_core.victims.feature_defence import Defence, tuples_of
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.training import Trained, train
-
-if TYPE_CHECKING:
-    from recon_core.attacks.kkt.run import KKT
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -63,7 +60,7 @@ class KnownVictim:
 
 
 def learn(
-    experiment: KKT,
+    experiment: KKTSettings,
     specs: Sequence[RunSpec],
     images: UInt8[Tensor, "r n c h w"],
     device: torch.device,
@@ -76,7 +73,7 @@ def learn(
 
 
 def train_victims(
-    experiment: KKT,
+    experiment: KKTSettings,
     architecture: Architecture,
     specs: Sequence[RunSpec],
     x: Float[Tensor, "r n d"],
@@ -109,7 +106,7 @@ def initial_weights(
 
 
 def shared_victim(
-    experiment: KKT,
+    experiment: KKTSettings,
     architecture: Architecture,
     spec: RunSpec,
     inputs: Float[Tensor, "1 n d"],
@@ -145,7 +142,7 @@ def check_labels(specs: Sequence[RunSpec], n_classes: int, defence: Defence | No
 
 
 def _augmented(
-    experiment: KKT, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]
+    experiment: KKTSettings, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]
 ) -> tuple[UInt8[Tensor, "r n c h w"], Float[Tensor, "r n 9"]]:
     pairs = [
         augment_images(batch, p=experiment.augment_p, generator=spec.victim_generator("augment"))

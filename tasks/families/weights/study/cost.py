@@ -20,13 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recon_core.attacks.kkt.attacks import (
-    features_of,
-    kkt_of,
-    most_directions,
-    span_of,
-)
+from recon_core.attacks.kkt.attacks import features_of
 from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.attacks.kkt.settings import kkt_of, most_directions, span_of
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import KKT, bytes_per_run
 from recon_core.types import RunSpec, seeded_generator

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from benchmarks.papers import kkt as claims_002
 from flows.cli.main import app
 from flows.studies import study
-from recon_core.attacks.kkt.attacks import kkt_of, span_of
+from recon_core.attacks.kkt.settings import kkt_of, span_of
 from recon_core.experiments import KKT
 from tasks.campaign.plan import AFTER_VICTIMS
 from tasks.families.weights.study.cost import attack_operations

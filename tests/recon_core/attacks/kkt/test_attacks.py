@@ -12,9 +12,9 @@ from torch import Tensor
 
 from recon_core.attacks.kkt import attacks as kkt_attacks
 from recon_core.attacks.kkt import victims as kkt_victims
-from recon_core.attacks.kkt.attacks import SpanThenKKT
 from recon_core.attacks.kkt.objective import KKTAttack, Objective, relative_residual
 from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.kkt.settings import SpanThenKKT
 from recon_core.attacks.kkt.solver import reconstruct
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.span.subspace import NoSpanError

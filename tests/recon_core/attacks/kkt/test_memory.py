@@ -11,10 +11,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from recon_core.attacks.kkt.attacks import SpanThenKKT
 from recon_core.attacks.kkt.memory import bytes_per_run
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.kkt.settings import SpanThenKKT
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.types import RunSpec, no_progress
 from recon_core.victims.feature_defence import FeatureDefence, tuples_of

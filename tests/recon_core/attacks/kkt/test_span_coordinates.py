@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.kkt import attacks as kkt_attacks
-from recon_core.attacks.kkt.attacks import SpanThenKKT, Victim, attack_stack
+from recon_core.attacks.kkt.attacks import Victim, attack_stack
 from recon_core.attacks.kkt.objective import KKTAttack, Objective
 from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.kkt.settings import SpanThenKKT
 from recon_core.attacks.kkt.solver import AttackState, reconstruct
 from recon_core.attacks.kkt.span_coordinates import (
     SpanCoordinates,

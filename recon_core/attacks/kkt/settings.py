@@ -1,0 +1,206 @@
+"""Settings of the family `kkt`: victims, their training, and the attacks on their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from recon_core.attacks.family_run import FamilyRun
+from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.attacks.kkt.span_coordinates import check_dense_first
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.matching import CLIPPED, check_clipped
+from recon_core.precision import Precision
+from recon_core.sampling import binary_labels
+from recon_core.tagged import Tagged
+from recon_core.victims.feature_defence import check_full_batch, hidden_layer
+from recon_core.victims.network import Network
+from recon_core.victims.released import Released
+from recon_core.victims.separability import MixCon, UniCon
+from recon_core.victims.training import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanThenKKT:
+    """`kkt` from the sources of `span`: of it, `n_candidates` and `sigma` are then told by them."""
+
+    kind: Literal["span_then_kkt"] = "span_then_kkt"
+    span: SpanAttack = field(default_factory=SpanAttack)
+    kkt: KKTAttack = field(default_factory=KKTAttack)
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+Attack = Annotated[KKTAttack | SpanAttack | SpanThenKKT, Tagged("kind")]
+"""Any attack on a victim's weights."""
+
+
+def kkt_of(attack: Attack) -> KKTAttack | None:
+    """The search in it, if there is one."""
+    if isinstance(attack, SpanThenKKT):
+        return attack.kkt
+    return attack if isinstance(attack, KKTAttack) else None
+
+
+def span_of(attack: Attack) -> SpanAttack | None:
+    """The separation in it, if there is one."""
+    if isinstance(attack, SpanThenKKT):
+        return attack.span
+    return attack if isinstance(attack, SpanAttack) else None
+
+
+def saved_iterations(attack: Attack) -> tuple[int, ...]:
+    """At which candidates are saved; 0 is what was separated."""
+    kkt = kkt_of(attack)
+    separated = () if span_of(attack) is None else (0,)
+    return separated if kkt is None else (*separated, *kkt.save_at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KKTSettings(FamilyRun):
+    """Settings of a run. Defaults are the dataset generation of paper 001, section 2.
+
+    `n_classes`: what the
+    victim tells apart; 2 is one output with labels 0 and 1, unless it is trained with the loss
+    "ce", which has an output per class. `defence`: what is added to its loss (003), on the features
+    of its hidden layer number `defence_layer`, from 1, by default the last; a convolution is the
+    first. `released`: how the attacker is given the weights; statistics and margins are those of
+    the victim as it was trained. `attack`: by its `kind` the search for a KKT point, the separation
+    of the first layer's span, or the former from what the latter found; a span attack with `start`
+    "known" is given the weights that the victim started from. `n_attacks`: how often a victim is
+    attacked, each time from its own start and, with a search for hyperparameters, with its own;
+    candidates are numbered attack after attack.
+    `keep`: a candidate is confident if it is at some saved iteration.
+    `clipped`: the share of a picture's values that may leave [0, 1] (`matching.fit_to_range`).
+    `precision`: of float32 matrix products.
+    """
+
+    family: Literal["kkt"] = "kkt"
+    augment_p: float = 0.12
+    n_classes: int = 2
+    victim: Network = field(default_factory=Network)
+    training: Training = field(default_factory=Training)
+    defence: Annotated[MixCon | UniCon, Tagged("kind")] | None = None
+    defence_layer: int | None = None
+    released: Released = field(default_factory=Released)
+    attack: Attack = field(default_factory=KKTAttack)
+    n_attacks: int = 1
+    clipped: float = CLIPPED
+    dtype: Literal["float32", "float64"] = "float32"
+    precision: Precision = "ieee"
+    after_victims: ClassVar[tuple[str, ...]] = ("released", "n_attacks", "clipped")
+    later: ClassVar[Mapping[str, Any]] = {
+        "attack.halving": None,
+        "victim.init": "torch",
+        "attack.kind": "kkt",
+        "attack.coordinates": "pixels",
+        "attack.kkt.coordinates": "pixels",
+        "defence": None,
+        "defence_layer": None,
+        "clipped": 0.0,
+        "released": {"precision": "full", "noise": 0.0},
+    }
+    unlike_today: ClassVar[Mapping[str, Any]] = {"clipped": 0.0}
+    attacker_knows: ClassVar[str] = (
+        "The attack is given a network (its architecture and weights) and the average of its "
+        "training pictures, nothing else. It searches for pictures that explain those weights "
+        "as the end of training."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_attacks < 1:
+            raise ValueError(f"n_attacks={self.n_attacks} must be at least 1")
+        check_clipped(self.clipped)
+        loss = self.training.loss.kind
+        if self.n_classes < 2 or (self.n_classes > 2 and loss != "ce"):
+            raise ValueError(
+                f"n_classes={self.n_classes} with training.loss.kind={loss!r}; more than two "
+                "classes need 'ce', two are the least"
+            )
+        self._check_attack(loss)
+        hidden_layer(self.victim, self.defence_layer)
+        if self.defence is not None:
+            check_full_batch(self.training.batch_size)
+        elif self.defence_layer is not None:
+            raise ValueError(
+                f"defence_layer={self.defence_layer} without a defence; name one, for example "
+                "defence.kind=mixcon, or leave the layer out"
+            )
+
+    def _check_attack(self, loss: str) -> None:
+        kkt, span, conv = kkt_of(self.attack), span_of(self.attack), self.victim.conv
+        if kkt is not None and (loss == "ce") != (kkt.condition == "multiclass"):
+            raise ValueError(
+                f"training.loss.kind={loss!r} with attack.condition={kkt.condition!r}; a victim "
+                "that is trained with 'ce' has an output per class and needs 'multiclass', others "
+                "must not have it"
+            )
+        if kkt is not None and kkt.coordinates == "span":
+            check_dense_first(conv)
+        if span is not None and conv is not None:
+            raise ValueError(
+                f"attack.kind={self.attack.kind!r} on a victim whose first layer is a convolution "
+                f"of {conv.kernel}x{conv.kernel}: its weights span patches, not images; use "
+                "attack.kind=kkt, or set victim.conv to null"
+            )
+        width = self.victim.widths[0]
+        if span is not None and span.n_images is not None and span.n_images > width:
+            raise ValueError(
+                f"attack.n_images={span.n_images} directions of a first layer of {width} neurons; "
+                f"it has {width} at most: lower it, or widen victim.widths"
+            )
+
+    def labels_of(
+        self, labels: npt.NDArray[np.int64], names: tuple[str, ...]
+    ) -> tuple[npt.NDArray[np.int64], str]:
+        """(label per image, the task in words): of one output 0 or 1, else the class."""
+        if self.n_outputs == 1:
+            return binary_labels(labels, names)
+        return super().labels_of(labels, names)
+
+    def check_sweep(self, attacks_per_victim: int) -> None:
+        """Raises ValueError if so many runs cannot attack the same victim with these settings."""
+        if attacks_per_victim > 1 and self.n_attacks > 1:
+            raise ValueError(
+                f"attacks_per_victim={attacks_per_victim} with n_attacks={self.n_attacks}; in a "
+                "sweep every run is one attack: set n_attacks to 1"
+            )
+        kkt = kkt_of(self.attack)
+        if attacks_per_victim == 1 and kkt is not None and kkt.halving is not None:
+            raise ValueError(
+                "attack.halving compares attacks on one victim, but attacks_per_victim=1; raise "
+                "it, or set attack.halving to null"
+            )
+
+    @property
+    def n_labels(self) -> int:
+        """Labels that a run has equally many images of."""
+        return self.n_classes
+
+    @property
+    def n_outputs(self) -> int:
+        return self.n_classes if self.training.loss.kind == "ce" else 1
+
+    @property
+    def saved_iterations(self) -> tuple[int, ...]:
+        """Of the attack, at which pairs are saved; 0 is what was separated."""
+        return saved_iterations(self.attack)
+
+
+def most_candidates(experiment: KKTSettings) -> int:
+    """An upper bound for the candidates of an attack."""
+    span = span_of(experiment.attack)
+    if span is None:
+        assert isinstance(experiment.attack, KKTAttack)
+        return experiment.attack.n_candidates
+    return 2 * most_directions(experiment, span)
+
+
+def most_directions(experiment: KKTSettings, span: SpanAttack) -> int:
+    """An upper bound for the directions of a victim. There are about as many as images, but rules
+    that move every weight at its own rate (Adadelta) leave their span."""
+    return span.n_images or experiment.victim.widths[0]
