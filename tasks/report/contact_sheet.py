@@ -1,10 +1,9 @@
 """Pictures of an evaluation, for a flow's page: the best images, several attacks on one network,
-and the ranked scores; and how strips of pictures become a sheet."""
+and the ranked scores."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.documents import read_document
+from tasks.page.picture_sheet import COLUMNS, Strip, png_of, strips_sheet
 from tasks.report.headline import attack_rows, attack_title, found_text, method_title
 
 TILE_INCHES = 0.62
-STRIP_INCHES = 0.72
-COLUMNS = 10
-
-Tile = tuple[npt.NDArray[np.uint8], str, bool]
-"""A picture (3, h, w) or (1, h, w), what stands below it, and whether that is bold."""
-Strip = str | tuple[str, list[Tile]]
-"""A heading; or pictures and the title before them; or, without pictures, a line of text."""
 
 
 def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -> bytes:
@@ -68,7 +61,7 @@ def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -
         first = next((j for j, column in enumerate(columns) if column == (side, 0)), None)
         if first is not None:
             grid[0][first].text(0, 1.12, text, transform=grid[0][first].transAxes, fontsize=7)
-    return _png(figure)
+    return png_of(figure)
 
 
 def attacks_sheet(evaluation: Path) -> bytes | None:
@@ -126,62 +119,6 @@ def _attack_strips(
                 yield attack_title(record, name).replace("then ", "then\n"), tiles
 
 
-def strips_sheet(
-    strips: Sequence[Strip],
-    *,
-    columns: int,
-    labels: float = 1.0,
-    tile_inches: float = STRIP_INCHES,
-    at_edge: bool = False,
-) -> bytes:
-    """PNG of strips below each other, of at most `columns` pictures each.
-
-    `labels`: the width of the titles before pictures, in tiles; `at_edge`: headings begin at the
-    sheet's edge, not at the first picture.
-    """
-    from matplotlib.figure import Figure
-
-    heights = [_height(strip) for strip in strips]
-    width = columns + labels + 0.1
-    size = (tile_inches * width, tile_inches * sum(heights) + 0.12)
-    start = (0.1 - labels) / (0.995 * width - labels) if at_edge else 0.0  # in the axes' units
-    figure = Figure(figsize=size, dpi=160)
-    grid = figure.add_gridspec(
-        len(strips), columns, height_ratios=heights, left=labels / width, right=0.995,
-        top=1 - 0.03 / size[1], bottom=0.06 / size[1], wspace=0.06, hspace=0.0,
-    )  # fmt: skip
-    for row, strip in enumerate(strips):
-        title, tiles = (strip, []) if isinstance(strip, str) else strip
-        if not tiles:
-            axes = figure.add_subplot(grid[row, :])
-            axes.set_axis_off()
-            axes.text(start, 0.3, title, transform=axes.transAxes, fontsize=7.5,
-                      fontweight="bold" if isinstance(strip, str) else "normal")  # fmt: skip
-        for column, (picture, text, bold) in enumerate(tiles):
-            axes = figure.add_subplot(grid[row, column])
-            axes.set_axis_off()
-            rgb = np.broadcast_to(picture, (3, *picture.shape[1:]))  # grey in three channels
-            axes.imshow(rgb.transpose(1, 2, 0), interpolation="nearest")
-            axes.set_anchor("N")
-            if text:
-                axes.text(0.5, -0.05, text, transform=axes.transAxes, ha="center", va="top",
-                          fontsize=6, fontweight="bold" if bold else "normal")  # fmt: skip
-            if column == 0:
-                axes.text(-0.12, 0.5, title, transform=axes.transAxes, ha="right", va="center",
-                          fontsize=6.5)  # fmt: skip
-    return _png(figure)
-
-
-def _height(strip: Strip) -> float:
-    """In tiles."""
-    if isinstance(strip, str):
-        return 0.42
-    _title, tiles = strip
-    if not tiles:
-        return 0.27
-    return 1.0 + 0.26 * any(text for _picture, text, _bold in tiles)
-
-
 def curves_sheet(evaluation: Path) -> bytes:
     """PNG of the SSIM of the i-th best image per method: targets solid, decoys dashed."""
     from matplotlib.figure import Figure
@@ -199,7 +136,7 @@ def curves_sheet(evaluation: Path) -> bytes:
     axes.set(xlabel="images, best first", ylabel="SSIM", ylim=(None, 1))
     axes.legend(fontsize=7, frameon=False, loc="upper right")
     axes.spines[["top", "right"]].set_visible(False)
-    return _png(figure)
+    return png_of(figure)
 
 
 def _text(words: str) -> bytes:
@@ -207,10 +144,4 @@ def _text(words: str) -> bytes:
 
     figure = Figure(figsize=(5, 0.6), dpi=130)
     figure.text(0.02, 0.4, words, fontsize=9)
-    return _png(figure)
-
-
-def _png(figure: Any) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
-    return content.getvalue()
+    return png_of(figure)

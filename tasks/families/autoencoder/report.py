@@ -12,9 +12,9 @@ from typing import Any
 from tasks.attack_file.report import STEPS, as_bytes, write_arrays
 from tasks.families.autoencoder.material import Case
 from tasks.families.autoencoder.results import SIDES, Cell, arrays, pairs
+from tasks.page.picture_sheet import Strip, strips_sheet
 from tasks.page.pictures import data_uri
 from tasks.page.writer import page_html
-from tasks.report.contact_sheet import Strip, strips_sheet
 
 COLUMNS = 10
 MIN_COLUMNS = 4

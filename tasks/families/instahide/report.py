@@ -21,9 +21,9 @@ from tasks.families.instahide.figures import graph, heat_maps
 from tasks.families.instahide.headline import WHY, left_open
 from tasks.families.instahide.inputs import PreparedChallenge
 from tasks.families.instahide.results import Scored, image_row
+from tasks.page.picture_sheet import COLUMNS
 from tasks.page.pictures import data_uri
 from tasks.page.writer import page_html
-from tasks.report.contact_sheet import COLUMNS
 
 ENCODINGS_SHOWN = 10
 LARGEST_SHOWN = 64

@@ -20,9 +20,9 @@ from tasks.families.weights.ranking import FALSE_SHARES, GOOD, Ranked
 from tasks.families.weights.results import Matches, Results
 from tasks.page.axes import log_axis, rank_axis
 from tasks.page.charts import Panel, dots
+from tasks.page.picture_sheet import Strip, strips_sheet
 from tasks.page.pictures import data_uri
 from tasks.page.writer import page_html
-from tasks.report.contact_sheet import Strip, strips_sheet
 
 COLUMNS = 10
 N_DECOYS = 5
