@@ -60,12 +60,13 @@ def rank_correlation(
     unit_of = np.arange(len(x)) if units is None else _numbered(units)
     n_units = int(unit_of.max()) + 1
     rng = np.random.default_rng(seed)
-    whole = _correlation(sides, np.ones(len(x)))
-    drawn = [
-        _correlation(sides, np.bincount(draw, minlength=n_units)[unit_of].astype(np.float64))
-        for draw in rng.integers(n_units, size=(N_BOOTSTRAP if n_units > 1 else 0, n_units))
-    ]
-    usable = [value for value in drawn if value is not None]
+    draws = rng.integers(n_units, size=(N_BOOTSTRAP if n_units > 1 else 0, n_units))
+    rows = max(1, 2**15 // len(x))  # at once: as many as a cache holds
+    (whole,) = _correlations(sides, np.ones((1, len(x))))
+    usable: list[float] = []
+    for block in np.split(draws, range(rows, len(draws), rows)):
+        copies = _summed(np.ones(block.shape), block, n_units).take(unit_of, axis=1)
+        usable += [value for value in _correlations(sides, copies) if value is not None]
     interval = None
     if whole is not None and usable:
         low, high = np.quantile(usable, [(1 - level) / 2, (1 + level) / 2])
@@ -139,18 +140,27 @@ class _Ranks:
         self.group_of_key = keys // (level.max() + 1)
 
     def centred(self, copies: Values) -> Values:
-        counts = np.bincount(self.key, copies, len(self.group_of_key))
-        in_group = np.bincount(self.group_of_key, counts)
-        before = (np.cumsum(in_group) - in_group)[self.group_of_key]
-        middle = np.cumsum(counts) - counts + counts / 2 - before
-        size = np.maximum(in_group[self.group_of_key], 1)
-        centred: Values = ((middle - size / 2) / size)[self.key]
+        """(draws, values) ranks less their group's mean, over its size, given copies of each."""
+        counts = _summed(copies, self.key, len(self.group_of_key))
+        in_group = _summed(counts, self.group_of_key, int(self.group_of_key.max()) + 1)
+        before = (np.cumsum(in_group, axis=1) - in_group).take(self.group_of_key, axis=1)
+        middle = np.cumsum(counts, axis=1) - counts + counts / 2 - before
+        size = np.maximum(in_group.take(self.group_of_key, axis=1), 1)
+        centred: Values = ((middle - size / 2) / size).take(self.key, axis=1)
         return centred
 
 
-def _correlation(sides: list[_Ranks], copies: Values) -> float | None:
+def _summed(values: Values, number: npt.NDArray[np.int64], n: int) -> Values:
+    """(rows, n) sums of each row's values by their numbers below n."""
+    places = number + n * np.arange(len(values))[:, None]
+    summed = np.bincount(places.ravel(), values.ravel(), n * len(values))
+    return summed.astype(np.float64).reshape(-1, n)
+
+
+def _correlations(sides: list[_Ranks], copies: Values) -> list[float | None]:
+    """The coefficient of each row of copies (draws, values); None where a side is constant."""
     a, b = (side.centred(copies) for side in sides)
-    spread = (copies * a * a).sum() * (copies * b * b).sum()
-    if spread <= 1e-20 * len(copies):
-        return None
-    return float(np.clip((copies * a * b).sum() / np.sqrt(spread), -1.0, 1.0))
+    spread = (copies * a * a).sum(axis=1) * (copies * b * b).sum(axis=1)
+    found = (copies * a * b).sum(axis=1) / np.sqrt(np.maximum(spread, 1e-300))
+    there = spread > 1e-20 * copies.shape[1]
+    return [float(r) if ok else None for r, ok in zip(found.clip(-1, 1), there, strict=True)]

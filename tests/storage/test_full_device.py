@@ -156,7 +156,11 @@ def full(code: int) -> OSError:
 
 @pytest.mark.parametrize(
     ("code", "once"),
-    [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.ENOSPC, True)],
+    [
+        (errno.ENOSPC, False),
+        pytest.param(errno.EDQUOT, False, marks=pytest.mark.slow),
+        pytest.param(errno.ENOSPC, True, marks=pytest.mark.slow),
+    ],
     ids=["full", "over quota", "full for a moment"],
 )
 def test_no_space_at_any_call(

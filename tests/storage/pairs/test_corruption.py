@@ -24,8 +24,6 @@ from tests.storage.damage import SHAPE, Bytes, Known, damage, flipped, truncated
 from tests.storage.s3_server import S3Server
 from tests.storage.stores import MANIFEST, columns, provenance, store
 
-N_FLIPS, N_TRUNCATIONS = 1000, 100
-
 
 @pytest.fixture(scope="module", params=ENCODINGS)
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
@@ -33,7 +31,9 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize(
-    ("harm", "n"), [(flipped, N_FLIPS), (truncated, N_TRUNCATIONS)], ids=["flips", "truncations"]
+    ("harm", "n"),
+    [(flipped, 150), (truncated, 100), pytest.param(flipped, 1000, marks=pytest.mark.slow)],
+    ids=["flips", "truncations", "many flips"],
 )
 def test_damage_to_any_file_is_found_and_never_returned(
     known: Known, harm: Callable[[bytes, random.Random], bytes], n: int

@@ -241,6 +241,7 @@ def long_study() -> RecoveryStudy:
     return small_study(victims=(small_victim(), slow))
 
 
+@pytest.mark.slow
 def test_a_study_that_is_killed_goes_on_to_the_same_products(tmp_path: Path) -> None:
     """A process of its own is killed while it trains, without a chance to tidy up."""
     script = (
