@@ -63,7 +63,6 @@ def test_list_names_every_study_with_its_sizes() -> None:
     assert "paper: 60 cells, 18,000 attacks" in " ".join(shown.split())
 
 
-@pytest.mark.slow
 def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(tmp_path: Path) -> None:
     store = tmp_path / "study"
     done = RUN.invoke(app, words(store))
