@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.inversion.reference import PlainLeNet5, literal_mixcon, load, plain_train
 from benchmarks.record import Measurement, compared, main
 from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
-from recon_core.attacks.inversion.strong_inversion import Inversion, StrongInversion
+from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.types import seeded_generator
 from recon_core.victims.autoencoder import Weights
 from recon_core.victims.class_batches import ClassBatches
@@ -142,7 +142,7 @@ def check_moves(
 class Inverting:
     """Images that a method recovers from their features."""
 
-    def __init__(self, method: Inversion) -> None:
+    def __init__(self, method: GradientInversion | StrongInversion) -> None:
         self.method, self.model = method, NETWORK.on(SHAPE, N_CLASSES)
         self.weights = weights_of(1)
         with torch.no_grad():
@@ -163,7 +163,9 @@ class Inverting:
         return [self.of(range(row, row + 1)) for row in rows]
 
 
-def inversion(method: Inversion, repeats: int, *, one_in: int) -> Measurement:
+def inversion(
+    method: GradientInversion | StrongInversion, repeats: int, *, one_in: int
+) -> Measurement:
     """Seconds per image; one by one only every so many-th is recovered."""
     task = Inverting(method)
     rows = range(0, N_INVERTED, one_in)

@@ -22,7 +22,6 @@ from torch import Tensor
 from recon_core.attacks.inversion.feature_matching import (
     UNIT,
     Features,
-    GradientInversion,
     Inverted,
     Range,
     Start,
@@ -182,9 +181,6 @@ class StrongInversion:
             rate=lambda k: self.lr * (1 + math.cos(math.pi * k / self.n_steps)) / 2,
         )
         return _best(found, len(starts))
-
-
-Inversion = GradientInversion | StrongInversion
 
 
 def errors_by_zeta(

@@ -187,7 +187,7 @@ class KKTSettings(FamilyRun):
 
     @property
     def saved_iterations(self) -> tuple[int, ...]:
-        """Of the attack, at which pairs are saved; 0 is what was separated."""
+        """Iterations of the attack at which pairs are saved; 0 is what was separated."""
         return saved_iterations(self.attack)
 
 

@@ -24,7 +24,6 @@ from recon_core.attacks.inversion.feature_matching import (
     total_variation,
 )
 from recon_core.attacks.inversion.strong_inversion import (
-    Inversion,
     StrongInversion,
     errors_by_zeta,
     tune,
@@ -127,7 +126,7 @@ def test_a_wide_relu_layer_is_inverted() -> None:
     assert float((found.x - X).abs().max()) < 1e-6
 
 
-METHODS: dict[str, Inversion] = {
+METHODS: dict[str, GradientInversion | StrongInversion] = {
     "paper": GradientInversion(zeta=0.05, n_steps=60),
     "paper, noise, every step, sum": GradientInversion(
         zeta=0.002, n_steps=60, start="noise", clip="step", scale="sum", lr=0.1
@@ -493,7 +492,7 @@ def test_settings_are_read_from_json() -> None:
 
 
 @pytest.mark.parametrize("method", [GradientInversion(n_steps=3), SHORT])
-def test_features_that_do_not_fit_are_told(method: Inversion) -> None:
+def test_features_that_do_not_fit_are_told(method: GradientInversion | StrongInversion) -> None:
     h, z = linear(), linear()(X)
 
     def invert(f: Features, features: Tensor = z, **kwargs: Any) -> Inverted:
