@@ -69,7 +69,7 @@ def make_record(kind: StudyKind[Any, Any], plan: Any, ended: Any) -> dict[str, A
     """The record of a study."""
     made, (identity, body) = plan.study, kind.describe(plan, ended)
     record: dict[str, Any] = {
-        "schema": f"palimpsest-{kind.page.name}",
+        "schema": kind.page.schema,
         "version": kind.page.version,
         "name": made.name,
         "preset": made.preset,

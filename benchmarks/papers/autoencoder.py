@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.papers.kkt import collect, read_record
 from benchmarks.record import Claim
 from tasks.families.autoencoder.study.claims import check_recovery
-from tasks.families.autoencoder.study.record import RECORD, SCHEMA, VERSION
+from tasks.families.autoencoder.study.page import RECOVERY_PAGE
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def read_study(path: Path) -> dict[str, Any]:
 
     Raises ValueError for anything else, and for one whose claims are not those of its numbers.
     """
-    return read_record(path, RECORD, (SCHEMA, VERSION), check_recovery)
+    return read_record(path, RECOVERY_PAGE, check_recovery)
 
 
 def first_tested(claims: list[Claim]) -> list[Claim]:

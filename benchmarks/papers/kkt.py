@@ -21,7 +21,8 @@ from typing import Any
 
 from benchmarks.record import Claim, Hardware, hardware, parse_claims
 from tasks.families.weights.study.claims import check_claims
-from tasks.study.record import SCHEMA, VERSION
+from tasks.families.weights.study.page import STUDY_PAGE
+from tasks.page.study_page import StudyPage
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -29,25 +30,24 @@ def read_study(path: Path) -> dict[str, Any]:
 
     Raises ValueError for anything else, and for one whose claims are not those of its numbers.
     """
-    return read_record(path, "study.json", (SCHEMA, VERSION), check_claims)
+    return read_record(path, STUDY_PAGE, check_claims)
 
 
 def read_record(
     path: Path,
-    file_name: str,
-    expected: tuple[str, int],
+    page: StudyPage,
     check: Callable[[dict[str, Any]], list[dict[str, Any]]],
 ) -> dict[str, Any]:
-    """The record at `path`, a file or the folder with `file_name`, of a schema and version.
+    """The record at `path`, a file or the folder of a study with that page.
 
     Raises ValueError for anything else, and for one whose claims are not what `check` gives.
     """
-    file = path / file_name if path.is_dir() else path
+    file = path / f"{page.name}.json" if path.is_dir() else path
     try:
         record = dict(json.loads(file.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{file} is no study ({error}); give the folder of a study") from error
-    found = (record.get("schema"), record.get("version"))
+    found, expected = (record.get("schema"), record.get("version")), (page.schema, page.version)
     if found != expected:
         raise ValueError(f"{file} is {found}, expected {expected}; make the study again")
     if check(record) != record["claims"]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.papers.kkt import collect, read_record
 from tasks.families.inversion.study.claims import check_inversion
-from tasks.families.inversion.study.record import RECORD, SCHEMA, VERSION
+from tasks.families.inversion.study.page import INVERSION_PAGE
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def read_study(path: Path) -> dict[str, Any]:
 
     Raises ValueError for anything else, and for one whose claims are not those of its numbers.
     """
-    return read_record(path, RECORD, (SCHEMA, VERSION), check_inversion)
+    return read_record(path, INVERSION_PAGE, check_inversion)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tasks.families.autoencoder.study import record as recovery_record
 from tasks.families.autoencoder.study.figure_specs import at_lowest
-from tasks.families.inversion.study import record as inversion_record
+from tasks.families.autoencoder.study.page import RECOVERY_PAGE
+from tasks.families.inversion.study.page import INVERSION_PAGE
+from tasks.families.weights.study.page import STUDY_PAGE
 from tasks.page.claims import whose_claims
-from tasks.study.record import SCHEMA, VERSION
+from tasks.page.study_page import StudyPage
 
 HEADER = (
     *("cell", "networks", "images each", "good", "good decoys", "mean SSIM", "decoys"),
@@ -44,7 +45,7 @@ def study_rows(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]
 
     Raises ValueError, naming the file, if it is no study of this version.
     """
-    record = _read(text, name, (SCHEMA, VERSION))
+    record = _read(text, name, STUDY_PAGE)
     lines = _heading(record, name, "study.html", f"; {record['n_attacks']} attacks on each network")
     return lines, [_row(cell) for cell in record["cells"]]
 
@@ -52,7 +53,7 @@ def study_rows(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]
 def recovery_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]:
     """(what stands above the table of a study of recovery, the rows of that table): each victim at
     its lowest loss, by method, over all masks. Raises ValueError as `study_rows` does."""
-    record = _read(text, name, (recovery_record.SCHEMA, recovery_record.VERSION))
+    record = _read(text, name, RECOVERY_PAGE)
     found = []
     for victim in record["victims"]:
         for method in record["methods"]:
@@ -66,7 +67,7 @@ def recovery_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[st
 def inversion_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]:
     """(what stands above the table of a study of inversion, the rows of that table): the cells with
     a role, UniCon, and all other cuts. Raises ValueError as `study_rows` does."""
-    record = _read(text, name, (inversion_record.SCHEMA, inversion_record.VERSION))
+    record = _read(text, name, INVERSION_PAGE)
     shown = [c for c in record["cells"] if c["seeds"] and (c["roles"] or not c["in_grid"])]
     lines = _heading(record, name, "inversion.html", "")
     return lines, [_inverted(cell) for cell in shown]
@@ -123,12 +124,12 @@ def _recovered(
     )
 
 
-def _read(text: str, name: str, expected: tuple[str, int]) -> dict[str, Any]:
+def _read(text: str, name: str, page: StudyPage) -> dict[str, Any]:
     try:
         record = dict(json.loads(text))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name} is no study ({error})") from error
-    found = (record.get("schema"), record.get("version"))
+    found, expected = (record.get("schema"), record.get("version")), (page.schema, page.version)
     if found != expected:
         raise ValueError(f"{name} is {found}, expected {expected}; make the study again")
     return record

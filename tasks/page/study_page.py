@@ -42,6 +42,10 @@ class StudyPage:
     filters: Mapping[str, Any] = field(default_factory=dict)
     most_inline: int = 3_000_000
 
+    @property
+    def schema(self) -> str:
+        return f"palimpsest-{self.name}"
+
     def write(self, folder: Path) -> Path:
         """Makes the page from the record and the pictures in `folder`; returns its path.
 
@@ -49,8 +53,7 @@ class StudyPage:
         is of another version, or if they do not belong together.
         """
         path = folder / f"{self.name}.json"
-        schema = f"palimpsest-{self.name}"
-        record = read_record(path, schema=schema, version=self.version, command=self.command)
+        record = read_record(path, schema=self.schema, version=self.version, command=self.command)
         again = f"run `{self.command}` again"
         pictures = read_arrays(folder / f"{self.name}-pictures.npz", again=again)
         with page_of(path, self.command):

@@ -25,8 +25,6 @@ from storage.pairs.dataset import Dataset
 from tasks.evaluation.record import rounded
 from tasks.study.settings import Cell, Study, StudyPlan
 
-SCHEMA = "palimpsest-study"
-VERSION = 2
 DIGITS = 6
 N_SHOWN = 10
 """Pairs of a cell that are kept as pictures, the best first."""

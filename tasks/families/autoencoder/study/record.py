@@ -24,9 +24,6 @@ from tasks.families.autoencoder.study.units import ESTIMATE_H, Batch, Group
 from tasks.study.executor import Outcome
 from tasks.study.products import Arrays, npz_of
 
-SCHEMA = "palimpsest-recovery"
-VERSION = 2
-RECORD = "recovery.json"
 QUESTION = "Do overfitted autoencoders give back training images of which pixels are missing?"
 TITLE = "Training images from overfitted autoencoders"
 PAPER = "000, section 4"

@@ -25,9 +25,6 @@ from tasks.families.inversion.study.synthetic import DEFAULT
 from tasks.page.formats import power
 from tasks.study.products import Arrays, npz_of
 
-SCHEMA = "palimpsest-inversion"
-VERSION = 2
-RECORD = "inversion.json"
 TITLE = "Split networks: what the features give away, and what MixCon hides"
 QUESTION = (
     "A client sends the features of an image to a server. How much of the image comes back, does "
