@@ -12,6 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.cli.console import Screen, show_images
+from flows.cli.options import (
+    ClusterOption,
+    DataOption,
+    DeviceOption,
+    FreshOption,
+    SkipOption,
+    WorkersOption,
+)
 
 if TYPE_CHECKING:
     from flows.study_kind import StudyKind
@@ -37,21 +45,11 @@ def study(
             "only, a trial.",
         ),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            help="photos | digits | folder:PATH | cifar10:PATH | cifar100:PATH | mnist:PATH | "
-            "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
-        ),
-    ] = None,
+    data: DataOption = None,
     store: Annotated[
         Path | None, typer.Option("--store", "--out", help="Default: palimpsest-runs/study-NAME.")
     ] = None,
-    skip_corrupt: Annotated[
-        bool,
-        typer.Option("--skip-corrupt", help="Leave out files of a folder that cannot be read."),
-    ] = False,
+    skip_corrupt: SkipOption = False,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,20 +64,13 @@ def study(
             "--only", help="Just the cells, autoencoders or sources whose name contains this."
         ),
     ] = "",
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
-    n_workers: Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")] = 0,
-    cluster: Annotated[
-        str,
-        typer.Option(
-            "--cluster", help="local | cuda | slurm:YAML | kubernetes:YAML | tcp://HOST:PORT"
-        ),
-    ] = "local",
+    device: DeviceOption = "auto",
+    n_workers: WorkersOption = 0,
+    cluster: ClusterOption = "local",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what it would take.")
     ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete the store's products first.")
-    ] = False,
+    fresh: FreshOption = False,
 ) -> None:
     """Attack every victim of a grid, score what comes back, and check the paper's claims.
 
