@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CLEAN = (
     *("benchmarks", "recon_core", "storage", "tasks/campaign", "tasks/cluster", "tasks/dataset"),
-    *("tasks/evaluation", "tasks/restoring", "tasks/training"),
+    *("tasks/evaluation", "tasks/restoring", "tasks/study", "tasks/training"),
 )
 """Folders that are held to it; the others follow."""
 THEIRS = {

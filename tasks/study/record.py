@@ -48,7 +48,7 @@ class Examined:
 
     @classmethod
     def nothing(cls, n_images: int) -> Examined:
-        """Of a family whose victims are not asked."""
+        """Answers of a family whose victims are not asked."""
         return cls(np.full(n_images, np.nan), None, np.nan, np.nan, None, None)
 
 
