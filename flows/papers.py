@@ -26,8 +26,7 @@ def gradient_descent(lr: float, momentum: float = 0.0) -> Optimiser:
 
 
 def restoration_generate() -> KKT:
-    """Image restoration paper, section 2: the 150,000 runs that make the dataset, 300 images
-    each."""
+    """Image restoration paper, section 2: the dataset's 150,000 runs of 300 images each."""
     return KKT()
 
 
@@ -127,8 +126,7 @@ def buzaglo2023_regression() -> KKT:
 
 
 def autoencoder_recovery() -> AutoencoderRecovery:
-    """Autoencoder paper, appendix C.1 and D: FC-10 with leaky ReLU to a loss of 1e-8, the mask
-    unknown.
+    """Autoencoder paper, appendix C.1, D: FC-10, leaky ReLU, a loss of 1e-8, the mask unknown.
 
     Open: the widths, Adam's rates and how long, and how often the method alternates.
     """

@@ -1,5 +1,4 @@
-"""Occurrences of each pair in the restorers' training examples (image restoration paper, section
-3).
+"""Occurrences of each pair in the training examples (image restoration paper, section 3).
 
 Some images come back in many runs, others in few. The image restoration paper draws 140 random
 subsets of its pairs, each keeping a pair with probability 11/z when its image occurs z times among

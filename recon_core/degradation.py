@@ -1,5 +1,4 @@
-"""Degraded images y = H x + noise: six masks of missing pixels, and Gaussian noise (autoencoder
-paper, eq. 3).
+"""Degraded images y = H x + noise: six masks, and Gaussian noise (autoencoder paper, eq. 3).
 
 The autoencoder paper shows its six masks as pictures in its figures and tables and gives no file,
 so they are drawn here from a description: 30 % of the pixels at random, scattered blocks missing,

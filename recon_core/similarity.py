@@ -126,8 +126,7 @@ def perceptual_similarity(
 def cosine_similarity(
     recovered: Float[Tensor, "n c h w"], original: Float[Tensor, "n c h w"]
 ) -> Float64[Tensor, " n"]:
-    """The cosine of the angle between each image and its original as vectors (MixCon paper, table
-    2).
+    """The cosine between each image and its original as vectors (MixCon paper, table 2).
 
     0 where one of them is 0. Raises ValueError for images that do not match or are not finite.
     """
@@ -139,8 +138,7 @@ def cosine_similarity(
 
 
 def spread(scores: Float[Tensor, " n"], *, higher_is_alike: bool = True) -> Spread:
-    """Summaries as the MixCon paper reports them: mean, standard deviation and worst case (tables 2
-    to 4).
+    """Summaries as in the MixCon paper: mean, standard deviation and worst case (tables 2 to 4).
 
     `higher_is_alike` is False for errors, of which the worst case is the lowest. Raises ValueError
     for no scores or one that is not finite.

@@ -80,8 +80,7 @@ def x_step(
 
 
 def mask_step(x: Float[Tensor, "b c h w"], y: Float[Tensor, "b c h w"]) -> Bool[Tensor, "b c h w"]:
-    """argmin over H of ||H x - y||^2: False where x > 2 y or x < 0 (autoencoder paper, eq. 20; y >=
-    0)."""
+    """argmin over H of ||H x - y||^2: False where x > 2 y or x < 0 (eq. 20; y >= 0)."""
     return (x <= 2 * y) & (x >= 0)
 
 
@@ -210,8 +209,7 @@ class Iteration:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownMask:
-    """ADMM once with the true H; without noise the known pixels are then put back (autoencoder
-    paper, eq. 31).
+    """ADMM once with the true H; without noise the known pixels are then put back (eq. 31).
 
     `masks` must be given. `noisy`: y has noise, so what is known of a pixel is not its value.
     """
@@ -243,8 +241,7 @@ class KnownMask:
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownMask:
-    """The paper's method: alternate ADMM and the mask step, H unknown (autoencoder paper, eq. 6, 7,
-    20).
+    """The paper's method: alternate ADMM and the mask step, H unknown (eq. 6, 7, 20).
 
     Defaults are for a fully connected autoencoder of 10 layers with leaky ReLU; autoencoder paper,
     appendix D, has gamma .5 there, .1 with PReLU and for 20 layers, 1 for a U-Net, .1 with noise.

@@ -1,5 +1,4 @@
-"""BF-DnCNN: the convolutional restorer of the image restoration paper, section 4, after Mohan et
-al. 2020.
+"""BF-DnCNN (Mohan et al. 2020), the restorer of the image restoration paper, section 4.
 
 DnCNN without a single additive constant: no bias in the convolutions and a batch normalisation
 that divides by the standard deviation without subtracting a mean. So the network, evaluated with

@@ -1,5 +1,4 @@
-"""EDM: the conditional diffusion restorer of the image restoration paper, section 3, after Karras
-et al. 2022.
+"""EDM (Karras et al. 2022), the diffusion restorer of the image restoration paper, section 3.
 
 The network F is preconditioned into a denoiser D (EDM, equation 7), trained on the weighted
 denoising loss (equations 2 and 8, table 1) and sampled by Heun's method (algorithm 1) with the
@@ -36,8 +35,7 @@ Denoiser = Callable[[Tensor, float], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class EDM:
-    """The diffusion restorer. Defaults are EDM's for CIFAR-10, which the image restoration paper
-    kept.
+    """The diffusion restorer. Defaults are EDM's for CIFAR-10, which the paper kept.
 
     ln sigma ~ N(P_mean, P_std^2) in training; `n_steps` Heun steps from sigma_max to sigma_min
     with exponent rho when sampling, two network evaluations each but the last. `target`: what is

@@ -60,8 +60,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FullyConnected:
-    """`depth` dense layers with biases, all hidden ones `width` wide (autoencoder paper, figure
-    C.1).
+    """Dense layers, `depth`, with biases, hidden ones `width` wide (autoencoder paper, figure C.1).
 
     `init`: "torch" is what torch's own layers start from, uniform in +-1/sqrt(fan in), which the
     autoencoder paper does not name but everybody gets who asks for nothing; a layer with ReLUs then

@@ -1,5 +1,4 @@
-"""Batches with the same number of images of every class, for R networks (MixCon paper, footnote
-6)."""
+"""Batches with as many images of every class, for R networks (MixCon paper, footnote 6)."""
 
 from __future__ import annotations
 

@@ -137,8 +137,7 @@ def balanced_rows(labels: Int64[Tensor, " n"], n_classes: int) -> Int64[Tensor, 
 def separability(
     features: Float[Tensor, "r n m"], *, normalise: bool = True, squared: bool = False
 ) -> Separability:
-    """The mean and the least of ||h(x_i) - h(x_j)|| over all pairs i < j (MixCon paper, definition
-    3.1).
+    """The mean and the least of ||h(x_i) - h(x_j)|| over all pairs i < j (definition 3.1).
 
     Features are of norm 1, as in the paper's practice (footnote 3), unless `normalise` is false;
     distances are not squared unless `squared`. All pairs, in float64, in blocks. NaN where a

@@ -1,5 +1,4 @@
-"""Frequency at which each image's pairs are shown to a restorer (image restoration paper, section
-3)."""
+"""Frequency at which restorers see each image's pairs (image restoration paper, section 3)."""
 
 from __future__ import annotations
 

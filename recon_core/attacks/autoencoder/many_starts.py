@@ -1,5 +1,4 @@
-"""Ours, beside the autoencoder paper's method: the mask from the noise, and projections from many
-starts.
+"""Our recovery: the mask from the noise, and projections from many starts.
 
 The autoencoder paper's mask step erases a pixel where x > 2 y, whatever y is. But an erased pixel
 holds nothing except noise, so any pixel brighter than the noise was not erased, and H follows from

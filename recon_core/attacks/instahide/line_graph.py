@@ -1,5 +1,4 @@
-"""Private images of each encoding, from the number that each two share (InstaHide paper, section
-3.3).
+"""Private images of each encoding, from the number that each two share (section 3.3).
 
 Private images are vertices, encodings that mix two of them edges: the numbers of common images are
 the Gram matrix of a graph, and to find who is in which encoding is to find a graph from its line
@@ -83,8 +82,7 @@ def assign(shared: Integer[np.ndarray, "m m"]) -> list[Component]:
 
 
 def gram(edges: Integer[np.ndarray, "m 2"]) -> Int64[np.ndarray, "m m"]:
-    """The number of common vertices of each two edges, 2 on the diagonal (InstaHide paper, section
-    3.3)."""
+    """The number of common vertices of each two edges, 2 on the diagonal (section 3.3)."""
     return _common(edges).astype(np.int64)
 
 

@@ -50,8 +50,7 @@ class Encodings:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """The model of the InstaHide paper: weight `wa` on each of two private images, `wb` on each of
-    `k_pub` public.
+    """The paper's model: weight `wa` on each of two private images, `wb` on each of `k_pub` public.
 
     `noise`: standard deviation of Gaussian noise that is added before signs are lost.
     """
@@ -78,8 +77,7 @@ class Mixing:
 
     @classmethod
     def as_a_whole(cls, k_pub: int, noise: float = 0.0) -> Mixing:
-        """Equal weights of a unit vector, which the InstaHide paper's GramExtract takes for
-        granted."""
+        """Equal weights of a unit vector, which the paper's GramExtract takes for granted."""
         return cls(k_pub=k_pub, wa=(2 + k_pub) ** -0.5, wb=(2 + k_pub) ** -0.5, noise=noise)
 
     @property

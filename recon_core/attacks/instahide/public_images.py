@@ -76,8 +76,7 @@ def find_publics(
 def spike(
     y: Float[Tensor, "b d"], public: Float[Tensor, "b s d"], mixing: Mixing
 ) -> Float[Tensor, "b s s"]:
-    """M of the InstaHide paper, section 3.2: the mean of (y^2 / var - 1) (p p^T - I) over
-    pixels."""
+    """M of section 3.2: the mean of (y^2 / var - 1) (p p^T - I) over pixels."""
     z = y.square() / mixing.variance - 1
     found = (public * z[:, None]) @ public.mT / y.shape[1]
     found.diagonal(dim1=1, dim2=2).sub_(z.mean(1, keepdim=True))

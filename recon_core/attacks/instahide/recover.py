@@ -1,5 +1,4 @@
-"""All private images from InstaHide's encodings, exactly: the InstaHide paper's Algorithm 1 in
-another order.
+"""All private images, exactly: the InstaHide paper's Algorithm 1 in another order.
 
     publics, then overlaps, then graph, then signs
 
