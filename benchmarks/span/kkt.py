@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from scipy.stats import t as student
 from torch import Tensor
 
 from benchmarks.kkt.reference import ReferenceAttack, ReferenceNet, balanced_signs
@@ -36,6 +35,7 @@ from recon_core.attacks.kkt.solver import reconstruct
 from recon_core.attacks.kkt.span_coordinates import SpanCoordinates
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
+from recon_core.summary import t_interval
 from recon_core.types import RunSpec
 from recon_core.victims.network import Parameters
 from storage.sources.load import ImageSet, load_images
@@ -192,9 +192,7 @@ def victim_both_ways(
 
 def paired(differences: Sequence[float]) -> tuple[float, float, float]:
     """(mean, low, high): Student's interval at 95 % of a mean difference."""
-    mean, n = statistics.mean(differences), len(differences)
-    half = float(student.ppf(0.975, n - 1)) * statistics.stdev(differences) / n**0.5
-    return mean, mean - half, mean + half
+    return statistics.mean(differences), *t_interval(differences)
 
 
 def _back(x: Tensor, mean: Tensor, seen: Tensor, decoys: Tensor, seconds: float) -> Back:
