@@ -94,22 +94,12 @@ def attack_instahide(
 
     target = target or default_folder(encodings)
     job = InstaHideJob(
-        path=encodings,
-        out=target,
-        public=public,
-        labels=labels,
-        truth=truth,
-        similarity=similarity,
-        method=method,
+        path=encodings, out=target, public=public, labels=labels, truth=truth,
+        similarity=similarity, method=method,
         scheme=_scheme(scheme, k_pub=k_pub, wa=wa, wb=wb, noise=noise, largest=largest),
-        n_private=n_private,
-        use_public=not no_public,
-        use_labels=not no_labels,
-        n_levels=n_levels,
-        n_rounds=n_rounds,
-        seed=seed,
-        n_shown=n_shown,
-    )
+        n_private=n_private, use_public=not no_public, use_labels=not no_labels, n_levels=n_levels,
+        n_rounds=n_rounds, seed=seed, n_shown=n_shown,
+    )  # fmt: skip
     resolve_device(device)
     challenge = prepare_challenge(
         job, tuple(METHODS)

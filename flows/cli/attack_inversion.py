@@ -118,28 +118,12 @@ def attack_inversion(
         raise ValueError("give --data, the images to attack, for example folder:my-images")
     target = target or default_folder(weights)
     job = InversionJob(
-        weights=weights,
-        out=target,
-        data=data,
-        cut=cut,
-        architecture=architecture,
-        public=public,
-        split=split,
-        size=size,
-        n_classes=n_classes,
-        mean=numbers(mean, "--mean"),
-        std=numbers(std, "--std"),
-        n_images=n_images,
-        n_public=n_public,
-        attack=which,
-        n_steps=n_steps,
-        settings=assignments(settings),
-        perceptual=perceptual,
-        trust=trust,
-        seed=seed,
-        n_shown=n_shown,
-        skip_corrupt=skip_corrupt,
-    )
+        weights=weights, out=target, data=data, cut=cut, architecture=architecture, public=public,
+        split=split, size=size, n_classes=n_classes, mean=numbers(mean, "--mean"),
+        std=numbers(std, "--std"), n_images=n_images, n_public=n_public, attack=which,
+        n_steps=n_steps, settings=assignments(settings), perceptual=perceptual, trust=trust,
+        seed=seed, n_shown=n_shown, skip_corrupt=skip_corrupt,
+    )  # fmt: skip
     prepared = prepare_cut(job, resolve_device(device))  # refuses before a server is started
     show_pictures({"Images": prepared.data, "Public images": prepared.public})
     inversion_methods(which, channels=prepared.shape[0], n_steps=n_steps, settings=job.settings)

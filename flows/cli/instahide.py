@@ -81,17 +81,9 @@ def encode(
         make = Mixing.by_parts if normalisation == "parts" else Mixing.as_a_whole
         chosen = make(2 if k_pub is None else k_pub, noise=noise or 0.0)
     job = EncodeJob(
-        data=data,
-        out=target,
-        scheme=chosen,
-        n_private=n_private,
-        n_public=n_public,
-        m=m,
-        size=size,
-        standardise=standardise,
-        seed=seed,
-        skip_corrupt=skip_corrupt,
-    )
+        data=data, out=target, scheme=chosen, n_private=n_private, n_public=n_public, m=m,
+        size=size, standardise=standardise, seed=seed, skip_corrupt=skip_corrupt,
+    )  # fmt: skip
     if data != GAUSSIAN:
         show_images(out, "train", job.images.facts)
     from flows.families.instahide import attack as flow
@@ -133,14 +125,9 @@ def similarity(
     from tasks.families.instahide.similarity import SimilarityJob
 
     job = SimilarityJob(
-        data=data,
-        out=target,
-        scheme=InstaHide(k_pub=k_pub, largest=largest),
-        size=size,
-        n_steps=n_steps,
-        seed=seed,
-        skip_corrupt=skip_corrupt,
-    )
+        data=data, out=target, scheme=InstaHide(k_pub=k_pub, largest=largest), size=size,
+        n_steps=n_steps, seed=seed, skip_corrupt=skip_corrupt,
+    )  # fmt: skip
     show_images(out, "train", job.images.facts)
     from flows.families.instahide import attack as flow
 

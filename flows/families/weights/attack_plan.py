@@ -126,14 +126,9 @@ def planned(
         )
     else:
         plan = attack_plan(
-            preset,
-            n_outputs=victim.architecture.n_outputs,
-            condition=condition,
-            n_attacks=n_attacks,
-            n_images=n_images,
-            n_iterations=n_iterations,
-            settings=settings,
-        )
+            preset, n_outputs=victim.architecture.n_outputs, condition=condition,
+            n_attacks=n_attacks, n_images=n_images, n_iterations=n_iterations, settings=settings,
+        )  # fmt: skip
     return replace(job, attack=plan.attack, n_attacks=plan.n_attacks)
 
 

@@ -81,14 +81,10 @@ def autoencoder_page(
 ) -> str:
     """The page. `context`: `command` and `created` as texts, `settings` and `versions`."""
     return page_html(
-        "attack-autoencoder.html",
-        {"percent": percent, "small": small},
-        record=record,
-        rows=list(_rows(cells)),
-        walls=[_wall(case, group) for case, group in _by_case(cells)],
-        steps=STEPS,
-        context=context,
-    )
+        "attack-autoencoder.html", {"percent": percent, "small": small}, record=record,
+        rows=list(_rows(cells)), walls=[_wall(case, group) for case, group in _by_case(cells)],
+        steps=STEPS, context=context,
+    )  # fmt: skip
 
 
 def percent(estimate: Sequence[float]) -> str:

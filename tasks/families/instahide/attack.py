@@ -106,14 +106,10 @@ def _exact(
     y, public, _labels = _tensors(prepared, device)
     try:
         return recover(
-            y,
-            prepared.scheme,
-            public=public,
-            n_private=prepared.n_private,
-            generator=seeded_generator(job.seed, 0, "attack"),
-            semidefinite=semidefinite,
+            y, prepared.scheme, public=public, n_private=prepared.n_private,
+            generator=seeded_generator(job.seed, 0, "attack"), semidefinite=semidefinite,
             progress=progress,
-        )
+        )  # fmt: skip
     except NotALineGraphError as error:
         raise ValueError(
             f"{error}. For that, say how many private images there are, with --n-private; or give "
@@ -137,16 +133,11 @@ def _practical(
     if job.n_rounds is not None:
         refinement = replace(refinement, n_rounds=job.n_rounds)
     return recover_practically(
-        y,
-        prepared.challenge.shape,
-        mixing=prepared.scheme,
-        public=public,
-        n_private=prepared.n_private,
-        labels=labels,
-        generator=seeded_generator(job.seed, 0, "attack"),
-        how=replace(how, refinement=refinement),
+        y, prepared.challenge.shape, mixing=prepared.scheme, public=public,
+        n_private=prepared.n_private, labels=labels,
+        generator=seeded_generator(job.seed, 0, "attack"), how=replace(how, refinement=refinement),
         progress=progress,
-    )
+    )  # fmt: skip
 
 
 def _carlini(
@@ -165,17 +156,10 @@ def _carlini(
     if isinstance(prepared.scheme, InstaHide):
         how = replace(how, similarity=replace(how.similarity, scheme=prepared.scheme))
     return recover_as_carlini(
-        y,
-        prepared.challenge.shape,
-        n_private=prepared.n_private,
-        mixing=prepared.scheme,
-        labels=labels,
-        public=public,
-        scores=network,
-        generator=seeded_generator(job.seed, 0, "attack"),
-        how=how,
-        progress=progress,
-    )
+        y, prepared.challenge.shape, n_private=prepared.n_private, mixing=prepared.scheme,
+        labels=labels, public=public, scores=network,
+        generator=seeded_generator(job.seed, 0, "attack"), how=how, progress=progress,
+    )  # fmt: skip
 
 
 EXACT_STEPS = (("public images", 0.3), ("overlaps", 0.4), ("graph and signs", 1.0))

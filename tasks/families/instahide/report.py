@@ -160,20 +160,14 @@ def instahide_page(
     best = best_of(scored)
     its = None if best is None else record["methods"][record["best"]]
     return page_html(
-        "attack-instahide.html",
-        {"uri": _uri, "map": data_uri, "share": _share},
-        record=record,
-        units=prepared.units,
-        encodings=_encodings(prepared),
+        "attack-instahide.html", {"uri": _uri, "map": data_uri, "share": _share}, record=record,
+        units=prepared.units, encodings=_encodings(prepared),
         walls=_walls(scored, best, prepared, context["n_shown"]),
         heat=heat_maps(best.found) if best and best.found else [],
-        graph=_graph(best.found, best, prepared) if best and best.found else None,
-        best=its,
-        open=left_open(its, record["scheme"]["k_pub"]) if its else [],
-        why=WHY,
-        colours=COLOURS,
+        graph=_graph(best.found, best, prepared) if best and best.found else None, best=its,
+        open=left_open(its, record["scheme"]["k_pub"]) if its else [], why=WHY, colours=COLOURS,
         context=context,
-    )
+    )  # fmt: skip
 
 
 def best_of(scored: Sequence[Scored]) -> Scored | None:

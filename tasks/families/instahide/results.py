@@ -94,17 +94,9 @@ def scored(
         worst[own] = off.amax(1).numpy()
         ssim[own] = _ssim(mine.where(known, true), true, challenge.shape, units)
     return Scored(
-        name,
-        title,
-        found,
-        seconds,
-        truth_of=truth_of,
-        error=error,
-        worst=worst,
-        ssim=ssim,
-        edges_right=_edges_right(found, challenge, len(truth)),
-        same=units.same,
-    )
+        name, title, found, seconds, truth_of=truth_of, error=error, worst=worst, ssim=ssim,
+        edges_right=_edges_right(found, challenge, len(truth)), same=units.same,
+    )  # fmt: skip
 
 
 def _matched(images: Tensor, truth: Tensor, *, signed: bool) -> npt.NDArray[np.int64]:

@@ -239,16 +239,10 @@ class _Runner:
                 raise _StopAttackError
 
         attacked = reconstruct(
-            self.victim.architecture,
-            self.parameters,
-            x.to(like),
-            lam.to(like),
-            attack=attack,
-            settings=settings,
-            state=None if saved is None else _state(saved[0], self.device),
-            on_state=on_state,
-            state_every=STATE_EVERY,
-        )
+            self.victim.architecture, self.parameters, x.to(like), lam.to(like), attack=attack,
+            settings=settings, state=None if saved is None else _state(saved[0], self.device),
+            on_state=on_state, state_every=STATE_EVERY,
+        )  # fmt: skip
         self._keep(piece, attacked, settings, clock.seconds / len(piece))
         remove_checkpoint(self.cache, running)
 

@@ -81,14 +81,9 @@ def prepare_weights(job: WeightsJob) -> PreparedWeights:
         ValueError: settings that do not fit together.
     """
     victim = read_victim(
-        job.weights,
-        arch=job.arch,
-        shape=job.shape,
-        activation=job.activation,
-        leak=job.leak,
-        dtype=job.dtype,
-        initial=job.initial,
-    )
+        job.weights, arch=job.arch, shape=job.shape, activation=job.activation, leak=job.leak,
+        dtype=job.dtype, initial=job.initial,
+    )  # fmt: skip
     shape = victim.architecture.shape
     if isinstance(job.attack, KKTAttack):
         _check_candidates(job.attack, victim, job.dtype)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from recon_core.criteria import images_found, rank_correlation
@@ -136,31 +136,16 @@ def rank(
     attack = torch.tensor(chosen).repeat_interleave(n_candidates)
     groups = clusters(x, attack, threshold=SAME_PICTURE)
     rows = groups.representative
+    place = torch.arange(len(rows))
     if len(chosen) > 1:
         support = agreement(x, attack)
-        place = list(range(len(rows)))
     else:
         saved = read[0][0]
         support = consistency(saved) if len(saved) > 1 else groups.cohesion.new_zeros(len(x))
-        place = support[rows].argsort(descending=True, stable=True).tolist()
-    pictures = to_pictures(x[rows], mean)
-    return (
-        [
-            Ranked(
-                attack=int(attack[rows[i]]),
-                candidate=int(rows[i]) % n_candidates,
-                label=None if labels is None else labels[int(rows[i]) % n_candidates],
-                n_attacks=int(groups.n_attacks[i]),
-                n_members=int(groups.n_members[i]),
-                agreement=float(support[rows[i]]),
-                lam=float(lam[rows[i]]),
-                x=x[rows[i]],
-                picture=pictures[i],
-            )
-            for i in place
-        ],
-        len(chosen),
-    )
+        place = support[rows].argsort(descending=True, stable=True)
+    label = None if labels is None else torch.tensor(labels).repeat(len(chosen))
+    counts = groups.n_attacks, groups.n_members
+    return _listed(place, rows, x, mean, attack, label, counts, support, lam), len(chosen)
 
 
 def rank_sources(last: SavedCandidates, mean: Tensor | None) -> tuple[list[Ranked], int]:
@@ -178,25 +163,35 @@ def rank_sources(last: SavedCandidates, mean: Tensor | None) -> tuple[list[Ranke
     if len(read) > 1:
         groups, support = clusters(x, attack, threshold=SAME_PICTURE), agreement(x, attack)
         rows, n_attacks, n_members = groups.representative, groups.n_attacks, groups.n_members
-    order = (trust[rows] + n_attacks / len(read)).argsort(descending=True, stable=True)
-    pictures = to_pictures(x[rows], mean)
-    return (
-        [
-            Ranked(
-                attack=int(attack[rows[i]]),
-                candidate=int(rows[i]) % n_candidates,
-                label=int(label[rows[i]]),
-                n_attacks=int(n_attacks[i]),
-                n_members=int(n_members[i]),
-                agreement=float(support[rows[i]]),
-                lam=None,
-                x=x[rows[i]],
-                picture=pictures[i],
-            )
-            for i in order.tolist()
-        ],
-        len(read),
-    )
+    place = (trust[rows] + n_attacks / len(read)).argsort(descending=True, stable=True)
+    counts = n_attacks, n_members
+    return _listed(place, rows, x, mean, attack, label, counts, support, None), len(read)
+
+
+def _listed(
+    place: Int64[Tensor, " p"],
+    rows: Int64[Tensor, " p"],
+    x: Float[Tensor, "m c h w"],
+    mean: Tensor | None,
+    attack: Int64[Tensor, " m"],
+    label: Tensor | None,
+    counts: tuple[Tensor, Tensor],
+    support: Float[Tensor, " m"],
+    lam: Tensor | None,
+) -> list[Ranked]:
+    """Groups in the order of `place`; `rows`: the candidate that stands for each, `counts`: their
+    attacks and candidates."""
+    pictures, n_candidates = to_pictures(x[rows], mean), int((attack == attack[0]).sum())
+    ranked = []
+    for i, row in zip(place.tolist(), rows[place].tolist(), strict=True):
+        one = Ranked(
+            attack=int(attack[row]), candidate=row % n_candidates,
+            label=None if label is None else int(label[row]), n_attacks=int(counts[0][i]),
+            n_members=int(counts[1][i]), agreement=float(support[row]),
+            lam=None if lam is None else float(lam[row]), x=x[row], picture=pictures[i],
+        )  # fmt: skip
+        ranked.append(one)
+    return ranked
 
 
 def judged(

@@ -107,17 +107,11 @@ def gather(
         shown, found_by = judged(ranked, job.n_shown, truth.images, mean, convention, signs=span)
     n_images = sum(len(p) for p in (truth, decoys) if p is not None)
     return Results(
-        ranked=tuple(shown),
-        n_pictures=len(ranked),
+        ranked=tuple(shown), n_pictures=len(ranked),
         n_agreed=sum(2 * r.n_attacks >= n_compared for r in ranked) if n_compared > 1 else 0,
-        n_ranked_attacks=n_compared,
-        truth=found,
-        decoys=lucky,
-        convention=convention,
-        exhaustive=scoring.exhaustive(n_images),
-        method="span" if span else "kkt",
-        found=found_by,
-    )
+        n_ranked_attacks=n_compared, truth=found, decoys=lucky, convention=convention,
+        exhaustive=scoring.exhaustive(n_images), method="span" if span else "kkt", found=found_by,
+    )  # fmt: skip
 
 
 def _labels(job: WeightsJob, n_outputs: int) -> list[int] | None:
