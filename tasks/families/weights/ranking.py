@@ -145,7 +145,11 @@ def rank(
         place = support[rows].argsort(descending=True, stable=True)
     label = None if labels is None else torch.tensor(labels).repeat(len(chosen))
     counts = groups.n_attacks, groups.n_members
-    return _listed(place, rows, x, mean, attack, label, counts, support, lam), len(chosen)
+    ranked = _listed(
+        place, rows, x=x, mean=mean, attack=attack, label=label, counts=counts, support=support,
+        lam=lam,
+    )  # fmt: skip
+    return ranked, len(chosen)
 
 
 def rank_sources(last: SavedCandidates, mean: Tensor | None) -> tuple[list[Ranked], int]:
@@ -165,12 +169,17 @@ def rank_sources(last: SavedCandidates, mean: Tensor | None) -> tuple[list[Ranke
         rows, n_attacks, n_members = groups.representative, groups.n_attacks, groups.n_members
     place = (trust[rows] + n_attacks / len(read)).argsort(descending=True, stable=True)
     counts = n_attacks, n_members
-    return _listed(place, rows, x, mean, attack, label, counts, support, None), len(read)
+    ranked = _listed(
+        place, rows, x=x, mean=mean, attack=attack, label=label, counts=counts, support=support,
+        lam=None,
+    )  # fmt: skip
+    return ranked, len(read)
 
 
 def _listed(
     place: Int64[Tensor, " p"],
     rows: Int64[Tensor, " p"],
+    *,
     x: Float[Tensor, "m c h w"],
     mean: Tensor | None,
     attack: Int64[Tensor, " m"],
