@@ -38,7 +38,7 @@ def attack_instahide(
             "--method",
             help="auto | exact (normal pixels) | practical (photographs) | carlini (photographs, "
             "public images unknown) | both (the first two) | all (these three) | sdp (exact, by "
-            "the paper's semidefinite program; at most 100 public images)",
+            "the paper's semidefinite program; at most 40 public images)",
         ),
     ] = "auto",
     public: Annotated[

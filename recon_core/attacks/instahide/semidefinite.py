@@ -20,8 +20,9 @@ from recon_core.attacks.instahide.mixing import Mixing, Scheme
 from recon_core.attacks.instahide.public_images import spike
 from recon_core.types import Progress, no_progress
 
-MAX_PUBLIC = 100
-"""Public images up to which the program is solved, in a second or so for each encoding."""
+MAX_PUBLIC = 40
+"""Public images up to which the program is solved in a second or so for each encoding; of 60 some
+take minutes."""
 
 
 def check_pool(n_public: int, mixing: Scheme) -> None:

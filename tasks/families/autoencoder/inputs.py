@@ -102,10 +102,6 @@ class AutoencoderJob:
         elif "known" in kinds and not self.mask_files:
             raise ValueError("the method 'known' needs the mask: give --mask PICTURE")
 
-    @property
-    def noisy(self) -> bool:
-        return self.noise > 0
-
 
 @dataclass(frozen=True, eq=False)
 class AutoencoderVictim:

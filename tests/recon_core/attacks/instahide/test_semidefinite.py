@@ -45,7 +45,7 @@ def test_without_public_images_there_are_none() -> None:
 
 def test_more_than_it_takes_and_what_it_does_not_solve_are_refused(monkeypatch) -> None:
     mixing = Mixing.by_parts(2)
-    with pytest.raises(ValueError, match="101 public images are too many for the semidefinite"):
+    with pytest.raises(ValueError, match="41 public images are too many for the semidefinite"):
         by_sdp(torch.ones(3, 5), torch.zeros(MAX_PUBLIC + 1, 5), mixing)
     with pytest.raises(ValueError, match="1 public images are too few"):
         by_sdp(torch.ones(3, 5), torch.zeros(1, 5), mixing)
