@@ -101,7 +101,6 @@ def _on_the_results_page(store: Path, tmp_path: Path) -> None:
         build_page({"studies/a/recovery.json": "{}"})
 
 
-@pytest.mark.slow
 def test_a_unit_that_fails_is_said_after_the_others_are_shown(
     tmp_path: Path, prefect_server: None
 ) -> None:

@@ -117,7 +117,6 @@ def workers(cluster: JobCluster) -> int:
     return len(cluster.scheduler_info["workers"])
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_jobs_are_replaced_that_die_before_or_after_their_worker_came(
     queue: Path, caplog: pytest.LogCaptureFixture
