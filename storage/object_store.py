@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Protocol
 
 from storage.errors import StorageError
 from storage.files import (
     WHOLE_BYTES,
-    Content,
     create_file,
     full_device_explained,
     open_regular,
@@ -28,25 +26,12 @@ from storage.files import (
     write_file,
     write_synced,
 )
+from storage.place_files import S3_SCHEME, FileInfo, Tree, tree_items
 
 Location = str | Path
 """A folder, or "s3://bucket/prefix"."""
 
-Tree = Mapping[str, Content] | Iterable[tuple[str, Content]]
-"""Files by name; as pairs they may be made while earlier ones are being written."""
-
-S3_SCHEME = "s3://"
 _WRITERS = 8
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """A file of a place: `modified` in seconds since 1970; another `version` is another content."""
-
-    name: str
-    size: int
-    modified: float
-    version: str
 
 
 class Place(Protocol):
@@ -128,11 +113,6 @@ def open_place(location: Location | Place) -> Place:
     if "://" in text or text.startswith("s3:/"):
         raise ValueError(f"location {text!r}; expected a folder or s3://bucket/prefix")
     return LocalPlace(Path(location))
-
-
-def tree_items(files: Tree) -> Iterable[tuple[str, Content]]:
-    """The names and contents of `files`, in order."""
-    return files.items() if isinstance(files, Mapping) else files
 
 
 class LocalPlace:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from storage.errors import StorageError, UnsettledError
 from storage.files import WHOLE_BYTES, check_size, pieces_of
-from storage.object_store import S3_SCHEME, FileInfo, Tree, tree_items
+from storage.place_files import S3_SCHEME, FileInfo, Tree, tree_items
 
 if TYPE_CHECKING:
     from obstore.store import S3Store

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from storage.errors import CorruptPartError
 from storage.files import TEMPORARY_PREFIX, reason_of
-from storage.object_store import FileInfo, Location, Place, open_place
+from storage.object_store import Location, Place, open_place
 from storage.pairs.image_table import image_table, pack_images
 from storage.pairs.layout import (
     CHECKED_COLUMNS,
@@ -41,6 +41,7 @@ from storage.pairs.receipts import (
 )
 from storage.pairs.shards import ShardError, crc32c
 from storage.pairs.store_file import STORE_FILE, StoreFile, fits, read_store_file
+from storage.place_files import FileInfo
 
 _MAX_PARTS = 4
 """Parts that are checked side by side; each is in memory as a whole."""

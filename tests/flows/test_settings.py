@@ -444,6 +444,12 @@ def test_null_takes_a_setting_away_whatever_stood_there() -> None:
     assert none.search is None
 
 
+def test_a_recipe_without_changes_is_itself() -> None:
+    recipe = preset("smoke")
+    assert resolve(recipe) is recipe
+    assert resolve(recipe, {"seed": 0}) == recipe
+
+
 def test_every_experiment_of_the_papers_is_a_preset_and_an_attack() -> None:
     for name, make in EXPERIMENTS.items():
         assert resolve(name).experiment == make()
