@@ -1,7 +1,6 @@
 """The paper's trainings and restorations on one CUDA device: are they right, and how fast are they?
 
     python -m benchmarks.restore.gpu [--quick] [--json docs/results/benchmarks/restore_gpu.json]
-    torchrun --nproc-per-node 8 -m benchmarks.restore.gpu [--quick] [--json FILE]
 
 First, outputs and gradients in float32 on the device have to agree with float64 on the CPU, or
 nothing is timed; TF32 and bfloat16 are compared alike, without a limit. Then training and sampling
@@ -9,14 +8,12 @@ at the paper's size are timed in float32, TF32 and bfloat16 (autocast), with pla
 CUDA graph, and with torch.compile: images a second, the memory of the device, and hours to the
 paper's budget (EDM 400,000 steps of 512 images, BF-DnCNN 40,000 of 128). The line of `Fit` is the
 training as it is; the others have no `.item()` and no new seeds in a step. What fails is left out,
-with its reason on the screen. Started by torchrun it measures how far a training scales
-(`restore_scaling`). With --quick it works on a CPU too, at sizes that mean nothing.
+with its reason on the screen. With --quick it works on a CPU too, at sizes that mean nothing.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
 import sys
 import time
@@ -80,11 +77,6 @@ def sizes_of(quick: bool) -> Sizes:
 
 def measure(quick: bool) -> Iterator[Measurement]:
     """Parity, then speed, memory and projected hours of both restorers."""
-    if "WORLD_SIZE" in os.environ:
-        from benchmarks.restore.scaling import scaling
-
-        yield from scaling(quick)
-        return
     if DEVICE.type != "cuda" and not quick:
         raise SystemExit(
             "benchmarks.restore.gpu needs a CUDA device; benchmarks.restore.speed is for the CPU"
@@ -340,8 +332,4 @@ def measurement(
 
 
 if __name__ == "__main__":
-    if int(os.environ.get("RANK", "0")) == 0:
-        main(measure)
-    else:  # of several processes the first one prints and writes
-        for _line in measure("--quick" in sys.argv):
-            pass
+    main(measure)

@@ -1,6 +1,6 @@
 """Scaling of a training over the GPUs of a machine: plain DistributedDataParallel.
 
-    torchrun --nproc-per-node 8 -m benchmarks.restore.gpu [--quick] [--json FILE]
+    torchrun --nproc-per-node 8 -m benchmarks.restore.scaling [--quick] [--json FILE]
 
 The paper's batch is divided among the processes, one per GPU. One process alone with the whole
 batch is the reference: the ratio is the speed-up, and its share of the number of processes the
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.record import Measurement
+from benchmarks.record import Measurement, main
 from benchmarks.restore import gpu as restore_gpu
 from benchmarks.restore.gpu import Kind, Sizes, measurement, numbers, seconds, sizes_of
 from benchmarks.restore.speed import example_batch
@@ -136,3 +136,11 @@ def ddp_step(restorer: Restorer, n: int, *, alone: bool) -> Callable[[], None]:
             torch._foreach_lerp_(ema, list(net.parameters()), 0.01)
 
     return step
+
+
+if __name__ == "__main__":
+    if int(os.environ.get("RANK", "0")) == 0:
+        main(scaling)
+    else:  # of several processes the first one prints and writes
+        for _line in scaling("--quick" in sys.argv):
+            pass

@@ -133,7 +133,7 @@ def test_two_processes_scale_a_training(tmp_path: Path) -> None:
     file = tmp_path / "scaling.json"
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *("-m", "benchmarks.restore.gpu", "--quick", "--json", str(file)),
+        *("-m", "benchmarks.restore.scaling", "--quick", "--json", str(file)),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
