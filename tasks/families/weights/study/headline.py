@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tasks.page.claims import claim_counts
+from tasks.page.claims import claim_counts, whose_claims
 from tasks.page.files import Record
 from tasks.page.formats import count, percent, plural, score
 
@@ -31,6 +31,7 @@ def headline(record: Record) -> dict[str, Any]:
     ranked = sorted(cells, key=_merit, reverse=True)
     return {
         **claim_counts(record),
+        "whose": whose_claims(record),
         "best": ranked[0] if ranked else None,
         "worst": ranked[-1] if len(ranked) > 1 else None,
         "any_good": any(cell["targets"]["n_good"] for cell in record["cells"]),
