@@ -1,4 +1,4 @@
-"""What happens, in which order: Prefect flows, presets and the command line.
+"""Prefect flows in their order, presets and the command line.
 
 Importing this package turns off Prefect's usage reports and keeps what it starts on loopback,
 unless the user's environment says otherwise; it must therefore be imported before prefect.

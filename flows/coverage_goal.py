@@ -1,4 +1,4 @@
-"""When a store's coverage is enough, and why a top-up ends before it is.
+"""Goals of a store's coverage, and the reasons for which a top-up ends before one is reached.
 
 Coverage is the fraction of the split's images that have at least one confident pair. Everything
 here follows from numbers in the store: nothing is remembered between two attempts.
@@ -29,7 +29,7 @@ DONE = frozenset({"reached", "stalled", "bound"})
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """When enough is done.
+    """The coverage, or number of runs, at which enough is done.
 
     `coverage`: the wanted fraction of the split's images. `n_runs_at_most`: of the whole store.
     `step`: runs that are added at a time, whole rounds; 0 is one round. `stall_rounds`: so many
@@ -76,8 +76,8 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What a store has. `n_covered_before` leaves out the last rounds, in which it may stall; None
-    if there are too few to say."""
+    """Coverage that a store has reached. `n_covered_before` leaves out the last rounds, in which
+    it may stall; None if there are too few to say."""
 
     state: State = "running"
     n_runs: int = 0
@@ -96,7 +96,7 @@ class Standing:
 
 
 def standing(place: Place, goal: Goal) -> Standing:
-    """What the store at `place` has; nothing if there is none."""
+    """Coverage of the store at `place`; nothing if there is none."""
     if not is_store(place):
         return Standing()
     dataset = Dataset(place)
@@ -117,7 +117,7 @@ def standing(place: Place, goal: Goal) -> Standing:
 
 
 def ending_of(now: Standing, goal: Goal, *, may_grow: bool) -> Ending | None:
-    """Why it ends here, all that was planned being made or given up; None if it goes on."""
+    """The reason to end here, all that was planned being made or given up; None to go on."""
     if now.state != "running":
         return now.state
     # A product that rounding has put above a whole number is that number.
@@ -131,7 +131,7 @@ def ending_of(now: Standing, goal: Goal, *, may_grow: bool) -> Ending | None:
 
 
 def statement(ending: Ending, now: Standing, goal: Goal, place: Place) -> str:
-    """Why it ended and what to do about it, in a sentence or two."""
+    """The reason of an end and what to do about it, in a sentence or two."""
     match ending:
         case "reached":
             return f"{now.text} is what was wanted, {goal.coverage}"

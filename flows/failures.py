@@ -32,7 +32,7 @@ _FIXES = {
 
 
 def expected_line(error: Exception) -> str | None:
-    """What an error says that explains itself, in one line; None for one that nobody expects."""
+    """The line of an error that explains itself; None for one that nobody expects."""
     if isinstance(error, OSError):
         line = _of_files(error)
         return None if line is None else shown(line)

@@ -160,7 +160,7 @@ def make_pairs(
 
 
 def dataset_facts(dataset: Dataset, task_in_words: str) -> dict[str, Any]:
-    """What a store holds, in the words a summary uses."""
+    """Contents of a store, in the words of a summary."""
     outcomes: dict[str, int] = {}
     for receipt in dataset.receipts:
         for name, count in receipt.outcomes.items():

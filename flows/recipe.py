@@ -51,7 +51,7 @@ class RestorerPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """From images to a report: what is attacked, what learns from it, how it is judged.
+    """A job from images to a report: what is attacked, what learns from it, how it is judged.
 
     `data`: `photos`, `digits`, `folder:PATH`, `cifar10:PATH`, `cifar100:PATH`, `mnist:PATH`,
     `fashion-mnist:PATH`, `svhn:PATH` or `tiny-imagenet:PATH`; pictures that cannot be read are an

@@ -226,7 +226,7 @@ def read_manifest(file: Path) -> dict[str, Any]:
 
 
 def foreseen(expected: Mapping[str, Any]) -> list[str]:
-    """What is known, before anything runs, to be unlike then; a sentence each."""
+    """Differences to the first time that are known before anything runs; a sentence each."""
     pairs = (
         ("code", ", ".join(expected["code_versions"]), code_version()),
         ("torch", ", ".join(expected["torch_versions"]), torch.__version__),
@@ -265,7 +265,7 @@ def compare(expected: Mapping[str, Any], dataset: Dataset) -> list[str]:
 
 
 def circumstances(receipts: Sequence[Receipt]) -> dict[str, list[Any]]:
-    """What else than the settings may have had a part in the values."""
+    """Circumstances other than the settings that may have had a part in the values."""
     return {
         "code_versions": sorted({receipt.code_version for receipt in receipts}),
         "torch_versions": sorted({receipt.torch_version for receipt in receipts}),

@@ -55,7 +55,7 @@ def restore_all(
 
 
 def summary(record: dict[str, Any]) -> dict[str, Any]:
-    """What people want to know first about a finished restoration."""
+    """Facts that people want first of a finished restoration."""
     model = record["settings"]["model"]
     samples = {picture["n_samples"] for picture in record["pictures"]}
     facts = {

@@ -140,7 +140,7 @@ def replace_setting(tree: dict[str, Any], name: str, value: Any) -> None:
 
 
 def value_at(tree: Mapping[str, Any], name: str) -> Any:
-    """What stands at a dotted name; None if nothing does."""
+    """Value at a dotted name; None if there is none."""
     node: Any = tree
     for key in name.split("."):
         node = _child(node, key)

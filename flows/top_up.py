@@ -195,7 +195,7 @@ def generate_planned(job: Job, workers: Workers) -> None:
 
 
 def waits_for_quarantined(job: Job) -> bool:
-    """Whether every part that is missing is quarantined, or cannot be planned without one that is;
+    """True if every part that is missing is quarantined, or cannot be planned without one that is;
     otherwise something else has failed."""
     sampling = job.sampling
     done = {receipt.part for receipt in Dataset(job.place).receipts}

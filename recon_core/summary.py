@@ -1,4 +1,4 @@
-"""From pictures to the numbers of a table: best matches per image, good counts, intervals.
+"""Numbers of a table from pictures: best matches per image, good counts, intervals.
 
 The protocol is that of the image restoration paper, section 5.1.1: each image is scored by its best
 match among all pictures that a method gives, found by SSIM; HaarPSI is that of the same match. The

@@ -40,7 +40,7 @@ class AttackModule(Protocol):
 
 
 def default_folder(attacked: Path) -> Path:
-    """Where results go unless `--out` says it."""
+    """Folder of the results unless `--out` gives one."""
     return Path("palimpsest-runs") / f"attack-{attacked.stem}"
 
 

@@ -1,4 +1,4 @@
-"""How a campaign's status looks on the screen: facts, phases, sparklines, and what to do."""
+"""A campaign's status on the screen: facts, phases, sparklines, and what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUIET_PARTS = 5
 
 
 def status_facts(status: CampaignStatus, receipts: Sequence[Receipt]) -> dict[str, Any]:
-    """What people read."""
+    """Facts of a status, in the order in which people read them."""
     state: str = status.control.state
     if state != "running":
         state = f"{state} {age_text(time.time() - status.control.since)} ago"
@@ -57,7 +57,7 @@ def status_facts(status: CampaignStatus, receipts: Sequence[Receipt]) -> dict[st
 
 
 def phase_table(status: CampaignStatus) -> Table:
-    """What each phase of the plan brought."""
+    """Table of what each phase of the plan brought."""
     table = Table(title="Phases: confident pairs, and images that have one", title_justify="left")
     table.add_column("sampler")
     for name in ("runs", "confident", "per run", "images", "new"):
@@ -97,7 +97,7 @@ def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
 
 
 def status_notes(status: CampaignStatus, receipts: Sequence[Receipt]) -> list[str]:
-    """What to do about what is not as it should be."""
+    """Advice on everything that is not as it should be."""
     notes = [
         f"part {q.part} is in quarantine after {q.attempts} attempts: {_one_line(q.reason)}; its "
         f"log: {status.log_of(q)}"

@@ -1,4 +1,4 @@
-"""What commands put on the screen: facts in two columns, and a bar while something long is done."""
+"""The commands' console: facts in two columns, and a bar while something long is done."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def print_json(screen: Console, value: Any) -> None:
 
 
 def show_notices() -> None:
-    """From now on what a campaign waits for, repeats or gives up stands on the screen."""
+    """Show from now on what a campaign waits for, repeats or gives up."""
     logger = logging.getLogger("palimpsest")
     if any(isinstance(handler, _Notices) for handler in logger.handlers):
         return
@@ -97,7 +97,7 @@ def show_facts(console: Console, title: str, facts: Mapping[str, Any]) -> None:
 
 
 def show_images(console: Console, split: str, facts: Mapping[str, str]) -> None:
-    """What was read of a source (`ImageSet.facts`), before work starts on it."""
+    """Facts of what was read of a source (`ImageSet.facts`), before work starts on it."""
     show_facts(console, f"Images ({split})", facts)
 
 

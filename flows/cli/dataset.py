@@ -50,7 +50,7 @@ def dataset_info(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What a store holds: counts, coverage, bytes, and its pairs by saved iteration."""
+    """Contents of a store: counts, coverage, bytes, and its pairs by saved iteration."""
     from recon_core.balance import gini
     from storage.pairs.statistics import attacks_of, saved_iterations, summarise
 

@@ -124,7 +124,7 @@ def demo(
     cluster: ClusterOption = "local",
     fresh: FreshOption = False,
 ) -> None:
-    """From images to a report, through every stage; finished stages are not repeated."""
+    """Run every stage from images to a report; finished stages are not repeated."""
     from flows.chain import chain, check_chain
     from tasks.cluster.workers import Workers
 

@@ -151,7 +151,7 @@ def images_shown(recipe: Recipe, *splits: Literal["train", "heldout"]) -> Iterat
 
 
 def store_location(text: str, split: str) -> str | Path:
-    """Where the store is that `text` names; a job has one for each split, maybe elsewhere."""
+    """Place of the store that `text` names; a job has one for each split, maybe elsewhere."""
     if "://" in text or text.startswith("s3:/"):
         return text
     folder = Path(text)

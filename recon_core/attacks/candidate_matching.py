@@ -1,4 +1,4 @@
-"""From one run's saved candidates to its pairs: which training image each candidate shows.
+"""Pairs of a run from its saved candidates: which training image each candidate shows.
 
 Every saved x is compared with every training image of its run by SSIM; a candidate that at some
 iteration matches one image with confidence is paired with it at all its saved iterations (image

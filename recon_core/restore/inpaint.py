@@ -202,7 +202,7 @@ def ancestral_step(
     sigma_y: float,
     draw: Draw,
 ) -> Float[Tensor, "b c h w"]:
-    """From x at level t to level s < t, with the estimate `x0` corrected by the known pixels of y.
+    """Step from x at level t to s < t, with the estimate `x0` corrected by the known pixels of y.
 
     x0^ = x0 - lambda A^+ (A x0 - y) and x_s ~ N(a x0^ + (1 - a) x, Phi), where for known pixels
     lambda = min(1, s / (sqrt(a) sigma_y)) and Phi = s^2 a - (a lambda sigma_y)^2, so that with

@@ -260,7 +260,7 @@ class _Course:
         return Checkpoint(weights, loss, self.epoch)
 
     def results(self) -> list[Overfitted]:
-        """What became of every network; those that still run are checked once more."""
+        """Outcome of every network; those that still run are checked once more."""
         if self.running:
             self.check()
         if self.running:

@@ -180,7 +180,7 @@ class _Course:
         self.defence = defence
 
     def start(self, generators: Sequence[torch.Generator] | None) -> None:
-        """From the weights as they are."""
+        """Start from the weights as they are."""
         self.problem = self._problem(self.layout.weights[0])
         n_runs, n_generators = len(self.x), len(generators or ())
         if self.problem.shuffled and n_generators != n_runs:
@@ -199,7 +199,7 @@ class _Course:
         self._go_on(Stack(self.problem, everyone, self.problem.start(self.layout), None))
 
     def resume(self, state: TrainingState) -> None:
-        """From where a state was."""
+        """Go on from a state."""
         start = self.layout.weights[0] if state.span_start is None else state.span_start
         self.problem = self._problem(start)
         state.check_fits(self.problem.start(self.layout), self.y, self.problem.shuffled)

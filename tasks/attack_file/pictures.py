@@ -53,7 +53,7 @@ class Named:
         return len(self.names)
 
     def n_shared_with(self, other: Named) -> int:
-        """How many images of `other` are among these, to the last bit."""
+        """Number of images of `other` that are among these, to the last bit."""
         seen = {image.numpy().tobytes() for image in self.images}
         return sum(image.numpy().tobytes() in seen for image in other.images)
 

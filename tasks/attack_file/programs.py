@@ -44,7 +44,7 @@ class Program:
 
 
 def program_kind(path: Path) -> Kind | None:
-    """What kind of program a file is, by the names in its archive; None if it is none."""
+    """Kind of program in a file, by the names in its archive; None if it is none."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name.partition("/")[2] for name in archive.namelist()]

@@ -43,7 +43,7 @@ def six_digits(value: float) -> float | None:
 
 
 def claimed(cache: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """What `cache/job.json` says that the attacks there are of; `wanted`, if that is new."""
+    """The job that `cache/job.json` names; `wanted`, if that is new."""
     path = cache / "job.json"
     if path.exists():
         return read_document(path, "remove it with what is beside it, or start over with --fresh")

@@ -1,4 +1,4 @@
-"""From the attacks on a victim to the victim: best matches of all runs, votes, criteria.
+"""A victim's scores from the attacks on it: best matches of all runs, votes, criteria.
 
 Runs come one after the other and only scores are kept of them, so that a sweep of hundreds of
 attacks fits in memory; the pictures stay in the cache.

@@ -36,7 +36,7 @@ class Axis:
 
 
 def unit_axis(title: str, values: Iterable[float] = ()) -> Axis:
-    """From 0, or the lowest of `values` if that is below, to 1."""
+    """Axis from 0, or the lowest of `values` if that is below, to 1."""
     low = min(0.0, *values, 0.0)
     labels = [(tenth / 10, f"{tenth / 10:g}") for tenth in range(0, 11, 2)]
     return Axis(low, 1.0, labels, title)

@@ -52,7 +52,7 @@ def attack_autoencoder(
 def do_recoveries(
     job: AutoencoderJob, prepared: PreparedAutoencoder, device: str
 ) -> list[Recovery]:
-    """What is not done yet."""
+    """Recover what is not done yet."""
     with stage_progress("Recover", "image") as advance:
         return recover_all(
             job, prepared.victim, prepared.material.cases, device=device, on_progress=advance
@@ -178,7 +178,7 @@ def screen_lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def outcome(record: Mapping[str, Any]) -> str:
-    """What came back, in a sentence or two."""
+    """Summary of what came back, in a sentence or two."""
     best = record["best"]
     if best is None:
         return (

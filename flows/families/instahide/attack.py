@@ -155,7 +155,7 @@ def screen_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def same_said(record: Mapping[str, Any]) -> str:
-    """How far a pixel of an exact image may be off."""
+    """Bound on the error of a pixel of an exact image, in words."""
     return (NORMAL if record["units"]["kind"] == NORMAL.kind else LEVELS).same_said
 
 
@@ -166,7 +166,7 @@ def screen_lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def outcome(record: Mapping[str, Any]) -> str:
-    """What came back, in a sentence or two."""
+    """Summary of what came back, in a sentence or two."""
     if record["best"] is None:
         return "No method gave anything: " + "; ".join(a["failure"] for a in record["methods"])
     best = record["methods"][record["best"]]

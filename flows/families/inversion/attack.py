@@ -146,7 +146,7 @@ def screen_lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def outcome(record: Mapping[str, Any]) -> str:
-    """What came back, in a sentence or two."""
+    """Summary of what came back, in a sentence or two."""
     best = max(record["attacks"], key=lambda a: a["summary"]["ssim"]["mean"])
     ssim, chance = best["summary"]["ssim"], best["chance"]["ssim"]
     several = ", the better of the two" if len(record["attacks"]) > 1 else ""

@@ -141,7 +141,7 @@ def screen_lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def outcome(record: Mapping[str, Any]) -> str:
-    """What came back, in one or two sentences."""
+    """Summary of what came back, in one or two sentences."""
     ranking, scores = record["ranking"], record["scores"]
     n_compared = ranking["n_attacks_compared"]
     said = "No attack left a picture."

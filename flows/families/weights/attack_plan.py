@@ -1,4 +1,4 @@
-"""What an attack on given weights does: a preset that fits the network, changed by single settings.
+"""The plan of an attack on given weights: a preset that fits, changed by single settings.
 
 Nothing here needs a flow, so nothing here imports Prefect: preflight and refusals come at once.
 """

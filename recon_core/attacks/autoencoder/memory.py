@@ -1,4 +1,4 @@
-"""How much memory a run of the family `autoencoder` takes, to tell how many a GPU holds at once.
+"""Memory that a run of the family `autoencoder` takes, to tell how many a GPU holds at once.
 
 An upper estimate from counting live tensors, the larger of two. With P parameters, x = the numbers
 of all images and u = the activations of all images, the training holds up to 8 P + 6 x + 3 u

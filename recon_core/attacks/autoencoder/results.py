@@ -1,4 +1,4 @@
-"""What a run of the family `autoencoder` is given and leaves: degraded images, scores, pairs."""
+"""Inputs and results of a run of the family `autoencoder`: degraded images, scores, pairs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KnownAutoencoder:
 
     @classmethod
     def of(cls, model: Model, trained: Overfitted, level: float) -> KnownAutoencoder:
-        """What became of a training to `level`."""
+        """Outcome of a training to `level`."""
         reached = trained.at(level)
         return cls(model, reached or trained.last, reached is not None, trained.diverged)
 
@@ -47,7 +47,7 @@ class KnownAutoencoder:
     def from_tensors(
         cls, model: Model, tensors: Mapping[str, Tensor], device: torch.device
     ) -> KnownAutoencoder:
-        """What `tensors` gave."""
+        """Inverse of `tensors`."""
         weights = {name: tensors[f"weights/{name}"].to(device) for name in model.tensor_shapes}
         loss, epoch, ok, diverged = tensors["end"].tolist()
         return cls(model, Checkpoint(weights, loss, int(epoch)), bool(ok), bool(diverged))
@@ -55,7 +55,7 @@ class KnownAutoencoder:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a victim is trained on: its images, augmented, and how they were."""
+    """Images that a victim is trained on, augmented, and as they were."""
 
     targets: UInt8[Tensor, "n c h w"]
     augment: Float[Tensor, "n 9"]
@@ -75,7 +75,7 @@ class DegradedImages:
 def degraded_images(
     spec: RunSpec, x: Float[Tensor, "n c h w"], *, masks: Sequence[str], sigma: float
 ) -> DegradedImages:
-    """What the attack of a run is given, on the CPU; masks and noise depend on the spec alone."""
+    """Degraded images of a run, on the CPU; masks and noise depend on the spec alone."""
     pieces, kept = [], []
     for name in masks:
         generator = spec.generator(f"mask {name}")

@@ -69,7 +69,7 @@ def grown_groups(
 def grown(
     scores: Float[Tensor, "m m"], seeds: Int64[Tensor, " s"], size: int
 ) -> Bool[Tensor, "s m"]:
-    """From each seed a cluster of `size` encodings."""
+    """Clusters of `size` encodings, one from each seed."""
     scores = scores.clone().fill_diagonal_(0.0)
     rows = torch.arange(len(seeds), device=scores.device)
     clusters = torch.zeros((len(seeds), len(scores)), dtype=torch.bool, device=scores.device)

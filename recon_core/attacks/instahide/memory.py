@@ -1,4 +1,4 @@
-"""How much memory a run of the family `instahide` takes, to tell how many a GPU holds at once.
+"""Memory that a run of the family `instahide` takes, to tell how many a GPU holds at once.
 
 An upper estimate from counting live float32 tensors, the larger of two. With m encodings and q
 public images of d pixels, n private ones, and w windows of p whitened differences each (w p is 2 d

@@ -51,7 +51,7 @@ class Refinement:
 
     @property
     def spacing(self) -> float:
-        """From one grey level to the next; 0 without."""
+        """Distance of one grey level to the next; 0 without."""
         return (self.high - self.low) / (self.n_levels - 1) if self.n_levels else 0.0
 
 
@@ -115,7 +115,7 @@ class NaturalFit:
         signs: Float[Tensor, "m d"],
         public_part: Float[Tensor, "m d"],
     ) -> Fitted:
-        """From groups of encodings, the sign of every pixel and the public images' sum.
+        """Start from groups of encodings, the sign of every pixel and the public images' sum.
 
         `signs` are expected ones, in [-1, 1]: where they are not known, nothing is fitted.
         """
@@ -167,7 +167,7 @@ class NaturalFit:
         ends: Int64[Tensor, "m 2"],
         weights: Float[Tensor, "m 2"],
     ) -> Fitted:
-        """From images, where encodings have no public ones."""
+        """Start from images, where encodings have no public ones."""
         none = torch.zeros((len(self.y), 0), dtype=torch.int64, device=self.y.device)
         first = Fitted(images, ends, weights, none, self.y.new_zeros(none.shape), *self._nothing())
         return self._measured(first)

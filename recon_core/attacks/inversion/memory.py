@@ -1,4 +1,4 @@
-"""How much memory a run of the family `inversion` takes, to tell how many a GPU holds at once.
+"""Memory that a run of the family `inversion` takes, to tell how many a GPU holds at once.
 
 An upper estimate from counting live tensors, the largest of four. With P parameters, d numbers of
 an image and u of all its activations, poolings' inputs counted, m of them at the cut: training

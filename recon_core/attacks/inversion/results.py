@@ -1,4 +1,4 @@
-"""What a run of the family `inversion` is given and leaves: its parts, victim, scores, pairs."""
+"""Inputs and results of a run of the family `inversion`: its parts, victim, scores, pairs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class KnownClassifier:
 
     @classmethod
     def each_of(cls, model: SplitModel, trained: TrainedSplit) -> list[KnownClassifier]:
-        """What became of networks that were trained together."""
+        """Outcomes of networks that were trained together."""
         numbers = zip(
             trained.loss.tolist(), trained.accuracy.tolist(), trained.diverged.tolist(), strict=True
         )
@@ -86,7 +86,7 @@ class KnownClassifier:
     def from_tensors(
         cls, model: SplitModel, tensors: Mapping[str, Tensor], device: torch.device
     ) -> KnownClassifier:
-        """What `tensors` gave."""
+        """Inverse of `tensors`."""
         weights = {name: tensors[f"weights/{name}"].to(device) for name in model.tensor_shapes}
         loss, accuracy, diverged = tensors["end"].tolist()
         return cls(model, weights, loss, accuracy, bool(diverged))

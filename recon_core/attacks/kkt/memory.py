@@ -1,4 +1,4 @@
-"""How much memory a run of the family `kkt` takes, to tell how many a GPU holds at once.
+"""Memory that a run of the family `kkt` takes, to tell how many a GPU holds at once.
 
 An upper estimate from counting live tensors: with P parameters, x = the numbers of all candidates
 and u = the activations of all images and candidates (behind a convolution its patches, too), the

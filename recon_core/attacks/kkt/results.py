@@ -1,4 +1,4 @@
-"""What a run of the family `kkt` leaves: its outcome, its statistics, its pairs."""
+"""Results of a run of the family `kkt`: its outcome, its statistics, its pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recon_core.victims.training import Trained
 
 @dataclass(frozen=True)
 class Learned:
-    """What R victims are trained on: images as pictures and as inputs, and what lies between."""
+    """Images that R victims are trained on, as pictures and as inputs, and what lies between."""
 
     targets: UInt8[Tensor, "r n c h w"]
     augment: Float[Tensor, "r n 9"]
@@ -37,7 +37,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Left:
-    """What one attack left: candidates at the saved iterations, in the victim's input space.
+    """Candidates of one attack at the saved iterations, in the victim's input space.
 
     `finite`: it went through to its end. `stopped`: a rule, or the weights themselves, gave it up.
     `score`: what attacks on one victim are compared by, lower is better. `stats` as in `STATS`.
@@ -51,12 +51,12 @@ class Left:
 
     @classmethod
     def nothing(cls, x: Float[Tensor, "s 0 d"]) -> Left:
-        """Of an attack that had nothing to begin with."""
+        """Result of an attack that had nothing to begin with."""
         return cls(x=x, finite=False, stopped=True, score=math.nan, stats={})
 
 
 def left_by(attack: KKTAttack, attacked: Attacked, settings: Settings) -> list[Left]:
-    """What each of a stack of searches left."""
+    """Candidates of each of a stack of searches."""
     columns = {
         "attack_loss": attacked.loss,
         "kkt_residual": attacked.residual,

@@ -188,7 +188,7 @@ class _Check:
             yield Finding("stop", "features", f"{error}.")
 
     def start_of(self, span: Subspace) -> Iterator[Finding]:
-        """What is left of the start, and what it hides."""
+        """Finding on what is left of the start, and what it hides."""
         share, subject = span.start_share, "the start"
         standard = (3 * self.parameters.weights[0].shape[2]) ** -0.5
         if self.start is None or share is None:
@@ -222,7 +222,7 @@ class _Check:
             yield Finding("ok", subject, f"{said}{why}.")
 
     def sign(self, span: Subspace) -> Finding:
-        """How sign, scale and label are told."""
+        """Finding on how sign, scale and label are told."""
         subject = "sign and scale"
         if self.parameters.biases[0] is not None and biases_tell(span.vectors):
             text = "told by the first layer's biases; labels by the network."
@@ -237,7 +237,7 @@ class _Check:
         return Finding("ok", subject, text)
 
     def held(self, span: Subspace, images: Float[Tensor, "n d"]) -> Iterator[Finding]:
-        """How much of the training images is in the span."""
+        """Finding on how much of the training images is in the span."""
         basis = torch.linalg.qr(span.vectors[:, : images.shape[1]].double().mT).Q
         x = images.to(basis)
         share = float((x @ basis).square().sum() / x.square().sum().clamp_min(1e-300))

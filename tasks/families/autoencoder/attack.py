@@ -35,7 +35,7 @@ OnProgress = Callable[[float, float], None]
 
 @dataclass(frozen=True, eq=False)
 class Recovery:
-    """What one method made of one case; `residual`: the mean square of f(x) - x, which needs no
+    """One method's images of one case; `residual`: the mean square of f(x) - x, which needs no
     original. `mask`: the estimate of H."""
 
     case: Case
@@ -97,7 +97,7 @@ class _Pieces:
         self.f: Function = victim.function(device)
 
     def done(self, case: Case, method: Method, rows: range) -> Part:
-        """From its checkpoint, or computed and saved."""
+        """A piece from its checkpoint, or computed and saved."""
         name = f"{method.kind}_{self.digest(case, method, rows)}"
         saved = load_checkpoint(self.cache, name)
         if saved is not None:
@@ -111,7 +111,7 @@ class _Pieces:
         return tensors, seconds
 
     def compute(self, case: Case, method: Method, rows: range) -> dict[str, Tensor]:
-        """What the method makes of these rows."""
+        """Images that the method makes of these rows."""
         chosen = slice(rows.start, rows.stop)
         told = case.mask if isinstance(method, KnownMask) else None
         purpose = f"start {case.mask_name} {case.side}"
@@ -132,7 +132,7 @@ class _Pieces:
         return {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
 
     def digest(self, case: Case, method: Method, rows: range) -> str:
-        """Of everything that a piece depends on."""
+        """Hash of everything that a piece depends on."""
         facts = {name: value for name, value in self.victim.facts.items() if name != "file"}
         purpose = [self.job.seed, case.mask_name, case.side, rows.start, rows.stop]
         told = [_told_noise(self.job), self.device.partition(":")[0]]

@@ -1,4 +1,4 @@
-"""What an attack on somebody's autoencoder is told, and f: whatever is in the file, as one function
+"""Inputs of an attack on somebody's autoencoder, and f: whatever is in the file, as one function
 of images in [0, 1] that takes any number of rows."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the tensors of a file to f: dense autoencoders of any widths, and our U-Nets.
+"""Autoencoders f read from the tensors of a file: dense ones of any widths, and our U-Nets.
 
 A dense network is found from its matrices, whatever their names (`storage.layers`); numbers beside
 them, one or one per unit after every hidden layer, are slopes of PReLUs. A U-Net is one of
@@ -56,7 +56,7 @@ EXAMPLES = "expected fc:3072-512-512-3072 or unet:16-32-64"
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What the user says about a network; None is to be found out.
+    """The user's description of a network; None is to be found out.
 
     `arch`: `fc:3072-512-512-3072` or `unet:16-32-64`. `skips` and `convolutions` are of a U-Net.
     """
@@ -145,7 +145,7 @@ def build(file: WeightFile, said: Architecture) -> Built:
 
 
 def candidates(built: Built) -> tuple[Activation, ...]:
-    """What else a guessed activation may be."""
+    """Other activations that a guessed one may be."""
     if not built.guessed:
         return ()
     known: tuple[Activation, ...] = (
@@ -335,7 +335,7 @@ def _state(
 
 
 def facts(built: Built, said: Architecture) -> dict[str, Any]:
-    """What was read and what was inferred, for people."""
+    """Facts that were read or inferred, for people."""
     guess = " (a guess; --activation says otherwise)" if built.guessed else ""
     found: dict[str, Any] = {
         "architecture": built.text,

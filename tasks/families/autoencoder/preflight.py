@@ -28,7 +28,7 @@ MAX_IMAGES = 64
 
 @dataclass(frozen=True, eq=False)
 class PreparedAutoencoder:
-    """What an attack starts from."""
+    """Start of an attack, checked."""
 
     victim: AutoencoderVictim
     material: Material

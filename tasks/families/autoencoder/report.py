@@ -1,4 +1,4 @@
-"""What an autoencoder gave back, for people: a sheet of pictures, a page, raw files.
+"""Results of an attack on an autoencoder, for people: a sheet of pictures, a page, raw files.
 
 Nothing is computed here. The page looks like that of `palimpsest attack kkt`.
 """

@@ -43,7 +43,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """Of its method."""
+        """Title of its method."""
         return TITLES[self.recovery.method.kind]
 
     def order(self) -> list[int]:
@@ -58,7 +58,7 @@ class Cell:
         return f"{float(psnr(self.mse[row : row + 1])):.0f} dB"
 
     def is_accurate(self, row: int) -> bool:
-        """Whether it came back accurately; False where that is not known."""
+        """True if it came back accurately; False where that is not known."""
         return self.mse is not None and bool(self.mse[row] < ACCURATE)
 
 
@@ -118,7 +118,7 @@ def record_of_cell(cell: Cell) -> dict[str, Any]:
 
 
 def conventions(job: AutoencoderJob) -> dict[str, str]:
-    """What the words and numbers mean."""
+    """Meanings of the words and numbers."""
     noise = f"Gaussian, standard deviation {job.noise:g}" if job.noise else "none"
     return {
         "accurate": f"mean square error below {ACCURATE:g}, a PSNR above 70 dB (paper 000)",
@@ -131,7 +131,7 @@ def conventions(job: AutoencoderJob) -> dict[str, str]:
 
 
 def arrays(cells: Sequence[Cell]) -> dict[str, Tensor]:
-    """What came back, by `SIDE/MASK/METHOD`; degraded and original once per case."""
+    """Arrays of what came back, by `SIDE/MASK/METHOD`; degraded and original once per case."""
     found: dict[str, Tensor] = {}
     for cell in cells:
         case = cell.recovery.case

@@ -1,4 +1,4 @@
-"""What an attack on InstaHide's encodings starts from: files, units and settings, checked."""
+"""Inputs of an attack on InstaHide's encodings: files, units and settings, checked."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class InstaHideJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Units:
-    """What a pixel z stands for: the pixel z sd + mean of a picture from -1 to 1.
+    """Units of a pixel z: it is the pixel z sd + mean of a picture from -1 to 1.
 
     `kind`: levels (z is that pixel), standardised, or normal, which has no picture and is drawn
     from -3 to 3. `n_levels`: values that a pixel can have, 0: any.
@@ -102,7 +102,7 @@ class Units:
         return "0.004 standard deviations" if self.is_normal else "half a grey level"
 
     def shown(self, z: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """From 0 to 1, as pictures are."""
+        """Pixels from 0 to 1, as pictures have them."""
         pixels = np.asarray(z, np.float64) * self.sd + self.mean
         found: npt.NDArray[np.float64] = (pixels.clip(-1, 1) + 1) / 2
         return found

@@ -1,4 +1,4 @@
-"""What came back from InstaHide's encodings, for people: a page, a sheet of pictures, raw files.
+"""Results of an attack on encodings, for people: a page, a sheet of pictures, raw files.
 
 Nothing is computed here but what is drawn. The page is one file that asks nothing of the network.
 """

@@ -1,4 +1,4 @@
-"""How much came back from InstaHide's encodings, beside the truth where that is known."""
+"""Scores of what came back from InstaHide's encodings, beside the truth where that is known."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def method_record(scored: Scored, prepared: PreparedChallenge) -> dict[str, Any]
 
 
 def image_row(scored: Scored, k: int) -> dict[str, Any]:
-    """Of image k its status, its encodings, the pixels that are not known, and its scores."""
+    """Image k: its status, its encodings, the pixels that are not known, and its scores."""
     found = scored.found
     assert found is not None
     row: dict[str, Any] = {
@@ -215,7 +215,7 @@ def image_row(scored: Scored, k: int) -> dict[str, Any]:
 
 
 def ambiguity(found: Recovered, *, with_public: bool) -> dict[str, Any]:
-    """What the explained encodings leave open, by theory, before any pixel is looked at.
+    """Ambiguity that the explained encodings leave, by theory, before any pixel is looked at.
 
     `log2_solutions` is of each pixel, of the images that are not free.
     """

@@ -74,7 +74,7 @@ def train_similarity(
 
 
 def read_similarity(path: Path) -> Similarity:
-    """What `train_similarity` wrote. Raises SourceError for anything else."""
+    """Read what `train_similarity` wrote. Raises SourceError for anything else."""
     try:
         return load(path.read_bytes())
     except OSError as error:

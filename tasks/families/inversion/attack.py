@@ -48,7 +48,7 @@ N_TUNED = 8
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """What one attack gave, scored. `ssim` to the own image and `others`, the mean over all other
+    """One attack's images, scored. `ssim` to the own image and `others`, the mean over all other
     images, are in [-1, 1]; `identified`: the own image is the most alike of all. `psim_other`: to
     the next image."""
 

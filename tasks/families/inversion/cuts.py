@@ -1,4 +1,4 @@
-"""Where a network can be cut, and which images it takes: found by asking it."""
+"""Places at which a network can be cut, and images it takes: found by asking it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_size(size: int) -> None:
 
 
 def image_shape(network: Network, size: int | None, data: str | None) -> Shape:
-    """Of the images: as the file has it, as `--size` says, or as the pictures are.
+    """Shape of the images: as the file has it, as `--size` says, or as the pictures are.
 
     Raises ValueError if the file's shape is another than --size, no square or too small.
     """

@@ -1,4 +1,4 @@
-"""What an attack on somebody's classifier starts from: h at a cut, images, public images; checked.
+"""Inputs of an attack on somebody's classifier: h at a cut, images, public images; checked.
 
 f = g(h(x)): the client computes h on its images and sends z = h(x). Everything that would make the
 numbers wrong without looking wrong is refused here: features that are not finite, that depend on
@@ -90,7 +90,7 @@ class InversionJob:
 
 @dataclass(frozen=True, eq=False)
 class PreparedCut:
-    """What an attack starts from, checked. `h` takes images in [0, 1] on the device to features
+    """Start of an attack, checked. `h` takes images in [0, 1] on the device to features
     (b, m); `logits` is None where the file has no g, `maps` where PSIM compares h's own."""
 
     network: Network

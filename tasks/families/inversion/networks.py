@@ -1,4 +1,4 @@
-"""From a file to a classifier that can be cut: torchvision's, this project's own, or a program.
+"""Classifiers that can be cut, read from a file: torchvision's, this project's own, or a program.
 
 * `torchvision:NAME`: any classification model of torchvision, weights by its own names. How many
   classes and channels there are is read from the shapes in the file.
@@ -69,7 +69,7 @@ class Network:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was read and what was inferred, for people."""
+        """Facts that were read or inferred, for people."""
         found = {"file": str(self.path), "format": self.format, "sha256": self.sha256}
         optional = {"classes": self.n_classes, "parameters": self.n_parameters}
         optional |= {"rows at once": self.batch}

@@ -1,4 +1,4 @@
-"""What came back from features, for people: a sheet of pictures, a page, raw files."""
+"""Results of an attack on features, for people: a sheet of pictures, a page, raw files."""
 
 from __future__ import annotations
 

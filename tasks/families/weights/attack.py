@@ -134,7 +134,7 @@ def run_attacks(
 
 
 def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
-    """What the outcome of an attack depends on, beside its number."""
+    """Everything that the outcome of an attack depends on, beside its number."""
     network = victim.architecture.network
     start = victim.start
     attack = json.loads(json.dumps(asdict(job.attack)))

@@ -1,4 +1,4 @@
-"""What attacks on given weights leave in `OUT/cache`: one checkpoint each, and what they are of.
+"""Cache of attacks on given weights (`OUT/cache`): one checkpoint each, and what they are of.
 
 `job.json` says what every outcome there depends on; attacks with other settings are refused.
 """
@@ -25,7 +25,7 @@ Ending = Literal["ok", "stopped", "diverged"]
 
 @dataclass(frozen=True)
 class AttackRun:
-    """How one attack ended, from its checkpoint. `loss` and `residual` are None if not finite, and
+    """Outcome of one attack, from its checkpoint. `loss` and `residual` are None if not finite, and
     `residual` where no condition is solved (the span attack).
 
     `ending`: "stopped" by a rule of the attack's settings or "diverged" to NaN: no pictures left.
@@ -76,13 +76,13 @@ def name_of(number: int) -> str:
 
 
 def read_candidates(cache: Path, number: int) -> Candidates:
-    """What an attack that is done left. Raises StorageError if it is not there."""
+    """Candidates of an attack that is done. Raises StorageError if it is not there."""
     tensors, _meta = _checkpoint(cache, number)
     return Candidates(**{name: torch.from_numpy(array) for name, array in tensors.items()})
 
 
 def read_run(cache: Path, number: int) -> AttackRun:
-    """How an attack that is done ended. Raises StorageError if it is not there."""
+    """Outcome of an attack that is done. Raises StorageError if it is not there."""
     _tensors, meta = _checkpoint(cache, number)
     return AttackRun(number=number, **meta)
 

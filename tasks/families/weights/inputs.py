@@ -1,4 +1,4 @@
-"""What an attack on given weights starts from: the network, and whatever is known beside it.
+"""Inputs of an attack on given weights: the network, and whatever is known beside it.
 
 Known or not: the mean image that was subtracted in training, pictures to score against, and decoys.
 Everything is read once, checked against each other, and said in words.
@@ -55,7 +55,7 @@ class Victim:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was read and what was inferred, for people."""
+        """Facts that were read or inferred, for people."""
         network = self.architecture.network
         facts = {
             "file": str(self.file.path),

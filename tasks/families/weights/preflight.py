@@ -39,7 +39,7 @@ ONE_SCALE = 1.1
 
 @dataclass(frozen=True)
 class PreparedWeights:
-    """What an attack starts from. `mean`, `std` and the pictures are None where they are not
+    """Start of an attack, checked. `mean`, `std` and the pictures are None where they are not
     known, `span` where no span attack is prepared, or none can be."""
 
     victim: Victim

@@ -67,7 +67,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Found:
-    """How well the ranking does, as the training images tell it.
+    """Quality of the ranking, as the training images tell it.
 
     `spearman`: between the order and the best SSIM with any training image. `n_false` of all
     pictures are like none. `n_found`: training images at each of `FALSE_SHARES`
@@ -212,7 +212,7 @@ def judged(
     *,
     signs: bool,
 ) -> tuple[list[Ranked], Found | None]:
-    """What is shown, each with its nearest training image, and how well the whole order does."""
+    """Pictures that are shown, each with its nearest training image, and the order's quality."""
     whole = (1 + signs) * len(ranked) * len(images) <= MAX_PAIRS
     compared = ranked if whole else ranked[:n_shown]
     pictures = torch.stack([r.picture for r in compared])

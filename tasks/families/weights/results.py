@@ -1,4 +1,4 @@
-"""What attacks brought back: ranked as an attacker could, and scored where the truth is known.
+"""Results of attacks: ranked as an attacker could, and scored where the truth is known.
 
 `attack_ranking` has the order, which uses no original. *Scored:* with the training images at hand
 each takes its best match among all candidates, by SSIM, and so do decoys, which no network saw: a
@@ -133,7 +133,7 @@ class _Scoring:
         self.n_candidates = sum(len(x) for _number, x in last)
 
     def exhaustive(self, n_images: int) -> bool:
-        """Whether every candidate is compared with every image by SSIM."""
+        """True if every candidate is compared with every image by SSIM."""
         return self.n_candidates * n_images <= MAX_PAIRS
 
     def matches(self, images: Float[Tensor, "n c h w"]) -> Matches:
