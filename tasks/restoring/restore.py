@@ -5,8 +5,9 @@
     mean, disagreement = restorer(pictures, n_samples=20)
 
 A generative restorer (EDM) draws `n_samples` restorations of each picture. Their mean is paper
-001's guard against hallucination; their standard deviation says where they agree, that is what the
-picture determines and what is made up. All others give one answer, and a disagreement of 0.
+image restoration paper's guard against hallucination; their standard deviation says where they
+agree, that is what the picture determines and what is made up. All others give one answer, and a
+disagreement of 0.
 
 Each picture has noise of its own, seeded by its content (`picture_seeds`): a restoration is the
 same whatever it is batched with, whatever the file is called and however many pictures there are,

@@ -201,9 +201,9 @@ def _of_victims(
 def effective_number(weights: Floats) -> float | None:
     """(sum c)^2 / sum c^2, how many images share the weights of a network; None if all are 0.
 
-    n if all n are alike, 1 if one has it all. 002 calls them margin samples: by equation 14 (and
-    without weight decay in the limit, by equation 2) the weights are a sum over images with these
-    c, which are larger the closer an image is to the boundary.
+    n if all n are alike, 1 if one has it all. The KKT paper calls them margin samples: by equation
+    14 (and without weight decay in the limit, by equation 2) the weights are a sum over images with
+    these c, which are larger the closer an image is to the boundary.
     """
     square = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / square if square > 0 else None

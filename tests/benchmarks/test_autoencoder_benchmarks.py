@@ -1,4 +1,4 @@
-"""The benchmarks of paper 000, small and on a CPU: what they time is the same on both sides."""
+"""The benchmarks of the autoencoder paper, small: what they time is the same on both sides."""
 
 from __future__ import annotations
 

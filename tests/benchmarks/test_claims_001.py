@@ -1,4 +1,4 @@
-"""Every claim of paper 001 is made to hold, to fail and to be out of reach, on made-up scores."""
+"""Every claim of the image restoration paper is made to hold, to fail and to be out of reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of paper 004: what they count, that every verdict can fail, and that parts merge."""
+"""The checks of the InstaHide paper: counts, verdicts that can fail, parts that merge."""
 
 from __future__ import annotations
 

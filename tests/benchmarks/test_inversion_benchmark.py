@@ -1,4 +1,4 @@
-"""The benchmark of paper 003, small: what it times is the same on both sides."""
+"""The benchmark of the MixCon paper, small: what it times is the same on both sides."""
 
 from __future__ import annotations
 

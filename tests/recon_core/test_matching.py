@@ -1,4 +1,4 @@
-"""The matching rules of papers 001 and 002, on cases small enough to check by eye."""
+"""The matching rules of the image restoration and KKT papers, on cases checked by eye."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_best_candidate_of_each_image() -> None:
 
 
 def _literal_vote(x: Tensor, distances: Tensor, ratio: float) -> Tensor:
-    """Paper 002, A.1, word by word: sort, take up to the first that is further than B d_1, sum."""
+    """KKT paper, A.1, word by word: sort, take up to the first further than B d_1, sum."""
     merged = []
     for column in distances.T:
         order = column.argsort(stable=True)

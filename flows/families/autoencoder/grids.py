@@ -1,8 +1,8 @@
-"""The study of paper 000 at the paper's size, at a CPU's, and at that of a test.
+"""The study of the autoencoder paper at the paper's size, at a CPU's, and at that of a test.
 
-000 gives depths, numbers of images and losses; widths, channels and how the networks were trained
-are ours, in `recon_core.victims`. The constants of a CPU's size stand on top: what they must do is
-bring the networks to the lowest loss.
+The autoencoder paper gives depths, numbers of images and losses; widths, channels and how the
+networks were trained are ours, in `recon_core.victims`. The constants of a CPU's size stand on top:
+what they must do is bring the networks to the lowest loss.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def dense(
     width: int = 1024,
     name: str = "",
 ) -> RecoveryVictim:
-    """A fully connected victim with the gamma of 000, appendix D.2.
+    """A fully connected victim with the gamma of the autoencoder paper, appendix D.2.
 
-    Of 20 layers, 000 does not say where they start from; from torch's own start they hardly learn.
+    Of 20 layers, the autoencoder paper does not say where they start from; from torch's own start
+    they hardly learn.
     """
     few_layers = depth == 10 and activation == "leaky_relu"
     return RecoveryVictim(
@@ -86,7 +87,7 @@ def unet(
     network: UNet | None = None,
     name: str = "",
 ) -> RecoveryVictim:
-    """A U-Net with the gamma and the start of 000, section 3.2 and appendix D.2."""
+    """A U-Net with gamma and start of the autoencoder paper, section 3.2 and appendix D.2."""
     return RecoveryVictim(
         name=f"unet-{activation}{name}",
         title=f"U-Net, {ACTIVATIONS[activation]}",
@@ -99,7 +100,7 @@ def unet(
 
 
 def paper() -> RecoveryStudy:
-    """000, section 4: perfect fitting, and the moderate regime of tables 1 and 2."""
+    """Autoencoder paper, section 4: perfect fitting, and the moderate regime of tables 1 and 2."""
     unets = [unet(activation, PAPER_UNET, n_images=50) for activation in ACTIVATIONS]
     many_dense = dense(20, "leaky_relu", MODERATE_DENSE, n_images=25_000, name="-moderate")
     many_unet = unet("softplus", MODERATE_UNET, n_images=1_000, name="-moderate")

@@ -12,7 +12,7 @@ from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
 from tasks.families.autoencoder.inputs import Method
 
 DEEP = 15
-"""Layers from which on a dense network takes the settings that paper 000 has for 20."""
+"""Layers from which on a dense network takes the settings that the autoencoder paper has for 20."""
 METHODS: dict[str, type[Method]] = {
     cls.__dataclass_fields__["kind"].default: cls for cls in get_args(Method)
 }
@@ -22,7 +22,7 @@ def autoencoder_methods(
     names: Sequence[str], *, architecture: str = "", noise: float = 0.0,
     settings: Mapping[str, str] | None = None,
 ) -> tuple[Method, ...]:  # fmt: skip
-    """The methods by name, with paper 000's settings for a kind of network, then changed.
+    """Methods by name, with the autoencoder paper's settings for a kind of network, then changed.
 
     `settings`: `gamma=.5` for every method that has it, `unknown.gamma=.5` for one. Raises
     ValueError for unknown names and bad values.
@@ -35,7 +35,7 @@ def autoencoder_methods(
 
 
 def _papers(method: Method, architecture: str, noise: float) -> Method:
-    """000, appendix D and G: gamma by network and noise, and where H starts with a U-Net."""
+    """Gamma by network and noise, and H's start with a U-Net (autoencoder paper, D and G)."""
     is_unet = architecture.startswith("unet")
     is_deep = "prelu" in architecture or architecture.count("-") >= DEEP
     gamma = 0.1 if noise or (is_deep and not is_unet) else 1.0 if is_unet else 0.5

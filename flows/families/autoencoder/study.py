@@ -1,4 +1,4 @@
-"""The study of paper 000: train autoencoders, ask them for their images, say what comes back."""
+"""The study of the autoencoder paper: train autoencoders, ask for their images, judge them."""
 
 from __future__ import annotations
 

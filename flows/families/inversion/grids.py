@@ -1,7 +1,7 @@
-"""The study of paper 003 at the paper's size, at a CPU's, and at that of a test.
+"""The study of the MixCon paper at the paper's size, at a CPU's, and at that of a test.
 
-003 gives networks, grids and attacks for MNIST, FashionMNIST and SVHN; eps, the stronger attack and
-the restorer are ours.
+The MixCon paper gives networks, grids and attacks for MNIST, FashionMNIST and SVHN; eps, the
+stronger attack and the restorer are ours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CPU_CHAIN = Chain(
 
 
 def paper() -> InversionStudy:
-    """003, sections 4.2 and 4.3: the grid of 56 settings, four cuts, 100 test images."""
+    """MixCon paper, sections 4.2 and 4.3: the grid of 56 settings, four cuts, 100 test images."""
     mnist = InversionSource(
         name="mnist",
         title="MNIST",

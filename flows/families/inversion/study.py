@@ -1,4 +1,4 @@
-"""The study of paper 003: train split classifiers, invert them, say what a defence is worth."""
+"""The study of the MixCon paper: train split classifiers, invert them, price a defence."""
 
 from __future__ import annotations
 

@@ -33,10 +33,11 @@ class AttackPlan:
 
 
 def ensemble() -> AttackPlan:
-    """Ours: six attacks with Adadelta as in paper 001, each with its own drawn settings.
+    """Ours: six attacks with Adadelta as in the image restoration paper, each with drawn settings.
 
     Without originals, pictures are ranked by how many attacks arrive at them; that tells more
-    between settings than between starts. The ranges surround the settings of paper 001.
+    between settings than between starts. The ranges surround the settings of the image restoration
+    paper.
     """
     search = Search(lr=None, sigma=(1e-4, 1e-2), lam_min=(0.1, 0.6), alpha=(10.0, 60.0))
     attack = KKTAttack(save_at=(500, 1000, 2000, 4000), search=search)
@@ -60,7 +61,8 @@ def attack_plan(
 
     The condition is the preset's if it goes with the number of outputs, otherwise binary for one
     output and multiclass for several. `n_images`, a guess at the size of the training set, gives
-    twice as many candidates (002, section 3). Raises ValueError for unknown names and bad values.
+    twice as many candidates (KKT paper, section 3). Raises ValueError for unknown names and bad
+    values.
     """
     plan = ensemble() if preset == DEFAULT_PRESET else attack_preset(preset)
     attack = plan.attack

@@ -1,4 +1,4 @@
-"""The studies of paper 002 as grids: one function each, at the paper's size or at a CPU's.
+"""The studies of the KKT paper as grids: one function each, at the paper's size or at a CPU's.
 
 Where the paper leaves a setting open, the choice is said beside it. Weight decay is that of the
 mean loss, as in the authors' code; the paper's equation 13 has it beside the sum.
@@ -69,7 +69,7 @@ PAPER = Size(
     n_attacks=100,
     runs_per_part=10,
 )
-"""002, appendix B: 1e6 epochs of gradient descent, some 100 attacks of 50,000 iterations."""
+"""KKT paper, appendix B: 1e6 epochs of gradient descent, some 100 attacks of 50,000 iterations."""
 
 CPU = Size(
     preset="cpu",
@@ -95,7 +95,7 @@ SIZES = {"paper": PAPER, "cpu": CPU}
 
 
 def multiclass(size: Size) -> Study:
-    """002, section 4.2: number of classes against images per class (figure 3), and at a fixed
+    """KKT paper, section 4.2: number of classes against images per class (figure 3), and at a fixed
     number of images (figure 9; with a binary victim of as many images, figure 2)."""
     paper = size.preset == "paper"
     classes = (2, 3, 4, 5, 10) if paper else (2, 3, 5, 10)
@@ -122,7 +122,7 @@ def multiclass(size: Size) -> Study:
 
 
 def losses(size: Size) -> Study:
-    """002, section 5.2: losses other than cross-entropy, with weight decay (figure 4; 11 to 13).
+    """KKT paper, section 5.2: losses other than cross-entropy, with decay (figures 4, 11 to 13).
 
     All are attacked with equation 15, which knows nothing of the loss. Open: the weight decays; at
     the paper's size that of the authors' regression.
@@ -151,8 +151,8 @@ def losses(size: Size) -> Study:
 
 
 def weight_decay(size: Size) -> Study:
-    """002, section 6.1: weight decay from a standard start, beside two starts without it (figures 5
-    and 14), for two classes and for ten."""
+    """KKT paper, section 6.1: weight decay from a standard start, beside two starts without it
+    (figures 5 and 14), for two classes and for ten."""
     paper = size.preset == "paper"
     exponents = range(-5, -1) if paper else range(-4, -1)
     decays = tuple(c * 10.0**k for k in exponents for c in (1, 3)) if paper else (
@@ -187,8 +187,8 @@ def weight_decay(size: Size) -> Study:
 
 
 def cnn(size: Size) -> Study:
-    """002, section 6.1: Conv(k, channels)-W-1 with weight decay: kernel against channels (figure
-    15; 16 shows kernels), and weight decay at one of them (figure 5c).
+    """KKT paper, section 6.1: Conv(k, channels)-W-1 with weight decay: kernel against
+    channels (figure 15; 16 shows kernels), and weight decay at one of them (figure 5c).
 
     Open: biases; here in the first layer, as in the dense victims.
     """
@@ -227,7 +227,7 @@ def cnn(size: Size) -> Study:
 
 
 def width(size: Size) -> Study:
-    """002, section 6.2: D-W-W-1 on N images, BCE and MSE, equation 15 (figure 7).
+    """KKT paper, section 6.2: D-W-W-1 on N images, BCE and MSE, equation 15 (figure 7).
 
     Open: the weight decay of these victims; that of `losses`.
     """
@@ -252,7 +252,7 @@ def width(size: Size) -> Study:
 
 
 def large(size: Size) -> Study:
-    """002, appendix G: many images, wide victim, minibatches (figure 17).
+    """KKT paper, appendix G: many images, wide victim, minibatches (figure 17).
 
     50 images of each class of CIFAR-100 and width 10,000; open: batch size, rate and number of
     epochs. At a CPU's size: CIFAR-10, and three times the images and widths of the other studies.

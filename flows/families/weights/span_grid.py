@@ -6,11 +6,11 @@ handed over. Each is two cells, `NAME; span` and `NAME; KKT`, with the same vict
 has as many iterations as take the span attack's time and some more, by counted operations; the page
 has both seconds.
 
-Choices: starts and layers as paper 001 has them (He), the further layers as wide as the base's
-first, so that only the first layer varies with the number of images. MSE is attacked with equation
-15 of paper 002, ten classes with its equation 12, all others with its equation 6. Not in
-the grid: the first dense layer behind a frozen network, which would give features back and no
-images; the project has no such victim.
+Choices: starts and layers as the image restoration paper has them (He), the further layers as wide
+as the base's first, so that only the first layer varies with the number of images. MSE is attacked
+with equation 15 of the KKT paper, ten classes with its equation 12, all others with its equation 6.
+Not in the grid: the first dense layer behind a frozen network, which would give features back and
+no images; the project has no such victim.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BASE: dict[str, Value] = {
 }  # fmt: skip
 """Values of every axis at the base; the paper's size has its own number of images."""
 LAYERS_KNOWN, DECAY_STANDARD = "layers, known start", "decay, standard start"
-"""Panels of points two settings from the base, which the findings of paper 002 are asked of."""
+"""Panels of points two settings from the base, which the findings of the KKT paper are asked of."""
 STARTS = ("small, unknown", "small, known", "standard, known", "standard, unknown")
 SIDE = 32
 USUAL_ITERATIONS, DIRECTIONS_PER_IMAGE = 450, 1.25

@@ -1,4 +1,4 @@
-"""The studies of paper 002 and of the span attack: attack every victim of a grid and score them.
+"""The studies of the KKT paper and of the span attack: attack all victims of a grid.
 
 A study is one function in `flows.families.weights.grids`, its figures and claims one each in
 `figure_specs` and `claims` of `tasks.families.weights.study`, and a few lines here.

@@ -2,7 +2,7 @@
 
 One run: train an autoencoder on the run's images until its loss is at a level, degrade every image
 by every mask, recover each by the attack, compare it with the image that it was degraded from
-(paper 000). An autoencoder has no labels; those of the images are carried along.
+(the autoencoder paper). An autoencoder has no labels; those of the images are carried along.
 
 What the attack gives is a picture: nothing was subtracted from the images, so `mean_image` is 0,
 which says that a reconstruction has a scale of its own (`recon_core.matching.fit_to_range`).
@@ -55,7 +55,7 @@ PlugAndPlay = UnknownMask | KnownMask | NoiseAware | Iteration
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
-    """Settings of a run. Defaults are those of 000's fully connected autoencoder of 10 layers.
+    """Settings of a run. Defaults: the autoencoder paper's fully connected one of 10 layers.
 
     `level`: the loss whose checkpoint is attacked, one of `training.levels`, by default the last;
     no run trains beyond it. A victim that does not get there is attacked where it ended, and its

@@ -1,4 +1,4 @@
-"""The `instahide` family: encode private images with InstaHide, and recover them (paper 004).
+"""The `instahide` family: encode private images, and recover them (InstaHide paper).
 
 One run: part the run's images into `n_public` that everybody knows and the private rest; mix them
 into encodings by the scheme; attack these, given the public images and, where images have labels,

@@ -1,9 +1,9 @@
 """The `inversion` family: train split classifiers, recover images from what the client sends.
 
-One run (paper 003, section 4): part the run's images into those that the classifier f = g(h(x)) is
-trained on, with a defence or without, and `held_out` ones of each class that are sent to the server
-as z = h(x); look for images with these features; compare each with the one that z is of. The
-server knows h and every z that is sent, and no image. Labels are the classes, from 0.
+One run (the MixCon paper, section 4): part the run's images into those that the classifier f =
+g(h(x)) is trained on, with a defence or without, and `held_out` ones of each class that are sent to
+the server as z = h(x); look for images with these features; compare each with the one that z is of.
+The server knows h and every z that is sent, and no image. Labels are the classes, from 0.
 
 What the attack gives is a picture: nothing was subtracted from the images, so `mean_image` is 0,
 which says that a reconstruction has a scale of its own (`recon_core.matching.fit_to_range`).
@@ -42,8 +42,8 @@ INVERTED_AT_ONCE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Inversion(TrainedRun[Learned, KnownClassifier]):
-    """Settings of a run. Defaults are 003's for MNIST without a defence: LeNet5, cut after its
-    second block, and the paper's gradient descent.
+    """Settings of a run. Defaults are the MixCon paper's for MNIST without a defence: LeNet5, cut
+    after its second block, and the paper's gradient descent.
 
     `n_classes`: the classes 0 to n_classes - 1; a run has equally many images of each. `defence`:
     what the training adds to its loss; None is the paper's "vanilla", which lam = 0 is, too.

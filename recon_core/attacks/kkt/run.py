@@ -1,18 +1,19 @@
 """The `kkt` family: train victims, reconstruct their training images, match what came back.
 
 One run: augment the planned images, subtract their mean, train the victim, attack its weights, and
-keep the candidates that can be matched (001, section 2; 002; Haim et al. 2022). The attack, which
-gave the family its name, minimises the KKT objective from random candidates, once or with many
-drawn hyperparameters; or it separates the span of the first layer; or one after the other
-(`kkt_attacks`).
+keep the candidates that can be matched (image restoration paper, section 2; KKT paper; Haim et al.
+2022). The attack, which gave the family its name, minimises the KKT objective from random
+candidates, once or with many drawn hyperparameters; or it separates the span of the first layer; or
+one after the other (`kkt_attacks`).
 
 How runs share a machine: on a GPU they are one stack, every product a batched one. On a CPU a run
 is alone with its caches: as many go at once as torch has threads, each on one of them, which is
 twice as fast on two cores as giving every product both. Runs of a sweep train their victim once.
 
-With a `defence` the victims are trained against leaking (003), and the attack's premise no longer
-holds: the loss on the features adds a term to theta that is no sum of lam_i y_i grad phi, so that
-`kkt_residual` has a floor of its own even at the true images. The attack is told nothing of it.
+With a `defence` the victims are trained against leaking (MixCon paper), and the attack's premise no
+longer holds: the loss on the features adds a term to theta that is no sum of lam_i y_i grad phi, so
+that `kkt_residual` has a floor of its own even at the true images. The attack is told nothing of
+it.
 """
 
 from __future__ import annotations

@@ -61,21 +61,21 @@ def saved_iterations(attack: Attack) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class KKTSettings(FamilyRun):
-    """Settings of a run. Defaults are the dataset generation of paper 001, section 2.
+    """Settings of a run. Defaults are the dataset generation of the image restoration paper,
+    section 2.
 
     `n_classes`: what the
     victim tells apart; 2 is one output with labels 0 and 1, unless it is trained with the loss
-    "ce", which has an output per class. `defence`: what is added to its loss (003), on the features
-    of its hidden layer number `defence_layer`, from 1, by default the last; a convolution is the
-    first. `released`: how the attacker is given the weights; statistics and margins are those of
-    the victim as it was trained. `attack`: by its `kind` the search for a KKT point, the separation
-    of the first layer's span, or the former from what the latter found; a span attack with `start`
-    "known" is given the weights that the victim started from. `n_attacks`: how often a victim is
-    attacked, each time from its own start and, with a search for hyperparameters, with its own;
-    candidates are numbered attack after attack.
-    `keep`: a candidate is confident if it is at some saved iteration.
-    `clipped`: the share of a picture's values that may leave [0, 1] (`matching.fit_to_range`).
-    `precision`: of float32 matrix products.
+    "ce", which has an output per class. `defence`: what is added to its loss (MixCon paper), on the
+    features of its hidden layer number `defence_layer`, from 1, by default the last; a convolution
+    is the first. `released`: how the attacker is given the weights; statistics and margins are
+    those of the victim as it was trained. `attack`: by its `kind` the search for a KKT point, the
+    separation of the first layer's span, or the former from what the latter found; a span attack
+    with `start` "known" is given the weights that the victim started from. `n_attacks`: how often a
+    victim is attacked, each time from its own start and, with a search for hyperparameters, with
+    its own; candidates are numbered attack after attack. `keep`: a candidate is confident if it is
+    at some saved iteration. `clipped`: the share of a picture's values that may leave [0, 1]
+    (`matching.fit_to_range`). `precision`: of float32 matrix products.
     """
 
     family: Literal["kkt"] = "kkt"

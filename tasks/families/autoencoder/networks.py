@@ -32,7 +32,7 @@ Activation = Literal[
 ]
 Last = Literal["linear", "sigmoid", "tanh"]
 DEFAULT_ACTIVATION: Activation = "leaky_relu"
-"""That of paper 000."""
+"""That of the autoencoder paper."""
 UNET_ACTIVATIONS = ("relu", "leaky_relu", "prelu", "softplus")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

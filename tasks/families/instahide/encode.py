@@ -18,7 +18,7 @@ from storage.sources.load import ImageSet, load_images
 from tasks.devices import check_memory
 
 GAUSSIAN = "gaussian"
-"""A source of standard normal images, the model of paper 004."""
+"""A source of standard normal images, the model of the InstaHide paper."""
 
 
 @dataclass(frozen=True, kw_only=True)

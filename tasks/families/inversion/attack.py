@@ -243,7 +243,7 @@ def _outputs(prepared: PreparedCut, module: nn.Module, names: list[str], x: Tens
 
 
 def inversion_record(attacked: Attacked, names: Sequence[str]) -> dict[str, Any]:
-    """Scores of one attack, as JSON: every image, and what 003 reports of them all."""
+    """Scores of one attack, as JSON: every image, and what the MixCon paper reports of them all."""
     n = len(names)
     columns: dict[str, Float64[Tensor, " n"]] = {
         "ssim": attacked.ssim,
@@ -283,7 +283,7 @@ def inversion_record(attacked: Attacked, names: Sequence[str]) -> dict[str, Any]
 
 
 def separability_of(z: Float[Tensor, "n m"]) -> dict[str, float | None]:
-    """Mean and least distance between the features of different images, at norm 1 (003, 3.1)."""
+    """Mean and least distance of different images' features, at norm 1 (MixCon paper, 3.1)."""
     found = separability(z.unsqueeze(0))
     return {"mean": six_digits(float(found.mean)), "minimum": six_digits(float(found.minimum))}
 

@@ -82,8 +82,8 @@ class Found:
 def to_pictures(x: Float[Tensor, "p c h w"], mean: Tensor | None) -> Float[Tensor, "p c h w"]:
     """Raw candidates as pictures in [0, 1].
 
-    As far from the mean as they can go (001, section 5.1), grey where it is unknown; where nothing
-    was subtracted in training, stretched to the whole range.
+    As far from the mean as they can go (image restoration paper, section 5.1), grey where it is
+    unknown; where nothing was subtracted in training, stretched to the whole range.
     """
     if mean is None:
         return fit_to_range(x, torch.full(x.shape[1:], GREY, dtype=x.dtype))

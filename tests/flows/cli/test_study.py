@@ -198,7 +198,7 @@ def test_settings_survive_json(name: str, preset: str) -> None:
 
 
 def test_the_papers_sizes_are_the_papers() -> None:
-    """002: figures 3, 7, 9, 15 and 17, and appendix B."""
+    """KKT paper: figures 3, 7, 9, 15 and 17, and appendix B."""
     at = {(c.at.get("n_classes"), c.at.get("per_class")): c
           for c in study("multiclass", "paper").cells if c.panel == "grid"}  # fmt: skip
     assert set(at) == {(c, n) for c in (2, 3, 4, 5, 10) for n in (1, 5, 10, 50)}

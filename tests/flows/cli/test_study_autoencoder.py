@@ -187,7 +187,7 @@ def test_settings_of_every_victim_are_set_where_there_are_such() -> None:
 
 
 def test_the_papers_sizes_are_the_papers() -> None:
-    """000: section 4, appendices C and D.2."""
+    """Autoencoder paper: section 4, appendices C and D.2."""
     made = recovery_study("paper")
     at = {victim.name: victim for victim in made.victims}
     assert {name: (v.n_images, v.gamma, v.start) for name, v in at.items()} == {

@@ -184,7 +184,7 @@ def test_the_command_of_a_study_makes_it_again(settings: dict[str, Any], said: s
 
 
 def test_the_papers_sizes_are_the_papers() -> None:
-    """003: sections 4.2 and 4.3, appendix C."""
+    """MixCon paper: sections 4.2 and 4.3, appendix C."""
     made = inversion_study("paper")
     at = {source.name: source for source in made.sources}
     assert {name: (s.chosen, s.attack.zeta, s.channels) for name, s in at.items()} == {

@@ -151,7 +151,7 @@ def test_learning_rate_schedules() -> None:
     assert ramp.learning_rate(0) == pytest.approx(1e-3 * 500 / 10_000)
     assert ramp.learning_rate(9) == pytest.approx(0.5e-3)
     assert ramp.learning_rate(19) == ramp.learning_rate(10_000) == pytest.approx(1e-3)
-    # Paper 001, section 4: halved after 25,000 batches and every 5,000 from there on.
+    # Image restoration paper, section 4: halved after 25,000 batches and every 5,000 from there on.
     halving = Training(n_steps=40_000, batch_size=128, warmup_images=0, decay="halving")
     steps = (0, 24_999, 25_000, 29_999, 30_000, 39_999)
     factors = [halving.learning_rate(step) / 1e-3 for step in steps]
@@ -167,7 +167,8 @@ def test_every_kind_has_its_trainings() -> None:
         PAPER_TRAININGS.keys() == CPU_TRAININGS.keys() == CPU_RESTORERS.keys() == RESTORERS.keys()
     )
     assert all(restorer.kind == kind for kind, restorer in CPU_RESTORERS.items())
-    # Paper 001 trains the diffusion model with EDM's settings, BF-DnCNN without averaging.
+    # The image restoration paper trains the diffusion model with EDM's settings, BF-DnCNN without
+    # averaging.
     assert PAPER_TRAININGS["edm"].learning_rate(0) == pytest.approx(1e-3 * 512 / 10e6)
     assert PAPER_TRAININGS["bf_dncnn"].ema_beta(1000) == 0.0
     assert PAPER_TRAININGS["bf_dncnn"].learning_rate(39_999) == pytest.approx(1e-3 / 8)

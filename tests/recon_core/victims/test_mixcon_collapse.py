@@ -18,8 +18,9 @@ def shuffle(stream: int, epoch: int) -> torch.Generator:
 
 
 def test_without_beta_features_collapse_and_with_it_they_stay_apart() -> None:
-    """003, section 4.2, figure 2 and table 1, on its synthetic data; with torch's own start, a rate
-    of .02 and a larger eps, since at the paper's start and rate of .1 all ReLUs of the two features
+    """MixCon paper, section 4.2, figure 2 and table 1, on its synthetic data; with torch's own
+    start, a rate of .02 and a larger eps, since at the paper's start and rate of .1 all ReLUs of
+    the two features
     soon give 0, of a network without defence too."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(1000) % 2

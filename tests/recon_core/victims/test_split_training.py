@@ -95,7 +95,7 @@ def rows_of(trained: TrainedSplit, rows: list[int]) -> TrainedSplit:
 
 
 def penalty(defence: Defence, features: Tensor, k: int) -> Tensor:
-    """003's eq. 1, or D.1's, pair by pair, of features in the order of the classes."""
+    """MixCon paper's eq. 1, or D.1's, pair by pair, of features in the order of the classes."""
     assert defence is not None
     z = F.normalize(features, dim=1) if defence.normalise else features
     z = z.view(-1, k, z.shape[1])

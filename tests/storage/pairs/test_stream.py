@@ -462,7 +462,7 @@ def test_damage_further_on_leaves_what_was_given(dataset: Dataset, tmp_path: Pat
 
 
 def test_the_balanced_stream_is_distributed_as_literally_drawn_subsets(dataset: Dataset):
-    """Paper 001: draw subsets one after another, each keeping a pair with probability share/z."""
+    """The image restoration paper: draw subsets, each keeping a pair with probability share/z."""
     curation = Curation(n_subsets=12, share=6, seed=3)
     image_ids, counts = dataset.image_counts()
     z = occurrences(image_ids, counts)

@@ -1,4 +1,4 @@
-"""Rules by which each claim of paper 000 is decided on a study: numbers in words, and the verdict.
+"""Rules by which each claim of the autoencoder paper is decided: numbers in words, and the verdict.
 
 Every check takes `RecoveryResults` and raises NotTestableError where the study lacks what the
 claim is about. `tasks.families.autoencoder.study.claims` has the claims themselves, and the rules
@@ -19,7 +19,7 @@ WIDE = 0.1
 SLACK = 0.02
 """By so much a share may be lower and still count as at least as good."""
 RARELY = 0.01
-"""The share of test images that may be approximately recovered: 000 has 2 of 600."""
+"""Share of test images that may be approximately recovered; 2 of 600 in the autoencoder paper."""
 SUCCESS = 0.1
 """From this share on a method is said to succeed."""
 F3_THRESHOLDS = (1e-3, 1e-6)

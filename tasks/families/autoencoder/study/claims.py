@@ -1,4 +1,4 @@
-"""Claims of paper 000, checked on a study of our own; and those that we make of ours.
+"""Claims of the autoencoder paper, checked on a study of our own; and those that we make of ours.
 
 Comparisons are image by image, at the lowest loss that a victim reached and over all masks unless
 the rule says otherwise. The interval of 95 % of a difference is a bootstrap over images. What it

@@ -25,7 +25,7 @@ MOST_SPREAD = 50.0  # of radii on a plain axis
 
 
 def control_figure(record: Record, figure: Record, victims: Sequence[Record]) -> Figure:
-    """Shares of training and of test images per method, a panel per network (000, section 4)."""
+    """Shares of training and test images per method, by network (autoencoder paper, section 4)."""
     cells = {
         (victim["name"], split): at_lowest(record, victim, split=split, sigma=0.0)
         for victim in victims

@@ -1,4 +1,4 @@
-"""Figures of a recovery study's page in its words, and look-ups in its record (paper 000).
+"""Figures of a recovery study's page in its words, and look-ups in its record.
 
 A figure that the record has no numbers for is left out.
 """
@@ -14,11 +14,11 @@ from tasks.page.formats import power
 
 VALUES = ("accurate", "approximate", "psnr")
 MODERATE = 1e-5
-"""A network that reached no lower loss than this is of the moderate regime (000, C.2)."""
+"""Lowest loss of a network of the moderate regime (autoencoder paper, C.2)."""
 MEMORY = 100
 """A network that overfits has so many times its train loss on images that it has not seen; one that
 has less has learned to copy its input, and there is nothing in it to be recovered."""
-FAVOURITE_MASK = "window"  # of 000, figure F.3: mask 6
+FAVOURITE_MASK = "window"  # of the autoencoder paper, figure F.3: mask 6
 
 ONE_OF_EACH = (
     "How much other networks would give away: there is one of each kind, and the bars are "

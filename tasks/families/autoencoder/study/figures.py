@@ -35,19 +35,19 @@ WIDTH = 200
 
 
 def masks_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """A picture of every mask (000, figure 3)."""
+    """A picture of every mask (autoencoder paper, figure 3)."""
     table = masks_table(record, figure["name"])
     return Figure(figure, [table], more={"tiles": mask_tiles(record, pictures)})
 
 
 def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """Originals, what was left of them and what came back (000, figure 1)."""
+    """Originals, what was left of them and what came back (autoencoder paper, figure 1)."""
     table = examples_table(figure["name"], record, pictures)
     return Figure(figure, [table], more={"groups": groups(record, pictures)})
 
 
 def rates_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """A value by train loss, a row per network, a panel per mask (000, figures 3, F.1, F.2)."""
+    """A value by train loss, network and mask (autoencoder paper, figures 3, F.1, F.2)."""
     value, sigma = _value(figure), figure["sigma"]
     victims = _victims(record, figure)
     cells = [
@@ -164,7 +164,7 @@ def _frames(
 
 
 def thresholds_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """The share recovered by the error allowed, a panel per level (000, figure F.3)."""
+    """Share recovered by the error allowed, a panel per level (autoencoder paper, figure F.3)."""
     victim = entry_of(record, figure, "victim", figure["victim"])
     mask = entry_of(record, figure, "mask", figure["mask"])
     where = {"victim": victim["name"], "mask": mask["name"], "sigma": figure["sigma"]}
@@ -208,7 +208,7 @@ def _thresholds_panel(record: Record, rows: Sequence[Record], across: Axis, leve
 
 
 def table_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """A value of one network by mask and method (000, tables 1 and 2)."""
+    """A value of one network by mask and method (autoencoder paper, tables 1 and 2)."""
     victim, value = entry_of(record, figure, "victim", figure["victim"]), _value(figure)
     show = partial(measure, value)
     cells = at_lowest(record, victim, split="train", sigma=0.0)

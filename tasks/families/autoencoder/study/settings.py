@@ -1,4 +1,4 @@
-"""A study of recovery from autoencoders (paper 000): which victims, masks, methods and losses.
+"""A study of the autoencoder paper: which victims, masks, methods and losses.
 
 Victims are trained on a nested, balanced draw of images, are kept where they pass a loss, and are
 asked for their images from pictures of which pixels were erased. All masks, losses and methods of a
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 @dataclass(frozen=True, kw_only=True)
 class RecoveryVictim:
     """An autoencoder, what it is trained on and how, and the settings of the attack that are its
-    own (000, section 3.2 and appendix D.2).
+    own (autoencoder paper, section 3.2 and appendix D.2).
 
     `gamma` and `start` are those of the methods `known` and `unknown`. `data` and `size`: its
     source of images and their side, where they are not the study's.
@@ -94,8 +94,9 @@ class Methods:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """The experiment of 000, appendix G: one mask, and noise of standard deviation `sigma` on all
-    pixels, with a `gamma` of its own. `victims`: their names; none is the first one alone."""
+    """The experiment of the autoencoder paper, appendix G: one mask, and noise of standard
+    deviation `sigma` on all pixels, with a `gamma` of its own. `victims`: their names; none is the
+    first one alone."""
 
     sigma: float = 0.02
     gamma: float = 0.1

@@ -1,4 +1,4 @@
-"""Rules by which each claim of paper 003 is decided on a study: numbers in words, and the verdict.
+"""Rules by which each claim of the MixCon paper is decided: numbers in words, and the verdict.
 
 Every check takes `InversionResults` and raises NotTestableError where the study lacks what the
 claim is about. `tasks.families.inversion.study.claims` has the claims themselves, and the rules in

@@ -1,4 +1,4 @@
-"""Claims of paper 003, checked on a study of our own; and those that we make of ours.
+"""Claims of the MixCon paper, checked on a study of our own; and those that we make of ours.
 
 A difference of two cells is taken seed by seed, on the same images, starts and orders; its interval
 of 95 % is Student's over seeds. Where it does not decide, the claim is undecided; where the

@@ -1,4 +1,4 @@
-"""Figures of an inversion study's page in its words, and look-ups in its record (paper 003).
+"""Figures of an inversion study's page in its words, and look-ups in its record (the MixCon paper).
 
 A figure that the record has no numbers for is left out.
 """

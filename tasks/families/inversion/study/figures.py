@@ -58,14 +58,14 @@ def check_sources(record: Record) -> None:
 
 
 def table3_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """Scores of the cells with a role, by source and attack (003, table 3)."""
+    """Scores of the cells with a role, by source and attack (MixCon paper, table 3)."""
     found = [(source, with_roles(record, source)) for source in record["sources"]]
     notes = [note for source in record["sources"] for note in incomplete(record, source)]
     return _scores_figure(record, figure, found, notes)
 
 
 def table4_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """Scores of UniCon beside MixCon and vanilla (003, table 4)."""
+    """Scores of UniCon beside MixCon and vanilla (MixCon paper, table 4)."""
     found = [(source, compared(record, source)) for source in record["sources"]]
     without = [source["title"] for source, cells in found if not cells]
     notes = [f"Without UniCon: {'; '.join(without)}."] if without else []
@@ -125,13 +125,13 @@ def _layer(source: Record, cell: Record) -> str:
 
 
 def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """Originals and what came back (003, figure 4)."""
+    """Originals and what came back (MixCon paper, figure 4)."""
     table = examples_table(figure["name"], record, pictures)
     return Figure(figure, [table], more={"groups": groups(record, pictures)})
 
 
 def heatmaps_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """Four values by lambda and beta, a row per source (003, figures 3 and 6 to 17)."""
+    """Four values by lambda and beta, a row per source (MixCon paper, figures 3 and 6 to 17)."""
     table = heatmaps_table(figure["name"], record)
     rows = heat_rows(record, figure, table)
     return Figure(figure, [table], rows, more=_keys(record))
@@ -148,14 +148,14 @@ def pareto_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
 
 
 def layers_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """SSIM against the layer, a row per source and a panel per attack (003, appendix D.2)."""
+    """SSIM against the layer, by source and attack (MixCon paper, appendix D.2)."""
     table = layers_table(figure["name"], record)
     rows, legend = layer_rows(record, table)
     return Figure(figure, [table], rows, legend)
 
 
 def synthetic_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """Accuracy and inversion of synthetic points, and their features (003, tables 1 and 2)."""
+    """Accuracy, inversion and features of synthetic points (MixCon paper, tables 1 and 2)."""
     cells = (record["synthetic"] or {"cells": []})["cells"]
     tables = [
         settings_table(figure["name"], cells),

@@ -1,4 +1,4 @@
-"""The chain of paper 003's attacker: a restorer that learns from pairs the attack itself makes.
+"""The chain of the MixCon paper's attacker: a restorer that learns from the attack's pairs.
 
 Who has h and any images at all can send these through h, invert them, and so has as many pairs
 (what the attack makes of an image, the image) as they like. A restorer that was trained on them is

@@ -1,4 +1,4 @@
-"""A study of split classifiers (paper 003): which images, networks, defences and attackers.
+"""A study of split classifiers (the MixCon paper): which images, networks, defences and attackers.
 
 For every source a grid of MixCon's (lambda, beta) at one cut, the same three defences at every cut,
 and UniCon. All victims of a seed have the same start, images and order, so that cells differ in
@@ -23,7 +23,7 @@ from recon_core.victims.split_training import Defence, SplitTraining
 FORBID = {"extra": "forbid"}
 LAMS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
 BETAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
-"""The grid of 003, section 4.3."""
+"""The grid of the MixCon paper, section 4.3."""
 SMALLEST = 11
 """The side of SSIM's window."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -149,7 +149,8 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic:
-    """003, section 4.2: two Gaussian classes in 10 dimensions and a network of two features.
+    """MixCon paper, section 4.2: two Gaussian classes in 10 dimensions and a network of two
+    features.
 
     `start` is that of `SplitMLP`. `normalise` and `eps` as in `MixCon`: with features of norm 1 in
     the plane nothing could collapse to (0, 0), as figure 2 has it. `flipped`: the share of training

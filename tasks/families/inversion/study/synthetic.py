@@ -1,4 +1,4 @@
-"""Paper 003, section 4.2: two Gaussian classes, features in the plane, and what is lost by them.
+"""MixCon paper, section 4.2: two Gaussian classes, features in the plane, and what is lost by them.
 
     y = argmax softmax(W4 s(W3 s(W2 s(W1 x + b1) + b2) + b3) + b4),   cut after W2's layer
 

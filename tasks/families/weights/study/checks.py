@@ -1,4 +1,4 @@
-"""Rules by which each claim of paper 002 is decided on a study: numbers in words, and the verdict.
+"""Rules by which each claim of the KKT paper is decided: numbers in words, and the verdict.
 
 Every check takes the `Results` of a study and raises NotTestableError where the study lacks what
 the claim is about. `tasks.families.weights.study.claims` has the claims themselves, and the rules

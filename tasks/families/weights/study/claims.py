@@ -1,4 +1,4 @@
-"""Claims of paper 002, checked on a study of our own.
+"""Claims of the KKT paper, checked on a study of our own.
 
 A comparison of cells is of good reconstructions per victim. It holds if the difference is above 0,
 its interval of 95 % (a bootstrap over the images of each victim) does not reach 0, and no single

@@ -1,6 +1,6 @@
 """Figures of a study's page in its words: heatmaps, lines, scatter plots and kernels, over cells.
 
-`tasks.families.weights.study.figures` draws them. Numbers of figures are paper 002's.
+`tasks.families.weights.study.figures` draws them. Numbers of figures are the KKT paper's.
 """
 
 from __future__ import annotations

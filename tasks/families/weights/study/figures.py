@@ -49,7 +49,7 @@ SCATTER_TITLES = {
 
 
 def heat_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """A value by two axes (002, figures 3b and 7)."""
+    """A value by two axes (KKT paper, figures 3b and 7)."""
     name, value = figure["name"], figure["value"]
     x, y = (_axis(record, figure, key) for key in ("x", "y"))
     table = values_table(name, _cells(record, figure), (figure["x"], figure["y"]), value, ())
@@ -106,7 +106,7 @@ def _said(row: Record, value: str) -> str:
 
 
 def lines_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """A value along an axis, one line per value of the series (002, figures 5 and 9).
+    """A value along an axis, one line per value of the series (KKT paper, figures 5 and 9).
 
     Cells without a place on the axis (0 on a logarithmic one) are baselines too.
     """
@@ -222,8 +222,8 @@ def _group_title(record: Record, series: str | None, group: Any) -> str:
 
 
 def scatter_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """SSIM of every training image against its margin or loss, a panel per cell (002, figures 2, 4,
-    14 and 15)."""
+    """SSIM of every training image against its margin or loss, a panel per cell (KKT paper,
+    figures 2, 4, 14 and 15)."""
     x = figure["x"]
     if x not in SCATTER_TITLES:
         raise ValueError(
@@ -281,7 +281,7 @@ def _scatter(
 
 
 def kernels_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """First-layer kernels as RGB pictures (002, figure 16)."""
+    """First-layer kernels as RGB pictures (KKT paper, figure 16)."""
     cells = [_cell(record, figure, wanted) for wanted in figure["cells"]]
     table = kernels_table(figure["name"], pictures, figure["cells"])
     return Figure(figure, [table], more={"tiles": kernels(pictures, cells), "layout": ""})

@@ -1,4 +1,4 @@
-"""Claims of the study of the span attack: where it works, and what of paper 002 stands.
+"""Claims of the study of the span attack: where it works, and what of the KKT paper stands.
 
 A point of the grid is two cells, one per attack, whose victims are the same. That more than half
 comes back is decided by Wilson's interval of the share over all images of a cell; comparisons of
@@ -128,7 +128,7 @@ def no_more_from_kkt(r: Results) -> Verdict:
     return text + left_out, every(verdicts)
 
 
-# what stands of paper 002
+# what stands of the KKT paper
 
 
 def _start(r: Results, start: str, decay: str = "0", layers: int = 2) -> tuple[Cell, Cell]:

@@ -1,4 +1,4 @@
-"""Paper 000's theory, in float64: theorem 1, the closed forms, and where ADMM comes to rest."""
+"""The autoencoder paper's theory, in float64: theorem 1, closed forms, ADMM's rest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def weights(m: int, *, largest: float = 1.0, smallest: float = 0.0, seed: int = 
 
 
 def tied(w: Tensor, rho: Activation) -> Activation:
-    """f(x) = W^T rho(W x), for one x or a batch of rows (000, eq. 15)."""
+    """f(x) = W^T rho(W x), for one x or a batch of rows (autoencoder paper, eq. 15)."""
     return lambda x: rho(x @ w.T) @ w
 
 
@@ -133,7 +133,8 @@ def images(f: Activation) -> Activation:
 def test_admm_comes_to_rest_at_the_minimiser(gamma: float, m: int) -> None:
     """f = W^T W is the proximity operator of g(x) = x^T (A^+ - I) x / 2 on the range of A = W^T W.
 
-    In 000, eq. 13, f is that of lambda / gamma s, so what is minimised is ||H x - y||^2 + gamma g.
+    In the autoencoder paper, eq. 13, f is that of lambda / gamma s, so what is minimised is ||H x -
+    y||^2 + gamma g.
     """
     w = weights(m, smallest=0.3, largest=0.95)
     y, theta = problem()

@@ -52,7 +52,7 @@ def problem(n_outputs: int = 1) -> tuple[Parameters, Tensor, Tensor]:
 
 
 def penalties(x: Tensor, lam: Tensor, lam_min: Tensor, *, of_lam: bool) -> Tensor:
-    """Written as paper 001 does, with relu."""
+    """Written as the image restoration paper does, with relu."""
     loss = (x - 1).relu().square().sum((1, 2)) + (-1 - x).relu().square().sum((1, 2))
     return loss + of_lam * 5 * (lam_min[:, None] - lam).relu().square().sum(1)
 

@@ -1,4 +1,4 @@
-"""Several classes (002, eq. 12): the selector at ties, and what two classes have to do with one."""
+"""Several classes (KKT paper, eq. 12): the selector at ties, and two classes beside one."""
 
 from __future__ import annotations
 

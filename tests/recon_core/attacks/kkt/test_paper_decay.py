@@ -1,4 +1,4 @@
-"""Weight decay (002, eqs. 14 and 15): multipliers of either sign, convolutions, every loss."""
+"""Weight decay (KKT paper, eqs. 14, 15): multipliers of either sign, convolutions, losses."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_a_convolutions_planted_point_has_no_residual_and_is_found(name: str, form: Form) -> None:
-    """With a kernel of 3 and one as large as the image (002, appendix F). What is found is a point
-    without residual; a convolution does not determine every pixel."""
+    """With a kernel of 3 and one as large as the image (KKT paper, appendix F). What is found is a
+    point without residual; a convolution does not determine every pixel."""
     planted = CONVOLUTIONS[name]()
     attack = dataclasses.replace(
         attack_on(planted),
@@ -196,7 +196,7 @@ def test_a_convolutions_planted_point_has_no_residual_and_is_found(name: str, fo
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_kernel_of_the_images_size_is_a_dense_layer(form: Form) -> None:
-    """ "Essentially an MLP" (002, appendix F): the same value and gradients."""
+    """ "Essentially an MLP" (KKT paper, appendix F): the same value and gradients."""
     planted = decayed_convolution(5)
     dense = Network(widths=(4, 5), **LEAKY).on((1, 5, 5))
     attack = dataclasses.replace(attack_on(planted), form=form, alpha=20.0)
@@ -250,7 +250,7 @@ def test_weight_decay_makes_eq_14_exact(name: str, network: Network) -> None:
     for form in FORMS:
         attack = dataclasses.replace(attack_on(planted), form=form)
         assert residual(planted, planted.c, attack) < 1e-12
-        of_the_sum = planted.c / len(x)  # 002 has the decay beside the sum: n times ours
+        of_the_sum = planted.c / len(x)  # the KKT paper has the decay beside the sum: n times ours
         assert residual(planted, of_the_sum, attack) > 0.1
         assert residual(planted, planted.c.flip(1), attack) > 1e-3
 

@@ -1,4 +1,4 @@
-"""The claims of paper 000: every rule can come out true, false and undecided."""
+"""The claims of the autoencoder paper: every rule can come out true, false and undecided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The claims of paper 003: each rule is applied, and comes out either way."""
+"""The claims of the MixCon paper: each rule is applied, and comes out either way."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_an_estimate_is_a_t_interval() -> None:
 
 
 def test_the_synthetic_data_are_the_papers() -> None:
-    """003, section 4.2: N(0, I) and N(-1, I), 5 % of the training labels exchanged."""
+    """MixCon paper, section 4.2: N(0, I) and N(-1, I), 5 % of the training labels exchanged."""
     own = Synthetic(n_train=4000, n_tests=4000)
     x, labels, noisy = gaussians(own, torch.Generator().manual_seed(0))
     x = x.flatten(1)
@@ -324,7 +324,7 @@ def test_studies_that_cannot_be_are_refused(changes: dict[str, Any], message: st
 
 
 def test_the_papers_grid_is_the_papers() -> None:
-    """003, section 4.3: 8 by 7 settings; four cuts; table 3's setting."""
+    """MixCon paper, section 4.3: 8 by 7 settings; four cuts; table 3's setting."""
     source = InversionSource(name="x", title="x", data="digits", n_train=400, n_tests=100,
                              n_public=20)  # fmt: skip
     cells = source.cells()

@@ -1,4 +1,4 @@
-"""The claims of paper 002: each rule finds what was planted, and does not find its opposite."""
+"""The claims of the KKT paper: each rule finds what was planted, and does not find its opposite."""
 
 from __future__ import annotations
 
