@@ -87,7 +87,7 @@ def build_pages(files: Mapping[str, str]) -> dict[str, str]:
             lines += [heading, *sections[heading]] if heading else sections[heading]
         if not sections:
             lines.append("No results yet.\n")
-        pages[f"{name}.md"] = _named("\n".join(lines))
+        pages[f"{name}.md"] = with_names("\n".join(lines))
     return pages
 
 
@@ -107,7 +107,7 @@ def _page_of_study(stem: str) -> str:
     return "span" if study == "span" else page
 
 
-def _named(text: str) -> str:
+def with_names(text: str) -> str:
     """`text` with papers by their names where records have numbers."""
     names = {number: PAGES[page] for number, page in PAPERS.items()}
 

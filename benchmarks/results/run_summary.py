@@ -211,6 +211,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.curves is not None:
         titles = {name: method_title(name)[0] for name in [*evaluation["methods"], *restorers]}
         options.curves.write_bytes(draw(evaluation, restorers, titles=titles))
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(asdict(summary), indent=1) + "\n")
 
 

@@ -180,7 +180,7 @@ def test_a_summary_has_gains_learning_and_a_figure(tmp_path: Path) -> None:
     assert f"| `edm_x3` | {over:+.3f} [{low:+.3f}, {high:+.3f}] |" in page
     assert "| `edm` | 123,456 | 7,890 | 6,400 | 61.5 s | 0.310 | 0.370 |" in page
     assert f"{method.gain.ssim:+.3f}" in page
-    assert "![X](results/x-curves.png)" in page
+    assert "![X](pictures/x-curves.png)" in page
 
 
 def test_summaries_from_before_gains_were_kept_are_read() -> None:
