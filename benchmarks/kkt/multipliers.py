@@ -25,7 +25,7 @@ from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.summary import proportion_interval
 from storage.sources.load import load_images
-from tasks.study.results import Floats, difference
+from tasks.families.weights.study.results import Floats, difference
 from tasks.study.statements import Difference
 
 GOOD = 0.4

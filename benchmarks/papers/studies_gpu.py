@@ -36,8 +36,8 @@ from recon_core.attacks.kkt.objective import (
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Conv, Network
 from tasks.families.weights.study.cost import Pace, cost_of, measured_pace
+from tasks.families.weights.study.settings import Study
 from tasks.study.cost import total
-from tasks.study.settings import Study
 
 _measurement = partial(measured, "studies")
 SHAPE = (3, 32, 32)

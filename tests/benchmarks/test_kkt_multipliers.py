@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.kkt.multipliers import Size, attacked, drawn, judged, victim
 from benchmarks.kkt.reference import ReferenceAttack, ReferenceNet, objective
-from tasks.study.results import difference
+from tasks.families.weights.study.results import difference
 
 TWELVE = ReferenceAttack(condition="multiclass", lam_min=0.0)
 EIGHT = replace(TWELVE, condition="every class")

@@ -27,7 +27,7 @@ from flows.study import run_study
 from recon_core.experiments import FAMILIES
 from tasks.cluster.workers import Workers
 from tasks.evaluation.settings import Evaluation
-from tasks.study.settings import Axis, Cell, Study
+from tasks.families.weights.study.settings import Axis, Cell, Study
 
 def main(root):
     workers = Workers(n_workers=1, device="cpu")

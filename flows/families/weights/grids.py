@@ -23,7 +23,7 @@ from recon_core.victims.losses import Loss
 from recon_core.victims.network import Conv, Network
 from recon_core.victims.training import Training
 from tasks.evaluation.settings import Evaluation
-from tasks.study.settings import Axis, Cell, Study, Value
+from tasks.families.weights.study.settings import Axis, Cell, Study, Value
 
 CIFAR10 = "cifar10:cifar-10-batches-py"
 CIFAR100 = "cifar100:cifar-100-python"

@@ -31,7 +31,7 @@ from recon_core.victims.released import Released
 from recon_core.victims.training import Training
 from tasks.evaluation.settings import Evaluation
 from tasks.families.weights.study.cost import attack_operations
-from tasks.study.settings import Axis, Cell, Study, Value
+from tasks.families.weights.study.settings import Axis, Cell, Study, Value
 
 BASE: dict[str, Value] = {
     "images": 100, "ratio": 2.0, "start": "small, unknown", "rule": "gradient descent",

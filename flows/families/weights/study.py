@@ -35,20 +35,20 @@ from tasks.families.weights.study.claims import check_claims
 from tasks.families.weights.study.cost import cost_of, measured_pace
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
 from tasks.families.weights.study.page import STUDY_PAGE
-from tasks.orchestration import task
-from tasks.page.study_page import StudyPage
-from tasks.progress import stage_progress
-from tasks.study.cost import Cost
-from tasks.study.products import SETTINGS, npz_of
-from tasks.study.record import (
+from tasks.families.weights.study.record import (
     METHOD,
     Examined,
     describe_study,
     examine,
     unseen_images,
 )
-from tasks.study.settings import Cell, Study, StudyPlan
-from tasks.study.victims import train_victims
+from tasks.families.weights.study.settings import Cell, Study, StudyPlan
+from tasks.families.weights.study.victims import train_victims
+from tasks.orchestration import task
+from tasks.page.study_page import StudyPage
+from tasks.progress import stage_progress
+from tasks.study.cost import Cost
+from tasks.study.products import SETTINGS, npz_of
 from tasks.workspace import Workspace
 
 OF_EVERY_CELL = "experiment."

@@ -28,7 +28,7 @@ from tasks.families.weights.study.cost import (
     training_operations,
 )
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
-from tasks.study.settings import Cell, Study
+from tasks.families.weights.study.settings import Cell, Study
 
 RUN = CliRunner()
 STUDIES = {kind.name: kind for kind in GRIDS}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from recon_core.summary import proportion_interval, t_interval
-from tasks.study.results import Floats, Results, difference
+from tasks.families.weights.study.results import Floats, Results, difference
 from tasks.study.statements import (
     Difference,
     NotTestableError,

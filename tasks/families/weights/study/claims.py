@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.families.weights.study import checks
 from tasks.families.weights.study import span_checks as span
-from tasks.study.results import Record, Results
+from tasks.families.weights.study.results import Record, Results
 from tasks.study.statements import Statement, decided
 
 

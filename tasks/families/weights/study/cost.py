@@ -29,8 +29,8 @@ from recon_core.types import RunSpec, seeded_generator
 from recon_core.victims.network import Architecture, Network
 from recon_core.victims.span import uses_span
 from recon_core.victims.training import Training
+from tasks.families.weights.study.settings import Cell, Study
 from tasks.study.cost import Cost
-from tasks.study.settings import Cell, Study
 
 Shape = tuple[int, int, int]
 BYTES_PER_VALUE = {"float16": 2, "float32": 4, "uint8": 1}

@@ -11,7 +11,7 @@ from typing import Any
 
 from recon_core.experiments import KKT
 from recon_core.victims.network import Conv
-from tasks.study.settings import Cell, Study
+from tasks.families.weights.study.settings import Cell, Study
 
 NO_CAUSE = "A cause: images near the boundary may differ in other ways."
 NOT_ALL = (

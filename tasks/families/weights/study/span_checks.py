@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from recon_core.summary import proportion_interval
-from tasks.study.results import Results
+from tasks.families.weights.study.results import Results
 from tasks.study.statements import NotTestableError, Statement, Verdict, above, all_of, every
 
 Cell = Mapping[str, Any]

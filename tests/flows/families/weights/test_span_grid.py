@@ -16,7 +16,7 @@ from recon_core.attacks.kkt.settings import kkt_of, span_of
 from recon_core.experiments import KKT
 from tasks.campaign.plan import AFTER_VICTIMS
 from tasks.families.weights.study.cost import attack_operations
-from tasks.study.settings import Cell, Study
+from tasks.families.weights.study.settings import Cell, Study
 from tests.benchmarks.pages import build_page
 
 SHAPE = (3, 32, 32)

@@ -14,8 +14,8 @@ from flows.families.weights.study import GRID_NAMES
 from flows.studies import study
 from tasks.families.weights.study.claims import STATEMENTS, check_claims
 from tasks.families.weights.study.figure_specs import FIGURES, describe_figures
-from tasks.study.results import Results, difference
-from tasks.study.settings import Study
+from tasks.families.weights.study.results import Results, difference
+from tasks.families.weights.study.settings import Study
 from tasks.study.statements import Difference, NotTestableError, every
 
 Share = Callable[[dict[str, Any], int], float]

@@ -24,7 +24,7 @@ from tasks.campaign.generate import VICTIMS, OnProgress
 from tasks.campaign.part import cpu_threads, device_name, own_device, this_worker
 from tasks.campaign.plan import sha256_of, without_attack
 from tasks.campaign.victim_files import kept_victims
-from tasks.study.settings import StudyPlan
+from tasks.families.weights.study.settings import StudyPlan
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from recon_core.attacks.kkt.run import KKT
 from recon_core.victims.released import Released
 from storage.pairs.dataset import Dataset
 from tasks.campaign.plan import open_store
-from tasks.study.settings import Study, StudyPlan
-from tasks.study.victims import jobs_of, train_victim
-from tests.tasks.study.studies import attacked, pictures, small_study
+from tasks.families.weights.study.settings import Study, StudyPlan
+from tasks.families.weights.study.victims import jobs_of, train_victim
+from tests.tasks.families.weights.study.studies import attacked, pictures, small_study
 
 
 def twins(n_attacks: int) -> Study:

@@ -17,15 +17,15 @@ from recon_core.types import Victims
 from storage.pairs.dataset import Dataset
 from tasks.campaign.plan import code_version
 from tasks.campaign.victim_files import VictimFiles, VictimsOfStore, version_key
-from tasks.study.record import (
+from tasks.families.weights.study.record import (
     Examined,
     describe_study,
     effective_number,
     examine,
     unseen_images,
 )
-from tasks.study.settings import StudyPlan
-from tests.tasks.study.studies import attacked, pictures, scored, small_study
+from tasks.families.weights.study.settings import StudyPlan
+from tests.tasks.families.weights.study.studies import attacked, pictures, scored, small_study
 
 
 @dataclass(frozen=True)

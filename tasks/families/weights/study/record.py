@@ -23,7 +23,7 @@ from recon_core.types import Victims, seeded_generator
 from recon_core.victims.losses import Loss
 from storage.pairs.dataset import Dataset
 from tasks.evaluation.record import rounded
-from tasks.study.settings import Cell, Study, StudyPlan
+from tasks.families.weights.study.settings import Cell, Study, StudyPlan
 
 DIGITS = 6
 N_SHOWN = 10

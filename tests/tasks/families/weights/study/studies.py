@@ -20,7 +20,7 @@ from storage.sources.load import ImageSet
 from tasks.campaign.part import PartJob, batch_of, run_part
 from tasks.campaign.plan import open_store
 from tasks.evaluation.evaluate import evaluate
-from tasks.study.settings import Axis, Cell, Study, StudyPlan
+from tasks.families.weights.study.settings import Axis, Cell, Study, StudyPlan
 
 SIDE = 16
 CLASSES = ("a", "b", "c", "d")

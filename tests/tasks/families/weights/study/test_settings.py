@@ -18,8 +18,8 @@ from storage.errors import StoreMismatchError
 from storage.pairs.dataset import Dataset
 from tasks.campaign.plan import open_store
 from tasks.campaign.status import campaign_status
-from tasks.study.settings import Axis, Cell, Study, StudyPlan
-from tests.tasks.study.studies import attacked, experiment, pictures, small_study
+from tasks.families.weights.study.settings import Axis, Cell, Study, StudyPlan
+from tests.tasks.families.weights.study.studies import attacked, experiment, pictures, small_study
 
 
 @pytest.fixture(scope="module")
