@@ -1,10 +1,9 @@
 """Score what came back of every victim: the attack alone and after each restorer, beside decoys.
 
-The protocol of the image restoration paper, section 5.1.1: a victim may be attacked many times, and
-each of its images takes the best match of all attacks. Two additions. Every number has its twin
-measured on as many *decoys*: images of the same source that no run of the store was trained on,
-scored against the same pictures. And a victim whose attacks all diverged counts: its images score
-0.
+The protocol of the image restoration paper, section 5.1.1: each image takes the best match of all
+attacks on its victim. Two additions: every number has its twin measured on as many *decoys*, images
+of the same source that no run of the store was trained on, and a victim whose attacks all diverged
+counts, its images scoring 0.
 
 Methods: `plain` (the attack's pictures at the iterations that the restorers see), `plain_<kind>`
 (those of a further attack on the same victims), `plain_all` (at all saved iterations), `vote` (per
@@ -14,8 +13,7 @@ or `<name>_x1` and `<name>_x<n>` (one sample; the mean of n, which is the image 
 guard against hallucination, with how far the n samples disagree).
 
 `out/` gets evaluation.json (docs/evaluation.md), pictures.npz, and cache/ with one checkpoint per
-run and step, so that a killed evaluation goes on where it was, and one with another restorer reuses
-the rest.
+run and step, so that a killed evaluation goes on where it was.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ from tasks.evaluation.record import (
     read_finished,
     weights_digest,
 )
-from tasks.evaluation.scores import Advance, Bench, LoadRestorer, load_trained
+from tasks.evaluation.scores import Advance, Bench, LoadRestorer
 from tasks.evaluation.settings import BASELINES, Baseline, Evaluation, check_names
 from tasks.evaluation.sweep import (
     VictimScores,
@@ -81,6 +79,7 @@ from tasks.evaluation.sweep import (
 )
 from tasks.evaluation.victims import Victim, attacks_per_victim, find_victims
 from tasks.restoring.restore import OpenRestorer, open_restorer
+from tasks.training.train import load_restorer
 
 __all__ = ["BASELINES", "Baseline", "Evaluation", "evaluate", "read_excluded"]
 
@@ -105,17 +104,16 @@ def evaluate(
     """Scores every victim of `dataset` and returns what it writes to `out/evaluation.json`.
 
     `dataset` was generated from `heldout` with every candidate kept. `restorers` maps the names
-    that methods get to the files of trained restorers; `load` reads one (`tasks.training.train`'s
-    by default). `excluded` says which images of the source were left out of `heldout`
-    (`read_excluded`); it is only shown. `further`: by kind, the stores of other attacks on the same
-    victims. Finished work with the same inputs is returned, unfinished work is continued.
-    `on_progress(done, total, message)` counts hundredths of a step.
+    that methods get to the files of trained restorers; `load` reads one. `excluded` says which
+    images of the source were left out of `heldout` (`read_excluded`); it is only shown. `further`:
+    by kind, the stores of other attacks on the same victims. Finished work with the same inputs is
+    returned, unfinished work is continued. `on_progress(done, total, message)` counts hundredths of
+    a step.
 
-    Raises:
-        ValueError: the store has no run, was made from other images than `heldout`, or too few
-            images are left over for decoys; a further attack has other victims; a restorer's name
-            cannot be a method's; an external restorer is not there or works at another size.
-        StorageError: an external restorer cannot be read.
+    Raises ValueError where the store has no run or was made from other images than `heldout`, too
+    few images are left for decoys, a further attack has other victims, a restorer's name cannot be
+    a method's, or an external restorer is not there or works at another size; StorageError if one
+    cannot be read.
     """
     check_names(restorers, taken=config.external)
     opened = open_elsewhere(config, heldout, device)
@@ -131,7 +129,7 @@ def evaluate(
         return finished
     victims = find_victims(dataset, heldout, decoy_seed=config.decoy_seed)
     steps = ["plain", *(["plain_all"] if config.restore_iterations != "all" else []), *digests]
-    bench = Bench(config, dataset, heldout, restorers, device, load or load_trained)
+    bench = Bench(config, dataset, heldout, restorers, device, load or load_restorer)
     bench.loaded.update({name: (r.restorer, r.net) for name, r in opened.items()})
     attacks = find_further(bench, victims, further or {})
     steps[1:1] = attacks
@@ -193,12 +191,9 @@ def read_excluded(out: Path) -> dict[str, Any] | None:
 
 
 def open_elsewhere(config: Evaluation, heldout: ImageSet, device: str) -> dict[str, OpenRestorer]:
-    """The restorers that were not trained here, classical ones first.
-
-    Raises:
-        ValueError: there is none of that name, or it does not take the held-out images.
-        StorageError: its file cannot be read.
-    """
+    """The restorers that were not trained here, classical ones first. Raises ValueError if there is
+    none of that name or it does not take the held-out images, StorageError if its file cannot be
+    read."""
     opened = {str(name): open_restorer(name) for name in config.baselines}
     where: Device = "cuda" if device.startswith("cuda") else "cpu"
     for name, path in config.external.items():

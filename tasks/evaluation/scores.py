@@ -1,10 +1,7 @@
-"""Score one attack after one step: what the attack or a restorer made, beside each image.
-
-A step is `plain`, `plain_all` or a restorer; it gives one method or, of a generative restorer, two.
-Rows are the victim's targets and then its decoys. A method has, per row, the best match among this
-run's pictures by SSIM: its scores, where it came from (`candidate`, `iteration`; -1: there is none)
-and the picture as it is shown; and `fast_...`, the same of the fast search.
-"""
+"""Score one attack after one step: `plain`, `plain_all` or a restorer, which gives one method or,
+if generative, two. Rows are the victim's targets and then its decoys; each has its best match among
+the run's pictures by SSIM: its scores, where it came from (-1: there is none), the picture as it is
+shown, and `fast_...`, the same of the fast search."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ from tasks.evaluation.record import Arrays
 from tasks.evaluation.settings import Evaluation
 from tasks.evaluation.victims import EvaluatedRun, Victim
 from tasks.restoring.restore import Restores, summarised
-from tasks.training.train import load_restorer
 
 RESTORE_ROWS = 512  # pictures handed to a restorer at once; bounds the memory of its samples
 N_UNLIKE = 8
@@ -40,11 +36,6 @@ UNLIKE = "unlike"
 Advance = Callable[[float], None]
 LoadRestorer = Callable[[Path, str], tuple[Restores, nn.Module]]
 Opened = tuple[Restores, nn.Module]
-
-
-def load_trained(path: Path, device: str) -> Opened:
-    """A restorer that `tasks.training.train` left at `path`."""
-    return load_restorer(path, device=device)
 
 
 @dataclass(frozen=True)
@@ -71,8 +62,8 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Restored:
-    """Answers of a method to n pictures, in [0, 1]; and of the mean of several samples how far
-    these disagree: their standard deviation in each pixel, averaged over channels, (n, h, w)."""
+    """Answers of a method to n pictures, in [0, 1]; and of the mean of several samples their
+    standard deviation in each pixel, averaged over channels, (n, h, w)."""
 
     images: Tensor
     spread: Tensor | None = None

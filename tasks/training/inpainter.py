@@ -1,19 +1,12 @@
-"""Train a diffusion model without a condition, as the generic prior that `DDNM` inpaints with.
-
-It is the EDM restorer with a condition of zeros, trained on clean images. They must not be those
-that the attacked autoencoders were trained on: the model stands for what is known of images at
-large. The folder `out` holds the checkpoint `latest` while it trains and the model, `model.json`
-with the averaged weights, at the end. A finished training is not repeated; an interrupted one goes
-on so that the model is bit for bit what it would have been (on one device, with one number of CPU
-threads).
-"""
+"""Train a diffusion model without a condition, as the generic prior that `DDNM` inpaints with: the
+EDM restorer with a condition of zeros, on clean images, none of them of the attacked autoencoders.
+`out` holds `latest` while it trains and the model at the end, as of a restorer."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,15 +16,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recon_core.restore import EDM, Examples, Fit, NonfiniteLossError, Training
+from recon_core.restore import EDM, Examples, Training
 from recon_core.restore.edm import Denoiser
 from recon_core.restore.examples import to_network
 from recon_core.restore.inpaint import DDNM, unconditional
 from recon_core.types import N_AUGMENT, seeded_generator
-from storage.checkpoints import load_checkpoint, save_checkpoint
-from tasks.training.card import device_name, versions
-from tasks.training.loop import CHECKPOINT_SHARE, OnStep, ignore_step
-from tasks.training.state import LATEST, MODEL, Record, arrays, load_latest, remove, save_latest
+from storage.checkpoints import load_checkpoint
+from tasks.training.loop import OnStep, Trainer, ignore_step
+from tasks.training.state import MODEL
 
 SCHEMA = "palimpsest-inpainter"
 VERSION = 1
@@ -87,16 +79,17 @@ def train_inpainter(
     on_step: OnStep = ignore_step,
     checkpoint_seconds: float = 60.0,
 ) -> Denoiser:
-    """The denoiser D(x; sigma) of the model in `out`; trains it only as far as it is not there yet.
+    """The denoiser D(x; sigma) of the model in `out`; trains it only as far as it is not there yet,
+    so that it is bit for bit what it would have been without interruption (on one device, with one
+    number of CPU threads).
 
-    `images` are uint8 (n, 3, h, w), none of them a victim's training image. The denoiser takes and
-    gives images in [-1, 1] on `device`. A checkpoint is written every `checkpoint_seconds`, less
-    often where writing takes long; a model of other settings or images in `out` is replaced.
+    `images` are uint8 (n, 3, h, w). The denoiser takes and gives images in [-1, 1] on `device`. A
+    checkpoint is written every `checkpoint_seconds`, less often where writing takes long; a model
+    of other settings or images in `out` is replaced.
 
-    Raises:
-        ValueError: `images` is not of that kind, or not of the restorer's resolution.
-        NonfiniteLossError: the training diverged.
-        CorruptPartError: a file in `out` is not as it was written.
+    Raises ValueError if `images` is not of that kind, or not of the restorer's resolution,
+    NonfiniteLossError if the training diverged, CorruptPartError if a file in `out` is not as it
+    was written.
     """
     side = inpainter.restorer.resolution
     if images.dtype != np.uint8 or images.shape[1:] != (3, side, side) or not len(images):
@@ -108,11 +101,16 @@ def train_inpainter(
     net = inpainter.restorer.build(seed=inpainter.training.seed)
     found = load_checkpoint(out, MODEL)
     if found is None or found[1].get("fingerprint") != fingerprint:
-        trainer = _Trainer(inpainter, images, out, device, fingerprint)
-        weights = trainer.run(on_step, checkpoint_seconds)
-    else:
-        weights = found[0]
-    net.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+        feed = CleanImages(torch.from_numpy(np.ascontiguousarray(images)), inpainter.training)
+        trainer = Trainer(
+            inpainter.restorer, inpainter.training, feed, out=out, device=device,
+            fingerprint=fingerprint,
+        )  # fmt: skip
+        trainer.run(on_step, checkpoint_seconds)
+        trainer.finish({"schema": SCHEMA, "version": VERSION})
+        found = load_checkpoint(out, MODEL)
+        assert found is not None
+    net.load_state_dict({name: torch.from_numpy(array) for name, array in found[0].items()})
     return unconditional(inpainter.restorer, net.to(device).eval().requires_grad_(False))
 
 
@@ -139,69 +137,25 @@ def batch_of(images: Tensor, step: int, training: Training) -> Examples:
     )
 
 
-class _Trainer:
-    """One training from where `out` has it to its end."""
+@dataclass
+class CleanImages:
+    """Endless batches of clean images, a function of the step alone."""
 
-    def __init__(
-        self,
-        inpainter: Inpainter,
-        images: npt.NDArray[np.uint8],
-        out: Path,
-        device: str,
-        fingerprint: str,
-    ) -> None:
-        self.inpainter, self.training = inpainter, inpainter.training
-        self.images = torch.from_numpy(np.ascontiguousarray(images))
-        self.out, self.device, self.fingerprint = out, device, fingerprint
-        self.fit = Fit(inpainter.restorer, self.training, device=device)
-        self.record = Record.of(self.training.n_steps)
-        latest = load_latest(out, fingerprint)
-        if latest is None:
-            remove(out, LATEST)
-        else:
-            self.fit.load_state_dict(latest[0])
-            self.record.load_state_dict(latest[1]["record"])
-        self.started = time.monotonic() - self.record.seconds
+    images: Tensor
+    training: Training
+    step: int = 0
 
-    def run(self, on_step: OnStep, checkpoint_seconds: float) -> dict[str, npt.NDArray[Any]]:
-        """Trains to the end and writes the model; returns its weights."""
-        last_saved, saving = time.monotonic(), 0.0
-        while not self.fit.done:
-            loss = self.fit.update(batch_of(self.images, self.fit.step, self.training))
-            self.record.curve.add(self.fit.step, loss)
-            on_step(self.fit.step, self.training.n_steps, loss)
-            now = time.monotonic()
-            if now - last_saved >= max(checkpoint_seconds, saving / CHECKPOINT_SHARE):
-                self._require_finite()
-                self.record.seconds = now - self.started
-                save_latest(self.out, self.fingerprint, self.fit, self.record, feeds=[])
-                last_saved = time.monotonic()
-                saving = last_saved - now
-        self._require_finite()
-        weights = arrays(self.fit.ema.state_dict())
-        save_checkpoint(self.out, MODEL, weights, self._card())
-        remove(self.out, LATEST)
-        return weights
+    @property
+    def n_given(self) -> int:
+        return len(self.images)
 
-    def _require_finite(self) -> None:
-        """A loss can be finite and the step after it not: such weights are not kept."""
-        if not self.fit.finite:
-            step = self.fit.step - 1
-            lr = self.training.learning_rate(step)
-            raise NonfiniteLossError(step, math.nan, lr, what="weights that are not finite")
+    def __iter__(self) -> Iterator[Mapping[str, Tensor]]:
+        while True:
+            self.step += 1
+            yield vars(batch_of(self.images, self.step - 1, self.training))
 
-    def _card(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "version": VERSION,
-            "fingerprint": self.fingerprint,
-            **asdict(self.inpainter),
-            "n_images": len(self.images),
-            "n_parameters": sum(p.numel() for p in self.fit.net.parameters()),
-            "seconds": round(time.monotonic() - self.started, 3),
-            "device": torch.device(self.device).type,
-            "device_name": device_name(self.device),
-            "threads": torch.get_num_threads(),
-            "versions": versions(),
-            "loss_curve": self.record.curve.points,
-        }
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]

@@ -1,13 +1,7 @@
-"""Log of a training, step by step: a file of JSON lines, and TensorBoard where it is installed.
-
-`log.jsonl` has an object per line: `step` (steps done) with `loss` (the mean since the line
-before), `lr`, `images_per_s` and `wait_share` (of the time, waiting for examples), or with
-`validation_ssim` and `validation_ssim_inputs`. `validation.png` shows the last validation: held-out
-pairs in columns, what came back over what was restored over what it should be. TensorBoard gets
-the same numbers and pictures, into `tensorboard/`.
-
-A resumed training goes on where its checkpoint was: lines and events after that are removed.
-"""
+"""Log of a training, a file of JSON lines (docs/training.md), and TensorBoard where it is
+installed. `validation.png` shows the last validation: held-out pairs in columns, what came back
+over what was restored over what it should be. A resumed training goes on where its checkpoint was:
+lines and events after that are removed."""
 
 from __future__ import annotations
 

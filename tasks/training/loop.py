@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from recon_core.balance import Curation
 from recon_core.restore import Fit, NonfiniteLossError, Restorer, Training
 from recon_core.restore.examples import Examples
 from storage.checkpoints import save_checkpoint
-from storage.errors import StorageError
 from storage.files import text_bytes, write_file
-from storage.pairs.dataset import Dataset
 from tasks.campaign.watch import log_notice
-from tasks.dataset.pair_stream import Batch, PairExamples
 from tasks.interruption import Interruption
 from tasks.training.card import PAGE, device_name, model_page, versions
-from tasks.training.log import TensorBoard, TrainingLog
+from tasks.training.log import TrainingLog
 from tasks.training.ranks import Group, OneProcess
 from tasks.training.state import (
     BEST,
@@ -41,12 +36,9 @@ from tasks.training.validation import (
     HeldOut,
     Validation,
     for_validation,
-    read_held_out,
     score,
 )
 
-SCHEMA = "palimpsest-restorer"
-VERSION = 1
 CHECKPOINT_SHARE = 0.05  # at most this part of the time is spent on writing checkpoints
 
 OnStep = Callable[[int, int, float], None]
@@ -57,47 +49,41 @@ def ignore_step(_done: int, _n_steps: int, _loss: float) -> None:
     """An `OnStep` that nobody listens to."""
 
 
+class Feed(Protocol):
+    """Endless batches, fields of `Examples` by name, from a position that it can be put back to;
+    `n_given` is the card's number of images."""
+
+    @property
+    def n_given(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Mapping[str, Tensor]]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 class Trainer:
     """One training from where `out` has it to its end."""
 
     def __init__(
         self,
-        *,
         restorer: Restorer,
         training: Training,
-        validation: Validation,
-        dataset: Dataset,
-        curation: Curation,
-        images_for_noise: npt.NDArray[np.uint8],
+        feed: Feed,
+        *,
         out: Path,
         device: str,
         fingerprint: str,
         group: Group | None = None,
+        validation: Validation | None = None,
+        held_out: HeldOut | None = None,
     ) -> None:
-        self.group = group or OneProcess()
-        if training.batch_size % self.group.size:
-            raise ValueError(
-                f"batch_size={training.batch_size} cannot be shared evenly by {self.group.size} "
-                f"processes; use a multiple of {self.group.size}"
-            )
-        self.restorer, self.training, self.validation = restorer, training, validation
-        self.dataset, self.curation, self.out = dataset, curation, out
-        self.device, self.fingerprint = device, fingerprint
-        self.held_out: HeldOut | None = None
-        if validation.every:
-            self.held_out = read_held_out(dataset, validation, curation)
-        self.seen = dataset.without(self.held_out.parts) if self.held_out else dataset
+        self.restorer, self.training, self.feed = restorer, training, feed
+        self.out, self.device, self.fingerprint = out, device, fingerprint
+        self.group, self.held_out = group or OneProcess(), held_out
+        self.validation = validation or Validation()
         self.fit = Fit(restorer, training, device=device, ranks=self.group)
-        self.feed = PairExamples(
-            self.seen,
-            batch_size=training.batch_size // self.group.size,
-            rank=self.group.rank,
-            world_size=self.group.size,
-            seed=training.seed,
-            curation=curation,
-            images_for_noise=images_for_noise,
-            endless=True,
-        )
         self.record = Record.of(training.n_steps)
         # Other processes would wait for ever for one that saves while they do not.
         self.interruption = Interruption(holds=self.group.size == 1)
@@ -107,19 +93,15 @@ class Trainer:
     def _resume(self) -> None:
         """Puts everything where the checkpoint in `out` was, if it is of this training."""
         found = load_latest(self.out, self.fingerprint)
-        fingerprints = self.group.gather(self.fingerprint)  # nobody reads after it what is removed
-        if len(set(fingerprints)) > 1:
-            raise StorageError(
-                f"the {self.group.size} processes found different pairs in {self.dataset.root}; "
-                "start them again when nothing is written to it any more"
-            )
+        self.group.gather(None)  # nobody reads after it what is removed
         if found is None:
             if self.writes:
                 remove(self.out, LATEST, BEST)
             return
         state, meta = found
         self.fit.load_state_dict(state)
-        self.feed.load_state_dict(meta["feeds"][min(self.group.rank, len(meta["feeds"]) - 1)])
+        feeds = meta["feeds"] or [{"step": self.fit.step}]  # inpainters of before kept none
+        self.feed.load_state_dict(feeds[min(self.group.rank, len(feeds) - 1)])
         self.record.load_state_dict(meta["record"])
         if self.writes:
             log_notice(
@@ -131,18 +113,10 @@ class Trainer:
         """True if this process is the one that validates and writes."""
         return self.group.rank == 0
 
-    def run(self, on_step: OnStep, checkpoint_seconds: float, tensorboard: TensorBoard) -> None:
-        """Trains to the end, validating and saving on the way."""
-        log = None
-        if self.writes:
-            log = TrainingLog(self.out, step=self.fit.step, tensorboard=tensorboard)
-        try:
-            self._steps(on_step, checkpoint_seconds, log)
-        finally:
-            if log is not None:
-                log.close()
-
-    def _steps(self, on_step: OnStep, checkpoint_seconds: float, log: TrainingLog | None) -> None:
+    def run(
+        self, on_step: OnStep, checkpoint_seconds: float, log: TrainingLog | None = None
+    ) -> None:
+        """Trains to the end, validating and saving on the way; rank 0 has a log, if any has."""
         pace = _Pace()
         last_saved, saving = time.monotonic(), 0.0
         for waited, batch in _timed(self.feed):
@@ -177,24 +151,17 @@ class Trainer:
     def validate(self, log: TrainingLog) -> bool:
         """Scores the averaged weights on the held-out pairs, and keeps them if they are best."""
         assert self.held_out is not None
-        restorer = for_validation(self.restorer, self.validation)
-        found = score(
-            restorer,
-            self.fit.ema,
-            self.held_out,
-            device=self.device,
-            n_samples=self.validation.n_samples,
-        )
-        self.record.validations.append((self.fit.step, found.ssim))
-        log.scalars(
-            self.fit.step,
-            validation_ssim=found.ssim,
-            validation_ssim_inputs=self.held_out.ssim_inputs,
-        )
-        log.pictures(self.fit.step, self.held_out.inputs, found.restored, self.held_out.targets)
-        improved = self.record.best == (self.fit.step, found.ssim)
+        ssim, restored = score(
+            for_validation(self.restorer, self.validation), self.fit.ema, self.held_out,
+            device=self.device, n_samples=self.validation.n_samples,
+        )  # fmt: skip
+        step, before = self.fit.step, self.held_out.ssim_inputs
+        self.record.validations.append((step, ssim))
+        log.scalars(step, validation_ssim=ssim, validation_ssim_inputs=before)
+        log.pictures(step, self.held_out.inputs, restored, self.held_out.targets)
+        improved = self.record.best == (step, ssim)
         if improved:
-            save_best(self.out, self.fingerprint, self.fit, found.ssim)
+            save_best(self.out, self.fingerprint, self.fit, ssim)
         return improved
 
     def save(self) -> None:
@@ -204,37 +171,28 @@ class Trainer:
         if self.writes:
             save_latest(self.out, self.fingerprint, self.fit, self.record, feeds)
 
-    def finish(self) -> dict[str, Any]:
-        """Writes the model and its card, and returns the card."""
+    def finish(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes the model and its card, `facts` and what all trainings say, and returns the
+        card."""
         n_images = sum(self.group.gather(self.feed.n_given))
-        card = {}
-        if self.writes:
-            card = self._write_model(n_images)
+        card = self._write_model({**facts, "n_images": n_images}) if self.writes else {}
         found: dict[str, Any] = self.group.gather(card)[0]
         return found
 
-    def _write_model(self, n_images: int) -> dict[str, Any]:
+    def _write_model(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         weights, step = arrays(self.fit.ema.state_dict()), self.fit.step
         best = self.record.best
         if self.validation.keep == "best" and best is not None and best[0] != step:
             step = best[0]
             weights = load_best(self.out, self.fingerprint, step)
         card = {
-            "schema": SCHEMA,
-            "version": VERSION,
+            **facts,
             "fingerprint": self.fingerprint,
             "restorer": asdict(self.restorer),
             "training": asdict(self.training),
-            "curation": asdict(self.curation),
-            "dataset": {
-                "content_hash": self.dataset.content_hash,
-                "n_pairs": self.dataset.n_pairs,
-                "n_pairs_used": self.seen.n_pairs,
-            },
             "step": step,
             "validation": self._validation_facts(),
             "n_parameters": sum(p.numel() for p in self.fit.net.parameters()),
-            "n_images": n_images,
             "seconds": round(time.monotonic() - self.started, 3),
             "device": torch.device(self.device).type,
             "device_name": device_name(self.device),
@@ -244,7 +202,8 @@ class Trainer:
             "versions": versions(),
             "loss_curve": self.record.curve.points,
         }
-        write_file(self.out / PAGE, text_bytes(model_page(card)))
+        if "dataset" in card:
+            write_file(self.out / PAGE, text_bytes(model_page(card)))
         save_checkpoint(self.out, MODEL, weights, card)
         remove(self.out, LATEST)
         return card
@@ -289,7 +248,7 @@ class _Pace:
         return values
 
 
-def _timed(feed: PairExamples) -> Iterator[tuple[float, Batch]]:
+def _timed(feed: Feed) -> Iterator[tuple[float, Mapping[str, Tensor]]]:
     """Batches, and the seconds that each was waited for."""
     started = time.monotonic()
     for batch in feed:

@@ -1,9 +1,6 @@
-"""Several processes, one per device, that train one restorer together.
-
-`torchrun` starts them, `accelerate` (an optional package) joins them: gradients are averaged by
-torch's DistributedDataParallel. Each rank reads its own share of the stream of pairs and takes
-`batch_size / ranks` of them a step; rank 0 validates and writes.
-"""
+"""Several processes, one per device, that train one restorer together: `torchrun` starts them,
+`accelerate` (optional) joins them, DistributedDataParallel averages gradients. Each takes
+`batch_size / ranks` of its own share of the pairs a step; rank 0 validates and writes."""
 
 from __future__ import annotations
 
@@ -23,15 +20,12 @@ class Group(Ranks, Protocol):
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in order; of all ranks together, so also a place to wait."""
-        ...
 
     def agree(self, flag: bool) -> bool:
         """Rank 0's flag."""
-        ...
 
     def close(self) -> None:
         """Called at the end, by all ranks."""
-        ...
 
 
 class OneProcess(OneRank):
@@ -86,9 +80,7 @@ class Accelerated:
         return context
 
     def gather(self, value: Any) -> list[Any]:
-        from accelerate.utils import (
-            gather_object,
-        )
+        from accelerate.utils import gather_object
 
         return list(gather_object([value]))
 

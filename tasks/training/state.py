@@ -1,8 +1,5 @@
-"""State of a training besides weights: means of the loss, validations, the best so far.
-
-All of it is in the checkpoint `latest`, beside the weights, so a resumed training ends with the
-record it would have had.
-"""
+"""State of a training besides weights: means of the loss, validations, the best so far; in the
+checkpoint `latest`, so a resumed training ends with the record it would have had."""
 
 from __future__ import annotations
 

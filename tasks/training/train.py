@@ -1,18 +1,17 @@
 """Train a restorer on a store of pairs: stream, examples, fit, and a folder with the result.
 
-A training is identified by its fingerprint: the restorer's and the training's settings, the
-curation, the pairs, which of them are held out, and the images that noise examples are made of. The
-folder `out` holds, while it runs, the checkpoint `latest` and, where validations are made, `best`;
-at the end the model: `model.json`, its card, which names the safetensors file with the averaged
-weights, and `MODEL_CARD.md`, the same for people. The log (`train_log`) is there from the first
-step. Finished trainings are not repeated, and interrupted ones continue so that the model is bit
-for bit what it would have been (on one device, with one number of CPU threads).
+A training is identified by its fingerprint: its settings, the curation, the pairs, which of them
+are held out, and the images that noise examples are made of. `out` holds, while it runs, the
+checkpoint `latest` and, where validations are made, `best`; at the end `model.json`, the card,
+which names the averaged weights, and `MODEL_CARD.md`. Interrupted trainings continue so that the
+model is bit for bit what it would have been (on one device, with one number of CPU threads).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,14 @@ from recon_core.restore import RESTORERS, NonfiniteLossError, Restorer, Training
 from storage.checkpoints import load_checkpoint
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
-from tasks.dataset.pair_stream import ORDER
-from tasks.training.log import TensorBoard
-from tasks.training.loop import SCHEMA, VERSION, OnStep, Trainer, ignore_step
-from tasks.training.ranks import Group
+from tasks.dataset.pair_stream import ORDER, PairExamples
+from tasks.training.log import TensorBoard, TrainingLog
+from tasks.training.loop import OnStep, Trainer, ignore_step
+from tasks.training.ranks import Group, OneProcess
 from tasks.training.state import LATEST, MODEL, load_latest
-from tasks.training.validation import Validation, held_out_parts
+from tasks.training.validation import Validation, held_out_parts, read_held_out
+
+SCHEMA, VERSION = "palimpsest-restorer", 1
 
 LATER_SETTINGS = {"precision": "float32", "accumulate": 1, "mirror": False}
 """Settings that came later, as what was trained before had them: its fingerprint stays."""
@@ -63,16 +64,14 @@ def train_restorer(
     `images_for_noise` are the training images of the source, uint8 (n, 3, h, w). A checkpoint is
     written every `checkpoint_seconds`, less often where writing takes long, and when SIGTERM or
     SIGINT comes, which then waits for the end of a step. A model or checkpoint of other settings in
-    `out` is replaced. `group`: the processes that train together, each calling
-    this with its own `device`.
+    `out` is replaced. `group`: the processes that train together, each calling this with its own
+    `device`.
 
-    Raises:
-        StorageError: the dataset has no pair that `curation` admits, or too few parts to hold any
-            out for `validation`, or the processes of `group` see different ones.
-        NonfiniteLossError: the training diverged; says in which step, and what is kept.
-        StoreMismatchError: another number of processes has begun this training.
-        ValueError: the device has no arithmetic of `training.precision`, `tensorboard` is "on" and
-            not installed, or `group` cannot share the batch evenly.
+    Raises StorageError if the dataset has no pair that `curation` admits or too few parts to hold
+    any out, or the processes of `group` see different ones; NonfiniteLossError, which says what is
+    kept, if the training diverged; StoreMismatchError if another number of processes has begun it;
+    ValueError for a device without arithmetic of `training.precision`, for a `tensorboard` "on"
+    that is not installed, or a `group` that cannot share the batch evenly.
     """
     validation = validation or Validation()
     fingerprint = training_fingerprint(
@@ -81,24 +80,45 @@ def train_restorer(
     finished = load_checkpoint(out, MODEL)
     if finished is not None and finished[1].get("fingerprint") == fingerprint:
         return finished[1]
+    group = group or OneProcess()
+    if training.batch_size % group.size:
+        raise ValueError(
+            f"batch_size={training.batch_size} cannot be shared evenly by {group.size} "
+            f"processes; use a multiple of {group.size}"
+        )
+    if len(set(group.gather(fingerprint))) > 1:
+        raise StorageError(
+            f"the {group.size} processes found different pairs in {dataset.root}; start them again "
+            "when nothing is written to it any more"
+        )
+    held_out = read_held_out(dataset, validation, curation) if validation.every else None
+    seen = dataset.without(held_out.parts) if held_out else dataset
+    feed = PairExamples(
+        seen, batch_size=training.batch_size // group.size, seed=training.seed, curation=curation,
+        images_for_noise=images_for_noise, rank=group.rank, world_size=group.size, endless=True,
+    )  # fmt: skip
     trainer = Trainer(
-        restorer=restorer,
-        training=training,
-        validation=validation,
-        dataset=dataset,
-        curation=curation,
-        images_for_noise=images_for_noise,
-        out=out,
-        device=device,
-        fingerprint=fingerprint,
-        group=group,
-    )
+        restorer, training, feed, out=out, device=device, fingerprint=fingerprint, group=group,
+        validation=validation, held_out=held_out,
+    )  # fmt: skip
+    pairs = {
+        "content_hash": dataset.content_hash,
+        "n_pairs": dataset.n_pairs,
+        "n_pairs_used": seen.n_pairs,
+    }
     with trainer.interruption:
         try:
-            trainer.run(on_step, checkpoint_seconds, tensorboard)
+            with ExitStack() as stack:
+                log = None
+                if trainer.writes:
+                    log = TrainingLog(out, step=trainer.fit.step, tensorboard=tensorboard)
+                    stack.callback(log.close)
+                trainer.run(on_step, checkpoint_seconds, log)
         except NonfiniteLossError as error:
             raise error.with_note(_what_is_kept(out, fingerprint)) from None
-        return trainer.finish()
+        return trainer.finish(
+            {"schema": SCHEMA, "version": VERSION, "curation": asdict(curation), "dataset": pairs}
+        )
 
 
 def _what_is_kept(out: Path, fingerprint: str) -> str:
@@ -111,15 +131,10 @@ def _what_is_kept(out: Path, fingerprint: str) -> str:
     )
 
 
-def load_restorer(path: Path, *, device: str) -> tuple[Restorer, nn.Module]:
-    """The restorer and its network, ready to restore, from a folder `train_restorer` wrote to.
-
-    `path` may also be the `model.json` in it.
-
-    Raises:
-        StorageError: there is no finished model, one of a newer version, or one whose settings are
-            not a restorer's or do not fit its weights.
-    """
+def load_restorer(path: Path, device: str) -> tuple[Restorer, nn.Module]:
+    """The restorer and its network, ready to restore, from a folder `train_restorer` wrote to, or
+    the `model.json` in it. Raises StorageError if there is no finished model, one of a newer
+    version, or one whose settings are not a restorer's or do not fit its weights."""
     folder = model_folder(path)
     found = load_checkpoint(folder, MODEL)
     if found is None:
@@ -148,9 +163,7 @@ def load_restorer(path: Path, *, device: str) -> tuple[Restorer, nn.Module]:
 
 def model_folder(path: Path) -> Path:
     """The folder of the restorer that `path` names: itself, or where it is the `model.json` in.
-
-    Raises StorageError for any other file.
-    """
+    Raises StorageError for any other file."""
     if not path.is_file():
         return path
     if path.name != f"{MODEL}.json":

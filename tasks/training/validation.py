@@ -1,13 +1,9 @@
 """Pairs that a training never sees, and how well the network in training restores them.
 
-Whole parts of the store are held out, so no victim whose pairs are scored is one that the restorer
-learned from. Which ones depends on the part numbers alone (the smallest SHA-256), so a store that
-grows mostly keeps them. Of their confident pairs a fixed random selection is scored; only those
-whose target was not augmented, where there are any, because restoring assumes that.
-
-Images of the held-out runs may occur in other runs too, and the scored pairs are ones that the
-matching was confident of. So this says how the training goes, and not how well the restorer does
-on images it has not seen: that is the evaluation's part, on victims of the held-out split.
+Whole parts of the store are held out, the smallest by SHA-256 of their numbers, so that a store
+that grows mostly keeps them. Of their confident pairs a fixed random selection is scored, without
+augmentation where there are any. Their images may occur in other runs: how well a restorer does on
+images that it has not seen is the evaluation's part.
 """
 
 from __future__ import annotations
@@ -39,10 +35,10 @@ class Validation:
 
     Every `every` steps and at the end, `n_pairs` pairs of `n_parts` held-out parts of the store are
     restored with the averaged weights; 0: never, and nothing is held out. `n_samples`: restorations
-    of each pair, whose mean is scored; a diffusion restorer gives several, and a single one says
-    more about its sharpness than about what it knows. `n_sampler_steps`: Heun steps of a diffusion
-    restorer there (None: its own number). `keep`: the model is the "last" weights, as in the image
-    restoration paper, or those of the "best" validation.
+    of each pair, whose mean is scored; a single one of a diffusion restorer says more about its
+    sharpness than about what it knows. `n_sampler_steps`: its Heun steps there (None: its own
+    number). `keep`: the model is the "last" weights, as in the image restoration paper, or those of
+    the "best" validation.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -91,19 +87,9 @@ class HeldOut:
         }
 
 
-@dataclass(frozen=True, eq=False)
-class Score:
-    """Mean SSIM of the restorations with their targets, and the restorations, in [0, 1]."""
-
-    ssim: float
-    restored: Float32[Tensor, "n c h w"]
-
-
 def held_out_parts(dataset: Dataset, n_parts: int) -> tuple[int, ...]:
-    """The parts that are kept from the training, ascending.
-
-    Raises StorageError if no part with pairs would be left.
-    """
+    """The parts that are kept from the training, ascending. Raises StorageError if no part with
+    pairs would be left."""
     parts = [receipt.part for receipt in dataset.receipts if receipt.n_pairs]
     if len(parts) <= n_parts:
         raise StorageError(
@@ -140,17 +126,15 @@ def read_held_out(dataset: Dataset, validation: Validation, curation: Curation) 
 
 def score(
     restorer: Restorer, net: nn.Module, held_out: HeldOut, *, device: str, n_samples: int = 1
-) -> Score:
-    """The mean of `n_samples` restorations of each held-out pair, always from the same noise, and
-    its SSIM, averaged over the pairs.
-
-    Pixels that are not numbers count as black.
+) -> tuple[float, Float32[Tensor, "n c h w"]]:
+    """(SSIM averaged over the held-out pairs, their restorations in [0, 1]): of each pair the mean
+    of `n_samples`, always from the same noise. Pixels that are not numbers count as black.
     """
     seeds = torch.arange(len(held_out.inputs))
     inputs = held_out.inputs.to(device)
     samples = restorer.restore(net, inputs, n_samples=n_samples, seeds=seeds)
     restored = samples.mean(dim=0).cpu().nan_to_num(nan=0.0)
-    return Score(float(ssim_pairs(restored, held_out.targets).mean()), restored)
+    return float(ssim_pairs(restored, held_out.targets).mean()), restored
 
 
 def for_validation(restorer: Restorer, validation: Validation) -> Restorer:

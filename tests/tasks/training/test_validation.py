@@ -20,7 +20,6 @@ from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
 from tasks.training import loop as train_loop
 from tasks.training.validation import (
-    Score,
     Validation,
     _rank,
     for_validation,
@@ -44,6 +43,7 @@ __all__ = ["one_thread"]
 
 SIDE = 16  # the window of SSIM needs 11
 EVERY_4 = Validation(every=4, n_pairs=6)
+Scored = tuple[float, torch.Tensor]
 
 
 @pytest.fixture
@@ -141,9 +141,11 @@ def test_the_best_or_the_last_weights_are_kept(
     scores = {4: 0.1, 8: 0.3, 12: 0.2}
     ends: dict[int, np.ndarray] = {}
 
-    def scored(_restorer: object, net: torch.nn.Module, *_: object, **__: object) -> Score:
+    def scored(
+        _restorer: object, net: torch.nn.Module, *_: object, **__: object
+    ) -> tuple[float, torch.Tensor]:
         ends[4 * len(ends) + 4] = net.state_dict()["last.weight"].numpy().copy()
-        return Score(scores[4 * len(ends)], torch.zeros(6, 3, SIDE, SIDE))
+        return scores[4 * len(ends)], torch.zeros(6, 3, SIDE, SIDE)
 
     monkeypatch.setattr(train_loop, "score", scored)
     card = validated(dataset, tmp_path / "out", validation=replace(EVERY_4, keep=keep))
@@ -252,9 +254,9 @@ def test_the_mean_of_several_samples_is_scored(dataset: Dataset) -> None:
     net = edm.build(seed=0)
     found = score(edm, net, held_out, device="cpu", n_samples=3)
     samples = edm.restore(net, held_out.inputs, n_samples=3, seeds=torch.arange(6))
-    torch.testing.assert_close(found.restored, samples.mean(dim=0))
-    assert found.ssim == float(ssim_pairs(samples.mean(dim=0), held_out.targets).mean())
-    assert found.ssim != score(edm, net, held_out, device="cpu").ssim
+    torch.testing.assert_close(found[1], samples.mean(dim=0))
+    assert found[0] == float(ssim_pairs(samples.mean(dim=0), held_out.targets).mean())
+    assert found[0] != score(edm, net, held_out, device="cpu")[0]
 
 
 def test_restorations_that_are_not_numbers_have_a_score(dataset: Dataset) -> None:
@@ -264,7 +266,7 @@ def test_restorations_that_are_not_numbers_have_a_score(dataset: Dataset) -> Non
         net.first.weight.fill_(torch.nan)
     found = score(RESTORER, net, held_out, device="cpu")
     black = ssim_pairs(torch.zeros_like(held_out.targets), held_out.targets)
-    assert found.ssim == pytest.approx(float(black.mean()))
+    assert found[0] == pytest.approx(float(black.mean()))
 
 
 def test_a_diffusion_restorer_is_validated(dataset: Dataset, tmp_path: Path) -> None:
