@@ -19,7 +19,7 @@ from tasks.evaluation.evaluate import Evaluation, open_elsewhere, read_excluded
 from tasks.evaluation.evaluate import evaluate as score
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
-from tasks.report.contact_sheet import attacks_sheet, contact_sheet
+from tasks.report.image_grids import attacks_sheet, contact_sheet
 from tasks.workspace import Workspace
 
 

@@ -10,7 +10,7 @@ from flows.report_page import report_of_job
 from flows.settings import resolve
 from tasks.artifacts import leave_link, leave_picture
 from tasks.orchestration import flow
-from tasks.report.contact_sheet import contact_sheet, curves_sheet
+from tasks.report.image_grids import contact_sheet, curves_sheet
 
 
 @flow(name="report", flow_run_name="{store}")

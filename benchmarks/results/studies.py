@@ -11,8 +11,8 @@ from tasks.families.autoencoder.study.figure_specs import at_lowest
 from tasks.families.autoencoder.study.page import RECOVERY_PAGE
 from tasks.families.inversion.study.page import INVERSION_PAGE
 from tasks.families.weights.study.page import STUDY_PAGE
-from tasks.page.claims import whose_claims
 from tasks.page.study_page import StudyPage
+from tasks.page.tables import whose_claims
 
 HEADER = (
     *("cell", "networks", "images each", "good", "good decoys", "mean SSIM", "decoys"),

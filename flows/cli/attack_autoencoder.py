@@ -125,8 +125,8 @@ def attack_autoencoder(
     from flows.families.autoencoder.methods import autoencoder_methods
     from tasks.devices import resolve_device
     from tasks.families.autoencoder.inputs import AutoencoderJob
+    from tasks.families.autoencoder.material import prepare_autoencoder
     from tasks.families.autoencoder.networks import Architecture
-    from tasks.families.autoencoder.preflight import prepare_autoencoder
 
     target = target or default_folder(weights)
     given = tuple(mask_files or ())

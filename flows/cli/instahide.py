@@ -122,7 +122,7 @@ def similarity(
 ) -> None:
     """Train the network that tells which encodings share a private image, on other images."""
     from recon_core.attacks.instahide.mixing import InstaHide
-    from tasks.families.instahide.similarity import SimilarityJob
+    from tasks.families.instahide.encode import SimilarityJob
 
     job = SimilarityJob(
         data=data, out=target, scheme=InstaHide(k_pub=k_pub, largest=largest), size=size,

@@ -52,10 +52,13 @@ class Named:
     def __len__(self) -> int:
         return len(self.names)
 
-    def n_shared_with(self, other: Named) -> int:
-        """Number of images of `other` that are among these, to the last bit."""
+    def check_disjoint(self, other: Named | None, why: str) -> None:
+        """ValueError, of which `why` is the end, if images of `other` are among these to the last
+        bit; SOURCE in it is where the others are from."""
         seen = {image.numpy().tobytes() for image in self.images}
-        return sum(image.numpy().tobytes() in seen for image in other.images)
+        others = [] if other is None else [image.numpy().tobytes() for image in other.images]
+        if other is not None and (n_shared := sum(image in seen for image in others)):
+            raise ValueError(f"{n_shared} of {len(other)} {why.replace('SOURCE', other.source)}")
 
 
 def read_source(
@@ -67,12 +70,10 @@ def read_source(
     *,
     skip_corrupt: bool = False,
 ) -> Named:
-    """At most `limit` images of a source, drawn by the seed, in the source's order.
-
-    Split "all": every picture below the folder, the first folder on the way being its class.
-    Pictures are cropped to squares and resized. Raises SourceError if there are none or one cannot
-    be read, ValueError for shapes that no picture has.
-    """
+    """At most `limit` images of a source, drawn by the seed, in the source's order, cropped to
+    squares and resized. Split "all": every picture below the folder, the first folder on the way
+    being its class. Raises SourceError if there are none or one cannot be read, ValueError for
+    shapes that no picture has."""
     channels, height, width = shape
     if channels not in (1, 3) or height != width:
         raise ValueError(

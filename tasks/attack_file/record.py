@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,20 @@ def chances(found: Preflight) -> dict[str, Any]:
     """Verdict, outlook and findings as JSON."""
     findings = [asdict(finding) for finding in found.findings]
     return {"verdict": found.verdict, "outlook": found.outlook, "findings": findings}
+
+
+def check_least(job: object, **least: int) -> None:
+    """ValueError for a setting that is given and less than it may be."""
+    for name, lowest in least.items():
+        value = getattr(job, name)
+        if value is not None and value < lowest:
+            raise ValueError(f"{name}={value} must be at least {lowest}")
+
+
+def check_std(std: Iterable[float]) -> None:
+    """ValueError for standard deviations that nothing can be divided by."""
+    if not all(math.isfinite(s) and s > 0 for s in std):
+        raise ValueError(f"std={std} must be positive and finite, as in 0.25,0.24,0.26")
 
 
 def plain(settings: Any) -> dict[str, Any]:
@@ -37,9 +51,20 @@ def setting_rows(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str
             yield f"{above}{key}", "none" if value is None else str(value)
 
 
-def six_digits(value: float) -> float | None:
-    """A number for a record; None for what JSON has no number for."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+def six_digits(value: Any) -> Any:
+    """`value` with all numbers in it at six digits; None for what JSON has no number for."""
+    return with_floats(value, lambda number: float(f"{number:.6g}"))
+
+
+def with_floats(value: Any, change: Callable[[float], float]) -> Any:
+    """`value` as JSON has it, with all floats in it changed, and None for what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: with_floats(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_floats(item, change) for item in value]
+    if isinstance(value, float):
+        return change(value) if math.isfinite(value) else None
+    return value
 
 
 def claimed(cache: Path, wanted: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from storage.files import text_bytes, write_file, write_json
 from tasks.artifacts import leave_link, leave_picture
 from tasks.campaign.plan import code_version
 from tasks.devices import usable_cores
+from tasks.page.pictures import data_uri
 
 STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
 """Words of the page for the levels of preflight's findings."""
@@ -78,6 +79,11 @@ def leave(
 def write_arrays(path: Path, arrays: Mapping[str, Tensor | npt.NDArray[Any]]) -> None:
     """Arrays as safetensors."""
     write_file(path, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
+
+
+def uri_of(picture: Float[Tensor, "c h w"]) -> str:
+    """A picture in [0, 1] for a page."""
+    return data_uri(as_bytes(picture))
 
 
 def as_bytes(picture: Float[Tensor, "c h w"]) -> npt.NDArray[np.uint8]:

@@ -1,10 +1,6 @@
-"""The parts of the record on what an attacker could tell without the training images.
-
-`runs`: every attack with its settings, its criteria and how well it really did. `ranking`: how far
-each criterion orders the attacks on a victim as the truth does. `hallucination`: how far the
-disagreement of a restorer's samples tells the error of their mean. And `nothing`: the pictures that
-are like none of them.
-"""
+"""The parts of the record on what an attacker could tell without the training images: `runs` with
+their criteria, their `ranking`, `hallucination` by the disagreement of a restorer's samples, and
+`nothing`, the pictures that are like no image."""
 
 from __future__ import annotations
 
@@ -20,7 +16,8 @@ from recon_core.criteria import (
     equal_count_edges,
     rank_correlation,
 )
-from tasks.evaluation.record import DECIMALS, Arrays, rounded, significant
+from tasks.attack_file.record import six_digits
+from tasks.evaluation.record import Arrays, rounded
 from tasks.evaluation.scores import N_UNLIKE
 from tasks.evaluation.sweep import VictimScores, chosen_unlike
 from tasks.evaluation.victims import CRITERIA, SETTINGS
@@ -45,13 +42,12 @@ def describe_unlike(nothing: Arrays, scores: Sequence[VictimScores]) -> dict[str
     """Pictures that resemble nothing, in the order of the arrays that show them."""
     others = [name for name in nothing if name not in ("plain", "closest")]
     shown = [name for name in others if not name.startswith("disagreement_")]
-    rows: dict[str, list[Any]] = {name: [] for name in UNLIKE_COLUMNS}
+    rows = []
     for victim, run, which in chosen_unlike(scores, N_UNLIKE):
-        of_row = {"victim": victim.number, "run": run, **which}
-        of_row["closest"] = int(victim.image_ids[int(which["closest"])])
-        for name in UNLIKE_COLUMNS:
-            rows[name].append(of_row[name])
-    return {"methods": ["plain", *shown], "n": len(nothing["plain"]), **rows}
+        closest = int(victim.image_ids[int(which["closest"])])
+        rows.append({"victim": victim.number, "run": run, **which, "closest": closest})
+    columns = {name: [row[name] for row in rows] for name in UNLIKE_COLUMNS}
+    return {"methods": ["plain", *shown], "n": len(nothing["plain"]), **columns}
 
 
 def describe_runs(scores: Sequence[VictimScores]) -> dict[str, list[Any]]:
@@ -59,7 +55,7 @@ def describe_runs(scores: Sequence[VictimScores]) -> dict[str, list[Any]]:
     runs: list[dict[str, Any]] = []
     for of_victim in scores:
         for k, run in enumerate(of_victim.victim.runs):
-            facts: dict[str, Any] = {name: significant(value) for name, value in run.facts.items()}
+            facts = six_digits(run.facts)  # settings like sigma may be far below one
             n_iterations = facts.pop("n_iterations")
             own = of_victim.of_runs[run.number]
             runs.append(
@@ -71,11 +67,11 @@ def describe_runs(scores: Sequence[VictimScores]) -> dict[str, list[Any]]:
                     "n_iterations": None if n_iterations is None else int(n_iterations),
                     **{name: facts[name] for name in CRITERIA},
                     **{
-                        name: rounded(float(of_victim.criteria[name][k]), DECIMALS)
+                        name: rounded(float(of_victim.criteria[name][k]))
                         for name in ("consistency", "agreement")
                     },
                     **{name: facts[name] for name in SETTINGS},
-                    **rounded(own, DECIMALS),
+                    **rounded(own),
                 }
             )
     return {name: [run[name] for run in runs] for name in runs[0]}
@@ -105,7 +101,7 @@ def describe_ranking(runs: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
             "n_victims": len(found),
             "n_best_in_top_quarter": sum(found),
         }
-    result: dict[str, Any] = rounded(ranking, DECIMALS)
+    result: dict[str, Any] = rounded(ranking)
     return result
 
 
@@ -115,7 +111,7 @@ def describe_hallucination(
     """Per mean of samples: Spearman's correlation of disagreement and error over the targets with
     a picture, and the error in five bins of as many targets; `victims` has one number per row."""
     return {
-        name: rounded(_hallucination(method, np.array(victims)), DECIMALS)
+        name: rounded(_hallucination(method, np.array(victims)))
         for name, method in methods.items()
         if "disagreement" in method["targets"]
     }
@@ -131,15 +127,14 @@ def _hallucination(method: Mapping[str, Any], victims: npt.NDArray[np.int64]) ->
         return body | {"bins": []}
     edges = equal_count_edges(disagreement, N_BINS)
     beside = _columns(method["decoys"])
-    bins = []
-    for k in range(N_BINS):
-        bins.append(
-            {
-                "disagreement": [float(edges[k]), float(edges[k + 1])],
-                **_of_bin(disagreement, rmse, ssim, edges, k),
-                "decoys": _of_bin(*beside, edges, k),
-            }
-        )
+    bins = [
+        {
+            "disagreement": [float(edges[k]), float(edges[k + 1])],
+            **_of_bin(disagreement, rmse, ssim, edges, k),
+            "decoys": _of_bin(*beside, edges, k),
+        }
+        for k in range(N_BINS)
+    ]
     return body | {"bins": bins}
 
 
@@ -150,23 +145,16 @@ def _with_picture(side: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
 def _columns(side: Mapping[str, Any]) -> tuple[Values, Values, Values]:
     """(disagreement, rmse, ssim) of the rows with a picture."""
     known = _with_picture(side)
-    disagreement, rmse, ssim = (
-        np.array(side[name], dtype=object)[known].astype(np.float64)
-        for name in ("disagreement", "rmse", "ssim")
-    )
+    columns = (np.array(side[name], object)[known] for name in ("disagreement", "rmse", "ssim"))
+    disagreement, rmse, ssim = (column.astype(np.float64) for column in columns)
     return disagreement, rmse, ssim
 
 
 def _of_bin(
-    disagreement: Values,
-    rmse: Values,
-    ssim: Values,
-    edges: Values,
-    k: int,
+    disagreement: Values, rmse: Values, ssim: Values, edges: Values, k: int
 ) -> dict[str, Any]:
     mine = bin_of(disagreement, edges) == k
-    return {
-        "n": int(mine.sum()),
-        "mean_rmse": float(rmse[mine].mean()) if mine.any() else None,
-        "mean_ssim": float(ssim[mine].mean()) if mine.any() else None,
+    means = {"mean_rmse": rmse, "mean_ssim": ssim}
+    return {"n": int(mine.sum())} | {
+        name: float(values[mine].mean()) if mine.any() else None for name, values in means.items()
     }

@@ -1,8 +1,5 @@
-"""Further attacks on the victims of an evaluation: each is one method more, scored as `plain` is.
-
-The victims are the same to the last weight, and so are the rows; the stores differ in the attack
-alone. One victim is shown whole, what each attack brought back of it side by side.
-"""
+"""Further attacks on the victims of an evaluation, which are the same to the last weight: each is
+one method more, scored as `plain` is. One victim is shown whole, the attacks side by side."""
 
 from __future__ import annotations
 
@@ -50,11 +47,8 @@ def find_further(
     bench: Bench, victims: Sequence[Victim], stores: Mapping[str, Dataset]
 ) -> dict[str, FurtherAttack]:
     """By method, the attacks of `stores` (by kind) on `victims`, which are those of
-    `bench.dataset`. They are scored at the last saved iteration, or at all if `plain` is.
-
-    Raises:
-        ValueError: as `find_victims`, or a store's victims are others.
-    """
+    `bench.dataset`, scored at the last saved iteration, or at all if `plain` is. Raises ValueError
+    as `find_victims`, or if a store's victims are others."""
     config = bench.config
     if config.restore_iterations != "all":
         config = replace(config, restore_iterations="last")

@@ -1,14 +1,7 @@
-"""Feature maps of images for PSIM: of VGG16, from a file of weights that the user has.
-
-PSIM (`recon_core.similarity.perceptual_similarity`) compares the maps of some network; numbers of
-different networks do not compare, so a specification says which:
-
-* `own`: layers of the classifier that is attacked. Only the caller has it; nothing is read here.
-* `vgg16:PATH`: the state dict of torchvision's `vgg16`, of which `features.*` is looked at. Maps
-  after relu1_2, 2_2, 3_3, 4_3 and 5_3, as LPIPS takes them (Zhang et al. 2018).
-
-Nothing is downloaded, and nothing in the file is run.
-"""
+"""Feature maps of images for PSIM, numbers of which compare for one network only; a specification
+says which: `own`, the classifier that is attacked, which only the caller has, or `vgg16:PATH`, the
+state dict of torchvision's `vgg16`, with maps after relu1_2, 2_2, 3_3, 4_3 and 5_3, as LPIPS takes
+them (Zhang et al. 2018). Nothing is downloaded, and nothing in the file is run."""
 
 from __future__ import annotations
 
@@ -35,15 +28,13 @@ ROWS_AT_ONCE = 64
 
 
 def feature_maps(spec: str, device: str) -> MapsOf:
-    """Function that gives the maps of images by `vgg16:PATH`, on `device`, without gradients.
+    """Function that gives the float32 maps of images by `vgg16:PATH`, on `device`, without
+    gradients. Grey images are repeated to three channels, and images with a side below 32 are
+    enlarged (bilinear); ValueError for images that are not in [0, 1] or have neither one channel
+    nor three.
 
-    The network is read now, once. Grey images are repeated to three channels, and images with a
-    side below 32 are enlarged (bilinear). Its maps are float32 and on `device`; the callable raises
-    ValueError for images that are not in [0, 1] or have neither one channel nor three.
-
-    Raises:
-        ValueError: another specification, `own` included, which is the caller's to answer.
-        WeightsError: a file that cannot be read, or is not of torchvision's vgg16.
+    Raises ValueError for another specification, `own` included, WeightsError for a file that cannot
+    be read or is not of torchvision's vgg16.
     """
     kind, _colon, path = spec.partition(":")
     if kind != "vgg16" or not path:

@@ -1,7 +1,5 @@
-"""The pictures of an evaluation: which rows are shown, and pictures.npz.
-
-Only pictures that are shown are read back from the cache, one checkpoint at a time.
-"""
+"""The pictures of an evaluation: which rows are shown, and pictures.npz; only those are read back
+from the cache, one checkpoint at a time."""
 
 from __future__ import annotations
 
@@ -40,11 +38,8 @@ def choose_rows(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(grid, appendix): the rows with the best SSIM of `plain` (image restoration paper, figure 1),
     and those with the best of the method that restores best by design, the mean of a trained
-    restorer's samples.
-
-    Not shown are `plain_all`, whose pictures hardly differ from those of `plain`, and classical
-    denoisers. `methods` are those of the record.
-    """
+    restorer's samples. Not shown are `plain_all`, whose pictures hardly differ from those of
+    `plain`, and classical denoisers."""
     kinds = {name: method["kind"] for name, method in methods.items()}
     shown = [name for name in kinds if name != "plain_all" and kinds[name] != "classical"]
     trained = [name for name in kinds if kinds[name] == "trained"]
@@ -103,11 +98,9 @@ class KeptPictures:
         wanted: Mapping[str, tuple[str, str, Sequence[int], Sequence[int]]],
         shape: tuple[int, ...],
     ) -> Arrays:
-        """By key of `wanted`, the pictures (rows, *shape); black where there is none.
-
-        A value of `wanted` is (method, side, rows, the runs that the rows' matches are from).
-        Raises StorageError if a checkpoint was removed meanwhile.
-        """
+        """By key of `wanted`, the pictures (rows, *shape) of (method, side, rows, the runs that
+        their matches are from); black where there is none. Raises StorageError if a checkpoint was
+        removed meanwhile."""
         pictures = {
             key: np.zeros((len(rows), *shape), np.uint8)
             for key, (_method, _side, rows, _runs) in wanted.items()
@@ -156,6 +149,9 @@ def write_pictures(
     places.append(("appendix", "targets", record["appendix"]))
     if record["side_by_side"] is not None:
         places += [(f"attacks_{side}", side, record["side_by_side"]) for side in SIDES]
+    for side in SIDES:
+        rows = [row for of_bin in record["examples"][side] for row in of_bin]
+        places.append((f"examples_{side}", side, {side: rows, "methods": ["plain"]}))
     for place, side, shown in places:
         rows = shown[side]
         ids = np.array(record[side]["image_id"], np.int64)[np.array(rows, np.int64)]
@@ -163,12 +159,6 @@ def write_pictures(
         for method in shown["methods"]:
             runs = record["methods"][method][side]["run"]
             wanted[f"{place}/{method}"] = (method, side, rows, [runs[row] for row in rows])
-    for side in SIDES:
-        rows = [row for of_bin in record["examples"][side] for row in of_bin]
-        ids = np.array(record[side]["image_id"], np.int64)[np.array(rows, np.int64)]
-        pictures[f"examples_{side}/original"] = _originals(kept, heldout, side, rows, ids)
-        runs = record["methods"]["plain"][side]["run"]
-        wanted[f"examples_{side}/plain"] = ("plain", side, rows, [runs[row] for row in rows])
     pictures |= kept.read(wanted, shape) | nothing
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **pictures)

@@ -1,14 +1,10 @@
-"""The record of an evaluation: evaluation.json, and the cache of its steps.
-
-docs/evaluation.md specifies the record. Everything is written atomically and carries a fingerprint
-of what it was computed from.
-"""
+"""The record of an evaluation, evaluation.json (docs/evaluation.md), and the cache of its steps;
+with a fingerprint of what they were computed from."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +20,7 @@ from storage.documents import read_document
 from storage.pairs.dataset import Dataset
 from storage.pairs.layout import OUTCOMES
 from storage.sources.load import ImageSet
+from tasks.attack_file.record import with_floats
 
 if TYPE_CHECKING:
     from tasks.evaluation.victims import Victim
@@ -54,8 +51,6 @@ CONVENTIONS = {
     "over the pixels and channels of the match",
 }
 DECIMALS = 6
-DIGITS = 6
-"""Of what the store says of runs: settings like sigma may be far below one."""
 SIDES = ("targets", "decoys")
 SCORES = ("ssim", "haarpsi", "ssim3", "rmse")
 ORIGIN = ("run", "candidate", "iteration")
@@ -195,28 +190,13 @@ def describe_method(
     body["n_targets_above_every_decoy"] = n_above_every(*ssims)
     body["halves"] = _halves(arrays) if is_sweep and "targets/half0_ssim" in arrays else None
     body["fast"] = _fast(arrays, threshold) if "targets/fast_ssim" in arrays else None
-    rounded_body: dict[str, Any] = rounded(body, DECIMALS)
+    rounded_body: dict[str, Any] = rounded(body)
     return rounded_body
 
 
-def rounded(value: Any, decimals: int) -> Any:
+def rounded(value: Any, decimals: int = DECIMALS) -> Any:
     """`value` with all floats in it rounded, and None for what is not finite."""
-    return _floats(value, lambda number: round(number, decimals))
-
-
-def significant(value: Any) -> Any:
-    """`value` with all floats in it at `DIGITS` digits, and None for what is not finite."""
-    return _floats(value, lambda number: float(f"{number:.{DIGITS}g}"))
-
-
-def _floats(value: Any, change: Callable[[float], float]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _floats(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_floats(item, change) for item in value]
-    if isinstance(value, float):
-        return change(value) if math.isfinite(value) else None
-    return value
+    return with_floats(value, lambda number: round(number, decimals))
 
 
 def _halves(arrays: Arrays) -> dict[str, Any]:

@@ -1,8 +1,5 @@
-"""A victim's scores from the attacks on it: best matches of all runs, votes, criteria.
-
-Runs come one after the other and only scores are kept of them, so that a sweep of hundreds of
-attacks fits in memory; the pictures stay in the cache.
-"""
+"""A victim's scores from the attacks on it: best matches of all runs, votes, criteria. Runs come
+one after the other and only scores are kept of them, so that hundreds fit in memory."""
 
 from __future__ import annotations
 
@@ -151,11 +148,9 @@ def split_in_halves(victim: Victim, *, seed: int) -> dict[int, int]:
 
 
 def vote_of_runs(bench: Bench, victim: Victim, advance: Advance) -> dict[str, Arrays]:
-    """Scores and pictures of `vote`: each row's mean of nearly nearest candidates of all runs.
-
-    KKT paper, appendix A.1. The runs are read twice, once for the nearest distance of each row and
-    once for the candidates that are near enough, so that one of them is in memory at a time.
-    """
+    """Scores and pictures of `vote`: each row's mean of nearly nearest candidates of all runs (KKT
+    paper, appendix A.1). Runs are read twice, for the nearest distance of each row and for the
+    candidates that are near enough, so that one of them is in memory at a time."""
     wanted = bench.wanted(victim)
     runs = [run for run in victim.runs if run.n_pairs]
     which = bench.config.restore_iterations

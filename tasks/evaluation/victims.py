@@ -1,9 +1,6 @@
 """Subjects of an evaluation: the victims of a store, the attacks on each, and the decoys beside
-them.
-
-A sweep attacks a victim several times. Runs v S to v S + S - 1 are the attacks on victim v, where S
-is the campaign's `attacks_per_victim`; a store that does not say has S = 1, a victim per run.
-"""
+them. Runs v S to v S + S - 1 are the attacks on victim v, where S is the campaign's
+`attacks_per_victim`, 1 where a store does not say."""
 
 from __future__ import annotations
 
@@ -45,10 +42,8 @@ class EvaluatedRun:
 @dataclass(frozen=True, kw_only=True)
 class Victim:
     """One trained network: the attacks on it, its images, and as many that it never saw. Of
-    `instahide` a run's encodings are the victim, and its private images are its images.
-
-    `margins` are y phi(x) of its images, NaN where the store has none.
-    """
+    `instahide` a run's encodings are the victim, and its private images are its images. `margins`
+    are y phi(x), NaN where the store has none."""
 
     number: int
     runs: tuple[EvaluatedRun, ...]
@@ -72,12 +67,9 @@ def attacks_per_victim(dataset: Dataset) -> int:
 
 
 def find_victims(dataset: Dataset, heldout: ImageSet, *, decoy_seed: int) -> list[Victim]:
-    """All victims by number, with their decoys, which (`decoy_seed`, victim) decides.
-
-    Raises:
-        ValueError: the store has no run, was made from other images than `heldout`, attacks on one
-            victim have different images, or too few images are left over for decoys.
-    """
+    """All victims by number, with their decoys, which (`decoy_seed`, victim) decides. Raises
+    ValueError if the store has no run or was made from other images than `heldout`, if attacks on
+    one victim have different images, or if too few images are left over for decoys."""
     sources = {receipt.source_hash for receipt in dataset.receipts}
     if not dataset.n_runs:
         raise ValueError(f"{dataset.root} has no run to evaluate; generate some first")

@@ -1,10 +1,6 @@
-"""Panels of a figure as inline SVG: lines with bands or whiskers, dots; pure functions of numbers.
-
-Colours are CSS variables, so that the page's light and dark schemes apply; every method also has a
-marker of its own, and targets differ from decoys by line and by shape: nothing hangs on colour
-alone. A panel is as wide as a phone, and two fit side by side on a desk; small ones
-may be given another size.
-"""
+"""Panels of a figure as inline SVG: lines with bands or whiskers, dots. Colours are CSS variables
+for light and dark; every method also has a marker of its own, and targets differ from decoys by
+line and by shape. A panel is as wide as a phone, and two fit side by side on a desk."""
 
 from __future__ import annotations
 
@@ -80,46 +76,25 @@ class Panel:
 
     def svg(self, parts: Iterable[str], description: str) -> str:
         """The panel with `parts` in it; `description` is for who cannot see it."""
-        return "\n".join(
-            [
-                f'<svg viewBox="0 0 {self.width} {self.height}" role="img" '
-                f'aria-label="{escape(description)}">',
-                *self._axes(),
-                *parts,
-                "</svg>",
-            ]
-        )
+        return drawing(self.width, self.height, [*self._axes(), *parts], description)
 
     def _axes(self) -> list[str]:
         base, right = self.height - BOTTOM, self.width - RIGHT
-        parts = [f'<text class="axis" x="2" y="14">{escape(self.title)}</text>']
+        parts = [words(self.title, 2, 14, "axis")]
         for value, label in self.y.ticks:
             y = self.at((self.x.low, value))[1]
-            parts.append(
-                f'<line class="rule" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-                f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>'
-            )
+            parts += [rule("rule", LEFT, y, right, y), words(label, LEFT - 6, y + 4, at="end")]
         for value, label in self.x.ticks:
             x = self.at((value, self.y.low))[0]
             anchor = "end" if x > right - 8 and len(label) > 4 else "middle"
-            parts.append(
-                f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>'
-                f'<text x="{x:.1f}" y="{base + 16}" text-anchor="{anchor}">{escape(label)}</text>'
-            )
-        middle = (LEFT + right) / 2
-        parts.append(
-            f'<text class="axis" x="{middle:.0f}" y="{self.height - 6}" text-anchor="middle">'
-            f"{escape(self.x.title)}</text>"
-        )
-        return parts
+            parts += [rule("tick", x, base, x, base + 4), words(label, x, base + 16, at=anchor)]
+        title = words(self.x.title, (LEFT + right) / 2, self.height - 6, "axis", at="middle")
+        return [*parts, title]
 
     def horizontal(self, value: float, kind: str = "threshold") -> str:
         """A dotted line at y = `value`."""
         y = self.at((self.x.low, value))[1]
-        return (
-            f'<line class="{kind}" x1="{LEFT}" x2="{self.width - RIGHT}" '
-            f'y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
+        return rule(kind, LEFT, y, self.width - RIGHT, y)
 
     def level(self, value: float) -> str:
         """A dotted line across at y = `value` that differs from a threshold's."""
@@ -128,12 +103,8 @@ class Panel:
     def vertical(self, value: float, text: str = "") -> str:
         """A dotted line at x = `value`, with `text` beside its top."""
         x = self.at((value, self.y.low))[0]
-        line = (
-            f'<line class="threshold" x1="{x:.1f}" x2="{x:.1f}" y1="{self.top}" '
-            f'y2="{self.height - BOTTOM}"/>'
-        )
-        words = f'<text class="axis halo" x="{x + 5:.1f}" y="{self.top + 11}">{escape(text)}</text>'
-        return line + words if text else line
+        line = rule("threshold", x, self.top, x, self.height - BOTTOM)
+        return line + words(text, x + 5, self.top + 11, "axis halo") if text else line
 
     def area(self, low: float, high: float, about: str) -> str:
         """A grey area from x = `low` to `high`, and what a pointer on it says."""
@@ -148,8 +119,32 @@ class Panel:
     def diagonal(self) -> str:
         """The line y = x between the limits that both axes share."""
         low, high = max(self.x.low, self.y.low), min(self.x.high, self.y.high)
-        (x1, y1), (x2, y2) = self.at((low, low)), self.at((high, high))
-        return f'<line class="threshold" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+        return rule("threshold", *self.at((low, low)), *self.at((high, high)))
+
+
+def drawing(
+    width: float, height: float, parts: Iterable[str], description: str, more: str = ""
+) -> str:
+    """The SVG of `parts`; `more` attributes."""
+    return "\n".join(
+        [
+            f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img"{more} '
+            f'aria-label="{escape(description)}">',
+            *parts,
+            "</svg>",
+        ]
+    )
+
+
+def rule(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    """A straight line of that class."""
+    return f'<line class="{kind}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
+
+
+def words(text: str, x: float, y: float, kind: str = "", *, at: str = "start") -> str:
+    """Text of that class that starts at (x, y), or has its end or its middle there."""
+    look = (f' class="{kind}"' if kind else "") + (f' text-anchor="{at}"' if at != "start" else "")
+    return f'<text{look} x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
 def styles_of(
@@ -268,11 +263,8 @@ def baselines(panel: Panel, levels: Sequence[float]) -> list[str]:
     for k in sorted(range(len(levels)), key=lambda k: levels[k]):
         y = panel.at((panel.x.low, levels[k]))[1]
         heights.append(min(y + 4, heights[-1] - LINE_HEIGHT) if heights else y + 4)
-        parts.append(
-            f'<line class="baseline b{k % N_BASELINES}" x1="{LEFT}" x2="{right}" y1="{y:.1f}" '
-            f'y2="{y:.1f}"/><text class="axis letter" x="{right + 5}" y="{heights[-1]:.1f}">'
-            f"{letter(k)}</text>"
-        )
+        parts.append(rule(f"baseline b{k % N_BASELINES}", LEFT, y, right, y))
+        parts.append(words(letter(k), right + 5, heights[-1], "axis letter"))
     return parts
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from tasks.page.axes import LETTER, WIDTH, Axis
-from tasks.page.charts import Style, evenly, marker
+from tasks.page.charts import Style, drawing, evenly, marker, rule, words
 from tasks.page.formats import cut
 
 SIDE, END = 112.0, 62.0  # room for the lane's name, and for its two numbers
@@ -42,40 +42,25 @@ def dotplot(lanes: Sequence[Lane], axis: Axis, *, at: float | None, description:
     """
     step = 2 * LANE + BETWEEN
     height = HEAD + step * len(lanes) + 34
-    base = HEAD + step * len(lanes)
     room = WIDTH - SIDE - END
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(description)}">'
-    ]
+    top, base = HEAD - 4, HEAD + step * len(lanes)
+    parts = []
     for value, label in axis.ticks:
         x = SIDE + axis.share(value) * room
-        parts.append(
-            f'<line class="rule" x1="{x:.1f}" x2="{x:.1f}" y1="{HEAD - 4:.1f}" y2="{base:.1f}"/>'
-            f'<text x="{x:.1f}" y="{base + 14:.1f}" text-anchor="middle">{escape(label)}</text>'
-        )
+        parts += [rule("rule", x, top, x, base), words(label, x, base + 14, at="middle")]
     if at is not None:
         x = SIDE + axis.share(at) * room
-        parts.append(
-            f'<line class="threshold" x1="{x:.1f}" x2="{x:.1f}" y1="{HEAD - 4:.1f}" '
-            f'y2="{base:.1f}"/>'
-        )
+        parts.append(rule("threshold", x, top, x, base))
     for k, lane in enumerate(lanes):
         parts += _lane(lane, axis, HEAD + step * k, room)
-    parts.append(
-        f'<text class="axis" x="{SIDE + room / 2:.0f}" y="{height - 4:.0f}" text-anchor="middle">'
-        f"{escape(axis.title)}</text></svg>"
-    )
-    return "\n".join(parts)
+    parts.append(words(axis.title, SIDE + room / 2, height - 4, "axis", at="middle"))
+    return drawing(WIDTH, height, parts, description)
 
 
 def _lane(lane: Lane, axis: Axis, top: float, room: float) -> list[str]:
-    middle = top + LANE
-    first = middle + 4 - 6.5 * (len(lane.title) - 1)
-    parts = [
-        f'<text class="axis" x="0" y="{first + 13 * k:.1f}">{escape(line)}</text>'
-        for k, line in enumerate(lane.title)
-    ]
-    parts.append(f'<line class="rule" x1="0" x2="{WIDTH}" y1="{top - 4:.1f}" y2="{top - 4:.1f}"/>')
+    first = top + LANE + 4 - 6.5 * (len(lane.title) - 1)
+    parts = [words(line, 0, first + 13 * k, "axis") for k, line in enumerate(lane.title)]
+    parts.append(rule("rule", 0, top - 4, WIDTH, top - 4))
     sides = ((lane.train, top + LANE / 2, "axis"), (lane.test, top + 1.5 * LANE, "test"))
     for (marks, y, kind), number in zip(sides, lane.numbers, strict=True):
         drawn = evenly(marks, MAX_MARKS)
@@ -85,10 +70,7 @@ def _lane(lane: Lane, axis: Axis, top: float, room: float) -> list[str]:
             shape = _cross(x, at) if kind == "test" else marker(lane.style.marker, x, at)
             group = "" if kind == "test" else f' class="m{lane.style.colour}"'
             parts.append(f"<g{group}><title>{escape(mark.about)}</title>{shape}</g>")
-        parts.append(
-            f'<text class="{kind}" x="{WIDTH}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{escape(number)}</text>"
-        )
+        parts.append(words(number, WIDTH, y + 4, kind, at="end"))
     return parts
 
 

@@ -1,5 +1,5 @@
 """Inputs and outputs of pages: a JSON record and an .npz of pictures, read with errors that help;
-tables as CSV in a folder beside the page."""
+the page from its template, one file that asks nothing of the network; tables as CSV beside it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ import numpy.typing as npt
 
 from storage.documents import read_document, understood
 from storage.files import text_bytes, write_file
+from tasks.page import formats
+from tasks.page.charts import marker
+from tasks.page.pictures import data_uri
 from tasks.page.tables import Table
+
+TEMPLATES = Path(__file__).parent / "templates"
+FORMATS = ("percent", "score", "duration", "interval", "number", "count", "runs", "short", "power",
+           "decibels", "whole")  # fmt: skip
 
 Record = Mapping[str, Any]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def read_record(path: Path, *, schema: str, version: int, command: str) -> dict[str, Any]:
-    """The JSON object in `path`, of this schema and version.
-
-    Raises ValueError, which names `command` as the way to make it, if there is no such file, or it
-    is something else.
-    """
+    """The JSON object in `path`, of this schema and version. Raises ValueError, which names
+    `command` as the way to make it, if there is no such file, or it is something else."""
     try:
         record = read_document(path, f"run `{command}` again")
     except FileNotFoundError:
@@ -41,11 +45,8 @@ def read_record(path: Path, *, schema: str, version: int, command: str) -> dict[
 
 @contextlib.contextmanager
 def page_of(records: Path | str, command: str) -> Iterator[None]:
-    """Turns what a page cannot be made of into one line that names its `records` and the
-    `command` that makes them anew.
-
-    Raises ValueError.
-    """
+    """Turns what a page cannot be made of into ValueError of one line that names its `records` and
+    the `command` that makes them anew."""
     import jinja2
 
     with understood(records, f"run `{command}` again"):
@@ -77,3 +78,21 @@ def write_tables(folder: Path, tables: Iterable[Table]) -> None:
         old.unlink()
     for table in tables:
         write_file(folder / f"{table.name}.csv", text_bytes(table.csv()))
+
+
+def page_html(template: str, filters: Mapping[str, Any], **values: Any) -> str:
+    """The page that `template` makes of `values`; all of `FORMATS` are filters, and `uri` of a
+    picture, `filters` come on top. Raises jinja2.UndefinedError for a value that is not there."""
+    import jinja2
+
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {name: getattr(formats, name) for name in FORMATS}
+    found.filters |= {"uri": data_uri, **filters}
+    found.globals |= {"marker": marker}
+    return found.get_template(template).render(**values)

@@ -122,6 +122,11 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def tail(text: str, most: int) -> str:
+    """`text`, or its end after an ellipsis if it is longer than `most`."""
+    return text if len(text) <= most else "…" + text[1 - most :]
+
+
 def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
     """(name, text) of every value of nested mappings and lists; names are dotted, as `--set` has
     them, and list items count from 0."""

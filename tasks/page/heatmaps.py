@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from tasks.page.axes import LEFT, LETTER, RIGHT, TOP, WIDTH
-from tasks.page.charts import LINE_HEIGHT
+from tasks.page.charts import LINE_HEIGHT, drawing, words
 
 SQUARE, LOWEST_SQUARE, SQUARE_HEIGHT = 104.0, 50.0, 42.0
 HATCH_STEP = 9.0
@@ -51,12 +51,7 @@ def heatmap(
     width = max(left + size * len(columns) + RIGHT, needed)
     base = TOP + SQUARE_HEIGHT * len(rows)
     height = base + 10 + LINE_HEIGHT * (n_lines + 1) + 6
-    parts = [
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" class="heat" '
-        f'style="min-width: {0.94 * width:.0f}px; max-width: {1.4 * width:.0f}px" '
-        f'aria-label="{escape(description)}">',
-        f'<text class="axis" x="2" y="14">{escape(titles[1])}</text>',
-    ]
+    parts = [words(titles[1], 2, 14, "axis")]
     for k, lines in enumerate(sides):
         middle = TOP + SQUARE_HEIGHT * (k + 0.5)
         parts += _stacked(lines, left - 7, middle, "end")
@@ -67,11 +62,9 @@ def heatmap(
             x, y = left + size * column, TOP + SQUARE_HEIGHT * row
             parts.append(_square(squares.get((column, row)), x, y, size))
     middle = left + size * len(columns) / 2
-    parts.append(
-        f'<text class="axis" x="{max(middle, needed / 2):.0f}" y="{height - 6:.0f}" '
-        f'text-anchor="middle">{escape(titles[0])}</text></svg>'
-    )
-    return "\n".join(parts)
+    parts.append(words(titles[0], max(middle, needed / 2), height - 6, "axis", at="middle"))
+    wide = f' class="heat" style="min-width: {0.94 * width:.0f}px; max-width: {1.4 * width:.0f}px"'
+    return drawing(width, height, parts, description, wide)
 
 
 def _square(square: Square | None, x: float, y: float, size: float) -> str:
@@ -104,9 +97,9 @@ def _stacked(
 ) -> list[str]:
     """Lines of text around the height `y`; the first is the strong one."""
     top = y + 4 - LINE_HEIGHT * (len(lines) - 1) / 2
-    kinds = ["first" if k == 0 else "second" for k in range(len(lines))]
     return [
-        f'<text class="{kind}{" halo" if halo else ""}" x="{x:.1f}" '
-        f'y="{top + LINE_HEIGHT * k:.1f}" text-anchor="{anchor}">{escape(line)}</text>'
-        for k, (kind, line) in enumerate(zip(kinds, lines, strict=True))
+        words(
+            line, x, top + LINE_HEIGHT * k, ("second" if k else "first") + " halo" * halo, at=anchor
+        )
+        for k, line in enumerate(lines)
     ]

@@ -1,4 +1,5 @@
-"""Pictures for a page: one of them, or a strip of many, as a URL that needs no server."""
+"""Pictures for people: as URLs that need no server, and sheets of them as PNG, strips under each
+other with a title before each."""
 
 from __future__ import annotations
 
@@ -11,20 +12,29 @@ import numpy as np
 import numpy.typing as npt
 
 GAP = 1  # pixels between the pictures of a strip
+STRIP_INCHES = 0.72
+COLUMNS = 10
+
+Tile = tuple[npt.NDArray[np.uint8], str, bool]
+"""A picture (3, h, w) or (1, h, w), what stands below it, and whether that is bold."""
+Strip = str | tuple[str, list[Tile]]
+"""A heading; or pictures and the title before them; or, without pictures, a line of text."""
 
 
 def data_uri(picture: npt.NDArray[np.uint8]) -> str:
     """A (3, h, w) picture, or a grey (1, h, w), as a PNG inside a URL."""
+    return _url(png_bytes(picture), "png")
+
+
+def png_bytes(picture: npt.NDArray[np.uint8]) -> bytes:
+    """A (3, h, w) picture, or a grey (1, h, w), in colours."""
     rgb = np.broadcast_to(picture, (3, *picture.shape[1:]))
-    return _url(_encoded(rgb.transpose(1, 2, 0), "png"), "png")
+    return _encoded(rgb.transpose(1, 2, 0), "png")
 
 
 def strips(rows: Sequence[npt.NDArray[np.uint8]], *, most_bytes: int) -> tuple[list[str], bool]:
-    """(URLs, whether they are exact): each (k, 3, h, w) of `rows` as one picture, side by side.
-
-    PNG if all of them fit into `most_bytes` of text, else exact WebP if those do, else WebP of
-    quality 90, which loses a little.
-    """
+    """(URLs, whether they are exact): each (k, 3, h, w) of `rows` as one picture, side by side: PNG
+    if all fit into `most_bytes` of text, else exact WebP if those do, else WebP of quality 90."""
     images = [_side_by_side(row) for row in rows]
     for kind, lossless in (("png", True), ("webp", True), ("webp", False)):
         urls = [_url(_encoded(image, kind, lossless=lossless), kind) for image in images]
@@ -56,3 +66,64 @@ def _encoded(image: npt.NDArray[np.uint8], kind: str, *, lossless: bool = True) 
 
 def _url(content: bytes, kind: str) -> str:
     return f"data:image/{kind};base64," + base64.b64encode(content).decode()
+
+
+def strips_sheet(
+    strips: Sequence[Strip],
+    *,
+    columns: int,
+    labels: float = 1.0,
+    tile_inches: float = STRIP_INCHES,
+    at_edge: bool = False,
+) -> bytes:
+    """PNG of strips below each other, of at most `columns` pictures each. `labels`: the width of
+    the titles before pictures, in tiles; `at_edge`: headings begin at the sheet's edge, not at the
+    first picture."""
+    from matplotlib.figure import Figure
+
+    heights = [_height(strip) for strip in strips]
+    width = columns + labels + 0.1
+    size = (tile_inches * width, tile_inches * sum(heights) + 0.12)
+    start = (0.1 - labels) / (0.995 * width - labels) if at_edge else 0.0  # in the axes' units
+    figure = Figure(figsize=size, dpi=160)
+    grid = figure.add_gridspec(
+        len(strips), columns, height_ratios=heights, left=labels / width, right=0.995,
+        top=1 - 0.03 / size[1], bottom=0.06 / size[1], wspace=0.06, hspace=0.0,
+    )  # fmt: skip
+    for row, strip in enumerate(strips):
+        title, tiles = (strip, []) if isinstance(strip, str) else strip
+        if not tiles:
+            axes = figure.add_subplot(grid[row, :])
+            axes.set_axis_off()
+            axes.text(start, 0.3, title, transform=axes.transAxes, fontsize=7.5,
+                      fontweight="bold" if isinstance(strip, str) else "normal")  # fmt: skip
+        for column, (picture, text, bold) in enumerate(tiles):
+            axes = figure.add_subplot(grid[row, column])
+            axes.set_axis_off()
+            rgb = np.broadcast_to(picture, (3, *picture.shape[1:]))  # grey in three channels
+            axes.imshow(rgb.transpose(1, 2, 0), interpolation="nearest")
+            axes.set_anchor("N")
+            if text:
+                axes.text(0.5, -0.05, text, transform=axes.transAxes, ha="center", va="top",
+                          fontsize=6, fontweight="bold" if bold else "normal")  # fmt: skip
+            if column == 0:
+                axes.text(-0.12, 0.5, title, transform=axes.transAxes, ha="right", va="center",
+                          fontsize=6.5)  # fmt: skip
+    return png_of(figure)
+
+
+def _height(strip: Strip) -> float:
+    """In tiles."""
+    if isinstance(strip, str):
+        return 0.42
+    _title, tiles = strip
+    if not tiles:
+        return 0.27
+    return 1.0 + 0.26 * any(text for _picture, text, _bold in tiles)
+
+
+def png_of(figure: Any) -> bytes:
+    """A matplotlib figure as PNG, the same bytes for the same figure."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
+    return content.getvalue()

@@ -14,6 +14,10 @@ from typing import Any
 
 from storage.files import text_bytes
 
+CLAIM_KEYS = ("claim", "where", "theirs", "ours", "rule", "outcome")
+OUTCOMES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided",
+            "untestable": "not testable"}  # fmt: skip
+
 Cell = str | int | float | bool | None
 
 
@@ -80,14 +84,41 @@ def table_of(name: str, rows: Sequence[dict[str, Cell]], columns: Sequence[str] 
     return Table(name, {key: [row.get(key) for row in rows] for key in names})
 
 
-def cells_of(name: str, value: Any) -> dict[str, Cell]:
-    """One cell of a row, or two of an interval: `NAME low` and `NAME high`."""
-    if not name.endswith("interval"):
-        return {name: value}
-    low, high = value or (None, None)
-    return {f"{name} low": low, f"{name} high": high}
+def cells_of(values: Mapping[str, Any], before: str = "") -> dict[str, Cell]:
+    """Cells of a row by name, `before` in front of each; of an interval two, `NAME low` and
+    `NAME high`."""
+    row: dict[str, Cell] = {}
+    for name, value in values.items():
+        if name.endswith("interval"):
+            ends = zip(("low", "high"), value or (None, None), strict=True)
+            row |= {f"{before}{name} {end}": limit for end, limit in ends}
+        else:
+            row[f"{before}{name}"] = value
+    return row
 
 
 def estimate(name: str, found: Sequence[float | None]) -> dict[str, Cell]:
     """A value and the ends of its interval as cells of a row."""
     return dict(zip((name, f"{name} low", f"{name} high"), found, strict=True))
+
+
+def claim_counts(record: Mapping[str, Any]) -> dict[str, int]:
+    """Number of claims (`n_claims`), and of each outcome."""
+    found = [claim["outcome"] for claim in record["claims"]]
+    return {"n_claims": len(found)} | {k: found.count(text) for k, text in OUTCOMES.items()}
+
+
+def whose_claims(record: Mapping[str, Any]) -> str:
+    """Words for whose the claims are: the paper's, or ours too."""
+    is_ours = any(claim["where"] == "ours" for claim in record["claims"])
+    return "of the paper and ours" if is_ours else "of the paper"
+
+
+def claims_table(record: Mapping[str, Any]) -> Table:
+    """One row per claim."""
+    cells = {key: [claim[key] for claim in record["claims"]] for key in CLAIM_KEYS}
+    plain = (type(None), str, int, float)
+    return Table(
+        "claims",
+        {key: [v if isinstance(v, plain) else str(v) for v in cells[key]] for key in CLAIM_KEYS},
+    )

@@ -1,10 +1,6 @@
-"""Several evaluations side by side: which settings differ, and by how much the scores do.
-
-Where two runs scored the same images (same source, same victims' rows), their difference is taken
-image by image (paired), which removes what makes images easy or hard; elsewhere the means are
-compared, which needs more images for the same certainty. Intervals are 95 %, percentile bootstrap
-over images (Efron 1979): they say nothing about new victims.
-"""
+"""Several evaluations side by side: which settings differ, and by how much the scores do. Where two
+runs scored the same images, their difference is taken image by image (paired). Intervals are 95 %,
+percentile bootstrap over images (Efron 1979): they say nothing about new victims."""
 
 from __future__ import annotations
 
@@ -17,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from recon_core.summary import N_BOOTSTRAP, bootstrap_interval
-from tasks.page.files import Record, page_of
+from tasks.page.files import Record
 from tasks.page.formats import NOTHING, leaves
-from tasks.report.record import SIDES, evaluation_folder, read_record
+from tasks.report.record import SIDES, campaign_of, evaluation_folder, read_record
 
 SCHEMA, VERSION = "palimpsest-comparison", 1
-COMMAND = "palimpsest evaluate"
 METRICS = ("ssim", "haarpsi")
 DECIMALS = 6
 SAME_SOURCE = "the two runs scored the same images"
@@ -41,10 +36,8 @@ class Evaluated:
 
 def open_runs(runs: Sequence[Path]) -> list[Evaluated]:
     """The evaluations of `runs` (job folders or evaluation folders), with names that tell them
-    apart.
-
-    Raises ValueError for fewer than two, one folder twice, or one without a finished evaluation.
-    """
+    apart. Raises ValueError for fewer than two, one folder twice, or one without a finished
+    evaluation."""
     if len(runs) < 2:
         raise ValueError(f"{len(runs)} run given; a comparison needs at least two folders")
     folders = [evaluation_folder(run).resolve() for run in runs]
@@ -58,18 +51,7 @@ def open_runs(runs: Sequence[Path]) -> list[Evaluated]:
 
 
 def compare(runs: Sequence[Evaluated]) -> dict[str, Any]:
-    """The comparison as JSON has it; the first run is the one that the others are compared
-    with. Raises ValueError if a record is not one."""
-    with page_of(records_of(runs), COMMAND):
-        return _compared(runs)
-
-
-def records_of(runs: Sequence[Evaluated]) -> str:
-    """The files that a comparison is made from, for messages."""
-    return " or ".join(str(run.folder / "evaluation.json") for run in runs)
-
-
-def _compared(runs: Sequence[Evaluated]) -> dict[str, Any]:
+    """The comparison as JSON has it; the first run is the one that the others are compared with."""
     methods = dict.fromkeys(name for run in runs for name in run.record["methods"])
     first = runs[0]
     return {
@@ -91,25 +73,21 @@ def _compared(runs: Sequence[Evaluated]) -> dict[str, Any]:
 
 def differing_settings(runs: Sequence[Evaluated]) -> dict[str, list[str]]:
     """By dotted name, the setting of each run, where they are not all the same."""
-    settings = []
-    for run in runs:
-        record = run.record
-        manifest = record["dataset"]["manifest"]
-        source = {key: record["source"][key] for key in ("name", "split", "content_hash")}
-        counts = ("n_victims", "attacks_per_victim", "images_per_victim")
-        settings.append(
-            dict(
-                leaves(
-                    {
-                        "source": source,
-                        "dataset": {key: record["dataset"][key] for key in counts},
-                        "store": manifest.get("campaign", manifest),
-                        "evaluation": record["settings"],
-                        "restorers": record["restorers"],
-                    }
-                )
+    counts = ("n_victims", "attacks_per_victim", "images_per_victim")
+    settings = [
+        dict(
+            leaves(
+                {
+                    "source": {key: r["source"][key] for key in ("name", "split", "content_hash")},
+                    "dataset": {key: r["dataset"][key] for key in counts},
+                    "store": campaign_of(r),
+                    "evaluation": r["settings"],
+                    "restorers": r["restorers"],
+                }
             )
         )
+        for r in (run.record for run in runs)
+    ]
     names = dict.fromkeys(name for found in settings for name in found)
     rows = {name: [found.get(name, NOTHING) for found in settings] for name in names}
     return {name: values for name, values in rows.items() if len(set(values)) > 1}
@@ -118,23 +96,22 @@ def differing_settings(runs: Sequence[Evaluated]) -> dict[str, list[str]]:
 def difference(first: Evaluated, other: Evaluated, method: str) -> dict[str, Any]:
     """Difference of the scores of `other` and `first` by `method`: targets, then decoys."""
     body: dict[str, Any] = {"run": other.name, "against": first.name, "method": method}
+    both = first.record, other.record
     for side in SIDES:
         order, why = _pairing(first.record, other.record, side)
         found: dict[str, Any] = {"paired": order is not None, "why": why}
-        for metric in METRICS:
-            before = np.array(first.record["methods"][method][side][metric], np.float64)
-            after = np.array(other.record["methods"][method][side][metric], np.float64)
-            found[f"mean_{metric}"] = (
-                _rounded(after.mean() - before.mean()) if _any(before, after) else None
-            )
-            found[f"mean_{metric}_interval"] = _interval(before, after, order)
-        thresholds = [run.record["settings"]["good_threshold"] for run in (first, other)]
-        good = [
-            (np.array(run.record["methods"][method][side]["ssim"]) > threshold).astype(float)
-            for run, threshold in zip((first, other), thresholds, strict=True)
+        scores = {
+            f"mean_{m}": [np.array(r["methods"][method][side][m], float) for r in both]
+            for m in METRICS
+        }
+        scores["good_fraction"] = [
+            (np.array(r["methods"][method][side]["ssim"]) > r["settings"]["good_threshold"]) * 1.0
+            for r in both
         ]
-        found["good_fraction"] = _rounded(good[1].mean() - good[0].mean()) if _any(*good) else None
-        found["good_fraction_interval"] = _interval(good[0], good[1], order)
+        for name, (before, after) in scores.items():
+            known = len(before) > 0 and len(after) > 0
+            found[name] = _rounded(after.mean() - before.mean()) if known else None
+            found[f"{name}_interval"] = _interval(before, after, order) if known else None
         body[side] = found
     return body
 
@@ -142,12 +119,7 @@ def difference(first: Evaluated, other: Evaluated, method: str) -> dict[str, Any
 def unpaired_interval(
     before: Scores, after: Scores, *, level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """Bootstrap interval of mean(after) - mean(before); each is resampled by itself.
-
-    Raises ValueError if either is empty.
-    """
-    if not _any(before, after):
-        raise ValueError("a difference of means needs at least one value on either side")
+    """Bootstrap interval of mean(after) - mean(before), neither empty; each is resampled alone."""
     rng = np.random.default_rng(seed)
     differences = [
         rng.choice(after, len(after)).mean() - rng.choice(before, len(before)).mean()
@@ -157,15 +129,7 @@ def unpaired_interval(
     return float(low), float(high)
 
 
-def _any(before: Scores, after: Scores) -> bool:
-    return len(before) > 0 and len(after) > 0
-
-
-def _interval(
-    before: Scores, after: Scores, order: npt.NDArray[np.int64] | None
-) -> list[float] | None:
-    if not _any(before, after):
-        return None
+def _interval(before: Scores, after: Scores, order: npt.NDArray[np.int64] | None) -> list[float]:
     if order is None:
         limits = unpaired_interval(before, after)
     else:
@@ -198,25 +162,21 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _facts(run: Evaluated) -> dict[str, Any]:
-    facts = run.record["dataset"]
     counts = ("n_victims", "attacks_per_victim", "n_runs", "n_targets", "outcomes")
     return {
         "name": run.name,
         "fingerprint": run.record["fingerprint"],
         "source": run.record["source"]["name"],
         "good_threshold": run.record["settings"]["good_threshold"],
-    } | {key: facts[key] for key in counts}
+    } | {key: run.record["dataset"][key] for key in counts}
 
 
 def _numbers(method: dict[str, Any] | None) -> dict[str, Any] | None:
     """Numbers of one run's method in the table of methods; None if the run has it not."""
     if method is None:
         return None
-    detection = method["detection"]
-    return {side: method[side]["summary"] for side in SIDES} | {
-        "auc": detection["auc"],
-        "found_at": detection["found_at"],
-    }
+    found = {key: method["detection"][key] for key in ("auc", "found_at")}
+    return {side: method[side]["summary"] for side in SIDES} | found
 
 
 def _rounded(value: float) -> float:

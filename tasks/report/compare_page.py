@@ -8,32 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from storage.files import text_bytes, write_file, write_json
-from tasks.page.axes import rank_axis, unit_axis
-from tasks.page.charts import N_MARKERS, Line, Panel, Style, lines
-from tasks.page.files import page_of, write_tables
+from tasks.page.charts import N_MARKERS, Line, Style, lines
+from tasks.page.files import page_html, page_of, write_tables
 from tasks.page.formats import interval, percent, score
 from tasks.page.tables import Cell, Table, cells_of, table_of
-from tasks.page.writer import page_html
-from tasks.report.compare import COMMAND, METRICS, Evaluated, compare, open_runs, records_of
-from tasks.report.figures import METRIC_TITLES, Figure
+from tasks.report.compare import METRICS, Evaluated, compare, open_runs
+from tasks.report.figures import METRIC_TITLES, Figure, ranked_panel
 from tasks.report.headline import method_title
-from tasks.report.record import SIDES
+from tasks.report.record import COMMAND, SIDES
+from tasks.report.tables import score_cells
 
 COLOURS = (2, 4, 3, 5, 6, 10, 0, 8, 7, 9, 11, 1)
 
 
 def compare_runs(runs: Sequence[Path], page: Path) -> tuple[dict[str, Any], dict[str, Path]]:
-    """The comparison of finished evaluations with the first, and the files written of it.
-
-    `runs` are jobs' folders or evaluations' own. Raises ValueError for fewer than two, for one
-    without a finished evaluation, or if `page` does not end in .html.
-    """
+    """The comparison of finished evaluations (jobs' folders or evaluations' own) with the first,
+    and the files written of it. Raises ValueError for fewer than two, for one without a finished
+    evaluation, or if `page` does not end in .html."""
     if page.suffix != ".html":
         raise ValueError(f"--out {page} does not end in .html; the page is one")
     opened = open_runs(runs)
-    comparison = compare(opened)
     page.parent.mkdir(parents=True, exist_ok=True)
-    return comparison, write_comparison(comparison, opened, page)
+    with page_of(" or ".join(str(run.folder / "evaluation.json") for run in opened), COMMAND):
+        comparison = compare(opened)
+        return comparison, write_comparison(comparison, opened, page)
 
 
 def difference_rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -58,17 +56,7 @@ def difference_rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
 def write_comparison(
     comparison: Mapping[str, Any], runs: Sequence[Evaluated], page: Path
 ) -> dict[str, Path]:
-    """Writes `page`, and beside it PAGE.json and the CSVs in PAGE-data/; returns where they are.
-
-    Raises ValueError if a record has not what the page shows.
-    """
-    with page_of(records_of(runs), COMMAND):
-        return _written(comparison, runs, page)
-
-
-def _written(
-    comparison: Mapping[str, Any], runs: Sequence[Evaluated], page: Path
-) -> dict[str, Path]:
+    """The files: `page`, and beside it PAGE.json and the CSVs in PAGE-data/."""
     data = page.with_name(f"{page.stem}-data")
     made = (methods_table(comparison), differences_table(comparison), settings_table(comparison))
     tables = {table.name: table for table in (*made, ranked_table(runs))}
@@ -95,32 +83,24 @@ def _written(
 
 def methods_table(comparison: Mapping[str, Any]) -> Table:
     """One row per method and run that has it."""
-    rows: list[dict[str, Cell]] = []
-    for method, found in comparison["methods"].items():
-        for run, numbers in zip(comparison["runs"], found, strict=True):
-            if numbers is None:
-                continue
-            row: dict[str, Cell] = {"method": method, "run": run["name"]}
-            for side in SIDES:
-                for key, value in numbers[side].items():
-                    row |= cells_of(f"{side} {key}", value)
-            row["auc"] = numbers["auc"]
-            row |= {f"found at {rate}": v for rate, v in (numbers["found_at"] or {}).items()}
-            rows.append(row)
+    rows = [
+        {"method": method, "run": run["name"]} | score_cells(numbers, numbers)
+        for method, found in comparison["methods"].items()
+        for run, numbers in zip(comparison["runs"], found, strict=True)
+        if numbers is not None
+    ]
     return table_of("methods", rows, ("method", "run"))
 
 
 def differences_table(comparison: Mapping[str, Any]) -> Table:
     """One row per method, run and side: how far it is from the first run."""
-    rows: list[dict[str, Cell]] = []
-    for found in comparison["differences"]:
-        for side in SIDES:
-            row: dict[str, Cell] = {key: found[key] for key in ("method", "run", "against")}
-            row["side"] = side
-            for key, value in found[side].items():
-                row |= cells_of(key, value)
-            rows.append(row)
-    return table_of("differences", rows, ("method", "run", "against", "side"))
+    keys = ("method", "run", "against")
+    rows = [
+        {key: found[key] for key in keys} | {"side": side} | cells_of(found[side])
+        for found in comparison["differences"]
+        for side in SIDES
+    ]
+    return table_of("differences", rows, (*keys, "side"))
 
 
 def settings_table(comparison: Mapping[str, Any]) -> Table:
@@ -133,17 +113,17 @@ def settings_table(comparison: Mapping[str, Any]) -> Table:
 
 def ranked_table(runs: Sequence[Evaluated]) -> Table:
     """The i-th best score of every method in every run."""
-    rows: list[dict[str, Cell]] = []
-    for run in runs:
-        for method, body in run.record["methods"].items():
-            for side in SIDES:
-                ranked = [sorted(body[side][metric], reverse=True) for metric in METRICS]
-                rows += [
-                    {"method": method, "run": run.name, "side": side, "rank": i + 1}
-                    | dict(zip(METRICS, scores, strict=True))
-                    for i, scores in enumerate(zip(*ranked, strict=True))
-                ]
-    return table_of("ranked-curves", rows, ("method", "run", "side", "rank", *METRICS))
+    keys = ("method", "run", "side", "rank", *METRICS)
+    rows = [
+        dict(zip(keys, (method, run.name, side, rank, *scores), strict=True))
+        for run in runs
+        for method, body in run.record["methods"].items()
+        for side in SIDES
+        for rank, scores in enumerate(
+            zip(*(sorted(body[side][metric], reverse=True) for metric in METRICS), strict=True), 1
+        )
+    ]
+    return table_of("ranked-curves", rows, keys)
 
 
 def _panels(
@@ -158,9 +138,7 @@ def _panels(
             rows = of_method.where("run", name)
             sides = [rows.where("side", side).points("rank", "ssim") for side in SIDES]
             curves.append(Line(look, *sides))
-        n_images = max(len(line.targets) for line in curves)
-        values = [y for line in curves for _x, y in (*line.targets, *line.decoys)]
         title = f"{METRIC_TITLES['ssim']}: {method_title(method)[0]}"
-        panel = Panel(title, rank_axis("images, best first", n_images), unit_axis("", values))
+        panel = ranked_panel(title, [c for line in curves for c in (line.targets, line.decoys)])
         panels.append(panel.svg(lines(panel, curves), f"{title}, the i-th best image of each run"))
     return panels

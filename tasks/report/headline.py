@@ -7,7 +7,7 @@ from typing import Any
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.experiments import FAMILIES
 from tasks.page.formats import NOTHING, score
-from tasks.report.record import Record, best_trained, experiment_of
+from tasks.report.record import Record, best_trained, campaign_of
 
 KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
@@ -173,11 +173,7 @@ def criterion_title(name: str) -> str:
 
 def headline(record: Record) -> dict[str, Any]:
     """The numbers of the first paragraph: the attack alone, and the trained restorer with most good
-    images.
-
-    `restored` is None without trained restorers. The choice is made by the targets' good count and
-    then by the mean SSIM; its decoys are shown with it.
-    """
+    images (`restored`, None without one), with its decoys."""
     facts, methods = record["dataset"], record["methods"]
     best = best_trained(record)
     per_victim, outcomes = facts["images_per_victim"], facts["outcomes"]
@@ -203,7 +199,7 @@ def attacker(record: Record) -> str:
     """Knowledge of the attack of this family, or kind; of several, what each does with it."""
     if record.get("attacks"):
         return _attackers(record)
-    experiment = experiment_of(record)
+    experiment = campaign_of(record).get("experiment", {})
     family = FAMILIES.get(experiment.get("family", ""))
     said = (FamilyRun if family is None else family.experiment).attacker_knows
     attack = experiment.get("attack", {})
@@ -230,7 +226,7 @@ def _attackers(record: Record) -> str:
 
 def victims(record: Record) -> str:
     """A sentence on the networks' size, ending in a space; empty if the manifest does not say."""
-    widths = experiment_of(record).get("victim", {}).get("widths")
+    widths = campaign_of(record).get("experiment", {}).get("victim", {}).get("widths")
     if not widths:
         return ""
     layers = " and ".join(str(width) for width in widths)

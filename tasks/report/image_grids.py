@@ -1,24 +1,23 @@
-"""The report's pictures: which picture goes where, with its words; nothing but rows of the record.
-
-Attacks on one victim side by side, figure 1 (image restoration paper) in bands of 15 images, the
-appendix in blocks of 45, reconstructions that resemble nothing (image restoration paper, figure 4),
-and pairs by their SSIM, to see what a threshold means (KKT paper, figure 8).
-"""
+"""The report's pictures: attacks on one victim side by side, figure 1 (image restoration paper) in
+bands, the appendix in blocks, reconstructions that resemble nothing (its figure 4), and pairs by
+their SSIM, to see what a threshold means (KKT paper, figure 8); and sheets for a flow's page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from storage.documents import read_document
 from tasks.page.files import Arrays, Record
 from tasks.page.formats import fixed, score
-from tasks.page.pictures import data_uri, strips
-from tasks.report.headline import attack_title, method_title, picture_title
+from tasks.page.pictures import COLUMNS, Strip, data_uri, png_of, strips, strips_sheet
+from tasks.report.headline import attack_rows, attack_title, found_text, method_title, picture_title
 from tasks.report.record import SIDES
 
 PER_BAND = 15
@@ -30,13 +29,13 @@ KINDS = {"targets": "Training picture", "decoys": "Decoy"}
 
 @dataclass(frozen=True)
 class Shown:
-    """Some rows of one side in their order: `methods`, `rows` of the record, and by what name
-    pictures.npz has their pictures."""
+    """Some rows of one side in their order: by what name pictures.npz has their pictures, `rows` of
+    the record, and the methods that are shown, with their titles."""
 
     side: str
-    rows: list[int]
-    methods: list[str]
     place: str
+    rows: list[int]
+    titles: Mapping[str, str]
 
 
 def bands(record: Record, pictures: Arrays, side: str) -> list[dict[str, Any]]:
@@ -44,28 +43,29 @@ def bands(record: Record, pictures: Arrays, side: str) -> list[dict[str, Any]]:
     each method made of it."""
     grid = record["grid"]
     titles = {name: method_title(name)[1] for name in grid["methods"]}
-    shown = Shown(side, grid[side], grid["methods"], side)
-    return _bands(record, pictures, shown, titles, PER_BAND)
+    return _bands(record, pictures, Shown(side, side, grid[side], titles), PER_BAND)
 
 
 def attack_bands(record: Record, pictures: Arrays, side: str) -> list[dict[str, Any]]:
     """The images of one victim that are shown with every attack on it, in the same form."""
-    chosen = record["side_by_side"]
-    titles = {name: attack_title(record, name) for name in chosen["methods"]}
-    shown = Shown(side, chosen[side], chosen["methods"], f"attacks_{side}")
-    return _bands(record, pictures, shown, titles, PER_ATTACK_BAND)
+    rows = record["side_by_side"][side]
+    shown = Shown(side, f"attacks_{side}", rows, attack_titles(record))
+    return _bands(record, pictures, shown, PER_ATTACK_BAND)
 
 
-def _bands(
-    record: Record, pictures: Arrays, shown: Shown, titles: dict[str, str], width: int
-) -> list[dict[str, Any]]:
+def attack_titles(record: Record) -> dict[str, str]:
+    """Titles of what is shown side by side, by method."""
+    return {name: attack_title(record, name) for name in record["side_by_side"]["methods"]}
+
+
+def _bands(record: Record, pictures: Arrays, shown: Shown, width: int) -> list[dict[str, Any]]:
     kind, ids = KINDS[shown.side], record[shown.side]["image_id"]
     bands = []
     for first in range(0, len(shown.rows), width):
         rows = shown.rows[first : first + width]
         pieces = {
             name: pictures[f"{shown.place}/{name}"][first : first + width]
-            for name in ("original", *shown.methods)
+            for name in ("original", *shown.titles)
         }
         names = [f"{kind} {ids[row]}" for row in rows]
         originals = [
@@ -74,10 +74,10 @@ def _bands(
         ]
         title = "Original" if shown.side == "targets" else "Decoy"
         tiled = [{"title": title, "tiles": originals}]
-        for name in shown.methods:
+        for name, title in shown.titles.items():
             found = zip(rows, pieces[name], strict=True)
             tiles = [_tile(record, shown.side, name, row, picture) for row, picture in found]
-            tiled.append({"title": titles[name], "tiles": tiles})
+            tiled.append({"title": title, "tiles": tiles})
         bands.append({"columns": names, "width": width, "first": first + 1, "rows": tiled})
     return bands
 
@@ -186,3 +186,102 @@ def _pairs(
             "alt": f"{KINDS[side]} {record[side]['image_id'][row]}",
             "score": fixed(scores[row], 2),
         }
+
+
+Picture = npt.NDArray[np.uint8]
+
+
+def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -> bytes:
+    """PNG of the best-scored targets, and of the best-scored decoys below them: columns are images,
+    in the order of the report, rows the original and one per method, with the SSIM below each; one
+    line of text if no picture is kept."""
+    record = read_document(evaluation / "evaluation.json", "evaluate again")
+    names = {name: method_title(name)[1] for name in record["grid"]["methods"]}
+    strips: list[Strip] = []
+    with np.load(evaluation / "pictures.npz", allow_pickle=False) as pictures:
+        for side, title, most in (
+            ("targets", "training images", n_targets),
+            ("decoys", "decoys: no victim saw them", n_decoys),
+        ):
+            rows = record["grid"][side][:most]
+            if rows:
+                strips += [title, *_strips(record, pictures, Shown(side, side, rows, names), most)]
+    nothing: list[Strip] = [("no picture is kept: grid_rows is 0", [])]
+    return strips_sheet(strips or nothing, columns=n_targets, labels=1.7)
+
+
+def _strips(
+    record: Mapping[str, Any], pictures: Mapping[str, Picture], shown: Shown, columns: int
+) -> Iterator[Strip]:
+    """Originals over what each method made of them, with its SSIM; bold: good."""
+    for first in range(0, len(shown.rows), columns):
+        places = range(first, min(first + columns, len(shown.rows)))
+        originals = pictures[f"{shown.place}/original"]
+        yield "original", [(originals[k], "", False) for k in places]
+        for name, title in shown.titles.items():
+            ssim = record["methods"][name][shown.side]["ssim"]
+            tiles = []
+            for k in places:
+                score = ssim[shown.rows[k]]
+                good = score > record["settings"]["good_threshold"]
+                tiles.append((pictures[f"{shown.place}/{name}"][k], f"{score:.2f}", good))
+            yield title, tiles
+
+
+def attacks_sheet(evaluation: Path) -> bytes | None:
+    """PNG of one victim's training images over what each attack on it and the best restorer brought
+    back, with scores and the numbers of all victims, and of the decoys that came out best; None if
+    there was one attack."""
+    record = read_document(evaluation / "evaluation.json", "evaluate again")
+    if not record.get("side_by_side"):
+        return None
+    with np.load(evaluation / "pictures.npz", allow_pickle=False) as pictures:
+        return strips_sheet([*_attack_strips(record, pictures)], columns=COLUMNS)
+
+
+def _attack_strips(record: Mapping[str, Any], pictures: Mapping[str, Picture]) -> Iterator[Strip]:
+    shown, facts = record["side_by_side"], record["dataset"]
+    n = len(record["targets"]["image_id"])
+    yield f"Attacks on the same {facts['n_victims']} networks, {n} training images in all"
+    for row in attack_rows(record):
+        of_time = "" if row["seconds"] is None else f", {row['seconds']:.1f} s per network"
+        text = (
+            f"{row['title']}: {row['good']} of {n} good (decoys {row['good_decoys']}), mean SSIM "
+            f"{row['ssim']} ({row['ssim_decoys']}), found {found_text(row['found'])}{of_time}"
+        )
+        yield text, []
+    yield (
+        f"good: SSIM above {record['settings']['good_threshold']:g}; decoys: {n} images that no "
+        "network saw; found: what scores above all but 0, 1, 5 % of them",
+        [],
+    )
+    titles = {m: t.replace("then ", "then\n") for m, t in attack_titles(record).items()}
+    for side, title in (
+        ("targets", f"training images of network {shown['victim']}"),
+        ("decoys", "decoys, which no network saw: the nearest to anything that came back"),
+    ):
+        n_of_victim, n_shown = record[side]["victim"].count(shown["victim"]), len(shown[side])
+        whole = n_shown == n_of_victim
+        yield f"{'all ' if whole else ''}{n_shown}{'' if whole else f' of {n_of_victim}'} {title}"
+        of_side = Shown(side, f"attacks_{side}", shown[side], titles)
+        yield from _strips(record, pictures, of_side, COLUMNS)
+
+
+def curves_sheet(evaluation: Path) -> bytes:
+    """PNG of the SSIM of the i-th best image per method: targets solid, decoys dashed."""
+    from matplotlib.figure import Figure
+
+    record = read_document(evaluation / "evaluation.json", "evaluate again")
+    figure = Figure(figsize=(7, 3.6), dpi=130, layout="constrained")
+    axes = figure.subplots()
+    for k, (name, method) in enumerate(record["methods"].items()):
+        for side, style in (("targets", "-"), ("decoys", "--")):
+            ranked = sorted(method[side]["ssim"], reverse=True)
+            label = method_title(name)[0] if side == "targets" else None
+            axes.plot(range(1, len(ranked) + 1), ranked, style, color=f"C{k % 10}", lw=1.2,
+                      label=label)  # fmt: skip
+    axes.axhline(record["settings"]["good_threshold"], color="black", lw=0.8, ls=":")
+    axes.set(xlabel="images, best first", ylabel="SSIM", ylim=(None, 1))
+    axes.legend(fontsize=7, frameon=False, loc="upper right")
+    axes.spines[["top", "right"]].set_visible(False)
+    return png_of(figure)

@@ -1,9 +1,6 @@
 """The page that people see first: evaluation.json and pictures.npz as one self-contained HTML file.
-
-Nothing is computed here: every number is taken from the record and only rounded or binned for
-reading, every picture from the .npz. No request leaves the page; it works from a file, on paper and
-in the dark. The numbers behind each figure lie beside it, in report-data/ (docs/pages.md).
-"""
+Nothing is computed here: every number is the record's, rounded or binned for reading. The numbers
+behind each figure lie beside it, in report-data/ (docs/pages.md)."""
 
 from __future__ import annotations
 
@@ -14,15 +11,18 @@ from typing import Any
 
 from storage.documents import read_document
 from storage.files import text_bytes, write_file, write_json
-from tasks.page.files import Arrays, Record, page_of, read_arrays, write_tables
+from tasks.page.files import Arrays, Record, page_html, page_of, read_arrays, write_tables
 from tasks.page.formats import leaves
 from tasks.page.tables import Table
-from tasks.page.writer import page_html
 from tasks.report import image_grids
 from tasks.report.figures import (
     Figure,
+    before_after_figure,
+    hallucination_figure,
     halves_figure,
+    margin_figure,
     ranked_figure,
+    ranking_figure,
     roc_figure,
     styles,
     thresholds_figure,
@@ -36,6 +36,7 @@ from tasks.report.headline import (
     victims,
 )
 from tasks.report.record import (
+    COMMAND,
     SIDES,
     best_trained,
     evaluation_folder,
@@ -43,22 +44,14 @@ from tasks.report.record import (
     sampled_means,
     trained,
 )
-from tasks.report.scatter import (
-    before_after_figure,
-    hallucination_figure,
-    margin_figure,
-    ranking_figure,
-)
 from tasks.report.tables import (
-    appendix_table,
     attacks_table,
     examples_table,
     excluded_table,
-    grid_table,
     images_table,
     methods_table,
+    placed_tables,
     runs_table,
-    side_by_side_table,
     unlike_table,
 )
 
@@ -78,11 +71,11 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     """Make `report.html` (or `page`) from what an evaluation left in `out`; returns its path.
 
     Beside the page, the folder report-data gets the numbers of each figure as CSV, and `context`,
-    so that the page can be made again from its folder alone (`saved_context`). `context` is what
-    only the caller knows, all of it optional: `stages` (a list of {name, seconds}), `recipe` (the
-    job's settings), `seeds`, `versions`, `pairs` (facts about the pairs that restorers learned
-    from) and `restorers` (their cards, by name), each a possibly nested mapping that is shown as a
-    list; `machine`, `command` and `created` are texts.
+    so that the page can be made again from its folder alone. `context` is what only the caller
+    knows, all of it optional: `stages` (a list of {name, seconds}), `recipe` (the job's settings),
+    `seeds`, `versions`, `pairs` (facts about the pairs that restorers learned from) and `restorers`
+    (their cards, by name), mappings that are shown as lists; `machine`, `command` and `created` are
+    texts.
 
     Raises ValueError if there is no finished evaluation in `out`, or one of another version, or if
     `context` has another key.
@@ -94,8 +87,8 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     record = read_record(folder / "evaluation.json")
     pictures = read_arrays(folder / "pictures.npz", again="evaluate again")
     page = page or folder / "report.html"
-    with page_of(folder / "evaluation.json", "palimpsest evaluate"):
-        figures = {figure.name: figure for figure in _figures(record)}
+    with page_of(folder / "evaluation.json", COMMAND):
+        figures = _figures(record)
         tables = list(_tables(record, figures))
         html = _render(record, pictures, EMPTY_CONTEXT | dict(context), figures, tables)
     write_tables(page.parent / DATA_FOLDER, tables)
@@ -107,9 +100,7 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
 
 def saved_context(run: Path) -> dict[str, Any]:
     """The `context` of the report that was last made in `run`'s evaluation; empty if none was.
-
-    Raises ValueError if there is no finished evaluation, or the file is not a context.
-    """
+    Raises ValueError if there is no finished evaluation, or the file is not a context."""
     path = evaluation_folder(run) / DATA_FOLDER / CONTEXT
     if not path.exists():
         return {}
@@ -120,39 +111,31 @@ def saved_context(run: Path) -> dict[str, Any]:
 
 
 def rebuild_report(run: Path, page: Path | None = None) -> Path:
-    """The report of a finished evaluation, written from its folder alone, by default into it.
-
-    `run` is a job's folder or the evaluation's own; no store is opened. What the evaluation itself
-    does not know (times, settings of the job) is taken from an earlier report there, if any.
-    Raises ValueError for a folder without a finished evaluation, or of another version.
-    """
+    """The report of a finished evaluation (`run`: a job's folder or the evaluation's own), written
+    from its folder alone, by default into it; times and settings of the job are taken from an
+    earlier report there. Raises ValueError for a folder without a finished evaluation, or of
+    another version."""
     folder = evaluation_folder(run)
     return write_report(folder, saved_context(folder), page=page)
 
 
-def _figures(record: Record) -> Iterator[Figure]:
-    """The charts that this record has the numbers for."""
+FIGURES = (ranked_figure, halves_figure, margin_figure, thresholds_figure, roc_figure,
+           ranking_figure, hallucination_figure)  # fmt: skip
+
+
+def _figures(record: Record) -> dict[str, Figure]:
+    """The charts that this record has the numbers for, by name."""
     best = best_trained(record)
-    made = [
-        ranked_figure(record),
-        before_after_figure(record, best) if best else None,
-        halves_figure(record),
-        margin_figure(record),
-        thresholds_figure(record),
-        roc_figure(record),
-        ranking_figure(record),
-        hallucination_figure(record),
-    ]
-    yield from (figure for figure in made if figure is not None)
+    made = [make(record) for make in FIGURES]
+    made += [before_after_figure(record, best)] if best else []
+    return {figure.name: figure for figure in made if figure is not None}
 
 
 def _tables(record: Record, figures: Mapping[str, Figure]) -> Iterator[Table]:
     yield methods_table(record)
     if record.get("side_by_side"):
         yield attacks_table(record)
-        yield side_by_side_table(record)
-    yield grid_table(record)
-    yield appendix_table(record)
+    yield from placed_tables(record)
     yield examples_table(record)
     if record["nothing"]["n"]:
         yield unlike_table(record)

@@ -12,7 +12,9 @@ from storage.documents import read_document
 from tasks.evaluation.record import SCHEMA, SIDES, VERSION
 from tasks.page.files import Record
 
-__all__ = ["SIDES", "Record", "evaluation_folder", "read_record"]
+__all__ = ["COMMAND", "SIDES", "Record", "evaluation_folder", "read_record"]
+
+COMMAND = "palimpsest evaluate"
 
 
 def evaluation_folder(run: Path) -> Path:
@@ -72,7 +74,7 @@ def best_trained(record: Record) -> str | None:
     return max(trained(record), key=merit, default=None)
 
 
-def experiment_of(record: Record) -> dict[str, Any]:
-    """The settings of the experiment, from the manifest of the store."""
+def campaign_of(record: Record) -> dict[str, Any]:
+    """The settings of the campaign, from the manifest of the store."""
     manifest = record["dataset"]["manifest"]
-    return dict(manifest.get("campaign", manifest).get("experiment", {}))
+    return dict(manifest.get("campaign", manifest))

@@ -1,19 +1,17 @@
-"""Inputs of restoring: a folder of pictures, or the confident reconstructions of a store of pairs.
-
-Both give 8-bit pictures with a name each, as often as they are asked, and hold one at a time (a
-store a few hundred). Reconstructions are drawn as everywhere: scaled as far as they stay in [0, 1]
-around the mean image of their run. Of each candidate of an attack its last saved iteration counts.
-"""
+"""Inputs of restoring: a folder of pictures, or the confident reconstructions of a store of pairs,
+of each candidate the last saved iteration, scaled as far as they stay in [0, 1] around the mean
+image of their run. Both give 8-bit pictures with a name each, and hold few at a time."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,11 +33,9 @@ ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class InputPicture:
-    """A picture to restore: uint8 `pixels` (3, h, w), and in `facts` where it is from.
-
-    `name` is unique among the inputs and a relative path without an ending. `given`: (height,
-    width) that it had, and `mode`, what its file holds (Pillow's).
-    """
+    """A picture to restore: uint8 `pixels` (3, h, w), in `facts` where it is from; `name`, a
+    relative path without an ending, is unique. `given`: (height, width) that it had, and `mode`,
+    what its file holds (Pillow's)."""
 
     name: str
     pixels: npt.NDArray[np.uint8]
@@ -48,27 +44,33 @@ class InputPicture:
     mode: str = COLOUR
 
 
-class Inputs(Protocol):
+class Inputs(ABC):
     """Pictures that can be gone through more than once, always in the same order."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[InputPicture]: ...
-
+    @abstractmethod
     def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
         """Those that iterating gives at `places`, counted from 0 and ascending."""
 
     @property
+    @abstractmethod
     def location(self) -> str:
         """Place of the pictures."""
 
     @property
+    @abstractmethod
     def description(self) -> dict[str, Any]:
         """Identity of the pictures, wherever they are, but for their pixels."""
+
+    def __iter__(self) -> Iterator[InputPicture]:
+        return self.at(range(len(self)))
 
     def tally(self) -> Tally:
         """Facts that are known before any is counted: the size they are made into, what is left
         out."""
+        return Tally()
 
 
 def open_inputs(
@@ -81,16 +83,12 @@ def open_inputs(
     """The pictures in the folder, or in the store of pairs, at `source`; the first `limit`.
 
     With `skip_corrupt` files of a folder that cannot be read are left out, which reads them all
-    once more.
+    once more. With `size` every one of a folder is cropped to its centre of that shape and resized
+    to that size (`resized`); a store's never are.
 
-    Pictures have the size that they have. With `size` every one of a folder is cropped to its
-    centre of that shape and resized to that size (`resized`); a store's never are.
-
-    Raises:
-        ValueError: `limit` or a side of `size` below 1, a `size` beyond what a picture may have, or
-            one for a store.
-        SourceError: there is no picture, or two have the same name but for the ending.
-        StorageError: a store that cannot be read.
+    Raises ValueError for `limit` or a side of `size` below 1, a `size` beyond what a picture may
+    have, or one for a store; SourceError if there is no picture, or two have the same name but for
+    the ending; StorageError for a store that cannot be read.
     """
     sides = (size, size) if isinstance(size, int) else size
     if (limit is not None and limit < 1) or (sides is not None and min(sides) < 1):
@@ -130,7 +128,7 @@ def size_text(height: int, width: int) -> str:
 
 
 @dataclass(frozen=True)
-class FolderPictures:
+class FolderPictures(Inputs):
     """Picture files, those in folders inside included, in the order of their names."""
 
     folder: Path
@@ -173,9 +171,6 @@ class FolderPictures:
     def __len__(self) -> int:
         return len(self.files)
 
-    def __iter__(self) -> Iterator[InputPicture]:
-        return self.at(range(len(self)))
-
     def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
         """Raises SourceError naming a file that cannot be read."""
         for place in places:
@@ -213,7 +208,7 @@ class FolderPictures:
 
 
 @dataclass(frozen=True)
-class StorePictures:
+class StorePictures(Inputs):
     """Rows of a store's pairs, in its order: the last saved one of each confident candidate."""
 
     dataset: Dataset
@@ -243,9 +238,6 @@ class StorePictures:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[InputPicture]:
-        return self.at(range(len(self)))
-
     def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
         """Raises CorruptPartError where the stored bytes are not what was written."""
         numbers = ("pairs/candidate", "pairs/iteration", "runs/run", "targets/image_id")
@@ -272,16 +264,11 @@ class StorePictures:
     def location(self) -> str:
         return self.dataset.root
 
-    def tally(self) -> Tally:
-        return Tally()
-
 
 def content_of(inputs: Inputs, check: Callable[[InputPicture], None]) -> tuple[str, Reading]:
     """SHA-256 over the names, facts and pixels of all inputs, each of which is read and checked,
-    and what was read.
-
-    Raises what reading and `check` raise: nothing is begun on inputs that cannot be finished.
-    """
+    and what was read. Raises what reading and `check` raise: nothing is begun that cannot be
+    finished."""
     digest, tally = hashlib.sha256(), inputs.tally()
     for picture in inputs:
         check(picture)

@@ -32,9 +32,11 @@ from PIL import Image
 from torch import Tensor
 
 from storage.documents import understood
-from storage.errors import SourceError
+from storage.errors import SourceError, shown
 from storage.files import TEMPORARY_PREFIX, full_device_explained, write_file, write_json
 from storage.sources.picture_files import Reading
+from tasks.page.formats import tail
+from tasks.page.pictures import Strip, Tile, strips_sheet
 from tasks.restoring.folder import (
     FINISHED,
     SCHEMA,
@@ -55,8 +57,14 @@ from tasks.restoring.restore import (
     picture_seeds,
     summarised,
 )
-from tasks.restoring.sheet import N_ROWS, N_SAMPLES_SHOWN, Pixels, SheetRow, restoration_sheet
 
+Pixels = npt.NDArray[np.uint8]
+
+N_ROWS = 24
+N_SAMPLES_SHOWN = 4
+TILE = 96
+LABELS, N_LETTERS = 2.3, 26
+"""Of the sheet: its lines, the side of a picture, room for names in tiles and in letters."""
 WHITE = 0.25
 """The disagreement that is drawn white."""
 SAVE_SECONDS = 5.0
@@ -129,11 +137,8 @@ def restore_pictures(
 def check_restoration(
     restorer: OpenRestorer, inputs: Inputs, out: Path, config: Restoration, *, fresh: bool = False
 ) -> Reading:
-    """Summary of the inputs, all of which are read.
-
-    Raises all that `restore_pictures` raises before it begins: a command asks this before it starts
-    anything.
-    """
+    """Summary of the inputs, all of which are read. Raises all that `restore_pictures` raises
+    before it begins."""
     check_free(out, inputs.location, fresh=fresh)
     settings, _names, reading = _settings(restorer, inputs, config)
     if not fresh:
@@ -144,12 +149,9 @@ def check_restoration(
 
 @dataclass
 class _Job:
-    """A restoration on its way.
-
-    `names` are those of the inputs, in their order. `done` has the facts of each finished picture
-    by its name, `shown` the first samples of the pictures that the sheet shows, as far as they were
-    drawn by this process.
-    """
+    """A restoration on its way: the inputs' `names` in their order, the facts of each finished
+    picture in `done`, and in `shown` the first samples of pictures on the sheet, as far as they
+    were drawn here."""
 
     restorer: OpenRestorer
     inputs: Inputs
@@ -205,20 +207,18 @@ class _Job:
         return body | {"pictures": pictures}
 
     def sheet(self) -> bytes:
-        """Pictures in even distances, from the first to the last."""
+        """PNG of pictures in even distances, from the first to the last: the input beside its mean,
+        the first samples and their disagreement."""
         n, n_rows = len(self.names), len(self._on_sheet)
         note = f"all {n} pictures" if n > 1 else "1 picture"
         if n_rows < n:
             note = f"{n_rows} of {n:,} pictures, chosen evenly"
         if self.restorer.generative:
             note += f", {self.config.n_samples} samples each; disagreement: white is {WHITE}"
-        return restoration_sheet(
-            (self._row(picture) for picture in self.inputs.at(self._on_sheet)),
-            n_rows=n_rows,
-            n_samples=self._n_samples_shown,
-            title=f"Restored by {self.restorer.name}",
-            note=note,
-        )
+        strips: list[Strip] = [f"Restored by {self.restorer.name}: {note}"]
+        strips += [self._strip(picture) for picture in self.inputs.at(self._on_sheet)]
+        columns = self._n_samples_shown + 3 if self._n_samples_shown else 2
+        return strips_sheet(strips, columns=columns, labels=LABELS, at_edge=True)
 
     @cached_property
     def _on_sheet(self) -> list[int]:
@@ -233,20 +233,23 @@ class _Job:
     def _n_samples_shown(self) -> int:
         return min(self.config.n_samples, N_SAMPLES_SHOWN) if self.restorer.generative else 0
 
-    def _row(self, picture: InputPicture) -> SheetRow:
+    def _strip(self, picture: InputPicture) -> Strip:
         """A line of the sheet; samples that an earlier process drew are drawn once more."""
-        name = picture.name
-        if self._n_samples_shown and name not in self.shown:
-            drawn = self._samples([picture], self._n_samples_shown)
+        name, n_samples = picture.name, self._n_samples_shown
+        if n_samples and name not in self.shown:
+            drawn = self._samples([picture], n_samples)
             self.shown[name] = tuple(_bytes(sample) for sample in drawn[:, 0])
-        return SheetRow(
-            name=name,
-            given=picture.pixels,
-            mean=_read(self._path("mean", name)).transpose(2, 0, 1),
-            samples=self.shown.get(name, ()),
-            disagreement=_read(self._path("disagreement", name)),
-            mean_disagreement=self.done[name]["mean_disagreement"],
-        )
+        height, width = picture.pixels.shape[1:]
+        plain = tail(shown(name), N_LETTERS).replace("$", r"\$")  # else it would be a formula
+        said = [plain, f"{height} x {width}"]
+        said[1] += ", smaller here" if max(height, width) > TILE else ""
+        mean = _read(self._path("mean", name)).transpose(2, 0, 1)
+        tiles = [_tile(picture.pixels, "input"), _tile(mean, "mean" if n_samples else "restored")]
+        if n_samples:
+            said.append(f"disagreement {self.done[name]['mean_disagreement']:.4f}")
+            tiles += [_tile(made, f"sample {k}") for k, made in enumerate(self.shown[name])]
+            tiles.append(_tile(_read(self._path("disagreement", name))[None], "disagreement"))
+        return "\n".join(said), tiles
 
     def _batches(self, pictures: Iterator[InputPicture]) -> Iterator[list[InputPicture]]:
         """Neighbours of one size, as many as fill a batch."""
@@ -330,6 +333,13 @@ def _settings(
         "keep_samples": config.keep_samples,
     }
     return json.loads(json.dumps(settings)), names, reading
+
+
+def _tile(pixels: Pixels, text: str) -> Tile:
+    """A picture (c, h, w) within a square of TILE, areas averaged, and its words."""
+    picture = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0).squeeze()))
+    picture.thumbnail((TILE, TILE), Image.Resampling.BOX)
+    return np.atleast_3d(np.asarray(picture)).transpose(2, 0, 1), text, False
 
 
 def _floats(pictures: Sequence[InputPicture]) -> Tensor:

@@ -1,9 +1,6 @@
-"""A restorer of the user's own: an ONNX file, run by onnxruntime.
-
-The model takes float32 pictures (n, 3, h, w), RGB, in [0, 1] or in [-1, 1], and gives as many of
-the same size in the same range. n, h and w may be fixed in the file. Files are data, but a model
-may hold any computation: run those that you trust.
-"""
+"""A restorer of the user's own: an ONNX file, run by onnxruntime. It takes float32 pictures (n, 3,
+h, w), RGB, in [0, 1] or in [-1, 1], and gives as many of the same size in the same range; n, h and
+w may be fixed. A model may hold any computation: run those that you trust."""
 
 from __future__ import annotations
 
@@ -33,14 +30,12 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 class OnnxRestorer:
-    """A restorer with the `restore` method of the others; one answer per picture.
+    """A restorer with the `restore` method of the others; one answer per picture. `resolution` is
+    (h, w) where the file fixes it, else None for each; `device` is where it runs.
 
-    `resolution` is (h, w) where the file fixes it, else None for each; `device` is where it runs.
-
-    Raises:
-        ValueError: an unknown range, a device that onnxruntime lacks, or a model whose input or
-            output is not a batch of RGB pictures in float32.
-        StorageError: onnxruntime is missing, or cannot read the file.
+    Raises ValueError for an unknown range, a device that onnxruntime lacks, or a model whose input
+    or output is not a batch of RGB pictures in float32; StorageError if onnxruntime is missing, or
+    cannot read the file.
     """
 
     def __init__(
@@ -130,11 +125,9 @@ class OnnxRestorer:
 
 
 def weight_files(folder: Path, content: bytes) -> list[Path]:
-    """The files in `folder` that the ONNX model `content` names for its weights, sorted.
-
-    Protobuf writes each name as the value of the key "location"; other values of such a key, in a
-    model's remarks, name no file that is there.
-    """
+    """The files in `folder` that the ONNX model `content` names for its weights, sorted: values of
+    the key "location", as Protobuf writes it, of which those in a model's remarks name no file that
+    is there."""
     names = set()
     for found in _LOCATION.finditer(content):
         length = sum((byte & 0x7F) << 7 * k for k, byte in enumerate(found[1]))

@@ -1,18 +1,12 @@
-"""Use a restorer: pictures in, their restorations and how far these disagree out.
+"""Use a restorer: `mean, disagreement = open_restorer("runs/cifar/restorers/edm")(pictures)`.
 
-    from tasks.restoring.restore import open_restorer
-    restorer = open_restorer("runs/cifar/restorers/edm")
-    mean, disagreement = restorer(pictures, n_samples=20)
+A generative restorer (EDM) draws several restorations of each picture. Their mean is the image
+restoration paper's guard against hallucination; their standard deviation says what the picture
+determines and what is made up. All others give one answer, and a disagreement of 0.
 
-A generative restorer (EDM) draws `n_samples` restorations of each picture. Their mean is paper
-image restoration paper's guard against hallucination; their standard deviation says where they
-agree, that is what the picture determines and what is made up. All others give one answer, and a
-disagreement of 0.
-
-Each picture has noise of its own, seeded by its content (`picture_seeds`): a restoration is the
-same whatever it is batched with, whatever the file is called and however many pictures there are,
-up to the rounding of float32 in kernels that take other paths for other batch sizes. The seed is
-of the picture rounded to 8 bits, so it survives PNG and the last bits of somebody's arithmetic.
+Each picture has noise of its own, seeded by its content at 8 bits (`picture_seeds`): a restoration
+is the same whatever it is batched with, up to the rounding of float32 in kernels that take other
+paths for other batch sizes.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +40,9 @@ ROUNDING = 1e-6
 """How far outside [0, 1] a value may be by somebody's float arithmetic; it is clipped."""
 
 
+Floats = TypeVar("Floats", npt.NDArray[Any], Tensor)
+
+
 class Restores(Protocol):
     """The method that makes a restorer, learned or not."""
 
@@ -65,11 +62,11 @@ class Restores(Protocol):
 class OpenRestorer:
     """A restorer with everything it needs, ready to be called.
 
-    `name` and `settings` say what it is, `fingerprint` is the SHA-256 of its file, which for a
-    trained one is the card that names the weights (of its settings if it has no file).
-    `resolution` is the (height, width) it works at, None where any will do. Its network takes
-    sides that are multiples of `patch`; others are made so by repeating the last row and column,
-    which are cut off again. One that is not `generative` has one answer per picture.
+    `fingerprint` is the SHA-256 of its file, which for a trained one is the card that names the
+    weights (of its settings if it has no file). `resolution` is the (height, width) it works at,
+    None where any will do. Its network takes sides that are multiples of `patch`; others are made
+    so by repeating the last row and column, which are cut off again. One that is not `generative`
+    has one answer per picture.
     """
 
     restorer: Restores
@@ -82,42 +79,25 @@ class OpenRestorer:
     resolution: tuple[int | None, int | None] = (None, None)
     patch: int = 1
 
-    @overload
     def __call__(
         self,
-        pictures: npt.NDArray[np.floating[Any]],
-        *,
-        n_samples: int = ...,
-        seed: int = ...,
-        batch_size: int = ...,
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]: ...
-
-    @overload
-    def __call__(
-        self, pictures: Tensor, *, n_samples: int = ..., seed: int = ..., batch_size: int = ...
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def __call__(
-        self,
-        pictures: npt.NDArray[np.floating[Any]] | Tensor,
+        pictures: Floats,
         *,
         n_samples: int = N_SAMPLES,
         seed: int = 0,
         batch_size: int = BATCH_SIZE,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Floats, Floats]:
         """(mean, disagreement): what the pictures are restored to, and how sure that is.
 
         `pictures`: floats (n, 3, h, w) in [0, 1], RGB, as numpy array or tensor on any device. The
-        answers are of the same sort, float32, where the pictures are: `mean` (n, 3, h, w) in
-        [0, 1] over `n_samples` samples; `disagreement` (n, h, w) in [0, 0.5], their standard
-        deviation in each pixel, averaged over the channels. `seed` gives other samples. At most
-        `batch_size` (sample, picture) pairs are on the device at once, fewer if they are large,
-        and about as many in memory beyond the answers.
+        answers are of the same sort, float32, where the pictures are: `mean` (n, 3, h, w) in [0, 1]
+        over `n_samples` samples; `disagreement` (n, h, w) in [0, 0.5]. `seed` gives other samples.
+        At most `batch_size` (sample, picture) pairs are on the device at once, fewer if they are
+        large.
 
-        Raises:
-            ValueError: pictures of another type, shape or range, or of a size that this restorer
-                cannot take; `n_samples` or `batch_size` below 1, or a negative `seed`; a restorer
-                that gives values that are not finite.
+        Raises ValueError for pictures of another type, shape or range, or of a size that this
+        restorer cannot take; `n_samples` or `batch_size` below 1, or a negative `seed`; a restorer
+        that gives values that are not finite.
         """
         given = self._checked(pictures)
         check_counts(n_samples, batch_size, seed)
@@ -143,10 +123,8 @@ class OpenRestorer:
         progress: Progress = no_progress,
     ) -> Tensor:
         """All samples (s, n, 3, h, w) of float32 `pictures`, on the CPU; s is 1 unless generative.
-
         Sample k of a picture depends on the picture, its seed and k alone. Raises ValueError if the
-        restorer gives something that is not finite.
-        """
+        restorer gives something that is not finite."""
         height, width = pictures.shape[2:]
         beyond = (0, -width % self.patch, 0, -height % self.patch)
         if any(beyond):
@@ -215,16 +193,13 @@ class OpenRestorer:
 def open_restorer(
     weights: str | Path, *, device: Device = "auto", onnx_range: OnnxRange = "0..1"
 ) -> OpenRestorer:
-    """The restorer that `weights` names.
+    """The restorer that `weights` names: a folder that `palimpsest train` wrote (or the model.json
+    in it), an ONNX file (`*.onnx`, whose pictures are in `onnx_range`), or one of the baselines
+    `nlm`, `tv`, `wavelet`, which run on the CPU wherever `device` is.
 
-    That is a folder that `palimpsest train` wrote (or the model.json in it), an ONNX file
-    (`*.onnx`, whose pictures are in `onnx_range`), or one of the baselines `nlm`, `tv`, `wavelet`.
-    `device` is where networks run; the baselines run on the CPU.
-
-    Raises:
-        ValueError: nothing of that name, a device that is not there, or a model that takes or
-            gives something else than pictures.
-        StorageError: the weights cannot be read, or a package that they need is missing.
+    Raises ValueError for nothing of that name, a device that is not there, or a model that takes or
+    gives something else than pictures; StorageError if the weights cannot be read, or a package
+    that they need is missing.
     """
     text = str(weights)
     if text in GENERIC_RESTORERS:
@@ -265,11 +240,8 @@ def picture_seeds(pictures: Tensor, seed: int = 0) -> Tensor:
 
 
 def summarised(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (n, 3, h, w) and disagreement (n, h, w) of samples (s, n, 3, h, w).
-
-    The disagreement is the standard deviation over the samples, sqrt(mean((x - mean)^2)), averaged
-    over the channels; 0 for one sample.
-    """
+    """Mean (n, 3, h, w) and disagreement (n, h, w) of samples (s, n, 3, h, w): their standard
+    deviation sqrt(mean((x - mean)^2)), averaged over the channels; 0 for one sample."""
     mean = samples.mean(dim=0)
     return mean, (samples - mean).square().mean(dim=0).sqrt().mean(dim=1)
 

@@ -39,8 +39,7 @@ from tasks.campaign.status import find_recipe, stored_sampling
 from tasks.dataset.export import rendered
 from tasks.evaluation.evaluate import read_excluded
 from tasks.report import page as report
-from tasks.report.compare import compare, open_runs
-from tasks.report.compare_page import write_comparison
+from tasks.report.compare_page import compare_runs
 from tasks.restoring.folder import SCHEMA as RESTORATION
 from tasks.restoring.folder import VERSION as RESTORATION_VERSION
 from tasks.restoring.folder import read_record
@@ -135,8 +134,7 @@ def _context(folder: Path) -> Path:
 
 
 def _compared(folder: Path) -> None:
-    runs = open_runs([folder / "a", folder / "b"])
-    write_comparison(compare(runs), runs, folder / "compare.html")
+    compare_runs([folder / "a", folder / "b"], folder / "compare.html")
 
 
 def _checkpoint(folder: Path) -> Path:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tasks.progress import progress_line, rate_text
-from tasks.report.contact_sheet import contact_sheet
+from tasks.report.image_grids import contact_sheet
 from tasks.workspace import Workspace
 
 

@@ -11,9 +11,17 @@ from tasks.attack_file.report import check_chances, leave, page_context
 from tasks.devices import Device, resolve_device
 from tasks.families.autoencoder.attack import Recovery, recover_all
 from tasks.families.autoencoder.inputs import AutoencoderJob
-from tasks.families.autoencoder.preflight import PreparedAutoencoder, prepare_autoencoder
-from tasks.families.autoencoder.report import autoencoder_page, recoveries_sheet, write_recoveries
-from tasks.families.autoencoder.results import Cell, conventions, pairs, record_of_cell, score
+from tasks.families.autoencoder.material import PreparedAutoencoder, prepare_autoencoder
+from tasks.families.autoencoder.results import (
+    Cell,
+    autoencoder_page,
+    conventions,
+    pairs,
+    record_of_cell,
+    recoveries_sheet,
+    score,
+    write_recoveries,
+)
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 

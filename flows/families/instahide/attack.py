@@ -10,7 +10,7 @@ from tasks.artifacts import leave_table
 from tasks.attack_file.report import leave, page_context
 from tasks.devices import Device, resolve_device, use_threads
 from tasks.families.instahide.attack import METHODS, attack_all
-from tasks.families.instahide.encode import EncodeJob, encode
+from tasks.families.instahide.encode import EncodeJob, SimilarityJob, encode, train_similarity
 from tasks.families.instahide.inputs import (
     LEVELS,
     NORMAL,
@@ -26,7 +26,6 @@ from tasks.families.instahide.report import (
     write_images,
 )
 from tasks.families.instahide.results import Scored, method_record
-from tasks.families.instahide.similarity import SimilarityJob, train_similarity
 from tasks.orchestration import flow, task
 from tasks.page.formats import duration
 from tasks.progress import stage_progress

@@ -1,10 +1,6 @@
-"""Recover degraded images from an autoencoder, piece by piece; what is done is not done again.
-
-A piece is some images of one case by one method. Every sample is a function of f, its degraded
-image, the method and its own random numbers, so pieces may be done in any order and interrupted
-between any two. Each leaves a checkpoint in `OUT/cache`, named by a hash of all that it depends on:
-other settings, masks or methods make other pieces beside it, and the same command finds its own.
-"""
+"""Recover degraded images from an autoencoder in pieces: some images of one case by one method, a
+function of f, the images, the method and their own random numbers. Each leaves a checkpoint in
+`OUT/cache`, named by a hash of all that it depends on, so that none is done again."""
 
 from __future__ import annotations
 

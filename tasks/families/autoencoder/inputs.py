@@ -18,6 +18,7 @@ from recon_core.degradation import MASKS
 from storage.weights import WeightsError, check_weights_file, read_weights
 from tasks.attack_file.pictures import Shape, Split, by_channel, shape_of
 from tasks.attack_file.programs import Program, in_rows, program_kind, read_program
+from tasks.attack_file.record import check_least, check_std
 from tasks.devices import check_memory
 from tasks.families.autoencoder.networks import (
     Architecture,
@@ -76,15 +77,10 @@ class AutoencoderJob:
             )
         if self.originals is not None and self.degraded is None:
             raise ValueError("--originals belong to --degraded; with --data they are known")
-        for name in ("limit", "n_shown"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch={self.batch} must be at least 1")
+        check_least(self, limit=1, n_shown=1, batch=1)
+        check_std(self.std)
         if not (math.isfinite(self.noise) and self.noise >= 0):
             raise ValueError(f"noise={self.noise} is no standard deviation; 0.02 is paper 000's")
-        if not all(math.isfinite(s) and s > 0 for s in self.std):
-            raise ValueError(f"std={self.std} must be positive")
         self._check_methods()
 
     def _check_methods(self) -> None:
@@ -117,11 +113,8 @@ class AutoencoderVictim:
 
 def read_victim(job: AutoencoderJob, hint: Callable[[], Shape | None]) -> AutoencoderVictim:
     """The network in the job's file; `hint` is asked for the images' shape if nothing else says it.
-
-    Raises:
-        WeightsError: the file cannot be used, is not trusted, or gives no images back.
-        ValueError: settings that do not fit the network.
-    """
+    Raises WeightsError if the file cannot be used, is not trusted, or gives no images back,
+    ValueError for settings that do not fit the network."""
     check_weights_file(job.weights)
     kind = program_kind(job.weights)
     if kind is None:

@@ -1,9 +1,12 @@
-"""The images of an attack on an autoencoder: read, degraded, and checked against each other."""
+"""The images of an attack on an autoencoder: read, degraded, and checked against each other; and
+what f says of its chances."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +14,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from recon_core.attacks.autoencoder.preflight import (
+    NOT_FITTED,
+    Samples,
+    autoencoder_preflight,
+    reconstruction_errors,
+)
 from recon_core.degradation import check_degraded, degrade, mask_from_picture, mask_pattern
 from recon_core.types import seeded_generator
+from recon_core.victims.preflight import Preflight
 from storage.errors import SourceError, shown
 from tasks.attack_file.pictures import (
     Named,
@@ -26,16 +36,24 @@ from tasks.attack_file.pictures import (
     read_source,
     side_of,
 )
-from tasks.families.autoencoder.inputs import NO_CONTROL, AutoencoderJob
+from tasks.attack_file.record import chances
+from tasks.families.autoencoder.inputs import (
+    NO_CONTROL,
+    AutoencoderJob,
+    AutoencoderVictim,
+    read_victim,
+)
+
+SHARED = (
+    "control images of SOURCE are among the training images, too; a control is what the network "
+    "never saw"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Degraded images of one kind: what the attack is given.
-
-    `side` is "train" or "control". `mask`: the truth, True where a pixel was kept, or None.
-    `original`: None where it is not known.
-    """
+    """Degraded images of one kind: what the attack is given. `side` is "train" or "control"; `mask`
+    is True where a pixel was kept, None where it or `original` is not known."""
 
     mask_name: str
     side: str
@@ -63,18 +81,16 @@ def shape_hint(job: AutoencoderJob) -> Shape | None:
 
 
 def read_material(job: AutoencoderJob, shape: Shape) -> Material:
-    """Everything that is attacked, and what is known beside it.
-
-    Raises SourceError for pictures that are not there, cannot be read or do not fit, ValueError for
-    settings that do not fit together.
-    """
+    """Everything that is attacked, and what is known beside it. Raises SourceError for pictures
+    that are not there, cannot be read or do not fit, ValueError for settings that do not fit
+    together."""
     if job.degraded is not None:
         return _degraded_material(job, shape, job.degraded)
     assert job.data is not None
     split = job.split or default_split(job.data, "train")
     train = _read(job, job.data, split, shape)
     control = _control(job, split, shape)
-    _check_disjoint(train, control)
+    train.check_disjoint(control, SHARED)
     sides = [("train", train), *([] if control is None else [("control", control)])]
     masks = _masks(job, shape)
     cases = [
@@ -160,21 +176,12 @@ def _degraded_material(job: AutoencoderJob, shape: Shape, folder: Path) -> Mater
     cases = [Case("given", "train", names, y, known, None if train is None else train.images)]
     control = _control(job, "all", shape)
     if control is not None:
-        _check_disjoint(train, control)
+        if train is not None:
+            train.check_disjoint(control, SHARED)
         holes = (y > 0).any(1) if known is None else known[:, 0]
         rows = torch.arange(len(control)) % len(holes)
         cases.append(_case(job, "given", "control", control, holes[rows]))
     return Material(train, control, tuple(cases))
-
-
-def _check_disjoint(train: Named | None, control: Named | None) -> None:
-    if train is None or control is None:
-        return
-    if n_shared := train.n_shared_with(control):
-        raise ValueError(
-            f"{n_shared} of {len(control)} control images of {control.source} are among the "
-            "training images, too; a control is what the network never saw"
-        )
 
 
 def _same_size(files: list[Path], shape: Shape, option: str) -> npt.NDArray[np.uint8]:
@@ -190,3 +197,61 @@ def _same_size(files: list[Path], shape: Shape, option: str) -> npt.NDArray[np.u
             )
         pictures.append(pixels.transpose(2, 0, 1))
     return np.stack(pictures)
+
+
+N_NOISE = 8
+MAX_IMAGES = 64
+"""Images of each kind that preflight looks at."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedAutoencoder:
+    """Start of an attack, checked."""
+
+    victim: AutoencoderVictim
+    material: Material
+    preflight: Preflight
+
+    def record(self) -> dict[str, Any]:
+        """The preflight as JSON."""
+        numbers = self.preflight.numbers
+        return chances(self.preflight) | {
+            "numbers": {name: float(f"{value:.6g}") for name, value in numbers.items()},
+            "victim": self.victim.facts,
+        }
+
+
+def prepare_autoencoder(job: AutoencoderJob, device: str = "cpu") -> PreparedAutoencoder:
+    """Read and check the job's files, and ask f. Raises WeightsError or SourceError for files that
+    cannot be used, ValueError for settings that do not fit together."""
+    victim = read_victim(job, functools.partial(shape_hint, job))
+    material = read_material(job, victim.shape)
+    train = None if material.train is None else material.train.images[:MAX_IMAGES].to(device)
+    control = None if material.control is None else material.control.images[:MAX_IMAGES].to(device)
+    noise = [
+        torch.rand(victim.shape, generator=seeded_generator(job.seed, row, "preflight noise"))
+        for row in range(N_NOISE)
+    ]
+    samples = Samples(
+        images=train,
+        control=control,
+        noise=torch.stack(noise).to(device),
+        generators=lambda n: [seeded_generator(job.seed, row, "preflight") for row in range(n)],
+    )
+    f = victim.function(device)
+    remedy = "" if train is None else _remedy(victim, train, device)
+    return PreparedAutoencoder(victim, material, autoencoder_preflight(f, samples, remedy=remedy))
+
+
+def _remedy(victim: AutoencoderVictim, images: Tensor, device: str) -> str:
+    """Which other activation would reconstruct the images, if one does and this one does not."""
+    if float(reconstruction_errors(victim.function(device), images).mean()) <= NOT_FITTED:
+        return ""
+    losses = {
+        name: float(reconstruction_errors(function(device), images).mean())
+        for name, function in victim.alternatives.items()
+    }
+    best = min(losses, key=lambda name: losses[name], default=None)
+    if best is None or not losses[best] <= NOT_FITTED:
+        return ""
+    return f"With --activation {best} the error is {losses[best]:.2g}."

@@ -1,10 +1,7 @@
-"""Autoencoders f read from the tensors of a file: dense ones of any widths, and our U-Nets.
-
-A dense network is found from its matrices, whatever their names (`storage.layers`); numbers beside
-them, one or one per unit after every hidden layer, are slopes of PReLUs. A U-Net is one of
-`recon_core.victims.autoencoder`: found by its tensors' names, or given by `--arch` and taken in the
-order of the file. Which activation it was is nowhere in the weights unless it is a PReLU.
-"""
+"""Autoencoders f read from the tensors of a file: dense ones of any widths, found from their
+matrices (`storage.layers`), numbers beside them being slopes of PReLUs; and U-Nets of
+`recon_core.victims.autoencoder`, found by their tensors' names, or given by `--arch` and taken in
+the order of the file. Which activation it was is nowhere in the weights unless it is a PReLU."""
 
 from __future__ import annotations
 
@@ -81,11 +78,8 @@ class Architecture:
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """f for a batch (b, c, h, w) on the device of its input, and what it is.
-
-    `d`: the number of values it takes, if that is fixed; `channels` likewise. `guessed`: the
-    activation is a guess.
-    """
+    """f for a batch (b, c, h, w) on the device of its input, and what it is. `d` and `channels`:
+    the number of values and channels it takes, if fixed; `guessed`: the activation is a guess."""
 
     text: str
     activation: Activation

@@ -1,9 +1,11 @@
-"""Recoveries scored: per mask and method, training images beside images that f never saw."""
+"""Results of an attack on an autoencoder: scored, training images beside images that f never saw;
+and for people a sheet of pictures, a page, raw files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +23,12 @@ from recon_core.recovery_scores import (
     rates,
 )
 from tasks.attack_file.record import six_digits
+from tasks.attack_file.report import STEPS, as_bytes, uri_of, write_arrays
 from tasks.families.autoencoder.attack import Recovery
 from tasks.families.autoencoder.inputs import AutoencoderJob
+from tasks.families.autoencoder.material import Case
+from tasks.page.files import page_html
+from tasks.page.pictures import Strip, strips_sheet
 
 TITLES = {
     "noise_aware": "ours, mask unknown",
@@ -30,6 +36,7 @@ TITLES = {
     "known": "paper, mask known",
     "iteration": "f alone",
 }
+RATES = ("n_accurate", "n_approximate", "accurate", "approximate", "psnr", "by_threshold")
 SIDES = {"train": "training images", "control": "control images"}
 
 
@@ -64,24 +71,21 @@ class Cell:
 
 def score(recoveries: Sequence[Recovery]) -> list[Cell]:
     """A cell each."""
-    return [_cell(recovery) for recovery in recoveries]
-
-
-def _cell(recovery: Recovery) -> Cell:
-    if recovery.case.original is None:
-        return Cell(recovery, None, None)
-    mse = errors(recovery.x, recovery.case.original)
-    return Cell(recovery, mse, rates(mse))
+    cells = []
+    for recovery in recoveries:
+        original = recovery.case.original
+        mse = None if original is None else errors(recovery.x, original)
+        cells.append(Cell(recovery, mse, None if mse is None else rates(mse)))
+    return cells
 
 
 def pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Cell | None]]:
     """Every cell of training images, with the control's of the same mask and method."""
-    found = []
+    sides: dict[str, dict[tuple[str, str], Cell]] = {"train": {}, "control": {}}
     for cell in cells:
-        if cell.recovery.case.side == "train":
-            same = [c for c in cells if _key(c) == _key(cell) and c.recovery.case.side != "train"]
-            found.append((cell, same[0] if same else None))
-    return found
+        case = cell.recovery.case
+        sides[case.side].setdefault((case.mask_name, cell.recovery.method.kind), cell)
+    return [(cell, sides["control"].get(key)) for key, cell in sides["train"].items()]
 
 
 def record_of_cell(cell: Cell) -> dict[str, Any]:
@@ -94,7 +98,7 @@ def record_of_cell(cell: Cell) -> dict[str, Any]:
         "n": len(case.names),
         "known_share": None if case.mask is None else six_digits(float(case.mask.double().mean())),
         "images": list(case.names),
-        "residual": [six_digits(value) for value in recovery.residual.tolist()],
+        "residual": six_digits(recovery.residual.tolist()),
         "n_applied": six_digits(float(recovery.n_applied.double().mean())),
         "endings": {e.name.lower(): int((recovery.ending == e).sum()) for e in Ending},
         "mask_accuracy": None
@@ -102,19 +106,9 @@ def record_of_cell(cell: Cell) -> dict[str, Any]:
         else six_digits(float((recovery.mask == case.mask).double().mean())),
         "seconds": round(recovery.seconds, 3),
     }
-    if cell.rates is None or cell.mse is None:
-        empty = ("n_accurate", "n_approximate", "accurate", "approximate", "psnr", "by_threshold")
-        return found | dict.fromkeys((*empty, "mse"))
-    r = cell.rates
-    return found | {
-        "n_accurate": r.n_accurate,
-        "n_approximate": r.n_approximate,
-        "accurate": [six_digits(value) for value in r.accurate],
-        "approximate": [six_digits(value) for value in r.approximate],
-        "psnr": [six_digits(value) for value in r.psnr],
-        "by_threshold": list(r.by_threshold),
-        "mse": [six_digits(value) for value in cell.mse.tolist()],
-    }
+    rates = {} if cell.rates is None else six_digits(asdict(cell.rates))
+    mse = None if cell.mse is None else six_digits(cell.mse.tolist())
+    return found | {name: rates.get(name) for name in RATES} | {"mse": mse}
 
 
 def conventions(job: AutoencoderJob) -> dict[str, str]:
@@ -146,5 +140,105 @@ def arrays(cells: Sequence[Cell]) -> dict[str, Tensor]:
     return found
 
 
-def _key(cell: Cell) -> tuple[str, str]:
-    return cell.recovery.case.mask_name, cell.recovery.method.kind
+COLUMNS = 10
+MIN_COLUMNS = 4
+LABELS = 1.8
+"""The width of the methods' names, in tiles."""
+MAX_SHOWN = 20
+"""Images of each mask and side on the page."""
+
+
+def write_recoveries(path: Path, cells: Sequence[Cell]) -> None:
+    """Pictures in [0, 1] as safetensors, `SIDE/MASK/METHOD/x` and what they were made from."""
+    write_arrays(path, arrays(cells))
+
+
+def recoveries_sheet(cells: Sequence[Cell], n_shown: int) -> bytes:
+    """PNG: per mask, originals over degraded images over what each method made of them."""
+    strips = list(_strips(cells, n_shown))
+    n = max(len(strip[1]) for strip in strips if not isinstance(strip, str))
+    return strips_sheet(strips, columns=max(n, MIN_COLUMNS), labels=LABELS, at_edge=True)
+
+
+def _strips(cells: Sequence[Cell], n_shown: int) -> Iterator[Strip]:
+    for case, group in _by_case(cells):
+        order = group[0].order()[:n_shown]
+        yield _heading(case, len(order))
+        for first in range(0, len(order), COLUMNS):
+            rows = order[first : first + COLUMNS]
+            if case.original is not None:
+                yield "original", [(as_bytes(case.original[i]), "", False) for i in rows]
+            yield "degraded", [(as_bytes(case.y[i]), "", False) for i in rows]
+            for cell in group:
+                tiles = [
+                    (as_bytes(cell.recovery.x[i]), cell.label(i), cell.is_accurate(i)) for i in rows
+                ]
+                yield "\n".join([*cell.title.split(", "), _count(cell)]).rstrip(), tiles
+
+
+def _heading(case: Case, n_shown: int) -> str:
+    n = len(case.names)
+    shown = f": the best {n_shown} of {n}" if n_shown < n else ""
+    if case.original is None:
+        return f"degraded pictures, and how far f moves what came back{shown}"
+    where = "" if case.mask_name == "given" else f", mask {case.mask_name}"
+    return f"{SIDES[case.side]}{where}{shown}"
+
+
+def _count(cell: Cell) -> str:
+    """`6 of 8 accurate`, if that is known."""
+    return "" if cell.rates is None else f"{cell.rates.n_accurate} of {cell.rates.n} accurate"
+
+
+def _by_case(cells: Sequence[Cell]) -> list[tuple[Case, list[Cell]]]:
+    """Cells of the same degraded images, in their order."""
+    groups: list[tuple[Case, list[Cell]]] = []
+    for cell in cells:
+        if not groups or groups[-1][0] is not cell.recovery.case:
+            groups.append((cell.recovery.case, []))
+        groups[-1][1].append(cell)
+    return groups
+
+
+def autoencoder_page(
+    record: Mapping[str, Any], cells: Sequence[Cell], context: Mapping[str, Any]
+) -> str:
+    """The page. `context`: `command` and `created` as texts, `settings` and `versions`."""
+    walls = [(case, group, group[0].order()[:MAX_SHOWN]) for case, group in _by_case(cells)]
+    return page_html(
+        "attack-autoencoder.html",
+        {"percent": percent, "small": small, "shown": uri_of},
+        record=record,
+        rows=list(_rows(cells)),
+        walls=[(_heading(case, len(order)), case, group, order) for case, group, order in walls],
+        counted=_count,
+        steps=STEPS,
+        context=context,
+    )
+
+
+def percent(estimate: Sequence[float]) -> str:
+    """`50 % (21 to 79)`."""
+    value, low, high = (100 * number for number in estimate)
+    return f"{value:.0f} % ({low:.0f} to {high:.0f})"
+
+
+def small(value: float | None) -> str:
+    """A mean square error, or a dash."""
+    return "–" if value is None else f"{value:.1e}"
+
+
+def _rows(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+    """The table: training images beside their control."""
+    for cell, control in pairs(cells):
+        case = cell.recovery.case
+        yield {
+            "mask": case.mask_name,
+            "known": None if case.mask is None else float(case.mask.double().mean()),
+            "method": cell.title,
+            "n_applied": float(cell.recovery.n_applied.double().mean()),
+            "seconds": cell.recovery.seconds,
+            "train": cell.rates,
+            "control": None if control is None else control.rates,
+            "residual": float(cell.recovery.residual.median()),
+        }

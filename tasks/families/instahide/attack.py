@@ -1,8 +1,5 @@
-"""Attack InstaHide encodings that are given as files.
-
-A method is one entry of `METHODS`: what it is called, its steps with the progress that each ends
-at, and a function that gives a `Recovered`. The page, the record and the table need no change.
-"""
+"""Attack InstaHide encodings that are given as files. A method is one entry of `METHODS`: its
+title, its steps with the progress that each ends at, and a function that gives a `Recovered`."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.practical import Practical, recover_practically
 from recon_core.attacks.instahide.recover import Recovered, recover
 from recon_core.types import Progress, no_progress, seeded_generator
+from tasks.families.instahide.encode import read_similarity
 from tasks.families.instahide.inputs import LEVELS, SEMIDEFINITE, InstaHideJob, PreparedChallenge
 from tasks.families.instahide.results import Scored, scored
-from tasks.families.instahide.similarity import read_similarity
 
 Run = Callable[[InstaHideJob, PreparedChallenge, str, Progress], Recovered]
 

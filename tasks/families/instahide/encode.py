@@ -1,19 +1,29 @@
-"""Make an InstaHide challenge: encodings, public images and labels, and the truth apart."""
+"""Means to try an InstaHide attack: challenges (encodings, public images, labels, and the truth
+apart), and the similarity of encodings, trained once on photographs for attacks on others."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from pydantic import TypeAdapter
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional
 
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
-from recon_core.types import seeded_generator
+from recon_core.attacks.instahide.similarity_network import (
+    Similarity,
+    SimilarityNetwork,
+    load,
+    save,
+)
+from recon_core.types import Progress, no_progress, seeded_generator
 from storage.challenge import Challenge, check_new, write_challenge
+from storage.errors import SourceError
+from storage.files import write_file
 from storage.sources.load import ImageSet, load_images
 from tasks.devices import check_memory
 
@@ -85,11 +95,8 @@ class Material:
 
 
 def encode(job: EncodeJob) -> dict[str, Any]:
-    """Writes the challenge; its facts. The same job gives the same bytes.
-
-    Raises SourceError if the folder is not empty or the images cannot be read, ValueError if there
-    are too few.
-    """
+    """Writes the challenge, the same bytes for the same job; its facts. Raises SourceError if the
+    folder is not empty or the images cannot be read, ValueError if there are too few."""
     check_new(job.out)
     material = _gaussian(job) if job.data == GAUSSIAN else _photographs(job)
     drawn = seeded_generator(job.seed, 0, "encodings")
@@ -173,3 +180,67 @@ def _photographs(job: EncodeJob) -> Material:
         f"{found.name} {found.content_hash}",
         facts,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityJob:
+    """`data`: a source of images, none of which need be in the encodings; its split for training.
+    `scheme`: how the encodings to be compared are made. `n_steps`: of training; None: the
+    network's own."""
+
+    data: str
+    out: Path
+    scheme: InstaHide = field(default_factory=InstaHide)
+    size: int = 32
+    n_steps: int | None = None
+    seed: int = 0
+    skip_corrupt: bool = False
+
+    @property
+    def images(self) -> ImageSet:
+        """The source's split for training; SourceError if it cannot be read."""
+        return load_images(self.data, split="train", size=self.size, skip_corrupt=self.skip_corrupt)
+
+    @property
+    def how(self) -> SimilarityNetwork:
+        how = SimilarityNetwork(scheme=self.scheme)
+        training = replace(how.training, seed=self.seed)
+        if self.n_steps is not None:
+            training = replace(training, n_steps=self.n_steps)
+        return replace(how, training=training)
+
+
+def train_similarity(
+    job: SimilarityJob, *, device: str, progress: Progress = no_progress
+) -> dict[str, Any]:
+    """Writes the network, replacing an earlier one when it is done; what it is.
+
+    Raises SourceError for images that cannot be read, ValueError for too few or of a wrong size.
+    """
+    if job.out.is_dir():
+        raise ValueError(f"{job.out} is a folder; give --out a file, for example similarity.st")
+    found = job.images
+    images = torch.from_numpy(found.images).float() * (2 / 255) - 1
+    network = job.how.train(images, progress=progress, device=device)
+    data = save(network.cpu())
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(job.out, data)
+    return {
+        "source": f"{found.name} {found.content_hash}",
+        "n_images": len(images),
+        "n_steps": job.how.training.n_steps,
+        "bytes": len(data),
+    }
+
+
+def read_similarity(path: Path) -> Similarity:
+    """Read what `train_similarity` wrote. Raises SourceError for anything else."""
+    try:
+        return load(path.read_bytes())
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise SourceError(
+            f"{path} is no similarity network ({error}); make one with palimpsest instahide "
+            "similarity"
+        ) from error

@@ -16,6 +16,7 @@ from recon_core.attacks.instahide.mixing import Mixing, Scheme
 from recon_core.attacks.instahide.semidefinite import check_pool
 from recon_core.tagged import Tagged
 from storage.challenge import Challenge, read_challenge
+from tasks.attack_file.record import check_least
 
 SCHEME: TypeAdapter[Scheme] = TypeAdapter(Annotated[Scheme, Tagged("kind")])
 AUTO = "auto"
@@ -35,8 +36,7 @@ class InstaHideJob:
     itself are None. `method`: one of `tasks.families.instahide.attack.METHODS`, `both` or `all`, or
     `auto`: exact for normal pixels, practical for pictures, or carlini if public images are in
     encodings and not known. `similarity`: a trained network for carlini, else one is trained on the
-    public
-    images."""
+    public images."""
 
     path: Path
     out: Path
@@ -58,8 +58,7 @@ class InstaHideJob:
     def __post_init__(self) -> None:
         if self.n_private is not None and self.n_private < 2:
             raise ValueError(f"n_private={self.n_private}; an encoding mixes 2 private images")
-        if self.n_shown < 1:
-            raise ValueError(f"n_shown={self.n_shown} must be at least 1")
+        check_least(self, n_shown=1)
         if self.public is not None and not self.use_public:
             raise ValueError("--public and --no-public contradict each other; give one of them")
         if self.labels is not None and not self.use_labels:

@@ -21,9 +21,8 @@ from tasks.families.instahide.figures import graph, heat_maps
 from tasks.families.instahide.headline import WHY, left_open
 from tasks.families.instahide.inputs import PreparedChallenge
 from tasks.families.instahide.results import Scored, image_row
-from tasks.page.picture_sheet import COLUMNS
-from tasks.page.pictures import data_uri
-from tasks.page.writer import page_html
+from tasks.page.files import page_html
+from tasks.page.pictures import COLUMNS, Strip, data_uri, png_bytes, strips_sheet
 
 ENCODINGS_SHOWN = 10
 LARGEST_SHOWN = 64
@@ -55,7 +54,7 @@ def write_images(folder: Path, scored: Scored, prepared: PreparedChallenge) -> N
     for k, image in enumerate(images):
         if not np.isnan(image).all():
             path = folder / IMAGES / f"{k:04}.png"
-            write_file(path, _png(picture(image, prepared)))
+            write_file(path, png_bytes(picture(image, prepared)))
     write_file(folder / "statuses.csv", text_bytes(statuses(scored)))
 
 
@@ -86,19 +85,17 @@ def picture(image: npt.NDArray[Any], prepared: PreparedChallenge) -> Picture:
 def instahide_sheet(scored: Scored, prepared: PreparedChallenge, n_shown: int) -> bytes:
     """PNG: the truth over what came back, ten a row."""
     cells = tiles(scored, prepared, n_shown)
-    _c, h, w = prepared.challenge.shape
-    n_rows = math.ceil(len(cells) / COLUMNS)
+    nothing = np.full(prepared.challenge.shape, 255, np.uint8)
     has_truth = any(cell["truth_picture"] is not None for cell in cells)
-    tall = (2 if has_truth else 1) * h + 4
-    canvas = np.full((3, n_rows * tall, COLUMNS * (w + 2)), 255, np.uint8)
-    for k, cell in enumerate(cells):
-        top, left = (k // COLUMNS) * tall, (k % COLUMNS) * (w + 2)
-        both = [cell["truth_picture"]] if has_truth else []
-        for part in [*both, cell["picture"]]:
-            if part is not None:
-                canvas[:, top : top + h, left : left + w] = part
-            top += h
-    return _png(np.repeat(np.repeat(canvas, 2, axis=1), 2, axis=2))
+    rows = [("true", "truth_picture")] * has_truth + [("found", "picture")]
+    strips: list[Strip] = []
+    for first in range(0, len(cells), COLUMNS):
+        for title, name in rows:
+            found = [(cell[name], cell["label"]) for cell in cells[first : first + COLUMNS]]
+            shown = [(nothing if p is None else p, "" if title == "true" else label, False)
+                     for p, label in found]  # fmt: skip
+            strips.append((title, shown))
+    return strips_sheet(strips, columns=COLUMNS)
 
 
 def tiles(scored: Scored, prepared: PreparedChallenge, n_shown: int) -> list[dict[str, Any]]:
@@ -180,25 +177,25 @@ def _walls(
     scored: Sequence[Scored], best: Scored | None, prepared: PreparedChallenge, n_shown: int
 ) -> list[dict[str, Any]]:
     """Every method's images, the best's first."""
-    there = [s for s in scored if s.found is not None]
     return [
         {
             "title": s.title,
             "cells": tiles(s, prepared, n_shown),
-            "n": len(s.found.status) if s.found else 0,
+            "n": len(s.found.status),
         }
-        for s in sorted(there, key=lambda s: s is not best)
+        for s in sorted(scored, key=lambda s: s is not best)
+        if s.found is not None
     ]
 
 
 def _graph(found: Recovered, scored: Scored, prepared: PreparedChallenge) -> dict[str, Any]:
     images = _images(scored, prepared)
-    if prepared.scheme.k_pub == 0:
-        images = np.abs(images)
 
     def thumbnail(k: int) -> str:
-        lost = np.isnan(images[k]).all()
-        return "" if lost else _uri(picture(images[k], prepared))
+        if np.isnan(images[k]).all():
+            return ""
+        shown = np.abs(images[k]) if prepared.scheme.k_pub == 0 else images[k]
+        return _uri(picture(shown, prepared))
 
     return graph(found, thumbnail)
 
@@ -234,12 +231,3 @@ def _uri(pixels: Picture) -> str:
     whole = pixels[:, : h // step * step, : w // step * step].astype(np.float64)
     means = whole.reshape(c, h // step, step, w // step, step).mean((2, 4))
     return data_uri(means.round().astype(np.uint8))
-
-
-def _png(pixels: Picture) -> bytes:
-    from PIL import Image
-
-    channels_last = np.broadcast_to(pixels, (3, *pixels.shape[1:])).transpose(1, 2, 0)
-    content = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(channels_last)).save(content, "PNG")
-    return content.getvalue()

@@ -69,11 +69,9 @@ class Scored:
 def scored(
     name: str, title: str, found: Recovered, prepared: PreparedChallenge, seconds: dict[str, float]
 ) -> Scored:
-    """Compared with the truth, if it is known: images are matched by their pixels.
-
-    Without public images the sign of a pixel is not determined. There images are matched by
-    absolute values, and those of a part have at each pixel the common sign that fits them best.
-    """
+    """Compared with the truth, if it is known: images are matched by their pixels, without public
+    images, where the sign of a pixel is not determined, by absolute values, those of a part with
+    the common sign at each pixel that fits them best."""
     challenge, units = prepared.challenge, prepared.units
     private = challenge.secret.get("private")
     if private is None:
@@ -100,10 +98,8 @@ def scored(
 
 
 def _matched(images: Tensor, truth: Tensor, *, signed: bool) -> npt.NDArray[np.int64]:
-    """One true image for each that is there, all distances together the least.
-
-    Of distances, not of their squares: then none that is exact is matched with another.
-    """
+    """One true image for each that is there, all distances together the least: of their squares,
+    one that is exact could be matched with another."""
     there = np.asarray(~images.isnan().all(1))
     truth_of = np.full(len(images), -1, np.int64)
     if there.any():
@@ -202,16 +198,13 @@ def image_row(scored: Scored, k: int) -> dict[str, Any]:
     }
     if found.labels is not None:
         row["class"] = int(found.labels[k])
-    if scored.truth_of is None or scored.error is None:
+    if scored.truth_of is None:
         return row
-    assert scored.worst is not None
-    assert scored.ssim is not None
-    return row | {
-        "truth": int(scored.truth_of[k]),
-        "rms_error": six_digits(float(scored.error[k])),
-        "worst_error": six_digits(float(scored.worst[k])),
-        "ssim": six_digits(float(scored.ssim[k])),
-    }
+    errors = {"rms_error": scored.error, "worst_error": scored.worst, "ssim": scored.ssim}
+    known = {name: float(values[k]) for name, values in errors.items() if values is not None}
+    row["truth"] = int(scored.truth_of[k])
+    row.update(six_digits(known))
+    return row
 
 
 def ambiguity(found: Recovered, *, with_public: bool) -> dict[str, Any]:
@@ -268,6 +261,6 @@ def _equations(found: Recovered) -> tuple[Equations, npt.NDArray[np.int64]]:
 
 
 def _over(mean: Any, values: Floats | None) -> float | None:
-    if values is None or np.isnan(values).all():
-        return None
-    return six_digits(float(mean(values)))
+    known = values is not None and not np.isnan(values).all()
+    found: float | None = six_digits(float(mean(values))) if known else None
+    return found

@@ -1,10 +1,7 @@
-"""Invert what a client's half sends, and score it beside chance.
-
-A score needs something to be compared with. A reconstruction is therefore scored against every
-image: against its own, and against the others, which it cannot be of. The SSIM to the others is
-what a picture gets for looking like any picture of this kind, and an image counts as identified if
-its reconstruction is more like it than like any other.
-"""
+"""Invert what a client's half sends, and score it beside chance: each reconstruction against its
+own image, and against the others, which it cannot be of. The SSIM to the others is what a picture
+gets for looking like any picture of this kind; an image counts as identified if its reconstruction
+is more like it than like any other."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64, Int64
-from torch import Tensor, nn
+from jaxtyping import Float, Float64
+from torch import Tensor
 
 from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
 from recon_core.attacks.inversion.strong_inversion import (
@@ -35,6 +32,7 @@ from recon_core.types import seeded_generator
 from recon_core.victims.separability import separability
 from tasks.attack_file.record import six_digits
 from tasks.evaluation.perceptual import MapsOf
+from tasks.families.inversion.cuts import outputs_of
 from tasks.families.inversion.inputs import InversionJob, PreparedCut, features
 
 Method = GradientInversion | StrongInversion
@@ -200,9 +198,7 @@ def own_maps(prepared: PreparedCut) -> MapsOf:
     """Maps of the attacked classifier: what its outermost modules give, or, where it has fewer than
     two, those inside them; of a file that is taken whole its output."""
     module = prepared.module
-    inner = [name for name, _part in module.named_modules() if name]
-    if not prepared.network.cut_inside:
-        inner = []
+    inner = prepared.network.parts(module)
     outermost = [name for name in inner if name.count(".") == 0]
     chosen = outermost if len(outermost) > 1 else [n for n in inner if n.count(".") <= 1]
 
@@ -214,69 +210,41 @@ def own_maps(prepared: PreparedCut) -> MapsOf:
             full = rows
             if batch is not None and len(rows) < batch:
                 full = torch.cat([rows, rows[-1:].expand(batch - len(rows), *rows.shape[1:])])
-            parts.append([m[: len(rows)] for m in _outputs(prepared, module, chosen, full)])
+            with outputs_of(module, chosen, len(full)) as found:
+                last = module(prepared.normalise(full))
+            parts.append([maps[: len(rows)] for maps in found.values() or [last]])
         return [torch.cat(layer) for layer in zip(*parts, strict=True)]
 
     return maps_of
 
 
-def _outputs(prepared: PreparedCut, module: nn.Module, names: list[str], x: Tensor) -> list[Tensor]:
-    """Of the modules that give a tensor with a row per image, as maps (n, channels, ...)."""
-    found: dict[str, Tensor] = {}
-
-    def hook(name: str) -> Callable[[nn.Module, object, object], None]:
-        def keep(_module: nn.Module, _inputs: object, output: object) -> None:
-            is_map = isinstance(output, Tensor) and output.dim() >= 2 and len(output) == len(x)
-            if is_map and name not in found:
-                assert isinstance(output, Tensor)
-                found[name] = output.clone()  # what follows may work in place
-
-        return keep
-
-    hooks = [module.get_submodule(name).register_forward_hook(hook(name)) for name in names]
-    try:
-        last = module(prepared.normalise(x))
-    finally:
-        for handle in hooks:
-            handle.remove()
-    return list(found.values()) or [last]
-
-
 def inversion_record(attacked: Attacked, names: Sequence[str]) -> dict[str, Any]:
     """Scores of one attack, as JSON: every image, and what the MixCon paper reports of them all."""
-    n = len(names)
-    columns: dict[str, Float64[Tensor, " n"]] = {
-        "ssim": attacked.ssim,
-        "ssim_unit": (attacked.ssim + 1) / 2,
-        "psnr": attacked.psnr,
-        "mse": attacked.mse,
-        "psim": attacked.psim,
-    }
+    scores = {"ssim": attacked.ssim, "ssim_unit": (attacked.ssim + 1) / 2}
+    scores |= {"psnr": attacked.psnr, "mse": attacked.mse, "psim": attacked.psim}
     chance = {"ssim": attacked.others, "ssim_unit": (attacked.others + 1) / 2}
     chance["psim"] = attacked.psim_other
-    by_chance = {name: _spread(values, higher=True, names=names) for name, values in chance.items()}
-    endings: Int64[Tensor, " n"] = attacked.found.ending
+    found = attacked.found
+    of_images = scores | {"ssim_others": attacked.others, "identified": attacked.identified}
+    columns = {key: values.tolist() for key, values in of_images.items()}
+    columns["objective"] = found.objective.tolist()
     return {
         "attack": attacked.method.kind,
         "title": attacked.title,
         "settings": dataclasses.asdict(attacked.method),
         "summary": {
             name: _spread(values, higher=name != "mse", names=names)
-            for name, values in columns.items()
+            for name, values in scores.items()
         },
-        "chance": by_chance,
+        "chance": {name: _spread(v, higher=True, names=names) for name, v in chance.items()},
         "n_identified": int(attacked.identified.sum()),
-        "identified_by_chance": six_digits(1 / n),
+        "identified_by_chance": six_digits(1 / len(names)),
         "images": [
-            {"name": name}
-            | {key: six_digits(float(values[i])) for key, values in columns.items()}
-            | {"ssim_others": six_digits(float(attacked.others[i]))}
-            | {"identified": bool(attacked.identified[i])}
-            | {"objective": six_digits(float(attacked.found.objective[i]))}
+            {"name": name} | six_digits({key: values[i] for key, values in columns.items()})
             for i, name in enumerate(names)
         ],
-        "endings": {e.name.lower(): int((endings == e).sum()) for e in Ending},
-        "n_steps": six_digits(float(attacked.found.n_steps.double().mean())),
+        "endings": {e.name.lower(): int((found.ending == e).sum()) for e in Ending},
+        "n_steps": six_digits(float(found.n_steps.double().mean())),
         "seconds": round(attacked.seconds, 3),
         "notes": list(attacked.notes),
     }
@@ -285,15 +253,11 @@ def inversion_record(attacked: Attacked, names: Sequence[str]) -> dict[str, Any]
 def separability_of(z: Float[Tensor, "n m"]) -> dict[str, float | None]:
     """Mean and least distance of different images' features, at norm 1 (MixCon paper, 3.1)."""
     found = separability(z.unsqueeze(0))
-    return {"mean": six_digits(float(found.mean)), "minimum": six_digits(float(found.minimum))}
+    return dict(six_digits({"mean": float(found.mean), "minimum": float(found.minimum)}))
 
 
 def _spread(values: Float64[Tensor, " n"], *, higher: bool, names: Sequence[str]) -> dict[str, Any]:
     """`worst` is who defends' worst case: the image recovered best."""
     found = spread(values, higher_is_alike=higher)
-    return {
-        "mean": six_digits(found.mean),
-        "std": six_digits(found.std),
-        "worst": six_digits(found.worst),
-        "worst_image": names[found.worst_row],
-    }
+    numbers = {"mean": found.mean, "std": found.std, "worst": found.worst}
+    return {**six_digits(numbers), "worst_image": names[found.worst_row]}

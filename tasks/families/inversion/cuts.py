@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -56,24 +57,33 @@ def image_shape(network: Network, size: int | None, data: str | None) -> Shape:
 def modules_of(network: Network, shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
     """Every place where the network can be cut, with the shape of one image's features there, in
     the order in which they are computed."""
-    module, found = network.on(shape, "cpu"), dict[str, tuple[int, ...]]()
+    module = network.on(shape, "cpu")
     rows = network.batch or 2
+    with outputs_of(module, network.parts(module), rows) as found:
+        output = _applied(network, module, torch.full((rows, *shape), 0.5))
+    shapes = {name: tuple(maps.shape[1:]) for name, maps in found.items()}
+    return [*shapes.items(), (OUTPUT, tuple(output.shape[1:]))]
+
+
+@contextmanager
+def outputs_of(module: nn.Module, names: Iterable[str], n_rows: int) -> Iterator[dict[str, Tensor]]:
+    """Outputs of the modules that give a tensor with a row per image, as soon as `module` is
+    applied to `n_rows` of them; in the order in which they are computed."""
+    found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(_module: nn.Module, _inputs: object, output: object) -> None:
-            if isinstance(output, Tensor) and output.dim() >= 2 and len(output) == rows:
-                found.setdefault(name, tuple(output.shape[1:]))
+            if isinstance(output, Tensor) and output.dim() >= 2 and len(output) == n_rows:
+                found.setdefault(name, output.clone())  # what follows may work in place
 
         return hook
 
-    inner = module.named_modules() if network.cut_inside else ()
-    hooks = [part.register_forward_hook(keep(name)) for name, part in inner if name]
+    hooks = [module.get_submodule(name).register_forward_hook(keep(name)) for name in names]
     try:
-        output = _applied(network, module, torch.full((rows, *shape), 0.5))
+        yield found
     finally:
-        for hook in hooks:
-            hook.remove()
-    return [*found.items(), (OUTPUT, tuple(output.shape[1:]))]
+        for handle in hooks:
+            handle.remove()
 
 
 def _applied(network: Network, module: nn.Module, x: Tensor) -> Tensor:

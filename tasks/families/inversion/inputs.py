@@ -1,9 +1,6 @@
-"""Inputs of an attack on somebody's classifier: h at a cut, images, public images; checked.
-
-f = g(h(x)): the client computes h on its images and sends z = h(x). Everything that would make the
-numbers wrong without looking wrong is refused here: features that are not finite, that depend on
-the other images of a batch, or that have no gradient.
-"""
+"""Inputs of an attack on somebody's classifier f = g(h(x)), of which the client sends z = h(x): h
+at a cut, images, public images. Refused is what would make numbers wrong without looking wrong:
+features that are not finite, that depend on the other images of a batch, or have no gradient."""
 
 from __future__ import annotations
 
@@ -28,6 +25,7 @@ from tasks.attack_file.pictures import (
     read_source,
 )
 from tasks.attack_file.programs import in_rows
+from tasks.attack_file.record import check_least, check_std
 from tasks.evaluation.perceptual import OWN, MapsOf, feature_maps
 from tasks.families.inversion.cuts import check_size, chosen_cut, image_shape, probed
 from tasks.families.inversion.networks import OUTPUT, Network, read_network
@@ -72,20 +70,14 @@ class InversionJob:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        least = {"n_images": 2, "n_public": 2, "n_shown": 1}
-        if self.n_steps is not None:
-            least["n_steps"] = 1
-        for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {lowest}")
+        check_least(self, n_images=2, n_public=2, n_shown=1, n_steps=1)
+        check_std(self.std)
         if self.size is not None:
             check_size(self.size)
         if self.attack not in get_args(Attack):
             raise ValueError(f"attack={self.attack!r} is none of {', '.join(get_args(Attack))}")
         if not all(map(math.isfinite, self.mean)):
             raise ValueError(f"mean={self.mean} must be finite")
-        if not all(math.isfinite(s) and s > 0 for s in self.std):
-            raise ValueError(f"std={self.std} must be positive and finite")
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,12 +111,9 @@ class PreparedCut:
 
 
 def prepare_cut(job: InversionJob, device: str = "cpu") -> PreparedCut:
-    """Read and check the job's files, and ask the network.
-
-    Raises:
-        WeightsError, SourceError: a file cannot be used.
-        ValueError: settings that do not fit together, or a cut that cannot be attacked.
-    """
+    """Read and check the job's files, and ask the network. Raises WeightsError or SourceError for
+    files that cannot be used, ValueError for settings that do not fit together or a cut that cannot
+    be attacked."""
     network = read_network(job.weights, job.architecture, trust=job.trust)
     _check_classes(job, network)
     shape = image_shape(network, job.size, job.data)
@@ -179,11 +168,11 @@ def _images(job: InversionJob, shape: Shape) -> tuple[Named, Named | None]:
     public = read_source(
         job.public, split, shape, job.n_public, job.seed, skip_corrupt=job.skip_corrupt
     )
-    if n_shared := data.n_shared_with(public):
-        raise ValueError(
-            f"{n_shared} of {len(public)} public images of {public.source} are among those that "
-            "are attacked; an attacker has no originals of those: give others with --public"
-        )
+    data.check_disjoint(
+        public,
+        "public images of SOURCE are among those that are attacked; an attacker has no originals "
+        "of those: give others with --public",
+    )
     if len(public) < 2:
         raise ValueError(f"{job.public} has {len(public)} image; give at least 2 public images")
     return data, public

@@ -67,6 +67,10 @@ class Network:
     cut: str | None = None
     cut_inside: bool = True
 
+    def parts(self, module: nn.Module) -> list[str]:
+        """Names of the modules inside `module` that can be looked into."""
+        return [name for name, _part in module.named_modules() if name and self.cut_inside]
+
     @property
     def facts(self) -> dict[str, Any]:
         """Facts that were read or inferred, for people."""
@@ -80,12 +84,9 @@ class Network:
 
 
 def read_network(path: Path, architecture: str | None, *, trust: bool = False) -> Network:
-    """The classifier in a file; `architecture` may be left out of what says it itself.
-
-    Raises:
-        WeightsError: the file cannot be used, is not trusted, or does not fit the architecture.
-        ValueError: an architecture that there is not.
-    """
+    """The classifier in a file; `architecture` may be left out of what says it itself. Raises
+    WeightsError if the file cannot be used, is not trusted, or does not fit the architecture,
+    ValueError for an architecture that there is not."""
     check_weights_file(path)
     kind = program_kind(path)
     if kind is not None:

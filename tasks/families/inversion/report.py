@@ -11,9 +11,8 @@ import numpy as np
 from tasks.attack_file.pictures import Named
 from tasks.attack_file.report import as_bytes, write_arrays
 from tasks.families.inversion.attack import Attacked
-from tasks.page.picture_sheet import COLUMNS, Tile, strips_sheet
-from tasks.page.pictures import data_uri
-from tasks.page.writer import page_html
+from tasks.page.files import page_html
+from tasks.page.pictures import COLUMNS, Tile, data_uri, strips_sheet
 
 LABELS = 1.5
 """The width of the rows' names, in tiles."""

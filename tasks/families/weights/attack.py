@@ -1,7 +1,6 @@
 """Attack one network that is given as a file of weights: many attacks, resumable at any moment.
 
-Every attack is a pure function of (weights, settings, seed, its number), so it does not matter
-which of them were done before an interruption, or next to which others. On a CPU they go side by
+Every attack is a pure function of (weights, settings, seed, its number). On a CPU they go side by
 side, one thread each; on a GPU many are one stack on shared weights. What is done is in
 `OUT/cache`, one checkpoint per attack; a running one is saved every half minute, and when it is
 stopped. The span attack takes seconds, and is done as a whole or not at all.
@@ -22,6 +21,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from recon_core.attacks.kkt.objective import (
     SETTINGS,
@@ -36,14 +36,15 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Activation
 from storage.checkpoints import load_checkpoint, save_checkpoint
+from tasks.attack_file.record import check_least, check_std
 from tasks.families.weights.cache import (
     AttackRun,
     Ending,
-    array,
     claim,
     name_of,
     read_run,
     remove_checkpoint,
+    save_run,
 )
 from tasks.families.weights.inputs import Victim
 
@@ -94,8 +95,8 @@ class WeightsJob:
     def __post_init__(self) -> None:
         if not 1 <= self.n_attacks <= MAX_ATTACKS:
             raise ValueError(f"n_attacks={self.n_attacks} must be from 1 to {MAX_ATTACKS:,}")
-        if self.n_shown < 1:
-            raise ValueError(f"n_shown={self.n_shown} must be at least 1")
+        check_least(self, n_shown=1)
+        check_std(self.std or ())
         takes_off = isinstance(self.attack, SpanAttack) and self.attack.start == "known"
         if takes_off and self.initial is None:
             raise ValueError("attack.start='known' needs the weights before training: --initial")
@@ -106,19 +107,14 @@ class WeightsJob:
             )
         if self.decoys is not None and self.data is None:
             raise ValueError("--decoys are compared with the training images; give --data, too")
-        if not all(math.isfinite(s) and s > 0 for s in self.std or ()):
-            raise ValueError(f"std={self.std} must be positive and finite, as in 0.25,0.24,0.26")
 
 
 def run_attacks(
     job: WeightsJob, victim: Victim, *, device: str, on_progress: OnProgress
 ) -> list[AttackRun]:
-    """Do what is not done yet, and return how every attack ended.
-
-    Raises:
-        StoreMismatchError: `job.out` holds attacks on other weights or with other settings.
-        CorruptPartError: a checkpoint is not as it was written.
-    """
+    """Do what is not done yet, and return how every attack ended. Raises StoreMismatchError if
+    `job.out` holds attacks on other weights or with other settings, CorruptPartError if a
+    checkpoint is not as it was written."""
     cache = job.out / "cache"
     claim(cache, description(job, victim, device))
     runner = _Runner(job, victim, torch.device(device), cache, on_progress)
@@ -252,44 +248,42 @@ class _Runner:
         for row, number in enumerate(piece):
             loss, residual = float(attacked.loss[row]), float(attacked.residual[row])
             ending: Ending = "ok" if bool(attacked.x[row, -1].isfinite().all()) else "stopped"
-            if not (np.isfinite(loss) and np.isfinite(residual)):
+            if not (math.isfinite(loss) and math.isfinite(residual)):
                 ending = "diverged"
-            meta = {
-                "ending": ending,
-                "n_iterations": int(attacked.n_iterations[row]),
-                "loss": loss if np.isfinite(loss) else None,
-                "residual": residual if np.isfinite(residual) else None,
-                "settings": {name: float(getattr(settings, name)[row]) for name in SETTINGS},
-            }
-            arrays = {"x": array(attacked.x[row]), "lam": array(attacked.lam[row])}
-            self._save(number, arrays, meta, seconds)
+            arrays = {"x": attacked.x[row], "lam": attacked.lam[row]}
+            self._save(
+                number, arrays, seconds, ending=ending, losses=(loss, residual),
+                n_iterations=int(attacked.n_iterations[row]),
+                settings={name: float(getattr(settings, name)[row]) for name in SETTINGS},
+            )  # fmt: skip
 
     def _keep_sources(self, number: int, found: Separated, seconds: float) -> None:
         finite = math.isfinite(found.objective) and bool(found.sources.x.isfinite().all())
-        ending: Ending = "ok" if finite else "diverged"
-        meta = {
-            "ending": ending,
-            "n_iterations": found.n_iterations,
-            "loss": found.objective if finite else None,
-            "residual": None,
-            "settings": {"settled": float(found.settled)},
-        }
-        arrays = {"x": array(found.sources.x[None])}
-        arrays |= {name: array(getattr(found.sources, name)) for name in OF_SOURCES}
-        self._save(number, arrays, meta, seconds)
+        arrays = {name: getattr(found.sources, name) for name in OF_SOURCES}
+        arrays["x"] = found.sources.x[None]
+        self._save(
+            number, arrays, seconds, ending="ok" if finite else "diverged",
+            n_iterations=found.n_iterations, settings={"settled": float(found.settled)},
+            losses=(found.objective if finite else math.nan, math.nan),
+        )  # fmt: skip
 
     def _save(
         self,
         number: int,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        meta: Mapping[str, Any],
+        arrays: Mapping[str, Tensor],
         seconds: float,
+        *,
+        ending: Ending,
+        n_iterations: int,
+        losses: tuple[float, float],
+        settings: dict[str, float],
     ) -> None:
-        spent = {
-            "seconds": round(seconds, 3),
-            "threads": torch.get_num_threads() if self.device.type == "cpu" else 0,
-        }
-        save_checkpoint(self.cache, name_of(number), arrays, {**meta, **spent})
+        loss, residual = (value if math.isfinite(value) else None for value in losses)
+        threads = torch.get_num_threads() if self.device.type == "cpu" else 0
+        run = AttackRun(
+            number, ending, n_iterations, loss, residual, settings, round(seconds, 3), threads
+        )
+        save_run(self.cache, run, arrays)
 
 
 class _Clock:

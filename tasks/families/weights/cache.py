@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from storage.checkpoints import load_checkpoint
+from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import StorageError, StoreMismatchError
 from storage.pairs.dataset import manifest_differences
 from tasks.attack_file.record import claimed
@@ -85,6 +86,12 @@ def read_run(cache: Path, number: int) -> AttackRun:
     """Outcome of an attack that is done. Raises StorageError if it is not there."""
     _tensors, meta = _checkpoint(cache, number)
     return AttackRun(number=number, **meta)
+
+
+def save_run(cache: Path, run: AttackRun, arrays: Mapping[str, Tensor]) -> None:
+    """Writes the checkpoint of an attack that is done."""
+    meta = {name: value for name, value in asdict(run).items() if name != "number"}
+    save_checkpoint(cache, name_of(run.number), {n: array(t) for n, t in arrays.items()}, meta)
 
 
 def remove_checkpoint(cache: Path, name: str) -> None:

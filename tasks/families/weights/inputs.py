@@ -1,8 +1,5 @@
-"""Inputs of an attack on given weights: the network, and whatever is known beside it.
-
-Known or not: the mean image that was subtracted in training, pictures to score against, and decoys.
-Everything is read once, checked against each other, and said in words.
-"""
+"""Inputs of an attack on given weights: the network, and what may be known beside it: the mean
+image that was subtracted in training, pictures to score against, and decoys."""
 
 from __future__ import annotations
 
@@ -85,12 +82,8 @@ def read_victim(
     initial: Path | None = None,
 ) -> Victim:
     """The network in a file; `arch` is checked against what the tensors say. `initial`: a file with
-    the first layer as training started from it.
-
-    Raises:
-        WeightsError: the file or its layers cannot be used, or are not what `arch` says.
-        ValueError: `arch` or `leak` cannot be read.
-    """
+    the first layer as training started from it. Raises WeightsError if the file or its layers
+    cannot be used or are not what `arch` says, ValueError if `arch` or `leak` cannot be read."""
     file = read_weights(weights)
     layers = find_layers(file, shape)
     text = layers.architecture
@@ -137,10 +130,8 @@ def _read_start(path: Path, first: Layer, parameters: Parameters) -> Start:
 
 def read_pictures(source: str, shape: Shape, *, skip_corrupt: bool = False) -> Named:
     """The pictures of a source in a victim's shape: all of a folder, of others the train split.
-
     Raises SourceError if there are none or one cannot be read, ValueError for shapes that no
-    picture has.
-    """
+    picture has."""
     channels, height, width = shape
     if channels not in (1, 3) or height != width:
         raise ValueError(

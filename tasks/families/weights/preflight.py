@@ -33,6 +33,9 @@ from tasks.families.weights.inputs import (
 PER_CANDIDATE = 6
 """Numbers for each of a candidate's that an attack keeps at the least: itself, its gradient, what
 the optimiser remembers."""
+SHARED = (
+    "decoys in SOURCE are training images, too; decoys must be pictures that the network never saw"
+)
 ONE_SCALE = 1.1
 """Channels whose scales differ by less look the same in pictures."""
 
@@ -74,12 +77,8 @@ class PreparedWeights:
 
 
 def prepare_weights(job: WeightsJob) -> PreparedWeights:
-    """Read and check the job's files, and look at the weights.
-
-    Raises:
-        WeightsError, SourceError: a file cannot be used.
-        ValueError: settings that do not fit together.
-    """
+    """Read and check the job's files, and look at the weights. Raises WeightsError or SourceError
+    for files that cannot be used, ValueError for settings that do not fit together."""
     victim = read_victim(
         job.weights, arch=job.arch, shape=job.shape, activation=job.activation, leak=job.leak,
         dtype=job.dtype, initial=job.initial,
@@ -95,8 +94,8 @@ def prepare_weights(job: WeightsJob) -> PreparedWeights:
         if job.decoys is None
         else read_pictures(job.decoys, shape, skip_corrupt=job.skip_corrupt)
     )
-    if truth is not None and decoys is not None:
-        _check_disjoint(truth, decoys)
+    if truth is not None:
+        truth.check_disjoint(decoys, SHARED)
     mean, std = read_mean(job.mean, truth, shape), read_std(job.std, shape)
     images = None
     if truth is not None and mean is not None:
@@ -174,10 +173,8 @@ def _labels(
 
 
 def _scale(victim: Victim, images: Tensor | None, std: Tensor | None) -> Finding | None:
-    """Whether inputs were divided by a standard deviation per channel, `std` if it is given.
-
-    `images` (n, d) are the training images less the mean.
-    """
+    """Whether inputs were divided by a standard deviation per channel, `std` if it is given;
+    `images` (n, d) are the training images less the mean."""
     subject, channels = "scale of the channels", victim.architecture.shape[0]
     if channels == 1:
         return None  # the scale of all pixels together is lost anyway
@@ -199,11 +196,3 @@ def _scale(victim: Victim, images: Tensor | None, std: Tensor | None) -> Finding
     text += f". Give --std in this ratio, {numbers}, or colours come back distorted. "
     text += "(Training by Adam or Adadelta undoes a division, by gradient descent it does not.)"
     return Finding("warning", subject, text)
-
-
-def _check_disjoint(truth: Named, decoys: Named) -> None:
-    if n_shared := truth.n_shared_with(decoys):
-        raise ValueError(
-            f"{n_shared} of {len(decoys)} decoys in {decoys.source} are training images, too; "
-            "decoys must be pictures that the network never saw"
-        )

@@ -2,10 +2,9 @@
 
 Pictures that several attacks with different settings arrive at belong to the network and not to the
 start (`recon_core.ranking`): candidates are grouped, groups are ordered by how many attacks are in
-them, and each is shown by one candidate. After a single attack, groups are ordered by how early
-their picture looked as it does at the end. The span attack's pictures are ordered by how far its
-sources can be trusted, and, after several attacks, by how many found them. No original is used;
-where originals are known, `judged` says how well the order does.
+them, after a single attack by how early their picture looked as it does at the end. The span
+attack's pictures are ordered by how far its sources can be trusted, and by how many attacks found
+them. No original is used; where originals are known, `judged` says how well the order does.
 """
 
 from __future__ import annotations
@@ -67,12 +66,9 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Found:
-    """Quality of the ranking, as the training images tell it.
-
-    `spearman`: between the order and the best SSIM with any training image. `n_false` of all
-    pictures are like none. `n_found`: training images at each of `FALSE_SHARES`
-    (`recon_core.criteria.images_found`).
-    """
+    """Quality of the ranking, as the training images tell it. `spearman`: between the order and the
+    best SSIM with any of them. `n_false` of all pictures are like none. `n_found`: training images
+    at each of `FALSE_SHARES` (`recon_core.criteria.images_found`)."""
 
     spearman: float | None
     n_false: int
@@ -80,11 +76,9 @@ class Found:
 
 
 def to_pictures(x: Float[Tensor, "p c h w"], mean: Tensor | None) -> Float[Tensor, "p c h w"]:
-    """Raw candidates as pictures in [0, 1].
-
-    As far from the mean as they can go (image restoration paper, section 5.1), grey where it is
-    unknown; where nothing was subtracted in training, stretched to the whole range.
-    """
+    """Raw candidates as pictures in [0, 1]: as far from the mean as they can go (image restoration
+    paper, section 5.1), grey where it is unknown; where nothing was subtracted in training,
+    stretched to the whole range."""
     if mean is None:
         return fit_to_range(x, torch.full(x.shape[1:], GREY, dtype=x.dtype))
     if not bool(mean.any()):

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from tasks.attack_file.pictures import Named
-from tasks.attack_file.report import STEPS, as_bytes, write_arrays
+from tasks.attack_file.report import STEPS, as_bytes, uri_of, write_arrays
 from tasks.families.weights.ranking import FALSE_SHARES, GOOD, Ranked
 from tasks.families.weights.results import Matches, Results
 from tasks.page.axes import log_axis, rank_axis
 from tasks.page.charts import Panel, dots
-from tasks.page.picture_sheet import Strip, strips_sheet
-from tasks.page.pictures import data_uri
-from tasks.page.writer import page_html
+from tasks.page.files import page_html
+from tasks.page.pictures import Strip, strips_sheet
 
 COLUMNS = 10
 N_DECOYS = 5
@@ -31,9 +30,7 @@ MAX_SHOWN_IMAGES = 40
 
 def write_reconstructions(path: Path, results: Results) -> None:
     """The ranked pictures as safetensors: raw x, picture in [0, 1], attack, candidate, and lam, or
-    trust of the span attack.
-
-    With known images also each one's best match (`best/picture`, `best/ssim`).
+    trust of the span attack; with known images each one's best match (`best/picture`, `best/ssim`).
     """
     ranked = results.ranked
     arrays: dict[str, Tensor | npt.NDArray[Any]] = {}
@@ -72,7 +69,7 @@ def _match_strips(results: Results, truth: Named | None, decoys: Named | None) -
     ):
         if given is None or found is None:
             continue
-        order = found.ssim.argsort(descending=True, stable=True)[:limit].tolist()
+        order = best_rows(found, limit)
         shown = f", the best {len(order)}" if len(order) < len(given) else ""
         yield f"{found.n_good} of {len(given)} {name}{shown}: good above SSIM {GOOD:g}"
         for first in range(0, len(order), COLUMNS):
@@ -131,26 +128,12 @@ def weights_page(
     """The page. `context`: `command` and `created` as texts, `settings` and `versions`."""
     return page_html(
         "attack.html",
-        {"lower_first": _lower_first},
+        {"lower_first": lambda text: text[:1].lower() + text[1:], "shown": uri_of},
         record=record,
         results=results,
-        ranked=[
-            {
-                "uri": data_uri(as_bytes(r.picture)),
-                "rank": rank,
-                "n_attacks": r.n_attacks,
-                "agreement": r.agreement,
-                "ssim": r.ssim,
-                "as_negative": r.as_negative,
-                "nearest": _nearest(r, truth),
-                "label": r.label,
-            }
-            for rank, r in enumerate(results.ranked, start=1)
-        ],
-        plates={
-            "images": list(_plates(truth, results.truth, MAX_SHOWN_IMAGES)),
-            "decoys": list(_plates(decoys, results.decoys, MAX_SHOWN_IMAGES)),
-        },
+        truth=truth,
+        decoys=decoys,
+        best={"images": best_rows(results.truth), "decoys": best_rows(results.decoys)},
         shares=[f"{share:.0%}" for share in FALSE_SHARES],
         spectrum=None if record["spectrum"] is None else _spectrum_svg(record["spectrum"]),
         steps=STEPS,
@@ -159,11 +142,11 @@ def weights_page(
     )
 
 
-def _nearest(r: Ranked, truth: Named | None) -> str | None:
-    """The training image that a picture is most like, where one is good."""
-    if truth is None or r.nearest is None:
-        return None
-    return data_uri(as_bytes(truth.images[r.nearest]))
+def best_rows(found: Matches | None, limit: int = MAX_SHOWN_IMAGES) -> list[int]:
+    """Rows of the images that are shown, the best matched first."""
+    ssim = torch.zeros(0) if found is None else found.ssim
+    rows: list[int] = ssim.argsort(descending=True, stable=True)[:limit].tolist()
+    return rows
 
 
 def _spectrum_svg(spectrum: Mapping[str, Any]) -> str:
@@ -179,20 +162,3 @@ def _spectrum_svg(spectrum: Mapping[str, Any]) -> str:
     parts += [panel.horizontal(edge)] if edge > 0 else []
     said = f"{spectrum['n_above']} of {len(values)} singular values are above the noise"
     return panel.svg(parts, said)
-
-
-def _plates(given: Named | None, found: Matches | None, limit: int) -> Iterator[dict[str, Any]]:
-    if given is None or found is None:
-        return
-    order = found.ssim.argsort(descending=True, stable=True)[:limit].tolist()
-    for rank, row in enumerate(order, start=1):
-        yield {
-            "rank": rank,
-            "original": data_uri(as_bytes(given.images[row])),
-            "match": data_uri(as_bytes(found.picture[row])),
-            "ssim": float(found.ssim[row]),
-        }
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]

@@ -1,10 +1,7 @@
-"""Results of attacks: ranked as an attacker could, and scored where the truth is known.
-
-`attack_ranking` has the order, which uses no original. *Scored:* with the training images at hand
-each takes its best match among all candidates, by SSIM, and so do decoys, which no network saw: a
-count of good matches never stands without theirs. The span attack's pictures are matched with both
-signs, since weights without biases tell the sign only as a rule.
-"""
+"""Results of attacks: ranked as an attacker could, without an original (`ranking`), and scored
+where the truth is known: each training image takes its best match among all candidates, by SSIM,
+and so do decoys, which no network saw. The span attack's pictures are matched with both signs,
+since weights without biases tell the sign only as a rule."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.metrics import SSIMConvention, ssim_matrix, ssim_pairs
 from recon_core.ncc import ncc_matrix
 from tasks.attack_file.pictures import Named, Shape
+from tasks.evaluation.record import rounded
 from tasks.families.weights.attack import WeightsJob
 from tasks.families.weights.cache import AttackRun
 from tasks.families.weights.ranking import (
@@ -37,6 +35,12 @@ from tasks.families.weights.ranking import (
 
 N_NEAREST = 20
 MIN_WINDOW = 11
+SAID = {
+    **{name: name for name in ("attack", "candidate", "label", "n_attacks")},
+    **{"n_candidates": "n_members", "agreement": "agreement", "lam": "lam"},
+    **{"nearest_image": "nearest", "ssim": "ssim", "ssim_as_negative": "as_negative"},
+}
+"""What the record has of each picture, by the name of a `Ranked`."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,8 @@ class Matches:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that is shown.
-
-    `ranked` is the head of `n_pictures` different pictures, of which `n_agreed` came back in at
-    least half of the `n_ranked_attacks` that were compared.
-    """
+    """Everything that is shown: `ranked` is the head of `n_pictures` different pictures, of which
+    `n_agreed` came back in at least half of the `n_ranked_attacks` that were compared."""
 
     ranked: tuple[Ranked, ...]
     n_pictures: int
@@ -181,19 +182,7 @@ def scores_record(results: Results, truth: Named | None, decoys: Named | None) -
             "same_picture_above": SAME_PICTURE,
             "found": None if results.found is None else asdict(results.found),
             "pictures": [
-                {
-                    "rank": rank,
-                    "attack": r.attack,
-                    "candidate": r.candidate,
-                    "label": r.label,
-                    "n_attacks": r.n_attacks,
-                    "n_candidates": r.n_members,
-                    "agreement": round(r.agreement, 6),
-                    "lam": None if r.lam is None else round(r.lam, 6),
-                    "nearest_image": r.nearest,
-                    "ssim": None if r.ssim is None else round(r.ssim, 6),
-                    "ssim_as_negative": None if r.as_negative is None else round(r.as_negative, 6),
-                }
+                {"rank": rank} | {name: rounded(getattr(r, key)) for name, key in SAID.items()}
                 for rank, r in enumerate(results.ranked, start=1)
             ],
         },
@@ -208,8 +197,8 @@ def scores_record(results: Results, truth: Named | None, decoys: Named | None) -
                 "source": given.source,
                 "n": len(given),
                 "n_good": found.n_good,
-                "mean_ssim": round(float(found.ssim.mean()), 6),
-                "ssim": [round(value, 6) for value in found.ssim.tolist()],
+                "mean_ssim": rounded(float(found.ssim.mean())),
+                "ssim": rounded(found.ssim.tolist()),
                 "attack": found.attack.tolist(),
                 "candidate": found.candidate.tolist(),
             }

@@ -16,8 +16,8 @@ from torch import nn
 from tasks.evaluation.evaluate import Evaluation, evaluate
 from tasks.page.formats import duration, interval, percent, score
 from tasks.page.pictures import data_uri, strips
-from tasks.report.contact_sheet import attacks_sheet
 from tasks.report.headline import attacker, method_title, victims
+from tasks.report.image_grids import attacks_sheet
 from tasks.report.page import saved_context, write_report
 from tasks.report.tables import images_table, ranked_table, thresholds_table
 from tests.tasks.evaluation.evaluations import (

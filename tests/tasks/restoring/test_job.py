@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ import torch
 from PIL import Image
 
 from storage.errors import SourceError, StorageError, StoreMismatchError
+from tasks.page.pictures import Strip, strips_sheet
 from tasks.restoring import job as restore_job
 from tasks.restoring.inputs import open_inputs
 from tasks.restoring.job import WHITE, Restoration, grey_of, restore_pictures
 from tasks.restoring.restore import OpenRestorer, open_restorer
-from tasks.restoring.sheet import N_ROWS, SheetRow, restoration_sheet, row_facts
 from tests.tasks.restoring.restorers import (
     TINY_BF_DNCNN,
     contents,
@@ -320,40 +319,23 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
 def test_the_sheet_has_pictures_in_even_distances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[list[str], str]] = []
+    told: list[list[Strip]] = []
 
-    def sheet(rows: Iterable[SheetRow], **how: Any) -> bytes:
-        rows = list(rows)
-        told.append(([row.name for row in rows], how["note"]))
-        return restoration_sheet(rows, **how)
+    def sheet(strips: list[Strip], **how: Any) -> bytes:
+        told.append(strips)
+        return strips_sheet(strips, **how)
 
-    monkeypatch.setattr(restore_job, "restoration_sheet", sheet)
-    heights = []
-    for n in (1, 2, N_ROWS, 3 * N_ROWS - 2):
+    monkeypatch.setattr(restore_job, "strips_sheet", sheet)
+    monkeypatch.setattr(restore_job, "N_ROWS", 4)
+    for n in (1, 2, 4, 10):
         folder = picture_folder(tmp_path / f"in{n}", pixels(n))
         restore(identity(), folder, tmp_path / f"out{n}")
-        with Image.open(tmp_path / f"out{n}/contact-sheet.png") as picture:
-            heights.append(picture.height)
-    names, notes = zip(*told, strict=True)
-    assert names[1] == ["p00", "p01"]
-    assert names[2] == [f"p{k:02d}" for k in range(N_ROWS)]
-    assert names[3][:3] == ["p00", "p03", "p06"]
-    assert names[3][-1] == f"p{3 * N_ROWS - 3}"
-    assert len(set(names[3])) == N_ROWS
+    names = [[strip[0].split("\n")[0] for strip in strips[1:]] for strips in told]
+    assert names[1:] == [["p00", "p01"], ["p00", "p01", "p02", "p03"], ["p00", "p03", "p06", "p09"]]
+    assert all(strips[1][0].endswith("8 x 8") for strips in told)
+    notes = [str(strips[0]).partition(": ")[2] for strips in told]
     assert notes[0] == "1 picture"
-    assert notes[2:] == (f"all {N_ROWS} pictures", "24 of 70 pictures, chosen evenly")
-    assert heights[3] == heights[2]
-    assert heights[2] - heights[0] == (N_ROWS - 1) * (heights[1] - heights[0])
-
-
-def test_a_line_of_the_sheet_tells_the_size_and_whether_all_of_it_is_seen() -> None:
-    def facts(height: int, width: int, *, disagreement: bool) -> list[str]:
-        picture = np.zeros((3, height, width), np.uint8)
-        row = SheetRow("p", picture, picture, (), picture[0], 0.12345)
-        return row_facts(row, disagreement=disagreement)
-
-    assert facts(48, 96, disagreement=False) == ["48 x 96"]
-    assert facts(97, 20, disagreement=True) == ["97 x 20, shown smaller", "disagreement 0.1235"]
+    assert notes[2:] == ["all 4 pictures", "4 of 10 pictures, chosen evenly"]
 
 
 def test_the_sheet_keeps_no_pictures_that_it_does_not_show(

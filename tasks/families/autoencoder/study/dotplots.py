@@ -13,9 +13,9 @@ from tasks.families.autoencoder.study.tables import contraction_table, pooled, r
 from tasks.page.axes import Axis, round_axis
 from tasks.page.charts import Style
 from tasks.page.dotplots import MAX_MARKS, Lane, Mark, dotplot, side_lines
-from tasks.page.figures import Drawing, Figure, Row
 from tasks.page.files import Record
 from tasks.page.formats import NOTHING, percent, power, with_interval
+from tasks.page.study_page import Drawing, Figure, Row
 from tasks.page.tables import Cell
 
 SHARES = ("accurate", "approximate")

@@ -25,9 +25,9 @@ from tasks.families.autoencoder.study.tables import (
 )
 from tasks.page.axes import PERCENT, Axis, falling, falling_axis, round_axis
 from tasks.page.charts import Estimate, Panel, Style
-from tasks.page.figures import Draw, Drawing, Figure, Row, entry_of
 from tasks.page.files import Arrays, Record
 from tasks.page.formats import NOTHING, brackets, power, with_interval
+from tasks.page.study_page import Draw, Drawing, Figure, Row, entry_of
 
 UNITS = {"accurate": "%", "approximate": "%", "psnr": "dB"}
 SHARES = Axis(0.0, 1.0, PERCENT, "")

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.families.autoencoder.study.figure_specs import at_lowest, best_victim, lowest, unreached
-from tasks.page.claims import claim_counts, whose_claims
 from tasks.page.files import Record
 from tasks.page.formats import NOTHING, decibels, names, percent, plural, power, short
-from tasks.page.tables import Table
+from tasks.page.tables import Table, claim_counts, whose_claims
 
 TITLES = {
     "accurate": "accurate recovery",

@@ -15,10 +15,9 @@ from tasks.families.autoencoder.study.tables import (
     triple,
     victims_table,
 )
-from tasks.page.claims import claims_table
 from tasks.page.files import Arrays, Record
 from tasks.page.study_page import StudyPage, Tables
-from tasks.page.tables import Table
+from tasks.page.tables import Table, claims_table
 
 
 def own_tables(record: Record) -> list[Table]:

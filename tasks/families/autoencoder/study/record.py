@@ -17,7 +17,8 @@ import torch
 from recon_core.attacks.plug_and_play import Ending
 from recon_core.degradation import MASKS
 from recon_core.recovery_scores import ACCURATE, APPROXIMATE, THRESHOLDS, rates
-from tasks.evaluation.record import describe_source, significant
+from tasks.attack_file.record import six_digits
+from tasks.evaluation.record import describe_source
 from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.settings import RecoveryVictim, level_name
 from tasks.families.autoencoder.study.units import ESTIMATE_H, Batch, Group
@@ -69,7 +70,7 @@ def describe_recovery(plan: RecoveryPlan, outcome: Outcome) -> dict[str, Any]:
         "shown": list(_shown(plan, cells)),
         "failed": [{"unit": unit, "error": why} for unit, why in sorted(outcome.failed.items())],
     }
-    plain: dict[str, Any] = significant(body)
+    plain: dict[str, Any] = six_digits(body)
     return plain
 
 

@@ -37,9 +37,9 @@ from tasks.families.inversion.study.tables import (
     scores_table,
     settings_table,
 )
-from tasks.page.figures import Draw, Figure
 from tasks.page.files import Arrays, Record
 from tasks.page.formats import score
+from tasks.page.study_page import Draw, Figure
 
 
 def check_sources(record: Record) -> None:

@@ -16,9 +16,9 @@ from tasks.families.inversion.study.figure_specs import (
     with_role,
     with_roles,
 )
-from tasks.page.claims import claim_counts, whose_claims
 from tasks.page.files import Record
 from tasks.page.formats import NOTHING, brackets, decibels, percent, power, score, short
+from tasks.page.tables import claim_counts, whose_claims
 
 
 def measure(name: str, found: float | None) -> str:

@@ -17,10 +17,9 @@ from tasks.families.inversion.study.headline import (
     spread,
 )
 from tasks.families.inversion.study.tables import cells_table, seeds_table, spots_table
-from tasks.page.claims import claims_table
 from tasks.page.files import Arrays, Record
 from tasks.page.study_page import StudyPage, Tables
-from tasks.page.tables import Table
+from tasks.page.tables import Table, claims_table
 
 
 def own_tables(record: Record) -> list[Table]:

@@ -23,10 +23,10 @@ from tasks.families.inversion.study.figure_specs import mean_of, with_role
 from tasks.families.inversion.study.headline import measure, small, with_ends
 from tasks.page.axes import Axis, round_axis
 from tasks.page.charts import APART, Estimate, Panel, Style, estimates
-from tasks.page.figures import Drawing, Row
 from tasks.page.files import Record
 from tasks.page.formats import number, power
 from tasks.page.heatmaps import Square, heatmap
+from tasks.page.study_page import Drawing, Row
 from tasks.page.tables import Table
 
 NEAR_POINTS = 3.0  # of accuracy below vanilla that the close-up shows

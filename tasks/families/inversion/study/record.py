@@ -18,7 +18,7 @@ import numpy.typing as npt
 from recon_core.summary import t_interval
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split_training import Defence
-from tasks.evaluation.record import significant
+from tasks.attack_file.record import six_digits
 from tasks.families.inversion.study.plan import InversionPlan
 from tasks.families.inversion.study.settings import Cell, defence_json, defence_name
 from tasks.families.inversion.study.synthetic import DEFAULT
@@ -159,7 +159,7 @@ def describe_inversion(
         "seconds": _seconds(plan),
         "failed": [{"unit": unit, "why": why} for unit, why in sorted((failed or {}).items())],
     }
-    return dict(significant(body))
+    return dict(six_digits(body))
 
 
 def _source(plan: InversionPlan, name: str) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def estimate(values: Sequence[float]) -> dict[str, Any]:
         mean = float(np.mean(finite))
         low, high = t_interval(finite) if len(finite) > 1 else (None, None)
     found = {"mean": mean, "low": low, "high": high, "values": list(values)}
-    return dict(significant(found))
+    return dict(six_digits(found))
 
 
 def defence_title(defence: Defence) -> str:

@@ -31,10 +31,10 @@ from tasks.page.charts import (
     estimates,
     letter,
 )
-from tasks.page.figures import Drawing, Figure, Row
 from tasks.page.files import Arrays, Record
 from tasks.page.formats import number, with_interval
 from tasks.page.heatmaps import Square, heatmap
+from tasks.page.study_page import Drawing, Figure, Row
 from tasks.page.tables import Table
 
 SERIES_COLOURS = (2, 4, 3, 5, 6, 10, 11, 8, 7, 9, 0, 1)

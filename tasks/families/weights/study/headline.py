@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tasks.page.claims import claim_counts, whose_claims
 from tasks.page.files import Record
 from tasks.page.formats import count, percent, plural, score
+from tasks.page.tables import claim_counts, whose_claims
 
 SHOWN: dict[str, Callable[[float | None], str]] = {
     **dict.fromkeys(("good_fraction", "test_accuracy"), percent),

@@ -14,10 +14,9 @@ from tasks.families.weights.study.tables import (
     shown_table,
     victims_table,
 )
-from tasks.page.claims import claims_table
 from tasks.page.files import Arrays, Record
 from tasks.page.study_page import StudyPage, Tables
-from tasks.page.tables import Table
+from tasks.page.tables import Table, claims_table
 
 LARGE_CELLS = 6  # with more cells, their pictures are shown smaller
 

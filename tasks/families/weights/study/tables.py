@@ -112,8 +112,7 @@ def cells_table(record: Record) -> Table:
         row |= {"n_images": cell["n_images"], "n_victims": len(cell["victims"])}
         row["n_attacks"] = cell["n_attacks"]
         for side in SIDES:
-            for key, value in cell[side].items():
-                row |= cells_of(f"{side} {key}", value)
+            row |= cells_of(cell[side], f"{side} ")
         row["auc"] = cell["auc"]
         row |= {f"vote {key}": value for key, value in (cell["vote"] or {}).items()}
         row |= {key: known_mean(cell["victim"][key]) for key in VICTIM_KEYS[:4]}

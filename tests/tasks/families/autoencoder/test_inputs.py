@@ -17,13 +17,12 @@ from storage.errors import SourceError
 from storage.weights import WeightsError
 from tasks.attack_file.pictures import first_size, picture_files, read_source, shape_of
 from tasks.families.autoencoder.inputs import AutoencoderJob, AutoencoderVictim, read_victim
-from tasks.families.autoencoder.material import read_material, shape_hint
+from tasks.families.autoencoder.material import prepare_autoencoder, read_material, shape_hint
 from tasks.families.autoencoder.networks import (
     Architecture,
     own_description,
     parse_architecture,
 )
-from tasks.families.autoencoder.preflight import prepare_autoencoder
 from tasks.study.products import write_weights
 from tests.tasks.families.weights.attack_victims import write_pictures
 

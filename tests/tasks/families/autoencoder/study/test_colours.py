@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from tasks.families.autoencoder.study.charts import COLOURS
-from tasks.page.writer import TEMPLATES
+from tasks.page.files import TEMPLATES
 
 Colour = npt.NDArray[np.float64]
 VISIONS = {  # of linear RGB, for a missing kind of cone (Machado et al. 2009)
