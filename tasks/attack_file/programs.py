@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import logging
 import warnings
 import zipfile
@@ -21,9 +22,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from storage.weights import WeightsError
+from storage.weights import METADATA, WeightFile, WeightsError
 
 Kind = Literal["torchscript", "export"]
 NAMES = {"torchscript": "a TorchScript program", "export": "a program of torch.export"}
@@ -41,6 +43,18 @@ class Program:
     batch: int | None
     on: Callable[[str], Callable[[Tensor], Tensor]]
     modules: Callable[[str], nn.Module] | None = None
+
+
+def own_description(file: WeightFile) -> dict[str, Any] | None:
+    """Description of the network in this project's own files of weights; None for other files."""
+    if file.kind != "safetensors":
+        return None
+    try:
+        with safe_open(file.path, "np") as opened:
+            about = json.loads((opened.metadata() or {}).get(METADATA, "null"))
+    except (SafetensorError, ValueError, RecursionError):
+        return None
+    return about if isinstance(about, dict) and isinstance(about.get("network"), dict) else None
 
 
 def program_kind(path: Path) -> Kind | None:

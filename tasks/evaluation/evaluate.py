@@ -291,11 +291,12 @@ def _scored(
     attacks: Iterable[str],
 ) -> dict[str, Any]:
     """The part of the record that is computed from scores."""
+    last_attack = "plain" if config.restore_iterations == "all" else "plain_all"
     parts: dict[str, list[Arrays]] = {}
     for of_victim in scores:
         for method, arrays in of_victim.methods().items():
             parts.setdefault(method, []).append(arrays)
-            if method == _last_attack(config):
+            if method == last_attack:
                 parts.setdefault("vote", []).append(of_victim.vote)
     arrays_of = joined(parts, [of_victim.victim for of_victim in scores])
     kinds = {"plain": "attack", "plain_all": "attack", "vote": "vote"}
@@ -328,10 +329,6 @@ def _scored(
         "examples": choose_examples(methods),
         "side_by_side": choose_side_by_side(methods, [s.victim for s in scores], attacks),
     }
-
-
-def _last_attack(config: Evaluation) -> str:
-    return "plain" if config.restore_iterations == "all" else "plain_all"
 
 
 def _steps_of(methods: Mapping[str, Any], steps: Sequence[str]) -> dict[str, str]:

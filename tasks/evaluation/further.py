@@ -96,7 +96,9 @@ def describe_attacks(
     return [
         {
             "method": method,
-            "kind": method.removeprefix("plain_") if method in further else _kind_of(settings),
+            "kind": method.removeprefix("plain_")
+            if method in further
+            else str(settings.get("kind", "kkt")),  # stores of before there were kinds
             "settings": settings,
             "content_hash": store.content_hash,
             "n_runs": store.n_runs,
@@ -113,10 +115,6 @@ def describe_attacks(
 def _attack_of(store: Dataset) -> dict[str, Any]:
     manifest = store.manifest
     return dict(manifest.get("campaign", manifest).get("experiment", {}).get("attack", {}))
-
-
-def _kind_of(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("kind", "kkt"))  # stores of before there were kinds
 
 
 def _count_candidates(store: Dataset) -> int:

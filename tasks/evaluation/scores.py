@@ -103,9 +103,6 @@ class Bench:
         )
         return {f"{step}{suffix}": value for suffix, value in made.items()}
 
-    def is_restorer(self, step: str) -> bool:
-        return step in self.restorers or step in self.loaded
-
     def wanted(self, victim: Victim) -> Tensor:
         """The victim's targets, then its decoys, in [0, 1] on the device."""
         images = np.concatenate([victim.targets, self.heldout.images[victim.decoy_ids]])
@@ -119,7 +116,7 @@ class Bench:
         found = read_candidates(self.dataset, run, which, self.device)
         pictures = found.pictures()
         methods = {step: Restored(pictures)}
-        if self.is_restorer(step):
+        if step in self.restorers or step in self.loaded:
             methods = self.restore(step, pictures, found.seeds(run.number), advance)
         wanted = self.wanted(victim)
         results: dict[str, Arrays] = {}

@@ -67,8 +67,11 @@ def _lane(lane: Lane, axis: Axis, top: float, room: float) -> list[str]:
         for k, mark in enumerate(drawn):
             x = SIDE + axis.share(mark.x) * room
             at = y + (_spread(k, len(drawn)) - 0.5) * (LANE - 9)
-            shape = _cross(x, at) if kind == "test" else marker(lane.style.marker, x, at)
-            group = "" if kind == "test" else f' class="m{lane.style.colour}"'
+            shape = f'<path class="crosses" d="M{x - 2.5:.1f} {at - 2.5:.1f}l5 5m-5 0l5-5"/>'
+            group = ""
+            if kind != "test":
+                shape = marker(lane.style.marker, x, at)
+                group = f' class="m{lane.style.colour}"'
             parts.append(f"<g{group}><title>{escape(mark.about)}</title>{shape}</g>")
         parts.append(words(number, WIDTH, y + 4, kind, at="end"))
     return parts
@@ -79,10 +82,6 @@ def _spread(k: int, n: int) -> float:
     if n <= 12:
         return k / (n - 1) if n > 1 else 0.5
     return (k * GOLDEN) % 1
-
-
-def _cross(x: float, y: float) -> str:
-    return f'<path class="crosses" d="M{x - 2.5:.1f} {y - 2.5:.1f}l5 5m-5 0l5-5"/>'
 
 
 def side_lines(title: str) -> list[str]:

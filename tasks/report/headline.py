@@ -25,19 +25,13 @@ KNOWN_METHODS = {
         "the average of all reconstructions that are nearly as close to the image as the closest",
     ),
 }
-RESTORER_TITLES = {
-    "bf_dncnn": "BF-DnCNN",
-    "edm": "EDM",
-    "nlm": "Non-local means",
-    "tv": "Total variation",
-    "wavelet": "Wavelet shrinkage",
-}
-RESTORER_NOTES = {
-    "bf_dncnn": "a convolutional denoiser, run once",
-    "edm": "a conditional diffusion model",
-    "nlm": "a classical denoiser that learned nothing: averages like surroundings",
-    "tv": "a classical denoiser that learned nothing: flattens what varies",
-    "wavelet": "a classical denoiser that learned nothing: shrinks wavelet coefficients",
+LEARNED_NOTHING = "a classical denoiser that learned nothing"
+RESTORERS = {
+    "bf_dncnn": ("BF-DnCNN", "a convolutional denoiser, run once"),
+    "edm": ("EDM", "a conditional diffusion model"),
+    "nlm": ("Non-local means", f"{LEARNED_NOTHING}: averages like surroundings"),
+    "tv": ("Total variation", f"{LEARNED_NOTHING}: flattens what varies"),
+    "wavelet": ("Wavelet shrinkage", f"{LEARNED_NOTHING}: shrinks wavelet coefficients"),
 }
 KIND_NOTES = {
     "attack": "pictures of the attack",
@@ -46,17 +40,18 @@ KIND_NOTES = {
     "trained": "a trained restorer",
     "external": "a model brought by the user",
 }
-ATTACK_NOTES = {
-    "kkt": "searches for pictures that explain all weights as the end of training",
-    "span": "separates the first layer's weights, which are mixtures of the training pictures, by "
-    "what pictures have and mixtures have not",
-    "span_then_kkt": "separates the first layer's weights, and from there searches for pictures "
-    "that explain all weights",
-}
-ATTACK_NAMES = {
-    "kkt": "KKT attack",
-    "span": "span attack",
-    "span_then_kkt": "attack by both in turn",
+BY_SPAN = (
+    "separates the first layer's weights, which are mixtures of the training pictures, by what "
+    "pictures have and mixtures have not"
+)
+ATTACKS = {
+    "kkt": ("KKT attack", "searches for pictures that explain all weights as the end of training"),
+    "span": ("span attack", BY_SPAN),
+    "span_then_kkt": (
+        "attack by both in turn",
+        "separates the first layer's weights, and from there searches for pictures that explain "
+        "all weights",
+    ),
 }
 SPAN_KNOWS = (
     "The attack is given a network (its architecture and weights) and the average of its "
@@ -84,21 +79,16 @@ def method_title(name: str, kind: str = "trained") -> tuple[str, str, str]:
     if name in KNOWN_METHODS:
         return KNOWN_METHODS[name]
     stem, count = _stem(name)
-    title = RESTORER_TITLES.get(stem, stem)
-    note = RESTORER_NOTES.get(stem, KIND_NOTES.get(kind, kind))
+    title, note = RESTORERS.get(stem, (stem, KIND_NOTES.get(kind, kind)))
     if not count:
         return title, title, note
-    if count == "1":
-        return (
-            f"{title}, one sample",
-            f"{title} ×1",
-            f"{note}, sampled once: sharp, and it may invent",
-        )
-    return (
-        f"{title}, mean of {count}",
-        f"{title} ×{count}",
-        f"{note}, the average of {count} samples: what differs between samples blurs",
+    how = (
+        "sampled once: sharp, and it may invent"
+        if count == "1"
+        else f"the average of {count} samples: what differs between samples blurs"
     )
+    said = "one sample" if count == "1" else f"mean of {count}"
+    return f"{title}, {said}", f"{title} ×{count}", f"{note}, {how}"
 
 
 def _stem(name: str) -> tuple[str, str]:
@@ -123,7 +113,7 @@ def attack_rows(record: Record) -> list[dict[str, Any]]:
             {
                 "method": attack["method"],
                 "title": attack_title(record, attack["method"]),
-                "name": ATTACK_NAMES[attack["kind"]],
+                "name": ATTACKS[attack["kind"]][0],
                 "n": targets["n"],
                 "good": targets["n_good"],
                 "good_decoys": decoys["n_good"],
@@ -162,7 +152,7 @@ def picture_title(name: str) -> str:
         return special[name]
     if name.startswith("disagreement_"):
         stem = name.removeprefix("disagreement_")
-        return f"Where samples of {RESTORER_TITLES.get(stem, stem)} disagree"
+        return f"Where samples of {RESTORERS.get(stem, (stem,))[0]} disagree"
     return method_title(name)[0]
 
 
@@ -220,7 +210,7 @@ def _attackers(record: Record) -> str:
     for attack in (*further, own):
         known = attack["settings"].get("span", attack["settings"]).get("start") == "known"
         more = ", and is given the weights that training started from as well" if known else ""
-        said.append(f"The {ATTACK_NAMES[attack['kind']]} {ATTACK_NOTES[attack['kind']]}{more}")
+        said.append(f"The {' '.join(ATTACKS[attack['kind']])}{more}")
     return ". ".join(said) + "."
 
 

@@ -5,7 +5,7 @@ behind each figure lie beside it, in report-data/ (docs/pages.md)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,9 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     page = page or folder / "report.html"
     with page_of(folder / "evaluation.json", COMMAND):
         figures = _figures(record)
-        tables = list(_tables(record, figures))
+        tables = _tables(record, figures)
         html = _render(record, pictures, EMPTY_CONTEXT | dict(context), figures, tables)
-    write_tables(page.parent / DATA_FOLDER, tables)
+    write_tables(page.parent / DATA_FOLDER, tables.values())
     if context:
         write_json(page.parent / DATA_FOLDER / CONTEXT, dict(context))
     write_file(page, text_bytes(html))
@@ -131,20 +131,14 @@ def _figures(record: Record) -> dict[str, Figure]:
     return {figure.name: figure for figure in made if figure is not None}
 
 
-def _tables(record: Record, figures: Mapping[str, Figure]) -> Iterator[Table]:
-    yield methods_table(record)
-    if record.get("side_by_side"):
-        yield attacks_table(record)
-    yield from placed_tables(record)
-    yield examples_table(record)
-    if record["nothing"]["n"]:
-        yield unlike_table(record)
-    if record["excluded"]:
-        yield excluded_table(record)
-    of_figures = {table.name: table for figure in figures.values() for table in figure.tables}
-    for always in (images_table(record), runs_table(record)):
-        of_figures.setdefault(always.name, always)
-    yield from of_figures.values()
+def _tables(record: Record, figures: Mapping[str, Figure]) -> dict[str, Table]:
+    tables = [methods_table(record), *placed_tables(record), examples_table(record)]
+    tables += [attacks_table(record)] if record.get("side_by_side") else []
+    tables += [unlike_table(record)] if record["nothing"]["n"] else []
+    tables += [excluded_table(record)] if record["excluded"] else []
+    tables += [images_table(record), runs_table(record)]
+    tables += [table for figure in figures.values() for table in figure.tables]
+    return {table.name: table for table in tables}
 
 
 def _render(
@@ -152,7 +146,7 @@ def _render(
     pictures: Arrays,
     context: Mapping[str, Any],
     figures: Mapping[str, Figure],
-    tables: list[Table],
+    tables: Mapping[str, Table],
 ) -> str:
     methods = {name: method_title(name, m["kind"]) for name, m in record["methods"].items()}
     best = best_trained(record)
@@ -161,7 +155,6 @@ def _render(
         for name, method in record["methods"].items()
         if name not in ("plain", best) and method["kind"] in ("trained", "external", "vote")
     ]
-    machine = {"machine": context["machine"]} if context["machine"] else {}
     facts = {
         "The images attacked": record["source"],
         "The pairs restorers learned from": context["pairs"],
@@ -169,10 +162,11 @@ def _render(
         "Settings of the evaluation": record["settings"],
         "Settings of the job": context["recipe"],
         "Restorers": context["restorers"],
-        "Software and hardware": {**context["versions"], **machine},
+        "Software and hardware": context["versions"]
+        | ({"machine": context["machine"]} if context["machine"] else {}),
     }
     blocks, exact = image_grids.appendix_blocks(record, pictures)
-    is_several = bool(record.get("side_by_side"))
+    several = SIDES if record.get("side_by_side") else ()
     return page_html(
         "report.html",
         {"criterion": criterion_title},
@@ -183,9 +177,7 @@ def _render(
         attacker=attacker(record),
         victims=victims(record),
         attacks=attack_rows(record),
-        attack_bands={side: image_grids.attack_bands(record, pictures, side) for side in SIDES}
-        if is_several
-        else None,
+        attack_bands={side: image_grids.attack_bands(record, pictures, side) for side in several},
         bands={side: image_grids.bands(record, pictures, side) for side in SIDES},
         nothing=image_grids.nothing_rows(pictures),
         pair_bins=image_grids.pair_bins(record, pictures),
@@ -194,7 +186,7 @@ def _render(
         per_block=image_grids.PER_BLOCK,
         picture_width=record["source"]["size"][-1],
         figures=figures,
-        tables={table.name: table for table in tables},
+        tables=tables,
         folder=DATA_FOLDER,
         most_inline=math.inf,
         styles=styles(record),

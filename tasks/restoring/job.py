@@ -103,13 +103,11 @@ def restore_pictures(
     What is finished there with the same settings is returned, what was begun is continued. If
     `fresh`, an earlier restoration there is deleted first, once all inputs have been read.
 
-    Raises:
-        SourceError: an input cannot be read, or has a size that the restorer cannot take.
-        ValueError: `out` is taken by something else, lies among the inputs or, if `fresh`, has
-            them in it; or the restorer gives values that are not finite.
-        StoreMismatchError: it holds a restoration of other settings; says which.
-        StorageError: another process is restoring into it, or it cannot be made.
-        StoreFullError: the device is full; the same call continues later.
+    Raises SourceError if an input cannot be read or has a size that the restorer cannot take;
+    ValueError if `out` is taken by something else, lies among the inputs or, if `fresh`, has them
+    in it, or if the restorer gives values that are not finite; StoreMismatchError for a restoration
+    of other settings there; StorageError if another process is restoring into it, or it cannot be
+    made; StoreFullError if the device is full: the same call continues later.
     """
     check_free(out, inputs.location, fresh=fresh)
     settings, names, reading = _settings(restorer, inputs, config)
@@ -216,18 +214,16 @@ class _Job:
         if self.restorer.generative:
             note += f", {self.config.n_samples} samples each; disagreement: white is {WHITE}"
         strips: list[Strip] = [f"Restored by {self.restorer.name}: {note}"]
-        strips += [self._strip(picture) for picture in self.inputs.at(self._on_sheet)]
+        strips += [self._strip(picture) for picture in self.inputs.at([*self._on_sheet.values()])]
         columns = self._n_samples_shown + 3 if self._n_samples_shown else 2
         return strips_sheet(strips, columns=columns, labels=LABELS, at_edge=True)
 
     @cached_property
-    def _on_sheet(self) -> list[int]:
+    def _on_sheet(self) -> dict[str, int]:
+        """Places of the pictures on the sheet, by name."""
         n = len(self.names)
-        return [round(place) for place in np.linspace(0, n - 1, min(n, N_ROWS)).tolist()]
-
-    @cached_property
-    def _names_on_sheet(self) -> frozenset[str]:
-        return frozenset(self.names[place] for place in self._on_sheet)
+        places = np.linspace(0, n - 1, min(n, N_ROWS)).round().astype(int).tolist()
+        return {self.names[place]: place for place in places}
 
     @property
     def _n_samples_shown(self) -> int:
@@ -275,7 +271,7 @@ class _Job:
         for k, picture in enumerate(pictures):
             _write(self._path("mean", picture.name), _bytes(mean[k]))
             _write(self._path("disagreement", picture.name), grey_of(disagreement[k]))
-            if self._n_samples_shown and picture.name in self._names_on_sheet:
+            if self._n_samples_shown and picture.name in self._on_sheet:
                 first = samples[: self._n_samples_shown, k]
                 self.shown[picture.name] = tuple(_bytes(sample) for sample in first)
             if self.config.keep_samples:

@@ -26,7 +26,7 @@ from tasks.families.autoencoder.networks import (
     build,
     candidates,
     facts,
-    own_description,
+    own_architecture,
 )
 
 Method = NoiseAware | UnknownMask | KnownMask | Iteration
@@ -124,7 +124,7 @@ def read_victim(job: AutoencoderJob, hint: Callable[[], Shape | None]) -> Autoen
 
 def _from_weights(job: AutoencoderJob, hint: Callable[[], Shape | None]) -> AutoencoderVictim:
     file = read_weights(job.weights)
-    own = own_description(job.weights) if file.kind == "safetensors" else None
+    own = own_architecture(file)
     if own is not None:  # what is said on the command line is still checked, or replaces it
         said = own[0] if job.network == Architecture() else job.network
         job = replace(job, network=said, shape=job.shape or own[1])

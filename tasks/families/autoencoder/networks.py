@@ -6,12 +6,9 @@ the order of the file. Which activation it was is nowhere in the weights unless 
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recon_core.victims.autoencoder import Autoencoder, UNet, single
-from storage.files import open_regular
 from storage.layers import Unknown, find_layers, natural_key
-from storage.weights import METADATA, WeightFile, WeightsError
+from storage.weights import WeightFile, WeightsError
 from tasks.attack_file.pictures import Shape
+from tasks.attack_file.programs import own_description
 
 Activation = Literal[
     "relu", "leaky_relu", "prelu", "softplus", "gelu", "elu", "silu", "tanh", "sigmoid"
@@ -91,22 +88,17 @@ class Built:
     on: Callable[[str, Shape], Callable[[Tensor], Tensor]]
 
 
-def own_description(path: Path) -> tuple[Architecture, Shape] | None:
-    """The network and the images' shape as this project's own files of weights have them in their
-    metadata (`tasks.study.products`); None for other files."""
-    with open_regular(path) as file:
-        announced = int.from_bytes(file.read(8), "little")
-        header = file.read(min(announced, os.fstat(file.fileno()).st_size))
+def own_architecture(file: WeightFile) -> tuple[Architecture, Shape] | None:
+    """The network and the images' shape as this project's own files of weights say it themselves
+    (`tasks.study.products`); None for other files."""
+    about = own_description(file)
     try:
-        about = json.loads(json.loads(header)["__metadata__"][METADATA])
-        network, (channels, height, width) = about["network"], about["shape"]
+        network, (channels, height, width) = (about or {})["network"], (about or {})["shape"]
         said = Architecture(
-            activation=network["activation"],
-            leak=network["leak"],
-            skips=network.get("skips"),
+            activation=network["activation"], leak=network["leak"], skips=network.get("skips"),
             convolutions=network.get("convolutions"),
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError):
         return None
     return said, (channels, height, width)
 
@@ -254,10 +246,12 @@ def _unet(file: WeightFile, said: Architecture, channels: tuple[int, ...]) -> Bu
         )
     first = next((shape for shape in shapes.values() if len(shape) == 4), (0, 0))
     n_channels = int(shapes["down.0.0.weight"][1] if own else first[1])
+    up = shapes.get("up.0.0.weight")  # it takes in what the way down had, too
+    skips = not own or (up is not None and int(up[1]) == sum(channels[:2]))
     network = UNet(
         channels=channels,
         convolutions=said.convolutions or (_convolutions(shapes) if own else 2),
-        skips=(_skips(shapes, channels) if own else True) if said.skips is None else said.skips,
+        skips=skips if said.skips is None else said.skips,
         activation="leaky_relu" if activation == "relu" else activation,  # type: ignore[arg-type]
         leak=0.0 if activation == "relu" else said.leak,
     )
@@ -297,12 +291,6 @@ def _channels(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
 
 def _convolutions(shapes: Mapping[str, tuple[int, ...]]) -> int:
     return sum(bool(re.fullmatch(r"down\.0\.\d+\.weight", name)) for name in shapes)
-
-
-def _skips(shapes: Mapping[str, tuple[int, ...]], channels: tuple[int, ...]) -> bool:
-    """Whether the way up takes in what the way down had, too."""
-    up = shapes.get("up.0.0.weight")
-    return up is not None and int(up[1]) == sum(channels[:2])
 
 
 def _state(

@@ -12,7 +12,6 @@ Weights are float32, in eval mode. Nothing in a file is run unless it is a progr
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -23,15 +22,14 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from recon_core.torchvision_compat import import_torchvision
 from recon_core.victims.split import KERNEL, LeNet5, SplitMLP
 from storage.layers import natural_key
-from storage.weights import METADATA, WeightFile, WeightsError, check_weights_file, read_weights
+from storage.weights import WeightFile, WeightsError, check_weights_file, read_weights
 from tasks.attack_file.pictures import Shape, shape_of
-from tasks.attack_file.programs import program_kind, read_program
+from tasks.attack_file.programs import own_description, program_kind, read_program
 
 TORCHVISION = "torchvision:"
 OWN = ("lenet5", "split-mlp")
@@ -106,7 +104,9 @@ def read_network(path: Path, architecture: str | None, *, trust: bool = False) -
             cut_inside=program.modules is not None,
         )  # fmt: skip
     file = read_weights(path)
-    about = _description(file)
+    about = own_description(file)
+    if about is not None and about["network"].get("kind") not in ("lenet5", "mlp"):
+        about = None
     if architecture is None and about is None:
         raise ValueError(
             f"{path} does not say which network its tensors are; give --architecture {EXAMPLES}, "
@@ -227,19 +227,6 @@ def _rename(file: WeightFile, key: str, wanted: tuple[int, ...]) -> str:
     if len(alike) != 1:
         return ""
     return f"if {alike[0]} is meant, rename it to {key} and the others accordingly; or "
-
-
-def _description(file: WeightFile) -> dict[str, Any] | None:
-    """What this project's files say of themselves; None for other files."""
-    if file.kind != "safetensors":
-        return None
-    try:
-        with safe_open(file.path, "np") as opened:
-            about = json.loads((opened.metadata() or {}).get(METADATA, "null"))
-    except (SafetensorError, ValueError, RecursionError):
-        return None
-    is_ours = isinstance(about, dict) and isinstance(about.get("network"), dict)
-    return about if is_ours and about["network"].get("kind") in ("lenet5", "mlp") else None
 
 
 def _own(file: WeightFile, architecture: str | None, about: dict[str, Any] | None) -> Network:

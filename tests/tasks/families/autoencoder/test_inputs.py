@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from recon_core.victims.autoencoder import UNet, initial_weights
 from storage.errors import SourceError
-from storage.weights import WeightsError
+from storage.weights import WeightFile, WeightsError
 from tasks.attack_file.pictures import first_size, picture_files, read_source, shape_of
+from tasks.attack_file.programs import own_description
 from tasks.families.autoencoder.inputs import AutoencoderJob, AutoencoderVictim, read_victim
 from tasks.families.autoencoder.material import prepare_autoencoder, read_material, shape_hint
 from tasks.families.autoencoder.networks import (
     Architecture,
-    own_description,
     parse_architecture,
 )
 from tasks.study.products import write_weights
@@ -280,4 +280,4 @@ def test_pictures_that_cannot_be_read_are_left_out_when_asked(tmp_path: Path) ->
 def test_a_header_is_believed_as_far_as_the_file_goes(announced: int, tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     path.write_bytes(announced.to_bytes(8, "little") + b"[" * 100_000)
-    assert own_description(path) is None
+    assert own_description(WeightFile(path, "safetensors", {}, "")) is None
