@@ -138,13 +138,15 @@ def drawing(
 
 def rule(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
     """A straight line of that class."""
-    return f'<line class="{kind}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
+    x1, x2, y1, y2 = (round(end, 1) for end in (x1, x2, y1, y2))
+    return f'<line class="{kind}" x1="{x1:g}" x2="{x2:g}" y1="{y1:g}" y2="{y2:g}"/>'
 
 
 def words(text: str, x: float, y: float, kind: str = "", *, at: str = "start") -> str:
     """Text of that class that starts at (x, y), or has its end or its middle there."""
-    look = (f' class="{kind}"' if kind else "") + (f' text-anchor="{at}"' if at != "start" else "")
-    return f'<text{look} x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+    look = f' class="{kind}"' if kind else ""
+    anchor = f' text-anchor="{at}"' if at != "start" else ""
+    return f'<text{look} x="{round(x, 1):g}" y="{round(y, 1):g}"{anchor}>{escape(text)}</text>'
 
 
 def styles_of(
