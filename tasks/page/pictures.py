@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,5 +126,7 @@ def _height(strip: Strip) -> float:
 def png_of(figure: Any) -> bytes:
     """A matplotlib figure as PNG, the same bytes for the same figure."""
     content = io.BytesIO()
-    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # names may be in any script
+        figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
     return content.getvalue()

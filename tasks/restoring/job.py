@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from storage.documents import understood
@@ -332,10 +332,11 @@ def _settings(
 
 
 def _tile(pixels: Pixels, text: str) -> Tile:
-    """A picture (c, h, w) within a square of TILE, areas averaged, and its words."""
+    """A picture (c, h, w) in a square of at most TILE, areas averaged, and its words."""
     picture = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0).squeeze()))
     picture.thumbnail((TILE, TILE), Image.Resampling.BOX)
-    return np.atleast_3d(np.asarray(picture)).transpose(2, 0, 1), text, False
+    square = ImageOps.pad(picture, (max(picture.size),) * 2, color="white")
+    return np.atleast_3d(np.asarray(square)).transpose(2, 0, 1), text, False
 
 
 def _floats(pictures: Sequence[InputPicture]) -> Tensor:
