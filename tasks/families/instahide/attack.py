@@ -44,8 +44,12 @@ def attack_all(
     done = []
     n = len(prepared.methods)
     for k, name in enumerate(prepared.methods):
+
+        def of_all(share: float, k: int = k) -> None:
+            progress((k + share) / n)
+
         method = METHODS[name]
-        clock = _Clock(method.steps, lambda share, k=k: progress((k + share) / n))
+        clock = _Clock(method.steps, of_all)
         try:
             found = method.run(job, prepared, device, clock)
         except ValueError as error:
