@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,12 @@ def _encoded(image: npt.NDArray[np.uint8], kind: str, *, lossless: bool = True) 
 
 def _url(content: bytes, kind: str) -> str:
     return f"data:image/{kind};base64," + base64.b64encode(content).decode()
+
+
+def wrapped(rows: Sequence[tuple[str, list[Tile]]], columns: int = COLUMNS) -> Iterator[Strip]:
+    """Strips of rows of pictures that belong under each other, so many of each at a time."""
+    for first in range(0, max((len(tiles) for _title, tiles in rows), default=0), columns):
+        yield from ((title, tiles[first : first + columns]) for title, tiles in rows)
 
 
 def strips_sheet(

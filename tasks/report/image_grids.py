@@ -16,7 +16,7 @@ import numpy.typing as npt
 from storage.documents import read_document
 from tasks.page.files import Arrays, Record
 from tasks.page.formats import fixed, score
-from tasks.page.pictures import COLUMNS, Strip, data_uri, png_of, strips, strips_sheet
+from tasks.page.pictures import COLUMNS, Strip, data_uri, png_of, strips, strips_sheet, wrapped
 from tasks.report.headline import attack_rows, attack_title, found_text, method_title, picture_title
 from tasks.report.record import SIDES
 
@@ -214,18 +214,16 @@ def _strips(
     record: Mapping[str, Any], pictures: Mapping[str, Picture], shown: Shown, columns: int
 ) -> Iterator[Strip]:
     """Originals over what each method made of them, with its SSIM; bold: good."""
-    for first in range(0, len(shown.rows), columns):
-        places = range(first, min(first + columns, len(shown.rows)))
-        originals = pictures[f"{shown.place}/original"]
-        yield "original", [(originals[k], "", False) for k in places]
-        for name, title in shown.titles.items():
-            ssim = record["methods"][name][shown.side]["ssim"]
-            tiles = []
-            for k in places:
-                score = ssim[shown.rows[k]]
-                good = score > record["settings"]["good_threshold"]
-                tiles.append((pictures[f"{shown.place}/{name}"][k], f"{score:.2f}", good))
-            yield title, tiles
+    originals = pictures[f"{shown.place}/original"]
+    rows = [("original", [(picture, "", False) for picture in originals[: len(shown.rows)]])]
+    limit = record["settings"]["good_threshold"]
+    for name, title in shown.titles.items():
+        ssim = record["methods"][name][shown.side]["ssim"]
+        scored = zip(
+            pictures[f"{shown.place}/{name}"], (ssim[row] for row in shown.rows), strict=False
+        )
+        rows.append((title, [(picture, f"{s:.2f}", s > limit) for picture, s in scored]))
+    return wrapped(rows, columns)
 
 
 def attacks_sheet(evaluation: Path) -> bytes | None:

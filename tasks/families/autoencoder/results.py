@@ -28,7 +28,7 @@ from tasks.families.autoencoder.attack import Recovery
 from tasks.families.autoencoder.inputs import AutoencoderJob
 from tasks.families.autoencoder.material import Case
 from tasks.page.files import page_html
-from tasks.page.pictures import Strip, strips_sheet
+from tasks.page.pictures import Strip, strips_sheet, wrapped
 
 TITLES = {
     "noise_aware": "ours, mask unknown",
@@ -140,7 +140,6 @@ def arrays(cells: Sequence[Cell]) -> dict[str, Tensor]:
     return found
 
 
-COLUMNS = 10
 MIN_COLUMNS = 4
 LABELS = 1.8
 """The width of the methods' names, in tiles."""
@@ -164,16 +163,16 @@ def _strips(cells: Sequence[Cell], n_shown: int) -> Iterator[Strip]:
     for case, group in _by_case(cells):
         order = group[0].order()[:n_shown]
         yield _heading(case, len(order))
-        for first in range(0, len(order), COLUMNS):
-            rows = order[first : first + COLUMNS]
-            if case.original is not None:
-                yield "original", [(as_bytes(case.original[i]), "", False) for i in rows]
-            yield "degraded", [(as_bytes(case.y[i]), "", False) for i in rows]
-            for cell in group:
-                tiles = [
-                    (as_bytes(cell.recovery.x[i]), cell.label(i), cell.is_accurate(i)) for i in rows
-                ]
-                yield "\n".join([*cell.title.split(", "), _count(cell)]).rstrip(), tiles
+        given = [("degraded", case.y)]
+        if case.original is not None:
+            given = [("original", case.original), *given]
+        rows = [(title, [(as_bytes(x[i]), "", False) for i in order]) for title, x in given]
+        for cell in group:
+            title = "\n".join([*cell.title.split(", "), _count(cell)]).rstrip()
+            x = cell.recovery.x
+            tiles = [(as_bytes(x[i]), cell.label(i), cell.is_accurate(i)) for i in order]
+            rows.append((title, tiles))
+        yield from wrapped(rows)
 
 
 def _heading(case: Case, n_shown: int) -> str:

@@ -22,7 +22,7 @@ from tasks.families.instahide.headline import WHY, left_open
 from tasks.families.instahide.inputs import PreparedChallenge
 from tasks.families.instahide.results import Scored, image_row
 from tasks.page.files import page_html
-from tasks.page.pictures import COLUMNS, Strip, data_uri, png_bytes, strips_sheet
+from tasks.page.pictures import COLUMNS, data_uri, png_bytes, strips_sheet, wrapped
 
 ENCODINGS_SHOWN = 10
 LARGEST_SHOWN = 64
@@ -86,16 +86,15 @@ def instahide_sheet(scored: Scored, prepared: PreparedChallenge, n_shown: int) -
     """PNG: the truth over what came back, ten a row."""
     cells = tiles(scored, prepared, n_shown)
     nothing = np.full(prepared.challenge.shape, 255, np.uint8)
-    has_truth = any(cell["truth_picture"] is not None for cell in cells)
-    rows = [("true", "truth_picture")] * has_truth + [("found", "picture")]
-    strips: list[Strip] = []
-    for first in range(0, len(cells), COLUMNS):
-        for title, name in rows:
-            found = [(cell[name], cell["label"]) for cell in cells[first : first + COLUMNS]]
-            shown = [(nothing if p is None else p, "" if title == "true" else label, False)
-                     for p, label in found]  # fmt: skip
-            strips.append((title, shown))
-    return strips_sheet(strips, columns=COLUMNS)
+    rows = [("found", [(_or(cell["picture"], nothing), cell["label"], False) for cell in cells])]
+    if any(cell["truth_picture"] is not None for cell in cells):
+        true = [(_or(cell["truth_picture"], nothing), "", False) for cell in cells]
+        rows = [("true", true), *rows]
+    return strips_sheet([*wrapped(rows)], columns=COLUMNS)
+
+
+def _or(picture: Picture | None, nothing: Picture) -> Picture:
+    return nothing if picture is None else picture
 
 
 def tiles(scored: Scored, prepared: PreparedChallenge, n_shown: int) -> list[dict[str, Any]]:

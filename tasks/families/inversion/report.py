@@ -12,7 +12,7 @@ from tasks.attack_file.pictures import Named
 from tasks.attack_file.report import as_bytes, write_arrays
 from tasks.families.inversion.attack import Attacked
 from tasks.page.files import page_html
-from tasks.page.pictures import COLUMNS, Tile, data_uri, strips_sheet
+from tasks.page.pictures import COLUMNS, Tile, data_uri, strips_sheet, wrapped
 
 LABELS = 1.5
 """The width of the rows' names, in tiles."""
@@ -51,13 +51,9 @@ def strips(
 def inversion_sheet(data: Named, attacked: Sequence[Attacked], n_shown: int) -> bytes:
     """PNG: originals over reconstructions, ten a row, from best to worst."""
     rows = shown_rows(attacked, n_shown)
-    lines = [
-        (title.replace("'s ", "'s\n"), tiles)
-        for first in range(0, len(rows), COLUMNS)
-        for title, tiles in strips(data, attacked, rows[first : first + COLUMNS])
-    ]
+    lines = [(t.replace("'s ", "'s\n"), tiles) for t, tiles in strips(data, attacked, rows)]
     columns = min(len(rows), COLUMNS)
-    return strips_sheet(lines, columns=columns, labels=LABELS, tile_inches=TILE_INCHES)
+    return strips_sheet([*wrapped(lines)], columns=columns, labels=LABELS, tile_inches=TILE_INCHES)
 
 
 def inversion_page(

@@ -21,9 +21,8 @@ from tasks.families.weights.results import Matches, Results
 from tasks.page.axes import log_axis, rank_axis
 from tasks.page.charts import Panel, dots
 from tasks.page.files import page_html
-from tasks.page.pictures import Strip, strips_sheet
+from tasks.page.pictures import COLUMNS, Strip, strips_sheet, wrapped
 
-COLUMNS = 10
 N_DECOYS = 5
 MAX_SHOWN_IMAGES = 40
 
@@ -72,16 +71,10 @@ def _match_strips(results: Results, truth: Named | None, decoys: Named | None) -
         order = best_rows(found, limit)
         shown = f", the best {len(order)}" if len(order) < len(given) else ""
         yield f"{found.n_good} of {len(given)} {name}{shown}: good above SSIM {GOOD:g}"
-        for first in range(0, len(order), COLUMNS):
-            rows = order[first : first + COLUMNS]
-            yield "original", [(as_bytes(given.images[i]), "", False) for i in rows]
-            yield (
-                "best match",
-                [
-                    (as_bytes(found.picture[i]), f"{found.ssim[i]:.2f}", bool(found.ssim[i] > GOOD))
-                    for i in rows
-                ],
-            )
+        originals = [(as_bytes(given.images[i]), "", False) for i in order]
+        ssim = found.ssim
+        best = [(as_bytes(found.picture[i]), f"{ssim[i]:.2f}", bool(ssim[i] > GOOD)) for i in order]
+        yield from wrapped([("original", originals), ("best match", best)])
 
 
 def _ranked_strips(results: Results) -> Iterator[Strip]:
@@ -96,18 +89,15 @@ def _ranked_strips(results: Results) -> Iterator[Strip]:
     if results.method == "span" and results.truth is not None:
         below = "; below each its SSIM with a training image (neg: of its negative)"
     yield f"ranked without the originals, by {by}{below}"
-    for first in range(0, len(results.ranked), COLUMNS):
-        tiles = []
-        for rank, r in enumerate(results.ranked[first : first + COLUMNS], start=first + 1):
-            support = (
-                f"{r.n_attacks}/{results.n_ranked_attacks}" if several else f"{r.agreement:.2f}"
-            )
-            known = "" if r.ssim is None else f"  ({_known(r)})"
-            if results.method == "span" and known:
-                support, known = _known(r), ""
-            good = max(r.ssim or 0, r.as_negative or 0) > GOOD
-            tiles.append((as_bytes(r.picture), f"{rank}: {support}{known}", good))
-        yield "", tiles
+    tiles = []
+    for rank, r in enumerate(results.ranked, start=1):
+        support = f"{r.n_attacks}/{results.n_ranked_attacks}" if several else f"{r.agreement:.2f}"
+        known = "" if r.ssim is None else f"  ({_known(r)})"
+        if results.method == "span" and known:
+            support, known = _known(r), ""
+        good = max(r.ssim or 0, r.as_negative or 0) > GOOD
+        tiles.append((as_bytes(r.picture), f"{rank}: {support}{known}", good))
+    yield from wrapped([("", tiles)])
 
 
 def _known(r: Ranked) -> str:
