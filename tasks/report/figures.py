@@ -269,3 +269,15 @@ def hallucination_figure(record: Record) -> Figure | None:
     if not panels:
         return None
     return Figure("hallucination", panels, [table, bins_table(record)], n_hidden=n_hidden)
+
+
+FIGURES = (ranked_figure, halves_figure, margin_figure, thresholds_figure, roc_figure,
+           ranking_figure, hallucination_figure)  # fmt: skip
+
+
+def figures_of(record: Record) -> dict[str, Figure]:
+    """The charts that this record has the numbers for, by name."""
+    best = best_trained(record)
+    made = [make(record) for make in FIGURES]
+    made += [before_after_figure(record, best)] if best else []
+    return {figure.name: figure for figure in made if figure is not None}

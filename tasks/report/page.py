@@ -15,18 +15,7 @@ from tasks.page.files import Arrays, Record, page_html, page_of, read_arrays, wr
 from tasks.page.formats import leaves
 from tasks.page.tables import Table
 from tasks.report import image_grids
-from tasks.report.figures import (
-    Figure,
-    before_after_figure,
-    hallucination_figure,
-    halves_figure,
-    margin_figure,
-    ranked_figure,
-    ranking_figure,
-    roc_figure,
-    styles,
-    thresholds_figure,
-)
+from tasks.report.figures import Figure, before_after_figure, figures_of, styles
 from tasks.report.headline import (
     attack_rows,
     attacker,
@@ -44,16 +33,7 @@ from tasks.report.record import (
     sampled_means,
     trained,
 )
-from tasks.report.tables import (
-    attacks_table,
-    examples_table,
-    excluded_table,
-    images_table,
-    methods_table,
-    placed_tables,
-    runs_table,
-    unlike_table,
-)
+from tasks.report.tables import tables_of
 
 DATA_FOLDER = "report-data"
 CONTEXT = "context.json"
@@ -88,8 +68,9 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     pictures = read_arrays(folder / "pictures.npz", again="evaluate again")
     page = page or folder / "report.html"
     with page_of(folder / "evaluation.json", COMMAND):
-        figures = _figures(record)
-        tables = _tables(record, figures)
+        figures = figures_of(record)
+        tables = tables_of(record)
+        tables |= {table.name: table for figure in figures.values() for table in figure.tables}
         html = _render(record, pictures, EMPTY_CONTEXT | dict(context), figures, tables)
     write_tables(page.parent / DATA_FOLDER, tables.values())
     if context:
@@ -117,28 +98,6 @@ def rebuild_report(run: Path, page: Path | None = None) -> Path:
     another version."""
     folder = evaluation_folder(run)
     return write_report(folder, saved_context(folder), page=page)
-
-
-FIGURES = (ranked_figure, halves_figure, margin_figure, thresholds_figure, roc_figure,
-           ranking_figure, hallucination_figure)  # fmt: skip
-
-
-def _figures(record: Record) -> dict[str, Figure]:
-    """The charts that this record has the numbers for, by name."""
-    best = best_trained(record)
-    made = [make(record) for make in FIGURES]
-    made += [before_after_figure(record, best)] if best else []
-    return {figure.name: figure for figure in made if figure is not None}
-
-
-def _tables(record: Record, figures: Mapping[str, Figure]) -> dict[str, Table]:
-    tables = [methods_table(record), *placed_tables(record), examples_table(record)]
-    tables += [attacks_table(record)] if record.get("side_by_side") else []
-    tables += [unlike_table(record)] if record["nothing"]["n"] else []
-    tables += [excluded_table(record)] if record["excluded"] else []
-    tables += [images_table(record), runs_table(record)]
-    tables += [table for figure in figures.values() for table in figure.tables]
-    return {table.name: table for table in tables}
 
 
 def _render(

@@ -15,6 +15,16 @@ METRICS = ("ssim", "haarpsi")
 Columns = dict[str, list[Cell]]
 
 
+def tables_of(record: Record) -> dict[str, Table]:
+    """The tables that stand on every page of this record, but for those of its figures alone."""
+    several = bool(record.get("side_by_side"))
+    made = [methods_table(record), *placed_tables(record), examples_table(record)]
+    made += [attacks_table(record)] if several else []
+    made += [unlike_table(record)] if record["nothing"]["n"] else []
+    made += [excluded_table(record)] if record["excluded"] else []
+    return {table.name: table for table in (*made, images_table(record), runs_table(record))}
+
+
 def methods_table(record: Record) -> Table:
     """One row per method: every number of the table of methods."""
     rows = [
