@@ -54,11 +54,7 @@ def _attack(job: WeightsJob, device: Device, *, force: bool, command: str) -> di
     prepared = prepare_weights(job)
     check_chances(prepared, job.out, force=force)
     runs = do_attacks(job, prepared, resolve_device(device))
-    results = gather(
-        job, runs, shape=prepared.victim.architecture.shape,
-        n_outputs=prepared.victim.architecture.n_outputs, mean=prepared.mean, std=prepared.std,
-        truth=prepared.truth, decoys=prepared.decoys,
-    )  # fmt: skip
+    results = gather(job, runs, prepared)
     record = record_of_attack(job, prepared, runs, results)
     show(job, prepared, results, record, command)
     leave_table("attacks", summary_rows(record), "Every attack on the given weights")

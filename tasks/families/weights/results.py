@@ -16,10 +16,11 @@ from torch import Tensor
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.metrics import SSIMConvention, ssim_matrix, ssim_pairs
 from recon_core.ncc import ncc_matrix
-from tasks.attack_file.pictures import Named, Shape
+from tasks.attack_file.pictures import Named
 from tasks.evaluation.record import rounded
 from tasks.families.weights.attack import WeightsJob
 from tasks.families.weights.cache import AttackRun
+from tasks.families.weights.preflight import PreparedWeights
 from tasks.families.weights.ranking import (
     GOOD,
     MAX_PAIRS,
@@ -75,28 +76,17 @@ class Results:
     found: Found | None = None
 
 
-def gather(
-    job: WeightsJob,
-    runs: Sequence[AttackRun],
-    *,
-    shape: Shape,
-    n_outputs: int,
-    mean: Tensor | None,
-    std: Tensor | None = None,
-    truth: Named | None,
-    decoys: Named | None,
-) -> Results:
-    """Rank and score what the attacks in `job.out` left at their last saved iteration.
-
-    `std`: what the victim's inputs were divided by, (c, 1, 1) or None.
-    """
+def gather(job: WeightsJob, runs: Sequence[AttackRun], prepared: PreparedWeights) -> Results:
+    """Rank and score what the attacks in `job.out` left at their last saved iteration."""
     usable = [run for run in runs if run.ending == "ok"]
     span = isinstance(job.attack, SpanAttack)
-    scale = 1.0 if std is None else std
+    shape, mean = prepared.victim.architecture.shape, prepared.mean
+    truth, decoys = prepared.truth, prepared.decoys
+    scale = 1.0 if prepared.std is None else prepared.std
     last = SavedCandidates(job.out / "cache", usable, shape, scale, signs=span)
     convention: SSIMConvention = "gaussian11" if min(shape[1:]) >= MIN_WINDOW else "gaussian3"
     scoring = _Scoring(last, mean, convention)
-    labels = _labels(job, n_outputs)
+    labels = _labels(job, prepared.victim.architecture.n_outputs)
     ranked: list[Ranked] = []
     n_compared = 0
     if usable:

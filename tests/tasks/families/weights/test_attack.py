@@ -75,17 +75,7 @@ def nobody(_done: float, _total: float) -> None:
 def attacked(job: WeightsJob) -> tuple[PreparedWeights, Results]:
     prepared = prepare_weights(job)
     runs = run_attacks(job, prepared.victim, device="cpu", on_progress=nobody)
-    results = gather(
-        job,
-        runs,
-        shape=prepared.victim.architecture.shape,
-        n_outputs=prepared.victim.architecture.n_outputs,
-        mean=prepared.mean,
-        std=prepared.std,
-        truth=prepared.truth,
-        decoys=prepared.decoys,
-    )
-    return prepared, results
+    return prepared, gather(job, runs, prepared)
 
 
 @pytest.fixture(scope="module")
@@ -312,10 +302,7 @@ def test_a_prefilter_by_correlation_finds_the_same_matches(
     monkeypatch.setattr(attack_results, "MAX_PAIRS", 0)
     monkeypatch.setattr(attack_results, "N_NEAREST", 5)
     runs = run_attacks(job, prepared.victim, device="cpu", on_progress=nobody)
-    again = gather(
-        job, runs, shape=SHAPE, n_outputs=1, mean=prepared.mean, truth=prepared.truth,
-        decoys=prepared.decoys,
-    )  # fmt: skip
+    again = gather(job, runs, prepared)
     assert not again.exhaustive
     assert results.exhaustive
     assert again.truth is not None
