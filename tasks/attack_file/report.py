@@ -21,7 +21,7 @@ from storage.files import text_bytes, write_file, write_json
 from tasks.artifacts import leave_link, leave_picture
 from tasks.campaign.plan import code_version
 from tasks.devices import usable_cores
-from tasks.page.pictures import data_uri
+from tasks.page.pictures import data_uri, eight_bits
 
 STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
 """Words of the page for the levels of preflight's findings."""
@@ -89,4 +89,4 @@ def uri_of(picture: Float[Tensor, "c h w"]) -> str:
 def as_bytes(picture: Float[Tensor, "c h w"]) -> npt.NDArray[np.uint8]:
     """uint8 (3, h, w) of a picture in [0, 1]; a grey one three times, black where it is NaN."""
     pixels = picture if len(picture) == 3 else picture[:1].expand(3, -1, -1)
-    return np.asarray((pixels.nan_to_num(nan=0.0).clamp(0, 1) * 255).round().byte().numpy())
+    return eight_bits(pixels)

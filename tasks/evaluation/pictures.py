@@ -22,6 +22,7 @@ from tasks.evaluation.record import SIDES, Arrays
 from tasks.evaluation.scores import N_UNLIKE, Bench, read_candidates
 from tasks.evaluation.sweep import VictimScores, chosen_unlike
 from tasks.evaluation.victims import Victim
+from tasks.page.pictures import eight_bits
 
 SPREAD_LIMIT = 0.5
 """The largest standard deviation of values in [0, 1], which 255 stands for."""
@@ -186,14 +187,14 @@ def restore_unlike(
         seeds.append(found.seeds(run)[row])
         closest.append(victim.targets[int(which["closest"])])
     pictures = torch.stack(plain) if plain else torch.zeros(0, *shape)
-    arrays: Arrays = {"plain": _as_bytes(pictures)}
+    arrays: Arrays = {"plain": eight_bits(pictures)}
     arrays["closest"] = np.stack(closest) if closest else np.zeros((0, *shape), np.uint8)
     for step in steps if chosen else ():
         for name, made in bench.restore(step, pictures, torch.stack(seeds)).items():
-            arrays[name] = _as_bytes(made.images)
+            arrays[name] = eight_bits(made.images)
             if made.spread is not None:
                 spread = made.spread[:, None].expand_as(made.images) / SPREAD_LIMIT
-                arrays[f"disagreement_{step}"] = _as_bytes(spread)
+                arrays[f"disagreement_{step}"] = eight_bits(spread)
     return {"nothing": arrays}
 
 
@@ -209,10 +210,3 @@ def _originals(
         return heldout.images[ids]
     places = [kept.places[side][row] for row in rows]
     return np.stack([victim.targets[place] for victim, place in places])
-
-
-def _as_bytes(pictures: torch.Tensor) -> npt.NDArray[np.uint8]:
-    pixels: npt.NDArray[np.uint8] = (
-        (pictures.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
-    )
-    return pixels

@@ -22,9 +22,10 @@ from recon_core.types import seeded_generator
 from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
 from tasks.dataset.pair_stream import in_rgb
-from tasks.evaluation.record import Arrays
+from tasks.evaluation.record import SCORES, Arrays
 from tasks.evaluation.settings import Evaluation
 from tasks.evaluation.victims import EvaluatedRun, Victim
+from tasks.page.pictures import eight_bits
 from tasks.restoring.restore import Restores, summarised
 
 RESTORE_ROWS = 512  # pictures handed to a restorer at once; bounds the memory of its samples
@@ -189,10 +190,10 @@ def arrays_of(best: BestMatches, pictures: Tensor) -> Arrays:
     found = best.row >= 0
     shown = pictures.new_zeros((len(found), *pictures.shape[1:]))
     shown[found] = pictures[best.row[found]]
-    columns = {"ssim": best.ssim, "haarpsi": best.haarpsi, "ssim3": best.ssim3, "rmse": best.rmse}
+    columns = {name: getattr(best, name) for name in SCORES}
     return {
         **{name: values.double().cpu().numpy() for name, values in columns.items()},
-        "picture": (shown * 255).round().to(torch.uint8).cpu().numpy(),
+        "picture": eight_bits(shown),
     }
 
 

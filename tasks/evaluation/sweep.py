@@ -24,7 +24,7 @@ from recon_core.ranking import agreement, consistency
 from recon_core.summary import score_matches
 from recon_core.types import seeded_generator
 from storage.pairs.dataset import Dataset
-from tasks.evaluation.record import Arrays
+from tasks.evaluation.record import ORIGIN, Arrays
 from tasks.evaluation.scores import UNLIKE, Advance, Bench, Candidates, arrays_of, read_candidates
 from tasks.evaluation.victims import EvaluatedRun, Victim
 
@@ -44,8 +44,6 @@ NO_MATCH: dict[str, float] = {
 }
 """What an image scores when nothing came back."""
 
-_WHOLE = ("run", "candidate", "iteration")
-
 
 @dataclass
 class BestOfRuns:
@@ -60,7 +58,7 @@ class BestOfRuns:
         given["run"] = np.full(self.n_rows, run)
         for name in given:
             if name not in self.columns:
-                dtype = np.int64 if name in _WHOLE else np.float64
+                dtype = np.int64 if name in ORIGIN else np.float64
                 self.columns[name] = np.full(self.n_rows, NO_MATCH[name], dtype)
         better = (given["candidate"] >= 0) & (
             (self.columns["run"] < 0) | (given["ssim"] > self.columns["ssim"])
@@ -177,7 +175,7 @@ def vote_of_runs(bench: Bench, victim: Victim, advance: Advance) -> dict[str, Ar
     pictures = fit_to_range(x, mean)
     row = torch.arange(len(wanted), device=wanted.device).where(voted, -1)
     arrays = arrays_of(score_matches(pictures, wanted, row), pictures)
-    nowhere = {name: np.full(len(wanted), -1) for name in _WHOLE}
+    nowhere = {name: np.full(len(wanted), -1) for name in ORIGIN}
     return {"vote": arrays | nowhere}
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 GAP = 1  # pixels between the pictures of a strip
 STRIP_INCHES = 0.72
@@ -20,6 +22,12 @@ Tile = tuple[npt.NDArray[np.uint8], str, bool]
 """A picture (3, h, w) or (1, h, w), what stands below it, and whether that is bold."""
 Strip = str | tuple[str, list[Tile]]
 """A heading; or pictures and the title before them; or, without pictures, a line of text."""
+
+
+def eight_bits(values: Tensor) -> npt.NDArray[np.uint8]:
+    """[0, 1] as 0 .. 255, rounded; black where it is NaN."""
+    levels = (values.nan_to_num(nan=0.0).clamp(0, 1) * 255).round()
+    return np.asarray(levels.to(torch.uint8).cpu().numpy())
 
 
 def data_uri(picture: npt.NDArray[np.uint8]) -> str:

@@ -131,16 +131,13 @@ class StudyPage:
         again = f"run `{self.command}` again"
         pictures = read_arrays(folder / f"{self.name}-pictures.npz", again=again)
         with page_of(path, self.command):
-            html, tables = self._made(record, pictures)
+            html, tables = self.render(record, pictures)
         write_tables(folder / f"{self.name}-data", tables.values())
         write_file(path.with_suffix(".html"), text_bytes(html))
         return path.with_suffix(".html")
 
-    def render(self, record: Record, pictures: Arrays) -> str:
-        """The page's HTML; ValueError if a figure asks for what is not in the record."""
-        return self._made(record, pictures)[0]
-
-    def _made(self, record: Record, pictures: Arrays) -> tuple[str, Tables]:
+    def render(self, record: Record, pictures: Arrays) -> tuple[str, Tables]:
+        """The page's HTML and tables; ValueError if a figure asks for what is not in the record."""
         own = self.tables(record)
         figures = drawn(record, pictures, self.kinds, [table.name for table in own])
         tables = {table.name: table for table in (*own, *_tables(figures))}

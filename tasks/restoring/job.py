@@ -36,7 +36,7 @@ from storage.errors import SourceError, shown
 from storage.files import TEMPORARY_PREFIX, full_device_explained, write_file, write_json
 from storage.sources.picture_files import Reading
 from tasks.page.formats import tail
-from tasks.page.pictures import Strip, Tile, strips_sheet
+from tasks.page.pictures import Strip, Tile, eight_bits, strips_sheet
 from tasks.restoring.folder import (
     FINISHED,
     SCHEMA,
@@ -234,7 +234,7 @@ class _Job:
         name, n_samples = picture.name, self._n_samples_shown
         if n_samples and name not in self.shown:
             drawn = self._samples([picture], n_samples)
-            self.shown[name] = tuple(_bytes(sample) for sample in drawn[:, 0])
+            self.shown[name] = tuple(eight_bits(sample) for sample in drawn[:, 0])
         height, width = picture.pixels.shape[1:]
         plain = tail(shown(name), N_LETTERS).replace("$", r"\$")  # else it would be a formula
         said = [plain, f"{height} x {width}"]
@@ -269,14 +269,14 @@ class _Job:
         mean, disagreement = summarised(samples)
         seeds = picture_seeds(_floats(pictures), self.config.seed).tolist()
         for k, picture in enumerate(pictures):
-            _write(self._path("mean", picture.name), _bytes(mean[k]))
+            _write(self._path("mean", picture.name), eight_bits(mean[k]))
             _write(self._path("disagreement", picture.name), grey_of(disagreement[k]))
             if self._n_samples_shown and picture.name in self._on_sheet:
                 first = samples[: self._n_samples_shown, k]
-                self.shown[picture.name] = tuple(_bytes(sample) for sample in first)
+                self.shown[picture.name] = tuple(eight_bits(sample) for sample in first)
             if self.config.keep_samples:
                 for number, sample in enumerate(samples[:, k]):
-                    _write(self._path("samples", f"{picture.name}-{number}"), _bytes(sample))
+                    _write(self._path("samples", f"{picture.name}-{number}"), eight_bits(sample))
             self.done[picture.name] = {
                 "name": picture.name,
                 **picture.facts,
@@ -291,7 +291,7 @@ class _Job:
 
 def grey_of(disagreement: Tensor) -> Pixels:
     """A disagreement (h, w) as grey levels on the fixed scale: 255 stands for WHITE or more."""
-    return _bytes((disagreement / WHITE).clamp(0, 1))
+    return eight_bits(disagreement / WHITE)
 
 
 def _settings(
@@ -342,12 +342,6 @@ def _tile(pixels: Pixels, text: str) -> Tile:
 def _floats(pictures: Sequence[InputPicture]) -> Tensor:
     """float32 (n, 3, h, w) in [0, 1]."""
     return torch.from_numpy(np.stack([picture.pixels for picture in pictures])).float() / 255
-
-
-def _bytes(values: Tensor) -> Pixels:
-    """[0, 1] to 0 .. 255, rounded."""
-    pixels: Pixels = (values * 255).round().to(torch.uint8).numpy()
-    return pixels
 
 
 def _write(path: Path, pixels: Pixels) -> None:

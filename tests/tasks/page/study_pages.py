@@ -42,7 +42,7 @@ class StudyPages:
         page, source = Page(path), path.read_text()
         page.check()
         assert [text for text in FORBIDDEN if text in source] == []
-        assert self.page.render(*made) == source
+        assert self.page.render(*made)[0] == source
         data = (folder / f"{self.page.name}-data").iterdir()
         beside = {file.name: file.read_bytes().decode() for file in data}
         assert page.downloads.items() <= beside.items()
