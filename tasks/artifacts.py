@@ -21,8 +21,8 @@ from prefect.artifacts import (
 )
 
 from storage.pairs.dataset import Dataset
-from tasks.campaign.coverage_plot import coverage_plot
-from tasks.campaign.status import CampaignStatus, campaign_status, coverage_curve
+from tasks.campaign.coverage_plot import coverage_picture
+from tasks.campaign.status import campaign_status
 from tasks.campaign.watch import log_notice
 from tasks.orchestration import recorded
 
@@ -73,45 +73,17 @@ def leave_campaign(
     status = campaign_status(dataset, n_runs_last_phase=n_runs_last_phase)
     if not status.phases:
         return
-    leave_table(f"phases-{split}", phase_rows(status), f"What each phase brought ({title})")
+    columns = ("sampler", "runs", "confident pairs", "per run", "images covered", "of them new")
+    rows = [dict(zip(columns, phase.texts(), strict=True)) for phase in status.phases]
+    leave_table(f"phases-{split}", rows, f"What each phase brought ({title})")
     if not dataset.receipts:
         return
     try:
-        png = coverage_picture(dataset, status, title)
+        png = coverage_picture(status, dataset.receipts, title)
     except (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, ValueError) as error:
         log_notice(f"the coverage of {title} was not drawn: {type(error).__name__}: {error}")
         return
     leave_picture(f"coverage-{split}", png, f"{status.n_covered:,} images covered ({title})")
-
-
-def phase_rows(status: CampaignStatus) -> list[dict[str, Any]]:
-    """One row per phase, in words that a table's columns have."""
-    return [
-        {
-            "sampler": phase.sampler,
-            "runs": f"{phase.n_runs:,}"
-            + ("" if phase.n_planned is None else f" of {phase.n_planned:,}"),
-            "confident pairs": f"{phase.n_confident:,}",
-            "per run": f"{phase.n_confident / phase.n_runs:,.1f}" if phase.n_runs else "",
-            "images covered": f"{phase.n_covered:,}",
-            "of them new": f"{phase.n_new:,}",
-        }
-        for phase in status.phases
-    ]
-
-
-def coverage_picture(dataset: Dataset, status: CampaignStatus, title: str) -> bytes:
-    """A PNG of the store's coverage, which bends where a phase begins; ValueError without parts."""
-    runs_per_part = dataset.receipts[0].n_runs if dataset.receipts else 1
-    starts: list[tuple[int, str]] = []
-    bends, first = [], 0
-    for phase in status.phases:
-        if first <= status.n_runs and (phase.n_runs or not starts):
-            starts.append((first, phase.sampler))
-        first += phase.n_runs
-        bends.append(first // runs_per_part - 1)
-    curve = coverage_curve(dataset.receipts, also=bends)
-    return coverage_plot(curve, title=title, n_images=status.n_images, phases=starts)
 
 
 def _readable(value: Any) -> Any:

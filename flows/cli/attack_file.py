@@ -8,20 +8,38 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.console import show_facts
-from flows.cli.options import out
+from flows.cli.console import show_facts, show_rows
+from flows.cli.options import Device, out
 
 REFUSED = 2
 SIGNS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "stop": "[red]stop[/]   "}
 WORDS = ("mask", "method", "attack", "--cut")
 """Columns of words, not of numbers."""
+
+Out = Annotated[
+    Path | None,
+    "--out",
+    "--store",
+    "Folder of what comes back; default: palimpsest-runs/attack-, and the file's name.",
+]
+NETWORK_WEIGHTS = "safetensors, a state dict of torch.save, TorchScript, or a .pt2 of torch.export."
+SkipPictures = Annotated[bool, "--skip-corrupt", "Leave out pictures that cannot be read."]
+Shape = Annotated[str | None, "Of the images: 3x32x32."]
+Leak = Annotated[float, "Slope of leaky_relu below 0."]
+Trust = Annotated[
+    bool, "Load and run a TorchScript or .pt2 file, which may do anything you can do."
+]
+Show = Annotated[int, "--show", "Pictures that are shown."]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Of torch, on a CPU.")]
+Fresh = Annotated[bool, "Delete earlier results first."]
 
 
 class AttackModule(Protocol):
@@ -86,49 +104,57 @@ def show_pictures(read: Mapping[str, Any]) -> None:
             show_facts(out, title, {"source": pictures.source} | pictures.facts)
 
 
-def may_go_on(
-    prepared: Any, pictures: Mapping[str, Any], *, preflight_only: bool, force: bool
-) -> bool:
-    """Shows what was read and what preflight says of it; False if no more is asked for.
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """Whether to attack after preflight, and on what."""
 
-    Exits with REFUSED where an attack cannot work, unless `force`.
-    """
-    facts, found = prepared.victim.facts, prepared.preflight
-    out.print(f"[bold]{escape(facts['file'])}[/]")
-    width = max(len(name) for name in facts) + 2
-    for name, value in facts.items():
-        if name != "file":
-            text = f"{value:,}" if isinstance(value, int) else str(value)
-            out.print(f"  {name:{width}}{text}", markup=False, highlight=False, soft_wrap=True)
-    show_pictures(pictures)
-    out.print("[bold]Preflight[/]")
-    for finding in found.findings:
-        row = Table.grid(padding=(0, 1))
-        row.add_column(no_wrap=True)
-        row.add_column()
-        text = f"[bold]{escape(finding.subject)}[/]: {escape(finding.text)}"
-        row.add_row(f"  {SIGNS[finding.level]}", text)
-        out.print(row)
-    out.print(f"[bold]{escape(found.verdict)}[/]")
-    if found.stopped:
-        out.print("Mend what is marked stop, or give --force to attack all the same.")
-        if not force:
-            raise typer.Exit(REFUSED)
-    return not preflight_only
+    device: Device = "auto"
+    preflight: Annotated[bool, "Only say whether an attack can work."] = False
+    force: Annotated[bool, "Attack whatever preflight says."] = False
+    fresh: Fresh = False
+
+    def may_go_on(self, prepared: Any, pictures: Mapping[str, Any]) -> bool:
+        """Shows what was read and what preflight says of it; False if no more is asked for.
+
+        Exits with REFUSED where an attack cannot work, unless forced.
+        """
+        facts, found = prepared.victim.facts, prepared.preflight
+        out.print(f"[bold]{escape(facts['file'])}[/]")
+        width = max(len(name) for name in facts) + 2
+        for name, value in facts.items():
+            if name != "file":
+                text = f"{value:,}" if isinstance(value, int) else str(value)
+                out.print(f"  {name:{width}}{text}", markup=False, highlight=False, soft_wrap=True)
+        show_pictures(pictures)
+        out.print("[bold]Preflight[/]")
+        for finding in found.findings:
+            row = Table.grid(padding=(0, 1))
+            row.add_column(no_wrap=True)
+            row.add_column()
+            text = f"[bold]{escape(finding.subject)}[/]: {escape(finding.text)}"
+            row.add_row(f"  {SIGNS[finding.level]}", text)
+            out.print(row)
+        out.print(f"[bold]{escape(found.verdict)}[/]")
+        if found.stopped:
+            out.print("Mend what is marked stop, or give --force to attack all the same.")
+            if not self.force:
+                raise typer.Exit(REFUSED)
+        return not self.preflight
 
 
 def attack(
-    module: AttackModule, run: Callable[[str], dict[str, Any]], folder: Path, *, fresh: bool
+    module: AttackModule, run: Callable[..., dict[str, Any]], folder: Path, *, fresh: bool
 ) -> dict[str, Any]:
     """Attacks, after --fresh has deleted earlier results, and shows the outcome; the record.
 
-    `run` takes the command that is running.
+    `run` is told the `command` that is running.
     """
     if fresh:
         from flows.fresh import start_over
 
         start_over(folder, module.ENTRIES, option="--out")
-    record = run(shlex.join(["palimpsest", *(w for w in sys.argv[1:] if w != "--fresh")]))
+    words = [word for word in sys.argv[1:] if word != "--fresh"]
+    record = run(command=shlex.join(["palimpsest", *words]))
     show_table(module.screen_rows(record))
     for line in module.screen_lines(record):
         out.print(line, markup=False)
@@ -139,13 +165,5 @@ def attack(
 
 
 def show_table(rows: list[dict[str, str]]) -> None:
-    """Rows under their columns, those of the last row first; nothing of no rows."""
-    if not rows:
-        return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    columns = list(dict.fromkeys(column for row in reversed(rows) for column in row))
-    for column in columns:
-        table.add_column(column, justify="left" if column in WORDS else "right")
-    for row in rows:
-        table.add_row(*(row.get(column, "") for column in columns))
-    out.print(table)
+    """Rows under their columns; nothing of no rows."""
+    show_rows(out, rows, Table(box=None, pad_edge=False, header_style="dim"), left=WORDS)

@@ -6,14 +6,21 @@ Exit codes as everywhere.
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
 
-from flows.cli import options
 from flows.cli.attack_file import (
+    NETWORK_WEIGHTS,
+    Fresh,
+    Out,
+    Show,
+    SkipPictures,
+    Threads,
+    Trust,
     assignments,
     attack,
     default_folder,
@@ -21,88 +28,65 @@ from flows.cli.attack_file import (
     show_pictures,
     show_table,
 )
-from flows.cli.options import out
+from flows.cli.options import Device, command, out
 
 LIST = "list"
 
 inversion_app = typer.Typer()
 
 
-@inversion_app.command(
-    "inversion",
-    epilog="Examples: `palimpsest attack inversion --weights net.pt --architecture "
-    "torchvision:resnet18 --cut list` · `palimpsest attack inversion --weights net.pt "
-    "--architecture torchvision:resnet18 --cut layer1 --data folder:my-images --public "
-    "folder:others --mean .49,.48,.45 --std .2,.2,.2` · "
-    "`palimpsest attack inversion --weights net.pt2 --trust --cut features.3 --data cifar10:PATH`",
-)
+@command(inversion_app, "inversion")
 def attack_inversion(
     positional: Annotated[
         Path | None, typer.Argument(metavar="[WEIGHTS]", help="As --weights; the older spelling.")
     ] = None,
     *,
-    weights: Annotated[Path | None, options.NETWORK_WEIGHTS] = None,
-    target: options.Out = None,
+    weights: Annotated[Path | None, NETWORK_WEIGHTS] = None,
+    target: Out = None,
     architecture: Annotated[
         str | None,
-        typer.Option(
-            "--architecture",
-            help="torchvision:NAME | lenet5 | split-mlp; none for programs and for files that say "
-            "it themselves.",
-        ),
+        "torchvision:NAME | lenet5 | split-mlp; none for programs and for files that say "
+        "it themselves.",
     ] = None,
-    cut: Annotated[
-        str | None,
-        typer.Option("--cut", help="The module whose output is sent; `list` shows all."),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="What is attacked: photos | folder:PATH | cifar10:PATH ..."),
-    ] = None,
+    cut: Annotated[str | None, "The module whose output is sent; `list` shows all."] = None,
+    data: Annotated[str | None, "What is attacked: photos | folder:PATH | cifar10:PATH ..."] = None,
     public: Annotated[
-        str | None,
-        typer.Option("--public", help="Other images, that the attacker has: ours tunes on them."),
+        str | None, "Other images, that the attacker has: ours tunes on them."
     ] = None,
     split: Annotated[
         Literal["all", "train", "heldout"] | None,
-        typer.Option("--split", help="Of --data; default: all of a folder, else heldout."),
+        "Of --data; default: all of a folder, else heldout.",
     ] = None,
-    n_classes: Annotated[
-        int | None, typer.Option("--n-classes", help="Checked against the file.")
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option("--size", help="Side of the images; default: as they are.")
-    ] = None,
-    mean: Annotated[
-        str, typer.Option("--mean", help="Subtracted from images in [0, 1] before the network.")
-    ] = "0",
-    std: Annotated[str, typer.Option("--std", help="What they are then divided by.")] = "1",
-    n_images: Annotated[int, typer.Option("--n-images", help="To attack.")] = 20,
-    n_public: Annotated[int, typer.Option("--n-public", help="At most, of --public.")] = 100,
+    n_classes: Annotated[int | None, "Checked against the file."] = None,
+    size: Annotated[int | None, "Side of the images; default: as they are."] = None,
+    mean: Annotated[str, "Subtracted from images in [0, 1] before the network."] = "0",
+    std: Annotated[str, "What they are then divided by."] = "1",
+    n_images: Annotated[int, "To attack."] = 20,
+    n_public: Annotated[int, "At most, of --public."] = 100,
     which: Annotated[
-        Literal["paper", "strong", "both"],
-        typer.Option("--attack", help="The MixCon paper's, ours, or both."),
+        Literal["paper", "strong", "both"], "--attack", "The MixCon paper's, ours, or both."
     ] = "both",
-    n_steps: Annotated[
-        int | None, typer.Option("--steps", help="Of each descent; default: 500 and 1000.")
-    ] = None,
+    n_steps: Annotated[int | None, "--steps", "Of each descent; default: 500 and 1000."] = None,
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Of the attacks: sgd.lr=1, strong.zeta=.03; repeatable."),
+        list[str] | None, "--set", "Of the attacks: sgd.lr=1, strong.zeta=.03; repeatable."
     ] = None,
-    perceptual: Annotated[
-        str,
-        typer.Option("--perceptual", help="What PSIM compares: own | vgg16:PATH of its weights."),
-    ] = "own",
-    trust: options.Trust = False,
-    skip_corrupt: options.SkipCorrupt = False,
-    seed: options.Seed = 0,
-    n_shown: options.Show = 20,
-    device: options.DeviceOption = "auto",
-    threads: options.Threads = None,
-    fresh: options.Fresh = False,
+    perceptual: Annotated[str, "What PSIM compares: own | vgg16:PATH of its weights."] = "own",
+    trust: Trust = False,
+    skip_corrupt: SkipPictures = False,
+    seed: int = 0,
+    n_shown: Show = 20,
+    device: Device = "auto",
+    threads: Threads = None,
+    fresh: Fresh = False,
 ) -> None:
-    """Cut a classifier, and see whether images come back from what its first half sends."""
+    """Cut a classifier, and see whether images come back from what its first half sends.
+
+    Examples: `palimpsest attack inversion --weights net.pt --architecture torchvision:resnet18
+    --cut list` · `palimpsest attack inversion --weights net.pt --architecture
+    torchvision:resnet18 --cut layer1 --data folder:my-images --public folder:others --mean
+    .49,.48,.45 --std .2,.2,.2` · `palimpsest attack inversion --weights net.pt2 --trust --cut
+    features.3 --data cifar10:PATH`
+    """
     from flows.families.inversion.methods import inversion_methods
     from tasks.devices import resolve_device
     from tasks.families.inversion.inputs import InversionJob, prepare_cut
@@ -130,12 +114,8 @@ def attack_inversion(
 
     from flows.families.inversion import attack as flow
 
-    attack(
-        flow,
-        lambda command: flow.attack_inversion(job, device=device, threads=threads, command=command),
-        target,
-        fresh=fresh,
-    )
+    run = partial(flow.attack_inversion, job, device=device, threads=threads)
+    attack(flow, run, target, fresh=fresh)
 
 
 def _list(

@@ -62,24 +62,21 @@ def phase_table(status: CampaignStatus) -> Table:
     table.add_column("sampler")
     for name in ("runs", "confident", "per run", "images", "new"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in status.phases:
-        table.add_row(
-            row.sampler,
-            _of(row.n_runs, row.n_planned),
-            f"{row.n_confident:,}",
-            f"{row.n_confident / row.n_runs:,.1f}" if row.n_runs else "",
-            f"{row.n_covered:,}",
-            f"{row.n_new:,}",
-        )
+    for phase in status.phases:
+        table.add_row(*phase.texts())
     return table
 
 
 def sparklines(curve: CoverageCurve) -> list[str]:
-    """One character per stretch of runs: pairs per run, and coverage so far."""
+    """One character per stretch of runs: pairs per run, and coverage so far; of one point, none."""
     lines = []
     rows = (
-        ("confident pairs per run", curve.pairs_per_run, "{:,.1f}"),
-        ("images covered", curve.n_covered, "{:,.0f}"),
+        ()
+        if len(curve.n_runs) < 2
+        else (
+            ("confident pairs per run", curve.pairs_per_run, "{:,.1f}"),
+            ("images covered", curve.n_covered, "{:,.0f}"),
+        )
     )
     for name, values, form in rows:
         low, high = form.format(min(values)), form.format(max(values))

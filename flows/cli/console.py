@@ -6,11 +6,11 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, HighlighterType, JustifyMethod, OverflowMethod
+from rich.console import Console, OverflowMethod
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -20,7 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 from storage.errors import shown
@@ -35,29 +35,9 @@ class Screen(Console):
     """The terminal, where every text is printed as `storage.errors.shown` makes it: the name of a
     file neither clears the screen nor ends the command because it is not UTF-8."""
 
-    def render_str(
-        self,
-        text: str,
-        *,
-        style: str | Style = "",
-        justify: JustifyMethod | None = None,
-        overflow: OverflowMethod | None = None,
-        emoji: bool | None = None,
-        markup: bool | None = None,
-        highlight: bool | None = None,
-        highlighter: HighlighterType | None = None,
-    ) -> Text:
+    def render_str(self, text: str, **how: Any) -> Text:
         """A text that is printed, or in a table, as it will appear."""
-        return super().render_str(
-            shown(text, keep="\n\t"),
-            style=style,
-            justify=justify,
-            overflow=overflow,
-            emoji=emoji,
-            markup=markup,
-            highlight=highlight,
-            highlighter=highlighter,
-        )
+        return super().render_str(shown(text, keep="\n\t"), **how)
 
 
 class _Notices(logging.Handler):
@@ -99,6 +79,24 @@ def show_facts(console: Console, title: str, facts: Mapping[str, Any]) -> None:
 def show_images(console: Console, split: str, facts: Mapping[str, str]) -> None:
     """Facts of what was read of a source (`ImageSet.facts`), before work starts on it."""
     show_facts(console, f"Images ({split})", facts)
+
+
+def show_rows(
+    console: Console,
+    rows: Sequence[Mapping[str, Any]],
+    table: Table,
+    *,
+    left: Container[str] = ("method",),
+    overflow: OverflowMethod = "ellipsis",
+) -> None:
+    """Rows under the columns of the last one first, numbers on the right; nothing of no rows."""
+    names = list(dict.fromkeys(name for row in reversed(rows) for name in row))
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right", overflow=overflow)
+    for row in rows:
+        table.add_row(*(row.get(name, "") for name in names))
+    if rows:
+        console.print(table)
 
 
 def fact_text(value: Any) -> str:

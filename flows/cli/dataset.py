@@ -1,4 +1,4 @@
-"""`palimpsest dataset`: look after a store of pairs, and take its pairs elsewhere.
+"""`palimpsest dataset`: look after a store of pairs, take its pairs elsewhere, make it again.
 
 `--store` is a job's folder (with `--split`), the folder of a store, or s3://bucket/prefix. Exit
 codes as everywhere.
@@ -7,26 +7,37 @@ codes as everywhere.
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from flows.cli.console import counting, fact_text, print_json, say, show_facts, size_text
+from flows.cli.console import (
+    counting,
+    fact_text,
+    print_json,
+    say,
+    show_facts,
+    show_images,
+    show_rows,
+    size_text,
+)
 from flows.cli.options import (
-    DEFAULT_STORE,
-    JsonOption,
-    PlaceOption,
-    SplitOption,
+    FAILED,
+    Computed,
+    Json,
+    Split,
+    Stored,
+    command,
     err,
     on_this_machine,
     out,
     store_location,
+    write_as_asked,
 )
-from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
 
-FAILED = 1
 HOUR_SECONDS = 3600.0
 N_SHOWN = 5
 
@@ -34,27 +45,24 @@ dataset_app = typer.Typer(
     no_args_is_help=True, help="Look after a store of pairs, and take its pairs elsewhere."
 )
 
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Replace an earlier export.")]
+UPLOAD = "give a folder of this machine, and upload what is in it"
 
 
-@dataset_app.command(
-    "info",
-    epilog="Examples: `palimpsest dataset info --store runs/cifar` · "
-    "`palimpsest dataset info --store s3://bucket/pairs --quick --json`",
-)
+@command(dataset_app, "info")
 def dataset_info(
-    store: PlaceOption = str(DEFAULT_STORE),
-    split: SplitOption = "train",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="From the receipts alone: no table of iterations.")
-    ] = False,
-    as_json: JsonOption = False,
+    stored: Stored,
+    quick: Annotated[bool, "From the receipts alone: no table of iterations."] = False,
+    as_json: Json = False,
 ) -> None:
-    """Contents of a store: counts, coverage, bytes, and its pairs by saved iteration."""
+    """Contents of a store: counts, coverage, bytes, and its pairs by saved iteration.
+
+    Examples: `palimpsest dataset info --store runs/cifar` · `palimpsest dataset info --store
+    s3://bucket/pairs --quick --json`
+    """
     from recon_core.balance import gini
     from storage.pairs.statistics import attacks_of, saved_iterations, summarise
 
-    dataset = Dataset(store_location(store, split))
+    dataset = Dataset(stored.location)
     summary = summarise(dataset)
     counts = summary.confident_per_image
     facts: dict[str, Any] = {
@@ -95,23 +103,30 @@ def dataset_info(
     }
     show_facts(out, dataset.root, facts)
     if iterations:
-        _show_iterations(iterations)
+        table = Table(title="Pairs by the iteration at which they were saved", title_justify="left")
+        show_rows(out, [_iteration_row(row) for row in iterations], table)
 
 
-@dataset_app.command(
-    "verify",
-    epilog="Examples: `palimpsest dataset verify --store runs/cifar` · "
-    "`palimpsest dataset verify --store s3://bucket/pairs --json`",
-)
+def _iteration_row(row: Any) -> dict[str, str]:
+    ssim, confident = ("" if v is None else f"{v:.3f}" for v in (row.ssim, row.ssim_confident))
+    counts = {"iteration": row.iteration, "pairs": row.n_pairs, "confident": row.n_confident}
+    shown = {name: fact_text(n) for name, n in counts.items()}
+    return shown | {"mean SSIM": ssim, "mean SSIM of confident": confident}
+
+
+@command(dataset_app, "verify")
 def dataset_verify(
-    store: PlaceOption = str(DEFAULT_STORE),
-    split: SplitOption = "train",
-    as_json: JsonOption = False,
+    stored: Stored,
+    as_json: Json = False,
 ) -> None:
-    """Read every file and compare it with its receipt; exit code 1 if anything is wrong."""
+    """Read every file and compare it with its receipt; exit code 1 if anything is wrong.
+
+    Examples: `palimpsest dataset verify --store runs/cifar` · `palimpsest dataset verify
+    --store s3://bucket/pairs --json`
+    """
     from storage.pairs.verify import verify_store
 
-    location = store_location(store, split)
+    location = stored.location
     with counting("Verify", "part") as on_part:
         found = verify_store(location, on_part=on_part)
     if as_json:
@@ -142,29 +157,24 @@ def dataset_verify(
         raise typer.Exit(FAILED)
 
 
-@dataset_app.command(
-    "vacuum",
-    epilog="Examples: `palimpsest dataset vacuum --store runs/cifar --dry-run` · "
-    "`palimpsest dataset vacuum --store runs/cifar --older-than 1`",
-)
+@command(dataset_app, "vacuum")
 def dataset_vacuum(
-    store: PlaceOption = str(DEFAULT_STORE),
-    split: SplitOption = "train",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would do.")] = False,
-    older_than_hours: Annotated[
-        float, typer.Option("--older-than", help="Hours since it was last touched.")
-    ] = 24.0,
-    without_receipts: Annotated[
-        bool, typer.Option("--without-receipts", help="Also where no part has a receipt.")
-    ] = False,
+    stored: Stored,
+    dry_run: Annotated[bool, "Only say what it would do."] = False,
+    older_than_hours: Annotated[float, "--older-than", "Hours since it was last touched."] = 24.0,
+    without_receipts: Annotated[bool, "Also where no part has a receipt."] = False,
 ) -> None:
-    """Remove what killed writers left behind; never a part that has a receipt."""
+    """Remove what killed writers left behind; never a part that has a receipt.
+
+    Examples: `palimpsest dataset vacuum --store runs/cifar --dry-run` · `palimpsest dataset
+    vacuum --store runs/cifar --older-than 1`
+    """
     from storage.object_store import open_place
     from storage.pairs.verify import orphan_files, vacuum
 
     if not older_than_hours >= 0:
         raise ValueError(f"--older-than {older_than_hours} must be 0 hours or more")
-    location = store_location(store, split)
+    location = stored.location
     place = open_place(location)
     seconds = older_than_hours * HOUR_SECONDS
     planned = vacuum(location, older_than_s=seconds, dry_run=True)
@@ -180,25 +190,21 @@ def dataset_vacuum(
     out.print(f"{_count(len(removed), 'orphan')} {verb}, {freed}", highlight=False)
 
 
-@dataset_app.command(
-    "merge",
-    epilog="Examples: `palimpsest dataset merge runs/a/pairs runs/b/pairs --into runs/both` · "
-    "`palimpsest dataset merge s3://bucket/pairs --into runs/cifar/pairs` · "
-    "`palimpsest dataset merge runs/kkt runs/span --mix --into runs/both/pairs`",
-)
+@command(dataset_app, "merge")
 def dataset_merge(
     sources: Annotated[
         list[str], typer.Argument(metavar="FROM...", help="Stores to copy from; never changed.")
     ],
-    into: Annotated[
-        str, typer.Option("--into", help="The result: a new place, or a store, also one of FROM.")
-    ],
-    split: SplitOption = "train",
-    mix: Annotated[
-        bool, typer.Option("--mix", help="Of different experiments on the same images.")
-    ] = False,
+    into: Annotated[str, "The result: a new place, or a store, also one of FROM."],
+    split: Split = "train",
+    mix: Annotated[bool, "Of different experiments on the same images."] = False,
 ) -> None:
-    """One store from several, of the same experiment or mixed; continues what was interrupted."""
+    """One store from several, of the same experiment or mixed; continues what was interrupted.
+
+    Examples: `palimpsest dataset merge runs/a/pairs runs/b/pairs --into runs/both` ·
+    `palimpsest dataset merge s3://bucket/pairs --into runs/cifar/pairs` · `palimpsest dataset
+    merge runs/kkt runs/span --mix --into runs/both/pairs`
+    """
     from storage.pairs.merge import merge
 
     locations = [store_location(source, split) for source in sources]
@@ -220,39 +226,30 @@ def dataset_merge(
     )
 
 
-@dataset_app.command(
-    "export",
-    epilog="Examples: `palimpsest dataset export --store runs/cifar --format huggingface "
-    "--out exports/cifar` · `palimpsest dataset export --store runs/cifar --format webdataset "
-    "--out exports/tars --all --min-iteration 500`",
-)
+@command(dataset_app, "export")
 def dataset_export(
     *,
-    target: Annotated[str, typer.Option("--out", help="Folder to make.")],
-    format: Annotated[Literal["webdataset", "parquet", "huggingface"], typer.Option("--format")],
-    store: PlaceOption = str(DEFAULT_STORE),
-    split: SplitOption = "train",
-    confident_only: Annotated[
-        bool, typer.Option("--confident-only/--all", help="Which pairs.")
-    ] = True,
-    min_iteration: Annotated[
-        int, typer.Option("--min-iteration", help="Only pairs saved at this one or later.")
-    ] = 0,
-    limit: Annotated[int | None, typer.Option("--limit", help="Only so many pairs.")] = None,
-    rows_per_file: Annotated[
-        int | None, typer.Option("--rows-per-file", help="Default: 10,000; Parquet 40,000.")
-    ] = None,
-    fresh: FreshOption = False,
+    target: Annotated[str, "--out", "Folder to make."],
+    format: Annotated[Literal["webdataset", "parquet", "huggingface"], "--format"],
+    stored: Stored,
+    confident_only: Annotated[bool, "--confident-only/--all", "Which pairs."] = True,
+    min_iteration: Annotated[int, "Only pairs saved at this one or later."] = 0,
+    limit: Annotated[int | None, "Only so many pairs."] = None,
+    rows_per_file: Annotated[int | None, "Default: 10,000; Parquet 40,000."] = None,
+    fresh: Annotated[bool, "Replace an earlier export."] = False,
 ) -> None:
-    """Write pairs for other tools: WebDataset tars, Parquet, or a Hugging Face dataset folder."""
+    """Write pairs for other tools: WebDataset tars, Parquet, or a Hugging Face dataset folder.
+
+    Examples: `palimpsest dataset export --store runs/cifar --format huggingface --out
+    exports/cifar` · `palimpsest dataset export --store runs/cifar --format webdataset --out
+    exports/tars --all --min-iteration 500`
+    """
     from storage.export.rows import Selection
     from tasks.dataset.export import export_pairs
 
     selection = Selection(confident_only=confident_only, min_iteration=min_iteration, limit=limit)
-    folder = on_this_machine(
-        target, "--out", "give a folder of this machine, and upload what is in it"
-    )
-    dataset = Dataset(store_location(store, split))
+    folder = on_this_machine(target, "--out", UPLOAD)
+    dataset = Dataset(stored.location)
     with counting("Export", "part") as on_part:
         report = export_pairs(
             dataset,
@@ -277,52 +274,88 @@ def dataset_export(
     )
 
 
-@dataset_app.command(
-    "show",
-    epilog="Examples: `palimpsest dataset show --store runs/cifar --out sheet.png` · "
-    "`palimpsest dataset show --store runs/cifar --image-id 7 --n 6`",
-)
+@command(dataset_app, "show")
 def dataset_show(
     *,
-    store: PlaceOption = str(DEFAULT_STORE),
-    split: SplitOption = "train",
-    target: Annotated[str, typer.Option("--out", help="The PNG file.")] = "sheet.png",
-    n: Annotated[int, typer.Option("--n", help="How many pairs.")] = 12,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw of images.")] = 0,
-    image_id: Annotated[
-        int | None, typer.Option("--image-id", help="Only this image: its best pairs.")
-    ] = None,
+    stored: Stored,
+    target: Annotated[str, "--out", "The PNG file."] = "sheet.png",
+    n: Annotated[int, "How many pairs."] = 12,
+    seed: Annotated[int, "Of the draw of images."] = 0,
+    image_id: Annotated[int | None, "Only this image: its best pairs."] = None,
 ) -> None:
-    """Draw originals over their reconstructions by saved iteration, as a PNG."""
-    from storage.files import write_file
+    """Draw originals over their reconstructions by saved iteration, as a PNG.
+
+    Examples: `palimpsest dataset show --store runs/cifar --out sheet.png` · `palimpsest dataset
+    show --store runs/cifar --image-id 7 --n 6`
+    """
     from tasks.dataset.pair_sheet import pair_sheet
 
-    file = on_this_machine(
-        target, "--out", "give a folder of this machine, and upload what is in it"
-    )
-    dataset = Dataset(store_location(store, split))
+    file = on_this_machine(target, "--out", UPLOAD)
+    dataset = Dataset(stored.location)
     with counting("Look", "part") as on_part:
         sheet = pair_sheet(dataset, n=n, seed=seed, image_id=image_id, on_part=on_part)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, sheet.png)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {file} ({error.strerror}); choose another --out"
-        ) from error
+    write_as_asked(file, sheet.png, "--out")
     say(out, sheet.caption)
     out.print(str(file.absolute()), style="bold", markup=False, highlight=False, soft_wrap=True)
 
 
-def _show_iterations(iterations: Any) -> None:
-    table = Table(title="Pairs by the iteration at which they were saved", title_justify="left")
-    for name in ("iteration", "pairs", "confident", "mean SSIM", "mean SSIM of confident"):
-        table.add_column(name, justify="right")
-    for row in iterations:
-        means = ["" if v is None else f"{v:.3f}" for v in (row.ssim, row.ssim_confident)]
-        counts = [fact_text(v) for v in (row.iteration, row.n_pairs, row.n_confident)]
-        table.add_row(*counts, *means)
-    out.print(table)
+@command(dataset_app, "manifest")
+def dataset_manifest(
+    *,
+    target: Annotated[Path, "--out", "The JSON file to write."],
+    stored: Stored,
+    data: Annotated[str | None, "Where the images are, if no recipe says it."] = None,
+) -> None:
+    """Describe a dataset so that it can be made again and compared: settings and hashes.
+
+    Examples: `palimpsest dataset manifest --store runs/cifar --out manifest.json` · `palimpsest
+    dataset manifest --store s3://bucket/pairs --data folder:cifar10 --out m.json`
+    """
+    from flows.regenerate import describe
+    from storage.files import json_bytes
+    from tasks.campaign.status import find_recipe
+
+    on_this_machine(target, "--out", "give a path of this machine, and upload it afterwards")
+    dataset = Dataset(stored.location)
+    content = json_bytes(describe(dataset, find_recipe(stored.store), data))
+    write_as_asked(target, content, "--out")
+    facts = {"runs": dataset.n_runs, "bytes": size_text(len(content))}
+    show_facts(out, str(target.absolute()), facts | {"dataset hash": dataset.content_hash})
+
+
+@command(dataset_app, "regenerate")
+def dataset_regenerate(
+    manifest: Annotated[Path, typer.Argument(help="What `palimpsest dataset manifest` wrote.")],
+    *,
+    store: Annotated[Path, "A new job's folder."],
+    data: Annotated[str | None, "The same images, if they are elsewhere now."] = None,
+    pairs_at: Annotated[str | None, "Folder or s3://bucket/prefix for the pairs."] = None,
+    computed: Computed,
+) -> None:
+    """Make a dataset again and compare; exit code 1, and in what they differ, if they do.
+
+    Examples: `palimpsest dataset regenerate manifest.json --store runs/again` · `palimpsest
+    dataset regenerate manifest.json --store runs/again --data folder:cifar10`
+    """
+    from flows.regenerate import foreseen, read_manifest, recipe_in, regenerate
+
+    on_this_machine(
+        store, "--store", "give a path of this machine, and use --pairs-at for the pairs"
+    )
+    expected = read_manifest(manifest)
+    for sentence in foreseen(expected):
+        say(err, sentence)
+    made_of = expected["manifest"]["source"]["split"]
+    show_images(out, made_of, recipe_in(expected, data).images(made_of).facts)
+    facts = regenerate(manifest, store, data, pairs_at, workers=computed.workers)
+    differences = facts.pop("differences")
+    if facts.pop("equal"):
+        show_facts(out, f"{store} is the dataset of {manifest}", facts)
+        return
+    show_facts(out, f"{store} is not the dataset of {manifest}", facts)
+    for sentence in differences:
+        say(err, sentence)
+    raise typer.Exit(FAILED)
 
 
 def _count(n: int, name: str) -> str:

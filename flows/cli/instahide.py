@@ -1,17 +1,22 @@
-"""`palimpsest instahide`: make a challenge, and a network that compares its encodings."""
+"""`palimpsest instahide` and `attack instahide`: make a challenge, and a network that compares its
+encodings; private images from such encodings. Exit codes as everywhere.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.cli import options
-from flows.cli.attack_instahide import only
-from flows.cli.console import show_images
-from flows.cli.options import out
+from flows.cli.attack_file import Fresh, Out, Show, SkipPictures, Threads, attack, default_folder
+from flows.cli.console import show_facts, show_images
+from flows.cli.options import FAILED, Device, command, out
 
+encodings_app = typer.Typer()
 instahide_app = typer.Typer(no_args_is_help=True, help="Make and compare InstaHide encodings.")
 
 
@@ -20,66 +25,45 @@ def _instahide() -> None:
     """Make and compare InstaHide encodings."""
 
 
-@instahide_app.command(
-    "encode",
-    epilog="Examples: `palimpsest instahide encode --data cifar10:PATH --out challenge` · "
-    "`palimpsest instahide encode --data gaussian --scheme theory --k-pub 2 --m 1000 --out normal`",
-)
+@command(instahide_app, "encode")
 def encode(
     *,
-    target: Annotated[Path, typer.Option("--out", help="The challenge's folder, a new one.")],
-    data: Annotated[
-        str, typer.Option("--data", help="photos | folder:PATH | cifar10:PATH ... | gaussian")
-    ] = "photos",
+    target: Annotated[Path, "--out", "The challenge's folder, a new one."],
+    data: Annotated[str, "photos | folder:PATH | cifar10:PATH ... | gaussian"] = "photos",
     scheme: Annotated[
-        Literal["instahide", "theory"],
-        typer.Option("--scheme", help="Huang et al.'s, or the model of the InstaHide paper."),
+        Literal["instahide", "theory"], "Huang et al.'s, or the model of the InstaHide paper."
     ] = "instahide",
-    k_pub: Annotated[int | None, typer.Option("--k-pub", help="Default: 4; theory: 2.")] = None,
-    n_private: Annotated[int, typer.Option("--n-private")] = 100,
-    n_public: Annotated[int, typer.Option("--n-public")] = 1000,
+    k_pub: Annotated[int | None, "Default: 4; theory: 2."] = None,
+    n_private: int = 100,
+    n_public: int = 1000,
     n_epochs: Annotated[
-        int | None,
-        typer.Option("--epochs", help="instahide: encodings of each private image; default: 50."),
+        int | None, "--epochs", "instahide: encodings of each private image; default: 50."
     ] = None,
-    m: Annotated[int | None, typer.Option("--m", help="theory: encodings.")] = None,
-    largest: Annotated[
-        float | None,
-        typer.Option("--largest", help="instahide: the largest coefficient; default: 0.65."),
-    ] = None,
-    noise: Annotated[
-        float | None, typer.Option("--noise", help="theory: standard deviation; default: 0.")
-    ] = None,
+    m: Annotated[int | None, "theory: encodings."] = None,
+    largest: Annotated[float | None, "instahide: the largest coefficient; default: 0.65."] = None,
+    noise: Annotated[float | None, "theory: standard deviation; default: 0."] = None,
     normalisation: Annotated[
         Literal["parts", "whole"] | None,
-        typer.Option(
-            "--normalisation", help="theory: of private and public images apart, or (default) not."
-        ),
+        "theory: of private and public images apart, or (default) not.",
     ] = None,
-    standardise: Annotated[
-        bool,
-        typer.Option("--standardise", help="theory: less their mean, over their deviation."),
-    ] = False,
-    size: Annotated[int, typer.Option("--size", help="Side of the images.")] = 32,
-    seed: options.Seed = 0,
-    skip_corrupt: options.SkipCorrupt = False,
+    standardise: Annotated[bool, "theory: less their mean, over their deviation."] = False,
+    size: Annotated[int, "Side of the images."] = 32,
+    seed: int = 0,
+    skip_corrupt: SkipPictures = False,
 ) -> None:
-    """Mix private images with public ones, and hide every sign."""
-    from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
+    """Mix private images with public ones, and hide every sign.
+
+    Examples: `palimpsest instahide encode --data cifar10:PATH --out challenge` · `palimpsest
+    instahide encode --data gaussian --scheme theory --k-pub 2 --m 1000 --out normal`
+    """
     from tasks.families.instahide.encode import GAUSSIAN, EncodeJob
 
-    chosen: Scheme
-    if scheme == "instahide":
-        only("theory", {"--noise": noise, "--normalisation": normalisation})
-        chosen = InstaHide(
-            k_pub=4 if k_pub is None else k_pub,
-            largest=0.65 if largest is None else largest,
-            n_epochs=50 if n_epochs is None else n_epochs,
-        )
-    else:
-        only("instahide", {"--epochs": n_epochs, "--largest": largest})
-        make = Mixing.by_parts if normalisation == "parts" else Mixing.as_a_whole
-        chosen = make(2 if k_pub is None else k_pub, noise=noise or 0.0)
+    chosen = _scheme(
+        scheme,
+        k_pub,
+        instahide={"n_epochs": n_epochs, "largest": largest},
+        theory={"noise": noise, "normalisation": normalisation},
+    )
     job = EncodeJob(
         data=data, out=target, scheme=chosen, n_private=n_private, n_public=n_public, m=m,
         size=size, standardise=standardise, seed=seed, skip_corrupt=skip_corrupt,
@@ -98,29 +82,25 @@ def encode(
     out.print(f"Next: palimpsest attack instahide {target}", markup=False, soft_wrap=True)
 
 
-@instahide_app.command(
-    "similarity",
-    epilog="Example: `palimpsest instahide similarity --data cifar10:PATH --out similarity.st` · "
-    "`palimpsest attack instahide challenge --no-public --similarity similarity.st`",
-)
+@command(instahide_app, "similarity")
 def similarity(
     *,
-    target: Annotated[Path, typer.Option("--out", help="The network's file, safetensors.")],
-    data: Annotated[
-        str, typer.Option("--data", help="photos | folder:PATH | cifar10:PATH ...; not the secret")
-    ] = "photos",
-    k_pub: Annotated[int, typer.Option("--k-pub", help="Public images in an encoding.")] = 4,
-    largest: Annotated[float, typer.Option("--largest", help="The largest coefficient.")] = 0.65,
-    size: Annotated[int, typer.Option("--size", help="Side of the images.")] = 32,
-    n_steps: Annotated[
-        int | None, typer.Option("--steps", help="Default: 1200, ten minutes on one core.")
-    ] = None,
-    seed: options.Seed = 0,
-    skip_corrupt: options.SkipCorrupt = False,
-    device: options.DeviceOption = "auto",
-    threads: options.Threads = None,
+    target: Annotated[Path, "--out", "The network's file, safetensors."],
+    data: Annotated[str, "photos | folder:PATH | cifar10:PATH ...; not the secret"] = "photos",
+    k_pub: Annotated[int, "Public images in an encoding."] = 4,
+    largest: Annotated[float, "The largest coefficient."] = 0.65,
+    size: Annotated[int, "Side of the images."] = 32,
+    n_steps: Annotated[int | None, "--steps", "Default: 1200, ten minutes on one core."] = None,
+    seed: int = 0,
+    skip_corrupt: SkipPictures = False,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
-    """Train the network that tells which encodings share a private image, on other images."""
+    """Train the network that tells which encodings share a private image, on other images.
+
+    Example: `palimpsest instahide similarity --data cifar10:PATH --out similarity.st` ·
+    `palimpsest attack instahide challenge --no-public --similarity similarity.st`
+    """
     from recon_core.attacks.instahide.mixing import InstaHide
     from tasks.families.instahide.encode import SimilarityJob
 
@@ -138,3 +118,110 @@ def similarity(
         markup=False,
         soft_wrap=True,
     )
+
+
+@command(encodings_app, "instahide")
+def attack_instahide(
+    encodings: Annotated[
+        Path, typer.Argument(help="A challenge's folder, a .npy, or a folder of pictures.")
+    ],
+    *,
+    target: Out = None,
+    method: Annotated[
+        str,
+        "auto | exact (normal pixels) | practical (photographs) | carlini (photographs, "
+        "public images unknown) | both (the first two) | all (these three) | sdp (exact, by "
+        "the paper's semidefinite program; at most 40 public images)",
+    ] = "auto",
+    public: Annotated[Path | None, "The public images: .npy or folder."] = None,
+    similarity: Annotated[Path | None, "carlini: a network of `instahide similarity`."] = None,
+    no_public: Annotated[bool, "Do not use the challenge's public images."] = False,
+    labels: Annotated[Path | None, "Mixed labels: .npy (m, n_classes)."] = None,
+    no_labels: Annotated[bool, "Do not use the challenge's labels."] = False,
+    truth: Annotated[Path | None, "Folder with private.npy, to score."] = None,
+    scheme: Annotated[
+        Literal["instahide", "theory"] | None, "How encodings were made; a challenge says it."
+    ] = None,
+    k_pub: Annotated[int | None, "With --scheme."] = None,
+    wa: Annotated[float | None, "theory: weight of private."] = None,
+    wb: Annotated[float | None, "theory: weight of public."] = None,
+    noise: Annotated[float | None, "theory: of encodings; default: 0."] = None,
+    largest: Annotated[float | None, "instahide: of coefficients; default: 0.65."] = None,
+    n_private: Annotated[int | None, "Private images; a challenge says it."] = None,
+    n_levels: Annotated[
+        int | None, "--levels", "Grey levels of a pixel; 0: any number. Default: 256."
+    ] = None,
+    n_rounds: Annotated[int | None, "--rounds", "practical: at most."] = None,
+    seed: int = 0,
+    n_shown: Show = 40,
+    device: Device = "auto",
+    threads: Threads = None,
+    fresh: Fresh = False,
+) -> None:
+    """Recover the private images that InstaHide's encodings are made of.
+
+    Examples: `palimpsest attack instahide challenge` · `palimpsest attack instahide
+    encodings.npy --scheme instahide --k-pub 4 --public folder:others --n-private 100`
+    """
+    from tasks.devices import resolve_device
+    from tasks.families.instahide.attack import METHODS
+    from tasks.families.instahide.inputs import InstaHideJob, prepare_challenge
+
+    target = target or default_folder(encodings)
+    theory = {"wa": wa, "wb": wb, "noise": noise}
+    chosen = None
+    if scheme is not None:
+        chosen = _scheme(scheme, k_pub, instahide={"largest": largest}, theory=theory)
+    elif named := [
+        n for n, v in {"k-pub": k_pub, "largest": largest, **theory}.items() if v is not None
+    ]:
+        raise ValueError(f"--{named[0]} needs --scheme, how the encodings were made")
+    job = InstaHideJob(
+        path=encodings, out=target, public=public, labels=labels, truth=truth,
+        similarity=similarity, method=method, scheme=chosen, n_private=n_private,
+        use_public=not no_public, use_labels=not no_labels, n_levels=n_levels, n_rounds=n_rounds,
+        seed=seed, n_shown=n_shown,
+    )  # fmt: skip
+    resolve_device(device)
+    challenge = prepare_challenge(job, tuple(METHODS)).challenge  # refuses before a server starts
+    known = challenge.public
+    read = {
+        "encodings": f"{len(challenge.encodings):,} of {'x'.join(map(str, challenge.shape))}",
+        "public images": "not known" if known is None else f"{len(known):,}",
+        "labels": "not known" if challenge.labels is None else "known",
+    }
+    show_facts(out, str(encodings), read)
+
+    from flows.families.instahide import attack as flow
+
+    run = partial(flow.attack_instahide, job, device=device, threads=threads)
+    record = attack(flow, run, target, fresh=fresh)
+    if record["best"] is None:
+        raise typer.Exit(FAILED)
+
+
+def _scheme(
+    kind: Literal["instahide", "theory"],
+    k_pub: int | None,
+    *,
+    instahide: Mapping[str, Any],
+    theory: Mapping[str, Any],
+) -> Any:
+    """The scheme, with those of its options that are given; ValueError for the other's."""
+    from recon_core.attacks.instahide.mixing import InstaHide, Mixing
+
+    own, others, other = (instahide, theory, "theory")
+    if kind == "theory":
+        own, others, other = (theory, instahide, "instahide")
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"--{name.removeprefix('n_')} is of --scheme {other}; leave it out, or change the "
+                "scheme"
+            )
+    given = {name: value for name, value in own.items() if value is not None}
+    if kind == "instahide":
+        given |= {} if k_pub is None else {"k_pub": k_pub}
+        return InstaHide(**given)
+    make = Mixing.by_parts if given.pop("normalisation", None) == "parts" else Mixing.as_a_whole
+    return replace(make(2 if k_pub is None else k_pub), **given)

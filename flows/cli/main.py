@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -16,29 +17,29 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.table import Table
 
-from flows.cli.attack import attack_app
+from flows.cli.attack_autoencoder import autoencoder_app
+from flows.cli.attack_inversion import inversion_app
+from flows.cli.attack_weights import weights_app
 from flows.cli.campaign import campaign_app
-from flows.cli.console import fact_text, show_facts, show_notices
+from flows.cli.console import fact_text, show_facts, show_notices, show_rows
 from flows.cli.dataset import dataset_app
-from flows.cli.instahide import instahide_app
+from flows.cli.instahide import encodings_app, instahide_app
 from flows.cli.options import (
     DEFAULT_STORE,
-    ClusterOption,
-    DataOption,
-    DeviceOption,
-    FreshOption,
-    PresetOption,
-    SetOption,
-    SkipOption,
-    SplitOption,
-    StoreOption,
-    WorkersOption,
+    FAILED,
+    Chosen,
+    Computed,
+    Device,
+    FreshStore,
+    Preset,
+    Settings,
+    Split,
+    Store,
+    command,
     err,
     images_shown,
     out,
-    recipe_of,
 )
-from flows.cli.regenerate import regenerate_app
 from flows.cli.report import report_app
 from flows.cli.restore import restore_app
 from flows.cli.study import study_app
@@ -50,7 +51,7 @@ from tasks.cluster.child_processes import end_on_sigterm, start_guard, take_ctrl
 from tasks.cluster.freed_memory import keep_freed_memory
 from tasks.workspace import Workspace
 
-DONE, FAILED, BAD_USAGE = 0, 1, 2
+DONE, BAD_USAGE = 0, 2
 INTERRUPTED = 130
 """What typer makes of a KeyboardInterrupt."""
 QUIET_PREFECT = {
@@ -75,8 +76,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(dataset_app, name="dataset")
-dataset_app.add_typer(regenerate_app)
 app.add_typer(campaign_app, name="campaign")
+attack_app = typer.Typer(no_args_is_help=True, help="Attack a network that is already trained.")
+for family_app in (weights_app, encodings_app, autoencoder_app, inversion_app):
+    attack_app.add_typer(family_app)
 app.add_typer(attack_app, name="attack")
 app.add_typer(instahide_app, name="instahide")
 app.add_typer(top_up_app)
@@ -103,34 +106,20 @@ def palimpsest(
     """Measure what trained networks remember of their training images."""
 
 
-BatchOption = Annotated[
-    str | None,
-    typer.Option("--batch", help="Runs per part: a number, or auto: what the GPU has room for."),
-]
-
-
-@app.command(
-    epilog="Examples: `palimpsest demo` · `palimpsest demo --fresh` · "
-    "`palimpsest demo --data folder:my-images --store runs/mine --set seed=1`"
-)
+@command(app, "demo")
 def demo(
-    store: StoreOption = DEFAULT_STORE,
-    preset: PresetOption = None,
-    data: DataOption = None,
-    skip_corrupt: SkipOption = False,
-    settings: SetOption = None,
-    device: DeviceOption = "auto",
-    n_workers: WorkersOption = 0,
-    cluster: ClusterOption = "local",
-    fresh: FreshOption = False,
+    *, store: Store = DEFAULT_STORE, chosen: Chosen, computed: Computed, fresh: FreshStore = False
 ) -> None:
-    """Run every stage from images to a report; finished stages are not repeated."""
-    from flows.chain import chain, check_chain
-    from tasks.cluster.workers import Workers
+    """Run every stage from images to a report; finished stages are not repeated.
 
-    start = "demo" if fresh and preset is None else preset  # the store's settings go with it
-    recipe = recipe_of(store, start, data, settings, skip_corrupt=skip_corrupt)
-    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+    Examples: `palimpsest demo` · `palimpsest demo --fresh` · `palimpsest demo --data
+    folder:my-images --store runs/mine --set seed=1`
+    """
+    from flows.chain import chain, check_chain
+
+    if fresh and chosen.preset is None:  # the store's settings go with it
+        chosen = replace(chosen, preset="demo")
+    recipe, workers = chosen.recipe(store), computed.workers
     elsewhere = Workspace.found(store).pairs_at if fresh else None
     if elsewhere is not None:
         raise ValueError(
@@ -148,128 +137,113 @@ def demo(
     out.print(f"Report: [bold]{Path(products['report']).absolute()}[/]")
 
 
-@app.command(
-    epilog="Examples: `palimpsest generate --preset cifar-small --data folder:cifar10 "
-    "--store runs/cifar` · `palimpsest generate --split heldout --store runs/cifar`"
-)
+@command(app, "generate")
 def generate(
-    store: StoreOption = DEFAULT_STORE,
-    split: SplitOption = "train",
-    preset: PresetOption = None,
-    data: DataOption = None,
-    skip_corrupt: SkipOption = False,
-    settings: SetOption = None,
-    device: DeviceOption = "auto",
-    n_workers: WorkersOption = 0,
-    cluster: ClusterOption = "local",
-    batch: BatchOption = None,
+    *,
+    store: Store = DEFAULT_STORE,
+    split: Split = "train",
+    chosen: Chosen,
+    computed: Computed,
+    batch: Annotated[
+        str | None, "Runs per part: a number, or auto: what the GPU has room for."
+    ] = None,
 ) -> None:
-    """Train victims, attack them, store the pairs; resumes what is there."""
-    recipe = recipe_of(store, preset, data, settings, skip_corrupt=skip_corrupt)
+    """Train victims, attack them, store the pairs; resumes what is there.
+
+    Examples: `palimpsest generate --preset cifar-small --data folder:cifar10 --store
+    runs/cifar` · `palimpsest generate --split heldout --store runs/cifar`
+    """
+    recipe = chosen.recipe(store)
     with images_shown(recipe, split):
         from flows.batch import with_batch
         from flows.generate import generate as flow
-        from tasks.cluster.workers import Workers
 
-        workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+        workers = computed.workers
         if batch is not None:
             recipe = with_batch(recipe, store, split, batch, workers)
         facts = flow(recipe, store, split, workers=workers)
     show_facts(out, f"Pairs ({split})", facts)
 
 
-@app.command(epilog="Example: `palimpsest curate --store runs/cifar --set curation.n_subsets=20`")
+@command(app, "curate")
 def curate(
-    store: StoreOption = DEFAULT_STORE,
-    preset: PresetOption = None,
-    settings: SetOption = None,
+    *, store: Store = DEFAULT_STORE, preset: Preset = None, settings: Settings = None
 ) -> None:
-    """Balance the pairs over the images, for the restorers' training."""
+    """Balance the pairs over the images, for the restorers' training.
+
+    Example: `palimpsest curate --store runs/cifar --set curation.n_subsets=20`
+    """
     from flows.settings import to_json
     from storage.files import write_json
     from tasks.dataset.curate import curate_pairs
 
-    recipe = recipe_of(store, preset, None, settings)
+    recipe = Chosen(preset=preset, settings=settings).recipe(store)
     workspace = Workspace(store, recipe.pairs_at)
     facts = curate_pairs(recipe.curation, workspace)
     write_json(workspace.recipe, to_json(recipe))
     show_facts(out, "Curation", facts)
 
 
-@app.command(
-    epilog="Examples: `palimpsest train --store runs/cifar` · "
-    "`palimpsest train --store runs/cifar --only edm --set restorers.edm.training.n_steps=4000`"
-)
+@command(app, "train")
 def train(
-    store: StoreOption = DEFAULT_STORE,
-    only: Annotated[str | None, typer.Option("--only", help="One restorer of the recipe.")] = None,
-    preset: PresetOption = None,
-    settings: SetOption = None,
-    device: DeviceOption = "auto",
+    *,
+    store: Store = DEFAULT_STORE,
+    only: Annotated[str | None, "One restorer of the recipe."] = None,
+    preset: Preset = None,
+    settings: Settings = None,
+    device: Device = "auto",
 ) -> None:
-    """Train the restorers on the pairs; resumes what was interrupted."""
+    """Train the restorers on the pairs; resumes what was interrupted.
+
+    Examples: `palimpsest train --store runs/cifar` · `palimpsest train --store runs/cifar
+    --only edm --set restorers.edm.training.n_steps=4000`
+    """
     from flows.train import train as flow
 
-    recipe = recipe_of(store, preset, None, settings)
+    recipe = Chosen(preset=preset, settings=settings).recipe(store)
     for name, card in flow(recipe, store, only, device=device).items():
-        show_facts(
-            out,
-            f"Restorer {name}",
-            {k: v for k, v in card.items() if isinstance(v, int | float | str)},
-        )
+        single = {k: v for k, v in card.items() if isinstance(v, int | float | str)}
+        show_facts(out, f"Restorer {name}", single)
 
 
-@app.command(
-    epilog="Examples: `palimpsest evaluate --store runs/cifar --set evaluation.n_samples=20` · "
-    "`palimpsest evaluate --preset restoration-cpu --data folder:cifar10 --store runs/sweep`"
-)
-def evaluate(
-    store: StoreOption = DEFAULT_STORE,
-    preset: PresetOption = None,
-    data: DataOption = None,
-    skip_corrupt: SkipOption = False,
-    settings: SetOption = None,
-    device: DeviceOption = "auto",
-    n_workers: WorkersOption = 0,
-    cluster: ClusterOption = "local",
-) -> None:
+@command(app, "evaluate")
+def evaluate(*, store: Store = DEFAULT_STORE, chosen: Chosen, computed: Computed) -> None:
     """Attack the held-out victims, if that is not done, and score every method on their images and
-    on decoys; resumes what was interrupted."""
-    recipe = recipe_of(store, preset, data, settings, skip_corrupt=skip_corrupt)
+    on decoys; resumes what was interrupted.
+
+    Examples: `palimpsest evaluate --store runs/cifar --set evaluation.n_samples=20` ·
+    `palimpsest evaluate --preset restoration-cpu --data folder:cifar10 --store runs/sweep`
+    """
+    recipe = chosen.recipe(store)
     with images_shown(recipe, "heldout"):
         from flows.evaluate import evaluate as flow
-        from tasks.cluster.workers import Workers
 
-        workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
-        _show_scores(flow(recipe, store, device=device, workers=workers))
+        _show_scores(flow(recipe, store, device=computed.device, workers=computed.workers))
 
 
-@app.command(
-    epilog="Examples: `palimpsest report --store runs/cifar` · `palimpsest report runs/cifar` · "
-    "`palimpsest report copied/evaluation --out page.html`"
-)
+@command(app, "report")
 def report(
     run: Annotated[
         Path | None,
         typer.Argument(help="Rebuild from this folder alone: a job's, or its evaluation's."),
     ] = None,
-    store: Annotated[
-        Path | None, typer.Option("--store", help=f"The job's folder; default: {DEFAULT_STORE}.")
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option("--out", help="With RUN: the page, by default in its folder.")
-    ] = None,
-    preset: PresetOption = None,
-    settings: SetOption = None,
+    store: Annotated[Path | None, f"The job's folder; default: {DEFAULT_STORE}."] = None,
+    page: Annotated[Path | None, "--out", "With RUN: the page, by default in its folder."] = None,
+    preset: Preset = None,
+    settings: Settings = None,
 ) -> None:
-    """Rebuild the HTML report from a finished evaluation."""
+    """Rebuild the HTML report from a finished evaluation.
+
+    Examples: `palimpsest report --store runs/cifar` · `palimpsest report runs/cifar` ·
+    `palimpsest report copied/evaluation --out page.html`
+    """
     if run is None:
         if page is not None:
             raise ValueError(f"--out {page} goes with a folder: palimpsest report RUN --out {page}")
         from flows.report_page import report_of_job
 
         store = store or DEFAULT_STORE
-        made = report_of_job(recipe_of(store, preset, None, settings), store)
+        made = report_of_job(Chosen(preset=preset, settings=settings).recipe(store), store)
     elif store is not None or preset is not None or settings:
         raise ValueError(
             f"{run} is rebuilt from its folder alone; leave out --store, --preset and --set"
@@ -339,10 +313,6 @@ def _same_command() -> str:
 def _show_scores(record: dict[str, Any]) -> None:
     from flows.evaluate import summary_rows
 
-    rows = summary_rows(record)
     table = Table(title="Scores (good: SSIM above the threshold)", title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for row in rows:
-        table.add_row(*(fact_text(value) for value in row.values()))
-    out.print(table)
+    rows = summary_rows(record)
+    show_rows(out, [{name: fact_text(v) for name, v in row.items()} for row in rows], table)

@@ -1,140 +1,150 @@
-"""Options that several commands have, each declared once, and the recipe that they add up to."""
+"""Commands from functions; options that several commands have, alone or in groups, each once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
 
 from flows.cli.console import Screen, show_images
 from flows.naming import PRESET_HELP
+from storage.errors import StorageError
+from storage.files import write_file
 from storage.pairs.store_file import STORE_FILE
 from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
     from flows.recipe import Recipe
+    from tasks.cluster.workers import Workers
+
+Function = TypeVar("Function", bound=Callable[..., None])
 
 out = Screen()
 err = Screen(stderr=True)
+FAILED = 1
 DEFAULT_STORE = Path("palimpsest-runs/demo")
 
-StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the job's products.")]
-PresetOption = Annotated[str | None, typer.Option("--preset", help=PRESET_HELP)]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        help="photos | digits | folder:PATH | cifar10:PATH | cifar100:PATH | mnist:PATH | "
-        "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
-    ),
-]
-SkipOption = Annotated[
-    bool, typer.Option("--skip-corrupt", help="Leave out files of a folder that cannot be read.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="name=value, any setting of the recipe; repeatable."),
-]
-DeviceOption = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")]
-WorkersOption = Annotated[int, typer.Option("--workers", help="0: one per core, or per GPU.")]
-ClusterOption = Annotated[
-    str,
-    typer.Option("--cluster", help="local | cuda | slurm:YAML | kubernetes:YAML | tcp://HOST:PORT"),
-]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete the store's products first.")]
-SplitOption = Annotated[
-    Literal["train", "heldout"], typer.Option("--split", help="Which store of a job's folder.")
-]
-PlaceOption = Annotated[
-    str, typer.Option("--store", help="A job's folder, a store's, or s3://bucket/prefix.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 
-# Of the attacks on something that is given as a file.
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "--store",
-        help="Folder of what comes back; default: palimpsest-runs/attack-, and the file's name.",
-    ),
-]
-"""Where every attack leaves its results."""
-SkipCorrupt = Annotated[
-    bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be read.")
-]
-Seed = Annotated[int, typer.Option("--seed")]
-Show = Annotated[int, typer.Option("--show", help="Pictures that are shown.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Of torch, on a CPU.")]
-Preflight = Annotated[
-    bool, typer.Option("--preflight", help="Only say whether an attack can work.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Attack whatever preflight says.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Delete earlier results first.")]
-Leak = Annotated[float, typer.Option("--leak", help="Slope of leaky_relu below 0.")]
-Trust = Annotated[
-    bool,
-    typer.Option(
-        "--trust", help="Load and run a TorchScript or .pt2 file, which may do anything you can do."
-    ),
-]
+def command(app: typer.Typer, name: str) -> Callable[[Function], Function]:
+    """Makes a function a command of `app`; a last paragraph of its docstring with examples ends its
+    help.
 
-NETWORK_WEIGHTS = typer.Option(
-    "--weights",
-    help="safetensors, a state dict of torch.save, TorchScript, or a .pt2 of torch.export.",
-)
-Shape = Annotated[str | None, typer.Option("--shape", help="Of the images: 3x32x32.")]
+    A parameter `size: Annotated[int, "Help."]` is the option `--size`; another name of it, as in
+    `Annotated[int, "--side", "Help."]`, stands before its help. A parameter whose type is a group,
+    which is a dataclass of options, takes all of them.
+    """
 
-# Of classifiers that are given as a file of weights.
-ClassifierWeights = Annotated[
-    Path, typer.Option("--weights", help="safetensors, or a state dict of torch.save.")
-]
-Arch = Annotated[
-    str | None,
-    typer.Option("--arch", help="mlp:3072-1000-1000-1 | conv:3x32:3072-1000-1; else inferred."),
-]
-Activation = Annotated[
-    Literal["relu", "leaky_relu", "gelu"],
-    typer.Option("--activation", help="It cannot be read from weights."),
-]
-Attacks = Annotated[int | None, typer.Option("--attacks", help="How many.")]
+    def made(function: Function) -> Function:
+        groups: dict[str, Any] = {}
+        options: list[inspect.Parameter] = []
+        for given in inspect.signature(function, eval_str=True).parameters.values():
+            if is_dataclass(group := given.annotation):
+                groups[given.name] = group
+                hints = get_type_hints(group, include_extras=True)
+                options += [_option(f.name, hints[f.name], f.default) for f in fields(group)]
+            else:
+                options.append(_option(given.name, group, given.default))
+
+        @functools.wraps(function)
+        def run(**options: Any) -> None:
+            for parameter, group in groups.items():
+                options[parameter] = group(**{f.name: options.pop(f.name) for f in fields(group)})
+            function(**options)
+
+        vars(run)["__signature__"] = inspect.Signature(options)
+        about, example, examples = (inspect.getdoc(function) or "").partition("\n\nExample")
+        app.command(name, help=about, epilog=" ".join((example + examples).split()))(run)
+        return function
+
+    return made
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """A parameter as typer reads it."""
+    kind, *words = get_args(annotation) if hasattr(annotation, "__metadata__") else (annotation,)
+    if all(isinstance(word, str) for word in words):
+        flags = [word for word in words if word.startswith("--")]
+        text = next((word for word in words if word not in flags), None)
+        option = typer.Option(*(flags or [f"--{name.replace('_', '-')}"]), help=text)
+        annotation = Annotated[kind, option]
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+    )
+
+
 Data = Annotated[
     str | None,
-    typer.Option("--data", help="folder:PATH of the training images, to score what comes back."),
+    "photos | digits | folder:PATH | cifar10:PATH | cifar100:PATH | mnist:PATH | "
+    "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
 ]
-Decoys = Annotated[str | None, typer.Option("--decoys", help="folder:PATH of images it never saw.")]
-Mean = Annotated[
-    str | None,
-    typer.Option("--mean", help="What was subtracted: .npy | picture | 0.49,0.48,0.45 | none."),
+SkipFiles = Annotated[bool, "--skip-corrupt", "Leave out files of a folder that cannot be read."]
+Preset = Annotated[str | None, PRESET_HELP]
+Settings = Annotated[
+    list[str] | None, "--set", "name=value, any setting of the recipe; repeatable."
 ]
-Std = Annotated[
-    str | None,
-    typer.Option("--std", help="What inputs were then divided by, as 0.25,0.24,0.26 or 1."),
-]
-Dtype = Annotated[Literal["float32", "float64"], typer.Option("--dtype")]
+Store = Annotated[Path, "Folder of the job's products."]
+Split = Annotated[Literal["train", "heldout"], "Which store of a job's folder."]
+Device = Literal["auto", "cpu", "cuda"]
+FreshStore = Annotated[bool, "Delete the store's products first."]
+Json = Annotated[bool, "--json", "One JSON object, for programs."]
 
 
-def recipe_of(
-    store: Path,
-    preset: str | None,
-    data: str | None,
-    settings: list[str] | None,
-    *,
-    skip_corrupt: bool = False,
-) -> Recipe:
-    """The preset asked for, else the recipe found in the store, else the demo; then the changes."""
-    from flows.settings import parse_assignments, read_recipe, resolve
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Settings of a job: those of a preset, changed."""
 
-    changes = parse_assignments(settings or [])
-    if data is not None:
-        changes["data"] = data
-    if skip_corrupt:
-        changes["skip_corrupt"] = "true"
-    found = read_recipe(Workspace(store)) if preset is None else None
-    return resolve(found or preset or "demo", changes)
+    preset: Preset = None
+    data: Data = None
+    skip_corrupt: SkipFiles = False
+    settings: Settings = None
+
+    def recipe(self, store: Path) -> Recipe:
+        """The preset asked for, else the recipe found in the store, else the demo; then changes."""
+        from flows.settings import parse_assignments, read_recipe, resolve
+
+        changes = parse_assignments(self.settings or [])
+        if self.data is not None:
+            changes["data"] = self.data
+        if self.skip_corrupt:
+            changes["skip_corrupt"] = "true"
+        found = read_recipe(Workspace(store)) if self.preset is None else None
+        return resolve(found or self.preset or "demo", changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """Where parts are computed."""
+
+    device: Device = "auto"
+    n_workers: Annotated[int, "--workers", "0: one per core, or per GPU."] = 0
+    cluster: Annotated[str, "local | cuda | slurm:YAML | kubernetes:YAML | tcp://HOST:PORT"] = (
+        "local"
+    )
+
+    @property
+    def workers(self) -> Workers:
+        """The same for a flow."""
+        from tasks.cluster.workers import Workers
+
+        return Workers(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A store of pairs."""
+
+    store: Annotated[str, "A job's folder, a store's, or s3://bucket/prefix."] = str(DEFAULT_STORE)
+    split: Split = "train"
+
+    @property
+    def location(self) -> str | Path:
+        return store_location(self.store, self.split)
 
 
 @contextmanager
@@ -167,3 +177,14 @@ def on_this_machine(path: str | Path, option: str, fix: str) -> Path:
     if "://" in str(path) or str(path).startswith("s3:"):
         raise ValueError(f"{option} {path}: {fix}")
     return Path(path)
+
+
+def write_as_asked(file: Path, content: bytes, option: str) -> None:
+    """A file that `option` names, with the folders above it; StorageError naming the option."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(file, content)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {file} ({error.strerror}); choose another {option}"
+        ) from error

@@ -12,9 +12,10 @@ import typer
 
 from flows.cli.console import say, show_facts
 from flows.cli.options import (
-    DeviceOption,
-    SkipOption,
-    SplitOption,
+    Device,
+    SkipFiles,
+    Split,
+    command,
     on_this_machine,
     out,
     store_location,
@@ -23,59 +24,38 @@ from flows.cli.options import (
 restore_app = typer.Typer()
 
 
-@restore_app.command(
-    "restore",
-    epilog="Examples: `palimpsest restore --weights runs/cifar/restorers/edm --input my-pictures "
-    "--out restored` · `palimpsest restore --weights nlm --input runs/cifar --split heldout "
-    "--out denoised --limit 100`",
-)
+@command(restore_app, "restore")
 def restore(
     *,
-    weights: Annotated[
-        str,
-        typer.Option(
-            "--weights", help="A trained restorer's folder | nlm | tv | wavelet | FILE.onnx"
-        ),
-    ],
+    weights: Annotated[str, "A trained restorer's folder | nlm | tv | wavelet | FILE.onnx"],
     source: Annotated[
-        str,
-        typer.Option(
-            "--input", help="Folder of pictures; or a job's folder, a store's, s3://bucket/prefix."
-        ),
+        str, "--input", "Folder of pictures; or a job's folder, a store's, s3://bucket/prefix."
     ],
-    target: Annotated[Path, typer.Option("--out", help="Folder of what comes out.")],
-    split: SplitOption = "train",
-    n_samples: Annotated[
-        int, typer.Option("--samples", help="Per picture, of a generative restorer (EDM).")
-    ] = 20,
-    keep_samples: Annotated[
-        bool, typer.Option("--keep-samples", help="Write every sample, too.")
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option("--limit", help="Only so many pictures, the first ones.")
-    ] = None,
+    target: Annotated[Path, "--out", "Folder of what comes out."],
+    split: Split = "train",
+    n_samples: Annotated[int, "--samples", "Per picture, of a generative restorer (EDM)."] = 20,
+    keep_samples: Annotated[bool, "Write every sample, too."] = False,
+    limit: Annotated[int | None, "Only so many pictures, the first ones."] = None,
     size: Annotated[
         str | None,
-        typer.Option(
-            "--size",
-            help="Resize the centre of each picture to 32 x 32 pixels (32), or to height x width "
-            "(24x32); default: as they are.",
-        ),
+        "Resize the centre of each picture to 32 x 32 pixels (32), or to height x width "
+        "(24x32); default: as they are.",
     ] = None,
-    skip_corrupt: SkipOption = False,
-    seed: Annotated[int, typer.Option("--seed", help="Another one, other samples.")] = 0,
+    skip_corrupt: SkipFiles = False,
+    seed: Annotated[int, "Another one, other samples."] = 0,
     batch_size: Annotated[
-        int, typer.Option("--batch", help="(Sample, picture) pairs at once; changes no result.")
+        int, "--batch", "(Sample, picture) pairs at once; changes no result."
     ] = 256,
-    onnx_range: Annotated[
-        Literal["0..1", "-1..1"], typer.Option("--onnx-range", help="Of an ONNX file's pictures.")
-    ] = "0..1",
-    device: DeviceOption = "auto",
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Replace an earlier restoration in --out.")
-    ] = False,
+    onnx_range: Annotated[Literal["0..1", "-1..1"], "Of an ONNX file's pictures."] = "0..1",
+    device: Device = "auto",
+    fresh: Annotated[bool, "Replace an earlier restoration in --out."] = False,
 ) -> None:
-    """Restore pictures, with a map of how sure each pixel is; resumes what was interrupted."""
+    """Restore pictures, with a map of how sure each pixel is; resumes what was interrupted.
+
+    Examples: `palimpsest restore --weights runs/cifar/restorers/edm --input my-pictures --out
+    restored` · `palimpsest restore --weights nlm --input runs/cifar --split heldout --out
+    denoised --limit 100`
+    """
     from storage.sources.picture_files import facts_of
     from tasks.restoring.folder import SHEET
     from tasks.restoring.inputs import open_inputs, parse_size

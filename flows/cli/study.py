@@ -11,66 +11,40 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.console import Screen, show_images
-from flows.cli.options import (
-    ClusterOption,
-    DataOption,
-    DeviceOption,
-    FreshOption,
-    SkipOption,
-    WorkersOption,
-)
+from flows.cli import console
+from flows.cli.console import show_images
+from flows.cli.options import Computed, Data, FreshStore, SkipFiles, command, out
 
 if TYPE_CHECKING:
     from flows.study_kind import StudyKind
 
 study_app = typer.Typer()
-out = Screen()
 
 
-@study_app.command(
-    epilog="Examples: `palimpsest study list` · `palimpsest study multiclass --dry-run` · "
-    "`palimpsest study width --data folder:cifar10` · "
-    "`palimpsest study autoencoder --only fc10` · `palimpsest study inversion --only digits` · "
-    "`palimpsest study losses --set n_victims=5 --set experiment.training.epochs=60000`"
-)
+@command(study_app, "study")
 def study(
     name: Annotated[str, typer.Argument(help="Which; `list` shows all of them.")],
     *,
     preset: Annotated[
         Literal["paper", "cpu", "tiny"] | None,
-        typer.Option(
-            "--preset",
-            help="The size; default: that of the store, else cpu. tiny: autoencoder and inversion "
-            "only, a trial.",
-        ),
+        "The size; default: that of the store, else cpu. tiny: autoencoder and inversion "
+        "only, a trial.",
     ] = None,
-    data: DataOption = None,
+    data: Data = None,
     store: Annotated[
-        Path | None, typer.Option("--store", "--out", help="Default: palimpsest-runs/study-NAME.")
+        Path | None, "--store", "--out", "Default: palimpsest-runs/study-NAME."
     ] = None,
-    skip_corrupt: SkipOption = False,
+    skip_corrupt: SkipFiles = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            help="name=value; experiment.* is set in every cell, victim.* in every autoencoder, "
-            "source.* in every source of `inversion`. Repeatable.",
-        ),
+        "--set",
+        "name=value; experiment.* is set in every cell, victim.* in every autoencoder, "
+        "source.* in every source of `inversion`. Repeatable.",
     ] = None,
-    only: Annotated[
-        str,
-        typer.Option(
-            "--only", help="Just the cells, autoencoders or sources whose name contains this."
-        ),
-    ] = "",
-    device: DeviceOption = "auto",
-    n_workers: WorkersOption = 0,
-    cluster: ClusterOption = "local",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what it would take.")
-    ] = False,
-    fresh: FreshOption = False,
+    only: Annotated[str, "Just the cells, autoencoders or sources whose name contains this."] = "",
+    computed: Computed,
+    dry_run: Annotated[bool, "Only say what it would take."] = False,
+    fresh: FreshStore = False,
 ) -> None:
     """Attack every victim of a grid, score what comes back, and check the paper's claims.
 
@@ -78,6 +52,11 @@ def study(
     are of the KKT paper.
 
     A study that was interrupted goes on where it was; settings are then those of its store.
+
+    Examples: `palimpsest study list` · `palimpsest study multiclass --dry-run` · `palimpsest study
+    width --data folder:cifar10` · `palimpsest study autoencoder --only fc10` · `palimpsest study
+    inversion --only digits` · `palimpsest study losses --set n_victims=5 --set
+    experiment.training.epochs=60000`
     """
     from flows.fresh import start_over
     from flows.settings import parse_assignments
@@ -96,12 +75,12 @@ def study(
     kind = kind_of(name)
     made = kind.resolve(preset, chosen, store, only=only)
     if dry_run:
-        _show_costs(kind, made, store, device, n_workers)
+        _show_costs(kind, made, store, computed)
         return
     from flows.study import UnitsFailedError, claim_rows, run_study
-    from tasks.cluster.workers import Workers, check_workers, device_of
+    from tasks.cluster.workers import check_workers, device_of
 
-    workers = Workers(cluster=cluster, n_workers=n_workers, device=device)
+    workers = computed.workers
     if fresh:
         check_workers(workers)
     plan = kind.plan(made, store, device_of(workers))
@@ -134,18 +113,12 @@ def _show_studies(kinds: Iterable[StudyKind[Any, Any]]) -> None:
         out.print(f"    {kind.paper}; {'; '.join(sizes)}", style="dim")
 
 
-def _show_costs(
-    kind: StudyKind[Any, Any],
-    made: Any,
-    store: Path,
-    device: Literal["auto", "cpu", "cuda"],
-    n_workers: int,
-) -> None:
+def _show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Computed) -> None:
     """Every part with its estimates, and the sums."""
     from tasks.devices import resolve_device, usable_cores
     from tasks.study.cost import total
 
-    where = resolve_device(device)
+    where = resolve_device(computed.device)
     plan = kind.plan(made, store, where)
     for split, facts in kind.facts(plan):
         show_images(out, split, facts)
@@ -157,7 +130,7 @@ def _show_costs(
         disk = {"disk": size_text(cost.disk_bytes)}
         rows.append({kind.unit: cost.name, **cost.counts, **seconds, **memory, **disk})
     show_rows(rows, numbers=True)
-    sums, n = total(costs), n_workers or (1 if where != "cpu" else usable_cores())
+    sums, n = total(costs), computed.n_workers or (1 if where != "cpu" else usable_cores())
     longest = max(cost.seconds for cost in costs) if kind.whole_units else 0.0
     memory_text = f"{size_text(sums['memory_bytes'])} of memory per worker at most, "
     out.print(
@@ -178,12 +151,10 @@ def show_claims(rows: list[dict[str, Any]]) -> None:
 
 def show_rows(rows: list[dict[str, Any]], *, numbers: bool = False) -> None:
     """A table with a column per name; of `numbers` all but the first are on the right."""
+    texts = [{name: escape(str(value)) for name, value in row.items()} for row in rows]
+    left = list(rows[0])[: 1 if numbers else None] if rows else ()
     table = Table(box=None, pad_edge=False)
-    for k, name in enumerate(rows[0] if rows else ()):
-        table.add_column(name, justify="right" if k and numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(str(value)) for value in row.values()))
-    out.print(table)
+    console.show_rows(out, texts, table, left=left, overflow="fold")
 
 
 def duration_text(seconds: float) -> str:

@@ -5,11 +5,24 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
-from tasks.campaign.status import CoverageCurve
+from storage.pairs.receipts import Receipt
+from tasks.campaign.status import CampaignStatus, CoverageCurve, phases_curve
 
 SIZE_INCHES = (8.0, 6.0)
 DOTS_PER_INCH = 120
 _TRAINED, _COVERED, _GINI, _PHASE = "#9aa5b1", "#1f6f8b", "#b5541c", "#c9ced6"
+
+
+def coverage_picture(status: CampaignStatus, receipts: Sequence[Receipt], title: str) -> bytes:
+    """A PNG of a campaign's coverage, with the phases that have begun; ValueError without parts."""
+    starts: list[tuple[int, str]] = []
+    first = 0
+    for phase in status.phases:
+        if first <= status.n_runs and (phase.n_runs or not starts):
+            starts.append((first, phase.sampler))
+        first += phase.n_runs
+    curve = phases_curve(status, receipts)
+    return coverage_plot(curve, title=title, n_images=status.n_images, phases=starts)
 
 
 def coverage_plot(

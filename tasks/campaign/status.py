@@ -50,6 +50,13 @@ class PhaseStatus:
     n_covered: int
     n_new: int
 
+    def texts(self) -> tuple[str, ...]:
+        """Sampler, runs, confident pairs, these per run, images covered, and the new ones."""
+        planned = "" if self.n_planned is None else f" of {self.n_planned:,}"
+        per_run = f"{self.n_confident / self.n_runs:,.1f}" if self.n_runs else ""
+        confident, covered, new = (f"{n:,}" for n in (self.n_confident, self.n_covered, self.n_new))
+        return self.sampler, f"{self.n_runs:,}{planned}", confident, per_run, covered, new
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStatus:
@@ -216,6 +223,13 @@ def runs_per_hour(receipts: Sequence[Receipt], times: Mapping[int, float]) -> fl
     first = max(began, newest - HOUR_SECONDS)
     recent = sum(receipt.n_runs for at, receipt in timed if at > newest - HOUR_SECONDS)
     return recent * HOUR_SECONDS / (newest - first) if newest > first else None
+
+
+def phases_curve(status: CampaignStatus, receipts: Sequence[Receipt]) -> CoverageCurve:
+    """The coverage curve of a campaign, which bends where a phase begins."""
+    ends = np.cumsum([phase.n_runs for phase in status.phases], dtype=int)
+    parts = ends // (receipts[0].n_runs if receipts else 1)
+    return coverage_curve(receipts, also=(parts - 1).tolist())
 
 
 def coverage_curve(

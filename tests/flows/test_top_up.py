@@ -395,7 +395,7 @@ def test_a_picture_that_cannot_be_drawn_is_said_and_ends_nothing(
         raise RuntimeError("no font")
 
     root, _ = finished
-    monkeypatch.setattr("tasks.artifacts.coverage_plot", broken)
+    monkeypatch.setattr("tasks.artifacts.coverage_picture", broken)
     assert top(recipe, root, n_runs_at_most=80)["ending"] == "reached"
     assert "was not drawn: RuntimeError: no font" in caplog.text
 
