@@ -16,6 +16,7 @@ from tasks.artifacts import leave_campaign, leave_facts
 from tasks.campaign.generate import run_campaign
 from tasks.campaign.plan import AnyPlan, Plan, open_store
 from tasks.campaign.state import read_quarantine, resume_if_stopped
+from tasks.campaign.status import runs_by_outcome
 from tasks.campaign.victim_files import VICTIMS
 from tasks.campaign.watch import CampaignError, log_notice
 from tasks.cluster.workers import Workers, dask_client, device_of
@@ -161,10 +162,7 @@ def make_pairs(
 
 def dataset_facts(dataset: Dataset, task_in_words: str) -> dict[str, Any]:
     """Contents of a store, in the words of a summary."""
-    outcomes: dict[str, int] = {}
-    for receipt in dataset.receipts:
-        for name, count in receipt.outcomes.items():
-            outcomes[name] = outcomes.get(name, 0) + count
+    outcomes = runs_by_outcome(dataset.receipts)
     image_ids, pairs = dataset.image_counts()
     return {
         "task": task_in_words,

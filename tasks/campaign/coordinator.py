@@ -1,7 +1,6 @@
 """The state of a campaign in progress: which part is next, which wait, which are given up.
 
-No Dask and no clock in here; `tasks.campaign.generate` connects it to both. Parts are started in
-order. A part ends in one of four ways:
+No Dask and no clock in here. Parts are started in order. A part ends in one of four ways:
 
 - *done*: it has a receipt.
 - *failed*: an error that comes again if it is repeated at once. The campaign makes all others, then
@@ -28,9 +27,7 @@ import numpy.typing as npt
 
 from recon_core.sampling import Sampling
 from storage.pairs.image_table import ImageTable, pack_images
-from storage.pairs.receipts import (
-    Receipt,
-)
+from storage.pairs.receipts import Receipt
 
 MAX_KILLS = 3
 """Workers that a part may take with it."""
@@ -136,8 +133,7 @@ class Coordinator:
 
     def finished(self, part: int) -> None:
         """The part has a receipt."""
-        self.running.discard(part)
-        self._states.pop(part, None)
+        self._end(part)
         self.done.add(part)
 
     def erred(self, part: int, reason: str, now_s: float) -> float | None:
@@ -155,8 +151,7 @@ class Coordinator:
 
     def fail(self, part: int, reason: str) -> None:
         """The part is not made in this invocation."""
-        self.running.discard(part)
-        self._states.pop(part, None)
+        self._end(part)
         self.failed[part] = reason
         self._lose(part)
 
@@ -184,13 +179,16 @@ class Coordinator:
 
     def quarantine(self, part: int) -> None:
         """The part is left out from now on."""
-        self.running.discard(part)
-        self._states.pop(part, None)
+        self._end(part)
         self.quarantined.add(part)
         self._lose(part)
 
     def _state(self, part: int) -> _Part:
         return self._states.setdefault(part, _Part())
+
+    def _end(self, part: int) -> None:
+        self.running.discard(part)
+        self._states.pop(part, None)
 
     def _lose(self, part: int) -> None:
         self._lost_round = min(self._lost_round, self.sampling.round_of_part(part))

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,10 @@ from tasks.campaign.coordinator import MAX_KILLS, Coordinator, KnownCounts
 from tasks.campaign.part import PROGRESS_TOPIC, PartJob, batch_of, log_tail, run_part
 from tasks.campaign.part_errors import outcome_of, reason_of, verdict
 from tasks.campaign.plan import AnyPlan, PlannedPart
-from tasks.campaign.state import Quarantined, quarantine_path, read_quarantine
+from tasks.campaign.state import quarantine_path, read_quarantine
 from tasks.campaign.state import write_quarantine as give_up
 from tasks.campaign.victim_files import VICTIMS
 from tasks.campaign.watch import CampaignError, OnNotice, Pace, Watch, log_notice
-
-__all__ = ["VICTIMS", "CampaignError", "Pace", "run_campaign"]
 
 WINDOW_PER_WORKER = 2
 """One that runs and one that waits; each holds its images in the memory of the scheduler."""
@@ -74,17 +73,8 @@ def run_campaign(
         logs = Path(dataset.root) / "logs"
     if logs is not None:
         logs.mkdir(parents=True, exist_ok=True)
-    run = _Run(
-        plan=plan,
-        dataset=dataset,
-        client=client,
-        device=device,
-        on_progress=on_progress,
-        on_notice=on_notice,
-        logs=logs,
-        pace=pace or Pace(),
-        shared_victims=shared_victims,
-    )
+    pace = pace or Pace()
+    run = _Run(plan, dataset, client, device, on_progress, on_notice, logs, pace, shared_victims)
     client.subscribe_topic(PROGRESS_TOPIC, run.on_event)
     try:
         # The images of a part are what makes its job large; that is meant.
@@ -101,42 +91,39 @@ def run_campaign(
 _GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
 
 
+@dataclass
 class _Run:
     """One campaign in progress; what is lost with it is nothing but time."""
 
-    def __init__(
-        self,
-        *,
-        plan: AnyPlan,
-        dataset: Dataset,
-        client: Client,
-        device: str,
-        on_progress: OnProgress,
-        on_notice: OnNotice,
-        logs: Path | None,
-        pace: Pace,
-        shared_victims: tuple[str, str] | None,
-    ) -> None:
-        self.plan, self.dataset, self.client, self.device = plan, dataset, client, device
-        self.on_progress, self.on_notice, self.logs, self.pace = on_progress, on_notice, logs, pace
+    plan: AnyPlan
+    dataset: Dataset
+    client: Client
+    device: str
+    on_progress: OnProgress
+    on_notice: OnNotice
+    logs: Path | None
+    pace: Pace
+    victims: tuple[str, str] | None
+
+    def __post_init__(self) -> None:
+        plan, dataset = self.plan, self.dataset
         quarantined = read_quarantine(dataset.place)
         self.stored = {r.part for r in dataset.receipts}
         self.parts = Coordinator(
             plan.sampling,
             done=self.stored,
             quarantined=[q.part for q in quarantined],
-            retry_delays_s=pace.retry_s,
+            retry_delays_s=self.pace.retry_s,
         )
         if self.parts.quarantined:
-            self.on_notice(_left_out(quarantined))
+            named = ", ".join(str(q.part) for q in quarantined)
+            self.on_notice(f"left out: {len(quarantined)} quarantined parts ({named})")
         self.known = KnownCounts(plan.sampling, len(plan.labels))
         self.covered = np.zeros(len(plan.labels), bool)
-        self.n_usable = int((plan.labels >= 0).sum())
         for receipt in dataset.receipts:
             self._take_in(receipt)
         self.fingerprint = plan.campaign.fingerprint(plan.images)
-        self.victims = shared_victims
-        self.train_first = shared_victims is not None
+        self.train_first = self.victims is not None
         key = plan.campaign.victims_fingerprint(plan.images)
         if self.victims is None and key is not None and isinstance(dataset.place, LocalPlace):
             self.victims = (str(Path(dataset.root) / VICTIMS), key)
@@ -144,12 +131,14 @@ class _Run:
         self.futures: dict[int, Future[Receipt]] = {}
         self.fractions: dict[int, float] = {}
         self.happened: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self.watch = Watch(dataset.place, client, device=device, pace=pace, on_notice=on_notice)
+        self.watch = Watch(dataset.place, self.client, self.device, self.pace, self.on_notice)
 
     def until_over(self) -> None:
         self._report()
         while not self.parts.is_over:
-            self.watch.look(len(self.futures), self._standing())
+            n_done, n_parts = len(self.parts.done), self.plan.sampling.n_parts
+            standing = f"{n_done} of {n_parts} parts are in the store"
+            self.watch.look(len(self.futures), standing)
             more = not self.watch.is_paused and self._fill()
             self._collect(0.0 if more else self.pace.poll_s)
             self._report()
@@ -184,10 +173,7 @@ class _Run:
             self._is_done(part)
             return
         self.planned[part] = planned
-        self._submit(part, planned)
-
-    def _submit(self, part: int, planned: PlannedPart) -> None:
-        campaign, images = self.plan.campaign, self.plan.images
+        images = self.plan.images
         job = PartJob(
             root=self.dataset.root,
             planned=planned,
@@ -196,7 +182,7 @@ class _Run:
             fingerprint=self.fingerprint,
             source_hash=images.content_hash,
             device=self.device,
-            threads=campaign.threads,
+            threads=self.plan.campaign.threads,
             logs=None if self.logs is None else str(self.logs),
             victims=self.victims,
             train_first=self.train_first,
@@ -319,7 +305,8 @@ class _Run:
     def _report(self) -> None:
         sampling = self.plan.sampling
         n_done = len(self.parts.done) + sum(self.fractions.values())
-        covered = f"{self.covered.sum():,} of {self.n_usable:,} images covered"
+        n_usable = int((self.plan.labels >= 0).sum())
+        covered = f"{self.covered.sum():,} of {n_usable:,} images covered"
         self.on_progress(n_done * sampling.runs_per_part, sampling.n_runs, covered)
 
     def _conclude(self) -> None:
@@ -339,11 +326,3 @@ class _Run:
             )
         if parts.quarantined:
             self.on_notice(f"{len(parts.done)} of {n_parts} parts are done, the rest quarantined")
-
-    def _standing(self) -> str:
-        return f"{len(self.parts.done)} of {self.plan.sampling.n_parts} parts are in the store"
-
-
-def _left_out(quarantined: Iterable[Quarantined]) -> str:
-    named = [str(q.part) for q in quarantined]
-    return f"left out: {len(named)} quarantined parts ({', '.join(named)})"

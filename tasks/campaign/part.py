@@ -1,9 +1,8 @@
 """Generate pairs, the worker's side: one part, from its planned runs to its receipt.
 
 A worker tells the coordinator when it starts a part (before anything can kill it, so that deaths
-are counted against the right part) and how far it is. It keeps a log of its own per part: start,
-stage, fraction, memory, a line at least every 30 seconds. The end of that log is what remains of a
-worker that was killed.
+are counted against the right part) and how far it is. The end of its log of a part is what remains
+of a worker that was killed.
 """
 
 from __future__ import annotations
@@ -108,7 +107,6 @@ def run_part(job: PartJob) -> Receipt:
 
 
 def _train_victims(job: PartJob, device: str) -> None:
-    """Trains the part's victims that nobody has trained yet, and keeps them."""
     kept = kept_victims(job.victims, device_name(device))
     with cpu_threads(job.threads):
         for spec, images in zip(job.planned.specs, torch.from_numpy(job.images), strict=True):
@@ -145,11 +143,10 @@ def columns_of(results: Sequence[RunResult]) -> dict[str, npt.NDArray[Any]]:
         "pairs/ssim_best": joined([p.ssim_best for p in pairs]),
         "pairs/ssim_second": joined([p.ssim_second for p in pairs]),
         "pairs/confident": joined([p.confident for p in pairs]),
+        "targets/margin": joined([r.margins for r in results]),
     }
-    columns["targets/margin"] = joined([r.margins for r in results])
-    for name in STATS:
-        columns[f"runs/{name}"] = np.array([r.stats[name] for r in results], np.float32)
-    return columns
+    stats = {f"runs/{name}": [r.stats[name] for r in results] for name in STATS}
+    return columns | {name: np.array(values, np.float32) for name, values in stats.items()}
 
 
 def batch_of(specs: Sequence[RunSpec], images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -199,7 +196,6 @@ class PartLog:
                 beat.join()
 
     def stage(self, name: str) -> None:
-        """Says that another stage begins."""
         self._stage = name
         self._line()
 
@@ -228,7 +224,8 @@ def log_path(job: PartJob, worker: str) -> Path | None:
 
 def log_tail(folder: Path | None, part: int, *, chars: int = 4000) -> str:
     """The ends of all workers' logs of a part, the latest last; says so if there is none."""
-    paths = [] if folder is None else sorted(folder.glob(f"part-{part:06d}-*.log"), key=_modified)
+    found = [] if folder is None else folder.glob(f"part-{part:06d}-*.log")
+    paths = sorted(found, key=lambda path: path.stat().st_mtime)
     pieces = [f"== {path.name}\n{path.read_text(errors='replace')[-chars:]}" for path in paths]
     return "\n".join(pieces) or "no log: the workers' folder for it is not on this machine"
 
@@ -243,10 +240,6 @@ def memory_text() -> str:
     if torch.cuda.is_initialized():
         text += f", {torch.cuda.memory_reserved() / 2**20:.0f} MiB of the GPU"
     return text
-
-
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime
 
 
 @contextmanager

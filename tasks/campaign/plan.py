@@ -76,12 +76,11 @@ class Campaign:
         return sha256_of(self.manifest(images))
 
     def victims_fingerprint(self, images: ImageSet) -> str | None:
-        """sha256 of what the v-th victim of a sweep depends on, which is not how it is attacked;
-        None if every victim is attacked once."""
+        """`victims_key` of a sweep; None if every victim is attacked once."""
         return None if self.sampling.attacks_per_victim == 1 else self.victims_key(images)
 
     def victims_key(self, images: ImageSet) -> str:
-        """The same of any campaign: those that attack the same victims otherwise have the same."""
+        """sha256 of what the v-th victim depends on, which is not how it is attacked."""
         manifest = self.manifest(images)
         experiment = manifest["campaign"]["experiment"]
         without_attack(experiment)
@@ -211,14 +210,6 @@ class Plan:
             plan_hash=plan_hash(specs),
             experiment=self.campaign.experiment,
         )
-
-    def is_ready(self, round_index: int, done: Iterable[int]) -> bool:
-        """True if the parts in `done` include every part that the round's plan depends on."""
-        if not self.sampling.needs_counts(round_index):
-            return True
-        known = self.sampling.known_rounds(round_index)
-        needed = {part for k in known for part in self.sampling.parts_of_round(k)}
-        return needed <= set(done)
 
     def _history(self, round_index: int, receipts: Iterable[Receipt]) -> History:
         history = History.empty(len(self.labels))

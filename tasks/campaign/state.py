@@ -2,9 +2,8 @@
 up.
 
 `control.json` is how `palimpsest campaign pause`, `resume` and `cancel` reach a coordinator on any
-machine: it looks there every few seconds. `quarantine/part-000012.json` is a part that ended its
-workers again and again, with the end of their log. Both are small files in the store's own place,
-a folder or a bucket, and no data: nothing here changes what the pairs are.
+machine. `quarantine/part-000012.json` is a part that ended its workers again and again, with the
+end of their log.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
@@ -61,14 +60,10 @@ def read_control(place: Place) -> Control:
 
     Raises StorageError if the file is not what `write_control` writes, or cannot be read.
     """
-    try:
-        content = place.read(CONTROL_FILE)
-    except FileNotFoundError:
+    asked = _read(place, CONTROL_FILE, CONTROL_FIX)
+    if asked is None:
         return Control()
-    except OSError as error:
-        raise _unreadable(f"{place}/{CONTROL_FILE}", error, CONTROL_FIX) from error
     with understood(f"{place}/{CONTROL_FILE}", CONTROL_FIX):
-        asked = parse_document(content, f"{place}/{CONTROL_FILE}", CONTROL_FIX)
         _check_state(asked["state"])
         return Control(asked["state"], float(asked["since"]))
 
@@ -82,10 +77,7 @@ def write_control(place: Place, state: State) -> Control:
 
 
 def resume_if_stopped(place: Place) -> str | None:
-    """Sets a paused or cancelled campaign to running and says so in one sentence, else None.
-
-    For whoever starts a campaign: starting it is the wish that it runs.
-    """
+    """Sets a paused or cancelled campaign to running and says so in one sentence, else None."""
     before = read_control(place)
     if before.state == "running":
         return None
@@ -104,15 +96,9 @@ def read_quarantine(place: Place) -> list[Quarantined]:
         if not _QUARANTINE_PATTERN.fullmatch(name):
             continue  # what a killed writer left
         path = f"{QUARANTINE_FOLDER}/{name}"
-        try:
-            content = place.read(path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise _unreadable(f"{place}/{path}", error, QUARANTINE_FIX) from error
-        with understood(f"{place}/{path}", QUARANTINE_FIX):
-            body = parse_document(content, f"{place}/{path}", QUARANTINE_FIX)
-            found.append(_QUARANTINED.validate_python(body))
+        if (body := _read(place, path, QUARANTINE_FIX)) is not None:
+            with understood(f"{place}/{path}", QUARANTINE_FIX):
+                found.append(_QUARANTINED.validate_python(body))
     return sorted(found, key=lambda quarantined: quarantined.part)
 
 
@@ -167,8 +153,15 @@ def age_text(seconds: float) -> str:
     return f"{days} days {hours} h"
 
 
-def _unreadable(where: str, error: OSError, fix: str) -> DocumentError:
-    return DocumentError(f"{where} cannot be read ({reason_of(error)}); {fix}")
+def _read(place: Place, path: str, fix: str) -> dict[str, Any] | None:
+    """The document at `path`; None without one. Raises DocumentError."""
+    where = f"{place}/{path}"
+    try:
+        return parse_document(place.read(path), where, fix)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DocumentError(f"{where} cannot be read ({reason_of(error)}); {fix}") from error
 
 
 def _check_state(state: str) -> None:

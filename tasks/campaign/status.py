@@ -7,6 +7,7 @@ is the one thing that a store does not say (its last phase may grow); it is in t
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ class PhaseStatus:
         return self.sampler, f"{self.n_runs:,}{planned}", confident, per_run, covered, new
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DeviceStatus:
     """Work of the workers on one kind of device: `pairs_per_hour` of one worker (or GPU)."""
 
@@ -69,7 +70,7 @@ class DeviceStatus:
     pairs_per_hour: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CoverageCurve:
     """After each of some numbers of runs, parts in order: images trained on, images with a
     confident pair, and the Gini coefficient of these images' numbers of confident pairs."""
@@ -132,15 +133,11 @@ def campaign_status(
     receipts = dataset.receipts
     now = time.time() if now is None else now
     if n_runs_last_phase is None:
-        phases = dataset.manifest.get("campaign", {}).get("sampling", {}).get("phases") or [{}]
-        n_runs_last_phase = phases[-1].get("n_runs")
+        n_runs_last_phase = _last_phase(dataset.manifest.get("campaign", {}).get("sampling"))
     sampling = stored_sampling(dataset.manifest, n_runs_last_phase)
     planned = sampling if n_runs_last_phase is not None else None
     n_planned = None if planned is None else max(planned.n_runs, dataset.n_runs)
-    outcomes: dict[str, int] = {}
-    for receipt in receipts:
-        for name, count in receipt.outcomes.items():
-            outcomes[name] = outcomes.get(name, 0) + count
+    outcomes = runs_by_outcome(receipts)
     counts = dataset.image_counts()[1]
     done = {receipt.part for receipt in receipts}
     given_up = [q for q in read_quarantine(dataset.place) if q.part not in done]
@@ -169,6 +166,14 @@ def campaign_status(
         last_part_age_s=max(0.0, now - max(times.values())) if times else None,
         phases=() if sampling is None else _phases(sampling, receipts, planned is not None),
     )
+
+
+def runs_by_outcome(receipts: Iterable[Receipt]) -> dict[str, int]:
+    """Numbers of runs."""
+    counts: Counter[str] = Counter()
+    for receipt in receipts:
+        counts.update(receipt.outcomes)
+    return dict(counts)
 
 
 def stored_sampling(manifest: Mapping[str, Any], n_runs_last_phase: int | None) -> Sampling | None:
@@ -203,9 +208,11 @@ def last_phase_of(recipe: Mapping[str, Any] | None, split: str) -> int | None:
     """Number of runs that the recipe plans in the last phase of the campaign of `split`."""
     if recipe is None:
         return None
-    sampling = recipe.get(_SAMPLING_OF_SPLIT[split]) or {}
-    phases = sampling.get("phases") or [{}]
-    n_runs: int | None = phases[-1].get("n_runs")
+    return _last_phase(recipe.get(_SAMPLING_OF_SPLIT[split]))
+
+
+def _last_phase(sampling: Mapping[str, Any] | None) -> int | None:
+    n_runs: int | None = ((sampling or {}).get("phases") or [{}])[-1].get("n_runs")
     return n_runs
 
 
@@ -254,14 +261,7 @@ def coverage_curve(
         unequal = gini(covered.astype(float))
         rows.append((n_runs, int((counts >= 0).sum()), len(covered), unequal, per_run))
         runs_before, confident_before = n_runs, n_confident
-    runs, trained, covered_at, ginis, per_runs = zip(*rows, strict=True) if rows else ((),) * 5
-    return CoverageCurve(
-        n_runs=tuple(runs),
-        n_trained=tuple(trained),
-        n_covered=tuple(covered_at),
-        gini=tuple(ginis),
-        pairs_per_run=tuple(per_runs),
-    )
+    return CoverageCurve(*(zip(*rows, strict=True) if rows else ((),) * 5))
 
 
 def _added(
@@ -287,16 +287,9 @@ def _devices(receipts: Sequence[Receipt]) -> tuple[DeviceStatus, ...]:
     for device in sorted({receipt.device for receipt in receipts}):
         there = [receipt for receipt in receipts if receipt.device == device]
         hours = sum(receipt.seconds for receipt in there) / HOUR_SECONDS
-        n_pairs = sum(receipt.n_pairs for receipt in there)
-        rows.append(
-            DeviceStatus(
-                device=device,
-                n_runs=sum(receipt.n_runs for receipt in there),
-                n_pairs=n_pairs,
-                hours=round(hours, 4),
-                pairs_per_hour=round(n_pairs / hours, 1) if hours else None,
-            )
-        )
+        n_runs, n_pairs = sum(r.n_runs for r in there), sum(r.n_pairs for r in there)
+        rate = round(n_pairs / hours, 1) if hours else None
+        rows.append(DeviceStatus(device, n_runs, n_pairs, round(hours, 4), rate))
     return tuple(rows)
 
 

@@ -49,7 +49,7 @@ class Watch:
     needs."""
 
     def __init__(
-        self, place: Place, client: Client, *, device: str, pace: Pace, on_notice: OnNotice
+        self, place: Place, client: Client, device: str, pace: Pace, on_notice: OnNotice
     ) -> None:
         self.place, self.client, self.device = place, client, device
         self.pace, self.on_notice = pace, on_notice

@@ -23,10 +23,9 @@ from storage.errors import StorageError
 from storage.files import write_file, write_json
 from storage.pairs.dataset import Dataset
 from storage.sources.load import load_images
-from tasks.campaign.generate import VICTIMS
 from tasks.campaign.plan import open_store
 from tasks.campaign.state import resume_if_stopped
-from tasks.campaign.victim_files import VictimsOfStore
+from tasks.campaign.victim_files import VICTIMS, VictimsOfStore
 from tasks.campaign.watch import log_notice
 from tasks.cluster.workers import Workers, dask_client, device_of, resolve_device
 from tasks.evaluation.pictures import KeptPictures

@@ -29,11 +29,12 @@ from storage.pairs.dataset import Dataset
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet
-from tasks.campaign.generate import CampaignError, Pace, run_campaign
+from tasks.campaign.generate import run_campaign
 from tasks.campaign.part import PartJob, batch_of, columns_of, log_tail, run_part
 from tasks.campaign.part_errors import reason_of, verdict
 from tasks.campaign.plan import Campaign, Plan, open_store
 from tasks.campaign.state import clear_quarantine, read_quarantine, write_control, write_quarantine
+from tasks.campaign.watch import CampaignError, Pace
 from tasks.cluster.workers import Workers, dask_client
 from tests.tasks.troubled_runs import MIXED, UNIFORM, begun, no_op, small_images, troubled
 

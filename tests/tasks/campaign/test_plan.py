@@ -22,6 +22,7 @@ from recon_core.victims.training import Training
 from storage.errors import CorruptPartError, StoreMismatchError
 from storage.pairs.image_table import ImageTable
 from storage.sources.load import ImageSet
+from tasks.campaign.coordinator import Coordinator
 from tasks.campaign.plan import Campaign, Plan, open_store
 
 SAMPLING = Sampling(
@@ -87,11 +88,12 @@ def test_adaptive_plans_learn_from_all_three_counts_of_known_rounds(images: Imag
     assert one.part(6, [a, b]) == one.part(6, [b, a]) == expected  # type: ignore[list-item]
 
 
-def test_an_adaptive_round_waits_for_the_rounds_it_may_know(images: ImageSet) -> None:
+def test_an_adaptive_round_waits_for_the_rounds_it_may_know() -> None:
     phases = (Phase(sampler="adaptive", n_runs=8),)
-    plan = Plan(Campaign(sampling=replace(SAMPLING, phases=phases)), images)
-    assert [plan.is_ready(k, []) for k in range(4)] == [True, True, False, False]
-    assert [plan.is_ready(k, [0]) for k in range(4)] == [True, True, True, False]
+    sampling = replace(SAMPLING, phases=phases)
+    assert [Coordinator(sampling).is_ready(k) for k in range(4)] == [True, True, False, False]
+    first = Coordinator(sampling, done=[0])
+    assert [first.is_ready(k) for k in range(4)] == [True, True, True, False]
 
 
 def test_settings_of_adaptive_are_in_the_manifest_where_they_are_read(images: ImageSet) -> None:
@@ -115,14 +117,14 @@ def test_settings_of_adaptive_are_in_the_manifest_where_they_are_read(images: Im
     assert len(prints) == 5
 
 
-def test_a_round_is_ready_when_the_rounds_it_may_know_are_done(images: ImageSet) -> None:
-    plan = Plan(Campaign(sampling=SAMPLING), images)
-    assert plan.is_ready(0, [])
-    assert plan.is_ready(1, [])  # uniform
-    assert not plan.is_ready(2, [])
-    assert plan.is_ready(2, [0])
-    assert not plan.is_ready(3, [0])
-    assert plan.is_ready(3, [0, 1])
+def test_a_round_is_ready_when_the_rounds_it_may_know_are_done() -> None:
+    ready = {
+        done: [Coordinator(SAMPLING, done=done).is_ready(k) for k in range(4)]
+        for done in ((), (0,), (0, 1))
+    }
+    assert ready[()] == [True, True, False, False]  # 0 and 1 are uniform
+    assert ready[0,] == [True, True, True, False]
+    assert ready[0, 1] == [True, True, True, True]
 
 
 def test_a_receipt_of_another_plan_is_refused(images: ImageSet) -> None:

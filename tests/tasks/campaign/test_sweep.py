@@ -19,8 +19,9 @@ from recon_core.victims.training import Training
 from storage.pairs.dataset import Dataset
 from storage.pairs.layout import OUTCOMES
 from storage.sources.load import ImageSet
-from tasks.campaign.generate import VICTIMS, run_campaign
+from tasks.campaign.generate import run_campaign
 from tasks.campaign.plan import Campaign, Plan, open_store
+from tasks.campaign.victim_files import VICTIMS
 from tasks.cluster.workers import Workers, dask_client
 
 SWEEP = Campaign(

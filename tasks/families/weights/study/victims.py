@@ -20,10 +20,10 @@ from distributed import Client, as_completed
 from recon_core.experiments import Experiment
 from recon_core.types import RunSpec
 from storage.pairs.dataset import Dataset
-from tasks.campaign.generate import VICTIMS, OnProgress
+from tasks.campaign.generate import OnProgress
 from tasks.campaign.part import cpu_threads, device_name, own_device, this_worker
 from tasks.campaign.plan import sha256_of, without_attack
-from tasks.campaign.victim_files import kept_victims
+from tasks.campaign.victim_files import VICTIMS, kept_victims
 from tasks.families.weights.study.settings import StudyPlan
 
 
