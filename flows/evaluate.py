@@ -12,15 +12,16 @@ from flows.settings import resolve, to_json
 from storage.errors import StorageError
 from storage.files import write_file, write_json
 from storage.pairs.dataset import Dataset, is_store
-from storage.sources.load import ImageSet
 from tasks.artifacts import leave_picture, leave_table
 from tasks.cluster.workers import Device, Workers, resolve_device
-from tasks.evaluation.evaluate import Evaluation, open_elsewhere, read_excluded
 from tasks.evaluation.evaluate import evaluate as score
+from tasks.evaluation.evaluate import open_elsewhere, read_excluded
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.report.image_grids import attacks_sheet, contact_sheet
 from tasks.workspace import Workspace
+
+score_methods = task(name="score methods")(score)
 
 
 @flow(name="evaluate", flow_run_name="{store}")
@@ -54,7 +55,7 @@ def evaluate(
         if (workspace.restorer(name) / "model.json").is_file()
     }
     leaves_out = recipe.near_duplicates is not None
-    with workspace.timed("evaluate"):
+    with workspace.timed("evaluate"), stage_progress("Evaluate", "step") as advance:
         record = score_methods(
             recipe.evaluation,
             dataset=dataset,
@@ -64,6 +65,7 @@ def evaluate(
             out=workspace.evaluation,
             device=resolve_device(device),
             excluded=read_excluded(workspace.evaluation) if leaves_out else None,
+            on_progress=lambda done, total, _message: advance(done / 100, total / 100),
         )
     write_json(workspace.recipe, to_json(recipe))
     sheet = contact_sheet(workspace.evaluation)
@@ -96,33 +98,6 @@ def _attacked(recipe: Recipe, store: Path, workers: Workers, further: str | None
             f"quarantined; see: palimpsest campaign status {where}"
         )
     return dataset
-
-
-@task(name="score methods")
-def score_methods(
-    config: Evaluation,
-    *,
-    dataset: Dataset,
-    heldout: ImageSet,
-    restorers: dict[str, Path],
-    out: Path,
-    device: str,
-    excluded: dict[str, Any] | None = None,
-    further: dict[str, Dataset] | None = None,
-) -> dict[str, Any]:
-    """Run by run and method by method; an interrupted evaluation goes on where it was."""
-    with stage_progress("Evaluate", "step") as advance:
-        return score(
-            config,
-            dataset=dataset,
-            heldout=heldout,
-            restorers=restorers,
-            out=out,
-            device=device,
-            excluded=excluded,
-            further=further or {},
-            on_progress=lambda done, total, _message: advance(done / 100, total / 100),
-        )
 
 
 def summary_rows(record: dict[str, Any]) -> list[dict[str, Any]]:

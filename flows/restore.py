@@ -11,10 +11,12 @@ from tasks.cluster.workers import Device
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.restoring.folder import SHEET
-from tasks.restoring.inputs import Inputs, Size, open_inputs
+from tasks.restoring.inputs import Size, open_inputs
 from tasks.restoring.job import Restoration, restore_pictures
 from tasks.restoring.onnx_restorer import OnnxRange
-from tasks.restoring.restore import OpenRestorer, open_restorer
+from tasks.restoring.restore import open_restorer
+
+restore_all = task(name="restore pictures")(restore_pictures)
 
 
 @flow(name="restore", flow_run_name="{out}")
@@ -39,19 +41,13 @@ def restore(
     """
     restorer = open_restorer(weights, device=device, onnx_range=onnx_range)
     inputs = open_inputs(source, limit=limit, size=size, skip_corrupt=skip_corrupt)
-    record = restore_all(restorer, inputs, out, config or Restoration(), fresh=fresh)
+    with stage_progress("Restore", "picture") as advance:
+        record = restore_all(
+            restorer, inputs, out, config or Restoration(), fresh=fresh, on_picture=advance
+        )
     leave_facts("restoration", summary(record), f"Restored into {out}")
     leave_picture("contact-sheet", (out / SHEET).read_bytes(), f"Pictures of {out}, chosen evenly")
     return record
-
-
-@task(name="restore pictures")
-def restore_all(
-    restorer: OpenRestorer, inputs: Inputs, out: Path, config: Restoration, *, fresh: bool
-) -> dict[str, Any]:
-    """All pictures, from where they were left."""
-    with stage_progress("Restore", "picture") as advance:
-        return restore_pictures(restorer, inputs, out, config, fresh=fresh, on_picture=advance)
 
 
 def summary(record: dict[str, Any]) -> dict[str, Any]:

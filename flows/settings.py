@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from pydantic import TypeAdapter, ValidationError
 from flows.naming import unknown_name
 from flows.presets import PRESETS, preset
 from flows.recipe import Recipe
-from recon_core.experiments import FAMILIES
 from storage.documents import understood
 from tasks.workspace import RECIPE_FIX, Workspace
 
@@ -136,7 +136,7 @@ def replace_setting(tree: dict[str, Any], name: str, value: Any) -> None:
     elif isinstance(node, dict) and ".".join(path) in NAMED_BY_USERS:
         node[last] = value
     else:
-        raise ValueError(unknown_name("setting", name, _leaves(tree)))
+        raise ValueError(unknown_name("setting", name, [name for name, _value in values_of(tree)]))
 
 
 def value_at(tree: Mapping[str, Any], name: str) -> Any:
@@ -223,10 +223,6 @@ def _parsed(value: Any, current: Any) -> Any:
         return value.split(",") if words else value
 
 
-def _leaves(tree: Any) -> list[str]:
-    return [name for name, _value in values_of(tree)]
-
-
 def values_of(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted name and value of every single setting of a tree; a list of numbers is one setting."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree)
@@ -245,13 +241,6 @@ def explained(error: ValidationError) -> str:
     return "; ".join(_explained(dict(e)) for e in error.errors())
 
 
-_KINDS = (
-    *("unknown", "known", "noise_aware", "iteration", "fc", "unet"),
-    *("sgd", "strong", "lenet5", "mlp", "mixcon", "unicon"),
-    *("theory", "instahide", "practical", "span", "span_then_kkt"),
-)
-"""Of attacks on autoencoders, and of autoencoders; of attacks on split networks, of these, and of
-their defences; of schemes of InstaHide, and of attacks on them; of attacks on weights."""
 _TAGGED = (
     *("experiment", "heldout_experiment", "restorer"),
     *("attack", "victim", "defence", "scheme"),
@@ -259,15 +248,29 @@ _TAGGED = (
 """Settings of several kinds: pydantic names the kind behind them, which is no part of the name."""
 
 
+@cache
+def _tags() -> frozenset[str]:
+    """Every kind of settings that there is, published families' too."""
+
+    def tags_in(schema: Any) -> Iterator[str]:
+        inside = schema.values() if isinstance(schema, dict) else schema
+        if isinstance(schema, dict) and schema.get("type") == "tagged-union":
+            yield from schema["choices"]
+        for part in inside if isinstance(schema, dict | list | tuple) else ():
+            yield from tags_in(part)
+
+    return frozenset(tags_in(RECIPE.core_schema))
+
+
 def _explained(error: Mapping[str, Any]) -> str:
     """One pydantic error: our own messages as they are, others with the name and the value."""
-    tagged = {"bf_dncnn", "edm", *FAMILIES, *_KINDS}
+    tags = _tags()
     path = ["", *(str(part) for part in error["loc"])]
     is_further = path[1:2] == ["further_attacks"]
     kept = [
         part
         for before, part in pairwise(path)
-        if part not in tagged or not (before in _TAGGED or (is_further and before.isdigit()))
+        if part not in tags or not (before in _TAGGED or (is_further and before.isdigit()))
     ]
     name = ".".join(kept)
     message = str(error["msg"]).removeprefix("Value error, ")

@@ -7,18 +7,18 @@ from typing import Any
 
 from flows.curate import curate
 from flows.naming import unknown_name
-from flows.recipe import Recipe, RestorerPlan
+from flows.recipe import Recipe
 from flows.settings import resolve, to_json
-from recon_core.balance import Curation
 from storage.files import write_json
 from storage.pairs.dataset import Dataset
-from storage.sources.load import ImageSet
 from tasks.artifacts import leave_facts
 from tasks.cluster.workers import Device, resolve_device
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.training.train import train_restorer
 from tasks.workspace import Workspace
+
+train_one = task(name="train restorer")(train_restorer)
 
 
 @flow(name="train", flow_run_name="{store}")
@@ -44,41 +44,22 @@ def train(
     cards = {}
     for name, plan in recipe.restorers.items():
         if only in (None, name):
-            with workspace.timed(f"train {name}"):
+            with (
+                workspace.timed(f"train {name}"),
+                stage_progress(f"Train {name}", "step") as advance,
+            ):
                 cards[name] = train_one(
-                    plan,
-                    recipe.curation,
+                    plan.restorer,
+                    plan.training,
                     dataset=dataset,
-                    images=images,
+                    curation=recipe.curation,
+                    images_for_noise=images.images,
                     out=workspace.restorer(name),
                     device=resolve_device(device),
+                    validation=plan.validation,
+                    tensorboard=plan.tensorboard,
+                    on_step=lambda step, n_steps, _loss: advance(step, n_steps),
                 )
             leave_facts(f"restorer-{name.replace('_', '-')}", cards[name], f"Restorer {name}")
     write_json(workspace.recipe, to_json(recipe))
     return cards
-
-
-@task(name="train restorer")
-def train_one(
-    plan: RestorerPlan,
-    curation: Curation,
-    *,
-    dataset: Dataset,
-    images: ImageSet,
-    out: Path,
-    device: str,
-) -> dict[str, Any]:
-    """One restorer, from where it was left; the card of the finished one."""
-    with stage_progress(f"Train {out.name}", "step") as advance:
-        return train_restorer(
-            plan.restorer,
-            plan.training,
-            dataset=dataset,
-            curation=curation,
-            images_for_noise=images.images,
-            out=out,
-            device=device,
-            validation=plan.validation,
-            tensorboard=plan.tensorboard,
-            on_step=lambda step, n_steps, _loss: advance(step, n_steps),
-        )

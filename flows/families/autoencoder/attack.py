@@ -9,7 +9,7 @@ from tasks.artifacts import leave_table
 from tasks.attack_file.record import plain, setting_rows
 from tasks.attack_file.report import check_chances, leave, page_context
 from tasks.devices import Device, resolve_device
-from tasks.families.autoencoder.attack import Recovery, recover_all
+from tasks.families.autoencoder.attack import recover_all
 from tasks.families.autoencoder.inputs import AutoencoderJob
 from tasks.families.autoencoder.material import PreparedAutoencoder, prepare_autoencoder
 from tasks.families.autoencoder.results import (
@@ -36,6 +36,9 @@ FILES = ("report.html", "recoveries.png", "attack.json")
 SCHEMA, VERSION = "palimpsest-attack-autoencoder", 1
 
 
+recover = task(name="recover")(recover_all)
+
+
 @flow(name="attack-autoencoder", flow_run_name="{job.weights}")
 def attack_autoencoder(
     job: AutoencoderJob, device: Device = "auto", force: bool = False, command: str = ""
@@ -49,35 +52,19 @@ def attack_autoencoder(
     place = resolve_device(device)
     prepared = prepare_autoencoder(job, place)
     check_chances(prepared, job.out, force=force)
-    cells = score(do_recoveries(job, prepared, place))
-    record = autoencoder_record(job, prepared, cells)
-    show(job, record, cells, command)
-    leave_table("recoveries", summary_rows(cells), "Every mask and method, beside the control")
-    return record
-
-
-@task(name="recover")
-def do_recoveries(
-    job: AutoencoderJob, prepared: PreparedAutoencoder, device: str
-) -> list[Recovery]:
-    """Recover what is not done yet."""
+    cases = prepared.material.cases
     with stage_progress("Recover", "image") as advance:
-        return recover_all(
-            job, prepared.victim, prepared.material.cases, device=device, on_progress=advance
-        )
-
-
-def show(
-    job: AutoencoderJob, record: Mapping[str, Any], cells: Sequence[Cell], command: str
-) -> None:
-    """Every file of the folder."""
+        found = recover(job, prepared.victim, cases, device=place, on_progress=advance)
+    cells = score(found)
+    record = autoencoder_record(job, prepared, cells)
     write_recoveries(job.out / "recoveries.safetensors", cells)
     settings = list(setting_rows(record["settings"]))
     context = page_context(command, ("numpy", "safetensors"), settings=settings)
     page = autoencoder_page(record, cells, context)
     png = recoveries_sheet(cells, job.n_shown)
-    sheet = ("recoveries", png, "What came back, beside what was given")
-    leave(job.out, record, page, sheet=sheet)
+    leave(job.out, record, page, sheet=("recoveries", png, "What came back, beside what was given"))
+    leave_table("recoveries", summary_rows(cells), "Every mask and method, beside the control")
+    return record
 
 
 def autoencoder_record(
@@ -91,7 +78,10 @@ def autoencoder_record(
         "version": VERSION,
         "victim": prepared.victim.facts,
         "settings": {
-            "methods": {m.kind: _settings(plain(m)) for m in job.methods},
+            "methods": {
+                m.kind: {name: value for name, value in plain(m).items() if name != "kind"}
+                for m in job.methods
+            },
             "masks": [*job.masks, *map(str, job.mask_files)] if job.data else None,
             "noise": job.noise,
             "seed": job.seed,
@@ -111,19 +101,13 @@ def autoencoder_record(
     }
 
 
-def _settings(method: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in method.items() if name != "kind"}
-
-
 def _best(cells: Sequence[Cell]) -> dict[str, Any] | None:
     """The mask and method with the most accurate training images, beside its control."""
-    scored = [(cell, control) for cell, control in pairs(cells) if cell.rates is not None]
+    scored = [(cell.rates, cell, control) for cell, control in pairs(cells) if cell.rates]
     if not scored:
         return None
-    cell, control = max(scored, key=lambda pair: _rank(pair[0]))
-    rates = cell.rates
+    rates, cell, control = max(scored, key=lambda found: (found[0].n_accurate, found[0].psnr[0]))
     against = None if control is None else control.rates
-    assert rates is not None
     return {
         "mask": cell.recovery.case.mask_name,
         "method": cell.recovery.method.kind,
@@ -132,10 +116,6 @@ def _best(cells: Sequence[Cell]) -> dict[str, Any] | None:
         "n_accurate": rates.n_accurate,
         "control": None if against is None else {"n": against.n, "n_accurate": against.n_accurate},
     }
-
-
-def _rank(cell: Cell) -> tuple[float, float]:
-    return (0.0, 0.0) if cell.rates is None else (cell.rates.n_accurate, cell.rates.psnr[0])
 
 
 def summary_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -181,18 +161,13 @@ def screen_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def screen_lines(record: Mapping[str, Any]) -> list[str]:
-    """The outcome."""
-    return [outcome(record)]
-
-
-def outcome(record: Mapping[str, Any]) -> str:
     """Summary of what came back, in a sentence or two."""
     best = record["best"]
     if best is None:
-        return (
+        return [
             f"{record['n_images']} degraded pictures were attacked; without their originals what "
             "came back cannot be scored."
-        )
+        ]
     where = "" if best["mask"] == "given" else f" from the mask {best['mask']}"
     several = sum(cell["split"] == "train" for cell in record["cells"]) > 1
     said = (
@@ -200,5 +175,5 @@ def outcome(record: Mapping[str, Any]) -> str:
         f"({best['title']}{', the best of what was tried' if several else ''})"
     )
     if best["control"] is None:
-        return f"{said}. There is no control: give --control with images that f never saw."
-    return f"{said}; of control images {best['control']['n_accurate']} of {best['control']['n']}."
+        return [f"{said}. There is no control: give --control with images that f never saw."]
+    return [f"{said}; of control images {best['control']['n_accurate']} of {best['control']['n']}."]

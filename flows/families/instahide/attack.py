@@ -60,6 +60,9 @@ def train_instahide_similarity(
         )
 
 
+attack = task(name="attack-encodings")(attack_all)
+
+
 @flow(name="attack-instahide", flow_run_name="{job.path}")
 def attack_instahide(
     job: InstaHideJob, device: Device = "auto", threads: int | None = None, command: str = ""
@@ -71,46 +74,27 @@ def attack_instahide(
     """
     use_threads(threads)
     prepared = prepare_challenge(job, tuple(METHODS))
-    scored = do_attacks(job, prepared, resolve_device(device))
-    record = record_of_instahide(job, prepared, scored)
-    show(job, prepared, record, scored, command)
-    leave_table("instahide", screen_rows(record), "Every method")
-    return record
-
-
-@task(name="attack-encodings")
-def do_attacks(job: InstaHideJob, prepared: PreparedChallenge, device: str) -> list[Scored]:
-    """All methods."""
     with stage_progress("Attack", "percent") as advance:
-        return attack_all(
+        scored = attack(
             job,
             prepared,
-            device=device,
+            device=resolve_device(device),
             progress=lambda share: advance(round(100 * share), 100),
         )
-
-
-def show(
-    job: InstaHideJob,
-    prepared: PreparedChallenge,
-    record: Mapping[str, Any],
-    scored: Sequence[Scored],
-    command: str,
-) -> None:
-    """Every file of the folder."""
+    record = record_of_instahide(job, prepared, scored)
     job.out.mkdir(parents=True, exist_ok=True)
     (job.out / RECORD).unlink(missing_ok=True)  # of an earlier attack, whose pictures go now
     best, sheet = best_of(scored), None
     clear_images(job.out)
     if best is not None:
         write_images(job.out, best, prepared)
-        png = instahide_sheet(best, prepared, job.n_shown)
-        sheet = ("reconstructions", png, "What came back")
-    context = page_context(
-        command, ("numpy", "scipy"), outcome=outcome(record), n_shown=job.n_shown
-    )
+        sheet = ("reconstructions", instahide_sheet(best, prepared, job.n_shown), "What came back")
+    packages = ("numpy", "scipy")
+    context = page_context(command, packages, outcome=outcome(record), n_shown=job.n_shown)
     page = instahide_page(record, prepared, scored, context)
     leave(job.out, record, page, name=RECORD, sheet=sheet)
+    leave_table("instahide", screen_rows(record), "Every method")
+    return record
 
 
 def record_of_instahide(

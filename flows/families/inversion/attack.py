@@ -11,7 +11,6 @@ from tasks.attack_file.report import leave, page_context
 from tasks.devices import Device, resolve_device, use_threads
 from tasks.families.inversion.attack import (
     Attacked,
-    Method,
     attack_all,
     inversion_record,
     separability_of,
@@ -26,6 +25,9 @@ ENTRIES = frozenset({RECORD, "reconstructions.safetensors", "reconstructions.png
 """What an attack leaves in its folder."""
 FILES = ("report.html", "reconstructions.png", RECORD)
 SCHEMA, VERSION = "palimpsest-attack-inversion", 1
+
+
+invert = task(name="invert")(attack_all)
 
 
 @flow(name="attack-inversion", flow_run_name="{job.weights}")
@@ -43,44 +45,21 @@ def attack_inversion(
     methods = inversion_methods(
         job.attack, channels=prepared.shape[0], n_steps=job.n_steps, settings=job.settings
     )
-    attacked = do_inversions(job, prepared, methods, place)
-    record = record_of_inversion(job, prepared, attacked)
-    show(job, prepared, record, attacked, command)
-    leave_table("inversion", screen_rows(record), "Every attack, beside chance")
-    return record
-
-
-@task(name="invert")
-def do_inversions(
-    job: InversionJob, prepared: PreparedCut, methods: Sequence[Method], device: str
-) -> list[Attacked]:
-    """All attacks; ours finds its zeta on public images unless it is told one."""
-    tuned = not {"zeta", "strong.zeta"} & set(job.settings)
+    tuned = not {"zeta", "strong.zeta"} & set(job.settings)  # on public images
     with stage_progress("Invert", "attack") as advance:
-        return attack_all(job, prepared, methods, tuned=tuned, device=device, on_progress=advance)
-
-
-def show(
-    job: InversionJob,
-    prepared: PreparedCut,
-    record: Mapping[str, Any],
-    attacked: Sequence[Attacked],
-    command: str,
-) -> None:
-    """Every file of the folder."""
+        attacked = invert(job, prepared, methods, tuned=tuned, device=place, on_progress=advance)
+    record = record_of_inversion(job, prepared, attacked)
     job.out.mkdir(parents=True, exist_ok=True)
     (job.out / RECORD).unlink(missing_ok=True)  # of an earlier attack, whose pictures go now
     write_reconstructions(job.out / "reconstructions.safetensors", prepared.data, attacked)
-    context = page_context(
-        command,
-        ("torchvision", "numpy", "safetensors"),
-        outcome=outcome(record),
-        n_shown=job.n_shown,
-    )
+    packages = ("torchvision", "numpy", "safetensors")
+    context = page_context(command, packages, outcome=outcome(record), n_shown=job.n_shown)
     page = inversion_page(record, prepared.data, attacked, context)
     png = inversion_sheet(prepared.data, attacked, job.n_shown)
     sheet = ("reconstructions", png, "What came back, below the originals")
     leave(job.out, record, page, name=RECORD, sheet=sheet)
+    leave_table("inversion", screen_rows(record), "Every attack, beside chance")
+    return record
 
 
 def record_of_inversion(

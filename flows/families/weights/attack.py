@@ -29,6 +29,9 @@ FILES = ("report.html", "reconstructions.png", "attack.json")
 SCHEMA, VERSION = "palimpsest-attack", 1
 
 
+do_attacks = task(name="attack")(run_attacks)
+
+
 @flow(name="attack-kkt", flow_run_name="{job.weights}")
 def attack_kkt(
     job: WeightsJob, device: Device = "auto", force: bool = False, command: str = ""
@@ -53,37 +56,21 @@ def attack_weights(
 def _attack(job: WeightsJob, device: Device, *, force: bool, command: str) -> dict[str, Any]:
     prepared = prepare_weights(job)
     check_chances(prepared, job.out, force=force)
-    runs = do_attacks(job, prepared, resolve_device(device))
+    with stage_progress("Attack", "attack") as advance:
+        place = resolve_device(device)
+        runs = do_attacks(job, prepared.victim, device=place, on_progress=advance)
     results = gather(job, runs, prepared)
     record = record_of_attack(job, prepared, runs, results)
-    show(job, prepared, results, record, command)
-    leave_table("attacks", summary_rows(record), "Every attack on the given weights")
-    return record
-
-
-@task(name="attack")
-def do_attacks(job: WeightsJob, prepared: PreparedWeights, device: str) -> list[AttackRun]:
-    """The attacks that are not done yet; an interrupted one goes on where it was."""
-    with stage_progress("Attack", "attack") as advance:
-        return run_attacks(job, prepared.victim, device=device, on_progress=advance)
-
-
-def show(
-    job: WeightsJob,
-    prepared: PreparedWeights,
-    results: Results,
-    record: Mapping[str, Any],
-    command: str,
-) -> None:
-    """Every file of the folder."""
-    truth, decoys = prepared.truth, prepared.decoys
     write_reconstructions(job.out / "reconstructions.safetensors", results)
     settings = list(setting_rows(record["settings"]))
     context = page_context(command, ("numpy", "safetensors"), settings=settings)
+    truth, decoys = prepared.truth, prepared.decoys
     page = weights_page(record, results, truth=truth, decoys=decoys, context=context)
     png = weights_sheet(results, truth, decoys)
     sheet = ("reconstructions", png, "What came back, beside what is known")
     leave(job.out, record, page, sheet=sheet)
+    leave_table("attacks", summary_rows(record), "Every attack on the given weights")
+    return record
 
 
 def record_of_attack(
@@ -132,11 +119,6 @@ def screen_rows(_record: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def screen_lines(record: Mapping[str, Any]) -> list[str]:
-    """The outcome."""
-    return [outcome(record)]
-
-
-def outcome(record: Mapping[str, Any]) -> str:
     """Summary of what came back, in one or two sentences."""
     ranking, scores = record["ranking"], record["scores"]
     n_compared = ranking["n_attacks_compared"]
@@ -158,4 +140,4 @@ def outcome(record: Mapping[str, Any]) -> str:
     if ranking["found"]:
         counts = " / ".join(str(n) for n in ranking["found"]["n_found"])
         said += f" Without the originals {counts} at 0 / 1 / 5 % false pictures."
-    return said
+    return [said]
