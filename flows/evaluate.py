@@ -13,7 +13,8 @@ from storage.errors import StorageError
 from storage.files import write_file, write_json
 from storage.pairs.dataset import Dataset, is_store
 from tasks.artifacts import leave_picture, leave_table
-from tasks.cluster.workers import Device, Workers, resolve_device
+from tasks.cluster.workers import Workers
+from tasks.devices import Device, resolve_device
 from tasks.evaluation.evaluate import evaluate as score
 from tasks.evaluation.evaluate import open_elsewhere, read_excluded
 from tasks.orchestration import flow, task

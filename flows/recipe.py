@@ -136,6 +136,10 @@ class Recipe:
             encoding=self.encoding,
         )
 
+    def with_sampling(self, split: Split, sampling: Sampling) -> Recipe:
+        """The same, with other runs of one split."""
+        return replace(self, **{"sampling" if split == "train" else "heldout": sampling})  # type: ignore[arg-type]
+
     def further_campaigns(self) -> dict[str, Campaign]:
         """By kind, the held-out campaign with another attack: the same victims, seeds and all."""
         own = self.campaign("heldout")

@@ -14,7 +14,7 @@ from storage.checkpoints import read_meta
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset, is_store
 from tasks.campaign.plan import code_version
-from tasks.cluster.workers import usable_cores
+from tasks.devices import usable_cores
 from tasks.report.page import write_report
 from tasks.training.state import MODEL
 from tasks.workspace import Workspace

@@ -7,7 +7,7 @@ from typing import Any
 
 from storage.object_store import Location
 from tasks.artifacts import leave_facts, leave_picture
-from tasks.cluster.workers import Device
+from tasks.devices import Device
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.restoring.folder import SHEET

@@ -14,7 +14,8 @@ from storage.errors import StorageError
 from storage.files import write_json
 from tasks.artifacts import leave_link, leave_table
 from tasks.campaign.plan import sha256_of
-from tasks.cluster.workers import Workers, device_of, usable_cores
+from tasks.cluster.workers import Workers, device_of
+from tasks.devices import usable_cores
 from tasks.orchestration import flow
 
 

@@ -135,9 +135,7 @@ class Job:
 
     def planned(self, sampling: Sampling) -> Job:
         """The same campaign, planned further."""
-        if self.split == "train":
-            return replace(self, recipe=replace(self.recipe, sampling=sampling))
-        return replace(self, recipe=replace(self.recipe, heldout=sampling))
+        return replace(self, recipe=self.recipe.with_sampling(self.split, sampling))
 
     def as_far_as_stored(self) -> Job:
         """The job, its last phase at least as long as what the store was brought to before: that

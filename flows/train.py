@@ -12,7 +12,7 @@ from flows.settings import resolve, to_json
 from storage.files import write_json
 from storage.pairs.dataset import Dataset
 from tasks.artifacts import leave_facts
-from tasks.cluster.workers import Device, resolve_device
+from tasks.devices import Device, resolve_device
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.training.train import train_restorer

@@ -23,7 +23,7 @@ from recon_core.restore import NonfiniteLossError
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from storage.files import write_json
 from storage.pairs.dataset import Dataset
-from tasks.cluster.workers import Device, resolve_device
+from tasks.devices import Device, resolve_device
 from tasks.progress import LOG_EVERY_SECONDS, progress_line
 from tasks.training.loop import OnStep
 from tasks.training.ranks import Accelerated, Group, OneProcess, leave, started_by_torchrun

@@ -24,7 +24,7 @@ from flows.settings import from_json
 from recon_core.balance import Curation
 from recon_core.restore import EDM, BFDnCNN, Restorer
 from storage.pairs.dataset import Dataset
-from tasks.cluster.workers import resolve_device
+from tasks.devices import resolve_device
 from tasks.training.train import train_restorer
 from tasks.training.validation import held_out_parts
 from tasks.workspace import Workspace

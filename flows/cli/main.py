@@ -155,12 +155,16 @@ def generate(
     """
     recipe = chosen.recipe(store)
     with images_shown(recipe, split):
-        from flows.batch import with_batch
         from flows.generate import generate as flow
+        from tasks.cluster.batching import batched
 
         workers = computed.workers
         if batch is not None:
-            recipe = with_batch(recipe, store, split, batch, workers)
+            campaign = recipe.campaign(split)
+            pairs = Workspace(store, recipe.pairs_at).pairs(split)
+            shape = recipe.images(split).images.shape[1:]
+            sampling = batched(campaign, batch, shape=shape, workers=workers, store=pairs)
+            recipe = recipe.with_sampling(split, sampling)
         facts = flow(recipe, store, split, workers=workers)
     show_facts(out, f"Pairs ({split})", facts)
 

@@ -1,10 +1,8 @@
 """Batch jobs that are replaced when they end, for whatever reason, as long as a campaign runs.
 
-dask-jobqueue submits jobs and forgets them: a job that dies is not submitted again, unless the
-cluster is asked to adapt, and even then not if it died before its worker had come (a dead node, an
-error in the prologue, a scheduler that the nodes cannot reach, a cancelled job in the queue). This
-looks at the queue, too. Jobs that end without a worker are submitted again after a growing delay,
-so a mistake in the settings does not flood the queue.
+dask-jobqueue does not submit a job again that died before its worker had come (a dead node, an
+error in the prologue, a cancelled job). This looks at the queue, too, and submits such jobs again
+after a growing delay, so that a mistake in the settings does not flood it.
 """
 
 from __future__ import annotations
@@ -52,7 +50,11 @@ class KeepJobs(Adaptive):
             if barren:
                 self._next_look = now + min(MAX_DELAY_S, QUEUE_S * 2**self.n_without_worker)
                 self.n_without_worker += 1
-                self._say_none_came(barren)
+                ids = ", ".join(sorted(job.job_id or "not submitted" for job in barren))
+                log.warning(
+                    f"jobs ended before their worker came, {self.n_without_worker} times in a row "
+                    f"(now {ids}){self.hint}"
+                )
             elif here:
                 self.n_without_worker = 0
             for name, job in dead.items():
@@ -68,13 +70,6 @@ class KeepJobs(Adaptive):
         if queued is None:
             return {}
         return {name: job for name, job in expected.items() if job.job_id not in queued}
-
-    def _say_none_came(self, dead: list[Any]) -> None:
-        ids = sorted(job.job_id or "not submitted" for job in dead)
-        log.warning(
-            "jobs ended before their worker came, %d times in a row (now %s)%s",
-            self.n_without_worker, ", ".join(ids), self.hint,
-        )  # fmt: skip
 
     def _say_what_is_new(self) -> None:
         for name, job in self.jobs.items():
@@ -99,11 +94,8 @@ async def jobs_in_queue() -> set[str] | None:
 
 
 def check_script(script: str) -> None:
-    """Asks Slurm whether it would take a job, without submitting it.
-
-    Raises:
-        ValueError: it would not, or there is no Slurm here; the message has Slurm's own words.
-    """
+    """Asks Slurm whether it would take a job, without submitting it; ValueError with Slurm's own
+    words if not, or if there is none here."""
     with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
         file.write(script)
         file.flush()

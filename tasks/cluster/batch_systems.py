@@ -45,16 +45,11 @@ class SlurmSite:
 
     `queue` is the partition. `cores` is of each job, 0 for as many as a part has threads.
     `margin` is how long before the walltime a worker begins no other part and ends after the one
-    that it has; a tenth of the walltime if left out. `gpu_directive` is how the site asks for one
-    GPU. `directives` are further lines of #SBATCH, `prologue` lines of shell before the worker
-    starts (modules, environments). `interface` is the network that nodes reach this machine by;
-    without one everything listens on loopback, which is enough for a Slurm on one machine only.
-    `tls` encrypts what goes over it and keeps strangers out; the certificate is a file in
-    `shared_directory` (the current one if left out), which the nodes have to see. `python` is the
-    interpreter on the nodes.
-
-    Raises:
-        ValueError: `walltime` or `margin` is none, or there is no time left between them.
+    that it has; a tenth of the walltime if left out. `directives` are further lines of #SBATCH,
+    `prologue` lines of shell before the worker starts. `interface` is the network that nodes reach
+    this machine by; without one everything listens on loopback, which is enough for a Slurm on one
+    machine only. With `tls` the certificate is a file in `shared_directory` (the current one if
+    left out), which the nodes have to see. `python` is the interpreter on the nodes.
     """
 
     queue: str | None = None
@@ -115,11 +110,7 @@ class KubernetesSite:
 
 
 def read_site(kind: type[_Site], path: str | None) -> _Site:
-    """The settings in a YAML file; defaults without one.
-
-    Raises:
-        ValueError: no such file, no YAML, an unknown or a missing key, or a value of another type.
-    """
+    """The settings in a YAML file; defaults without one. ValueError for what is none."""
     settings: Any = {}
     where = "the site's settings"
     if path is not None:
@@ -195,11 +186,8 @@ def slurm_arguments(
 
 
 def slurm_seconds(text: str) -> int:
-    """A duration as Slurm writes it: minutes, m:s, h:m:s, or days- before h, h:m or h:m:s.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """A duration as Slurm writes it: minutes, m:s, h:m:s, or days- before h, h:m or h:m:s; else
+    ValueError."""
     if not re.fullmatch(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){0,2}", text):
         raise ValueError(f"{text!r} is no duration; write hours:minutes:seconds, as in '04:00:00'")
     days, dash, clock = text.rpartition("-")
@@ -219,19 +207,16 @@ def kubernetes_arguments(
     The cluster is described here as a whole. What dask-kubernetes makes of plain arguments gives
     the scheduler a GPU as well, and starts it by a command that Dask has had no more since 2026.6.
     """
-    name = (
-        f"{site.name}-{uuid.uuid4().hex[:6]}"  # under one name, two campaigns would share workers
-    )
-    spec = {
-        "idleTimeout": IDLE_S,
-        "worker": _kubernetes_workers(site, n_workers, threads, environment),
-        "scheduler": _kubernetes_scheduler(site, name),
-    }
+    name = f"{site.name}-{uuid.uuid4().hex[:6]}"  # of one name two campaigns would share workers
     cluster = {
         "apiVersion": "kubernetes.dask.org/v1",
         "kind": "DaskCluster",
         "metadata": {"name": name},
-        "spec": spec,
+        "spec": {
+            "idleTimeout": IDLE_S,
+            "worker": _kubernetes_workers(site, n_workers, threads, environment),
+            "scheduler": _kubernetes_scheduler(site, name),
+        },
     }
     arguments = {"custom_cluster_spec": cluster, "namespace": site.namespace, "quiet": True}
     return {name: value for name, value in arguments.items() if value is not None}
@@ -247,7 +232,7 @@ def _kubernetes_workers(
     command += ["--dashboard-address", "8788", *(GPU_RESOURCE if site.gpu else ())]
     container = _container(site, "worker", command, limits, environment)
     # The operator asks the workers by HTTP which of them may go.
-    container["ports"] = [{"name": "http-dashboard", "containerPort": 8788, "protocol": "TCP"}]
+    container["ports"] = _ports("containerPort", {"http-dashboard": 8788})
     return {"replicas": n_workers, "spec": {**site.pod, "containers": [container]}}
 
 
@@ -257,21 +242,20 @@ def _kubernetes_scheduler(site: KubernetesSite, cluster: str) -> dict[str, Any]:
     command = ["dask", "scheduler", "--host", "0.0.0.0"]
     container = _container(site, "scheduler", command, limits, failures)
     ports = {"tcp-comm": 8786, "http-dashboard": 8787}
-    container["ports"] = [
-        {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
-    ]
+    container["ports"] = _ports("containerPort", ports)
     health = {"httpGet": {"port": "http-dashboard", "path": "/health"}}
     container["readinessProbe"] = {**health, "periodSeconds": 5}
     container["livenessProbe"] = {**health, "initialDelaySeconds": 60, "periodSeconds": 20}
     service = {
         "type": "ClusterIP",
         "selector": {"dask.org/cluster-name": cluster, "dask.org/component": "scheduler"},
-        "ports": [
-            {"name": name, "port": port, "targetPort": name, "protocol": "TCP"}
-            for name, port in ports.items()
-        ],
+        "ports": [port | {"targetPort": port["name"]} for port in _ports("port", ports)],
     }
     return {"spec": {"containers": [container]}, "service": service}
+
+
+def _ports(key: str, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"name": name, key: port, "protocol": "TCP"} for name, port in numbers.items()]
 
 
 def _container(

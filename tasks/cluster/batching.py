@@ -1,22 +1,18 @@
-"""Number of runs of a part: given, or as many as a GPU holds at once.
-
-A part is one stack of runs on a GPU, and its rows of the store. So its size belongs to a store from
-the start, and is chosen once: from the memory that is free when the first command asks for it.
-"""
+"""Number of runs of a part: given, or as many as a GPU holds at once, chosen once for a store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 from math import gcd
 
 import torch
 
-from recon_core.experiments import Experiment, bytes_per_run
+from recon_core.experiments import bytes_per_run
 from recon_core.sampling import Sampling
 from storage.object_store import Location
 from storage.pairs.dataset import Dataset, is_store
+from tasks.campaign.plan import Campaign
 from tasks.cluster.workers import Workers, device_of
 
 SHARE = 0.8
@@ -27,33 +23,27 @@ that do not know of each other."""
 
 
 def batched(
-    sampling: Sampling,
+    campaign: Campaign,
     batch: str,
     *,
-    experiment: Experiment,
-    shape: Callable[[], tuple[int, int, int]],
+    shape: tuple[int, ...],
     workers: Workers,
     store: Location,
 ) -> Sampling:
-    """`sampling` with `batch` runs a part: a number, or `auto`; `shape` gives that of an image.
+    """The sampling with `batch` runs a part: a number, or `auto`; `shape` (c, h, w) of an image.
 
     `auto` is what the store at `store` has, if there is one. Else, on a GPU of this machine, the
     largest number up to `MOST` that fits and that every phase is a multiple of; on a CPU, where
-    runs go one by one, that of `sampling`.
-
-    Raises:
-        ValueError: `batch` is neither, a phase is no multiple of it, no run fits, or the GPUs are
-            on other machines, where nobody can look.
+    runs go one by one, that of the campaign. ValueError, with the fix, for what cannot be.
     """
+    sampling = campaign.sampling
     if batch != "auto":
         if not batch.isdecimal() or int(batch) < 1:
             raise ValueError(f"batch={batch!r} must be a number of runs, at least 1, or auto")
         return replace(sampling, runs_per_part=int(batch))
     if is_store(store):
-        settings = Dataset(store).manifest.get("campaign", {}).get("sampling", {})
-        return replace(
-            sampling, runs_per_part=settings.get("runs_per_part", sampling.runs_per_part)
-        )
+        stored = Dataset(store).manifest.get("campaign", {}).get("sampling", {})
+        return replace(sampling, runs_per_part=stored.get("runs_per_part", sampling.runs_per_part))
     if device_of(workers) != "cuda":
         return sampling
     if workers.kind not in ("local", "cuda"):
@@ -61,7 +51,8 @@ def batched(
             f"batch='auto' cannot see the GPUs of {workers.kind}; give a number, for example "
             f"{sampling.runs_per_part}"
         )
-    each = bytes_per_run(experiment, sampling.images_per_run, shape())
+    c, h, w = shape
+    each = bytes_per_run(campaign.experiment, sampling.images_per_run, (c, h, w))
     return replace(sampling, runs_per_part=fitting(sampling, each, free_bytes()))
 
 

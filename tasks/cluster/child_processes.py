@@ -35,14 +35,7 @@ def start_guard(*, grace_s: float = GRACE_S) -> None:
     mark = f"{os.getpid()}-{time.time_ns()}"
     reading, _writing = os.pipe()  # the other end is inherited by nobody, and closes with this one
     subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-c",
-            "from tasks.cluster.child_processes import main; main()",
-            mark,
-            str(grace_s),
-        ],
+        [sys.executable, "-P", "-c", f"from {__name__} import main; main()", mark, str(grace_s)],
         stdin=reading,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -71,24 +64,19 @@ def end_on_sigterm() -> None:
 
 
 def take_ctrl_c_alone() -> None:
-    """Ctrl-C then ends this process as SIGTERM does, and does not reach those that it starts.
-
-    A terminal sends SIGINT to a command and to its children, whose own answers to it would mix with
-    the command's.
-    """
+    """Ctrl-C then ends this process as SIGTERM does, and does not reach those that it starts."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
-    threading.Thread(target=_pass_on, name="ctrl-c", daemon=True).start()
 
+    def pass_on() -> None:
+        while True:
+            signal.sigwait({signal.SIGINT})
+            os.kill(os.getpid(), signal.SIGTERM)
 
-def _pass_on() -> None:
-    while True:
-        signal.sigwait({signal.SIGINT})
-        os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=pass_on, name="ctrl-c", daemon=True).start()
 
 
 def main() -> None:
-    """Main function of the watching process: waits for the end of its input, then ends what is
-    left."""
+    """Main function of the watching process: waits for its input's end, then ends what is left."""
     mark, grace_s = sys.argv[1], float(sys.argv[2])
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)

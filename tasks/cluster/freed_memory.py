@@ -17,11 +17,7 @@ SETTINGS = {
     "MALLOC_TOP_PAD_": 1 << 26,
 }
 """For the environment of a process that is started; in bytes."""
-_PARAMETERS = {
-    "MALLOC_TRIM_THRESHOLD_": -1,
-    "MALLOC_TOP_PAD_": -2,
-    "MALLOC_MMAP_THRESHOLD_": -3,
-}
+_PARAMETERS = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3}
 """mallopt's numbers for them, from malloc.h."""
 OLDER_LIMIT = 1 << 25
 """What older versions of glibc take as a threshold for mmap at most (mallopt(3)); they refuse more,

@@ -1,10 +1,9 @@
 """A worker that ends before its batch job does, and finishes the part that it has begun.
 
-Batch systems kill a job at its walltime, and with it the part that it computes. A worker that loads
-this module (`dask worker --preload tasks.cluster.last_part`) takes no new part after the time in
-its environment variable `PALIMPSEST_LAST_PART_AT` (seconds since 1970), finishes the one that it
-has, and ends; whoever keeps the jobs submits another. Dask's own `--lifetime` throws that part
-away.
+Batch systems kill a job at its walltime. A worker that loads this module (`dask worker --preload
+tasks.cluster.last_part`) takes no new part after the time in its environment variable
+`PALIMPSEST_LAST_PART_AT` (seconds since 1970), finishes the one that it has, and ends. Dask's own
+`--lifetime` throws that part away.
 """
 
 from __future__ import annotations

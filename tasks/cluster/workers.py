@@ -2,9 +2,7 @@
 
 One process per worker and one part at a time per process; with GPUs one process per GPU. `local`
 and `cuda` listen on loopback only, with a certificate that lives as long as they do: Dask runs what
-it is sent, so nobody else on the machine may send it anything. `cuda`, `slurm` and `kubernetes` go
-through dask-cuda, dask-jobqueue and dask-kubernetes (`tasks.cluster.batch_systems` has their
-settings), which are imported when they are asked for. No choice here changes what is computed.
+it is sent, so nobody else on the machine may send it anything.
 """
 
 from __future__ import annotations
@@ -36,19 +34,6 @@ from tasks.cluster.batch_systems import (
 )
 from tasks.cluster.freed_memory import SETTINGS as KEPT_MEMORY
 from tasks.devices import Device, resolve_device, usable_cores
-
-__all__ = [
-    "Device",
-    "Workers",
-    "check_workers",
-    "dask_client",
-    "device_of",
-    "resolve_device",
-    "site_of",
-    "start_cluster",
-    "usable_cores",
-    "worker_environment",
-]
 
 CONNECT_SECONDS = 5.0
 KINDS = ("local", "cuda", "slurm", "kubernetes")
@@ -109,13 +94,8 @@ class Workers:
 
 
 def device_of(workers: Workers) -> str:
-    """The device that the workers' parts run on, `cpu` or `cuda`.
-
-    A site that says how many GPUs a worker has decides it; `auto` otherwise looks at this machine.
-
-    Raises:
-        ValueError: `cuda` is asked for and not there, on this machine or by the site's settings.
-    """
+    """The device that the workers' parts run on, `cpu` or `cuda`: `auto` looks at the site's
+    settings, or this machine. ValueError if `cuda` is asked for and not there."""
     if workers.kind in ("slurm", "kubernetes"):
         site = site_of(workers)
         if workers.device == "cuda" and not site.gpu:
@@ -218,8 +198,11 @@ def start_cluster(workers: Workers, threads: int, environment: dict[str, int]) -
             environment=environment,
         )
         return imported("dask_kubernetes").operator.KubeCluster(**arguments)
+    n_workers = workers.n_workers or max(1, usable_cores() // threads)
+    if workers.n_workers == 0 and resolve_device(workers.device) == "cuda":
+        n_workers = torch.cuda.device_count()
     return LocalCluster(
-        n_workers=workers.n_workers or _default_workers(workers.device, threads),
+        n_workers=n_workers,
         threads_per_worker=1,
         processes=True,
         host="127.0.0.1",
@@ -235,7 +218,6 @@ def _private() -> dict[str, Any]:
 
 
 def _slurm_cluster(workers: Workers, threads: int, environment: dict[str, int]) -> Any:
-    """Jobs in Slurm's queue, submitted again when they end."""
     site = read_site(SlurmSite, workers.site_file)
     arguments = slurm_arguments(site, threads=threads, environment=environment)
     cluster = imported("dask_jobqueue").SLURMCluster(**arguments)
@@ -256,9 +238,3 @@ def _hint(site: SlurmSite) -> str:
     if site.interface in (None, "lo"):
         hint += "; the scheduler listens on loopback: other machines need the site's `interface`"
     return hint
-
-
-def _default_workers(device: Device, threads: int) -> int:
-    if resolve_device(device) == "cuda":
-        return torch.cuda.device_count()
-    return max(1, usable_cores() // threads)

@@ -27,7 +27,8 @@ from tasks.campaign.plan import open_store
 from tasks.campaign.state import resume_if_stopped
 from tasks.campaign.victim_files import VICTIMS, VictimsOfStore
 from tasks.campaign.watch import log_notice
-from tasks.cluster.workers import Workers, dask_client, device_of, resolve_device
+from tasks.cluster.workers import Workers, dask_client, device_of
+from tasks.devices import resolve_device
 from tasks.evaluation.pictures import KeptPictures
 from tasks.evaluation.victims import find_victims
 from tasks.families.weights.study.claims import check_claims

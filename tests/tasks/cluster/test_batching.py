@@ -25,14 +25,8 @@ PAPER = Sampling()
 def batch(
     text: str, store: Path, *, sampling: Sampling = PAPER, workers: Workers | None = None
 ) -> int:
-    return batched(
-        sampling,
-        text,
-        experiment=KKT(),
-        shape=lambda: SHAPE,
-        workers=workers or Workers(device="cpu"),
-        store=store,
-    ).runs_per_part
+    campaign, workers = Campaign(sampling=sampling), workers or Workers(device="cpu")
+    return batched(campaign, text, shape=SHAPE, workers=workers, store=store).runs_per_part
 
 
 def test_a_number_is_taken_as_it_is(tmp_path: Path) -> None:
