@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from flows.naming import unknown_name
 
 AnyMethod = TypeVar("AnyMethod", bound=Any)
@@ -25,33 +23,26 @@ def with_settings(
 
     Raises ValueError for unknown names and bad values.
     """
+    kinds = [method.kind for method in methods]
     for setting, value in (settings or {}).items():
-        methods = _with_setting(methods, setting, value)
+        prefix, dot, name = setting.rpartition(".")
+        if dot and prefix not in kinds:
+            raise ValueError(unknown_name("method in --set", prefix, kinds))
+        names = {m.kind: {f.name for f in fields(m)} - {"kind"} for m in methods}
+        taking = [kind for kind in kinds if name in names[kind] and prefix in ("", kind)]
+        if not taking:
+            raise ValueError(unknown_name("setting", name, set().union(*names.values())))
+        methods = [_with(m, name, value) if m.kind in taking else m for m in methods]
     return list(methods)
 
 
-def _with_setting(methods: Sequence[AnyMethod], setting: str, value: str) -> list[AnyMethod]:
-    prefix, dot, name = setting.rpartition(".")
-    if dot and prefix not in [m.kind for m in methods]:
-        raise ValueError(unknown_name("method in --set", prefix, [m.kind for m in methods]))
-    takes = [m for m in methods if _has(m, name) and prefix in ("", m.kind)]
-    if not takes:
-        known = {f.name for m in methods for f in fields(m) if f.name != "kind"}
-        raise ValueError(unknown_name("setting", name, known))
-    return [_with(m, name, value) if m in takes else m for m in methods]
-
-
-def _has(method: AnyMethod, name: str) -> bool:
-    return name != "kind" and name in {f.name for f in fields(method)}
-
-
 def _with(method: AnyMethod, name: str, value: str) -> AnyMethod:
-    from flows.settings import explained, replace_setting
+    from flows.settings import replace_setting, validated
 
     tree = json.loads(json.dumps(asdict(method)))
     replace_setting(tree, name, value)
-    adapter: TypeAdapter[AnyMethod] = TypeAdapter(type(method))
     try:
-        return adapter.validate_python(tree)
-    except ValidationError as error:
-        raise ValueError(f"--set {name}={value}: {explained(error)}") from error
+        changed: AnyMethod = validated(type(method), tree)
+    except ValueError as error:
+        raise ValueError(f"--set {name}={value}: {error}") from error
+    return changed

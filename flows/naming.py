@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 MOST_SHOWN = 40
 """So many names are listed; of more only the first ones, beside the nearest."""
@@ -30,6 +31,15 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     hint = f" did you mean {near[0]!r}?" if near else ""
     if near and len(names) > MOST_SHOWN:
         return f"unknown {what} {name!r};{hint}"
-    shown = ", ".join(names[:MOST_SHOWN])
-    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    return f"unknown {what} {name!r};{hint} there are: {shown}{more}"
+    return f"unknown {what} {name!r};{hint} there are: {listed(names, MOST_SHOWN)}"
+
+
+def listed(things: Sequence[Any], most: int = 5) -> str:
+    """`1, 2, 3 and 1,204 more`."""
+    shown = ", ".join(map(str, things[:most]))
+    return shown + (f" and {len(things) - most:,} more" if len(things) > most else "")
+
+
+def counted(n: int, name: str) -> str:
+    """`1 part`, `1,204 parts`."""
+    return f"{n:,} {name}{'s' * (n != 1)}"

@@ -8,9 +8,10 @@ said beside the setting.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from recon_core.attacks.kkt.objective import KKTAttack, Search
-from recon_core.experiments import KKT, AutoencoderRecovery
+from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Network
@@ -125,14 +126,6 @@ def buzaglo2023_regression() -> KKT:
     )
 
 
-def autoencoder_recovery() -> AutoencoderRecovery:
-    """Autoencoder paper, appendix C.1, D: FC-10, leaky ReLU, a loss of 1e-8, the mask unknown.
-
-    Open: the widths, Adam's rates and how long, and how often the method alternates.
-    """
-    return AutoencoderRecovery(keep="all")
-
-
 EXPERIMENTS: dict[str, Callable[[], KKT]] = {
     "haim2022": haim2022,
     "buzaglo2023-multiclass": buzaglo2023_multiclass,
@@ -141,18 +134,18 @@ EXPERIMENTS: dict[str, Callable[[], KKT]] = {
     "restoration-evaluate": restoration_evaluate,
 }
 
-ATTACKS_PER_VICTIM = {
-    "haim2022": 100,
-    "buzaglo2023-multiclass": 100,
-    "buzaglo2023-regression": 100,
-    "restoration-evaluate": 303,
-}
-"""How often an experiment's victim is attacked, each time with other settings; others once."""
 
-IMAGES_PER_RUN = {
-    "haim2022": 500,
-    "buzaglo2023-multiclass": 500,
-    "buzaglo2023-regression": 300,
-    "restoration-generate": 300,
-    "restoration-evaluate": 500,
+class Runs(NamedTuple):
+    """Images of each victim, and how often it is attacked, each time with other settings."""
+
+    n_images: int
+    n_attacks: int = 1
+
+
+RUNS = {
+    "haim2022": Runs(500, 100),
+    "buzaglo2023-multiclass": Runs(500, 100),
+    "buzaglo2023-regression": Runs(300, 100),
+    "restoration-generate": Runs(300),
+    "restoration-evaluate": Runs(500, 303),
 }

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import StringConstraints, TypeAdapter, ValidationError
+from pydantic import StringConstraints
 
 from flows.generate import generate
 from flows.heldout import images_of
+from flows.naming import counted, listed
 from flows.recipe import HELDOUT_SEED_OFFSET, Recipe
-from flows.settings import explained, from_json, to_json
+from flows.settings import from_json, to_json, validated
 from storage.documents import read_document, understood
 from storage.errors import CorruptPartError, SourceError, StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset, is_store, manifest_differences
@@ -64,7 +65,6 @@ class _Manifest:
     threads: list[int]
 
 
-_MANIFEST = TypeAdapter(_Manifest)
 _HASH_CHARS = 16
 _SHOWN = 5
 
@@ -213,10 +213,7 @@ def read_manifest(file: Path) -> dict[str, Any]:
             "of palimpsest that wrote it"
         )
     with understood(file, MANIFEST_FIX):
-        try:
-            _MANIFEST.validate_python(manifest)
-        except ValidationError as error:
-            raise ValueError(explained(error)) from error
+        validated(_Manifest, manifest)
         from_json(manifest["recipe"])
         n_columns = len(manifest["columns"])
         for part, hashes in manifest["parts"].items():
@@ -247,7 +244,7 @@ def compare(expected: Mapping[str, Any], dataset: Dataset) -> list[str]:
     sentences = []
     for name, parts in (("missing", wanted.keys() - found), ("too many", found.keys() - wanted)):
         if parts:
-            sentences.append(f"{_counted(parts)} {name}: {_listed(sorted(parts))}")
+            sentences.append(f"{counted(len(parts), 'part')} {name}: {listed(sorted(parts))}")
     columns = expected["columns"]
     differing: dict[int, list[str]] = {}
     for part in sorted(found.keys() & wanted):
@@ -257,8 +254,8 @@ def compare(expected: Mapping[str, Any], dataset: Dataset) -> list[str]:
             differing[part] = changed
     if differing:
         first = f", the first {_SHOWN} of them" if len(differing) > _SHOWN else ""
-        sentences.append(f"of {_counted(wanted)}, {len(differing):,} differ{first}:")
-        sentences += [f"part {p}: {_listed(differing[p])}" for p in list(differing)[:_SHOWN]]
+        sentences.append(f"of {counted(len(wanted), 'part')}, {len(differing):,} differ{first}:")
+        sentences += [f"part {p}: {listed(differing[p])}" for p in list(differing)[:_SHOWN]]
         always = [n for n in columns if all(n not in changed for changed in differing.values())]
         sentences.append(f"equal in every part: {', '.join(always) or 'nothing'}")
     return sentences + _circumstances_differ(expected, dataset)
@@ -277,7 +274,7 @@ def circumstances(receipts: Sequence[Receipt]) -> dict[str, list[Any]]:
 def _circumstances_differ(expected: Mapping[str, Any], dataset: Dataset) -> list[str]:
     here = circumstances(dataset.receipts)
     sentences = [
-        f"{name.replace('_', ' ')}: {_listed(expected[name])} there, {_listed(values)} here"
+        f"{name.replace('_', ' ')}: {listed(expected[name])} there, {listed(values)} here"
         for name, values in here.items()
         if expected[name] != values
     ]
@@ -317,12 +314,3 @@ def _short_hashes(receipt: Receipt, columns: Sequence[str]) -> list[str]:
     """The starts of the hashes of a part's plan and columns, in the order of `columns`."""
     full = [receipt.plan_hash, *(receipt.array_hashes.get(name, "absent") for name in columns)]
     return [hash_[:_HASH_CHARS] for hash_ in full]
-
-
-def _counted(parts: Any) -> str:
-    return f"{len(parts):,} part{'s' * (len(parts) != 1)}"
-
-
-def _listed(things: Sequence[Any]) -> str:
-    shown = ", ".join(map(str, things[:_SHOWN]))
-    return shown + (f" and {len(things) - _SHOWN:,} more" if len(things) > _SHOWN else "")

@@ -22,7 +22,6 @@ from flows.recipe import Recipe
 from storage.documents import understood
 from tasks.workspace import RECIPE_FIX, Workspace
 
-RECIPE = TypeAdapter(Recipe)
 _ABSENT = object()
 
 
@@ -46,15 +45,14 @@ def resolve(recipe: Recipe | str, settings: Mapping[str, Any] | None = None) -> 
     start = preset(recipe) if isinstance(recipe, str) else recipe
     if not settings:
         return start
-    tree = RECIPE.dump_python(start, mode="json")
-    return from_json(replace_settings(tree, settings or {}, lambda tree: to_json(from_json(tree))))
+    return from_json(replace_settings(to_json(start), settings, lambda t: to_json(from_json(t))))
 
 
 def replace_settings(
     tree: dict[str, Any], given: Mapping[str, Any], completed: Callable[[dict[str, Any]], Any]
 ) -> dict[str, Any]:
-    """The tree with single settings replaced; `completed` reads a tree and gives it back with the
-    defaults of what is not in it. Raises ValueError as `resolve` does."""
+    """The tree with single settings replaced; `completed` adds the defaults of what is not in a
+    tree. Raises ValueError as `resolve` does."""
     for name in sorted(given, key=_turn):
         changed = value_at(tree, name) != given[name]
         _open_defence(tree, name)
@@ -71,8 +69,19 @@ def replace_settings(
 
 def from_json(tree: Mapping[str, Any]) -> Recipe:
     """The recipe of a JSON object; ValueError in one line for unknown keys and bad values."""
+    recipe: Recipe = validated(Recipe, tree)
+    return recipe
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def validated(kind: Any, tree: Mapping[str, Any]) -> Any:
+    """Settings of a JSON object; ValueError in one line for unknown keys and bad values."""
     try:
-        return RECIPE.validate_python(tree)
+        return adapter(kind).validate_python(tree)
     except ValidationError as error:
         raise ValueError(explained(error)) from error
 
@@ -88,7 +97,7 @@ def read_recipe(workspace: Workspace) -> Recipe | None:
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
     """The recipe as a JSON object, the form that reports show and `from_json` reads."""
-    return dict(RECIPE.dump_python(recipe, mode="json"))
+    return dict(adapter(Recipe).dump_python(recipe, mode="json"))
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
@@ -156,7 +165,6 @@ def _turn(name: str) -> tuple[int, int]:
 
 
 def _open_defence(tree: dict[str, Any], name: str) -> None:
-    """Where there is no defence and its kind is named, something that has a kind."""
     experiment, _, rest = name.partition(".")
     node = tree.get(experiment)
     if rest == "defence.kind" and isinstance(node, dict) and node.get("defence", name) is None:
@@ -173,8 +181,8 @@ def _keep_tag_alone(tree: dict[str, Any], tag: str) -> None:
 
 
 def _go_with_attack(tree: dict[str, Any], experiment: str) -> None:
-    """After another kind of attack was chosen: no iteration of the one before is asked for, and a
-    search on a victim with an output per class has the condition of those."""
+    """No iteration of the attack before is asked for, and a search on a victim with an output per
+    class has the condition of those."""
     attack = value_at(tree, f"{experiment}.attack")
     if value_at(tree, f"{experiment}.training.loss.kind") == "ce":
         if attack["kind"] == "kkt":
@@ -191,7 +199,6 @@ def _go_with_attack(tree: dict[str, Any], experiment: str) -> None:
 
 
 def _leave_out_further(tree: dict[str, Any]) -> None:
-    """After another family or kind of attack was chosen: no further attacks that are no others."""
     evaluated = tree.get("heldout_experiment") or tree["experiment"]
     kind = (evaluated.get("attack") or {}).get("kind", "kkt")
     given = tree["further_attacks"] if evaluated.get("family", "kkt") == "kkt" else []
@@ -237,7 +244,7 @@ def values_of(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def explained(error: ValidationError) -> str:
-    """In one line, what pydantic found wrong."""
+    """Line of what pydantic found wrong."""
     return "; ".join(_explained(dict(e)) for e in error.errors())
 
 
@@ -259,7 +266,7 @@ def _tags() -> frozenset[str]:
         for part in inside if isinstance(schema, dict | list | tuple) else ():
             yield from tags_in(part)
 
-    return frozenset(tags_in(RECIPE.core_schema))
+    return frozenset(tags_in(adapter(Recipe).core_schema))
 
 
 def _explained(error: Mapping[str, Any]) -> str:

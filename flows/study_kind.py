@@ -6,7 +6,6 @@ command that makes them again), in `flows.study` (the flow) and in `flows.cli.st
 
 from __future__ import annotations
 
-import functools
 import json
 import shlex
 from abc import ABC, abstractmethod
@@ -15,10 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from flows.naming import unknown_name
-from flows.settings import explained, replace_setting, values_of
+from flows.settings import adapter, replace_setting, validated, values_of
 from storage.documents import read_document, understood
 from tasks.cluster.workers import Workers
 from tasks.page.study_page import StudyPage
@@ -204,16 +201,3 @@ class StudyKind(ABC, Generic[S, P]):
         plain = dict(values_of(base))
         found = {n: v for n, v in values_of(tree) if plain.get(n, ...) != v}
         return found | {"data": tree["data"]}
-
-
-@functools.cache
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-def validated(kind: Any, tree: Mapping[str, Any]) -> Any:
-    """Settings of a JSON object; ValueError in one line for unknown keys and bad values."""
-    try:
-        return adapter(kind).validate_python(tree)
-    except ValidationError as error:
-        raise ValueError(explained(error)) from error

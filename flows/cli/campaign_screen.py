@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from flows.naming import counted, listed
 from storage.pairs.receipts import Receipt
 from tasks.campaign.state import age_text
 from tasks.campaign.status import CampaignStatus, CoverageCurve
@@ -124,11 +125,7 @@ def _is_quiet(status: CampaignStatus, receipts: Sequence[Receipt]) -> bool:
 
 def _quarantined_text(status: CampaignStatus) -> str:
     parts = [q.part for q in status.quarantined]
-    if not parts:
-        return "none"
-    return f"{len(parts):,} part{'s' * (len(parts) > 1)}: {', '.join(map(str, parts[:10]))}" + (
-        f" and {len(parts) - 10:,} more" if len(parts) > 10 else ""
-    )
+    return f"{counted(len(parts), 'part')}: {listed(parts, 10)}" if parts else "none"
 
 
 def _of(done: int, planned: int | None) -> str:

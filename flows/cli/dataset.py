@@ -36,10 +36,10 @@ from flows.cli.options import (
     store_location,
     write_as_asked,
 )
+from flows.naming import counted, listed
 from storage.pairs.dataset import Dataset
 
 HOUR_SECONDS = 3600.0
-N_SHOWN = 5
 
 dataset_app = typer.Typer(
     no_args_is_help=True, help="Look after a store of pairs, and take its pairs elsewhere."
@@ -135,8 +135,9 @@ def dataset_verify(
         for problem in found.problems:
             err.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
         out.print(
-            f"{_count(found.n_checked, 'part')} checked: {_count(len(found.problems), 'problem')}, "
-            f"{_count(len(found.orphans), 'orphan')}, {_count(len(found.gaps), 'gap')}",
+            f"{counted(found.n_checked, 'part')} checked: "
+            f"{counted(len(found.problems), 'problem')}, "
+            f"{counted(len(found.orphans), 'orphan')}, {counted(len(found.gaps), 'gap')}",
             highlight=False,
         )
         for note in found.notes:
@@ -144,13 +145,13 @@ def dataset_verify(
         if found.orphans:
             say(
                 err,
-                f"orphans, left by killed writers or of live ones: {_first(found.orphans)}; "
+                f"orphans, left by killed writers or of live ones: {listed(found.orphans)}; "
                 "remove the old ones with: palimpsest dataset vacuum",
             )
         if found.gaps:
             say(
                 err,
-                f"gaps, part numbers that have no receipt: {_first(found.gaps)}; the generate "
+                f"gaps, part numbers that have no receipt: {listed(found.gaps)}; the generate "
                 "command of this store fills them",
             )
     if not found.ok:
@@ -187,7 +188,7 @@ def dataset_vacuum(
         out.print(f"  {name}{n_bytes}", markup=False, highlight=False, soft_wrap=True)
     freed = size_text(sum(sizes.get(name, 0) for name in removed))
     verb = "would be removed" if dry_run else "removed"
-    out.print(f"{_count(len(removed), 'orphan')} {verb}, {freed}", highlight=False)
+    out.print(f"{counted(len(removed), 'orphan')} {verb}, {freed}", highlight=False)
 
 
 @command(dataset_app, "merge")
@@ -356,12 +357,3 @@ def dataset_regenerate(
     for sentence in differences:
         say(err, sentence)
     raise typer.Exit(FAILED)
-
-
-def _count(n: int, name: str) -> str:
-    return f"{n:,} {name}" + ("s" if n != 1 else "")
-
-
-def _first(things: Any) -> str:
-    shown = ", ".join(map(str, things[:N_SHOWN]))
-    return shown + (f" and {len(things) - N_SHOWN:,} more" if len(things) > N_SHOWN else "")

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from pydantic import TypeAdapter, ValidationError
-
 from flows.naming import unknown_name
 from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
 from recon_core.attacks.span.settings import SpanAttack
@@ -33,12 +31,9 @@ class AttackPlan:
 
 
 def ensemble() -> AttackPlan:
-    """Ours: six attacks with Adadelta as in the image restoration paper, each with drawn settings.
-
-    Without originals, pictures are ranked by how many attacks arrive at them; that tells more
-    between settings than between starts. The ranges surround the settings of the image restoration
-    paper.
-    """
+    """Ours: six attacks with Adadelta as in the image restoration paper, each with settings
+    drawn around the paper's: how many attacks arrive at a picture tells more between settings than
+    between starts."""
     search = Search(lr=None, sigma=(1e-4, 1e-2), lam_min=(0.1, 0.6), alpha=(10.0, 60.0))
     attack = KKTAttack(save_at=(500, 1000, 2000, 4000), search=search)
     return AttackPlan(attack=attack, n_attacks=6)
@@ -73,13 +68,12 @@ def attack_plan(
         "condition": condition or (attack.condition if fits else by_outputs),
         "ncc_stop_above": None,  # this rule looks at the training images
     }
+    for option, number in (("--n-images-guess", n_images), ("--iterations", n_iterations)):
+        if number is not None and number < 1:
+            raise ValueError(f"{option} {number} must be at least 1")
     if n_images is not None:
-        if n_images < 1:
-            raise ValueError(f"--n-images-guess {n_images} must be at least 1")
         changes["n_candidates"] = 2 * max(n_images, n_outputs)
     if n_iterations is not None:
-        if n_iterations < 1:
-            raise ValueError(f"--iterations {n_iterations} must be at least 1")
         parts = {max(1, n_iterations // part) for part in (8, 4, 2, 1)}
         changes["save_at"] = tuple(sorted(parts))
     n_attacks = plan.n_attacks if n_attacks is None else n_attacks
@@ -120,11 +114,9 @@ def planned(
         dtype=job.dtype,
     )  # fmt: skip
     if method == "span":
+        start = job.initial is not None
         plan = span_plan(
-            known_start=job.initial is not None,
-            n_attacks=n_attacks,
-            n_images=n_images,
-            settings=settings,
+            known_start=start, n_attacks=n_attacks, n_images=n_images, settings=settings
         )
     else:
         plan = attack_plan(
@@ -136,23 +128,22 @@ def planned(
 
 def attack_preset(name: str) -> AttackPlan:
     """The attack of a paper's experiment; ValueError with the nearest name if there is none."""
-    from flows.papers import ATTACKS_PER_VICTIM, EXPERIMENTS
+    from flows.papers import EXPERIMENTS, RUNS
 
     if name not in EXPERIMENTS:
         raise ValueError(unknown_name("attack preset", name, {DEFAULT_PRESET, *EXPERIMENTS}))
     attack = EXPERIMENTS[name]().attack
     assert isinstance(attack, KKTAttack)
-    return AttackPlan(attack=attack, n_attacks=ATTACKS_PER_VICTIM.get(name, 1))
+    return AttackPlan(attack=attack, n_attacks=RUNS[name].n_attacks)
 
 
 def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:
     """The plan with single settings replaced, by the same names and rules as in a recipe."""
     if not settings:
         return plan
-    from flows.settings import explained, replace_setting
+    from flows.settings import replace_setting, validated
 
-    attack: dict[str, Any] = {"attack": json.loads(json.dumps(asdict(plan.attack)))}
-    tree = attack | {"n_attacks": plan.n_attacks}
+    tree: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
     for given, value in settings.items():
         name = given.removeprefix("experiment.")
         if name.split(".")[0] not in tree:
@@ -161,8 +152,6 @@ def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:
                 "example attack.n_images=100, attack.alpha=50 or n_attacks=20"
             )
         replace_setting(tree, name, value)
-    try:
-        tree["attack"] = TypeAdapter(type(plan.attack)).validate_python(tree["attack"])
-        return TypeAdapter(AttackPlan).validate_python(tree)
-    except ValidationError as error:
-        raise ValueError(explained(error)) from error
+    attack = validated(type(plan.attack), tree["attack"])
+    changed: AttackPlan = validated(AttackPlan, tree | {"attack": attack})
+    return changed

@@ -17,8 +17,8 @@ import numpy as np
 from flows.evaluate import score_methods
 from flows.families.weights import grids, span_grid
 from flows.generate import make_pairs
-from flows.settings import replace_setting, replace_settings
-from flows.study_kind import Claims, StudyKind, adapter, validated
+from flows.settings import adapter, replace_setting, replace_settings, validated
+from flows.study_kind import Claims, StudyKind
 from storage.errors import StorageError
 from storage.files import write_file, write_json
 from storage.pairs.dataset import Dataset

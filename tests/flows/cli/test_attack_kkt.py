@@ -18,7 +18,7 @@ from flows.cli.attack_file import parse_shape
 from flows.families.weights.attack import ENTRIES, attack_kkt
 from flows.families.weights.attack_plan import attack_plan, planned
 from flows.fresh import start_over
-from flows.papers import ATTACKS_PER_VICTIM, EXPERIMENTS
+from flows.papers import EXPERIMENTS, RUNS
 from tasks.families.weights import attack as attack_module
 from tasks.families.weights.attack import WeightsJob
 from tests.flows.cli.test_main import run
@@ -189,7 +189,7 @@ def test_plans_fit_the_network() -> None:
     for name in EXPERIMENTS:
         found = attack_plan(name, n_outputs=1 if "multiclass" not in name else 10)
         assert found.attack == replace(EXPERIMENTS[name]().attack, ncc_stop_above=None)
-        assert found.n_attacks == ATTACKS_PER_VICTIM.get(name, 1)
+        assert found.n_attacks == RUNS[name].n_attacks
     assert attack_plan("buzaglo2023-multiclass", n_outputs=1).attack.condition == "binary"
     assert attack_plan("haim2022", n_outputs=10).attack.condition == "multiclass"
     changed = attack_plan(
