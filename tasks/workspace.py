@@ -86,10 +86,6 @@ class Workspace:
         return self.root / "evaluation"
 
     @property
-    def report(self) -> Path:
-        return self.evaluation / "report.html"
-
-    @property
     def timings(self) -> dict[str, float]:
         """Seconds of work per stage so far. Raises DocumentError."""
         if not self._timings.exists():

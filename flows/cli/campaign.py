@@ -1,8 +1,9 @@
-"""`palimpsest campaign`: how far a campaign is, and pausing, resuming and ending it.
+"""`palimpsest campaign`: how far a campaign is, and pausing, resuming and ending it; `palimpsest
+top-up`: bringing a store to a coverage.
 
-Nothing here needs the process that runs the campaign: `status` reads the store, the others leave a
-small file in it that the campaign looks at every few seconds. `--store` is a job's folder (with
-`--split`), the folder of a store, or s3://bucket/prefix. Exit codes as everywhere.
+`status` reads the store; pause, resume and cancel leave a small file in it that the campaign looks
+at every few seconds. Exit codes as everywhere; 1 also where a top-up is held or parts of it are in
+quarantine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.console import print_json, say, show_facts
-from flows.cli.options import Json, Stored, command, err, out, write_as_asked
+from flows.cli.options import (
+    DEFAULT_STORE,
+    FAILED,
+    Chosen,
+    Computed,
+    Json,
+    Split,
+    Store,
+    Stored,
+    command,
+    err,
+    images_shown,
+    out,
+    write_as_asked,
+)
 from storage.object_store import Place, open_place
 from storage.pairs.dataset import Dataset
 from storage.pairs.store_file import read_store_file
@@ -28,6 +43,7 @@ NOTICED = "a running campaign notices within seconds"
 campaign_app = typer.Typer(
     no_args_is_help=True, help="How far a campaign is; pause it, resume it, end it."
 )
+top_up_app = typer.Typer()
 
 
 @command(campaign_app, "status")
@@ -137,6 +153,50 @@ def campaign_retry(
         say(out, f"the next generate command tries again: part{'s' * (len(chosen) > 1)} {listed}")
     else:
         say(out, "nothing is in quarantine")
+
+
+@command(top_up_app, "top-up")
+def top_up(
+    *,
+    coverage: Annotated[float, "Fraction of the split's images that are to have a confident pair."],
+    n_runs_at_most: Annotated[
+        int | None, "Of the whole store; default: twice what is planned now."
+    ] = None,
+    step: Annotated[int, "Runs that are added at a time; 0: one round."] = 0,
+    stall_rounds: Annotated[int, "So many rounds without a new image end it."] = 5,
+    store: Store = DEFAULT_STORE,
+    split: Split = "train",
+    chosen: Chosen,
+    computed: Computed,
+) -> None:
+    """Generate what is planned, then more until enough images are covered; resumes.
+
+    Examples: `palimpsest top-up --store runs/cifar --coverage 0.85 --n-runs-at-most 4000` ·
+    `palimpsest top-up --preset cifar-small --data folder:cifar10 --store runs/cifar --coverage
+    0.5`
+    """
+    recipe = chosen.recipe(store)
+    with images_shown(recipe, split):
+        from flows.coverage_goal import DONE
+        from flows.top_up import top_up as flow
+
+        facts = flow(
+            recipe,
+            store,
+            coverage=coverage,
+            n_runs_at_most=n_runs_at_most,
+            step=step,
+            stall_rounds=stall_rounds,
+            split=split,
+            workers=computed.workers,
+        )
+    why = facts.pop("why")
+    show_facts(out, f"Coverage ({split})", facts)
+    if facts["ending"] in DONE:
+        say(out, why)
+        return
+    say(err, why)
+    raise typer.Exit(FAILED)
 
 
 def _place(stored: Stored) -> Place:

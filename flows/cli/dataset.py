@@ -97,9 +97,7 @@ def dataset_info(
         "attacks": ", ".join(f"{name} in {n:,}" for name, n in facts["attacks"].items()) or "-",
         "outcomes": ", ".join(f"{n:,} {name}" for name, n in facts["outcomes"].items()) or "none",
         "bytes": f"{size_text(summary.n_bytes)} ({summary.n_bytes:,} bytes)",
-        "code": ", ".join(summary.code_versions),
-        "torch": ", ".join(summary.torch_versions),
-        "devices": ", ".join(summary.devices),
+        **{name: ", ".join(facts[name]) for name in ("code", "torch", "devices")},
     }
     show_facts(out, dataset.root, facts)
     if iterations:
@@ -115,10 +113,7 @@ def _iteration_row(row: Any) -> dict[str, str]:
 
 
 @command(dataset_app, "verify")
-def dataset_verify(
-    stored: Stored,
-    as_json: Json = False,
-) -> None:
+def dataset_verify(stored: Stored, as_json: Json = False) -> None:
     """Read every file and compare it with its receipt; exit code 1 if anything is wrong.
 
     Examples: `palimpsest dataset verify --store runs/cifar` · `palimpsest dataset verify
@@ -142,18 +137,12 @@ def dataset_verify(
         )
         for note in found.notes:
             say(err, note)
-        if found.orphans:
-            say(
-                err,
-                f"orphans, left by killed writers or of live ones: {listed(found.orphans)}; "
-                "remove the old ones with: palimpsest dataset vacuum",
-            )
-        if found.gaps:
-            say(
-                err,
-                f"gaps, part numbers that have no receipt: {listed(found.gaps)}; the generate "
-                "command of this store fills them",
-            )
+        if orphans := listed(found.orphans):
+            why = f"orphans, left by killed writers or of live ones: {orphans}"
+            say(err, f"{why}; remove the old ones with: palimpsest dataset vacuum")
+        if gaps := listed(found.gaps):
+            why = f"gaps, part numbers that have no receipt: {gaps}"
+            say(err, f"{why}; the generate command of this store fills them")
     if not found.ok:
         raise typer.Exit(FAILED)
 

@@ -20,8 +20,8 @@ from rich.table import Table
 from flows.cli.attack_autoencoder import autoencoder_app
 from flows.cli.attack_inversion import inversion_app
 from flows.cli.attack_weights import weights_app
-from flows.cli.campaign import campaign_app
-from flows.cli.console import fact_text, show_facts, show_notices, show_rows
+from flows.cli.campaign import campaign_app, top_up_app
+from flows.cli.console import fact_text, say, show_facts, show_notices, show_rows
 from flows.cli.dataset import dataset_app
 from flows.cli.instahide import encodings_app, instahide_app
 from flows.cli.options import (
@@ -40,10 +40,8 @@ from flows.cli.options import (
     images_shown,
     out,
 )
-from flows.cli.report import report_app
 from flows.cli.restore import restore_app
 from flows.cli.study import study_app
-from flows.cli.top_up import top_up_app
 from flows.failures import commands_known, expected_line
 from flows.fresh import start_over
 from storage.errors import SourceError, StorageError, StoreMismatchError, shown
@@ -84,7 +82,8 @@ app.add_typer(attack_app, name="attack")
 app.add_typer(instahide_app, name="instahide")
 app.add_typer(top_up_app)
 app.add_typer(restore_app)
-app.add_typer(report_app)
+compare_app = typer.Typer()
+app.add_typer(compare_app)
 app.add_typer(study_app)
 
 
@@ -257,6 +256,33 @@ def report(
 
         made = rebuild_report(run, page)
     out.print(f"Report: [bold]{Path(made).absolute()}[/]")
+
+
+@command(compare_app, "compare")
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Jobs' folders or evaluations' own; the first is compared with."),
+    ],
+    page: Annotated[
+        Path, "--out", "The page; .json and -data/ with the CSVs come beside it."
+    ] = Path("compare.html"),
+) -> None:
+    """Put evaluations side by side: settings that differ, scores, differences with intervals.
+
+    Examples: `palimpsest compare runs/a runs/b` · `palimpsest compare runs/plain runs/defended
+    runs/larger --out pages/defence.html`
+    """
+    from tasks.report.compare_page import compare_runs, difference_rows
+
+    comparison, written = compare_runs(runs, page)
+    if rows := difference_rows(comparison):
+        table = Table(title="Difference from the first run, targets", title_justify="left")
+        show_rows(out, rows, table)
+    else:
+        out.print("The runs have no method in common.")
+    for path in written.values():
+        say(out, str(path.absolute()))
 
 
 def main() -> NoReturn:

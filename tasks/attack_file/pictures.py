@@ -4,6 +4,7 @@ classes."""
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -105,8 +106,7 @@ def read_source(
 
 
 def default_split(source: str, of_sets: Split) -> Split:
-    """The split where none is given: all of a folder, unless it is divided into train and test
-    itself; `of_sets` of everything else."""
+    """The split where none is given: all of a folder that is not divided itself, else `of_sets`."""
     kind, _colon, path = source.partition(":")
     root = Path(path).expanduser()
     divided = (root / "train").is_dir() and any((root / n).is_dir() for n in HELDOUT_FOLDERS)
@@ -149,14 +149,11 @@ def picture_files(folder: Path, option: str) -> list[Path]:
 
 
 def first_size(files: list[Path]) -> tuple[int, int]:
-    """(height, width) of the first that can be read, or SourceError for the first of all: whether
-    others are refused is asked where all are read."""
+    """(height, width) of the first that can be read, or SourceError for the first of all."""
     for file in files:
-        try:
+        with suppress(CorruptPictureError):
             height, width = read_picture_as_it_is(file).shape[:2]
-        except CorruptPictureError:
-            continue
-        return height, width
+            return height, width
     height, width = pixels_of(files[0]).shape[:2]
     return height, width
 

@@ -1,10 +1,9 @@
 """A network as a black box: a TorchScript file, or a program of torch.export.
 
-Both are programs, not data, and neither can be read safely. TorchScript names operators that read
-and write files. `torch.export.load` unpickles (sample inputs and odd tensors with
-`weights_only=False`, opaque constants with pickle), evaluates texts (symbolic shapes, with sympy),
-looks operators up under `torch.` by any dotted name, and loads compiled libraries. So nothing of
-such a file is touched, beyond the list of names in the archive, until the user says `--trust`.
+Neither can be read safely: TorchScript names operators that read and write files,
+`torch.export.load` unpickles, evaluates texts, looks operators up by any dotted name, and loads
+compiled libraries. So nothing of such a file is touched, beyond the list of names in the archive,
+until the user says `--trust`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import json
 import logging
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -71,10 +69,7 @@ def program_kind(path: Path) -> Kind | None:
 
 
 def read_program(path: Path, kind: Kind, *, trust: bool) -> Program:
-    """The program in a file.
-
-    Raises WeightsError if it is not trusted, cannot be loaded, or is not of one input.
-    """
+    """The program in a file; WeightsError if it is not trusted, not of one input, or no program."""
     if not trust:
         raise WeightsError(
             f"{path} is {NAMES[kind]}: loading and running it can do anything that you can do on "
@@ -110,8 +105,15 @@ def _moved(module: Any) -> Callable[[str], Callable[[Tensor], Tensor]]:
 
 
 def _exported(content: bytes, digest: str, path: Path) -> Program:
-    with _quietly("torch.export", "torch._export"):
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._export")]
+    before = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)  # no warnings about formats
         program = torch.export.load(io.BytesIO(content))
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
     inputs = [
         node.meta["val"]
         for node in program.graph.nodes
@@ -142,20 +144,6 @@ def _exported(content: bytes, digest: str, path: Path) -> Program:
 
     batch = rows if isinstance(rows, int) else None
     return Program("export", digest, tuple(shape) or None, batch, on, modules)
-
-
-@contextmanager
-def _quietly(*names: str) -> Iterator[None]:
-    """No warnings of these loggers: torch's own about formats."""
-    loggers = [logging.getLogger(name) for name in names]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
 
 
 def in_rows(f: Callable[[Tensor], Tensor], batch: int | None) -> Callable[[Tensor], Tensor]:

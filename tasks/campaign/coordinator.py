@@ -3,17 +3,14 @@
 No Dask and no clock in here. Parts are started in order. A part ends in one of four ways:
 
 - *done*: it has a receipt.
-- *failed*: an error that comes again if it is repeated at once. The campaign makes all others, then
-  says so; the next invocation tries it again.
-- *retried*: an error of a network or a file service. It waits for a growing delay while others run.
+- *failed*: an error that comes again if it is repeated at once; the next invocation tries it again.
+- *retried*: an error of a network or a file service. It waits for a growing delay.
 - *quarantined*: three workers died while they ran it. Later invocations leave it out, until
   somebody clears it.
 
 **What depends on a lost part.** A round of a sampler that needs counts is planned from all parts
-of the rounds it may know. If one of them failed or is quarantined, the round is not planned without
-it, because then the plan, and with it the dataset, would depend on which worker died. Such rounds
-are *blocked*; clearing the part and running the same command again makes them. Rounds of the
-uniform sampler depend on nothing and go on.
+of the rounds it may know. If one of them failed or is quarantined, the round is *blocked*: planned
+without it, the dataset would depend on which worker died. Rounds of the uniform sampler go on.
 """
 
 from __future__ import annotations
@@ -85,8 +82,8 @@ class Coordinator:
     def next_part(self, now_s: float, *, fresh: bool = True) -> int | None:
         """The part to start now, which then counts as running; None if there is none at present.
 
-        Parts in `done` are given, too, in their turn: their receipts have to be checked. Without
-        `fresh` only parts that are to be repeated.
+        Parts in `done` are given, too: their receipts have to be checked. Without `fresh` only
+        parts that are to be repeated.
         """
         if self._delayed and self._delayed[0][0] <= now_s:
             part = heapq.heappop(self._delayed)[1]
@@ -156,18 +153,14 @@ class Coordinator:
         self._lose(part)
 
     def kills(self, part: int) -> list[str]:
-        """The workers that began with the part and did not come back.
-
-        While a worker runs it, that one is the last of them.
-        """
+        """The workers that began with the part and did not come back; one that runs it is last."""
         return self._state(part).started_on
 
     def given_up(self, part: int, now_s: float) -> bool:
         """Dask gave the part up for dead: whether it is to be quarantined.
 
-        Dask counts the death of a worker against every part that it had been given, the running one
-        and those that waited behind it. The waiting ones are innocent, and are started again. A
-        part that Dask gave up three times is quarantined even if no worker ever told of it.
+        Dask counts the death of a worker against parts, too, that waited behind the running one.
+        These are started again, unless Dask gives them up three times.
         """
         state = self._state(part)
         state.n_given_up += 1
@@ -198,11 +191,8 @@ class Coordinator:
 
 
 class KnownCounts:
-    """Sum of the receipts of all rounds up to one, as one receipt for the plan.
-
-    Unpacking every receipt for every part that is planned from them would be quadratic. Nothing is
-    kept if no phase needs counts.
-    """
+    """Sum of the receipts of all rounds up to one, as one receipt for the plan: unpacking every
+    receipt for every part that is planned from them would be quadratic."""
 
     def __init__(self, sampling: Sampling, n_images: int) -> None:
         rounds = [k for k in range(sampling.n_rounds) if sampling.needs_counts(k)]
@@ -226,8 +216,7 @@ class KnownCounts:
             self._receipts[receipt.part] = receipt
 
     def add(self, n_done: int) -> None:
-        """So many rounds are done, from the first on; those that every later plan knows are summed
-        at once, so that their receipts need not be kept."""
+        """So many rounds are done, from the first on; what every later plan knows is summed."""
         self._sum(min(n_done, self._n_always_known))
 
     def receipts(self, round_index: int) -> Iterable[Receipt]:

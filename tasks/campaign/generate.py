@@ -1,13 +1,8 @@
-"""Generate pairs, all parts of a campaign: the state machine, on Dask workers.
+"""Generate pairs, all parts of a campaign, on Dask workers.
 
 A part is done when its receipt exists. Parts are handed to Dask through a bounded window, a round
 is planned only when the rounds it depends on are done, and this process may be killed at any time:
-the next one reads the receipts and goes on. Workers return receipts, not arrays; of what is done
-only the receipts that a later plan needs are kept, and they are summed round by round.
-
-`tasks.campaign.part_errors` judges a part that fails, `tasks.campaign.coordinator` decides what
-becomes of it. Every few seconds the store is asked whether the campaign is to pause or to stop
-(`tasks.campaign.state`).
+the next one reads the receipts and goes on.
 """
 
 from __future__ import annotations

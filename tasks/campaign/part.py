@@ -43,9 +43,9 @@ TELL_EVERY_SECONDS = 0.5
 class PartJob:
     """All that a worker needs for one part; images (r, n, 3, h, w) travel with it.
 
-    `logs` is a folder for the part's log, or None for no log; a folder that the worker's machine
-    cannot write means no log, too. `victims`: a folder for victims that several parts attack,
-    and the hash of what they depend on; `train_first`: the seconds of the part are without theirs.
+    `logs`: a folder for the part's log, if it can be written. `victims`: a folder for victims that
+    several parts attack, and the hash of what they depend on; `train_first`: the seconds of the
+    part are without theirs.
     """
 
     root: str
@@ -266,10 +266,7 @@ def _published(job: PartJob) -> Receipt | None:
 
 def own_device(device: str, worker: Worker | None) -> str:
     """The GPU of this worker: one process per GPU, told apart by the local cluster's numbers.
-
-    Where each process sees one GPU alone (Slurm, Kubernetes) that is the only one. dask-cuda shows
-    each process all of them, its own first.
-    """
+    dask-cuda shows each process all of them, its own first."""
     is_told_apart = torch.cuda.device_count() > 1 and "dask_cuda" not in sys.modules
     if device != "cuda" or not is_told_apart or worker is None:
         return device

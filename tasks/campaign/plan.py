@@ -1,8 +1,7 @@
 """A campaign: the settings that make a store of pairs, and the plan that follows from them.
 
-The store's manifest is made of exactly these settings, so a store can only be continued by the
-campaign that started it. Which images each part trains on follows from the manifest and from the
-receipts of earlier rounds, never from time, workers or order.
+Which images each part trains on follows from the store's manifest, which is made of exactly these
+settings, and from the receipts of earlier rounds, never from time, workers or order.
 """
 
 from __future__ import annotations
@@ -34,11 +33,10 @@ from storage.sources.load import ImageSet
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """Settings of the victims that are trained and attacked: their number and random seed.
+    """Settings of the victims that are trained and attacked.
 
-    `threads` is the number of CPU threads of one part; it is a setting and not a matter of the
-    machine, because the order of floating-point sums depends on it. `encoding` is how the store
-    keeps reconstructions (docs/dataset.md).
+    `threads`: CPU threads of one part, on which the order of floating-point sums depends.
+    `encoding`: how the store keeps reconstructions (docs/dataset.md).
     """
 
     experiment: Experiment = field(default_factory=KKT)
@@ -58,9 +56,8 @@ class Campaign:
         self.experiment.check_images(self.sampling.images_per_run)
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
-        """Manifest of the store. The last phase may grow: its number of runs is left out, and
-        so is what only another sampler reads, and what later releases added where it is as it was
-        before, so that older stores stay what they are."""
+        """Manifest of the store, without the number of runs of the last phase, which may grow, what
+        only another sampler reads, and what later releases added where it is as it was before."""
         settings = asdict(self)
         without_later_settings(settings)
         for phase in settings["sampling"]["phases"]:

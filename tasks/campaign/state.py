@@ -56,10 +56,8 @@ _QUARANTINED = TypeAdapter(Quarantined)
 
 
 def read_control(place: Place) -> Control:
-    """Request to the campaign of the store at `place`; running if nobody asked.
-
-    Raises StorageError if the file is not what `write_control` writes, or cannot be read.
-    """
+    """Request to the campaign of the store at `place`; running if nobody asked. StorageError if the
+    file cannot be read, or says anything else."""
     asked = _read(place, CONTROL_FILE, CONTROL_FIX)
     if asked is None:
         return Control()
@@ -87,10 +85,7 @@ def resume_if_stopped(place: Place) -> str | None:
 
 
 def read_quarantine(place: Place) -> list[Quarantined]:
-    """The parts that were given up, ascending. One that is cleared meanwhile is left out.
-
-    Raises StorageError if a file there is not what `write_quarantine` writes.
-    """
+    """The parts that were given up, ascending; StorageError for files that say anything else."""
     found = []
     for name in place.children(QUARANTINE_FOLDER):
         if not _QUARANTINE_PATTERN.fullmatch(name):
@@ -128,7 +123,7 @@ def write_quarantine(
 
 
 def clear_quarantine(place: Place, parts: Iterable[int]) -> None:
-    """Lets the next campaign try `parts` again; those that are not given up are fine, too."""
+    """Lets the next campaign try `parts` again."""
     for part in parts:
         place.remove(quarantine_path(part))
 

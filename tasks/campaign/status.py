@@ -87,9 +87,8 @@ class CoverageCurve:
 class CampaignStatus:
     """Progress of a campaign. Numbers that nothing tells yet are None.
 
-    `outcomes` are the runs by outcome, `n_failed` those that are neither ok nor given up by a
-    sweep. `runs_per_hour` is of the hour before the newest receipt, `remaining_s` what is left at
-    that rate.
+    `n_failed`: runs that are neither ok nor given up by a sweep. `runs_per_hour` is of the hour
+    before the newest receipt, `remaining_s` what is left at that rate.
     """
 
     location: str
@@ -177,10 +176,8 @@ def runs_by_outcome(receipts: Iterable[Receipt]) -> dict[str, int]:
 
 
 def stored_sampling(manifest: Mapping[str, Any], n_runs_last_phase: int | None) -> Sampling | None:
-    """The sampling that a store's manifest describes; None if it is no campaign's.
-
-    The manifest leaves out how long the last phase is; None makes it one part long. ValueError for
-    a length that the settings refuse.
+    """The sampling that a store's manifest describes, but for the length of the last phase, of
+    which None makes one part; None if it is no campaign's. ValueError for a length that cannot be.
     """
     settings = manifest.get("campaign", {}).get("sampling")
     if not settings:
@@ -217,11 +214,8 @@ def _last_phase(sampling: Mapping[str, Any] | None) -> int | None:
 
 
 def runs_per_hour(receipts: Sequence[Receipt], times: Mapping[int, float]) -> float | None:
-    """Runs per hour in the hour before the newest receipt; None without receipts.
-
-    `times` are when the receipts of the parts were written, in seconds. A campaign that is younger
-    than an hour is measured from when its first part was started.
-    """
+    """Runs per hour in the hour before the newest receipt, or since the first part was started;
+    None without receipts. `times`: when the receipts of the parts were written, in seconds."""
     timed = [(times[r.part], r) for r in receipts if r.part in times]
     if not timed:
         return None

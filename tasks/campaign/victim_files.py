@@ -1,8 +1,4 @@
-"""The victims of a sweep, kept where all parts find them: trained once instead of once per part.
-
-They are a cache. Each is what training it again would give, so it may be removed, and one that is
-damaged, of other settings, or cannot be written is trained again.
-"""
+"""The victims of a sweep, kept where all parts find them: a cache, which may be removed."""
 
 from __future__ import annotations
 
@@ -54,11 +50,8 @@ def version_key(fingerprint: str, code: str, torch_version: str, device: str) ->
 
 @dataclass(frozen=True)
 class VictimsOfStore:
-    """The victims that a store's parts were made with, whatever made them; read only.
-
-    One that is not there is not put there: trained again by other code or on another device, it
-    would be another. `receipts` by victim.
-    """
+    """The victims that a store's parts were made with, whatever made them; read only: trained again
+    by other code or on another device, one would be another. `receipts` by victim."""
 
     folder: Path
     fingerprint: str
@@ -77,10 +70,7 @@ class VictimsOfStore:
 
 
 def kept_victims(victims: tuple[str, str] | None, device: str) -> VictimFiles | None:
-    """Those of a (folder, fingerprint), of this code on this kind of device; None of None.
-
-    Copied to the folder of another sweep they are taken there if the fingerprint is the same.
-    """
+    """Those of a (folder, fingerprint), of this code on this kind of device; None of None."""
     if victims is None:
         return None
     folder, fingerprint = victims

@@ -26,12 +26,8 @@ class CampaignError(Exception):
 
 @dataclass(frozen=True)
 class Pace:
-    """Intervals and waits in seconds; no matter of the result.
-
-    `look_s`: between looks at the control file and at the workers. `poll_s`: between reports of
-    progress. `retry_s`: before each repetition of a part after a transient error. `patience_s`: how
-    long the campaign waits while there is no worker at all.
-    """
+    """Seconds between looks at the control file and at the workers, between reports of progress,
+    before each repetition of a part after a transient error, and without any worker at all."""
 
     look_s: float = 5.0
     poll_s: float = 0.5

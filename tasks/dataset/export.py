@@ -1,8 +1,7 @@
 """A store of pairs as a folder for other tools: WebDataset tars, Parquet, Hugging Face.
 
 The pictures are those of the image restoration paper, section 5.1: each raw reconstruction scaled
-as far as it stays in [0, 1] around the mean image of its run. The formats are in
-`storage.export_*`.
+as far as it stays in [0, 1] around the mean image of its run.
 """
 
 from __future__ import annotations
@@ -68,8 +67,14 @@ def export_pairs(
     if format != "webdataset":
         export_parquet.import_pyarrow()  # said before anything is written
     selection = selection or Selection()
-    images = _ImageCounter()
-    pairs = images.counted(selected_pairs(dataset, selection, render=rendered, on_part=on_part))
+    images: set[int] = set()
+
+    def counted(batches: Iterable[Pairs]) -> Iterator[Pairs]:
+        for pairs in batches:
+            images.update(pairs.numbers["image_id"].tolist())
+            yield pairs
+
+    pairs = counted(selected_pairs(dataset, selection, render=rendered, on_part=on_part))
     with whole_folder(folder, fresh=fresh) as staging:
         files = _write(staging, format, pairs, rows_per_file)
         n_pairs = sum(files.files.values())
@@ -87,7 +92,7 @@ def export_pairs(
                 content_hash=dataset.content_hash,
                 n_runs=dataset.n_runs,
                 n_store_pairs=dataset.n_pairs,
-                n_images=images.n_images,
+                n_images=len(images),
                 shape=dataset.receipts[0].picture,
                 n_file_bytes=sum(sizes.values()),
                 selection=selection,
@@ -102,12 +107,12 @@ def export_pairs(
                 "attacks": attacks_of(dataset),
                 "selection": asdict(selection),
                 "n_pairs": n_pairs,
-                "n_images": images.n_images,
+                "n_images": len(images),
                 "reconstruction_shape": list(dataset.receipts[0].picture),
                 "files": files.files,
             },
         )
-    return ExportReport(folder=folder, n_pairs=n_pairs, n_images=images.n_images, files=sizes)
+    return ExportReport(folder=folder, n_pairs=n_pairs, n_images=len(images), files=sizes)
 
 
 def rendered(x: npt.NDArray[np.float32], mean: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
@@ -127,19 +132,3 @@ def _write(
     if format == "parquet":
         return export_parquet.write_parquet(folder, pairs, rows_per_file=n)
     return export_parquet.write_hugging_face(folder, pairs, rows_per_file=n)
-
-
-class _ImageCounter:
-    """Counts the different images of the pairs that pass through."""
-
-    def __init__(self) -> None:
-        self._ids: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-
-    @property
-    def n_images(self) -> int:
-        return len(self._ids)
-
-    def counted(self, batches: Iterable[Pairs]) -> Iterator[Pairs]:
-        for pairs in batches:
-            self._ids = np.union1d(self._ids, pairs.numbers["image_id"])
-            yield pairs

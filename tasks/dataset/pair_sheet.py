@@ -1,12 +1,12 @@
 """A picture of a store: originals over what came back of them, by saved iteration, with SSIM.
 
-Columns are pairs chosen by a rule that the picture states, rows the same candidate of the attack at
-each iteration at which it was saved. Every pixel of an image is a square of whole pixels.
+Columns are pairs chosen by a rule that the picture states. A pixel is a square of whole pixels.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -46,11 +46,10 @@ class Shown:
 
 @dataclass(frozen=True)
 class PairSheet:
-    """The picture, and where things are in it.
+    """The picture: `columns` are candidates, `iterations` the rows below the originals.
 
-    `columns` are the candidates, `iterations` the rows below the originals. `corners[r][c]` is the
-    left upper corner (x, y) of a tile, row 0 being the originals; tiles are `scale` pixels of the
-    sheet per pixel of the image.
+    `corners[r][c]` is the left upper corner (x, y) of a tile, row 0 being the originals; tiles have
+    `scale` pixels of the sheet per pixel of the image.
     """
 
     png: bytes
@@ -77,9 +76,7 @@ def pair_sheet(
 ) -> PairSheet:
     """The best confident pair of each of `n` images drawn at random, or the `n` best of one image.
 
-    Raises:
-        ValueError: `n` or `seed` out of range, or no confident pair to show.
-        CorruptPartError: the stored bytes are not what was written.
+    Raises ValueError for `n` or `seed` out of range, and if there is no confident pair to show.
     """
     if n < 1 or seed < 0:
         raise ValueError(f"--n {n} must be 1 or more, --seed {seed} 0 or more")
@@ -244,19 +241,14 @@ def _pictures(
     dataset: Dataset, columns: tuple[Shown, ...]
 ) -> tuple[list[npt.NDArray[np.uint8]], list[dict[int, _Tile]]]:
     """The original of each column, and its tiles by iteration."""
-    firsts = {}
-    n_before = 0
-    for receipt in dataset.receipts:
-        firsts[receipt.part] = n_before
-        n_before += receipt.n_pairs
+    ends = itertools.accumulate(receipt.n_pairs for receipt in dataset.receipts)
+    firsts = {r.part: end - r.n_pairs for r, end in zip(dataset.receipts, ends, strict=True)}
     originals, tiles = [], []
     for shown in columns:
-        names = ["pairs/run_row", "pairs/candidate", "pairs/iteration", "pairs/ssim_best"]
-        pairs = dataset.read(shown.part, names)
-        mine = (pairs["pairs/run_row"] == shown.run_row) & (
-            pairs["pairs/candidate"] == shown.candidate
-        )
-        rows = np.flatnonzero(mine)
+        names = ["run_row", "candidate", "iteration", "ssim_best"]
+        found = dataset.read(shown.part, [f"pairs/{name}" for name in names])
+        run_row, candidate, iteration, ssim = (found[f"pairs/{name}"] for name in names)
+        rows = np.flatnonzero((run_row == shown.run_row) & (candidate == shown.candidate))
         taken = dataset.take(
             ["pairs/reconstruction", "targets/image", "runs/mean_image"],
             firsts[shown.part] + rows,
@@ -269,9 +261,7 @@ def _pictures(
         originals.append(taken["targets/image"][0])
         tiles.append(
             {
-                int(pairs["pairs/iteration"][row]): _Tile(
-                    picture, float(pairs["pairs/ssim_best"][row])
-                )
+                int(iteration[row]): _Tile(picture, float(ssim[row]))
                 for row, picture in zip(rows.tolist(), as_bytes, strict=True)
             }
         )

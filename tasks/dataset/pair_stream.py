@@ -1,15 +1,13 @@
 """Batches for training restorers: the balanced stream and noise examples, ready for the network.
 
-An epoch of one reader is a sequence of examples, of which batches are slices: after every few pairs
-come made-up examples, of pure noise (image restoration paper, section 3) and, if the curation wants
-any, of mixed images, so that of each stretch of the sequence the share f / (1 + f) is made up, with
-f the sum of their fractions. The pairs are those of `storage.pairs.stream.PairStream`; made-up
-example number k of a reader is a function of (seed, epoch, reader, k). Nothing depends on the batch
-size, on threads, or on where an iteration was interrupted.
+An epoch of one reader (a worker of a rank) is a sequence of examples, of which batches are slices:
+after every few pairs come made-up examples, of pure noise (image restoration paper, section 3) and,
+if the curation wants any, of mixed images, so that of each stretch of the sequence the share
+f / (1 + f) is made up, with f the sum of their fractions. Made-up example number k of a reader is a
+function of (seed, epoch, reader, k). Nothing depends on the batch size, on threads, or on where an
+iteration was interrupted.
 
     loader = DataLoader(PairExamples(dataset, ...), batch_size=None)
-
-The readers are the workers of all ranks; the split into workers is found out in the worker.
 """
 
 from __future__ import annotations
@@ -56,18 +54,15 @@ Columns = dict[str, npt.NDArray[np.float32]]
 class PairExamples(IterableDataset[Batch]):
     """Batches {"condition", "target", "augment"} of `batch_size` examples, already collated.
 
-    `condition` and `target` float32 (b, 3, h, w) in [-1, 1], grey ones three times, as restorers
-    want them; `augment` float32 (b, 9). The last batch of an epoch is smaller. `curation` says
-    which pairs occur how often and how much noise is added; None: each pair once, and no noise.
-    `images_for_noise`, uint8 (n, c, h, w), are needed where noise or mixtures are added.
+    `condition` and `target` float32 (b, 3, h, w) in [-1, 1], grey ones three times; `augment`
+    float32 (b, 9). The last batch of an epoch is smaller. `curation` says which pairs occur how
+    often and how much noise is added; None: each pair once, and no noise. `images_for_noise`, uint8
+    (n, c, h, w), are needed where noise or mixtures are added.
 
     Iterating gives what is left of the epoch, and after its end nothing: call `set_epoch` for each
-    epoch, as for a DistributedSampler, or be `endless`. Workers of a DataLoader get copies, so with
-    workers an epoch starts anew where it was left; only a StatefulDataLoader carries their states.
-
-    Raises:
-        ValueError: settings out of range.
-        StorageError: the dataset has no pair that `curation` admits.
+    epoch, or be `endless`. Workers of a DataLoader get copies: only a StatefulDataLoader carries
+    their states. Raises ValueError for settings out of range, StorageError if the dataset has no
+    pair that `curation` admits.
     """
 
     def __init__(
@@ -138,7 +133,6 @@ class PairExamples(IterableDataset[Batch]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being given."""
         return self._at.epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -151,11 +145,8 @@ class PairExamples(IterableDataset[Batch]):
         return {"settings": self._settings, **asdict(self._at)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken.
-
-        Raises:
-            StoreMismatchError: it was taken from another dataset, or with other settings.
-        """
+        """Continues where `state` was taken; StoreMismatchError for that of another dataset, or of
+        other settings."""
         for key, value in self._settings.items():
             if state["settings"].get(key) != value:
                 raise StoreMismatchError(
@@ -298,8 +289,7 @@ class _MadeUp:
         self._seed, self._purpose = seed, purpose
         fraction = curation.noise_fraction + curation.mixture_fraction
         self._mixed_share = curation.mixture_fraction / fraction if fraction else 0.0
-        self._number = -1
-        self._block: Examples | None = None
+        self._block: tuple[int, Any] = (-1, None)
 
     def put(self, batch: Columns, rows: npt.NDArray[np.int64], first: int) -> None:
         """Made-up examples number `first` and on into `rows` of the batch."""
@@ -310,10 +300,9 @@ class _MadeUp:
             rows, first = rows[len(here) :], first + len(here)
 
     def _examples(self, number: int) -> Examples:
-        if self._block is None or number != self._number:
-            self._block = self._drawn(number)
-            self._number = number
-        return self._block
+        if number != self._block[0]:
+            self._block = number, self._drawn(number)
+        return self._block[1]
 
     def _drawn(self, number: int) -> Examples:
         """Block `number`, in which mixtures are as evenly spread as they can be."""
@@ -381,11 +370,8 @@ def _one_ahead(steps: Steps) -> Steps:
 
 
 def _alone() -> None:
-    """Keeps torch's loops in this thread: a batch is made beside the network's step, and OpenMP's
-    threads, which wait for each other by spinning, would take the cores from it and from decoding.
-
-    OpenMP has such a limit per thread; that of torch is the whole process's, and torch applies it
-    to a thread when it is first asked there.
-    """
+    """Keeps torch's loops in this thread: OpenMP's others, which wait for each other by spinning,
+    would take the cores from the network's step. OpenMP's limit is per thread; torch applies that
+    of the process to a thread when it is first asked there."""
     torch.get_num_threads()
     threadpool_limits(1, user_api="openmp")
