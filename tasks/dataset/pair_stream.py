@@ -289,7 +289,7 @@ class _MadeUp:
         self._seed, self._purpose = seed, purpose
         fraction = curation.noise_fraction + curation.mixture_fraction
         self._mixed_share = curation.mixture_fraction / fraction if fraction else 0.0
-        self._block: tuple[int, Any] = (-1, None)
+        self._block: tuple[int, Examples | None] = (-1, None)
 
     def put(self, batch: Columns, rows: npt.NDArray[np.int64], first: int) -> None:
         """Made-up examples number `first` and on into `rows` of the batch."""
@@ -300,9 +300,11 @@ class _MadeUp:
             rows, first = rows[len(here) :], first + len(here)
 
     def _examples(self, number: int) -> Examples:
-        if number != self._block[0]:
-            self._block = number, self._drawn(number)
-        return self._block[1]
+        kept, block = self._block
+        if block is None or number != kept:
+            block = self._drawn(number)
+            self._block = number, block
+        return block
 
     def _drawn(self, number: int) -> Examples:
         """Block `number`, in which mixtures are as evenly spread as they can be."""
