@@ -1,8 +1,5 @@
-"""Goals of a store's coverage, and the reasons for which a top-up ends before one is reached.
-
-Coverage is the fraction of the split's images that have at least one confident pair. Everything
-here follows from numbers in the store: nothing is remembered between two attempts.
-"""
+"""Goals of a store's coverage, the fraction of the split's images that have a confident pair, and
+the reasons for which a top-up ends before one is reached."""
 
 from __future__ import annotations
 
@@ -29,12 +26,7 @@ DONE = frozenset({"reached", "stalled", "bound"})
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """The coverage, or number of runs, at which enough is done.
-
-    `coverage`: the wanted fraction of the split's images. `n_runs_at_most`: of the whole store.
-    `step`: runs that are added at a time, whole rounds; 0 is one round. `stall_rounds`: so many
-    rounds without a new image end it. Raises ValueError for numbers that cannot be.
-    """
+    """The coverage, or number of runs, at which enough is done: the numbers of `flows.top_up`."""
 
     coverage: float
     n_runs_at_most: int

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flows.generate import generate
-from flows.heldout import images_of
+from flows.generate import generate, images_of
 from flows.recipe import Recipe
 from flows.settings import resolve, to_json
 from storage.errors import StorageError

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flows.heldout import images_of
 from flows.recipe import Recipe
 from flows.settings import resolve, to_json
 from storage.errors import StoreMismatchError
 from storage.files import write_json
 from storage.pairs.dataset import Dataset, is_store
-from storage.sources.load import Split
+from storage.sources.load import ImageSet, Split
 from tasks.artifacts import leave_campaign, leave_facts
 from tasks.campaign.generate import run_campaign
 from tasks.campaign.plan import AnyPlan, Plan, open_store
@@ -20,6 +19,7 @@ from tasks.campaign.status import runs_by_outcome
 from tasks.campaign.victim_files import VICTIMS
 from tasks.campaign.watch import CampaignError, log_notice
 from tasks.cluster.workers import Workers, dask_client, device_of
+from tasks.dataset.heldout import exclude_near_duplicates
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.workspace import Workspace
@@ -79,15 +79,30 @@ def generate(
     return leave_store(dataset, plan, name, store)
 
 
+def images_of(recipe: Recipe, split: Split, store: Path) -> ImageSet:
+    """The images of one split of the job at `store`; held-out ones without near copies of training
+    images if the recipe says so (`tasks.dataset.heldout`)."""
+    images = recipe.images(split)
+    if split == "train" or recipe.near_duplicates is None:
+        return images
+    with stage_progress("Leave out near copies", "part") as advance:
+        rest = exclude_near_duplicates(
+            images,
+            recipe.images("train"),
+            threshold=recipe.near_duplicates,
+            report=Workspace(store).excluded,
+            progress=lambda fraction: advance(100 * fraction, 100),
+        )
+        advance(100, 100)
+    return rest
+
+
 def _shared_victims(
     recipe: Recipe, workspace: Workspace, plan: Plan, further: str | None
 ) -> tuple[str, str] | None:
     """Where the victims are that several attacks share, and what they depend on; None if there is
-    one attack, or no folder for them.
-
-    A store that was begun before others were asked for has the time of training in its receipts: it
-    gets no victims now, which tells it from others.
-    """
+    one attack, or no folder for them. A store that was begun before others were asked for has the
+    time of training in its receipts: it gets no victims now, which tells it from others."""
     place = workspace.pairs("heldout")
     if not recipe.further_attacks or "://" in str(place):
         return None
@@ -100,8 +115,8 @@ def _shared_victims(
 
 
 def leave_store(dataset: Dataset, plan: Plan, name: str, store: Path) -> dict[str, Any]:
-    """The facts of a store, which are also left on the run's page: a table of them, one of the
-    phases, and a picture of the coverage. `name`: its split, and which further attack it is of."""
+    """The facts of a store, which are also left on the run's page, with its phases and coverage.
+    `name`: its split, and which further attack it is of."""
     facts = dataset_facts(dataset, plan.task)
     quarantined = read_quarantine(dataset.place)
     if quarantined:
@@ -122,14 +137,14 @@ def _check_place(store: Path, pairs_at: str | None) -> None:
     """A job's pairs stay where they are; StoreMismatchError if they are to be elsewhere now."""
     found = Workspace.found(store)
     if found.recipe.is_file() and found.pairs_at != pairs_at:
+        here, there = (
+            "in the folder itself" if at is None else f"at {at}"
+            for at in (found.pairs_at, pairs_at)
+        )
         raise StoreMismatchError(
-            f"the pairs of {store} are {_where(found.pairs_at)}, not {_where(pairs_at)}; use --set "
+            f"the pairs of {store} are {here}, not {there}; use --set "
             f"pairs_at={found.pairs_at or 'null'}, or another --store"
         )
-
-
-def _where(pairs_at: str | None) -> str:
-    return "in the folder itself" if pairs_at is None else f"at {pairs_at}"
 
 
 @task(name="make pairs")

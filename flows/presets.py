@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from flows.naming import unknown_name
 from flows.papers import EXPERIMENTS, RUNS
@@ -23,6 +23,20 @@ from recon_core.victims.autoencoder_training import AutoencoderTraining
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training as VictimTraining
 from tasks.evaluation.settings import Evaluation
+
+PRESETS: dict[str, Callable[[], Recipe]] = {}
+"""The builders of this module by their names, with dashes."""
+
+
+def _preset(build: Callable[[], Recipe]) -> Callable[[], Recipe]:
+    name = build.__name__.replace("_", "-")
+
+    @functools.wraps(build)
+    def named() -> Recipe:
+        return replace(build(), name=name)
+
+    PRESETS[name] = named
+    return named
 
 
 def kkt(
@@ -48,6 +62,7 @@ def sweep(n_attacks: int, *, images: int, per_part: int, n_victims: int = 1) -> 
     )
 
 
+@_preset
 def demo() -> Recipe:
     """Minutes on two cores: small victims of 20 tiles of photographs, small restorers.
 
@@ -56,7 +71,6 @@ def demo() -> Recipe:
     Adadelta leaves the images' span, and takes twenty times as long for as many good images.
     """
     return Recipe(
-        name="demo",
         experiment=kkt(128, 20, epochs=1000, save_at=(100, 200, 400, 800)),
         sampling=one_phase(24, images=20, per_part=4),
         heldout=one_phase(4, images=20, per_part=2),
@@ -67,11 +81,11 @@ def demo() -> Recipe:
     )
 
 
+@_preset
 def cifar_small() -> Recipe:
     """Victims of 20 CIFAR-10 images at width 200: most images come back well. An hour on two
     cores; give the images with `--data`."""
     return Recipe(
-        name="cifar-small",
         data="folder:cifar10",
         experiment=kkt(200, 20, epochs=3000, save_at=(100, 200, 300, 500, 800, 1400, 2000)),
         sampling=one_phase(48, images=20, per_part=4),
@@ -80,6 +94,7 @@ def cifar_small() -> Recipe:
     )
 
 
+@_preset
 def cifar_hundred() -> Recipe:
     """Victims of 100 CIFAR-10 images at width 200: most images come back badly, as in the image
     restoration paper, so there is something to restore. Three hours on two cores; give the images
@@ -89,7 +104,6 @@ def cifar_hundred() -> Recipe:
     others. Restored are pictures of iteration 1,400, where the training pairs are best.
     """
     return Recipe(
-        name="cifar-hundred",
         data="folder:cifar10",
         experiment=kkt(200, 100, epochs=3000, save_at=(100, 200, 300, 500, 800, 1400, 2000)),
         sampling=one_phase(176, images=100, per_part=4),
@@ -100,10 +114,10 @@ def cifar_hundred() -> Recipe:
     )
 
 
+@_preset
 def smoke() -> Recipe:
     """Every stage in seconds, for tests: nothing it produces means anything."""
     return Recipe(
-        name="smoke",
         experiment=kkt(32, 4, epochs=200, save_at=(50, 100)),
         sampling=one_phase(4, images=4, per_part=2),
         heldout=one_phase(2, images=4, per_part=1),
@@ -113,11 +127,11 @@ def smoke() -> Recipe:
     )
 
 
+@_preset
 def restoration() -> Recipe:
     """The image restoration paper at its own size: 150,000 runs, the paper's restorers, one
     500-image victim that is attacked 303 times."""
     return Recipe(
-        name="restoration",
         data="cifar10:cifar-10-batches-py",
         experiment=EXPERIMENTS["restoration-generate"](),
         sampling=Sampling(),
@@ -129,13 +143,13 @@ def restoration() -> Recipe:
     )
 
 
+@_preset
 def restoration_small() -> Recipe:
     """Every step of `restoration` in a night on one GPU: 600 runs, smaller restorers, and a victim
     of 500 images that is attacked 30 times, in float32 where the paper has float64."""
     evaluated = EXPERIMENTS["restoration-evaluate"]()
     return replace(
         restoration(),
-        name="restoration-small",
         sampling=Sampling(phases=(Phase(n_runs=400), Phase(sampler="least_seen", n_runs=200))),
         heldout_experiment=replace(
             evaluated,
@@ -148,6 +162,7 @@ def restoration_small() -> Recipe:
     )
 
 
+@_preset
 def restoration_cpu() -> Recipe:
     """Every step of `restoration` in five hours on two cores: the pairs and restorers of
     `cifar-hundred`, and a victim of 100 images that is attacked 32 times.
@@ -160,7 +175,6 @@ def restoration_cpu() -> Recipe:
     assert isinstance(evaluated.attack, KKTAttack)
     return replace(
         cifar_hundred(),
-        name="restoration-cpu",
         heldout_experiment=replace(
             evaluated,
             victim=Network(widths=(200, 200)),
@@ -180,6 +194,7 @@ def restoration_cpu() -> Recipe:
     )
 
 
+@_preset
 def span_hundred() -> Recipe:
     """The victims of `cifar-hundred`, attacked by separating the span of their first layer: nearly
     all images come back. Two hours on two cores; give the images with `--data`.
@@ -191,13 +206,13 @@ def span_hundred() -> Recipe:
     assert isinstance(start.experiment, KKT)
     return replace(
         start,
-        name="span-hundred",
         experiment=replace(start.experiment, attack=SpanAttack()),
         curation=replace(start.curation, min_iteration=0, mixture_fraction=1.0),
         evaluation=Evaluation(),
     )
 
 
+@_preset
 def span_paper() -> Recipe:
     """The span attack at the size of the image restoration paper: victims 3072-1000-1000-1 of 300
     images, and one of 500 held-out images, which the paper attacked 303 times; no restorer.
@@ -213,89 +228,11 @@ def span_paper() -> Recipe:
         dtype="float32",
     )
     return Recipe(
-        name="span-paper",
         data="cifar10:cifar-10-batches-py",
         experiment=replace(experiment, keep="confident"),
         sampling=one_phase(4, images=300, per_part=1),
         heldout=one_phase(1, images=500, per_part=1),
         near_duplicates=NEAR_DUPLICATE,
-    )
-
-
-def autoencoder_demo() -> Recipe:
-    """The recovery of the autoencoder paper from images to a report, in minutes on two cores:
-    autoencoders of 20 tiles of photographs, all six masks, our method for unknown masks, small
-    restorers.
-
-    Restorers learn from recoveries alone: noise around a mean image is not what an attack on an
-    autoencoder gives.
-    """
-    return Recipe(
-        name="autoencoder-demo",
-        encoding="float32",
-        experiment=AutoencoderRecovery(
-            victim=FullyConnected(depth=4, width=128),
-            training=AutoencoderTraining(epochs=4000, lr=1e-3, lr_end=1e-5, levels=(1e-3, 1e-4)),
-            attack=NoiseAware(fills=(0.5, 0.2, 0.8), gammas=(0.5,)),
-            confident_ssim=0.1,
-        ),
-        sampling=one_phase(24, images=20, per_part=4),
-        heldout=one_phase(4, images=20, per_part=2),
-        curation=Curation(n_subsets=20, noise_fraction=0.0),
-        restorers=small_restorers(),
-        evaluation=Evaluation(n_samples=8),
-    )
-
-
-def autoencoder_paper() -> Recipe:
-    """Autoencoder paper, section 4 and appendix C.1, D, at its own size: a fully connected
-    autoencoder of 10 layers on 600 Tiny ImageNet images of 64x64, to a loss of 1e-8, six masks, the
-    paper's method; no restorer. Open: the widths, Adam's rates, how often the method alternates.
-
-    Hours on a GPU: it is a base for `--set`. Another of the paper's cells:
-    `--set experiment.victim.depth=20 --set experiment.attack.gamma=0.1`.
-    """
-    runs = one_phase(1, images=600, per_part=1)
-    return Recipe(
-        name="autoencoder-paper",
-        data="tiny-imagenet:tiny-imagenet-200",
-        encoding="float32",
-        experiment=AutoencoderRecovery(keep="all"),
-        sampling=runs,
-        heldout=runs,
-        curation=Curation(noise_fraction=0.0),
-    )
-
-
-def instahide_small() -> Recipe:
-    """InstaHide on photographs, in minutes on two cores: 20 private tiles a run, recovered from 240
-    encodings of 12 epochs with two of 40 public tiles each; no restorer."""
-    return Recipe(
-        name="instahide-small",
-        encoding="float32",
-        experiment=InstaHideRecovery(n_public=40, scheme=InstaHide(k_pub=2, n_epochs=12)),
-        sampling=one_phase(8, images=60, per_part=1),
-        heldout=one_phase(2, images=60, per_part=1),
-        curation=Curation(noise_fraction=0.0),
-    )
-
-
-def instahide_challenge() -> Recipe:
-    """The InstaHide challenge, which the InstaHide paper describes, at its size: 100 private
-    CIFAR-10 images in 5,000 encodings of 50 epochs with four public images each, and mixed labels;
-    no restorer.
-
-    The public images, 1,000 of CIFAR-10, are known; the challenge's are ImageNet's. For a GPU.
-    """
-    runs = one_phase(1, images=1100, per_part=1)
-    return Recipe(
-        name="instahide-challenge",
-        data="cifar10:cifar-10-batches-py",
-        encoding="float32",
-        experiment=InstaHideRecovery(n_public=1000, scheme=InstaHide(k_pub=4, n_epochs=50)),
-        sampling=runs,
-        heldout=runs,
-        curation=Curation(noise_fraction=0.0),
     )
 
 
@@ -316,22 +253,84 @@ def paper_experiment(name: str) -> Recipe:
     )
 
 
-PRESETS: dict[str, Callable[[], Recipe]] = {
-    "demo": demo,
-    "cifar-small": cifar_small,
-    "cifar-hundred": cifar_hundred,
-    "smoke": smoke,
-    "restoration": restoration,
-    "restoration-small": restoration_small,
-    "restoration-cpu": restoration_cpu,
-    "span-hundred": span_hundred,
-    "span-paper": span_paper,
-    **{name: partial(paper_experiment, name) for name in EXPERIMENTS},
-    "autoencoder-demo": autoencoder_demo,
-    "autoencoder-paper": autoencoder_paper,
-    "instahide-small": instahide_small,
-    "instahide-challenge": instahide_challenge,
-}
+PRESETS |= {name: functools.partial(paper_experiment, name) for name in EXPERIMENTS}
+
+
+@_preset
+def autoencoder_demo() -> Recipe:
+    """The recovery of the autoencoder paper from images to a report, in minutes on two cores:
+    autoencoders of 20 tiles of photographs, all six masks, our method for unknown masks, small
+    restorers.
+
+    Restorers learn from recoveries alone: noise around a mean image is not what an attack on an
+    autoencoder gives.
+    """
+    return Recipe(
+        encoding="float32",
+        experiment=AutoencoderRecovery(
+            victim=FullyConnected(depth=4, width=128),
+            training=AutoencoderTraining(epochs=4000, lr=1e-3, lr_end=1e-5, levels=(1e-3, 1e-4)),
+            attack=NoiseAware(fills=(0.5, 0.2, 0.8), gammas=(0.5,)),
+            confident_ssim=0.1,
+        ),
+        sampling=one_phase(24, images=20, per_part=4),
+        heldout=one_phase(4, images=20, per_part=2),
+        curation=Curation(n_subsets=20, noise_fraction=0.0),
+        restorers=small_restorers(),
+        evaluation=Evaluation(n_samples=8),
+    )
+
+
+@_preset
+def autoencoder_paper() -> Recipe:
+    """Autoencoder paper, section 4 and appendix C.1, D, at its own size: a fully connected
+    autoencoder of 10 layers on 600 Tiny ImageNet images of 64x64, to a loss of 1e-8, six masks, the
+    paper's method; no restorer. Open: the widths, Adam's rates, how often the method alternates.
+
+    Hours on a GPU: it is a base for `--set`. Another of the paper's cells:
+    `--set experiment.victim.depth=20 --set experiment.attack.gamma=0.1`.
+    """
+    runs = one_phase(1, images=600, per_part=1)
+    return Recipe(
+        data="tiny-imagenet:tiny-imagenet-200",
+        encoding="float32",
+        experiment=AutoencoderRecovery(keep="all"),
+        sampling=runs,
+        heldout=runs,
+        curation=Curation(noise_fraction=0.0),
+    )
+
+
+@_preset
+def instahide_small() -> Recipe:
+    """InstaHide on photographs, in minutes on two cores: 20 private tiles a run, recovered from 240
+    encodings of 12 epochs with two of 40 public tiles each; no restorer."""
+    return Recipe(
+        encoding="float32",
+        experiment=InstaHideRecovery(n_public=40, scheme=InstaHide(k_pub=2, n_epochs=12)),
+        sampling=one_phase(8, images=60, per_part=1),
+        heldout=one_phase(2, images=60, per_part=1),
+        curation=Curation(noise_fraction=0.0),
+    )
+
+
+@_preset
+def instahide_challenge() -> Recipe:
+    """The InstaHide challenge, which the InstaHide paper describes, at its size: 100 private
+    CIFAR-10 images in 5,000 encodings of 50 epochs with four public images each, and mixed labels;
+    no restorer.
+
+    The public images, 1,000 of CIFAR-10, are known; the challenge's are ImageNet's. For a GPU.
+    """
+    runs = one_phase(1, images=1100, per_part=1)
+    return Recipe(
+        data="cifar10:cifar-10-batches-py",
+        encoding="float32",
+        experiment=InstaHideRecovery(n_public=1000, scheme=InstaHide(k_pub=4, n_epochs=50)),
+        sampling=runs,
+        heldout=runs,
+        curation=Curation(noise_fraction=0.0),
+    )
 
 
 def preset(name: str) -> Recipe:

@@ -102,7 +102,7 @@ class Recipe:
         _check_further(self.further_attacks, self.heldout_experiment or self.experiment)
 
     def images(self, split: Split) -> ImageSet:
-        """The images of one split, near copies included (`flows.heldout` leaves them out).
+        """The images of one split, near copies included (`flows.generate` leaves them out).
 
         They are read once for as long as somebody holds them. Raises storage.errors.SourceError if
         they cannot be read.

@@ -2,8 +2,7 @@
 
 A manifest is one JSON file: the settings, the hash of the images, and a hash of every column of
 every part. It names no pixel, so it can be published where the pairs cannot. The same settings,
-seeds and images give the same pairs with the same code on the same kind of device; where they do
-not, the comparison says in which parts and columns, and what is not the same about the machine.
+seeds and images give the same pairs with the same code on the same kind of device.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import StringConstraints
 
-from flows.generate import generate
-from flows.heldout import images_of
+from flows.generate import generate, images_of
 from flows.naming import counted, listed
 from flows.recipe import HELDOUT_SEED_OFFSET, Recipe
 from flows.settings import from_json, to_json, validated
@@ -80,13 +78,9 @@ def regenerate(
     """Run a manifest's campaign into a new store and compare what comes out.
 
     1. Read the manifest. 2. Read the images, and refuse others than it was made from. 3. Generate,
-    or continue what an interrupted attempt left. 4. Compare the hashes. The result's `equal` says
-    how it went, `differences` in what the two differ.
-
-    Raises:
-        ValueError: the file is no manifest.
-        SourceError: the images are others.
-        StoreMismatchError: `store` holds the dataset itself, or a copy of its files.
+    or continue what an interrupted attempt left. 4. Compare the hashes. Raises ValueError if the
+    file is no manifest, SourceError if the images are others, StoreMismatchError if `store` holds
+    the dataset itself, or a copy of its files.
     """
     expected = read_manifest(manifest)
     split = expected["manifest"]["source"]["split"]
@@ -124,11 +118,8 @@ def describe(
     dataset: Dataset, recipe: Mapping[str, Any] | None, data: str | None
 ) -> dict[str, Any]:
     """The manifest of `dataset`; `recipe` is its job's, `data` where the images are if not there.
-
-    Raises:
-        StorageError: the store is no campaign's, has gaps, or has not reached its last phase.
-        ValueError: nothing says where the images are.
-    """
+    Raises StorageError for a store that is not complete, ValueError if nothing says where the
+    images are."""
     if "campaign" not in dataset.manifest or not dataset.receipts:
         what = "no part" if "campaign" in dataset.manifest else "no campaign"
         raise StorageError(f"{dataset.root} has {what}: there is nothing to describe; generate one")

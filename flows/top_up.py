@@ -1,12 +1,8 @@
 """Top up: bring the coverage of a store to what is wanted, and no further.
 
 The planned campaign is run first; then its last phase grows by whole rounds until enough images
-have a confident pair. A plan is a pure function of settings and receipts, and a round knows only
-rounds that are complete, so the dataset is the one that a campaign of the final size, planned at
-once, would have made.
-
-Nothing is remembered but the store: the recipe beside it has the size that it has grown to, its
-receipts what is done. So it may be killed at any time, and started every night.
+have a confident pair. The dataset is the one that a campaign of the final size, planned at once,
+would have made. Nothing is remembered but the store: it may be killed at any time.
 """
 
 from __future__ import annotations
@@ -17,15 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flows.coverage_goal import (
-    Ending,
-    Goal,
-    Standing,
-    ending_of,
-    standing,
-    statement,
-    with_n_runs,
-)
+from flows.coverage_goal import Ending, Goal, Standing, ending_of, standing, statement, with_n_runs
 from flows.generate import generate
 from flows.recipe import Recipe
 from flows.settings import resolve
@@ -62,12 +50,7 @@ def top_up(
     generate them. 4. Say what came of it: the result's `ending` is why it ended.
     `n_runs_at_most` bounds the runs of the whole store; None is twice what the recipe plans.
     `step`: runs that are added at a time, 0 for one round. `stall_rounds`: so many rounds without a
-    new image end it.
-
-    Raises:
-        ValueError: a number that cannot be; the message has the fix.
-        StoreMismatchError: the store was made with other settings.
-        CampaignError: parts failed; the others are stored, and the same call goes on.
+    new image end it. Raises as `generate`, and ValueError for a number that cannot be.
     """
     job = Job(resolve(recipe, settings), store, split)
     goal = Goal(
@@ -97,20 +80,14 @@ def top_up(
         "runs at most": goal.n_runs_at_most,
         "parts in quarantine": len(now.quarantined),
     }
-    leave_facts(f"top-up-{split}", shown(facts), f"{why} ({job.title})")
+    shown = {name: value for name, value in facts.items() if name not in ("why", "images covered")}
+    shown |= {name: f"{facts[name]:.3f}" for name in ("coverage before", "coverage")}
+    leave_facts(f"top-up-{split}", shown, f"{why} ({job.title})")
     if is_store(job.place):
         last = job.sampling.phases[-1]
         dataset = Dataset(job.place)
         leave_campaign(dataset, split, title=job.title, n_runs_last_phase=last.n_runs)
     return facts
-
-
-def shown(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts as people read them; why it ended stands above them."""
-    rows = {name: value for name, value in facts.items() if name not in ("why", "images covered")}
-    for name in ("coverage before", "coverage"):
-        rows[name] = f"{facts[name]:.3f}"
-    return rows
 
 
 @dataclass(frozen=True)
