@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from flows.families.autoencoder.study import AUTOENCODER
@@ -29,15 +28,3 @@ def study(
 ) -> Any:
     """Settings of the named study, as `StudyKind.named`."""
     return kind_of(name).named(preset, settings, only=only)
-
-
-def resolve(
-    name: str,
-    preset: str | None,
-    settings: Mapping[str, Any] | None,
-    store: Path,
-    *,
-    only: str = "",
-) -> Any:
-    """Settings of the named study in a store, as `StudyKind.resolve`."""
-    return kind_of(name).resolve(preset, settings, store, only=only)

@@ -1,8 +1,4 @@
-"""Kinds of study: the grid, scores, claims and page that tell one from another.
-
-What all have in common is here (settings, read from a preset, single values or a store, and the
-command that makes them again), in `flows.study` (the flow) and in `flows.cli.study` (the command).
-"""
+"""Kinds of study: the grid, scores, claims and page that tell one from another."""
 
 from __future__ import annotations
 
@@ -39,15 +35,20 @@ class Ended(Protocol):
 class StudyKind(ABC, Generic[S, P]):
     """A study with settings S, and a plan P of what is to be run for it.
 
-    `paper`: where that asks the question. `parts`: the setting with the parts of which some can be
+    `paper`: where that asks the question. `presets`: the study by size. `costs`: estimates by part
+    on a device, measured on this machine in some seconds. `figures` of the page are of a plan and a
+    record, `claims` are decided on one. `parts`: the setting with the parts of which some can be
     chosen by name; `unit` heads their costs. `products` are in the store beside the record, its
-    pictures and the `page`. `flow` is Prefect's name. `claims` are decided on a record.
+    pictures and the `page`. `flow` is Prefect's name.
     """
 
     name: str
     title: str
     question: str
     paper: str
+    presets: Mapping[str, Callable[[], S]]
+    costs: Callable[[P, str], list[Cost]]
+    figures: Callable[[P, Mapping[str, Any]], Sequence[Any]]
     claims: Claims
     page: StudyPage
     settings: ClassVar[Any]
@@ -73,11 +74,6 @@ class StudyKind(ABC, Generic[S, P]):
         made = {self.record, self.pictures, f"{stem}.html", f"{stem}-data", SETTINGS}
         return self.products | made
 
-    @property
-    @abstractmethod
-    def presets(self) -> Mapping[str, Callable[[], S]]:
-        """The study by size."""
-
     @abstractmethod
     def size(self, made: S) -> str:
         """`5 autoencoders, 6 masks`."""
@@ -91,10 +87,6 @@ class StudyKind(ABC, Generic[S, P]):
         """Split and facts of every set of images that was read."""
 
     @abstractmethod
-    def costs(self, plan: P, device: str) -> list[Cost]:
-        """Estimates by part, measured on this machine in some seconds."""
-
-    @abstractmethod
     def planned(self, plan: P) -> str:
         """Extent of what the costs are of: `60 units`."""
 
@@ -105,10 +97,6 @@ class StudyKind(ABC, Generic[S, P]):
     @abstractmethod
     def describe(self, plan: P, ended: Any) -> tuple[list[Any], dict[str, Any]]:
         """Identity, of which the fingerprint is made, and the record's own entries."""
-
-    @abstractmethod
-    def figures(self, plan: P, record: Mapping[str, Any]) -> Sequence[Any]:
-        """Figures of the page."""
 
     @abstractmethod
     def keep_pictures(self, store: Path, plan: P, ended: Any, record: Mapping[str, Any]) -> None:

@@ -12,10 +12,10 @@ import itertools
 
 import numpy as np
 
-from benchmarks.evaluation.evaluated import PLAIN, Evaluated, NotTestableError
+from benchmarks.evaluation.evaluated import PLAIN, Evaluated
 from benchmarks.restore.gains import disagreement
 from recon_core.summary import NOTICEABLE, proportion_interval
-from tasks.study.statements import Verdict, every
+from tasks.study.statements import NotTestableError, Verdict, every
 
 FEW = 0.01
 """At most this share of images is "almost none"."""

@@ -19,16 +19,13 @@ import numpy.typing as npt
 
 from recon_core.summary import bootstrap_interval
 from tasks.evaluation.record import SCHEMA, VERSION
+from tasks.study.statements import NotTestableError
 
 PLAIN = "plain"
 
 Values = npt.NDArray[np.float64]
 Side = Literal["targets", "decoys"]
 Metric = Literal["ssim", "haarpsi"]
-
-
-class NotTestableError(Exception):
-    """The evaluation lacks what a claim is about; the message says what."""
 
 
 @dataclass(frozen=True)

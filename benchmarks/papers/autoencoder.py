@@ -10,21 +10,14 @@ numbers, and must come out the same. Hardware and --check are as in `benchmarks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 from benchmarks.papers.kkt import collect, read_record
 from benchmarks.record import Claim
 from tasks.families.autoencoder.study.claims import check_recovery
 from tasks.families.autoencoder.study.page import RECOVERY_PAGE
 
-
-def read_study(path: Path) -> dict[str, Any]:
-    """The record at `path`, a recovery.json or its folder.
-
-    Raises ValueError for anything else, and for one whose claims are not those of its numbers.
-    """
-    return read_record(path, RECOVERY_PAGE, check_recovery)
+read_study = partial(read_record, page=RECOVERY_PAGE, check=check_recovery)
 
 
 def first_tested(claims: list[Claim]) -> list[Claim]:

@@ -55,12 +55,8 @@ def claims_of(script: str, name: str, part: Part, run: Run) -> list[Claim]:
         command += f" --data {run.data}"
     return [
         Claim(
-            claim=found.claim,
-            where=found.where,
-            theirs=found.theirs,
-            ours=found.ours,
+            **{name: value for name, value in vars(found).items() if name != "holds"},
             outcome=outcome_of(found.holds),
-            rule=found.rule,
             command=command,
             seconds=seconds,
             hardware=hardware(),

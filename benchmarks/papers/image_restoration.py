@@ -16,39 +16,25 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.coverage.claims import coverage_claims
 from benchmarks.evaluation import checks
-from benchmarks.evaluation.evaluated import PLAIN, Evaluated, NotTestableError, read_evaluation
+from benchmarks.evaluation.evaluated import PLAIN, Evaluated, read_evaluation
 from benchmarks.evaluation.tables import TABLES, has_tables, read_tables
 from benchmarks.record import Claim, hardware, parse_claims, parse_lines
 from recon_core.summary import NOTICEABLE
-from tasks.study.statements import Outcome, Verdict, outcome_of
+from tasks.study.statements import Statement, decided
 
 COVERAGE = Path(__file__).parents[2] / "docs/results/benchmarks/coverage_real.json"
 NOT_KEPT = "not recomputed: the scores of single images by these restorers were not kept"
 """In a claim's numbers: they are those of an evaluation whose tables lack them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Statement:
-    """A claim, where it is made, what the paper found, and the rule that `check` decides by.
-
-    `check` gives our numbers and the verdict, or raises NotTestableError.
-    """
-
-    claim: str
-    where: str
-    theirs: str
-    rule: str
-    check: Callable[[Evaluated], Verdict]
-
-
 MORE = "the mean difference is above 0, and so is its interval; false if that ends at 0 or below"
-STATEMENTS = (
+STATEMENTS: tuple[Statement[Evaluated], ...] = (
     Statement(
         claim="Restoration raises the number of good reconstructions",
         where="section 5.1.1",
@@ -178,23 +164,10 @@ def check(e: Evaluated, *, name: str, command: str) -> Iterator[Claim]:
     spent = sum(e.record["seconds"].values())
     for statement in STATEMENTS:
         start = time.perf_counter()
-        outcome: Outcome
-        try:
-            ours, holds = statement.check(e)
-            outcome = outcome_of(holds)
-        except NotTestableError as reason:
-            ours, outcome = str(reason), "not testable"
-        yield Claim(
-            claim=statement.claim,
-            where=statement.where,
-            theirs=statement.theirs,
-            ours=f"{name}: {ours}",
-            outcome=outcome,
-            rule=statement.rule,
-            command=command,
-            seconds=round(spent + time.perf_counter() - start, 3),
-            hardware=hardware(),
-        )
+        (found,) = decided([statement], e)
+        seconds = round(spent + time.perf_counter() - start, 3)
+        made = {"command": command, "seconds": seconds, "hardware": hardware()}
+        yield Claim(**found | made | {"ours": f"{name}: {found['ours']}"})
 
 
 def named(path: Path) -> str:

@@ -16,21 +16,15 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Claim, Hardware, hardware, parse_claims
 from tasks.families.weights.study.claims import check_claims
 from tasks.families.weights.study.page import STUDY_PAGE
+from tasks.page.formats import with_names
 from tasks.page.study_page import StudyPage
-
-
-def read_study(path: Path) -> dict[str, Any]:
-    """The record at `path`, a study.json or its folder.
-
-    Raises ValueError for anything else, and for one whose claims are not those of its numbers.
-    """
-    return read_record(path, STUDY_PAGE, check_claims)
 
 
 def read_record(
@@ -50,12 +44,16 @@ def read_record(
     found, expected = (record.get("schema"), record.get("version")), (page.schema, page.version)
     if found != expected:
         raise ValueError(f"{file} is {found}, expected {expected}; make the study again")
+    record["claims"] = [c | {"where": with_names(c["where"])} for c in record["claims"]]
     if check(record) != record["claims"]:
         raise ValueError(
             f"the claims in {file} are not what its numbers give with this release; run the study "
             "again, which attacks nothing anew"
         )
     return record
+
+
+read_study = partial(read_record, page=STUDY_PAGE, check=check_claims)
 
 
 def claims_of(record: Mapping[str, Any], machines: Mapping[str, Hardware]) -> Iterator[Claim]:
@@ -66,17 +64,9 @@ def claims_of(record: Mapping[str, Any], machines: Mapping[str, Hardware]) -> It
     name = f"{record['name']} ({record['preset']})"
     machine = machines.get(record["command"]) or hardware()
     for found in record["claims"]:
-        yield Claim(
-            claim=found["claim"],
-            where=found["where"],
-            theirs=found["theirs"],
-            ours=f"{name}: {found['ours']}",
-            outcome=found["outcome"],
-            rule=found["rule"],
-            command=record["command"],
-            seconds=round(sum(record["seconds"].values()), 1),
-            hardware=machine,
-        )
+        made = {"command": record["command"], "hardware": machine}
+        seconds = round(sum(record["seconds"].values()), 1)
+        yield Claim(**found | made | {"ours": f"{name}: {found['ours']}", "seconds": seconds})
 
 
 def main(argv: Sequence[str] | None = None) -> None:

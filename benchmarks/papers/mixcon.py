@@ -10,20 +10,13 @@ numbers, and must come out the same. Hardware and --check are as in `benchmarks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 from benchmarks.papers.kkt import collect, read_record
 from tasks.families.inversion.study.claims import check_inversion
 from tasks.families.inversion.study.page import INVERSION_PAGE
 
-
-def read_study(path: Path) -> dict[str, Any]:
-    """The record at `path`, an inversion.json or its folder.
-
-    Raises ValueError for anything else, and for one whose claims are not those of its numbers.
-    """
-    return read_record(path, INVERSION_PAGE, check_inversion)
+read_study = partial(read_record, page=INVERSION_PAGE, check=check_inversion)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,7 +11,6 @@ README.md. A file that is none of these stops the build and is named.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from benchmarks.record import Claim, Hardware, Measurement, parse_claims, parse_
 from benchmarks.restore.gains import Interval
 from benchmarks.results.run_summary import RunSummary, Scores, parse_run
 from benchmarks.results.studies import KINDS, study_table
+from tasks.page.formats import with_names
 from tasks.study.statements import Outcome
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -33,8 +33,6 @@ PAGES = {
     "instahide": "InstaHide paper",
 }
 """Title of each page, by its name, which is that of its claims."""
-PAPERS = {"000": "autoencoder", "001": "image-restoration", "002": "kkt", "003": "mixcon",
-          "004": "instahide"}  # fmt: skip
 """Pages by the numbers that records give papers."""
 APPENDIX = "benchmarks"
 INTRODUCTION = """# Results
@@ -105,17 +103,6 @@ def _page_of_study(stem: str) -> str:
     study, _slash, kind = stem.partition("/")
     page = {"recovery": "autoencoder", "inversion": "mixcon"}.get(kind, "kkt")
     return "span" if study == "span" else page
-
-
-def with_names(text: str) -> str:
-    """`text` with papers by their names where records have numbers."""
-    names = {number: PAGES[page] for number, page in PAPERS.items()}
-
-    def name(found: re.Match[str]) -> str:
-        title = names[found[2]]
-        return title if title.startswith(("KKT", "MixCon", "InstaHide")) else title.lower()
-
-    return re.sub(r"(?<![\d.,-])([Pp]aper )?\b(00[0-4])\b(?![.,]?\d|-)", name, text)
 
 
 def _run(run: RunSummary) -> str:

@@ -12,7 +12,7 @@ from tasks.families.autoencoder.study.page import RECOVERY_PAGE
 from tasks.families.inversion.study.page import INVERSION_PAGE
 from tasks.families.weights.study.page import STUDY_PAGE
 from tasks.page.study_page import StudyPage
-from tasks.page.tables import whose_claims
+from tasks.page.tables import claim_counts
 
 HEADER = (
     *("cell", "networks", "images each", "good", "good decoys", "mean SSIM", "decoys"),
@@ -138,7 +138,7 @@ def _read(text: str, name: str, page: StudyPage) -> dict[str, Any]:
 def _heading(record: Mapping[str, Any], name: str, page: str, more: str) -> list[str]:
     folder = name.rpartition("/")[0]
     n_hold = sum(claim["outcome"] == "holds" for claim in record["claims"])
-    whose = whose_claims(record)
+    whose = claim_counts(record)["whose"]
     return [
         f"### {record['title']}\n",
         f"{record['question']} ({record['paper']}; preset `{record['preset']}`.) "

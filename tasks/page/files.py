@@ -21,7 +21,7 @@ from tasks.page.tables import Table
 
 TEMPLATES = Path(__file__).parent / "templates"
 FORMATS = ("percent", "score", "duration", "interval", "number", "count", "runs", "short", "power",
-           "decibels", "whole")  # fmt: skip
+           "decibels", "whole", "with_names")  # fmt: skip
 
 Record = Mapping[str, Any]
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -58,6 +58,15 @@ class Figure:
 
 
 Draw = Callable[[Record, Arrays, Record], Figure]
+FigureWords = tuple[str, str, str, str]
+"""Of a figure: its title, where in the paper, its caption, and what it does not show."""
+
+
+def figure_spec(kind: str, name: str, words: FigureWords, **shown: Any) -> dict[str, Any]:
+    """A figure as it stands in a record; `shown`: what it is drawn of."""
+    title, where, caption, cannot = words
+    head = {"kind": kind, "name": name, "title": title, "where": where}
+    return {**head, **shown, "caption": caption, "cannot": cannot}
 
 
 def drawn(

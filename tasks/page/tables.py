@@ -102,16 +102,13 @@ def estimate(name: str, found: Sequence[float | None]) -> dict[str, Cell]:
     return dict(zip((name, f"{name} low", f"{name} high"), found, strict=True))
 
 
-def claim_counts(record: Mapping[str, Any]) -> dict[str, int]:
-    """Number of claims (`n_claims`), and of each outcome."""
+def claim_counts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Number of claims (`n_claims`) and of each outcome; `whose`: the paper's, or ours too."""
     found = [claim["outcome"] for claim in record["claims"]]
-    return {"n_claims": len(found)} | {k: found.count(text) for k, text in OUTCOMES.items()}
-
-
-def whose_claims(record: Mapping[str, Any]) -> str:
-    """Words for whose the claims are: the paper's, or ours too."""
     is_ours = any(claim["where"] == "ours" for claim in record["claims"])
-    return "of the paper and ours" if is_ours else "of the paper"
+    whose = "of the paper and ours" if is_ours else "of the paper"
+    counts = {name: found.count(text) for name, text in OUTCOMES.items()}
+    return {"n_claims": len(found), "whose": whose, **counts}
 
 
 def claims_table(record: Mapping[str, Any]) -> Table:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from safetensors.numpy import load, save
 from torch import Tensor
 
+from recon_core.types import Progress, no_progress
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import CorruptPartError
 from storage.files import full_device_explained, write_file
@@ -64,6 +66,31 @@ class Folder:
     def put(self, key: str, arrays: Arrays, about: Mapping[str, Any]) -> None:
         """Keeps a product. Raises StoreFullError."""
         save_checkpoint(self.place, key[:32], arrays, {"key": key, **about})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(ABC):
+    """Something that a unit makes once, and keeps in the study at `root` under the job's key."""
+
+    root: str
+    device: str
+
+    @property
+    def folder(self) -> Folder:
+        return Folder(Path(self.root))
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """sha256 of everything that the product depends on."""
+
+    @abstractmethod
+    def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
+        """The product: arrays, and what is known of them."""
+
+    def run(self, progress: Progress = no_progress) -> dict[str, Any]:
+        """Facts of the product, which is made unless it is there. Raises StoreFullError."""
+        return self.folder.made(self.key, lambda: self.make(progress))
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:

@@ -74,6 +74,14 @@ def all_of(found: Sequence[Verdict]) -> Verdict:
     return "; ".join(text for text, _holds in found), every(holds for _text, holds in found)
 
 
+def decided_by(
+    found: Iterable[tuple[str, Difference]],
+    holds: Callable[[Difference], bool | None] = lambda d: d.holds,
+) -> Verdict:
+    """The words of several differences by name, and whether all hold."""
+    return all_of([(f"{name}: {d}", holds(d)) for name, d in found])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Statement(Generic[R]):
     """A claim, where it is made, what the paper found, and the rule that `check` decides by.
@@ -104,14 +112,6 @@ def decided(statements: Iterable[Statement[R]], results: R) -> list[dict[str, An
             outcome = outcome_of(holds)
         except NotTestableError as reason:
             ours, outcome = str(reason), "not testable"
-        found.append(
-            {
-                "claim": statement.claim,
-                "where": statement.where,
-                "theirs": statement.theirs,
-                "ours": ours,
-                "rule": statement.rule,
-                "outcome": outcome,
-            }
-        )
+        said = {key: getattr(statement, key) for key in ("claim", "where", "theirs")}
+        found.append({**said, "ours": ours, "rule": statement.rule, "outcome": outcome})
     return found

@@ -21,7 +21,7 @@ from flows.families.weights.attack_plan import attack_plan, span_plan
 from flows.presets import preset
 from flows.regenerate import describe
 from flows.settings import resolve as resolve_recipe
-from flows.studies import resolve, study
+from flows.studies import kind_of, study
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from storage.pairs.dataset import Dataset
 from tasks.campaign.status import find_recipe
@@ -222,7 +222,7 @@ def test_a_fresh_server_runs_nothing_by_itself(deployments: dict[str, dict[str, 
     made = deployments["generate/instahide"]["parameters"]
     assert resolve_recipe(made["recipe"], made["settings"]) == preset("instahide-small")
     asked = deployments["study/paper"]["parameters"]
-    made = resolve(asked["name"], asked["preset"], asked["settings"], Path(asked["store"]))
+    made = kind_of(asked["name"]).resolve(asked["preset"], asked["settings"], Path(asked["store"]))
     assert made == study("multiclass", "paper")
 
 

@@ -21,7 +21,7 @@ import pytest
 from flows.recipe import Recipe
 from flows.regenerate import MANIFEST_SCHEMA, foreseen, read_manifest
 from flows.settings import read_recipe, to_json
-from flows.studies import resolve as resolve_study
+from flows.studies import kind_of
 from flows.studies import study as named_study
 from storage.challenge import read_challenge
 from storage.checkpoints import load_checkpoint, read_meta
@@ -212,17 +212,17 @@ DOCUMENTS: dict[str, Document] = {
     ),
     "study's settings": Document(
         _written("settings.json", lambda: asdict(named_study("losses", "cpu"))),
-        lambda folder: resolve_study("losses", None, None, folder),
+        lambda folder: kind_of("losses").resolve(None, None, folder),
         names=(" holds study ",),
     ),
     "recovery's settings": Document(
         _written("settings.json", lambda: asdict(named_study("autoencoder", "cpu"))),
-        lambda folder: resolve_study("autoencoder", None, None, folder),
+        lambda folder: kind_of("autoencoder").resolve(None, None, folder),
         names=(" holds study ",),
     ),
     "inversion's settings": Document(
         _written("settings.json", lambda: asdict(named_study("inversion", "cpu"))),
-        lambda folder: resolve_study("inversion", None, None, folder),
+        lambda folder: kind_of("inversion").resolve(None, None, folder),
         names=(" holds study ",),
     ),
     "evaluation": Document(_evaluation, _reported, n_trees=N_PAGES),

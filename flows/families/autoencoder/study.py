@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from tasks.campaign.state import CONTROL_FILE
 from tasks.families.autoencoder.study import record as records
 from tasks.families.autoencoder.study.claims import check_recovery
 from tasks.families.autoencoder.study.cost import costs_of
-from tasks.families.autoencoder.study.figure_specs import describe_figures
+from tasks.families.autoencoder.study.figure_specs import cells_of, describe_figures, lowest
 from tasks.families.autoencoder.study.images import Sources
 from tasks.families.autoencoder.study.page import RECOVERY_PAGE
 from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.settings import RecoveryStudy
-from tasks.study.cost import Cost
+from tasks.families.autoencoder.study.tables import pooled
 from tasks.study.executor import Outcome
 
 OF_EVERY_VICTIM = "victim."
@@ -35,10 +35,6 @@ class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
     products = frozenset({"victims", "inpainter", "cells", CONTROL_FILE})
     flow = "study-autoencoder"
     whole_units = True
-
-    @property
-    def presets(self) -> Mapping[str, Callable[[], RecoveryStudy]]:
-        return PRESETS
 
     def size(self, made: RecoveryStudy) -> str:
         return f"{len(made.victims)} autoencoders, {len(made.masks)} masks"
@@ -67,9 +63,6 @@ class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
     def facts(self, plan: RecoveryPlan) -> list[tuple[str, Mapping[str, str]]]:
         return [(images.split, images.facts) for images in plan.sources.images]
 
-    def costs(self, plan: RecoveryPlan, _device: str) -> list[Cost]:
-        return costs_of(plan)
-
     def planned(self, plan: RecoveryPlan) -> str:
         return f"{plan.n_units} units"
 
@@ -81,9 +74,6 @@ class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
         }
         return [self.to_json(plan.study), hashes], records.describe_recovery(plan, ended)
 
-    def figures(self, _plan: RecoveryPlan, record: Mapping[str, Any]) -> Sequence[Any]:
-        return describe_figures(record)
-
     def keep_pictures(
         self, store: Path, plan: RecoveryPlan, ended: Outcome, record: Mapping[str, Any]
     ) -> None:
@@ -91,34 +81,26 @@ class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
 
     def rows(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One row per victim and method, at the lowest loss that was reached, over all masks."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         for victim in record["victims"]:
-            if not victim["levels"]:
-                last = victim["last"]["loss"]
-                rows.append(
-                    {"victim": victim["title"], "loss": "none", "method": f"last {last:.2g}"}
-                )
+            if (at := lowest(victim)) is None:
+                last = f"last {victim['last']['loss']:.2g}"
+                rows.append({"victim": victim["title"], "loss": "none", "method": last})
                 continue
-            level = min(at["level"] for at in victim["levels"])
             for method in record["methods"]:
-                cells = [
-                    cell
-                    for cell in record["cells"]
-                    if (cell["victim"], cell["level"]) == (victim["name"], level)
-                    and cell["method"] == method["name"]
-                    and (cell["split"], cell["sigma"]) == ("train", 0.0)
-                ]
+                where = {"victim": victim["name"], "level": at["level"], "method": method["name"]}
+                cells = cells_of(record, split="train", sigma=0.0, **where)
                 if not cells:
                     continue
-                n = sum(cell["n"] for cell in cells)
+                found = pooled(cells)
                 rows.append(
                     {
                         "victim": victim["title"],
-                        "loss": f"{level:g}",
+                        "loss": f"{at['level']:g}",
                         "method": method["title"],
-                        "accurate": f"{sum(c['n_accurate'] for c in cells)}/{n}",
-                        "approximate": f"{sum(c['n_approximate'] for c in cells)}/{n}",
-                        "PSNR": f"{sum(c['n'] * c['psnr'][0] for c in cells) / n:.1f} dB",
+                        "accurate": f"{found['n_accurate']}/{found['n']}",
+                        "approximate": f"{found['n_approximate']}/{found['n']}",
+                        "PSNR": f"{found['psnr']:.1f} dB",
                     }
                 )
         names = ("victim", "loss", "method", "accurate", "approximate", "PSNR")
@@ -127,9 +109,12 @@ class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
 
 AUTOENCODER = AutoencoderStudy(
     name="autoencoder",
-    title=records.TITLE,
-    question=records.QUESTION,
-    paper=records.PAPER,
+    title="Training images from overfitted autoencoders",
+    question="Do overfitted autoencoders give back training images of which pixels are missing?",
+    paper="autoencoder paper, section 4",
+    presets=PRESETS,
+    costs=costs_of,
+    figures=lambda _plan, record: describe_figures(record),
     claims=check_recovery,
     page=RECOVERY_PAGE,
 )

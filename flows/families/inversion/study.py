@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from tasks.families.inversion.study.page import INVERSION_PAGE
 from tasks.families.inversion.study.plan import InversionPlan
 from tasks.families.inversion.study.record import role_cells, sweet_spots
 from tasks.families.inversion.study.settings import InversionStudy
-from tasks.families.inversion.study.weights import write_victims
-from tasks.study.cost import Cost
 from tasks.study.executor import Outcome, Unit
 
 OF_EVERY_SOURCE = "source"
@@ -35,10 +33,6 @@ class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
     parts, unit = "sources", "what"
     products = frozenset({"victims", "products", CONTROL_FILE})
     flow = "study-inversion"
-
-    @property
-    def presets(self) -> Mapping[str, Callable[[], InversionStudy]]:
-        return PRESETS
 
     def size(self, made: InversionStudy) -> str:
         return f"{len(made.sources)} sources, {len(made.cells)} cells"
@@ -78,9 +72,6 @@ class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
     def facts(self, plan: InversionPlan) -> list[tuple[str, Mapping[str, str]]]:
         return [fact for images in plan.images.values() for fact in images.facts.items()]
 
-    def costs(self, plan: InversionPlan, _device: str) -> list[Cost]:
-        return costs_of(plan)
-
     def planned(self, plan: InversionPlan) -> str:
         return f"{len(plan.study.cells)} cells"
 
@@ -96,14 +87,11 @@ class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
         body = records.describe_inversion(plan, ended.failed)
         return [self.to_json(plan.study), hashes], body
 
-    def figures(self, _plan: InversionPlan, record: Mapping[str, Any]) -> Sequence[Any]:
-        return describe_figures(record)
-
     def keep_pictures(
         self, store: Path, plan: InversionPlan, _ended: Outcome, record: Mapping[str, Any]
     ) -> None:
         write_file(store / self.pictures, records.pictures_of(plan, record))
-        write_victims(plan, role_cells(plan, sweet_spots(plan)))
+        plan.write_victims(role_cells(plan, sweet_spots(plan)))
 
     def rows(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One row per cell with a role: what it costs, and what every attack gets."""
@@ -127,9 +115,13 @@ class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
 
 INVERSION = SplitStudy(
     name="inversion",
-    title=records.TITLE,
-    question=records.QUESTION,
-    paper=records.PAPER,
+    title="Split networks: what the features give away, and what MixCon hides",
+    question="A client sends the features of an image to a server. How much of the image comes "
+    "back, does training with MixCon prevent it, and does a better attacker undo that?",
+    paper="MixCon paper",
+    presets=PRESETS,
+    costs=costs_of,
+    figures=lambda _plan, record: describe_figures(record),
     claims=check_inversion,
     page=INVERSION_PAGE,
 )

@@ -45,7 +45,6 @@ class Size:
     rate: float
     rate_classes: float
     save_at: tuple[int, ...]
-    save_at_conv: tuple[int, ...]
     search: Search | None
     search_conv: Search | None
     min_candidates: int
@@ -62,7 +61,6 @@ PAPER = Size(
     rate=0.01,
     rate_classes=0.5,
     save_at=(10_000, 50_000),
-    save_at_conv=(10_000, 50_000),
     search=None,
     search_conv=None,
     min_candidates=2,
@@ -80,7 +78,6 @@ CPU = Size(
     rate=0.05,
     rate_classes=0.5,
     save_at=(1000,),
-    save_at_conv=(2000,),
     search=Search(lr=(0.05, 0.6), lam_lr=(0.1, 0.6)),
     search_conv=Search(lr=(0.001, 0.01), lam_lr=(0.003, 0.03), lam_min=None),
     min_candidates=10,
@@ -110,10 +107,7 @@ def multiclass(size: Size) -> Study:
         n = round(fixed / c) * c  # as near to 500 as three classes come
         cells.append(_classes_cell(size, "fixed", c, n, {"n_classes": c}))
     binary = _binary(size, n_images=fixed)
-    cells.append(
-        Cell(name=f"vehicles, animals; {fixed}", panel="binary", at={"n_classes": 2},
-             images_per_run=fixed, experiment=binary)
-    )  # fmt: skip
+    cells.append(_cell(f"vehicles, animals; {fixed}", "binary", {"n_classes": 2}, fixed, binary))
     axes = {
         "n_classes": Axis(title="classes", values=classes, scale="linear"),
         "per_class": Axis(title="images per class", values=per_class, scale="log"),
@@ -170,12 +164,8 @@ def weight_decay(size: Size) -> Study:
                 if classes == 2
                 else _multiclass(size, classes, n_images=n, decay=decay, network=network)
             )
-            name = (
-                f"{classes} classes, decay {decay:g}"
-                if decay
-                else f"{classes} classes, {start} start"
-            )
             panel = f"{classes} classes" if decay else f"{classes} classes, no decay"
+            name = f"{classes} classes, " + (f"decay {decay:g}" if decay else f"{start} start")
             at: dict[str, Value] = {"weight_decay": decay, "start": start, "n_classes": classes}
             cells.append(_cell(name, panel, at, n, experiment))
     axes = {
@@ -303,12 +293,8 @@ def _cell(name: str, panel: str, at: dict[str, Value], n_images: int, experiment
 def _classes_cell(
     size: Size, panel: str, n_classes: int, n_images: int, at: dict[str, Value]
 ) -> Cell:
-    each = n_images // n_classes
-    name = (
-        f"{n_classes} classes, {each} each"
-        if panel == "grid"
-        else f"{n_classes} classes, {n_images}"
-    )
+    each = f"{n_images // n_classes} each" if panel == "grid" else f"{n_images}"
+    name = f"{n_classes} classes, {each}"
     return _cell(name, panel, at, n_images, _multiclass(size, n_classes, n_images=n_images))
 
 
@@ -320,7 +306,6 @@ def _multiclass(
     decay: float = 0.0,
     network: Network = SMALL_FIRST,
 ) -> KKT:
-    """Cross-entropy over classes, equation 12."""
     return _sized(
         replace(buzaglo2023_multiclass(), n_classes=n_classes),
         size, network, n_images, rate=size.rate_classes, decay=decay,
@@ -339,7 +324,6 @@ def _binary(
 
 
 def _regression(size: Size, *, n_images: int, loss: Loss, decay: float, network: Network) -> KKT:
-    """Any loss of one output, equation 15."""
     base = buzaglo2023_regression()
     base = replace(base, training=replace(base.training, loss=loss))
     return _sized(base, size, network, n_images, rate=size.rate, decay=decay)

@@ -1,8 +1,4 @@
-"""The studies of the KKT paper and of the span attack: attack all victims of a grid.
-
-A study is one function in `flows.families.weights.grids`, its figures and claims one each in
-`figure_specs` and `claims` of `tasks.families.weights.study`, and a few lines here.
-"""
+"""The studies of the KKT paper and of the span attack: attack all victims of a grid."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ from tasks.devices import resolve_device
 from tasks.evaluation.pictures import KeptPictures
 from tasks.evaluation.victims import find_victims
 from tasks.families.weights.study.claims import check_claims
-from tasks.families.weights.study.cost import cost_of, measured_pace
+from tasks.families.weights.study.cost import costs_of
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
 from tasks.families.weights.study.page import STUDY_PAGE
 from tasks.families.weights.study.record import (
@@ -70,17 +66,16 @@ class Scored:
 class GridStudy(StudyKind[Study, StudyPlan]):
     """A grid of experiments, by size."""
 
-    grid: Callable[[grids.Size], Study]
+    costs: Callable[[StudyPlan, str], list[Cost]] = costs_of
+    figures: Callable[[StudyPlan, Mapping[str, Any]], Sequence[Any]] = field(
+        default=lambda plan, _record: describe_figures(plan.study)
+    )
     claims: Claims = check_claims
     page: StudyPage = STUDY_PAGE
     settings = Study
     parts, unit = "cells", "cell"
     products = frozenset({"timings.json", "heldout", "evaluation"})
     flow = "study"
-
-    @property
-    def presets(self) -> Mapping[str, Callable[[], Study]]:
-        return {name: partial(self.grid, size) for name, size in grids.SIZES.items()}
 
     def size(self, made: Study) -> str:
         n = len(made.cells)
@@ -118,13 +113,6 @@ class GridStudy(StudyKind[Study, StudyPlan]):
 
     def facts(self, plan: StudyPlan) -> list[tuple[str, Mapping[str, str]]]:
         return [(plan.study.split, plan.images.facts)]
-
-    def costs(self, plan: StudyPlan, device: str) -> list[Cost]:
-        c, h, w = plan.images.images.shape[1:]
-        pace, made = measured_pace(device), plan.study
-        return [
-            cost_of(made, cell, (c, h, w), pace, stacked=device != "cpu") for cell in made.cells
-        ]
 
     def planned(self, plan: StudyPlan) -> str:
         return self.size(plan.study)
@@ -166,9 +154,6 @@ class GridStudy(StudyKind[Study, StudyPlan]):
         stages = ("train", "attack", "score") if plan.study.train_first else ("attack", "score")
         body["seconds"] = {name: round(ended.seconds.get(name, 0.0), 1) for name in stages}
         return [ended.scored["fingerprint"], plan.study.fingerprint(plan.images)], body
-
-    def figures(self, plan: StudyPlan, _record: Mapping[str, Any]) -> Sequence[Any]:
-        return describe_figures(plan.study)
 
     def keep_pictures(
         self, store: Path, plan: StudyPlan, ended: Scored, record: Mapping[str, Any]
@@ -240,60 +225,64 @@ def ask_victims(plan: StudyPlan, dataset: Dataset, *, device: str) -> dict[int, 
     return found
 
 
+def _sizes(grid: Callable[[grids.Size], Study]) -> dict[str, Callable[[], Study]]:
+    return {name: partial(grid, size) for name, size in grids.SIZES.items()}
+
+
 GRIDS = (
     GridStudy(
         name="multiclass",
         title="More classes, more reconstructions",
         question="Does a classifier of more classes give back more of its training images?",
-        paper="002, section 4.2 and appendix C",
-        grid=grids.multiclass,
+        paper="KKT paper, section 4.2 and appendix C",
+        presets=_sizes(grids.multiclass),
     ),
     GridStudy(
         name="losses",
         title="Losses other than cross-entropy",
         question="Do networks trained by regression with weight decay give back their images, and "
         "which of them?",
-        paper="002, section 5.2 and appendix D",
-        grid=grids.losses,
+        paper="KKT paper, section 5.2 and appendix D",
+        presets=_sizes(grids.losses),
     ),
     GridStudy(
         name="weight-decay",
         title="The role of weight decay",
         question="Does weight decay make a network with a standard start vulnerable, and for which "
         "values?",
-        paper="002, section 6.1 and appendix E",
-        grid=grids.weight_decay,
+        paper="KKT paper, section 6.1 and appendix E",
+        presets=_sizes(grids.weight_decay),
     ),
     GridStudy(
         name="cnn",
         title="Convolutional networks",
         question="Do networks that begin with a convolution give back their images, and with which "
         "kernels?",
-        paper="002, section 6.1 and appendix F",
-        grid=grids.cnn,
+        paper="KKT paper, section 6.1 and appendix F",
+        presets=_sizes(grids.cnn),
     ),
     GridStudy(
         name="width",
         title="Width against number of images",
         question="How many images come back by the width of the network and the number of images?",
-        paper="002, section 6.2",
-        grid=grids.width,
+        paper="KKT paper, section 6.2",
+        presets=_sizes(grids.width),
     ),
     GridStudy(
         name="large",
         title="Many images",
         question="Does a wide network give back some of very many images that it learned in "
         "minibatches?",
-        paper="002, appendix G",
-        grid=grids.large,
+        paper="KKT paper, appendix G",
+        presets=_sizes(grids.large),
     ),
     GridStudy(
         name="span",
         title="Where the span attack works",
         question="From which networks does the span attack give back more than half of the images, "
-        "where does it break, and what of paper 002 stands when the start is known?",
-        paper="ours, beside 002",
-        grid=span_grid.span,
+        "where does it break, and what of the KKT paper stands when the start is known?",
+        paper="ours, beside the KKT paper",
+        presets=_sizes(span_grid.span),
     ),
 )
 GRID_NAMES = tuple(kind.name for kind in GRIDS)

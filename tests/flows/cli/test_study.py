@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from flows.cli.main import app
 from flows.cli.study import duration_text, size_text
 from flows.families.weights.study import GRIDS
-from flows.studies import resolve, study
+from flows.studies import kind_of, study
 from recon_core.attacks.kkt.attacks import features_of
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.experiments import KKT
@@ -91,7 +91,7 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(tmp_path: Path) 
 def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.families.weights.study.measured_pace", lambda _device: PACE)
+    monkeypatch.setattr("tasks.families.weights.study.cost.measured_pace", lambda _device: PACE)
     store = tmp_path / "study"
     shown = RUN.invoke(app, words(store, "--dry-run"))
     assert shown.exit_code == 0, shown.output
@@ -125,11 +125,11 @@ def test_bad_input_is_said_in_one_line(words_: list[str], message: str, tmp_path
 def test_a_store_keeps_to_its_study(tmp_path: Path) -> None:
     kept = study("losses", "cpu", {"n_victims": 5})
     (tmp_path / "settings.json").write_text(json.dumps(to_json(kept)))
-    assert resolve("losses", None, {}, tmp_path) == kept
-    assert resolve("losses", None, {"n_attacks": 8}, tmp_path).n_victims == 5
-    assert resolve("losses", "cpu", {}, tmp_path).n_victims == 3
+    assert kind_of("losses").resolve(None, {}, tmp_path) == kept
+    assert kind_of("losses").resolve(None, {"n_attacks": 8}, tmp_path).n_victims == 5
+    assert kind_of("losses").resolve("cpu", {}, tmp_path).n_victims == 3
     with pytest.raises(ValueError, match="holds study 'losses', not 'width'"):
-        resolve("width", None, {}, tmp_path)
+        kind_of("width").resolve(None, {}, tmp_path)
 
 
 def test_some_cells_of_a_study(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_some_cells_of_a_study(tmp_path: Path) -> None:
     (cell,) = made.cells
     assert made.only == cell.name == "2 classes, 5 each"
     assert cell.images_per_run == 6
-    assert resolve("multiclass", None, {}, tmp_path, only="5 each").only == "5 each"
+    assert kind_of("multiclass").resolve(None, {}, tmp_path, only="5 each").only == "5 each"
     for name in STUDIES:
         some = study(name, "cpu", only=study(name, "cpu").cells[0].name)
         (figure,) = describe_figures(some)

@@ -34,7 +34,7 @@ def words(store: Path, *more: str) -> list[str]:
 
 def test_it_is_listed_with_its_sizes() -> None:
     shown = " ".join(RUN.invoke(app, ["study", "list"]).stdout.split())
-    assert "000, section 4" in shown
+    assert "autoencoder paper, section 4" in shown
     assert "paper: 8 autoencoders, 6 masks" in shown
 
 

@@ -1,9 +1,5 @@
-"""Rules by which each claim of the autoencoder paper is decided: numbers in words, and the verdict.
-
-Every check takes `RecoveryResults` and raises NotTestableError where the study lacks what the
-claim is about. `tasks.families.autoencoder.study.claims` has the claims themselves, and the rules
-in words.
-"""
+"""Rules by which each claim of the autoencoder paper is decided (`claims` has them in words): our
+numbers, and the verdict; NotTestableError where the study lacks what a claim is about."""
 
 from __future__ import annotations
 
@@ -102,6 +98,13 @@ def _of_perfect(r: RecoveryResults, found: Found, more: str = "") -> Verdict:
     return of + more, holds
 
 
+def _each_perfect(
+    rule: Callable[[RecoveryResults, Record], Verdict],
+) -> Callable[[RecoveryResults], Verdict]:
+    """The check of a rule for every network that overfits perfectly."""
+    return lambda r: _of_perfect(r, [rule(r, victim) for victim in r.perfect])
+
+
 def beats_iteration(r: RecoveryResults, kind: str) -> Verdict:
     """By a wide margin, of networks of a kind."""
     victims = [victim for victim in r.perfect if victim["architecture"]["kind"] == kind]
@@ -135,24 +138,21 @@ def _inpainter(r: RecoveryResults) -> str:
     )
 
 
-def mask_estimate_converges(r: RecoveryResults) -> Verdict:
-    """By victim: runs that stop changing, and the worst mask's share of right pixels."""
-    found: Found = []
+@_each_perfect
+def mask_estimate_converges(r: RecoveryResults, victim: Record) -> Verdict:
+    """Runs that stop changing, and the worst mask's share of right pixels."""
+    cells = r.cells(victim, "unknown")
+    n, n_ended = sum(c["n"] for c in cells), sum(c["endings"]["converged"] for c in cells)
+    low, high = proportion_interval(n_ended, n)
+    worst = min(cells, key=lambda cell: float(cell["mask_accuracy"]))
+    mean = sum(cell["mask_accuracy"] for cell in cells) / len(cells)
     most = r.record["settings"]["methods"]["unknown"]["n_alternations"]
-    for victim in r.perfect:
-        cells = r.cells(victim, "unknown")
-        n, n_ended = sum(c["n"] for c in cells), sum(c["endings"]["converged"] for c in cells)
-        low, high = proportion_interval(n_ended, n)
-        worst = min(cells, key=lambda cell: float(cell["mask_accuracy"]))
-        mean = sum(cell["mask_accuracy"] for cell in cells) / len(cells)
-        text = (
-            f"{victim['title']}: {n_ended} of {n} runs ended of themselves within {most} "
-            f"alternations ({100 * low:.0f} to {100 * high:.0f} %), {mean:.3f} of the pixels are "
-            f"right, {worst['mask_accuracy']:.3f} under {worst['mask']}"
-        )
-        right = bool(worst["mask_accuracy"] > MOSTLY)
-        found.append((text, every([above(low, high, MOSTLY), right])))
-    return _of_perfect(r, found)
+    text = (
+        f"{victim['title']}: {n_ended} of {n} runs ended of themselves within {most} alternations "
+        f"({100 * low:.0f} to {100 * high:.0f} %), {mean:.3f} of the pixels are right, "
+        f"{worst['mask_accuracy']:.3f} under {worst['mask']}"
+    )
+    return text, every([above(low, high, MOSTLY), bool(worst["mask_accuracy"] > MOSTLY)])
 
 
 def generic_recovers_none(r: RecoveryResults) -> Verdict:
@@ -160,10 +160,14 @@ def generic_recovers_none(r: RecoveryResults) -> Verdict:
     found: Found = []
     for name in ("ddnm", "biharmonic"):
         for victim in r.perfect:
-            cells = r.cells(victim, name)
-            n_hits, n = (sum(cell[key] for cell in cells) for key in ("n_accurate", "n"))
-            found.append((f"{name}, {victim['title']}: {n_hits} of {n}", n_hits == 0))
+            text, is_none = _none_accurate(r.cells(victim, name))
+            found.append((f"{name}, {victim['title']}: {text}", is_none))
     return _of_perfect(r, found, _inpainter(r))
+
+
+def _none_accurate(cells: Sequence[Record]) -> Verdict:
+    n_hits, n = (sum(cell[key] for cell in cells) for key in ("n_accurate", "n"))
+    return f"{n_hits} of {n}", n_hits == 0
 
 
 def generic_recovers_few_approximately(r: RecoveryResults) -> Verdict:
@@ -195,46 +199,41 @@ def of_test_images(r: RecoveryResults, score: Named, *, at_most: float) -> Verdi
 
 
 def copying_gives_nothing(r: RecoveryResults) -> Verdict:
-    found: Found = []
-    for victim in r.copying:
-        for method in ("iteration", "unknown", "noise_aware"):
-            share = r.share(r.cells(victim, method), r.approximate)
-            found.append((f"{victim['title']}, {method}: {share:.3g}", share <= RARELY))
-    return all_of(found)
-
-
-def falls_with_the_loss(r: RecoveryResults) -> Verdict:
-    found: Found = []
-    for victim in r.perfect:
-        ends = _highest(victim), r.lowest(victim)
-        high, low = (r.cells(victim, "unknown", level=level) for level in ends)
-        d = r.difference(low, high, r.accurate)
-        shares = [f"{r.share(cells, r.accurate):.3g}" for cells in (high, low)]
-        text = f"{victim['title']}: {shares[0]} at {ends[0]:g}, {shares[1]} at {ends[1]:g}, {d}"
-        found.append((text, d.above()))
-    return _of_perfect(r, found)
+    shares = [
+        (f"{victim['title']}, {method}", r.share(r.cells(victim, method), r.approximate))
+        for victim in r.copying
+        for method in ("iteration", "unknown", "noise_aware")
+    ]
+    return all_of([(f"{name}: {share:.3g}", share <= RARELY) for name, share in shares])
 
 
 def _highest(victim: Record) -> float:
-    """The highest loss that was reached, of several."""
     if len(victim["levels"]) < 2:
         raise NotTestableError(f"{victim['title']} reached one loss only")
     return float(max(at["level"] for at in victim["levels"]))
 
 
-def high_loss_prevents(r: RecoveryResults) -> Verdict:
+@_each_perfect
+def falls_with_the_loss(r: RecoveryResults, victim: Record) -> Verdict:
+    ends = _highest(victim), r.lowest(victim)
+    high, low = (r.cells(victim, "unknown", level=level) for level in ends)
+    d = r.difference(low, high, r.accurate)
+    shares = [f"{r.share(cells, r.accurate):.3g}" for cells in (high, low)]
+    text = f"{victim['title']}: {shares[0]} at {ends[0]:g}, {shares[1]} at {ends[1]:g}, {d}"
+    return text, d.above()
+
+
+@_each_perfect
+def high_loss_prevents(r: RecoveryResults, victim: Record) -> Verdict:
     """At the highest loss, of all methods that ask the victim."""
-    methods = [m["name"] for m in r.record["methods"] if not m["generic"] and not m["ours"]]
-    found: Found = []
-    for victim in r.perfect:
-        level = _highest(victim)
-        counts = {
-            name: sum(cell["n_accurate"] for cell in r.cells(victim, name, level=level))
-            for name in methods
-        }
-        shown = ", ".join(f"{name} {n}" for name, n in counts.items())
-        found.append((f"{victim['title']} at {level:g}: {shown}", not any(counts.values())))
-    return _of_perfect(r, found)
+    level = _highest(victim)
+    counts = {
+        m["name"]: sum(cell["n_accurate"] for cell in r.cells(victim, m["name"], level=level))
+        for m in r.record["methods"]
+        if not m["generic"] and not m["ours"]
+    }
+    shown = ", ".join(f"{name} {n}" for name, n in counts.items())
+    return f"{victim['title']} at {level:g}: {shown}", not any(counts.values())
 
 
 def succeeds_where_iteration_does_not(r: RecoveryResults) -> Verdict:
@@ -313,5 +312,5 @@ def at_every_threshold(r: RecoveryResults) -> Verdict:
 
 def ours_no_test_image(r: RecoveryResults) -> Verdict:
     cells = [c for v in r.evaluated for c in r.cells(v, "noise_aware", split="test")]
-    n_hits, n = (sum(cell[name] for cell in cells) for name in ("n_accurate", "n"))
-    return f"{n_hits} of {n} images, over all victims and masks", n_hits == 0
+    text, is_none = _none_accurate(cells)
+    return f"{text} images, over all victims and masks", is_none

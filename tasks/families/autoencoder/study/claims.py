@@ -1,11 +1,9 @@
 """Claims of the autoencoder paper, checked on a study of our own; and those that we make of ours.
 
 Comparisons are image by image, at the lowest loss that a victim reached and over all masks unless
-the rule says otherwise. The interval of 95 % of a difference is a bootstrap over images. What it
-does not decide is neither true nor false: null, as is what cannot be tested on a study at all.
-
-Claims about recovery are about networks that overfit: whose loss on unseen images is at least
-`recovery_views.MEMORY` times that on their own. One that copies its input has a claim of its own.
+the rule says otherwise; the interval of 95 % of a difference is a bootstrap over images. Claims
+about recovery are about networks that overfit: whose loss on unseen images is at least
+`figure_specs.MEMORY` times that on their own. One that copies its input has a claim of its own.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ BYTES = 4
 TWO_EPOCHS = AutoencoderTraining(epochs=2, check_every=2, levels=(1e-30,))
 
 
-def costs_of(plan: RecoveryPlan) -> list[Cost]:
+def costs_of(plan: RecoveryPlan, _device: str = "") -> list[Cost]:
     """Costs of every victim, then of the generic methods; measured here in some seconds."""
     before = torch.get_num_threads()
     torch.set_num_threads(plan.study.threads)
@@ -100,8 +100,8 @@ def _of_generic(plan: RecoveryPlan) -> list[Cost]:
         update_s = asked_s = 0.0
         if job.inpainter is not None:
             update_s, asked_s, n_weights = _pace_of_inpainter(job.inpainter, plan.device)
-            if job.inpainter.key not in known:
-                known.add(job.inpainter.key)
+            if job.inpainter.prior not in known:
+                known.add(job.inpainter.prior)
                 train_s = job.inpainter.inpainter.training.n_steps * update_s
                 disk = BYTES * n_weights
         n_samples = len(job.group.ids) * len(job.group.masks)
@@ -118,7 +118,6 @@ def _of_generic(plan: RecoveryPlan) -> list[Cost]:
 
 
 def _generic_s(job: InpaintJob, asked_s: float) -> float:
-    """Seconds of all generic methods for one sample."""
     methods, seconds = job.methods, 0.0
     if isinstance(methods.ddnm, DDNM):
         ddnm = methods.ddnm

@@ -6,13 +6,31 @@ A figure that the record has no numbers for is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tasks.page.charts import Style, styles_of
 from tasks.page.files import Record
-from tasks.page.formats import power
+from tasks.page.formats import NOTHING, decibels, names, percent, plural, power, short
+from tasks.page.study_page import FigureWords, entry_of, figure_spec
 
+PAPER = "autoencoder paper"
 VALUES = ("accurate", "approximate", "psnr")
+TITLES = {
+    "accurate": "accurate recovery",
+    "approximate": "approximate recovery",
+    "psnr": "mean PSNR",
+}
+COLOURS = {
+    "iteration": 12,
+    "unknown": 13,
+    "known": 14,
+    "noise_aware": 15,
+    "ddnm": 16,
+    "biharmonic": 17,
+}
+"""Of methods; told apart with any colour vision (templates/matrix.css)."""
+OTHER_COLOURS = (7, 9, 1)
 MODERATE = 1e-5
 """Lowest loss of a network of the moderate regime (autoencoder paper, C.2)."""
 MEMORY = 100
@@ -30,17 +48,17 @@ BY_LOSS = (
     "that do not know the mask; dashed ones are given it. Bars are intervals of 95 % over images. "
     "A method that does not ask the network may have been run once; its line is level then."
 )
-WORDS = {
+WORDS: dict[str, FigureWords] = {
     "masks": (
         "What is missing",
-        "000, figure 3",
+        f"{PAPER}, figure 3",
         "The patterns of missing pixels. Light pixels are known, dark ones are set to 0 in all "
         "colours; a method that does not know the mask must tell them from black ones.",
         "Every way to lose pixels: other patterns may be harder.",
     ),
     "plates": (
         "What comes back",
-        "000, figure 1",
+        f"{PAPER}, figure 1",
         "Training images of the network, what was left of them, and what each method makes of it, "
         "with the PSNR. Estimated masks are what a method takes for known (light).",
         "How often it goes so: these are a few images, good and bad ones among them, and the "
@@ -48,7 +66,7 @@ WORDS = {
     ),
     "thresholds": (
         "When is an image recovered?",
-        "000, figure F.3",
+        f"{PAPER}, figure F.3",
         "Share of the training images that count as recovered, by the error that is allowed, "
         "which falls to the right: a panel per loss of the network. Dotted lines: the thresholds "
         "of approximate and of accurate recovery.",
@@ -56,7 +74,7 @@ WORDS = {
     ),
     "control": (
         "Training images and test images",
-        "000, section 4",
+        f"{PAPER}, section 4",
         "The same networks, masks and methods on images that were not trained on, at the lowest "
         "loss of each network. A mark per mask; numbers are shares over all masks.",
         "That a method invents nothing: a test image that does not come back may still come out "
@@ -64,47 +82,28 @@ WORDS = {
     ),
     "contraction": (
         "Does the network pull towards its images?",
-        "000, section 1",
+        f"{PAPER}, section 1",
         "Estimated spectral radius of the Jacobian of f at an image, at the lowest loss of each "
         "network. Below 1 (dotted), f draws what is near towards the image.",
         "How far it draws: a radius holds at the image itself, and masks lead far away.",
     ),
 }
-"""Title, where in the paper, caption, and what a figure does not show."""
-
-
 Figure = dict[str, Any]
 
 
 def describe_figures(record: Record) -> list[Figure]:
     """The figures of a study as they stand in recovery.json, in the order of the page."""
-    figures = [_figure("masks", WORDS["masks"])] if record["masks"] else []
-    figures += [_figure("plates", WORDS["plates"], name="examples")] if record["shown"] else []
+    figures = [figure_spec("masks", "masks", WORDS["masks"])] if record["masks"] else []
+    figures += [figure_spec("plates", "examples", WORDS["plates"])] if record["shown"] else []
     figures += [*_rates(record), *_thresholds(record), *_tables(record)]
     tested = {cell["victim"] for cell in cells_of(record, split="test", sigma=0.0)}
-    radii = _names(victim for victim in record["victims"] if victim["contraction"])
-    if tested:
-        shown = [name for name in _names(record["victims"]) if name in tested]
-        figures.append(_figure("control", WORDS["control"], victims=shown))
-    if radii:
-        figures.append(_figure("contraction", WORDS["contraction"], victims=radii))
-    return [*figures, *_noise(record)]
-
-
-def _figure(
-    kind: str, words: tuple[str, str, str, str], *, name: str | None = None, **shown: Any
-) -> Figure:
-    """A figure of `words` (title, where in the paper, caption, what it does not show)."""
-    title, where, caption, cannot = words
-    return {
-        "kind": kind,
-        "name": name or kind,
-        "title": title,
-        "where": where,
-        **shown,
-        "caption": caption,
-        "cannot": cannot,
+    victims = {
+        "control": [name for name in _names(record["victims"]) if name in tested],
+        "contraction": _names(victim for victim in record["victims"] if victim["contraction"]),
     }
+    for kind, shown in victims.items():
+        figures += [figure_spec(kind, kind, WORDS[kind], victims=shown)] if shown else []
+    return [*figures, *_noise(record)]
 
 
 def group_name(shown: Record) -> str:
@@ -113,7 +112,7 @@ def group_name(shown: Record) -> str:
 
 
 def cells_of(record: Record, **where: Any) -> list[Record]:
-    """The cells that have these values, `cells_of(record, victim="fc", split="train")`."""
+    """The cells that have these values: `cells_of(record, victim="fc", split="train")`."""
     return [cell for cell in record["cells"] if all(cell[key] == at for key, at in where.items())]
 
 
@@ -175,6 +174,55 @@ def overfitted(record: Record) -> list[Record]:
     return found or list(record["victims"])
 
 
+def victims_of(record: Record, figure: Record) -> list[Record]:
+    """The victims of a figure; ValueError for one that the record has not."""
+    return [entry_of(record, figure, "victim", name) for name in figure["victims"]]
+
+
+def method_styles(record: Record) -> dict[str, Style]:
+    """Look of each method, the same everywhere on the page."""
+    return styles_of([m["name"] for m in record["methods"]], COLOURS, OTHER_COLOURS)
+
+
+def measure(value: str, found: float | None) -> str:
+    """A value of a figure: `61.0 %`, `42.3 dB`."""
+    if value == "psnr":
+        return NOTHING if found is None else f"{decibels(found)} dB"
+    return percent(found)
+
+
+def victim_note(victim: Record) -> str:
+    """Under the title of a network: its size, and which losses it did not reach."""
+    text = f"{plural(victim['n_images'], 'image', 'images')}, {victim['n_parameters']:,} parameters"
+    at = lowest(victim)
+    text += f"; trained to a loss of {short(at['loss'])}" if at else ""
+    if missed := unreached(victim):
+        were = "was" if len(missed) == 1 else "were"
+        text += (
+            f"; {names([power(level) for level in missed])} {were} not reached "
+            f"({short(victim['last']['loss'])} after {victim['last']['epoch']:,} epochs)"
+        )
+    return text + ("; its training diverged" if victim["diverged"] else "")
+
+
+def incomplete(record: Record, victims: Sequence[Record], cells: Sequence[Record]) -> list[str]:
+    """A sentence on methods that were not run at every mask and level that the networks reached.
+
+    A generic method needs one level, since it does not ask the network.
+    """
+    masks = {cell["mask"] for cell in cells} or {mask["name"] for mask in record["masks"]}
+    reached = [len(victim["levels"]) for victim in victims]
+    parts = []
+    for method in record["methods"]:
+        keys = ("victim", "mask") if method["generic"] else ("victim", "mask", "level")
+        mine = {tuple(c[key] for key in keys) for c in cells if c["method"] == method["name"]}
+        each = [min(n, 1) for n in reached] if method["generic"] else reached
+        if len(mine) < (wanted := len(masks) * sum(each)):
+            done = f"run on {len(mine)} of {wanted} cells" if mine else "not run"
+            parts.append(f"{method['title']}: {done}")
+    return [f"Not everything was run: {'; '.join(parts)}."] if parts else []
+
+
 def _names(victims: Iterable[Record]) -> list[str]:
     return [victim["name"] for victim in victims]
 
@@ -183,16 +231,17 @@ def _rates(record: Record) -> list[Figure]:
     victims = _names(overfitted(record))
     if not any(c["victim"] in victims for c in cells_of(record, split="train", sigma=0.0)):
         return []
-    titles = {
-        "accurate": ("Accurate recovery", "000, figure 3"),
-        "approximate": ("Approximate recovery", "000, figure F.1"),
-        "psnr": ("Mean PSNR", "000, figure F.2"),
-    }
+    where = {"accurate": "figure 3", "approximate": "figure F.1", "psnr": "figure F.2"}
     return [
-        _figure(
+        figure_spec(
             "rates",
-            (*titles[value], f"{_said(record, value)}, {BY_LOSS}", ONE_OF_EACH),
-            name=f"rates-{value}",
+            f"rates-{value}",
+            (
+                TITLES[value].capitalize().replace("psnr", "PSNR"),
+                f"{PAPER}, {where[value]}",
+                f"{_said(record, value)}, {BY_LOSS}",
+                ONE_OF_EACH,
+            ),
             value=value,
             sigma=0.0,
             victims=victims,
@@ -219,8 +268,8 @@ def _thresholds(record: Record) -> list[Figure]:
     if not masks:
         return []
     mask = FAVOURITE_MASK if FAVOURITE_MASK in masks else masks[-1]
-    words = WORDS["thresholds"]
-    return [_figure("thresholds", words, victim=victim["name"], mask=mask, sigma=0.0)]
+    shown = {"victim": victim["name"], "mask": mask, "sigma": 0.0}
+    return [figure_spec("thresholds", "thresholds", WORDS["thresholds"], **shown)]
 
 
 def _tables(record: Record) -> list[Figure]:
@@ -233,21 +282,13 @@ def _tables(record: Record) -> list[Figure]:
         regime = "It copies its input" if copies(victim) else "Moderately overfitted"
         words = (
             f"{regime}: {victim['title']}",
-            f"000, table {1 if dense else 2}",
+            f"{PAPER}, table {1 if dense else 2}",
             "Share of the training images that come back approximately, with the interval of 95 % "
             "over images.",
             ONE_OF_EACH.replace("the bars", "the brackets"),
         )
-        figures.append(
-            _figure(
-                "table",
-                words,
-                name=f"moderate-{len(figures) + 1}",
-                victim=victim["name"],
-                level=level["level"],
-                value="approximate",
-            )
-        )
+        shown = {"victim": victim["name"], "level": level["level"], "value": "approximate"}
+        figures.append(figure_spec("table", f"moderate-{len(figures) + 1}", words, **shown))
     return figures
 
 
@@ -257,11 +298,11 @@ def _noise(record: Record) -> list[Figure]:
     for k, sigma in enumerate(sigmas):
         words = (
             f"With noise of standard deviation {sigma:g}",
-            "000, figure G.1",
+            f"{PAPER}, figure G.1",
             f"As above, after adding Gaussian noise (standard deviation {sigma:g}, for pixels from "
             "0 to 1) to the known pixels and to the missing ones.",
             ONE_OF_EACH,
         )
         name = "noise" if len(sigmas) == 1 else f"noise-{k + 1}"
-        figures.append(_figure("noise", words, name=name, sigma=sigma))
+        figures.append(figure_spec("noise", name, words, sigma=sigma))
     return figures

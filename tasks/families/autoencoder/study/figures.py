@@ -1,55 +1,48 @@
-"""The figures of a recovery study: from its record's list to drawings, each with its table."""
+"""The figures of a recovery study: from its record's list to drawings, each with its table.
+
+Rates stand against the loss, which falls to the right. A method has its colour and its marker on
+every figure; lines of methods that are given the mask are dashed by the style sheet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
-from tasks.families.autoencoder.study.charts import Series, lines, method_styles, small_panel
 from tasks.families.autoencoder.study.dotplots import contraction_figure, control_figure
 from tasks.families.autoencoder.study.figure_specs import (
+    TITLES,
     VALUES,
     at_lowest,
     cells_of,
+    incomplete,
     lowest,
+    measure,
+    method_styles,
     unreached,
+    victim_note,
+    victims_of,
 )
-from tasks.families.autoencoder.study.headline import TITLES, incomplete, measure, victim_note
-from tasks.families.autoencoder.study.image_grids import groups, mask_tile, mask_tiles
-from tasks.families.autoencoder.study.tables import (
-    examples_table,
-    masks_table,
-    rates_table,
-    thresholds_table,
-    triple,
-)
+from tasks.families.autoencoder.study.image_grids import examples_figure, mask_tile, masks_figure
+from tasks.families.autoencoder.study.tables import rates_table, thresholds_table, triple
 from tasks.page.axes import PERCENT, Axis, falling, falling_axis, round_axis
-from tasks.page.charts import Estimate, Panel, Style
+from tasks.page.charts import APART, Estimate, Panel, Style, estimates
 from tasks.page.files import Arrays, Record
 from tasks.page.formats import NOTHING, brackets, power, with_interval
 from tasks.page.study_page import Draw, Drawing, Figure, Row, entry_of
 
 UNITS = {"accurate": "%", "approximate": "%", "psnr": "dB"}
 SHARES = Axis(0.0, 1.0, PERCENT, "")
-WIDTH = 200
+WIDTH, HEIGHT, TOP = 200, 172, 25
 
-
-def masks_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """A picture of every mask (autoencoder paper, figure 3)."""
-    table = masks_table(record, figure["name"])
-    return Figure(figure, [table], more={"tiles": mask_tiles(record, pictures)})
-
-
-def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """Originals, what was left of them and what came back (autoencoder paper, figure 1)."""
-    table = examples_table(figure["name"], record, pictures)
-    return Figure(figure, [table], more={"groups": groups(record, pictures)})
+Series = tuple[Style, Sequence[Estimate], bool]
+"""A method, its points, and whether a single point stands for all levels."""
 
 
 def rates_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """A value by train loss, network and mask (autoencoder paper, figures 3, F.1, F.2)."""
-    value, sigma = _value(figure), figure["sigma"]
-    victims = _victims(record, figure)
+    value, sigma, victims = _value(figure), figure["sigma"], victims_of(record, figure)
     cells = [
         cell
         for victim in victims
@@ -103,6 +96,32 @@ def _of(rows: Iterable[Record], **where: str) -> list[Record]:
     return [row for row in rows if all(row[key] == at for key, at in where.items())]
 
 
+def _rates_panel(
+    record: Record, victim: Record, mask: str, value: str, rows: Sequence[Record], *, panel: Panel
+) -> str:
+    """A panel of one network and mask; empty if nothing of it was run."""
+    known = [row for row in rows if row[value] is not None]
+    if not known:
+        return ""
+
+    def point(method: Record, row: Record) -> Estimate:
+        ends = row[f"{value} low"], row[f"{value} high"]
+        at = f" at a loss of {power(row['level'])}" if row["level"] else ""
+        text = with_interval(partial(measure, value), (row[value], *ends))
+        places = [falling(loss) for loss in (row["loss"], row["level"]) if loss and loss > 0]
+        x = places[0] if places else (panel.x.low + panel.x.high) / 2
+        return Estimate(x, row[value], *ends, f"{method['title']}{at}: {text}")
+
+    grey = [
+        panel.area(at - 0.5, at + 0.5, f"a loss of {power(level)} was not reached")
+        for level in unreached(victim)
+        for at in [falling(level)]
+    ]
+    series, said = _series(record, known, point)
+    about = f"{TITLES[value]} by train loss, {victim['title']}, {mask}. {said}"
+    return _lines(panel, series, behind=grey, about=about)
+
+
 def _series(
     record: Record, rows: Sequence[Record], point: Callable[[Record, Record], Estimate]
 ) -> tuple[list[Series], str]:
@@ -117,35 +136,22 @@ def _series(
     return series, "; ".join(said)
 
 
-def _rates_panel(
-    record: Record, victim: Record, mask: str, value: str, rows: Sequence[Record], *, panel: Panel
-) -> str:
-    """A panel of one network and mask; empty if nothing of it was run."""
-    known = [row for row in rows if row[value] is not None]
-    if not known:
-        return ""
-
-    def point(method: Record, row: Record) -> Estimate:
-        ends = row[f"{value} low"], row[f"{value} high"]
-        at = f" at a loss of {power(row['level'])}" if row["level"] else ""
-        text = with_interval(partial(measure, value), (row[value], *ends))
-        return Estimate(_place(row, panel.x), row[value], *ends, f"{method['title']}{at}: {text}")
-
-    grey = [
-        panel.area(at - 0.5, at + 0.5, f"a loss of {power(level)} was not reached")
-        for level in unreached(victim)
-        for at in [falling(level)]
-    ]
-    series, said = _series(record, known, point)
-    about = f"{TITLES[value]} by train loss, {victim['title']}, {mask}. {said}"
-    return lines(panel, series, behind=grey, about=about)
+def _lines(panel: Panel, series: Sequence[Series], *, behind: Sequence[str], about: str) -> str:
+    parts = list(behind)
+    for style, points, everywhere in series:
+        if everywhere and len(points) == 1 and points[0].y is not None:
+            (x1, y), (x2, _y) = (panel.at((x, points[0].y)) for x in (panel.x.low, panel.x.high))
+            parts.append(
+                f'<g class="s{style.number} m{style.colour}"><polyline class="curve targets" '
+                f'points="{x1:.1f},{y:.1f} {x2:.1f},{y:.1f}"/></g>'
+            )
+    drawn = [(style, points) for style, points, _everywhere in series]
+    return panel.svg([*parts, *estimates(panel, drawn, apart=APART)], about)
 
 
-def _place(row: Record, across: Axis) -> float:
-    for at in (row["loss"], row["level"]):
-        if at is not None and at > 0:
-            return falling(at)
-    return (across.low + across.high) / 2
+def _small_panel(unit: str, across: Axis, up: Axis) -> Panel:
+    """The frame of a small multiple, with the unit of the axis upwards over it."""
+    return Panel(unit, across, replace(up, title=""), WIDTH, HEIGHT, top=TOP)
 
 
 def _frames(
@@ -158,7 +164,7 @@ def _frames(
     ends = [row.get(f"psnr{end}") for row in rows for end in ("", " low", " high")]
     psnr = round_axis("", [end for end in ends if end is not None])
     return {
-        value: small_panel(UNITS[value], across, psnr if value == "psnr" else SHARES)
+        value: _small_panel(UNITS[value], across, psnr if value == "psnr" else SHARES)
         for value in values
     }
 
@@ -180,7 +186,7 @@ def thresholds_figure(record: Record, _pictures: Arrays, figure: Record) -> Figu
             if method["generic"] and method["name"] not in have:
                 others = _of(found, method=method["name"])
                 mine += [row for row in others if row["level"] == others[0]["level"]]
-        svg = _thresholds_panel(record, mine, across, level)
+        svg = _thresholds_panel(record, mine, across, level) if mine else ""
         panels.append(Drawing(svg, f"loss {power(level)}"))
     row = Row(f"{victim['title']}, {mask['title']}", victim_note(victim), panels)
     notes = incomplete(record, [victim], cells)
@@ -188,9 +194,6 @@ def thresholds_figure(record: Record, _pictures: Arrays, figure: Record) -> Figu
 
 
 def _thresholds_panel(record: Record, rows: Sequence[Record], across: Axis, level: float) -> str:
-    if not rows:
-        return ""
-
     def point(method: Record, row: Record) -> Estimate:
         about = (
             f"{method['title']}, error below {power(row['threshold'])}: {row['count']} of "
@@ -198,13 +201,13 @@ def _thresholds_panel(record: Record, rows: Sequence[Record], across: Axis, leve
         )
         return Estimate(falling(row["threshold"]), row["share"], None, None, about)
 
-    panel = small_panel("%", across, SHARES)
+    panel = _small_panel("%", across, SHARES)
     series, said = _series(record, [row for row in rows if row["share"] is not None], point)
     series = [(style, points, False) for style, points, _everywhere in series]
     limits = [record["thresholds"][key] for key in ("approximate", "accurate")]
     dotted = [panel.vertical(falling(limit)) for limit in limits]
     about = f"Share recovered by the error allowed, at a loss of {power(level)}. {said}"
-    return lines(panel, series, behind=dotted, about=about)
+    return _lines(panel, series, behind=dotted, about=about)
 
 
 def table_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
@@ -238,22 +241,9 @@ def _value(figure: Record) -> str:
     return value
 
 
-def _victims(record: Record, figure: Record) -> list[Record]:
-    return [entry_of(record, figure, "victim", name) for name in figure["victims"]]
-
-
 def _legend(record: Record, cells: Sequence[Record]) -> list[tuple[Style, str]]:
-    """The methods that have a cell."""
     have, styles = {cell["method"] for cell in cells}, method_styles(record)
     return [(styles[m["name"]], m["title"]) for m in record["methods"] if m["name"] in have]
-
-
-def _control(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    return control_figure(record, figure, _victims(record, figure))
-
-
-def _contraction(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    return contraction_figure(figure, _victims(record, figure))
 
 
 KINDS: dict[str, Draw] = {
@@ -262,7 +252,7 @@ KINDS: dict[str, Draw] = {
     "rates": rates_figure,
     "thresholds": thresholds_figure,
     "table": table_figure,
-    "control": _control,
-    "contraction": _contraction,
+    "control": control_figure,
+    "contraction": contraction_figure,
     "noise": noise_figure,
 }

@@ -1,14 +1,17 @@
-"""The page of a recovery study: recovery.json and its pictures as one HTML file
-(docs/pages.md)."""
+"""The page of a recovery study: recovery.json and its pictures as one HTML file (docs/pages.md)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tasks.families.autoencoder.study.charts import method_styles
-from tasks.families.autoencoder.study.figure_specs import at_lowest, best_victim, lowest, unreached
+from tasks.families.autoencoder.study.figure_specs import (
+    at_lowest,
+    best_victim,
+    lowest,
+    method_styles,
+    unreached,
+)
 from tasks.families.autoencoder.study.figures import KINDS
-from tasks.families.autoencoder.study.headline import headline
 from tasks.families.autoencoder.study.tables import (
     cells_table,
     summary_table,
@@ -17,7 +20,7 @@ from tasks.families.autoencoder.study.tables import (
 )
 from tasks.page.files import Arrays, Record
 from tasks.page.study_page import StudyPage, Tables
-from tasks.page.tables import Table, claims_table
+from tasks.page.tables import Table, claim_counts, claims_table
 
 
 def own_tables(record: Record) -> list[Table]:
@@ -39,6 +42,24 @@ def words(record: Record, _pictures: Arrays, tables: Tables) -> dict[str, Any]:
         "dashed": [styles[m["name"]].colour for m in record["methods"] if m["knows_mask"]],
         "tables_of_cells": [_cells_of(record, victim) for victim in record["victims"]],
         "run": [("networks", len(record["victims"])), ("cells", len(record["cells"]))],
+    }
+
+
+def headline(record: Record, summary: Table) -> dict[str, Any]:
+    """Facts of the first sentences: claims by outcome, and the network of the summary."""
+    victim, rows = best_victim(record), list(summary.rows())
+    blind = [row for row in rows if not row["knows_mask"] and row["train n"]]
+    tested = [row for row in rows if row["test n"]]
+    return {
+        **claim_counts(record),
+        "victim": victim,
+        "level": lowest(victim) if victim else None,
+        "rows": rows,
+        "blind": blind,
+        "n_masks": max((row["train n_masks"] for row in rows), default=0),
+        "any": any(row["train n_accurate"] for row in blind),
+        "tested": bool(tested),
+        "tested_most": max((row["test accurate"] or 0.0 for row in tested), default=None),
     }
 
 

@@ -12,17 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.families.autoencoder.study.images import Sources, mask_name, masks_of
-from tasks.families.autoencoder.study.products import VictimFolder
 from tasks.families.autoencoder.study.settings import RecoveryStudy, RecoveryVictim, level_name
-from tasks.families.autoencoder.study.training import STATE_SECONDS, TrainJob, train_victim
+from tasks.families.autoencoder.study.training import STATE_SECONDS, TrainJob, VictimFolder
 from tasks.families.autoencoder.study.units import (
     Group,
     InpaintJob,
     RecoverJob,
     TrainInpainterJob,
-    inpaint,
-    recover,
-    train_generic,
 )
 from tasks.study.executor import Unit
 
@@ -54,16 +50,16 @@ class RecoveryPlan:
 
     def first_units(self) -> list[Unit]:
         """All but the recoveries, which wait to be told how far the trainings came."""
-        trainings = [Unit(f"train {v.name}", train_victim, self.training(v)) for v in self.victims]
+        trainings = [Unit(f"train {v.name}", TrainJob.run, self.training(v)) for v in self.victims]
         inpainters: dict[str, Unit] = {}
         generic = []
         for job in self.inpaintings().values():
             needs: frozenset[str] = frozenset()
             if job.inpainter is not None:
-                name = f"train inpainter {job.inpainter.key[:8]}"
-                inpainters[name] = Unit(name, train_generic, job.inpainter)
+                name = f"train inpainter {job.inpainter.prior[:8]}"
+                inpainters[name] = Unit(name, TrainInpainterJob.run, job.inpainter)
                 needs = frozenset({name})
-            generic.append(Unit(f"inpaint {job.key[:8]}", inpaint, job, needs))
+            generic.append(Unit(f"inpaint {job.key[:8]}", InpaintJob.run, job, needs))
         return [*inpainters.values(), *trainings, *generic]
 
     def more_units(self, unit: Unit, given: Mapping[str, Any]) -> Iterable[Unit]:
@@ -74,7 +70,7 @@ class RecoveryPlan:
         if not self.study.methods.of_victims:
             return []
         return [
-            Unit(f"recover {victim.name} at {level_name(level)}", recover, job)
+            Unit(f"recover {victim.name} at {level_name(level)}", RecoverJob.run, job)
             for level, job in self.recoveries(victim, given).items()
         ]
 

@@ -7,7 +7,7 @@ their cells are the same at all its losses. docs/recovery-study.md has the schem
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,6 @@ from tasks.families.autoencoder.study.units import ESTIMATE_H, Batch, Group
 from tasks.study.executor import Outcome
 from tasks.study.products import Arrays, npz_of
 
-QUESTION = "Do overfitted autoencoders give back training images of which pixels are missing?"
-TITLE = "Training images from overfitted autoencoders"
-PAPER = "000, section 4"
 METHODS: dict[str, dict[str, Any]] = {
     "iteration": {"title": "f alone"},
     "unknown": {"title": "paper, mask unknown"},
@@ -184,7 +181,6 @@ def _generic_arrays(
 
 
 def _seconds(outcome: Outcome) -> dict[str, float]:
-    """Seconds of work of all attempts that came to something."""
     spent = {"train": 0.0, "inpainter": 0.0, "recover": 0.0}
     for unit, given in outcome.done.items():
         if unit.startswith("train inpainter"):
@@ -248,13 +244,7 @@ def _group_pictures(
 
 def degraded_pictures(plan: RecoveryPlan, group: Group, mask: str, n: int) -> npt.NDArray[np.uint8]:
     """The first images as the methods see them, cut to [0, 1]."""
-    few = Group(
-        split=group.split,
-        sigma=group.sigma,
-        gamma=group.gamma,
-        images=group.images[:n],
-        ids=group.ids[:n],
-        masks={mask: group.masks[mask]},
-    )
+    images, ids = group.images[:n], group.ids[:n]
+    few = replace(group, images=images, ids=ids, masks={mask: group.masks[mask]})
     y = Batch(few, plan.study.root_seed, "cpu").y
     return np.asarray((y.clamp(0, 1) * 255).round().to(torch.uint8).numpy())

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from tasks.families.autoencoder.study.figure_specs import at_lowest, group_name, lowest
+from tasks.families.autoencoder.study.figure_specs import VALUES, at_lowest, group_name, lowest
 from tasks.page.files import Arrays, Record
 from tasks.page.tables import Cell, Table, estimate, table_of
 
 WHERE = ("victim", "level", "loss", "mask", "sigma", "split", "method")
 PSNR_FLOOR = 1e-12
 SUMMED = ("n", "n_accurate", "n_approximate")
+SHARES = ("accurate", "approximate")
 
 
 def triple(cell: Record, value: str) -> tuple[float | None, float | None, float | None]:
@@ -54,7 +55,7 @@ def cells_table(record: Record) -> Table:
     rows: list[dict[str, Cell]] = []
     for cell in record["cells"]:
         row: dict[str, Cell] = {key: cell[key] for key in (*WHERE, *SUMMED)}
-        for value in ("accurate", "approximate", "psnr"):
+        for value in VALUES:
             row |= estimate(value, triple(cell, value))
         for threshold, count in zip(record["thresholds"]["all"], cell["by_threshold"], strict=True):
             row[f"below {threshold:g}"] = count
@@ -67,22 +68,22 @@ def cells_table(record: Record) -> Table:
 
 def victims_table(record: Record) -> Table:
     """One row per network."""
+
+    def listed(values: Sequence[float]) -> str:
+        return " ".join(f"{value:g}" for value in values)
+
     rows: list[dict[str, Cell]] = []
     for victim in record["victims"]:
         at = lowest(victim) or {}
         rows.append(
             {key: victim[key] for key in ("name", "title", "n_parameters", "n_images", "gamma")}
-            | {"wanted": _list(victim["wanted"])}
-            | {"reached": _list([level["level"] for level in victim["levels"]])}
+            | {"wanted": listed(victim["wanted"])}
+            | {"reached": listed([level["level"] for level in victim["levels"]])}
             | {"loss": at.get("loss"), "epoch": at.get("epoch")}
             | {f"last {key}": victim["last"][key] for key in ("loss", "epoch")}
             | {key: victim[key] for key in ("diverged", "test_loss", "seconds")}
         )
     return table_of("victims", rows, ("name", "title"))
-
-
-def _list(values: Sequence[float]) -> str:
-    return " ".join(f"{value:g}" for value in values)
 
 
 def summary_table(record: Record, victim: Record | None) -> Table:
@@ -95,10 +96,8 @@ def summary_table(record: Record, victim: Record | None) -> Table:
         for split in ("train", "test"):
             cells = at_lowest(record, victim or {}, split=split, sigma=0.0, method=method["name"])
             found = pooled(cells)
-            row |= {f"{split} {key}": found[key] for key in (*SUMMED, "n_masks")}
-            for value in ("accurate", "approximate", "psnr"):
-                row[f"{split} {value}"] = found[value]
-            for value in ("accurate", "approximate"):
+            row |= {f"{split} {key}": found[key] for key in (*SUMMED, "n_masks", *VALUES)}
+            for value in SHARES:
                 shares = [c[value][0] for c in cells if triple(c, value)[0] is not None]
                 row[f"{split} {value} of the worst mask"] = min(shares, default=None)
                 row[f"{split} {value} of the best mask"] = max(shares, default=None)

@@ -2,6 +2,11 @@
 
 Every few minutes the training's state is saved, so a killed training goes on from there and ends
 bit for bit as if nothing had happened (on one kind of machine, with one number of threads).
+
+ROOT/victims/NAME-LEVEL.safetensors   weights where a victim passed a loss; architecture inside
+ROOT/victims/NAME/                what became of its training, and its state while it trains
+ROOT/inpainter/KEY/               the generic inpainter, a folder per set of images
+ROOT/cells/KEY.json               what methods gave for one victim at one loss
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,11 +32,21 @@ from recon_core.victims.autoencoder import (
 )
 from recon_core.victims.autoencoder_training import Checkpoint, Overfitted, train_autoencoders
 from storage.checkpoints import save_checkpoint
-from tasks.families.autoencoder.study.products import STATE, TRAINED, VictimFolder
 from tasks.families.autoencoder.study.settings import RecoveryVictim, level_name
 from tasks.study.images import Pixels
-from tasks.study.products import NOTHING, hash_of, key_of, loaded, write_weights
+from tasks.study.products import (
+    NOTHING,
+    Arrays,
+    Folder,
+    Job,
+    hash_of,
+    key_of,
+    loaded,
+    sha256,
+    write_weights,
+)
 
+TRAINED, STATE = "trained", "state"
 STATE_SECONDS = 120.0
 """Between two saves of a training's state."""
 N_RADII = 8
@@ -40,26 +55,91 @@ NOT_OF_TRAINING = ("name", "title", "gamma", "start", "data", "size", "n_images"
 """Settings of a victim on which its training does not depend but for the images."""
 
 
-@dataclass(frozen=True)
-class TrainJob:
+class VictimFolder(Folder):
+    """The paths of a study, and its products by key."""
+
+    name: ClassVar[str] = "cells"
+
+    def victim(self, name: str) -> Path:
+        return self.root / "victims" / name
+
+    def weights(self, name: str, level: float | None) -> Path:
+        """Weights of a victim at a loss; None: where its training ended."""
+        which = "last" if level is None else level_name(level)
+        return self.root / "victims" / f"{name}-{which}.safetensors"
+
+    def inpainter(self, key: str) -> Path:
+        return self.root / "inpainter" / key[:16]
+
+    def trained(self, name: str, key: str) -> dict[str, Any] | None:
+        """Outcome of a victim's training; None unless it ended with this key and its weights
+        are still as they were written."""
+        found = loaded(self.victim(name), TRAINED)
+        if found is None or found[1].get("key") != key:
+            return None
+        meta = found[1]
+        for level in meta["levels"]:
+            path = self.weights(name, level["level"])
+            if not path.is_file() or sha256(path.read_bytes()) != level["sha256"]:
+                return None
+        return meta
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryJob(Job):
+    """A job of a study of recovery."""
+
+    @property
+    def folder(self) -> VictimFolder:
+        return VictimFolder(Path(self.root))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob(RecoveryJob):
     """A victim and its images (n, c, h, w); `control` are images that it does not see."""
 
-    root: str
     victim: RecoveryVictim
     images: Pixels
     control: Pixels
     root_seed: int
-    device: str
     state_seconds: float = STATE_SECONDS
 
     @property
     def key(self) -> str:
-        """sha256 of everything that the weights depend on."""
         settings = asdict(self.victim)
         settings["network"] = network_settings(self.victim.network)
         for name in NOT_OF_TRAINING:
             settings.pop(name)
         return key_of([settings, hash_of(self.images), hash_of(self.control), self.root_seed])
+
+    def run(self, progress: Progress = no_progress) -> dict[str, Any]:
+        """Trains the victim as far as it is not trained yet; what became of it."""
+        folder, victim = self.folder, self.victim
+        if (found := folder.trained(victim.name, self.key)) is not None:
+            return found
+        arrays, meta = self.make(progress)
+        save_checkpoint(folder.victim(victim.name), TRAINED, arrays, meta)
+        for path in folder.victim(victim.name).glob(f"{STATE}*"):
+            path.unlink()
+        return meta
+
+    def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
+        course = _Course(self)
+        result = course.train(progress)
+        meta = {
+            "key": self.key,
+            "n_parameters": n_parameters(course.model),
+            "levels": [course.kept(level, at) for level, at in result.levels.items()],
+            "last": {"loss": _finite(result.last.loss), "epoch": result.last.epoch},
+            "diverged": result.diverged,
+            "test_loss": None,
+            "contraction": None,
+            "seconds": 0.0,
+        }
+        if not result.diverged:
+            course.kept(None, result.last)
+            meta |= course.asked(result.last.weights)
+        return NOTHING, meta | {"seconds": round(course.seconds, 3)}
 
 
 def network_settings(network: Autoencoder) -> dict[str, Any]:
@@ -70,44 +150,11 @@ def network_settings(network: Autoencoder) -> dict[str, Any]:
     return settings
 
 
-def train_victim(job: TrainJob, progress: Progress = no_progress) -> dict[str, Any]:
-    """Train the victim as far as it is not trained yet; what became of it (`VictimFolder.trained`).
-
-    Raises StoreFullError.
-    """
-    folder, victim = VictimFolder(Path(job.root)), job.victim
-    if (found := folder.trained(victim.name, job.key)) is not None:
-        return found
-    course = _Course(job, folder)
-    result = course.train(progress)
-    meta = {
-        "key": job.key,
-        "n_parameters": n_parameters(course.model),
-        "levels": [
-            _kept(folder, victim, level, checkpoint, course.model)
-            for level, checkpoint in result.levels.items()
-        ],
-        "last": {"loss": _finite(result.last.loss), "epoch": result.last.epoch},
-        "diverged": result.diverged,
-        "test_loss": None,
-        "contraction": None,
-        "seconds": 0.0,
-    }
-    if not result.diverged:
-        _kept(folder, victim, None, result.last, course.model)
-        meta |= _asked(course, result.last.weights)
-    meta["seconds"] = round(course.seconds, 3)
-    save_checkpoint(folder.victim(victim.name), TRAINED, NOTHING, meta)
-    for path in folder.victim(victim.name).glob(f"{STATE}*"):
-        path.unlink()
-    return meta
-
-
 class _Course:
     """A training in progress, and the seconds of work in it over all attempts."""
 
-    def __init__(self, job: TrainJob, folder: VictimFolder) -> None:
-        self.job, self.place = job, folder.victim(job.victim.name)
+    def __init__(self, job: TrainJob) -> None:
+        self.job, self.place = job, job.folder.victim(job.victim.name)
         self.device = torch.device(job.device)
         self.x = (torch.from_numpy(job.images).float() / 255).to(self.device)
         self.control = (torch.from_numpy(job.control).float() / 255).to(self.device)
@@ -157,7 +204,6 @@ class _Course:
         save_checkpoint(self.place, STATE, arrays, meta)
 
     def _epochs_between_states(self) -> int:
-        """Number of epochs that the seconds between two states have room for."""
         if self.job.state_seconds <= 0:
             return 1
         training = replace(self.job.victim.training, epochs=3, check_every=3)
@@ -167,51 +213,39 @@ class _Course:
         epoch_s = (time.perf_counter() - started) / 3
         return max(1, int(self.job.state_seconds / max(epoch_s, 1e-6)))
 
+    def kept(self, level: float | None, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Writes the weights of a loss; what is known of them."""
+        victim = self.job.victim
+        passed = {"loss": checkpoint.loss, "epoch": checkpoint.epoch}
+        about = {
+            "kind": "autoencoder",
+            "network": asdict(victim.network),
+            "shape": list(self.model.shape),
+            "victim": victim.name,
+            "level": "last" if level is None else level_name(level),
+            **passed,
+        }
+        path = self.job.folder.weights(victim.name, level)
+        digest = write_weights(path, checkpoint.weights, about)
+        return {"level": level, **passed, "sha256": digest}
 
-def _kept(
-    folder: VictimFolder,
-    victim: RecoveryVictim,
-    level: float | None,
-    checkpoint: Checkpoint,
-    model: Model,
-) -> dict[str, Any]:
-    """Writes the weights of a loss; what is known of them."""
-    about = {
-        "kind": "autoencoder",
-        "network": asdict(victim.network),
-        "shape": list(model.shape),
-        "victim": victim.name,
-        "level": "last" if level is None else level_name(level),
-        "loss": checkpoint.loss,
-        "epoch": checkpoint.epoch,
-    }
-    digest = write_weights(folder.weights(victim.name, level), checkpoint.weights, about)
-    return {
-        "level": level,
-        "loss": checkpoint.loss,
-        "epoch": checkpoint.epoch,
-        "sha256": digest,
-    }
+    def asked(self, weights: Weights) -> dict[str, Any]:
+        """The loss on control images, and how strongly f contracts around images of both sides."""
+        on_device = {name: tensor.to(self.device) for name, tensor in weights.items()}
 
+        @torch.no_grad()
+        def f(x: Tensor) -> Tensor:
+            return self.model.forward(on_device, x.unsqueeze(0))[0]
 
-def _asked(course: _Course, weights: Weights) -> dict[str, Any]:
-    """The loss on control images, and how strongly f contracts around images of both sides."""
-    on_device = {name: tensor.to(course.device) for name, tensor in weights.items()}
-
-    @torch.no_grad()
-    def f(x: Tensor) -> Tensor:
-        return course.model.forward(on_device, x.unsqueeze(0))[0]
-
-    radii: dict[str, list[float | None]] = {}
-    for side, x in (("train", course.x), ("test", course.control)):
-        few = x[:N_RADII]
-        drawn = [
-            seeded_generator(course.job.root_seed, k, f"radius {side}") for k in range(len(few))
-        ]
-        radii[side] = [_finite(r) for r in spectral_radii(f, few, drawn).tolist()] if drawn else []
-    errors = [reconstruction_errors(f, part) for part in course.control.split(256)]
-    test_loss = float(torch.cat(errors).mean()) if errors else None
-    return {"test_loss": test_loss, "contraction": radii}
+        radii: dict[str, list[float | None]] = {}
+        for side, x in (("train", self.x), ("test", self.control)):
+            few, seed = x[:N_RADII], self.job.root_seed
+            drawn = [seeded_generator(seed, k, f"radius {side}") for k in range(len(few))]
+            found = spectral_radii(f, few, drawn).tolist() if drawn else []
+            radii[side] = [_finite(radius) for radius in found]
+        errors = [reconstruction_errors(f, part) for part in self.control.split(256)]
+        test_loss = float(torch.cat(errors).mean()) if errors else None
+        return {"test_loss": test_loss, "contraction": radii}
 
 
 def _finite(value: float) -> float | None:

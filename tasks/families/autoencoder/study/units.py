@@ -1,7 +1,6 @@
 """Units of a study of recovery: ask one victim at one loss for its images, with every method.
 
-All masks and images of a group go through a method as one batch. The generic methods do not ask the
-victim, so they are a unit of their own per set of images. What a unit gives are arrays
+All masks and images of a group go through a method as one batch. A unit gives arrays
 `GROUP/METHOD/NAME`: `mse`, `n_applied`, `ending`, `mask_right`, each (masks, images), and the
 `picture` and estimated `mask` of the first images.
 """
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,13 +22,13 @@ from torch import Tensor
 from recon_core.attacks.plug_and_play import Degraded, Function, KnownMask, Recovered, UnknownMask
 from recon_core.degradation import check_degraded, degrade
 from recon_core.recovery_scores import errors
+from recon_core.restore.edm import Denoiser
 from recon_core.restore.inpaint import DDNM, biharmonic
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress, seeded_generator
 from recon_core.victims.autoencoder import single
-from tasks.families.autoencoder.study.products import VictimFolder
 from tasks.families.autoencoder.study.settings import STORED, Methods, RecoveryVictim
-from tasks.families.autoencoder.study.training import network_settings
+from tasks.families.autoencoder.study.training import RecoveryJob, network_settings
 from tasks.study.images import Ids, Pixels
 from tasks.study.products import NOTHING, Arrays, hash_of, key_of, read_weights
 from tasks.training.inpainter import Inpainter, train_inpainter
@@ -69,18 +67,16 @@ class Group:
         return [self.name, self.gamma, hash_of(self.images, self.ids), masks]
 
 
-@dataclass(frozen=True)
-class RecoverJob:
-    """One victim at one loss; `trained` is the sha256 of its weights."""
+@dataclass(frozen=True, kw_only=True)
+class RecoverJob(RecoveryJob):
+    """One victim at one loss, asked with every method; `trained` is the sha256 of its weights."""
 
-    root: str
     victim: RecoveryVictim
     level: float
     trained: str
     groups: tuple[Group, ...]
     methods: Methods
     root_seed: int
-    device: str
 
     @property
     def key(self) -> str:
@@ -90,99 +86,100 @@ class RecoverJob:
         start = self.victim.start
         return key_of([self.trained, network, start, settings, groups, self.root_seed])
 
+    def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
+        """The arrays of all groups and methods, and seconds by group and method."""
+        tensors = read_weights(self.folder.weights(self.victim.name, self.level))
+        f = function_of(self.victim, tensors, self.groups[0].images.shape[1:], self.device)
+        methods = self.methods.of_victims
+        arrays: Arrays = {}
+        seconds: dict[str, float] = {}
+        n_steps = len(self.groups) * len(methods)
+        for k, group in enumerate(self.groups):
+            batch = Batch(group, self.root_seed, self.device)
+            for m, (name, method) in enumerate(methods.items()):
+                own = partial(settings_for(method, self.victim, group).recover, f)
+                found, seconds[f"{group.name}/{name}"] = batch.timed(own, name)
+                arrays |= found
+                progress((k * len(methods) + m + 1) / n_steps)
+        return arrays, {"seconds": seconds}
 
-@dataclass(frozen=True)
-class InpaintJob:
+
+@dataclass(frozen=True, kw_only=True)
+class TrainInpainterJob(RecoveryJob):
+    """The diffusion model of the generic method, and the images (n, 3, h, w) it learns from."""
+
+    inpainter: Inpainter
+    images: Pixels
+
+    @property
+    def prior(self) -> str:
+        """sha256 of what the model depends on."""
+        return key_of([asdict(self.inpainter), hash_of(self.images)])
+
+    @property
+    def key(self) -> str:
+        return key_of(["inpainter", self.prior])
+
+    def trained(self, progress: Progress = no_progress) -> Denoiser:
+        """The model, trained as far as it is not yet. Raises ArithmeticError if it diverges."""
+        return train_inpainter(
+            self.inpainter,
+            self.images,
+            out=self.folder.inpainter(self.prior),
+            device=self.device,
+            on_step=lambda step, n_steps, _loss: progress(step / n_steps),
+        )
+
+    def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
+        started = time.perf_counter()
+        self.trained(progress)
+        return NOTHING, {"seconds": round(time.perf_counter() - started, 3)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InpaintJob(RecoveryJob):
     """The generic methods on a group of images; `inpainter` is how theirs was trained."""
 
-    root: str
     group: Group
     methods: Methods
     inpainter: TrainInpainterJob | None
     root_seed: int
-    device: str
 
     @property
     def key(self) -> str:
         ddnm = None if self.methods.ddnm is None else asdict(self.methods.ddnm)
-        prior = None if ddnm is None or self.inpainter is None else self.inpainter.key
+        prior = None if ddnm is None or self.inpainter is None else self.inpainter.prior
         group = self.group.described()
         return key_of([ddnm, prior, self.methods.biharmonic, group, self.root_seed])
 
-
-@dataclass(frozen=True)
-class TrainInpainterJob:
-    """The diffusion model of the generic method, and the images (n, 3, h, w) it learns from."""
-
-    root: str
-    inpainter: Inpainter
-    images: Pixels
-    device: str
-
-    @property
-    def key(self) -> str:
-        return key_of([asdict(self.inpainter), hash_of(self.images)])
-
-
-def train_generic(job: TrainInpainterJob, progress: Progress = no_progress) -> dict[str, Any]:
-    """Train the inpainter as far as it is not trained yet; the seconds it took.
-
-    Raises ArithmeticError if the training diverges.
-    """
-    folder = VictimFolder(Path(job.root))
-
-    def make() -> tuple[Arrays, dict[str, Any]]:
-        started = time.perf_counter()
-        train_inpainter(
-            job.inpainter,
-            job.images,
-            out=folder.inpainter(job.key),
-            device=job.device,
-            on_step=lambda step, n_steps, _loss: progress(step / n_steps),
-        )
-        return NOTHING, {"seconds": round(time.perf_counter() - started, 3)}
-
-    return folder.made(key_of(["inpainter", job.key]), make)
-
-
-def recover(job: RecoverJob, progress: Progress = no_progress) -> dict[str, Any]:
-    """Ask the victim with every method, unless that was done; seconds by group and method."""
-    return VictimFolder(Path(job.root)).made(job.key, lambda: _recovered(job, progress))
-
-
-def _recovered(job: RecoverJob, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-    tensors = read_weights(VictimFolder(Path(job.root)).weights(job.victim.name, job.level))
-    f = function_of(job.victim, tensors, job.groups[0].images.shape[1:], job.device)
-    methods = job.methods.of_victims
-    arrays: Arrays = {}
-    seconds: dict[str, float] = {}
-    n_steps = len(job.groups) * len(methods)
-    for k, group in enumerate(job.groups):
-        batch = Batch(group, job.root_seed, job.device)
-        for m, (name, method) in enumerate(methods.items()):
-            own = partial(settings_for(method, job.victim, group).recover, f)
-            found, seconds[f"{group.name}/{name}"] = batch.timed(own, name)
+    def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
+        """The arrays of all generic methods, and seconds by group and method."""
+        methods = self.methods.generic
+        batch = Batch(self.group, self.root_seed, self.device)
+        arrays: Arrays = {}
+        seconds: dict[str, float] = {}
+        for done, name in enumerate(methods):
+            share = share_of(progress, done / len(methods), (done + 1) / len(methods))
+            own = self._method(name, share)
+            found, seconds[f"{self.group.name}/{name}"] = batch.timed(own, name)
             arrays |= found
-            progress((k * len(methods) + m + 1) / n_steps)
-    return arrays, {"seconds": seconds}
+        return arrays, {"seconds": seconds}
 
-
-def inpaint(job: InpaintJob, progress: Progress = no_progress) -> dict[str, Any]:
-    """The generic methods, unless that was done; seconds by group and method."""
-    return VictimFolder(Path(job.root)).made(job.key, lambda: _inpainted(job, progress))
-
-
-def _inpainted(job: InpaintJob, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-    methods = job.methods.generic
-    batch = Batch(job.group, job.root_seed, job.device)
-    arrays: Arrays = {}
-    seconds: dict[str, float] = {}
-    for done, name in enumerate(methods):
-        share = share_of(progress, done / len(methods), (done + 1) / len(methods))
-        own = _generic(job, name, share)
-        found, seconds[f"{job.group.name}/{name}"] = batch.timed(own, name)
-        arrays |= found
-    return arrays, {"seconds": seconds}
+    def _method(self, name: str, progress: Progress) -> Callable[[Degraded], Tensor]:
+        if name == "biharmonic":
+            return lambda given: biharmonic(given.y, _mask(given))
+        ddnm, prior = self.methods.ddnm, self.inpainter
+        assert isinstance(ddnm, DDNM)
+        assert prior is not None
+        denoiser = prior.trained()
+        return lambda given: ddnm.inpaint(
+            denoiser,
+            given.y,
+            _mask(given),
+            generators=given.generators,
+            sigma=self.group.sigma,
+            progress=progress,
+        )
 
 
 def settings_for(method: Any, victim: RecoveryVictim, group: Group) -> Any:
@@ -291,29 +288,6 @@ class Batch:
                 scores["mask_right"] = (result.mask == truth).flatten(1).double().mean(1)
                 scores["mask"] = result.mask[shown].double().mean(1) > 0.5
         return {name: np.asarray(tensor.cpu().numpy()) for name, tensor in scores.items()}
-
-
-def _generic(job: InpaintJob, name: str, progress: Progress) -> Callable[[Degraded], Tensor]:
-    """A method that knows the mask and asks no victim."""
-    if name == "biharmonic":
-        return lambda given: biharmonic(given.y, _mask(given))
-    ddnm, prior = job.methods.ddnm, job.inpainter
-    assert isinstance(ddnm, DDNM)
-    assert prior is not None
-    denoiser = train_inpainter(
-        prior.inpainter,
-        prior.images,
-        out=VictimFolder(Path(job.root)).inpainter(prior.key),
-        device=job.device,
-    )
-    return lambda given: ddnm.inpaint(
-        denoiser,
-        given.y,
-        _mask(given),
-        generators=given.generators,
-        sigma=job.group.sigma,
-        progress=progress,
-    )
 
 
 def _mask(given: Degraded) -> Tensor:

@@ -1,9 +1,5 @@
-"""Rules by which each claim of the MixCon paper is decided: numbers in words, and the verdict.
-
-Every check takes `InversionResults` and raises NotTestableError where the study lacks what the
-claim is about. `tasks.families.inversion.study.claims` has the claims themselves, and the rules in
-words.
-"""
+"""Rules by which each claim of the MixCon paper is decided (`claims` has them in words): our
+numbers, and the verdict; NotTestableError where the study lacks what a claim is about."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from tasks.families.inversion.study.results import (
     score,
     trend_within,
 )
-from tasks.study.statements import Difference, NotTestableError, Verdict, all_of
+from tasks.study.statements import Difference, NotTestableError, Verdict, all_of, decided_by
 
 CLEARLY = 0.1
 """By so much more SSIM than unrelated images have, something came back."""
@@ -40,17 +36,15 @@ JUDGE = "tuned"
 Found = list[Verdict]
 
 
+def each(d: Difference) -> bool | None:
+    return d.holds_for_each
+
+
 def _by_source(
     r: InversionResults, compare: Callable[[Record], Iterable[tuple[str, Difference]]]
 ) -> Verdict:
-    """By source: our numbers in words, and whether each difference is above 0."""
-    return all_of(
-        [
-            (f"{source['title']}{what}: {d}", d.holds_for_each)
-            for source in r.sources
-            for what, d in compare(source)
-        ]
-    )
+    found = ((f"{s['title']}{what}", d) for s in r.sources for what, d in compare(s))
+    return decided_by(found, each)
 
 
 def vanilla_leaks(r: InversionResults) -> Verdict:
@@ -174,17 +168,19 @@ def strong_gets_more(r: InversionResults) -> Verdict:
 
 
 def strong_undoes(r: InversionResults) -> Verdict:
-    found: Found = []
-    for source in r.sources:
+    def compare(source: Record) -> Iterable[tuple[str, Difference]]:
         plain, sweet = r.role(source, "vanilla"), r.sweet(source, JUDGE)
         theirs = {seed["seed"]: score(JUDGE)(seed) for seed in plain["seeds"]}
-        d = difference(
-            (score("strong")(seed), theirs[seed["seed"]])
-            for seed in sweet["seeds"]
-            if seed["seed"] in theirs and seed["seed"] in r.confirming
+        yield (
+            f", {sweet['title']}",
+            difference(
+                (score("strong")(seed), theirs[seed["seed"]])
+                for seed in sweet["seeds"]
+                if seed["seed"] in theirs and seed["seed"] in r.confirming
+            ),
         )
-        found.append((f"{source['title']}, {sweet['title']}: {d}", d.holds_for_each))
-    return all_of(found)
+
+    return _by_source(r, compare)
 
 
 def restorer_adds(r: InversionResults) -> Verdict:
@@ -214,13 +210,9 @@ def synthetic_collapses(r: InversionResults) -> Verdict:
 
 
 def servers_help(r: InversionResults) -> Verdict:
-    plain = r.synthetic(MIXCON)
-    found: Found = []
-    for server in ("deeper", "wider"):
-        other = r.synthetic(MIXCON, server)
-        d = _of_values(other, plain, "test_accuracy")
-        found.append((f"{server}: {d}", d.holds_for_each))
-    return all_of(found)
+    plain, servers = r.synthetic(MIXCON), ("deeper", "wider")
+    found = ((s, _of_values(r.synthetic(MIXCON, s), plain, "test_accuracy")) for s in servers)
+    return decided_by(found, each)
 
 
 def synthetic_distance(r: InversionResults) -> Verdict:

@@ -1,11 +1,8 @@
 """Claims of the MixCon paper, checked on a study of our own; and those that we make of ours.
 
 A difference of two cells is taken seed by seed, on the same images, starts and orders; its interval
-of 95 % is Student's over seeds. Where it does not decide, the claim is undecided; where the
-study lacks what it is about, not testable. The sweet spots were chosen by the first seeds; claims
-about them are judged by the others, if there are any.
-
-A trend over the grid is looked for where only one of lambda and beta differs.
+of 95 % is Student's over seeds. The sweet spots were chosen by the first seeds; claims about them
+are judged by the others, if there are any. A trend is looked for where only lambda or beta differs.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ MAX_ROLES = 4
 BYTES = 4
 
 
-def costs_of(plan: InversionPlan) -> list[Cost]:
+def costs_of(plan: InversionPlan, _device: str = "") -> list[Cost]:
     """Costs of every source; measured on this machine in some seconds."""
     return [_cost(plan, source) for source in plan.study.sources]
 
@@ -58,7 +58,6 @@ def _cost(plan: InversionPlan, source: InversionSource) -> Cost:
 
 
 def _training(plan: InversionPlan, victim: VictimId) -> float:
-    """Seconds of one network's training."""
     source, device = victim.source, torch.device(plan.device)
     per_class = source.training.per_class
     x = pictures(plan.images[source.name].train, device)
@@ -85,7 +84,6 @@ def _training(plan: InversionPlan, victim: VictimId) -> float:
 
 
 def _inverting(plan: InversionPlan, victim: VictimId) -> float:
-    """Seconds of all that is tried on one network."""
     device, study = torch.device(plan.device), plan.study
     job = plan.inverting(victim)
     model = victim.model()
@@ -112,7 +110,6 @@ def _inverting(plan: InversionPlan, victim: VictimId) -> float:
 
 
 def _restoring(plan: InversionPlan, source: InversionSource) -> float:
-    """Seconds of one restorer with its pairs."""
     chain = plan.study.chain
     if chain is None:
         return 0.0

@@ -6,12 +6,19 @@ A figure that the record has no numbers for is left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from tasks.page.charts import letter
+from tasks.page.charts import Style, letter, styles_of
 from tasks.page.files import Record
+from tasks.page.formats import NOTHING, brackets, decibels, percent, power, score, short
+from tasks.page.study_page import FigureWords, figure_spec
 
+PAPER = "MixCon paper"
 MEASURES = ("ssim", "psim", "psnr")
+ATTACK_COLOURS = {"paper": 13, "strong": 14, "restored": 15}
+OTHER_COLOURS = (12, 16, 17)
+"""Told apart with any colour vision (templates/matrix.css)."""
 ROLES = ("vanilla", "paper")
 """The roles that come first, in this order; sweet spots follow, then whatever else there is."""
 
@@ -21,12 +28,10 @@ ONE_NETWORK = (
 )
 
 Numbered = tuple[int, Record]
-
-
-WORDS = {
+WORDS: dict[str, FigureWords] = {
     "table3": (
         "Accuracy and what the attacks bring back",
-        "003, table 3",
+        f"{PAPER}, table 3",
         "Mean ± standard deviation over images, in parentheses the image that came back best. "
         "Chance: what reconstructions score against images other than their own. SSIM and PSIM "
         "are from 0 to 1; higher means that more leaks. Brackets are 95 % intervals over networks.",
@@ -34,7 +39,7 @@ WORDS = {
     ),
     "plates": (
         "What comes back",
-        "003, figure 4",
+        f"{PAPER}, figure 4",
         "Test images, and what each attack makes of the features that are sent for them, with the "
         "SSIM. One network of each setting, the first images of the test, not chosen by how well "
         "they came back.",
@@ -42,7 +47,7 @@ WORDS = {
     ),
     "heatmaps": (
         "The grid of λ and β",
-        "003, figures 3 and 6 to 17",
+        f"{PAPER}, figures 3 and 6 to 17",
         "Test accuracy, mean distance of the features, and the mean SSIM under the attacks, by "
         "the weight λ of MixCon and the bound β of its distances. A letter is that of the tables.",
         "How sure a number is: one colour step may be chance. The CSV has the intervals, and the "
@@ -50,7 +55,7 @@ WORDS = {
     ),
     "pareto": (
         "Accuracy against leakage",
-        "003, section 4.3",
+        f"{PAPER}, section 4.3",
         "Every setting at the layer of the grid: to the right it is more accurate, further down "
         "less comes back. Lines join the settings that no other beats in both. Whiskers are "
         "intervals of 95 % over networks. Dotted: what chance gives, on average over the cells.",
@@ -59,14 +64,14 @@ WORDS = {
     ),
     "layers": (
         "Where the network is cut",
-        "003, appendix D.2",
+        f"{PAPER}, appendix D.2",
         "Mean SSIM by the number of the layer whose features are sent, without the defence and "
         "with it at that layer. Whiskers are intervals of 95 % over networks.",
         "Whether another setting would do better at a layer: λ and β were chosen at one layer.",
     ),
     "table4": (
         "UniCon, MixCon and no defence",
-        "003, table 4",
+        f"{PAPER}, table 4",
         "UniCon makes the features uniform with λ alone, MixCon keeps them at least β apart. "
         "Beside each UniCon stands the MixCon that is nearest to it in accuracy. Scores as in the "
         "first table.",
@@ -74,7 +79,7 @@ WORDS = {
     ),
     "synthetic": (
         "Points that can be drawn",
-        "003, tables 1 and 2, figure 2",
+        f"{PAPER}, tables 1 and 2, figure 2",
         "A small network on synthetic points, whose features have two dimensions. SE: squared "
         "error of what comes back, lower means that more leaks; CS: cosine similarity, higher "
         "means so; in parentheses the point that came back best.",
@@ -104,12 +109,7 @@ def describe_figures(record: Record) -> list[dict[str, Any]]:
         "table4": any(compared(record, source) for source in sources),
         "synthetic": bool(record["synthetic"] and record["synthetic"]["cells"]),
     }
-    keys = ("kind", "name", "title", "where", "caption", "cannot")
-    return [
-        dict(zip(keys, (kind, kind, *said), strict=True))
-        for kind, said in WORDS.items()
-        if shown[kind]
-    ]
+    return [figure_spec(kind, kind, words) for kind, words in WORDS.items() if shown[kind]]
 
 
 def cells_of(record: Record, source: Record, **where: Any) -> list[Numbered]:
@@ -133,25 +133,18 @@ def mean_of(cell: Record, name: str, attack: str | None = None) -> float | None:
     return mean
 
 
-def all_diverged(cell: Record) -> bool:
-    """True if the training diverged with every seed."""
-    return bool(cell["diverged"]) and cell["diverged"] >= len(cell["seeds"])
-
-
 def with_roles(record: Record, source: Record) -> list[Numbered]:
     """The cells that have a role: vanilla, then the study's setting, then sweet spots."""
 
     def rank(numbered: Numbered) -> tuple[int, int]:
         k, cell = numbered
-        return min((_rank(role) for role in cell["roles"]), default=len(ROLES)), k
+        ranks = [
+            ROLES.index(role) if role in ROLES else 2 + (not role.startswith("sweet spot"))
+            for role in cell["roles"]
+        ]
+        return min(ranks), k
 
     return sorted((found for found in cells_of(record, source) if found[1]["roles"]), key=rank)
-
-
-def _rank(role: str) -> int:
-    if role in ROLES:
-        return ROLES.index(role)
-    return len(ROLES) + (not role.startswith("sweet spot"))
 
 
 def letters(record: Record, source: Record) -> dict[int, str]:
@@ -159,13 +152,18 @@ def letters(record: Record, source: Record) -> dict[int, str]:
     return {k: letter(n) for n, (k, _cell) in enumerate(with_roles(record, source))}
 
 
-def role_title(record: Record, role: str) -> str:
-    """A role in words: `sweet spot under “the paper's descent”`."""
-    attacks = {attack["name"]: attack["title"] for attack in record["attacks"]}
-    if role == "paper":
-        return "the study's setting"
-    kind, _blank, attack = role.rpartition(" ")
-    return f"{kind} under “{attacks[attack]}”" if kind and attack in attacks else role
+def role_titles(record: Record, cell: Record) -> str:
+    """A cell's roles in words: `sweet spot under “the paper's descent”`."""
+    attacks, titles = {attack["name"]: attack["title"] for attack in record["attacks"]}, []
+    for role in cell["roles"]:
+        kind, _blank, attack = role.rpartition(" ")
+        if role == "paper":
+            titles.append("the study's setting")
+        elif kind and attack in attacks:
+            titles.append(f"{kind} under “{attacks[attack]}”")
+        elif role != "vanilla":
+            titles.append(role)
+    return "; ".join(titles)
 
 
 def with_role(record: Record, source: Record, role: str) -> Numbered | None:
@@ -181,6 +179,11 @@ def sweet_spot(record: Record, source: Record, attack: str) -> Record | None:
         if (spot["source"], spot["attack"]) == (source["name"], attack):
             return dict(spot)
     return None
+
+
+def is_spot(spot: Record) -> bool:
+    """True if a cell was found, and it is not the one without a defence."""
+    return spot["cell"] is not None and spot["cell"] != spot["vanilla"]
 
 
 def attacks_in(record: Record, cells: Sequence[Numbered]) -> list[Record]:
@@ -247,3 +250,54 @@ def compared(record: Record, source: Record) -> list[Numbered]:
         chosen |= {min(near)[1]} if near else set()
     vanilla = [found for found in here if found[1]["defence"]["kind"] == "none"]
     return [*vanilla, *unicon, *(found for found in mixcon if found[0] in chosen)]
+
+
+def attack_styles(record: Record) -> dict[str, Style]:
+    """Look of each attack, the same everywhere on the page."""
+    names = [attack["name"] for attack in record["attacks"]]
+    return styles_of(names, ATTACK_COLOURS, OTHER_COLOURS)
+
+
+def measure(name: str, found: float | None) -> str:
+    """A value as tables show it: `97.6 %`, `0.0031`, `0.412`, `18.3`."""
+    if name.endswith("accuracy"):
+        return percent(found)
+    if name.endswith("distance"):
+        return small(found)
+    return decibels(found) if name == "psnr" else score(found)
+
+
+def small(found: float | None) -> str:
+    """Two digits: `0.31`, `3.1·10⁻⁷`; 0 as it is."""
+    if found is None or found <= 0 or abs(found) >= 1e-3:
+        return short(found)
+    return power(float(f"{found:.2g}"))
+
+
+def ends(name: str, estimate: Record) -> str:
+    """`[0.401, 0.423]`; nothing for one seed."""
+    return brackets(partial(measure, name), estimate["low"], estimate["high"])
+
+
+def scores_of(cell: Record, attack: str) -> dict[str, str]:
+    """An attack's scores as the paper's tables have them, `0.64 ± 0.11 (0.83)`, their intervals
+    `NAME_ends`, and what unrelated images score."""
+    scores = cell["attacks"].get(attack) or {}
+    found = {"chance": score(scores.get("chance"))}
+    for name in MEASURES:
+        mean = mean_of(cell, name, attack)
+        std, worst = ((scores.get(key) or {}).get(name) for key in ("std", "worst"))
+        text = NOTHING if mean is None else measure(name, mean)
+        text += f" ± {measure(name, std)}" if mean is not None and std is not None else ""
+        text += f" ({measure(name, worst)})" if mean is not None and worst is not None else ""
+        found |= {name: text, f"{name}_ends": ends(name, value_of(cell, name, attack))}
+    return found
+
+
+def divergence(cell: Record) -> str:
+    """Number of a cell's networks that diverged, in words; nothing if none did."""
+    if not cell["diverged"]:
+        return ""
+    if cell["diverged"] >= len(cell["seeds"]):
+        return "training diverged with every seed"
+    return f"training diverged with {cell['diverged']} of {len(cell['seeds'])} seeds"

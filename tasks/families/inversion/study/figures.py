@@ -6,30 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.families.inversion.study.figure_specs import (
-    MEASURES,
     Numbered,
     attacks_in,
+    cells_of,
     compared,
+    divergence,
+    ends,
+    has_front,
+    is_spot,
     letters,
-    role_title,
+    measure,
+    role_titles,
+    scores_of,
+    sweet_spot,
     value_of,
     with_roles,
 )
-from tasks.families.inversion.study.headline import (
-    chance,
-    divergence,
-    ends,
-    few_networks,
-    incomplete,
-    measure,
-    n_networks,
-    spread,
-    without_front,
-)
-from tasks.families.inversion.study.image_grids import groups
-from tasks.families.inversion.study.panels import heat_rows, layer_rows, pareto_rows, plane_rows
+from tasks.families.inversion.study.image_grids import examples_figure
+from tasks.families.inversion.study.panels import heat_rows, layer_rows, pareto_rows
+from tasks.families.inversion.study.planes import plane_rows
 from tasks.families.inversion.study.tables import (
-    examples_table,
     features_table,
     heatmaps_table,
     layers_table,
@@ -38,29 +34,15 @@ from tasks.families.inversion.study.tables import (
     settings_table,
 )
 from tasks.page.files import Arrays, Record
-from tasks.page.formats import score
 from tasks.page.study_page import Draw, Figure
 
-
-def check_sources(record: Record) -> None:
-    """Raises ValueError for cells of a source, or sweet spots at a cell, that is not there."""
-    have = [source["name"] for source in record["sources"]]
-    for k, cell in enumerate(record["cells"]):
-        if cell["source"] not in have:
-            raise ValueError(f"cell {k} is of source {cell['source']!r}; expected one of {have}")
-    for spot in record["sweet_spots"]:
-        for key in ("cell", "vanilla"):
-            if spot[key] is not None and not 0 <= spot[key] < len(record["cells"]):
-                raise ValueError(
-                    f"a sweet spot of {spot['source']!r} has {key} {spot[key]}, but the study has "
-                    f"{len(record['cells'])} cells, numbered from 0"
-                )
+MOST_LISTED = 6
 
 
 def table3_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Scores of the cells with a role, by source and attack (MixCon paper, table 3)."""
     found = [(source, with_roles(record, source)) for source in record["sources"]]
-    notes = [note for source in record["sources"] for note in incomplete(record, source)]
+    notes = [note for source in record["sources"] for note in _incomplete(record, source)]
     return _scores_figure(record, figure, found, notes)
 
 
@@ -78,24 +60,22 @@ def _scores_figure(
     found: Sequence[tuple[Record, Sequence[Numbered]]],
     notes: Sequence[str],
 ) -> Figure:
+    scores = []
+    for source, cells in found:
+        if cells:
+            counts = sorted({len(cell["seeds"]) for _k, cell in cells})
+            networks = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+            rows = [_score_row(record, source, *numbered) for numbered in cells]
+            scores.append({"source": source, "networks": networks, "rows": rows})
     table = scores_table(figure["name"], record, found)
-    scores = [
-        {
-            "source": source,
-            "networks": n_networks([cell for _k, cell in cells]),
-            "rows": [_score_row(record, source, *numbered) for numbered in cells],
-        }
-        for source, cells in found
-        if cells
-    ]
     return Figure(figure, [table], notes=notes, more={"scores": scores})
 
 
 def _score_row(record: Record, source: Record, k: int, cell: Record) -> dict[str, Any]:
     """A cell as the tables show it: its accuracy, and a line for each attack."""
     accuracy = value_of(cell, "accuracy")
-    roles = [role_title(record, role) for role in cell["roles"] if role != "vanilla"]
-    notes = ["; ".join(roles), _layer(source, cell), divergence(cell)]
+    layer = f"cut at layer {cell['cut']}" if cell["cut"] != source["cut"] else ""
+    notes = [role_titles(record, cell), layer, divergence(cell)]
     return {
         "cell": k,
         "letter": letters(record, source).get(k, ""),
@@ -104,47 +84,63 @@ def _score_row(record: Record, source: Record, k: int, cell: Record) -> dict[str
         "accuracy": measure("accuracy", accuracy["mean"]),
         "accuracy_ends": ends("accuracy", accuracy),
         "attacks": [
-            {
-                "name": attack["name"],
-                "title": attack["title"],
-                "chance": score(chance(cell, attack["name"])),
-                "n": cell["attacks"][attack["name"]]["n"],
-            }
-            | {name: spread(name, cell["attacks"][attack["name"]]) for name in MEASURES}
-            | {
-                f"{name}_ends": ends(name, value_of(cell, name, attack["name"]))
-                for name in MEASURES
-            }
+            {"name": attack["name"], "title": attack["title"]} | scores_of(cell, attack["name"])
             for attack in attacks_in(record, [(k, cell)])
         ],
-    }  # fmt: skip
+    }
 
 
-def _layer(source: Record, cell: Record) -> str:
-    return f"cut at layer {cell['cut']}" if cell["cut"] != source["cut"] else ""
-
-
-def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """Originals and what came back (MixCon paper, figure 4)."""
-    table = examples_table(figure["name"], record, pictures)
-    return Figure(figure, [table], more={"groups": groups(record, pictures)})
+def _incomplete(record: Record, source: Record) -> list[str]:
+    """Sentences on what is missing of a source: attacks, intervals, sweet spots, diverged cells."""
+    cells, notes = cells_of(record, source), []
+    run = {attack["name"] for attack in attacks_in(record, cells)}
+    for attack in record["attacks"]:
+        notes += [f"{attack['title']} was not run."] if attack["name"] not in run else []
+    if source["n_seeds"] == 1:
+        notes.append("one network of each setting, so there are no intervals.")
+    for attack in record["attacks"]:
+        spot = sweet_spot(record, source, attack["name"])
+        if spot and not is_spot(spot):
+            notes.append(
+                f"no sweet spot under “{attack['title']}”; no setting that keeps the accuracy "
+                "leaks less than no defence."
+            )
+    if lost := [cell["title"] for _k, cell in cells if cell["diverged"]]:
+        more = f" and {len(lost) - MOST_LISTED} more" if len(lost) > MOST_LISTED else ""
+        listed = "; ".join(lost[:MOST_LISTED]) + more
+        notes.append(f"training diverged, with some or all seeds, for {listed}.")
+    if not with_roles(record, source):
+        notes.append("no cell stands for vanilla or for a chosen setting.")
+    return [f"{source['title']}: {note}" for note in notes]
 
 
 def heatmaps_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Four values by lambda and beta, a row per source (MixCon paper, figures 3 and 6 to 17)."""
     table = heatmaps_table(figure["name"], record)
-    rows = heat_rows(record, figure, table)
-    return Figure(figure, [table], rows, more=_keys(record))
+    return Figure(figure, [table], heat_rows(record, figure, table), more=_keys(record))
 
 
 def pareto_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Accuracy against SSIM, all settings and those near vanilla, a row per source."""
     table = pareto_table(figure["name"], record)
     rows, legend = pareto_rows(record, table)
-    sources = record["sources"]
-    notes = [note for source in sources for note in without_front(record, source)]
-    notes += [note for source in sources for note in few_networks(record, source)]
-    return Figure(figure, [table], rows, legend, notes, _keys(record))
+    notes, few = [], []
+    for source in record["sources"]:
+        here = cells_of(record, source, cut=source["cut"])
+        for attack in attacks_in(record, here):
+            n = sum(attack["name"] in cell["attacks"] for _k, cell in here)
+            if n and not has_front(record, source, attack["name"]):
+                notes.append(
+                    f"{source['title']}: {attack['title']} was run on {n} of {len(here)} settings, "
+                    "so it has no line."
+                )
+        ones = sum(len(cell["seeds"]) == 1 for _k, cell in here)
+        if ones and source["n_seeds"] != 1:
+            few.append(
+                f"{source['title']}: {ones} of {len(here)} settings have one network each, so no "
+                "interval."
+            )
+    return Figure(figure, [table], rows, legend, [*notes, *few], _keys(record))
 
 
 def layers_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
@@ -156,14 +152,11 @@ def layers_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
 
 def synthetic_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Accuracy, inversion and features of synthetic points (MixCon paper, tables 1 and 2)."""
-    cells = (record["synthetic"] or {"cells": []})["cells"]
-    tables = [
-        settings_table(figure["name"], cells),
-        features_table(f"{figure['name']}-features", cells),
-    ]
-    settings = [_setting(cell) for cell in cells]
+    cells, name = (record["synthetic"] or {"cells": []})["cells"], figure["name"]
+    tables = [settings_table(name, cells), features_table(f"{name}-features", cells)]
     rows, notes = plane_rows(cells)
-    return Figure(figure, tables, rows, notes=notes, more={"settings": settings})
+    more = {"settings": [_setting(cell) for cell in cells]}
+    return Figure(figure, tables, rows, notes=notes, more=more)
 
 
 def _setting(cell: Record) -> dict[str, Any]:
@@ -180,19 +173,14 @@ def _setting(cell: Record) -> dict[str, Any]:
 
 
 def _keys(record: Record) -> dict[str, Any]:
-    """Letters and what they stand for, by source."""
     keys = []
     for source in record["sources"]:
-        signs, cells = letters(record, source), with_roles(record, source)
-        if cells:
-            named = [(signs[k], _named(record, cell)) for k, cell in cells]
-            keys.append((source["title"], named))
+        signs, named = letters(record, source), []
+        for k, cell in with_roles(record, source):
+            roles = role_titles(record, cell)
+            named.append((signs[k], f"{cell['title']}: {roles}" if roles else cell["title"]))
+        keys += [(source["title"], named)] if named else []
     return {"signs": keys}
-
-
-def _named(record: Record, cell: Record) -> str:
-    roles = [role_title(record, role) for role in cell["roles"] if role != "vanilla"]
-    return f"{cell['title']}{': ' if roles else ''}{'; '.join(roles)}"
 
 
 KINDS: dict[str, Draw] = {

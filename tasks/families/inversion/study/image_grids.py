@@ -13,61 +13,58 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.families.inversion.study.figure_specs import Numbered, layer_groups, letters, with_roles
-from tasks.families.inversion.study.tables import seed_of
+from tasks.families.inversion.study.tables import examples_table, first_seed
 from tasks.page.files import Arrays, Record
 from tasks.page.formats import fixed, score
 from tasks.page.pictures import data_uri
+from tasks.page.study_page import Figure
 
 MOST_PICTURES = 1_500_000  # letters that all pictures of a page may take, before compression
 MOST_LAYER_ROWS = 3
 
 
-def groups(record: Record, pictures: Arrays) -> list[dict[str, Any]]:
-    """One entry per source, and one for its layers: a row per image, columns in groups by cell.
+def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
+    """Originals and what came back (MixCon paper, figure 4): a group per source, and one for its
+    layers; a row per image, columns in groups by cell.
 
     Raises ValueError if a picture is missing, has another size than its original, or if there are
     more pictures than scores.
     """
     made = []
     for source in record["sources"]:
-        chosen = with_roles(record, source)
-        if chosen:
+        if chosen := with_roles(record, source):
             made.append((source, source["title"], chosen, True))
         layers = [found for group in layer_groups(record, source) for found in group]
-        elsewhere = [k for k, cell in layers if cell["cut"] != source["cut"]]
-        if any(name.partition("/")[0] in map(str, elsewhere) for name in pictures):
+        elsewhere = [f"{k}" for k, cell in layers if cell["cut"] != source["cut"]]
+        if any(name.partition("/")[0] in elsewhere for name in pictures):
             made.append((source, f"{source['title']}: by layer", layers, False))
     budget = MOST_PICTURES / max(1, len(made))
-    return [
-        _group(record, pictures, source, title, cells, required=required, budget=budget)
+    groups = [
+        _group(record, pictures, source, cells, required=required, budget=budget) | {"title": title}
         for source, title, cells, required in made
     ]
-
-
-def _run(cell: Record) -> list[str]:
-    """The attacks on the network of seed 0."""
-    return list((seed_of(cell) or {}).get("attacks") or {})
+    table = examples_table(figure["name"], record, pictures)
+    return Figure(figure, [table], more={"groups": groups})
 
 
 def _group(
     record: Record,
     pictures: Arrays,
     source: Record,
-    title: str,
     cells: Sequence[Numbered],
     *,
     required: bool,
     budget: float,
 ) -> dict[str, Any]:
-    originals = _originals(pictures, source)
+    of_source = f"the images that the record shows of source {source['name']!r}"
+    originals = _kept(pictures, f"{source['name']}/original", of_source)
     heads, columns = [], [[{"uri": _uri(o), "alt": f"image {k}"} for k, o in enumerate(originals)]]
-    absent = []
-    signs = letters(record, source)
+    absent, signs = [], letters(record, source)
     for k, cell in cells:
-        there = []
+        there, run = [], first_seed(cell).get("attacks") or {}
         for attack in record["attacks"]:
             name = f"{k}/{attack['name']}"
-            if attack["name"] in _run(cell) and (required or name in pictures):
+            if attack["name"] in run and (required or name in pictures):
                 there.append(attack["title"])
                 columns.append(_column(pictures, name, cell, attack, originals))
         about = cell["title"] if required else f"{cell['title']}, layer {cell['cut']}"
@@ -79,7 +76,6 @@ def _group(
     n_rows = min(len(originals), max(1, int(budget / (size * len(columns)))))
     n_rows = n_rows if required else min(n_rows, MOST_LAYER_ROWS)
     return {
-        "title": title,
         "open": required,
         "heads": heads,
         "n_columns": len(columns),
@@ -92,13 +88,11 @@ def _group(
     }
 
 
-def _originals(pictures: Arrays, source: Record) -> npt.NDArray[Any]:
-    name = f"{source['name']}/original"
+def _kept(pictures: Arrays, name: str, what: str) -> npt.NDArray[Any]:
     if name not in pictures:
         raise ValueError(
-            f"the pictures have no {name!r}, the images that the record shows of source "
-            f"{source['name']!r}; copy inversion-pictures.npz whole, or make the study's record "
-            "again"
+            f"the pictures have no {name!r}, {what}; copy inversion-pictures.npz whole, or make "
+            "the study's record again"
         )
     return pictures[name]
 
@@ -106,13 +100,8 @@ def _originals(pictures: Arrays, source: Record) -> npt.NDArray[Any]:
 def _column(
     pictures: Arrays, name: str, cell: Record, attack: Record, originals: npt.NDArray[Any]
 ) -> list[dict[str, str]]:
-    if name not in pictures:
-        raise ValueError(
-            f"the pictures have no {name!r}, what {attack['title']} made of {cell['title']!r}; "
-            "copy inversion-pictures.npz whole, or make the study's record again"
-        )
-    found = pictures[name]
-    scores = (seed_of(cell) or {})["attacks"][attack["name"]]["ssim"]
+    found = _kept(pictures, name, f"what {attack['title']} made of {cell['title']!r}")
+    scores = first_seed(cell)["attacks"][attack["name"]]["ssim"]
     if found.shape != originals.shape or len(scores) < len(found):
         raise ValueError(
             f"the pictures hold {found.shape} in {name!r} for originals of {originals.shape} and "

@@ -1,4 +1,4 @@
-"""The drawings of an inversion study: heatmaps, accuracy against leakage, layers, plane features.
+"""The drawings of an inversion study: heatmaps, accuracy against leakage, layers.
 
 Each function goes from rows of a figure's table to rows of panels, one per source.
 """
@@ -9,20 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.families.inversion.study.charts import (
-    MAX_MARKS,
-    Mark,
-    Series,
+from tasks.families.inversion.study.charts import Mark, Series, trade_off
+from tasks.families.inversion.study.figure_specs import (
     attack_styles,
-    features,
-    plane,
-    setting_style,
-    trade_off,
+    ends,
+    mean_of,
+    measure,
+    small,
+    with_role,
 )
-from tasks.families.inversion.study.figure_specs import mean_of, with_role
-from tasks.families.inversion.study.headline import measure, small, with_ends
 from tasks.page.axes import Axis, round_axis
-from tasks.page.charts import APART, Estimate, Panel, Style, estimates
+from tasks.page.charts import APART, N_MARKERS, Estimate, Panel, Style, estimates
 from tasks.page.files import Record
 from tasks.page.formats import number, power
 from tasks.page.heatmaps import Square, heatmap
@@ -32,6 +29,8 @@ from tasks.page.tables import Table
 NEAR_POINTS = 3.0  # of accuracy below vanilla that the close-up shows
 WIDE_SPREAD = 50.0  # of distances that are shaded by their logarithm
 LAYERS = (260, 210)
+SETTING_COLOURS = (17, 16, 12, 15, 14, 13)
+FIRST_SETTING = 20  # styles are numbered on the whole page
 
 
 def heat_rows(record: Record, figure: Record, table: Table) -> list[Row]:
@@ -134,8 +133,8 @@ def _narrow(found: float) -> str:
 
 
 def _interval(value: str, row: Record) -> str:
-    found = {"mean": row[value], "low": row[f"{value} low"], "high": row[f"{value} high"]}
-    return with_ends(value.partition(" ")[0], found)
+    name, found = value.partition(" ")[0], {end: row[f"{value} {end}"] for end in ("low", "high")}
+    return f"{measure(name, row[value])} {ends(name, found)}".strip()
 
 
 def pareto_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Style, str]]]:
@@ -209,7 +208,10 @@ def layer_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Styl
     """SSIM by layer, a panel per attack with one axis for a source; with the legend of settings."""
     found = list(table.rows())
     settings = list(dict.fromkeys(_setting(row) for row in found))
-    styles = {setting: setting_style(k) for k, setting in enumerate(settings)}
+    styles = {
+        setting: Style(FIRST_SETTING + k, SETTING_COLOURS[k % 6], k % N_MARKERS)
+        for k, setting in enumerate(settings)
+    }
     titles = {_setting(row): row["title"] for row in found}
     rows = []
     for source in record["sources"]:
@@ -253,59 +255,9 @@ def _layers_panel(
             about = f"{row['title']}, layer {row['cut']}: SSIM {_interval('ssim', row)}, accuracy "
             about += _interval("accuracy", row)
             said.append(about)
-            ends = row["ssim low"], row["ssim high"]
-            points.append(Estimate(row["cut"], row["ssim"], *ends, about))
+            low, high = row["ssim low"], row["ssim high"]
+            points.append(Estimate(row["cut"], row["ssim"], low, high, about))
         if points:
             series.append((style, points))
     about = f"SSIM by layer, {source['title']}, {attack['title']}. {'; '.join(said)}"
     return frame.svg(estimates(frame, series, apart=APART), about)
-
-
-def plane_rows(cells: Sequence[Record]) -> tuple[list[Row], list[str]]:
-    """Features at the start and at the end on common scales, and the end on scales of its own."""
-    drawn = [cell for cell in cells if cell["features"]]
-    if not drawn:
-        return [], ["No features were kept to be drawn."]
-    rows = []
-    for moment, own, title in (
-        ("start", False, "Start of training"),
-        ("end", False, "End of training"),
-        ("end", True, "End of training, each on a scale of its own"),
-    ):
-        everything = [_pair(p) for cell in drawn for p in cell["features"][moment]]
-        panels = []
-        for cell in drawn:
-            points = [_pair(point) for point in cell["features"][moment]]
-            where = plane(points if own else everything)
-            about = f"Features, {cell['title']}, {title.lower()}: {_ranges(points)}"
-            svg = features(where, points, cell["features"]["labels"], about)
-            texts = [_ranges(points), where.said if own else ""]
-            panels.append(Drawing(svg, cell["title"], note="; ".join(t for t in texts if t)))
-        note = "" if own else "one scale for all"
-        rows.append(Row(title, note, panels))
-    counts = [cell["features"]["labels"].count(k) for cell in drawn
-              for k in set(cell["features"]["labels"])]  # fmt: skip
-    notes = ["Each class has a colour and a marker; h₁ and h₂ are the two features."]
-    if max(counts, default=0) > MAX_MARKS:
-        notes.append(f"At most {MAX_MARKS} points of a class are drawn; the CSV has all of them.")
-    return rows, notes
-
-
-def _pair(point: Sequence[float | None]) -> tuple[float, float]:
-    """A point; what is not known of it is no number, and is not drawn."""
-    x, y = (math.nan if at is None else float(at) for at in point)
-    return x, y
-
-
-def _ranges(points: Sequence[tuple[float, float]]) -> str:
-    """`h₁ from −0.3 to 2.1, h₂ from 0 to 0.9`."""
-    parts = []
-    for name, side in (("h₁", [x for x, _y in points]), ("h₂", [y for _x, y in points])):
-        known = [at for at in side if math.isfinite(at)]
-        ends = [_rounded(end(known)) for end in (min, max)] if known else []
-        parts.append(f"{name} from {ends[0]} to {ends[1]}" if ends else f"{name} unknown")
-    return ", ".join(parts)
-
-
-def _rounded(value: float) -> str:
-    return number(float(f"{value:.3g}"))

@@ -7,17 +7,28 @@ by the seeds that they lack, and the restorers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tasks.families.inversion.study.images import Part, SourceImages
-from tasks.families.inversion.study.restoring import RestoreJob, restore
-from tasks.families.inversion.study.settings import Cell, InversionSource, InversionStudy
-from tasks.families.inversion.study.synthetic import SyntheticJob, synthesise
-from tasks.families.inversion.study.units import InvertJob, TrainJob, VictimId, invert, train
+import torch
+
+from tasks.families.inversion.study.images import SourceImages
+from tasks.families.inversion.study.restoring import RestoreJob
+from tasks.families.inversion.study.settings import (
+    Cell,
+    InversionSource,
+    InversionStudy,
+    defence_json,
+    defence_name,
+)
+from tasks.families.inversion.study.synthetic import SyntheticJob
+from tasks.families.inversion.study.units import InvertJob, TrainJob, VictimId
 from tasks.study.executor import Unit
-from tasks.study.products import Folder, hash_of
+from tasks.study.products import Folder, hash_of, write_weights
+
+VICTIMS = "victims"
 
 
 class InversionPlan:
@@ -33,6 +44,7 @@ class InversionPlan:
     ) -> None:
         self.study, self.images, self.device = study, images, device
         self.root, self.folder = str(root), Folder(root)
+        self.where = {"root": self.root, "device": device}
         self.confirmed: set[Cell] = set()
 
     def first_units(self) -> list[Unit]:
@@ -40,9 +52,12 @@ class InversionPlan:
         maps = [self._training((v,)) for v in map(self.maps_of, self.study.sources) if v]
         seeds = range(self.study.n_seeds) if self.study.synthetic is not None else ()
         return [
-            *(Unit(self._classifier(job.victims[0].source), train, job) for job in maps),
+            *(Unit(self._classifier(job.victims[0].source), TrainJob.run, job) for job in maps),
             *self.trainings(self.study.cells),
-            *(Unit(f"synthetic, seed {seed}", synthesise, self.synthetic(seed)) for seed in seeds),
+            *(
+                Unit(f"synthetic, seed {seed}", SyntheticJob.run, self.synthetic(seed))
+                for seed in seeds
+            ),
         ]
 
     def more_units(self, unit: Unit, given: Mapping[str, Any]) -> Iterable[Unit]:
@@ -54,7 +69,7 @@ class InversionPlan:
         return [
             Unit(
                 f"invert {victim.name}",
-                invert,
+                InvertJob.run,
                 self.inverting(victim),
                 frozenset({self._classifier(victim.source)} if has_maps else ()),
             )
@@ -73,7 +88,7 @@ class InversionPlan:
             return []
         n = self.study.chain.n_seeds
         jobs = [self.restoring(cell, seed) for cell in cells for seed in self.seeds(cell)[:n]]
-        return [Unit(f"restore {job.inverting.victim.name}", restore, job) for job in jobs]
+        return [Unit(f"restore {job.inverting.victim.name}", RestoreJob.run, job) for job in jobs]
 
     @property
     def n_units(self) -> int:
@@ -102,7 +117,7 @@ class InversionPlan:
         return [
             Unit(
                 f"train {source}, cut {cut}, seed {seed}, {victims[k].key[:8]}",
-                train,
+                TrainJob.run,
                 self._training(tuple(victims[k : k + n])),
             )
             for (source, cut, seed), victims in groups.items()
@@ -134,7 +149,7 @@ class InversionPlan:
 
     def _training(self, victims: tuple[VictimId, ...]) -> TrainJob:
         images = self.images[victims[0].source.name]
-        return TrainJob(self.root, victims, images.train, images.tests, self.device)
+        return TrainJob(**self.where, victims=victims, train=images.train, tests=images.tests)
 
     @cached_property
     def _hashes(self) -> dict[str, str]:
@@ -147,7 +162,7 @@ class InversionPlan:
         """Inversions of a victim."""
         study, images = self.study, self.images[victim.source.name]
         return InvertJob(
-            root=self.root,
+            **self.where,
             victim=victim,
             inverted=images.tests.first(victim.source.n_inverted),
             tuning=images.public.first(study.n_tuning),
@@ -155,20 +170,17 @@ class InversionPlan:
             zetas=study.zetas,
             rates=study.rates,
             maps=self.maps_of(victim.source) or study.perceptual,
-            device=self.device,
         )
 
     def restoring(self, cell: Cell, seed: int) -> RestoreJob:
         """Raises ValueError for a study without restorers."""
         if self.study.chain is None:
             raise ValueError("the study has chain=null; there is nothing to restore with")
-        public: Part = self.images[cell.source].public.after(self.study.n_tuning)
         return RestoreJob(
-            root=self.root,
+            **self.where,
             inverting=self.inverting(self.victim(cell, seed)),
             chain=self.study.chain,
-            public=public,
-            device=self.device,
+            public=self.images[cell.source].public.after(self.study.n_tuning),
         )
 
     def synthetic(self, seed: int) -> SyntheticJob:
@@ -182,3 +194,28 @@ class InversionPlan:
             root_seed=self.study.root_seed,
             device="cpu",
         )
+
+    def write_victims(self, cells: Iterable[Cell]) -> list[Path]:
+        """The networks of the first seed of some cells that are there, for others: a safetensors
+        file each, whose metadata says which it is and where it is cut, so that `palimpsest attack
+        inversion` takes it as it is. Raises StoreFullError."""
+        written = []
+        for cell in cells:
+            victim = self.victim(cell, 0)
+            if (found := self.folder.product(victim.key)) is None:
+                continue
+            arrays, shapes = found[0], victim.model().tensor_shapes
+            defence = defence_name(cell.defence).replace(" ", "-")
+            path = self.folder.root / VICTIMS / f"{cell.source}-cut{cell.cut}-{defence}.safetensors"
+            about = {
+                "kind": "split",
+                "network": asdict(cell.network),
+                "shape": list(victim.shape),
+                "victim": victim.name,
+                "defence": defence_json(cell.defence),
+                "accuracy": float(arrays["accuracy"]),
+            }
+            weights = {name: torch.from_numpy(arrays[f"weights/{name}"])[None] for name in shapes}
+            write_weights(path, weights, about)
+            written.append(path)
+        return written

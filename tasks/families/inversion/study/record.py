@@ -1,8 +1,7 @@
-"""inversion.json: what every defence costs and what every attack gets, as numbers and pictures.
+"""inversion.json: what every defence costs and what every attack gets (docs/pages.md).
 
 An estimate is the mean over seeds, with a t interval of 95 %; the images are the same for all, so
-it covers other starts and orders of training, not other images. docs/pages.md has the
-schema.
+it covers other starts and orders of training, not other images.
 """
 
 from __future__ import annotations
@@ -25,12 +24,6 @@ from tasks.families.inversion.study.synthetic import DEFAULT
 from tasks.page.formats import power
 from tasks.study.products import Arrays, npz_of
 
-TITLE = "Split networks: what the features give away, and what MixCon hides"
-QUESTION = (
-    "A client sends the features of an image to a server. How much of the image comes back, does "
-    "training with MixCon prevent it, and does a better attacker undo that?"
-)
-PAPER = "003"
 ATTACKS = (
     ("paper", "the paper’s descent", False),
     ("tuned", "the descent, rate tuned", True),
@@ -38,6 +31,7 @@ ATTACKS = (
     ("restored", "our attack, restored", True),
 )
 """Name, title, and whether it is ours."""
+NUMBERS = ("accuracy", "train_accuracy", "distance", "min_distance")
 SCORES = ("ssim", "psim", "psnr")
 JUDGED = ("tuned", "strong")
 """Attacks by which sweet spots are chosen."""
@@ -65,7 +59,6 @@ def _victim(plan: InversionPlan, cell: Cell, seed: int) -> Found | None:
     if trained is None:
         return None
     arrays = trained[0]
-    names = ("accuracy", "train_accuracy", "distance", "min_distance")
     inverted = plan.folder.product(plan.inverting(victim).key)
     attacks: dict[str, Arrays] = {}
     about: dict[str, Any] = {}
@@ -77,7 +70,7 @@ def _victim(plan: InversionPlan, cell: Cell, seed: int) -> Found | None:
         attacks |= {} if restored is None else _by_attack(restored[0])
     return Found(
         seed=seed,
-        numbers={name: float(arrays[name]) for name in names},
+        numbers={name: float(arrays[name]) for name in NUMBERS},
         diverged=bool(arrays["diverged"]),
         attacks=attacks,
         about=about,
@@ -122,13 +115,15 @@ def role_cells(plan: InversionPlan, sweet: Mapping[tuple[str, str], Cell]) -> di
     """The cells that the page shows more of, and why."""
     roles: dict[Cell, list[str]] = {}
     for source in plan.study.sources:
-        roles[Cell(source.name, source.cut, None)] = ["vanilla"]
-        roles.setdefault(Cell(source.name, source.cut, source.mixcon(*source.chosen)), []).append(
-            "paper"
-        )
-        for attack in JUDGED:
-            if (source.name, attack) in sweet:
-                roles.setdefault(sweet[source.name, attack], []).append(f"sweet spot {attack}")
+        chosen = Cell(source.name, source.cut, source.mixcon(*source.chosen))
+        of_source = [("vanilla", Cell(source.name, source.cut, None)), ("paper", chosen)]
+        of_source += [
+            (f"sweet spot {attack}", sweet[source.name, attack])
+            for attack in JUDGED
+            if (source.name, attack) in sweet
+        ]
+        for role, cell in of_source:
+            roles.setdefault(cell, []).append(role)
     return roles
 
 
@@ -139,7 +134,7 @@ def describe_inversion(
     study, sweet = plan.study, sweet_spots(plan)
     roles = role_cells(plan, sweet)
     cells = [_cell(plan, cell, roles.get(cell, [])) for cell in study.cells]
-    number = {cell: k for k, cell in enumerate(study.cells)}
+    described = {c: (k, cells[k]) for k, c in enumerate(study.cells)}
     body = {
         "perceptual": _perceptual(plan),
         "thresholds": {"accuracy_loss": study.accuracy_loss},
@@ -153,7 +148,7 @@ def describe_inversion(
         ],
         "cells": cells,
         "sweet_spots": [
-            _sweet(cells, number, source, attack, cell) for (source, attack), cell in sweet.items()
+            _sweet(described, source, attack, cell) for (source, attack), cell in sweet.items()
         ],
         "synthetic": _synthetic(plan),
         "seconds": _seconds(plan),
@@ -180,7 +175,6 @@ def _source(plan: InversionPlan, name: str) -> dict[str, Any]:
 def _cell(plan: InversionPlan, cell: Cell, roles: list[str]) -> dict[str, Any]:
     source = plan.study.source(cell.source)
     victims = found_of(plan, cell, plan.seeds(cell))
-    names = ("accuracy", "train_accuracy", "distance", "min_distance")
     attacks = [name for name, _title, _ours in ATTACKS if any(name in v.attacks for v in victims)]
     return {
         "source": cell.source,
@@ -190,7 +184,7 @@ def _cell(plan: InversionPlan, cell: Cell, roles: list[str]) -> dict[str, Any]:
         "defence": defence_json(cell.defence),
         "in_grid": source.in_grid(cell) and cell.defence is not None,
         "roles": roles,
-        **{name: estimate([v.numbers[name] for v in victims]) for name in names},
+        **{name: estimate([v.numbers[name] for v in victims]) for name in NUMBERS},
         "diverged": sum(v.diverged for v in victims),
         "attacks": {name: _attack(victims, name) for name in attacks},
         "seeds": [_seed(victim) for victim in victims],
@@ -198,7 +192,6 @@ def _cell(plan: InversionPlan, cell: Cell, roles: list[str]) -> dict[str, Any]:
 
 
 def _attack(victims: Sequence[Found], name: str) -> dict[str, Any]:
-    """Estimates over the victims that were attacked so."""
     own = [v.attacks[name] for v in victims if name in v.attacks]
     scores = {score: np.concatenate([arrays[score] for arrays in own]) for score in SCORES}
     return {
@@ -225,18 +218,14 @@ def _seed(victim: Found) -> dict[str, Any]:
 
 
 def _sweet(
-    cells: Sequence[Mapping[str, Any]],
-    number: Mapping[Cell, int],
-    source: str,
-    attack: str,
-    cell: Cell,
+    cells: Mapping[Cell, tuple[int, Mapping[str, Any]]], source: str, attack: str, cell: Cell
 ) -> dict[str, Any]:
-    vanilla = number[Cell(source, cell.cut, None)]
-    here, plain = cells[number[cell]], cells[vanilla]
+    """`cells`: their number, and how they are described."""
+    (vanilla, plain), (number, here) = cells[Cell(source, cell.cut, None)], cells[cell]
     return {
         "source": source,
         "attack": attack,
-        "cell": number[cell],
+        "cell": number,
         "vanilla": vanilla,
         "accuracy_loss": plain["accuracy"]["mean"] - here["accuracy"]["mean"],
         "leakage": here["attacks"][attack]["ssim"]["mean"],
@@ -267,14 +256,13 @@ def _synthetic(plan: InversionPlan) -> dict[str, Any] | None:
     own = plan.study.synthetic
     if own is None:
         return None
-    seeds = range(plan.study.n_seeds)
-    found = [(s, plan.folder.product(plan.synthetic(s).key)) for s in seeds]
-    there = [(seed, product[0]) for seed, product in found if product is not None]
-    cells = []
+    products = {s: plan.folder.product(plan.synthetic(s).key) for s in range(plan.study.n_seeds)}
+    there = {seed: product[0] for seed, product in products.items() if product is not None}
+    cells, arrays = [], list(there.values())
     for k, setting in enumerate(own.settings):
         defence = own.defence(setting)
         for server in own.servers:
-            arrays = [a for _seed, a in there]
+            of_default = arrays if server == DEFAULT else []
             cells.append(
                 {
                     "name": defence_name(defence),
@@ -290,11 +278,11 @@ def _synthetic(plan: InversionPlan) -> dict[str, Any] | None:
                             ("distance", "distance"),
                         )
                     },
-                    **_recovered(arrays if server == DEFAULT else [], k),
-                    "features": _features(arrays, k) if server == DEFAULT and arrays else None,
+                    **_recovered(of_default, k),
+                    "features": _features(of_default[0], k) if of_default else None,
                 }
             )
-    return {"seeds": [seed for seed, _a in there], "settings": asdict(own), "cells": cells}
+    return {"seeds": list(there), "settings": asdict(own), "cells": cells}
 
 
 def _recovered(arrays: Sequence[Arrays], k: int) -> dict[str, Any]:
@@ -312,14 +300,9 @@ def _recovered(arrays: Sequence[Arrays], k: int) -> dict[str, Any]:
     return found
 
 
-def _features(arrays: Sequence[Arrays], k: int) -> dict[str, Any]:
-    """Features of the first seed."""
-    first = arrays[0]
-    return {
-        "start": first["features/start"][k].astype(float).tolist(),
-        "end": first["features/end"][k].astype(float).tolist(),
-        "labels": first["labels"].tolist(),
-    }
+def _features(arrays: Arrays, k: int) -> dict[str, Any]:
+    drawn = {at: arrays[f"features/{at}"][k].astype(float).tolist() for at in ("start", "end")}
+    return {**drawn, "labels": arrays["labels"].tolist()}
 
 
 def _perceptual(plan: InversionPlan) -> str:
@@ -332,25 +315,21 @@ def _perceptual(plan: InversionPlan) -> str:
 
 
 def _seconds(plan: InversionPlan) -> dict[str, float]:
-    """Seconds of work in all products that are there."""
-    spent = {"train": 0.0, "invert": 0.0, "restore": 0.0, "synthetic": 0.0}
-    for cell in plan.study.cells:
+    study, keys = plan.study, []
+    for cell in study.cells:
         for seed in plan.seeds(cell):
             victim = plan.victim(cell, seed)
-            spent["train"] += _of_product(plan, victim.key)
-            spent["invert"] += _of_product(plan, plan.inverting(victim).key)
-            if plan.study.chain is not None:
-                spent["restore"] += _of_product(plan, plan.restoring(cell, seed).key)
-    if plan.study.synthetic is not None:
-        for seed in range(plan.study.n_seeds):
-            spent["synthetic"] += _of_product(plan, plan.synthetic(seed).key)
+            keys += [("train", victim.key), ("invert", plan.inverting(victim).key)]
+            if study.chain is not None:
+                keys.append(("restore", plan.restoring(cell, seed).key))
+    for seed in range(study.n_seeds if study.synthetic is not None else 0):
+        keys.append(("synthetic", plan.synthetic(seed).key))
+    spent = dict.fromkeys(("train", "invert", "restore", "synthetic"), 0.0)
+    for stage, key in keys:
+        if (product := plan.folder.product(key)) is not None:
+            seconds = product[1]["seconds"]
+            spent[stage] += sum(seconds.values()) if isinstance(seconds, dict) else seconds
     return {name: round(value, 1) for name, value in spent.items()}
-
-
-def _of_product(plan: InversionPlan, key: str) -> float:
-    product = plan.folder.product(key)
-    seconds = 0.0 if product is None else product[1]["seconds"]
-    return float(sum(seconds.values()) if isinstance(seconds, dict) else seconds)
 
 
 def pictures_of(plan: InversionPlan, record: Mapping[str, Any]) -> bytes:

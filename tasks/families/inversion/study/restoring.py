@@ -1,16 +1,14 @@
 """The chain of the MixCon paper's attacker: a restorer that learns from the attack's pairs.
 
-Who has h and any images at all can send these through h, invert them, and so has as many pairs
-(what the attack makes of an image, the image) as they like. A restorer that was trained on them is
-then given what the attack made of the images that are not known. Grey images are repeated to three
-channels, which restorers have.
+Who has h can send any images through it and invert them, for as many pairs as they like; a restorer
+trained on these is given what the attack made of the images that are not known. Grey images are
+repeated to three channels, which restorers have.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from recon_core.restore import Examples, Fit
 from recon_core.restore.examples import to_network
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.threads import share_of
-from recon_core.types import N_AUGMENT, Progress, no_progress, seeded_generator
+from recon_core.types import N_AUGMENT, Progress, seeded_generator
 from tasks.families.inversion.study.images import Part
 from tasks.families.inversion.study.settings import Chain
 from tasks.families.inversion.study.units import (
@@ -32,57 +30,47 @@ from tasks.families.inversion.study.units import (
     scored,
     tuned,
 )
-from tasks.study.products import NOTHING, Arrays, Folder, hash_of, key_of
+from tasks.study.products import NOTHING, Arrays, Job, hash_of, key_of
+
+PAIRS_AT_ONCE = 64
 
 
-@dataclass(frozen=True)
-class RestoreJob:
-    """`inverting` is what was tried on the victim, `public` are the images of the pairs."""
+@dataclass(frozen=True, kw_only=True)
+class RestoreJob(Job):
+    """Inverts public images, learns from the pairs, and restores what the strong attack gave.
 
-    root: str
+    `inverting` is what was tried on the victim, `public` are the images of the pairs.
+    """
+
     inverting: InvertJob
     chain: Chain
     public: Part
-    device: str
 
     @property
     def key(self) -> str:
         chain = asdict(self.chain)
         return key_of(["restored", self.inverting.key, chain, hash_of(self.public.images)])
 
-
-def restore(job: RestoreJob, progress: Progress = no_progress) -> dict[str, Any]:
-    """Invert public images, learn from the pairs, and restore what the strong attack gave, unless
-    that was done; seconds it took.
-
-    Raises NonfiniteLossError if the training diverges, and StoreFullError.
-    """
-    return Folder(Path(job.root)).made(job.key, lambda: _restored(job, progress))
-
-
-def _restored(job: RestoreJob, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-    started, inverting = time.perf_counter(), job.inverting
-    folder, device = Folder(Path(job.root)), torch.device(job.device)
-    given = folder.product(inverting.key)
-    if given is None:
-        raise ValueError(f"nothing is kept under {inverting.key[:32]}; run the study again")
-    if "strong/picture" not in given[0]:
-        return NOTHING, {"seconds": 0.0, "loss": None}
-    with float32_arithmetic("float32", device):
-        pairs = _pairs(job, share_of(progress, 0.0, 0.4))
-        net, loss = _fitted(job, pairs, share_of(progress, 0.4, 0.95))
-        found = torch.from_numpy(given[0]["strong/picture"]).to(device).float() / 255
-        restored = _through(job.chain, net, found)
-        x = pictures(inverting.inverted, device)
-        arrays = scored(restored, x, maps_of(inverting))
-    return {f"restored/{name}": values for name, values in arrays.items()}, {
-        "seconds": round(time.perf_counter() - started, 3),
-        "loss": loss,
-    }
+    def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
+        """Arrays of the restored pictures; raises NonfiniteLossError if the training diverges."""
+        started, inverting, device = time.perf_counter(), self.inverting, torch.device(self.device)
+        given = self.folder.product(inverting.key)
+        if given is None:
+            raise ValueError(f"nothing is kept under {inverting.key[:32]}; run the study again")
+        if "strong/picture" not in given[0]:
+            return NOTHING, {"seconds": 0.0, "loss": None}
+        with float32_arithmetic("float32", device):
+            pairs = _pairs(self, share_of(progress, 0.0, 0.4))
+            net, loss = _fitted(self, pairs, share_of(progress, 0.4, 0.95))
+            found = torch.from_numpy(given[0]["strong/picture"]).to(device).float() / 255
+            restored = _through(self.chain, net, found)
+            arrays = scored(restored, pictures(inverting.inverted, device), maps_of(inverting))
+        seconds = round(time.perf_counter() - started, 3)
+        named = {f"restored/{name}": values for name, values in arrays.items()}
+        return named, {"seconds": seconds, "loss": loss}
 
 
 def _pairs(job: RestoreJob, progress: Progress) -> Examples:
-    """Pairs of what the attack makes of the public images, and these."""
     inverting, device = job.inverting, torch.device(job.device)
     victim = Victim.of(job.root, inverting.victim, job.device)
     attack, whitening = tuned(inverting, victim)
@@ -107,11 +95,7 @@ def _pairs(job: RestoreJob, progress: Progress) -> Examples:
     )
 
 
-PAIRS_AT_ONCE = 64
-
-
 def _fitted(job: RestoreJob, pairs: Examples, progress: Progress) -> tuple[nn.Module, float]:
-    """The averaged network, and the last training loss."""
     training = job.chain.training
     fit, loss = Fit(job.chain.restorer, training, device=job.device), float("nan")
     while not fit.done:

@@ -63,7 +63,11 @@ class InversionSource:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        _check_name("source", self.name)
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"source name {self.name!r} must be letters, digits, - and _, since files are "
+                "named after it"
+            )
         if self.size < SMALLEST:
             raise ValueError(
                 f"source {self.name!r}: size={self.size}; SSIM needs images of at least "
@@ -316,10 +320,3 @@ def defence_json(defence: Defence) -> dict[str, Any]:
         return {"kind": "none", "lam": 0.0, "beta": None}
     beta = defence.beta if isinstance(defence, MixCon) else None
     return {"kind": defence.kind, "lam": defence.lam, "beta": beta}
-
-
-def _check_name(what: str, name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{what} name {name!r} must be letters, digits, - and _, since files are named after it"
-        )

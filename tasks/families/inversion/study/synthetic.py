@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,66 +19,57 @@ from torch import Tensor
 
 from recon_core.recovery_scores import errors
 from recon_core.similarity import cosine_similarity
-from recon_core.types import Progress, no_progress, seeded_generator
+from recon_core.types import Progress, seeded_generator
 from recon_core.victims.autoencoder import Weights
 from recon_core.victims.separability import separability
 from recon_core.victims.split import SplitModel, initial_weights
 from recon_core.victims.split_evaluation import evaluate_split, features_of
 from recon_core.victims.split_training import TrainedSplit, train_split
 from tasks.families.inversion.study.settings import Synthetic
-from tasks.study.products import Arrays, Folder, key_of
+from tasks.study.products import Arrays, Job, key_of
 
 DEFAULT = "default"
 """The server whose features are kept and inverted."""
 
 
-@dataclass(frozen=True)
-class SyntheticJob:
+@dataclass(frozen=True, kw_only=True)
+class SyntheticJob(Job):
     """All settings and servers for one seed."""
 
-    root: str
     synthetic: Synthetic
     seed: int
     root_seed: int
-    device: str
 
     @property
     def key(self) -> str:
         return key_of(["synthetic", asdict(self.synthetic), self.seed, self.root_seed])
 
-
-def synthesise(job: SyntheticJob, progress: Progress = no_progress) -> dict[str, Any]:
-    """Train every setting with every server, unless that was done; seconds it took.
-
-    Raises StoreFullError.
-    """
-    return Folder(Path(job.root)).made(job.key, lambda: _synthesised(job, progress))
-
-
-def _synthesised(job: SyntheticJob, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-    started, own = time.perf_counter(), job.synthetic
-    x, labels, noisy = gaussians(own, seeded_generator(job.root_seed, job.seed, "gaussians"))
-    arrays: Arrays = {"labels": labels[own.n_train :].numpy()}
-    for k, server in enumerate(own.servers):
-        model = own.network(server).on((1, 1, own.dimension), 2)
-        start, found = _trained(job, model, x[: own.n_train], noisy[: own.n_train])
+    def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
+        """Trains every setting with every server."""
+        started, own = time.perf_counter(), self.synthetic
+        drawn = seeded_generator(self.root_seed, self.seed, "gaussians")
+        x, labels, noisy = gaussians(own, drawn)
         tests, truth = x[own.n_train :], labels[own.n_train :]
-        tested = evaluate_split(model, found.weights, tests, truth)
-        features = features_of(model, found.weights, tests)
-        apart = separability(features, normalise=False)
-        arrays |= {
-            f"{server}/train_accuracy": found.accuracy.numpy(),
-            f"{server}/accuracy": tested.accuracy.numpy(),
-            f"{server}/distance": apart.mean.numpy(),
-            f"{server}/min_distance": apart.minimum.numpy(),
-            f"{server}/diverged": found.diverged.numpy(),
-        }
-        if server == DEFAULT:
-            arrays["features/start"] = features_of(model, start, tests).numpy()
-            arrays["features/end"] = features.numpy()
-            arrays |= _inverted(job, model, found.weights, tests, features)
-        progress((k + 1) / len(own.servers))
-    return arrays, {"seconds": round(time.perf_counter() - started, 3)}
+        arrays: Arrays = {"labels": truth.numpy()}
+        for k, server in enumerate(own.servers):
+            model = own.network(server).on((1, 1, own.dimension), 2)
+            start, found = _trained(self, model, x[: own.n_train], noisy[: own.n_train])
+            tested = evaluate_split(model, found.weights, tests, truth)
+            features = features_of(model, found.weights, tests)
+            apart = separability(features, normalise=False)
+            arrays |= {
+                f"{server}/train_accuracy": found.accuracy.numpy(),
+                f"{server}/accuracy": tested.accuracy.numpy(),
+                f"{server}/distance": apart.mean.numpy(),
+                f"{server}/min_distance": apart.minimum.numpy(),
+                f"{server}/diverged": found.diverged.numpy(),
+            }
+            if server == DEFAULT:
+                arrays["features/start"] = features_of(model, start, tests).numpy()
+                arrays["features/end"] = features.numpy()
+                arrays |= _inverted(self, model, found.weights, tests, features)
+            progress((k + 1) / len(own.servers))
+        return arrays, {"seconds": round(time.perf_counter() - started, 3)}
 
 
 def gaussians(
@@ -99,7 +89,6 @@ def gaussians(
 def _trained(
     job: SyntheticJob, model: SplitModel, x: Tensor, labels: Tensor
 ) -> tuple[Weights, TrainedSplit]:
-    """The start, and the networks of all settings."""
     own, n = job.synthetic, len(job.synthetic.settings)
     drawn = seeded_generator(job.root_seed, job.seed, "synthetic start")
     one = initial_weights(model, [drawn], dtype=torch.float32)
@@ -121,7 +110,6 @@ def _trained(
 def _inverted(
     job: SyntheticJob, model: SplitModel, weights: Weights, x: Tensor, features: Tensor
 ) -> Arrays:
-    """Mean squared errors and cosines of the tests' recovered vectors."""
     arrays: Arrays = {}
     shape = (1, 1, job.synthetic.dimension)
     for k in range(len(job.synthetic.settings)):

@@ -8,7 +8,7 @@ are arrays, of a victim `weights/NAME` and numbers, of an inversion `ATTACK/NAME
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from recon_core.victims.split_training import Defence, train_split
 from tasks.evaluation.perceptual import feature_maps
 from tasks.families.inversion.study.images import Part
 from tasks.families.inversion.study.settings import Cell, InversionSource
-from tasks.study.products import NOTHING, Arrays, Folder, hash_of, key_of
+from tasks.study.products import NOTHING, Arrays, Folder, Job, hash_of, key_of
 
 OWN_MAPS, OWN_CHANNELS = (1, 2), (6, 16)
 """Cuts of LeNet5 whose outputs are the feature maps of PSIM, and how many maps these are."""
@@ -72,27 +72,74 @@ class VictimId:
         return [seeded_generator(self.root_seed, k, purpose) for k in range(n)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainJob:
     """Victims of one source, cut and seed, trained as stacks."""
 
     root: str
+    device: str
     victims: tuple[VictimId, ...]
     train: Part
     tests: Part
-    device: str
+
+    def run(self, progress: Progress = no_progress) -> dict[str, Any]:
+        """Trains the victims that are not there yet, and tests them. Raises StoreFullError."""
+        folder = Folder(Path(self.root))
+        missing = [victim for victim in self.victims if folder.product(victim.key) is None]
+        if missing:
+            started = time.perf_counter()
+            made = self._trained(missing, progress)
+            seconds = round((time.perf_counter() - started) / len(missing), 3)
+            for victim, arrays in zip(missing, made, strict=True):
+                folder.put(victim.key, arrays, {"seconds": seconds})
+        return {"keys": [victim.key for victim in self.victims]}
+
+    def _trained(self, victims: Sequence[VictimId], progress: Progress) -> list[Arrays]:
+        """Weights of each victim, and what they do on both sets of images."""
+        first, n, device = victims[0], len(victims), torch.device(self.device)
+        model = first.model()
+        drawn = seeded_generator(first.root_seed, first.seed, "split start")
+        start = initial_weights(model, [drawn], dtype=torch.float32)
+
+        def shuffle(_stream: int, epoch: int) -> torch.Generator:
+            return seeded_generator(first.root_seed, first.seed, f"split minibatches {epoch}")
+
+        with float32_arithmetic("float32", device):
+            found = train_split(
+                model,
+                {k: t.repeat(n, *[1] * (t.dim() - 1)).to(device) for k, t in start.items()},
+                pictures(self.train, device),
+                torch.from_numpy(self.train.labels).to(device),
+                defences=[victim.defence for victim in victims],
+                training=first.source.training,
+                shuffle=shuffle,
+                progress=share_of(progress, 0.0, 0.95),
+            )
+            trained = {name: tensor.to(device) for name, tensor in found.weights.items()}
+            tests = pictures(self.tests, device)
+            tested = evaluate_split(model, trained, tests, torch.from_numpy(self.tests.labels))
+            apart = separability(features_of(model, trained, tests))
+        whole = {f"weights/{name}": tensor for name, tensor in found.weights.items()} | {
+            "train_accuracy": found.accuracy,
+            "train_loss": found.loss,
+            "diverged": found.diverged,
+            "accuracy": tested.accuracy,
+            "distance": apart.mean,
+            "min_distance": apart.minimum,
+        }
+        return [{name: t[k].cpu().numpy() for name, t in whole.items()} for k in range(n)]
 
 
-@dataclass(frozen=True)
-class InvertJob:
-    """Inversions of one victim.
+@dataclass(frozen=True, kw_only=True)
+class InvertJob(Job):
+    """Inversions of one victim by every attack. A victim that diverged sends nothing: there are no
+    arrays of it.
 
     `inverted` are unseen images whose features the attacker has, `tuning` public images with which
     it tunes. `maps`: the classifier whose features are PSIM's, or another source of them as in
     `tasks.evaluation.perceptual`.
     """
 
-    root: str
     victim: VictimId
     inverted: Part
     tuning: Part
@@ -100,7 +147,6 @@ class InvertJob:
     zetas: tuple[float, ...]
     rates: tuple[float, ...]
     maps: VictimId | str
-    device: str
 
     @property
     def key(self) -> str:
@@ -110,57 +156,33 @@ class InvertJob:
         maps = self.maps if isinstance(self.maps, str) else self.maps.key
         return key_of(["inverted", self.victim.key, data, attacks, maps])
 
-
-def train(job: TrainJob, progress: Progress = no_progress) -> dict[str, Any]:
-    """Train the victims that are not there yet, and test them; seconds of each by its key.
-
-    Raises StoreFullError.
-    """
-    folder = Folder(Path(job.root))
-    missing = [victim for victim in job.victims if folder.product(victim.key) is None]
-    if missing:
-        started = time.perf_counter()
-        made = _trained(replace(job, victims=tuple(missing)), progress)
-        seconds = round((time.perf_counter() - started) / len(missing), 3)
-        for victim, arrays in zip(missing, made, strict=True):
-            folder.put(victim.key, arrays, {"seconds": seconds})
-    return {"keys": [victim.key for victim in job.victims]}
-
-
-def _trained(job: TrainJob, progress: Progress) -> list[Arrays]:
-    """Weights of each victim, and what they do on both sets of images."""
-    first, n, device = job.victims[0], len(job.victims), torch.device(job.device)
-    model = first.model()
-    drawn = seeded_generator(first.root_seed, first.seed, "split start")
-    start = initial_weights(model, [drawn], dtype=torch.float32)
-
-    def shuffle(_stream: int, epoch: int) -> torch.Generator:
-        return seeded_generator(first.root_seed, first.seed, f"split minibatches {epoch}")
-
-    with float32_arithmetic("float32", device):
-        found = train_split(
-            model,
-            {k: t.repeat(n, *[1] * (t.dim() - 1)).to(device) for k, t in start.items()},
-            pictures(job.train, device),
-            torch.from_numpy(job.train.labels).to(device),
-            defences=[victim.defence for victim in job.victims],
-            training=first.source.training,
-            shuffle=shuffle,
-            progress=share_of(progress, 0.0, 0.95),
-        )
-        trained = {name: tensor.to(device) for name, tensor in found.weights.items()}
-        tests = pictures(job.tests, device)
-        tested = evaluate_split(model, trained, tests, torch.from_numpy(job.tests.labels))
-        apart = separability(features_of(model, trained, tests))
-    whole = {f"weights/{name}": tensor for name, tensor in found.weights.items()} | {
-        "train_accuracy": found.accuracy,
-        "train_loss": found.loss,
-        "diverged": found.diverged,
-        "accuracy": tested.accuracy,
-        "distance": apart.mean,
-        "min_distance": apart.minimum,
-    }
-    return [{name: t[k].cpu().numpy() for name, t in whole.items()} for k in range(n)]
+    def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
+        """Arrays and seconds by attack, the rate and the zeta that were chosen."""
+        device = torch.device(self.device)
+        victim = Victim.of(self.root, self.victim, self.device)
+        x = pictures(self.inverted, device)
+        with float32_arithmetic("float32", device):
+            z = victim.sent(x)
+            if victim.diverged or not bool(z.isfinite().all()):
+                return NOTHING, {"seconds": {}, "rate": None, "zeta": None}
+            attacks: dict[str, Attack] = {"paper": (self.victim.source.attack, None)}
+            started = time.perf_counter()
+            descent = at_best_rate(self, victim)
+            progress(0.3)
+            strong, whitening = tuned(self, victim)
+            attacks |= {"tuned": (descent, None), "strong": (strong, whitening)}
+            tuning = time.perf_counter() - started
+            progress(0.6)
+            arrays: Arrays = {}
+            seconds, maps = {"tuning": round(tuning, 3)}, maps_of(self)
+            for name, attack in attacks.items():
+                started = time.perf_counter()
+                found = run_attack(attack, victim, z, x, self.victim.generators(len(x), name))
+                seconds[name] = round(time.perf_counter() - started, 3)
+                effort = {"objective": found.objective, "n_steps": found.n_steps}
+                own = scored(found.x, x, maps) | {k: t.cpu().numpy() for k, t in effort.items()}
+                arrays |= {f"{name}/{key}": value for key, value in own.items()}
+        return arrays, {"seconds": seconds, "rate": descent.lr, "zeta": strong.zeta}
 
 
 @dataclass(frozen=True)
@@ -190,41 +212,6 @@ class Victim:
 
     def sent(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n m"]:
         return features_of(self.model, self.weights, x)[0]
-
-
-def invert(job: InvertJob, progress: Progress = no_progress) -> dict[str, Any]:
-    """Invert the victim by every attack, unless that was done; seconds by attack.
-
-    A victim that diverged sends nothing: there are no arrays of it. Raises StoreFullError.
-    """
-    return Folder(Path(job.root)).made(job.key, lambda: _inverted(job, progress))
-
-
-def _inverted(job: InvertJob, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-    device = torch.device(job.device)
-    victim = Victim.of(job.root, job.victim, job.device)
-    x = pictures(job.inverted, device)
-    with float32_arithmetic("float32", device):
-        z = victim.sent(x)
-        if victim.diverged or not bool(z.isfinite().all()):
-            return NOTHING, {"seconds": {}, "rate": None, "zeta": None}
-        attacks: dict[str, Attack] = {"paper": (job.victim.source.attack, None)}
-        started = time.perf_counter()
-        descent = at_best_rate(job, victim)
-        progress(0.3)
-        strong, whitening = tuned(job, victim)
-        attacks |= {"tuned": (descent, None), "strong": (strong, whitening)}
-        tuning = time.perf_counter() - started
-        progress(0.6)
-        arrays: Arrays = {}
-        seconds, maps = {"tuning": round(tuning, 3)}, maps_of(job)
-        for name, attack in attacks.items():
-            started = time.perf_counter()
-            found = run_attack(attack, victim, z, x, job.victim.generators(len(x), name))
-            seconds[name] = round(time.perf_counter() - started, 3)
-            own = scored(found.x, x, maps) | _effort(found)
-            arrays |= {f"{name}/{key}": value for key, value in own.items()}
-    return arrays, {"seconds": seconds, "rate": descent.lr, "zeta": strong.zeta}
 
 
 Attack = tuple[GradientInversion | StrongInversion, Whitening | None]
@@ -294,10 +281,6 @@ def scored(
         "chance": unrelated,
     }
     return {name: values.cpu().numpy() for name, values in arrays.items()}
-
-
-def _effort(found: Inverted) -> Arrays:
-    return {"objective": found.objective.cpu().numpy(), "n_steps": found.n_steps.cpu().numpy()}
 
 
 CHANCE = 9

@@ -1,9 +1,5 @@
-"""Rules by which each claim of the KKT paper is decided: numbers in words, and the verdict.
-
-Every check takes the `Results` of a study and raises NotTestableError where the study lacks what
-the claim is about. `tasks.families.weights.study.claims` has the claims themselves, and the rules
-in words.
-"""
+"""Rules by which each claim of the KKT paper is decided (`claims` has them in words): our numbers,
+and the verdict; NotTestableError where the study lacks what a claim is about."""
 
 from __future__ import annotations
 
@@ -14,14 +10,7 @@ import numpy as np
 
 from recon_core.summary import proportion_interval, t_interval
 from tasks.families.weights.study.results import Floats, Results, difference
-from tasks.study.statements import (
-    Difference,
-    NotTestableError,
-    Verdict,
-    above,
-    all_of,
-    every,
-)
+from tasks.study.statements import NotTestableError, Verdict, above, all_of, decided_by, every
 
 REGRESSION = ("MSE", "L2.5", "Huber")
 WORDS = {"n_classes": "number of classes", "n_images": "number of images"}
@@ -43,38 +32,47 @@ def _row(r: Results, panel: str, along: str, **at: Any) -> list[dict[str, Any]]:
     return row
 
 
-def _all(found: Sequence[tuple[str, Difference]]) -> Verdict:
-    return all_of([(f"{name}: {d}", d.holds) for name, d in found])
+def _values(cells: Iterable[Cell], axis: str) -> list[Any]:
+    """Values that cells have on an axis, in order of appearance."""
+    return list(dict.fromkeys(cell["at"][axis] for cell in cells))
 
 
-def _text(results: Sequence[tuple[str, float]]) -> str:
+def _text(results: Iterable[tuple[str, float]]) -> str:
     return ", ".join(f"{name}: {value:.3g}" for name, value in results)
+
+
+def _arrows(values: Iterable[float], digits: int) -> str:
+    return " -> ".join(f"{value:.{digits}g}" for value in values)
 
 
 # multiclass
 
 
 def more_classes_more_good(r: Results, *, share: bool = False) -> Verdict:
-    per_class = sorted({cell["at"]["per_class"] for cell in r.cells("grid")})
     found = []
-    for n in per_class:
+    for n in sorted(_values(r.cells("grid"), "per_class")):
         row = _row(r, "grid", "n_classes", per_class=n)
-        counts = [r.share(c) if share else r.count(c) for c in row]
+        shown = _arrows((r.share(c) if share else r.count(c) for c in row), 3)
         name = f"{n} each, {row[0]['at']['n_classes']} to {row[-1]['at']['n_classes']} classes"
-        shown = " -> ".join(f"{v:.3g}" for v in counts)
         found.append((f"{name} ({shown})", r.more_good(row[-1], row[0], share=share)))
-    return _all(found)
+    return decided_by(found)
 
 
 def fixed_number(r: Results) -> Verdict:
     row = _row(r, "fixed", "n_classes")
-    counts = [(f"{c['at']['n_classes']} classes", r.count(c)) for c in row]
+    counts = _text((f"{c['at']['n_classes']} classes", r.count(c)) for c in row)
     d = r.more_good(row[-1], row[0])
-    return f"good per victim, {_text(counts)}; last minus first {d}", d.holds
+    return f"good per victim, {counts}; last minus first {d}", d.holds
+
+
+def _ends_of_fixed(r: Results) -> tuple[Cell, Cell]:
+    """The cells of fewest and of most classes."""
+    cells = sorted(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
+    return cells[0], cells[-1]
 
 
 def ten_against_binary(r: Results) -> Verdict:
-    ten = max(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
+    _few, ten = _ends_of_fixed(r)
     (binary,) = r.cells("binary")
     d = r.more_good(ten, binary)
     return f"{r.count(ten):.3g} against {r.count(binary):.3g} good per victim: {d}", d.holds
@@ -87,8 +85,7 @@ def near_the_boundary(r: Results) -> Verdict:
 
 
 def more_images_matter(r: Results) -> Verdict:
-    ten = max(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
-    few = min(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
+    few, ten = _ends_of_fixed(r)
     return _effective(ten, few)
 
 
@@ -123,49 +120,48 @@ def vote_beats_nearest(r: Results) -> Verdict:
 
 
 def regression_reconstructs(r: Results) -> Verdict:
-    smallest = min(cell["at"]["n_images"] for cell in r.cells("grid"))
-    cells = {loss: r.cells("grid", loss=loss, n_images=smallest)[0] for loss in REGRESSION}
-    return _all([(f"{loss}, {smallest} images", r.beyond_decoys(c)) for loss, c in cells.items()])
+    n = min(_values(r.cells("grid"), "n_images"))
+    cells = {loss: r.cells("grid", loss=loss, n_images=n)[0] for loss in REGRESSION}
+    return decided_by((f"{loss}, {n} images", r.beyond_decoys(c)) for loss, c in cells.items())
 
 
 def large_portions(r: Results) -> Verdict:
     """Judged at the largest number of images: of a few, any network gives a large portion."""
     largest = max(cell["n_images"] for cell in r.cells("grid"))
     cells = [c for loss in REGRESSION for c in r.cells("grid", loss=loss)]
-    shares = [(cell["name"], r.share(cell)) for cell in cells]
     verdicts = []
     for cell in cells:
         if cell["n_images"] == largest:
             good = np.concatenate(r.good(cell))
             low, high = proportion_interval(int(good.sum()), len(good))
             verdicts.append(True if low >= 0.25 else False if high < 0.25 else None)
-    return f"good share, {_text(shares)}", every(verdicts)
+    return f"good share, {_text((c['name'], r.share(c)) for c in cells)}", every(verdicts)
 
 
 def higher_loss_comes_back_better(r: Results) -> Verdict:
-    parts, verdicts = [], []
-    for loss in dict.fromkeys(cell["at"]["loss"] for cell in r.cells("grid")):
-        d = r.rank_correlation(r.cells("grid", loss=loss), "loss", "ssim")
-        parts.append(f"{loss} {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]")
-        verdicts.append(d.above())
-    return f"rank correlation of loss and SSIM: {', '.join(parts)}", every(verdicts)
+    found = {
+        loss: r.rank_correlation(r.cells("grid", loss=loss), "loss", "ssim")
+        for loss in _values(r.cells("grid"), "loss")
+    }
+    parts = [f"{k} {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" for k, d in found.items()]
+    verdict = every(d.above() for d in found.values())
+    return f"rank correlation of loss and SSIM: {', '.join(parts)}", verdict
 
 
 def fewer_images_larger_share(r: Results) -> Verdict:
-    found = []
-    for loss in dict.fromkeys(cell["at"]["loss"] for cell in r.cells("grid")):
-        row = _row(r, "grid", "n_images", loss=loss)
-        found.append((str(loss), r.more_good(row[0], row[-1], share=True)))
-    return _all(found)
+    rows = {
+        loss: _row(r, "grid", "n_images", loss=loss) for loss in _values(r.cells("grid"), "loss")
+    }
+    return decided_by((k, r.more_good(row[0], row[-1], share=True)) for k, row in rows.items())
 
 
 # weight decay
 
 
 def _decays(r: Results, n_classes: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    cells = r.cells(f"{n_classes} classes")
+    """Cells with weight decay, and those without by their start."""
     baselines = r.cells(f"{n_classes} classes, no decay")
-    return cells, {str(cell["at"]["start"]): cell for cell in baselines}
+    return r.cells(f"{n_classes} classes"), {str(c["at"]["start"]): c for c in baselines}
 
 
 def best_elsewhere(r: Results, cells: Sequence[Cell], victim: int) -> int:
@@ -192,7 +188,7 @@ def against_start(r: Results, start: str) -> Verdict:
         label = f"{' / '.join(sorted(set(names)))} against {base['name']}"
         counts = f"({np.mean([g.sum() for g in good]):.3g} against {r.count(base):.3g})"
         found.append((f"{label} {counts}", difference(good, r.good(base))))
-    return _all(found)
+    return decided_by(found)
 
 
 def none_without_decay(r: Results) -> Verdict:
@@ -202,27 +198,23 @@ def none_without_decay(r: Results) -> Verdict:
 
 
 def decay_makes_more_images_matter(r: Results) -> Verdict:
-    found = []
-    for n_classes in (2, 10):
-        cells, baselines = _decays(r, n_classes)
-        found.append(_effective(max(cells, key=r.count), baselines["small"]))
-    return all_of(found)
+    both = [_decays(r, n_classes) for n_classes in (2, 10)]
+    return all_of([_effective(max(cells, key=r.count), base["small"]) for cells, base in both])
 
 
 def test_error_hardly_changes(r: Results) -> Verdict:
-    texts, holds = [], True
+    found = []
     for n_classes in (2, 10):
         cells, baselines = _decays(r, n_classes)
-        accuracies = {
-            cell["name"]: [a for a in cell["victim"]["test_accuracy"] if a is not None]
+        accuracies = [
+            [a for a in cell["victim"]["test_accuracy"] if a is not None]
             for cell in (*cells, baselines["standard"])
-        }
-        if not all(accuracies.values()):
+        ]
+        if not all(accuracies):
             raise NotTestableError("victims were not tested on other images")
-        means = [float(np.mean(a)) for a in accuracies.values()]
-        texts.append(f"{n_classes} classes: accuracy {min(means):.3f} to {max(means):.3f}")
-        holds = holds and max(means) - min(means) <= 0.05
-    return "; ".join(texts), holds
+        low, high = (end(float(np.mean(a)) for a in accuracies) for end in (min, max))
+        found.append((f"{n_classes} classes: accuracy {low:.3f} to {high:.3f}", high - low <= 0.05))
+    return all_of(found)
 
 
 def unfitted_come_back(r: Results) -> Verdict:
@@ -234,7 +226,7 @@ def unfitted_come_back(r: Results) -> Verdict:
     if not found:
         raise NotTestableError("every victim classifies its own images")
     verdicts = {d.holds for _name, d in found}
-    return _all(found)[0], True if True in verdicts else None if None in verdicts else False
+    return decided_by(found)[0], True if True in verdicts else None if None in verdicts else False
 
 
 # convolutions
@@ -248,38 +240,31 @@ def cnn_comes_back(r: Results) -> Verdict:
 
 def cnn_needs_decay(r: Results) -> Verdict:
     good, _names = best_decay(r, r.cells("decay"))
-    return _all(
-        [
-            (
-                f"against {base['name']} ({r.count(base):.3g} good per victim)",
-                difference(good, r.good(base)),
-            )
-            for base in r.cells("no decay")
-        ]
+    return decided_by(
+        (f"against {c['name']} ({r.count(c):.3g} good per victim)", difference(good, r.good(c)))
+        for c in r.cells("no decay")
     )
 
 
 def fewer_channels_fewer_good(r: Results) -> Verdict:
-    channels = sorted({cell["at"]["channels"] for cell in r.cells("grid")})
-    several(channels, "number of channels")
-    sums = [
-        (f"{c} channels", sum(r.share(cell) for cell in r.cells("grid", channels=c)))
-        for c in channels
-    ]
-    most, least = r.cells("grid", channels=channels[-1]), r.cells("grid", channels=channels[0])
-    d = difference(_together(r, most), _together(r, least), mean=True)
-    return f"shares summed over kernels, {_text(sums)}; mean difference {d}", d.holds
+    channels = several(_values(r.cells("grid"), "channels"), "number of channels")
+    cells = {c: r.cells("grid", channels=c) for c in channels}
+    sums = _text((f"{c} channels", sum(map(r.share, row))) for c, row in cells.items())
+    most, least = (_together(r, cells[channels[k]]) for k in (-1, 0))
+    d = difference(most, least, mean=True)
+    return f"shares summed over kernels, {sums}; mean difference {d}", d.holds
 
 
 def middle_kernels_are_safer(r: Results) -> Verdict:
-    kernels = sorted({cell["at"]["kernel"] for cell in r.cells("grid")})
+    kernels = sorted(_values(r.cells("grid"), "kernel"))
     if len(kernels) < 3:
         raise NotTestableError("fewer than three kernels")
-    means = [(k, _together(r, r.cells("grid", kernel=k))) for k in kernels]
-    shares = [(f"side {k}", float(np.concatenate(g).mean())) for k, g in means]
-    lowest = min(range(1, len(means) - 1), key=lambda i: float(np.concatenate(means[i][1]).mean()))
-    ends = [difference(means[i][1], means[lowest][1], mean=True) for i in (0, -1)]
-    text = f"share, {_text(shares)}; smallest and largest above side {means[lowest][0]} by "
+    good = [_together(r, r.cells("grid", kernel=k)) for k in kernels]
+    shares = [float(np.concatenate(g).mean()) for g in good]
+    lowest = min(range(1, len(kernels) - 1), key=lambda k: shares[k])
+    ends = [difference(good[k], good[lowest], mean=True) for k in (0, -1)]
+    shown = _text((f"side {k}", share) for k, share in zip(kernels, shares, strict=True))
+    text = f"share, {shown}; smallest and largest above side {kernels[lowest]} by "
     return text + " and ".join(map(str, ends)), every(d.holds for d in ends)
 
 
@@ -291,36 +276,38 @@ def _together(r: Results, cells: Sequence[Cell]) -> list[Floats]:
 # width
 
 
+def _panels(r: Results) -> list[str]:
+    return list(dict.fromkeys(cell["panel"] for cell in r.cells()))
+
+
 def wider_means_more(r: Results) -> Verdict:
     found = []
-    for panel in dict.fromkeys(cell["panel"] for cell in r.cells()):
-        widths = several({cell["at"]["width"] for cell in r.cells(panel)}, "width")
-        rows = []
-        for n in sorted({cell["at"]["n_images"] for cell in r.cells(panel)}):
-            shares = [r.share(r.cells(panel, width=w, n_images=n)[0]) for w in widths]
-            rows.append(f"{n} images {' -> '.join(f'{s:.2g}' for s in shares)}")
+    for panel in _panels(r):
+        cells = r.cells(panel)
+        widths, rows = several(_values(cells, "width"), "width"), []
+        for n in sorted(_values(cells, "n_images")):
+            shares = (r.share(r.cells(panel, width=w, n_images=n)[0]) for w in widths)
+            rows.append(f"{n} images {_arrows(shares, 2)}")
         ends = [_together(r, r.cells(panel, width=w)) for w in (widths[-1], widths[0])]
         found.append((f"{panel} ({'; '.join(rows)})", difference(*ends, mean=True)))
-    return _all(found)
+    return decided_by(found)
 
 
 def fewer_images_at_a_width(r: Results) -> Verdict:
     found = []
-    for panel in dict.fromkeys(cell["panel"] for cell in r.cells()):
-        widest = max(cell["at"]["width"] for cell in r.cells(panel))
+    for panel in _panels(r):
+        widest = max(_values(r.cells(panel), "width"))
         row = _row(r, panel, "n_images", width=widest)
-        shown = " -> ".join(f"{r.share(c):.2g}" for c in row)
-        found.append(
-            (f"{panel}, width {widest} ({shown})", r.more_good(row[0], row[-1], share=True))
-        )
-    return _all(found)
+        text = f"{panel}, width {widest} ({_arrows(map(r.share, row), 2)})"
+        found.append((text, r.more_good(row[0], row[-1], share=True)))
+    return decided_by(found)
 
 
 def all_of_ten(r: Results) -> Verdict:
     found = []
-    for panel in dict.fromkeys(cell["panel"] for cell in r.cells()):
-        fewest = min(cell["at"]["n_images"] for cell in r.cells(panel))
-        widest = max(r.cells(panel, n_images=fewest), key=lambda cell: int(cell["at"]["width"]))
+    for panel in _panels(r):
+        fewest = r.cells(panel, n_images=min(_values(r.cells(panel), "n_images")))
+        widest = max(fewest, key=lambda cell: int(cell["at"]["width"]))
         found.append((widest["name"], r.share(widest)))
     return f"good share, {_text(found)}", all(share == 1 for _name, share in found)
 
@@ -344,7 +331,7 @@ def minibatches_come_back(r: Results) -> Verdict:
             found.append((f"{name} ({r.count(cell):.3g} good per victim)", r.beyond_decoys(cell)))
     if not found:
         raise NotTestableError("every victim was trained with its full batch")
-    return _all(found)
+    return decided_by(found)
 
 
 def most_near_few_good(r: Results) -> Verdict:

@@ -7,7 +7,7 @@ iteration of a search with m candidates 6 m P + 2 m^2 (d + 2 sum h), the Gram fo
 k^2 T: the sources anew and their products with the score, some steps being tried twice. How fast
 this machine does them, and what an epoch or iteration costs apart from that, is measured on two
 small victims. An estimate, no promise: within a factor of two on the machines it was tried on
-(docs/studies.md).
+(docs/studies.md). Of another family a run is done, whole: one victim of each cell, one attack.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from recon_core.types import RunSpec, seeded_generator
 from recon_core.victims.network import Architecture, Network
 from recon_core.victims.span import uses_span
 from recon_core.victims.training import Training
-from tasks.families.weights.study.settings import Cell, Study
+from tasks.families.weights.study.settings import Cell, Study, StudyPlan
 from tasks.study.cost import Cost
 
 Shape = tuple[int, int, int]
@@ -51,25 +51,61 @@ class Pace:
     attack_rate: float
 
 
+def costs_of(plan: StudyPlan, device: str) -> list[Cost]:
+    """The estimates of all cells, measured on this machine."""
+    c, h, w = plan.images.images.shape[1:]
+    made, stacked = plan.study, device != "cpu"
+    counted = any(isinstance(cell.experiment, KKT) for cell in made.cells)
+    pace = measured_pace(device) if counted else None
+    return [
+        cost_of(made, cell, (c, h, w), pace, stacked=stacked)
+        if pace is not None and isinstance(cell.experiment, KKT)
+        else _tried(plan, number, (c, h, w), device)
+        for number, cell in enumerate(made.cells)
+    ]
+
+
 def cost_of(study: Study, cell: Cell, shape: Shape, pace: Pace, *, stacked: bool) -> Cost:
-    """The estimate of a cell; `stacked`: a worker holds the runs of a part at once (on a GPU)."""
+    """The estimate of a cell of attacks on weights; `stacked`: a worker holds the runs of a part at
+    once (on a GPU)."""
     experiment, n = cell.experiment, cell.images_per_run
     assert isinstance(experiment, KKT)
     training = experiment.training
     epoch = pace.epoch_s * math.ceil(n / (training.batch_size or n))
     epoch += training_operations(experiment, n, shape) / pace.training_rate
     saved = len(experiment.saved_iterations) * _candidates(experiment, n) * math.prod(shape)
-    n_attacks = study.n_victims * study.n_attacks
+    train_s, attack_s = training.epochs * epoch, _attack_seconds(experiment, n, shape, pace)
+    return _cost(study, cell, shape, (train_s, attack_s, saved), stacked=stacked)
+
+
+def _cost(
+    study: Study, cell: Cell, shape: Shape, of_run: tuple[float, float, int], *, stacked: bool
+) -> Cost:
+    """Of a cell; `of_run`: seconds of a training, of an attack, and numbers that this keeps."""
+    n, n_attacks = cell.images_per_run, study.n_victims * study.n_attacks
+    train_s, attack_s, saved = of_run
     return Cost(
         name=cell.name,
         counts={"images": n, "victims": study.n_victims, "attacks": n_attacks},
-        seconds_of={
-            "training": study.n_victims * training.epochs * epoch,
-            "attacks take": n_attacks * _attack_seconds(experiment, n, shape, pace),
-        },
-        memory_bytes=bytes_per_run(experiment, n, shape) * (study.runs_per_part if stacked else 1),
+        seconds_of={"training": study.n_victims * train_s, "attacks take": n_attacks * attack_s},
+        memory_bytes=bytes_per_run(cell.experiment, n, shape)
+        * (study.runs_per_part if stacked else 1),
         disk_bytes=n_attacks * saved * BYTES_PER_VALUE[study.encoding],
     )
+
+
+def _tried(plan: StudyPlan, number: int, shape: Shape, device: str) -> Cost:
+    study, cell = plan.study, plan.study.cells[number]
+    spec = plan.spec(number * study.n_victims * study.n_attacks)
+    images = torch.from_numpy(plan.images.images[list(spec.image_ids)])
+    where, kept = torch.device(device), _Kept()
+    start = time.perf_counter()
+    cell.experiment.train_victim(spec, images, device=where, victims=kept)
+    trained = time.perf_counter()
+    (result,) = cell.experiment.run_batch([spec], images[None], device=where, victims=kept)
+    seconds = trained - start, time.perf_counter() - trained
+    of_run = (*seconds, result.pairs.reconstruction.numel())
+    return _cost(study, cell, shape, of_run, stacked=device != "cpu")
 
 
 def training_operations(experiment: KKT, n_images: int, shape: Shape) -> int:
@@ -86,7 +122,6 @@ def training_operations(experiment: KKT, n_images: int, shape: Shape) -> int:
 
 
 def _attack_seconds(experiment: KKT, n_images: int, shape: Shape, pace: Pace) -> float:
-    """Seconds of one attack, whatever it is made of."""
     kkt, span = kkt_of(experiment.attack), span_of(experiment.attack)
     seconds = 0.0
     if span is not None:
@@ -121,7 +156,6 @@ def attack_operations(experiment: KKT, n_images: int, shape: Shape) -> int:
 
 
 def _products(architecture: Architecture) -> list[int]:
-    """Multiplications of each layer for one image."""
     sizes = [fan_in * fan_out for fan_in, fan_out in architecture.layer_sizes]
     return [sizes[0] * architecture.n_positions, *sizes[1:]]
 
@@ -148,8 +182,6 @@ def measured_pace(device: str, *, epochs: int = 400, iterations: int = 100) -> P
 
 
 class _Kept(dict[int, Mapping[str, Tensor]]):
-    """Victims in memory."""
-
     def put(self, victim: int, tensors: Mapping[str, Tensor]) -> None:
         self[victim] = tensors
 

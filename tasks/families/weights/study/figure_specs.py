@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any
 
 from recon_core.experiments import KKT
-from recon_core.victims.network import Conv
-from tasks.families.weights.study.settings import Cell, Study
+from tasks.families.weights.study.settings import Study
 
 NO_CAUSE = "A cause: images near the boundary may differ in other ways."
 NOT_ALL = (
@@ -37,14 +36,13 @@ Figure = dict[str, Any]
 
 
 def _figure(kind: str, **given: Any) -> Figure:
-    """A figure as it stands in study.json: every field of its kind, in order."""
     return {"kind": kind} | {
         key: given[key] if key in given else DEFAULTS[key] for key in FIELDS[kind]
     }
 
 
 heatmap, lines, kernels = (partial(_figure, kind) for kind in ("heatmap", "lines", "kernels"))
-scatter = partial(_figure, "scatter", cannot=NO_CAUSE)
+scatter = partial(_figure, "scatter", x="margin", cannot=NO_CAUSE)
 
 
 def kernels_of(study: Study) -> list[int]:
@@ -66,8 +64,7 @@ def describe_figures(study: Study) -> Sequence[Figure]:
         scatter(
             name="boundary",
             title="Distance from the boundary",
-            where="002, section 3",
-            x="margin",
+            where="KKT paper, section 3",
             cells=tuple(range(len(study.cells))),
             caption="Every training image of every cell.",
         )
@@ -83,8 +80,7 @@ def multiclass(study: Study) -> Sequence[Figure]:
         scatter(
             name="boundary",
             title=f"Ten classes and two, {n} images each",
-            where="002, figure 2",
-            x="margin",
+            where="KKT paper, figure 2",
             cells=(*ten, *cells_of(study, "binary")),
             caption="Every training image of the three networks of each kind: how well it came "
             "back, against how far it is from the decision boundary.",
@@ -92,7 +88,7 @@ def multiclass(study: Study) -> Sequence[Figure]:
         heatmap(
             name="good",
             title="Good reconstructions per network",
-            where="002, figure 3b",
+            where="KKT paper, figure 3b",
             panel="grid",
             x="n_classes",
             y="per_class",
@@ -102,7 +98,7 @@ def multiclass(study: Study) -> Sequence[Figure]:
         heatmap(
             name="share",
             title="Share of the training images that came back good",
-            where="002, figure 3",
+            where="KKT paper, figure 3",
             panel="grid",
             x="n_classes",
             y="per_class",
@@ -113,15 +109,14 @@ def multiclass(study: Study) -> Sequence[Figure]:
         scatter(
             name="classes",
             title=f"By number of classes, {largest} images of each",
-            where="002, figure 3a",
-            x="margin",
+            where="KKT paper, figure 3a",
             cells=tuple(row),
             caption="More classes put more images close to a boundary.",
         ),
         lines(
             name="fixed",
             title="The same number of images in all",
-            where="002, figure 9",
+            where="KKT paper, figure 9",
             panel="fixed",
             x="n_classes",
             value="n_good",
@@ -137,7 +132,7 @@ def losses(study: Study) -> Sequence[Figure]:
         heatmap(
             name="good",
             title="Share of the training images that came back good",
-            where="002, figure 4",
+            where="KKT paper, figure 4",
             panel="grid",
             x="n_images",
             y="loss",
@@ -147,7 +142,7 @@ def losses(study: Study) -> Sequence[Figure]:
         scatter(
             name="loss",
             title="Images with a higher loss come back better",
-            where="002, figure 4",
+            where="KKT paper, figure 4",
             x="loss",
             cells=cells_of(study, "grid"),
             caption="Every training image: how well it came back, against the loss that the "
@@ -159,35 +154,46 @@ def losses(study: Study) -> Sequence[Figure]:
 
 def weight_decay(study: Study) -> Sequence[Figure]:
     figures: list[Figure] = []
-    for n_classes, where in ((2, "002, figure 5a"), (10, "002, figure 5b")):
+    shown: tuple[tuple[str, str, str], ...] = (
+        (
+            "good_fraction",
+            "Share of the training images that came back good",
+            f"From a standard start with weight decay; without it, levels. {SEVERAL}",
+        ),
+        (
+            "n_effective",
+            "Images that shape the weights",
+            "Effective number of images behind the weights, the paper's margin samples: "
+            "(Σ c)² / Σ c² over the slopes c of the loss. Mean over networks.",
+        ),
+        (
+            "test_accuracy",
+            "Accuracy on images that were not trained on",
+            "Mean over networks.",
+        ),
+    )
+    for n_classes, where in ((2, "KKT paper, figure 5a"), (10, "KKT paper, figure 5b")):
         panel = f"{n_classes} classes"
-        shown: tuple[tuple[str, str], ...] = (
-            ("good_fraction", "Share of the training images that came back good"),
-            ("n_effective", "Images that shape the weights"),
-            ("test_accuracy", "Accuracy on images that were not trained on"),
-        )
-        for value, title in shown:
+        for value, title, caption in shown:
+            is_share = value == "good_fraction"
             figures.append(
                 lines(
                     name=f"{value.replace('_', '-')}-{n_classes}",
                     title=f"{title}, {n_classes} classes",
-                    where=where if value == "good_fraction" else "002, appendix E",
+                    where=where if is_share else "KKT paper, appendix E",
                     panel=panel,
                     x="weight_decay",
                     value=value,
                     baselines=cells_of(study, f"{panel}, no decay"),
-                    caption=_of_decay(value),
-                    cannot=NOT_ALL
-                    if value == "good_fraction"
-                    else "That one follows from the other.",
+                    caption=caption,
+                    cannot=NOT_ALL if is_share else "That one follows from the other.",
                 )
             )
         figures.append(
             scatter(
                 name=f"boundary-{n_classes}",
                 title=f"Distance from the boundary, {n_classes} classes",
-                where="002, figure 14",
-                x="margin",
+                where="KKT paper, figure 14",
                 cells=cells_of(study, f"{panel}, no decay", panel),
                 caption="A panel per weight decay, the two starts without it first.",
             )
@@ -195,20 +201,15 @@ def weight_decay(study: Study) -> Sequence[Figure]:
     return figures
 
 
-def _conv_of(cell: Cell) -> Conv | None:
-    assert isinstance(cell.experiment, KKT)
-    return cell.experiment.victim.conv
-
-
 def cnn(study: Study) -> Sequence[Figure]:
-    convs = [_conv_of(cell) for cell in study.cells]
+    convs = [c.experiment.victim.conv for c in study.cells if isinstance(c.experiment, KKT)]
     base = next(k for k, c in zip(convs, study.cells, strict=True) if c.panel == "decay")
     shown = [k for k in cells_of(study, "grid") if convs[k] == base]
     return [
         heatmap(
             name="good",
             title="Share of the training images that came back good",
-            where="002, figure 15",
+            where="KKT paper, figure 15",
             panel="grid",
             x="kernel",
             y="channels",
@@ -219,7 +220,7 @@ def cnn(study: Study) -> Sequence[Figure]:
         heatmap(
             name="mean",
             title="Mean SSIM",
-            where="002, figure 15",
+            where="KKT paper, figure 15",
             panel="grid",
             x="kernel",
             y="channels",
@@ -230,7 +231,7 @@ def cnn(study: Study) -> Sequence[Figure]:
         lines(
             name="decay",
             title="By weight decay",
-            where="002, figure 5c",
+            where="KKT paper, figure 5c",
             panel="decay",
             x="weight_decay",
             value="good_fraction",
@@ -240,15 +241,14 @@ def cnn(study: Study) -> Sequence[Figure]:
         scatter(
             name="boundary",
             title="Distance from the boundary",
-            where="002, figure 15",
-            x="margin",
+            where="KKT paper, figure 15",
             cells=cells_of(study, "grid"),
             caption="A panel per kernel and number of channels.",
         ),
         kernels(
             name="kernels",
             title="Kernels of a trained network",
-            where="002, figure 16",
+            where="KKT paper, figure 16",
             cells=tuple(shown),
             caption="All kernels of the first layer, each from its smallest weight (black) to its "
             "largest (white).",
@@ -262,7 +262,7 @@ def width(study: Study) -> Sequence[Figure]:
         heatmap(
             name=f"good-{loss.lower()}",
             title=f"Good reconstructions per network, {loss}",
-            where="002, figure 7",
+            where="KKT paper, figure 7",
             panel=loss,
             x="width",
             y="n_images",
@@ -278,8 +278,7 @@ def large(study: Study) -> Sequence[Figure]:
         scatter(
             name="boundary",
             title="Distance from the boundary",
-            where="002, figure 17b",
-            x="margin",
+            where="KKT paper, figure 17b",
             cells=cells_of(study, "large"),
             caption="Every training image of the network.",
         )
@@ -358,12 +357,3 @@ FIGURES: dict[str, Callable[[Study], Sequence[Figure]]] = {
     "large": large,
     "span": span,
 }
-
-
-def _of_decay(value: str) -> str:
-    return {
-        "good_fraction": f"From a standard start with weight decay; without it, levels. {SEVERAL}",
-        "n_effective": "Effective number of images behind the weights, the paper's margin samples: "
-        "(Σ c)² / Σ c² over the slopes c of the loss. Mean over networks.",
-        "test_accuracy": "Mean over networks.",
-    }[value]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from tasks.families.weights.study.headline import measure
-from tasks.families.weights.study.image_grids import kernels
 from tasks.families.weights.study.tables import VALUES, kernels_table, scatter_table, values_table
 from tasks.page.axes import (
     HEIGHT,
@@ -32,10 +30,10 @@ from tasks.page.charts import (
     letter,
 )
 from tasks.page.files import Arrays, Record
-from tasks.page.formats import number, with_interval
+from tasks.page.formats import number, score, with_interval
 from tasks.page.heatmaps import Square, heatmap
+from tasks.page.pictures import data_uri
 from tasks.page.study_page import Drawing, Figure, Row
-from tasks.page.tables import Table
 
 SERIES_COLOURS = (2, 4, 3, 5, 6, 10, 11, 8, 7, 9, 0, 1)
 SMALL = (260, 190)
@@ -48,6 +46,20 @@ SCATTER_TITLES = {
 }
 
 
+def measure(value: str, found: float | None) -> str:
+    """The value of a figure as its cells show it."""
+    return VALUES[value][1](found)
+
+
+def _said(row: Record, value: str) -> str:
+    found = with_interval(partial(measure, value), (row[value], row["low"], row["high"]))
+    return f"{row['name']}: {found}"
+
+
+def _description(value: str, by: str, rows: Sequence[Record]) -> str:
+    return f"{VALUES[value][0]} by {by}. {'; '.join(_said(row, value) for row in rows)}"
+
+
 def heat_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """A value by two axes (KKT paper, figures 3b and 7)."""
     name, value = figure["name"], figure["value"]
@@ -58,7 +70,7 @@ def heat_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     for row in table.rows():
         at = row[f"at {figure['x']}"], row[f"at {figure['y']}"]
         if at[0] not in x["values"] or at[1] not in y["values"]:
-            off.append(f"{row['name']}: {_said(row, value)}")
+            off.append(_said(row, value))
             continue
         place = x["values"].index(at[0]), y["values"].index(at[1])
         if place in found:
@@ -68,27 +80,25 @@ def heat_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
             )
         found[place] = row
     most = max((row[value] for row in found.values() if row[value] is not None), default=0.0)
-    last = len(y["values"]) - 1
     upwards = y["scale"] != "category"
-    squares = {
-        (column, last - k if upwards else k): _square(row, value, most)
-        for (column, k), row in found.items()
-    }
     labels = [number(at) for at in y["values"]]
     svg = heatmap(
         [number(at) for at in x["values"]],
         labels[::-1] if upwards else labels,
-        squares,
+        {
+            (column, len(labels) - 1 - k if upwards else k): _square(row, value, most)
+            for (column, k), row in found.items()
+        },
         titles=(x["title"], y["title"]),
-        description=f"{VALUES[value]} by {x['title']} and {y['title']}. "
-        + "; ".join(f"{row['name']}: {_said(row, value)}" for row in found.values()),
+        description=_description(value, f"{x['title']} and {y['title']}", [*found.values()]),
     )
+    reads = f"In each cell: {VALUES[value][0]}"
+    more = {
+        "scale": ("0", measure(value, most)) if most > 0 else None,
+        "reads": reads + ("; below it, the share of the training pictures" * (value == "n_good")),
+        "layout": "beside" if len(x["values"]) <= WIDE_HEATMAP else "",
+    }
     notes = [f"Not on these axes: {'; '.join(off)}."] if off else []
-    scale = ("0", measure(value, most)) if most > 0 else None
-    layout = "beside" if len(x["values"]) <= WIDE_HEATMAP else ""
-    reads = f"In each cell: {VALUES[value]}"
-    reads += "; below it, the share of the training pictures" if value == "n_good" else ""
-    more = {"scale": scale, "reads": reads, "layout": layout}
     return Figure(figure, [table], [Row("", "", [Drawing(svg)])], notes=notes, more=more)
 
 
@@ -98,11 +108,7 @@ def _square(row: Record, value: str, most: float) -> Square:
     text = [measure(value, found)]
     if row.get("share") is not None:
         text.append(measure("good_fraction", row["share"]))
-    return Square(share, text, f"{row['name']}: {_said(row, value)}")
-
-
-def _said(row: Record, value: str) -> str:
-    return with_interval(partial(measure, value), (row[value], row["low"], row["high"]))
+    return Square(share, text, _said(row, value))
 
 
 def lines_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
@@ -110,57 +116,44 @@ def lines_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
 
     Cells without a place on the axis (0 on a logarithmic one) are baselines too.
     """
-    name, value, axis = figure["name"], figure["value"], _axis(record, figure, "x")
-    cells, x = _cells(record, figure), figure["x"]
+    value, x, series = figure["value"], figure["x"], figure["series"]
+    axis, cells = _axis(record, figure, "x"), _cells(record, figure)
     named = [_cell(record, figure, wanted) for wanted in figure["baselines"]]
     placed = [c for c in cells if c not in named and _has_place(axis, c["at"].get(x))]
-    level_cells = [*named, *(c for c in cells if c not in placed and c not in named)]
-    series = figure["series"]
-    groups = _axis(record, figure, "series")["values"] if series else [None]
-    table = values_table(
-        name,
-        [*placed, *level_cells],
-        [x, series] if series else [x],
-        value,
-        [cell["number"] for cell in level_cells],
-    )
+    levels = [*named, *(c for c in cells if c not in placed and c not in named)]
+    axes, numbers = [x, series] if series else [x], [cell["number"] for cell in levels]
+    table = values_table(figure["name"], [*placed, *levels], axes, value, numbers)
     rows = list(table.rows())
-    drawn = []
-    for k, group in enumerate(groups):
-        style = Style(k, SERIES_COLOURS[k % 12], (k + k // 12) % N_MARKERS)
-        mine = [
-            row
-            for row in rows
-            if not row["baseline"] and (not series or row[f"at {series}"] == group)
-        ]
-        points = _points(figure, axis, mine)
-        if points:
-            drawn.append((style, _group_title(record, series, group), points))
-    levels = [(row["name"], row[value]) for row in rows if row["baseline"]]
-    seen = sorted(
-        ((title, at) for title, at in levels if at is not None), key=lambda item: -item[1]
-    )
-    panel = _lines_panel(axis, value, drawn, seen)
-    svg = panel.svg(
-        [
-            *baselines(panel, [at for _name, at in seen]),
-            *estimates(panel, [(style, points) for style, _title, points in drawn]),
-        ],
-        f"{VALUES[value]} by {axis['title']}. "
-        + "; ".join(f"{row['name']}: {_said(row, value)}" for row in rows),
-    )
+    drawn: list[tuple[Style, str, list[Estimate]]] = []
+    for k, group in enumerate(_axis(record, figure, "series")["values"] if series else [None]):
+        mine = [r for r in rows if not r["baseline"] and (not series or r[f"at {series}"] == group)]
+        if points := _points(figure, axis, mine):
+            style = Style(k, SERIES_COLOURS[k % 12], (k + k // 12) % N_MARKERS)
+            title = f"{record['axes'][series]['title']}: {number(group)}" if series else ""
+            drawn.append((style, title, points))
+    known = [(r["name"], r[value]) for r in rows if r["baseline"] and r[value] is not None]
+    known.sort(key=lambda level: -level[1])
+    panel = _lines_panel(axis, value, [p for _s, _t, ps in drawn for p in ps], known)
+    parts = [
+        *baselines(panel, [at for _name, at in known]),
+        *estimates(panel, [(style, points) for style, _title, points in drawn]),
+    ]
+    svg = panel.svg(parts, _description(value, axis["title"], rows))
+    unknown = [row["name"] for row in rows if row[value] is None]
+    notes = [f"Without a number: {'; '.join(unknown)}."] if unknown else []
+    if len(drawn) > 1:
+        notes.append("The lines are set apart a little sideways, so that each mark can be seen.")
+    if axis["scale"] == "category":
+        labels = [number(at) for at in axis["values"]]
+        if [label for _k, label in panel.x.ticks] != labels:
+            notes.append(f"Across, from the left: {'; '.join(labels)}.")
     dotted = [
         (k % N_BASELINES, letter(k), f"{title}: {measure(value, at)}")
-        for k, (title, at) in enumerate(seen)
+        for k, (title, at) in enumerate(known)
     ]
-    return Figure(
-        figure,
-        [table],
-        [Row("", "", [Drawing(svg)])],
-        legend=[(style, title) for style, title, _points in drawn] if series else [],
-        notes=_lines_notes(axis, drawn, [row["name"] for row in rows if row[value] is None]),
-        more={"dotted": dotted, "layout": "beside"},
-    )
+    legend = [(style, title) for style, title, _points in drawn] if series else []
+    more = {"dotted": dotted, "layout": "beside"}
+    return Figure(figure, [table], [Row("", "", [Drawing(svg)])], legend, notes, more)
 
 
 def _points(figure: Record, axis: Record, rows: Sequence[Record]) -> list[Estimate]:
@@ -170,11 +163,9 @@ def _points(figure: Record, axis: Record, rows: Sequence[Record]) -> list[Estima
     for row in rows:
         at = row[f"at {x}"]
         place = axis["values"].index(at) if axis["scale"] == "category" else at
-        about = f"{row['name']}: {_said(row, value)}"
-        points.append(Estimate(place, row[value], row["low"], row["high"], about))
+        points.append(Estimate(place, row[value], row["low"], row["high"], _said(row, value)))
     points.sort(key=lambda point: point.x)
-    places = [point.x for point in points]
-    if len(set(places)) < len(places):
+    if len({point.x for point in points}) < len(points):
         raise ValueError(
             f"figure {figure['name']!r} has two cells at the same {x} of one line "
             f"({'; '.join(point.about for point in points)}); name the axis in which they differ "
@@ -184,63 +175,48 @@ def _points(figure: Record, axis: Record, rows: Sequence[Record]) -> list[Estima
 
 
 def _lines_panel(
-    axis: Record,
-    value: str,
-    drawn: Sequence[tuple[Style, str, Sequence[Estimate]]],
-    levels: Sequence[tuple[str, float]],
+    axis: Record, value: str, points: Sequence[Estimate], levels: Sequence[tuple[str, float]]
 ) -> Panel:
-    points = [point for _style, _title, group in drawn for point in group]
     if axis["scale"] == "category":
         across = category_axis(axis["title"], [number(at) for at in axis["values"]])
     else:
-        places = sorted({point.x for point in points})
-        log = axis["scale"] == "log"
+        places, log = sorted({point.x for point in points}), axis["scale"] == "log"
         across = values_axis(axis["title"], places, [number(at) for at in places], log=log)
     ends = [end for p in points for end in (p.low, p.y, p.high) if end is not None]
     ends += [at for _name, at in levels]
     up = round_axis("", ends, from_zero=min(ends, default=0.0) >= 0)
-    return Panel(VALUES[value], across, up)
-
-
-def _lines_notes(
-    axis: Record,
-    drawn: Sequence[tuple[Style, str, Sequence[Estimate]]],
-    unknown: Sequence[str],
-) -> list[str]:
-    notes = [f"Without a number: {'; '.join(unknown)}."] if unknown else []
-    if len(drawn) > 1:
-        notes.append("The lines are set apart a little sideways, so that each mark can be seen.")
-    if axis["scale"] == "category":
-        labels = [number(at) for at in axis["values"]]
-        if [label for _k, label in category_axis("", labels).ticks] != labels:
-            notes.append(f"Across, from the left: {'; '.join(labels)}.")
-    return notes
-
-
-def _group_title(record: Record, series: str | None, group: Any) -> str:
-    return f"{record['axes'][series]['title']}: {number(group)}" if series else ""
+    return Panel(VALUES[value][0], across, up)
 
 
 def scatter_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """SSIM of every training image against its margin or loss, a panel per cell (KKT paper,
     figures 2, 4, 14 and 15)."""
-    x = figure["x"]
+    x, n_panels = figure["x"], len(figure["cells"])
     if x not in SCATTER_TITLES:
         raise ValueError(
             f"figure {figure['name']!r} has x {x!r}; expected one of {sorted(SCATTER_TITLES)}"
         )
     table = scatter_table(figure["name"], record, figure["cells"], x)
-    n_panels = len(figure["cells"])
     small = n_panels > FEW_PANELS
     layout = "small" + (" thirds" if n_panels in THIRDS else "") if small else ""
-    scores = [score for score in table.columns["ssim"] if isinstance(score, int | float)]
-    panels, n_hidden = [], 0
+    scores = [found for found in table.columns["ssim"] if isinstance(found, int | float)]
+    low, panels, n_hidden = min(scores, default=0.0), [], 0
     for wanted in figure["cells"]:
-        rows, cell = table.where("cell", wanted), _cell(record, figure, wanted)
-        points = rows.points(x, "ssim")
-        n_hidden += max(0, len(points) - MAX_DOTS)
+        cell, rows = _cell(record, figure, wanted), table.where("cell", wanted)
+        n_hidden += max(0, len(rows.points(x, "ssim")) - MAX_DOTS)
+        decoys = [at for at in rows.columns["decoy_ssim"] if isinstance(at, int | float)]
+        points, best = rows.points(x, "ssim"), max(decoys, default=None)
         panels.append(
-            _scatter(record, cell, rows, points, x, low=min(scores, default=0.0), small=small)
+            _scatter(
+                cell,
+                points,
+                x,
+                best=best,
+                n=rows.n_rows,
+                low=low,
+                small=small,
+                threshold=record["good_threshold"],
+            )
         )
     notes = []
     if n_hidden:
@@ -249,51 +225,49 @@ def scatter_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
 
 
 def _scatter(
-    record: Record,
     cell: Record,
-    rows: Table,
     points: Sequence[tuple[float, float]],
     x: str,
     *,
+    best: float | None,
+    n: int,
     low: float,
     small: bool,
+    threshold: float,
 ) -> Drawing:
-    targets = cell["targets"]
-    note = f"{targets['n_good']} of {targets['n']} good"
-    decoys = [score for score in rows.columns["decoy_ssim"] if isinstance(score, int | float)]
-    best = max(decoys, default=None)
-    if best is not None:
-        note += f"; best decoy {measure('mean_ssim', best)}"
+    """A cell's panel; `best`: the highest SSIM of a decoy, `n`: images, known or not."""
+    note = f"{cell['targets']['n_good']} of {cell['targets']['n']} good"
+    note += f"; best decoy {score(best)}" if best is not None else ""
     if not points:
         return Drawing("", cell["name"], f"{note}; the {x} of its images is not known")
-    if len(points) < rows.n_rows:
-        note += f"; the {x} of {rows.n_rows - len(points)} images is not known"
-    width, height = SMALL if small else (WIDTH, HEIGHT)
+    if len(points) < n:
+        note += f"; the {x} of {n - len(points)} images is not known"
+    (width, height), title = SMALL if small else (WIDTH, HEIGHT), SCATTER_TITLES[x]
     places = [place for place, _score in points]
-    across = loss_axis(f"{SCATTER_TITLES[x]} (log)", places, width) if x == "loss" else None
-    across = across or fewer(round_axis(SCATTER_TITLES[x], places), width)
+    across = loss_axis(f"{title} (log)", places, width) if x == "loss" else None
+    across = across or fewer(round_axis(title, places), width)
     panel = Panel("SSIM", across, unit_axis("", [low]), width, height)
-    parts = [dots(panel, points, [], colour=2), panel.horizontal(record["good_threshold"])]
-    if best is not None:
-        parts.append(panel.level(best))
-    about = f"{cell['name']}: SSIM against {SCATTER_TITLES[x]}; {note}."
+    parts = [dots(panel, points, [], colour=2), panel.horizontal(threshold)]
+    parts += [panel.level(best)] if best is not None else []
+    about = f"{cell['name']}: SSIM against {title}; {note}."
     return Drawing(panel.svg(parts, about), cell["name"], note)
 
 
 def kernels_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """First-layer kernels as RGB pictures (KKT paper, figure 16)."""
-    cells = [_cell(record, figure, wanted) for wanted in figure["cells"]]
+    strips: list[dict[str, Any]] = []
+    for wanted in figure["cells"]:
+        cell = _cell(record, figure, wanted)
+        tiles = list(pictures.get(f"kernels_{cell['number']:04d}", ()))
+        size = " of {} × {}".format(*tiles[0].shape[1:]) if tiles else ""
+        strips.append({"cell": cell, "tiles": [data_uri(tile) for tile in tiles], "size": size})
     table = kernels_table(figure["name"], pictures, figure["cells"])
-    return Figure(figure, [table], more={"tiles": kernels(pictures, cells), "layout": ""})
+    return Figure(figure, [table], more={"tiles": strips, "layout": ""})
 
 
 def _cells(record: Record, figure: Record) -> list[Record]:
     also = figure.get("also", ())
-    return [
-        cell
-        for cell in record["cells"]
-        if cell["panel"] == figure["panel"] or cell["number"] in also
-    ]
+    return [c for c in record["cells"] if c["panel"] == figure["panel"] or c["number"] in also]
 
 
 def _cell(record: Record, figure: Record, wanted: int) -> Record:
@@ -306,18 +280,16 @@ def _cell(record: Record, figure: Record, wanted: int) -> Record:
     )
 
 
-def _axis(record: Record, figure: Record, key: str) -> Record:
-    axes: Mapping[str, Record] = record["axes"]
-    if figure[key] not in axes:
+def _axis(record: Record, figure: Record, key: str) -> dict[str, Any]:
+    if figure[key] not in record["axes"]:
         raise ValueError(
             f"figure {figure['name']!r} has {key} {figure[key]!r}; expected an axis of the study: "
-            f"{', '.join(axes)}"
+            f"{', '.join(record['axes'])}"
         )
-    return axes[figure[key]]
+    return dict(record["axes"][figure[key]])
 
 
 def _has_place(axis: Record, at: Any) -> bool:
-    """True if `at` can be drawn on the axis."""
     if axis["scale"] == "category":
         return at in axis["values"]
     if isinstance(at, bool) or not isinstance(at, int | float):

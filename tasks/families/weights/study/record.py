@@ -1,9 +1,7 @@
-"""study.json: what came back in every cell, as numbers and as a few pictures.
+"""study.json: what came back in every cell, as numbers and as a few pictures (docs/studies.md).
 
-The scores are those of the evaluation of the study's store (docs/evaluation.md), put together cell
-by cell. What only the victims themselves can tell is asked of them again: the loss of each image,
-the accuracy on images that they never saw, the kernels of a first layer. docs/studies.md has the
-schema.
+The scores are those of the evaluation of the study's store (docs/evaluation.md), cell by cell. What
+only victims can tell is asked of them: losses, accuracy on unseen images, kernels of a first layer.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ N_SHOWN = 10
 KEPT = ("n", "n_good", "good_fraction", "good_interval", "mean_ssim", "mean_ssim_interval",
         "best_ssim", "n_good_ssim3", "mean_ssim3")  # fmt: skip
 METHOD = "plain"
+SCORES = ("ssim", "haarpsi", "ssim3")
 
 Floats = npt.NDArray[np.float64]
 
@@ -102,14 +101,9 @@ def describe_study(
     cells: list[dict[str, Any]] = []
     for number, cell in enumerate(study.cells):
         rows = np.flatnonzero(of_row == number)
-        cells.append(
-            {
-                "number": number,
-                **_described(cell, rows, scored, study, examined),
-                "shown": _best(rows, scored),
-                "seconds": seconds[number],
-            }
-        )
+        about = _described(cell, rows, scored, study, examined)
+        shown, spent = _best(rows, scored), seconds[number]
+        cells.append({"number": number, **about, "shown": shown, "seconds": spent})
     body: dict[str, Any] = {
         "n_victims": study.n_victims,
         "n_attacks": study.n_attacks,
@@ -148,18 +142,17 @@ def _described(
 ) -> dict[str, Any]:
     method, threshold = scored["methods"][METHOD], study.evaluation.good_threshold
     victims = sorted({scored["targets"]["victim"][row] for row in rows})
-    sides = {side: _columns(method[side], rows) for side in ("targets", "decoys")}
+    sides = {
+        side: {name: np.array(method[side][name], np.float64)[rows] for name in SCORES}
+        for side in ("targets", "decoys")
+    }
     summaries = {
-        side: summarise(c["ssim"], c["haarpsi"], c["ssim3"], good_threshold=threshold)
-        for side, c in sides.items()
+        side: summarise(*columns.values(), good_threshold=threshold)
+        for side, columns in sides.items()
     }
     vote = np.array(scored["methods"]["vote"]["targets"]["ssim"], np.float64)[rows]
-    runs = scored["runs"]
-    outcomes = [
-        outcome
-        for outcome, victim in zip(runs["outcome"], runs["victim"], strict=True)
-        if victim in victims
-    ]
+    runs = zip(scored["runs"]["outcome"], scored["runs"]["victim"], strict=True)
+    outcomes = [outcome for outcome, victim in runs if victim in victims]
     return {
         "name": cell.name,
         "panel": cell.panel,
@@ -175,26 +168,22 @@ def _described(
     }
 
 
-def _columns(side: Mapping[str, Any], rows: npt.NDArray[np.int64]) -> dict[str, Floats]:
-    return {name: np.array(side[name], np.float64)[rows] for name in ("ssim", "haarpsi", "ssim3")}
-
-
 def _of_victims(
     victims: Sequence[int],
     scored: Mapping[str, Any],
     examined: Mapping[int, Examined],
     threshold: float,
 ) -> dict[str, list[Any]]:
-    """Lists with an entry per victim of the cell."""
     of_row = np.array(scored["targets"]["victim"], np.int64)
     ssim = np.array(scored["methods"][METHOD]["targets"]["ssim"], np.float64)
+    asked, own = [examined[v] for v in victims], [ssim[of_row == v] for v in victims]
     return {
-        "train_loss": [float(f"{examined[v].train_loss:.{DIGITS}g}") for v in victims],
-        "train_accuracy": [examined[v].train_accuracy for v in victims],
-        "test_accuracy": [examined[v].test_accuracy for v in victims],
-        "n_effective": [examined[v].n_effective for v in victims],
-        "n_good": [int((ssim[of_row == v] > threshold).sum()) for v in victims],
-        "mean_ssim": [float(ssim[of_row == v].mean()) for v in victims],
+        "train_loss": [float(f"{e.train_loss:.{DIGITS}g}") for e in asked],
+        "train_accuracy": [e.train_accuracy for e in asked],
+        "test_accuracy": [e.test_accuracy for e in asked],
+        "n_effective": [e.n_effective for e in asked],
+        "n_good": [int((scores > threshold).sum()) for scores in own],
+        "mean_ssim": [float(scores.mean()) for scores in own],
     }
 
 
@@ -210,7 +199,6 @@ def effective_number(weights: Floats) -> float | None:
 
 
 def _best(rows: npt.NDArray[np.int64], scored: Mapping[str, Any]) -> list[int]:
-    """Rows that are shown: with a picture, the highest SSIM first."""
     found = scored["methods"][METHOD]["targets"]
     ssim, run = (np.array(found[name], np.float64)[rows] for name in ("ssim", "run"))
     order = [int(rows[k]) for k in np.argsort(-ssim, kind="stable") if run[k] >= 0]
@@ -218,7 +206,6 @@ def _best(rows: npt.NDArray[np.int64], scored: Mapping[str, Any]) -> list[int]:
 
 
 def _seconds(study: Study, dataset: Dataset) -> list[float]:
-    """Seconds of work of every cell."""
     spent = [0.0] * len(study.cells)
     for receipt in dataset.receipts:
         victim = receipt.part * study.runs_per_part // study.n_attacks

@@ -1,12 +1,8 @@
-"""A study: a grid over an experiment, all of its cells in one store.
+"""A study: a grid over an experiment, all of its cells in one store, run like a campaign.
 
-Every cell is an experiment at one point of the grid, with `n_victims` victims that are attacked
-`n_attacks` times each. Cells differ in nothing but what the grid varies: the s-th victims of all
-cells have the same images (of a smaller training set, the first of the larger one's), start from
-the same random numbers, and so do the a-th attacks on them. So cells are compared image by image.
-
-A study is run like a campaign (`tasks.campaign.generate`): a part is some attacks on one victim, it
-is done when its receipt is there, and a killed study goes on where it was.
+Cells differ in nothing but what the grid varies: the s-th victims of all cells have the same images
+(of a smaller training set, the first of the larger one's), start from the same random numbers, and
+so do the a-th attacks on them. So cells are compared image by image.
 """
 
 from __future__ import annotations

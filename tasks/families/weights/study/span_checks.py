@@ -63,23 +63,22 @@ def told(r: Results, cell: Cell) -> str:
 
 def more_than_half(r: Results, axis: str) -> Verdict:
     """At every point of an axis; the text names those where it is less."""
-    cells = [span for span, _kkt in points(r, axis)]
-    verdicts = [above_half(r, cell) for cell in cells]
-    text = ", ".join(f"{cell['at'][axis]}: {told(r, cell)}" for cell in cells)
-    less = [str(c["at"][axis]) for c, v in zip(cells, verdicts, strict=True) if v is False]
-    return text + (f"; less than half at {', '.join(less)}" if less else ""), every(verdicts)
+    cells = {str(span["at"][axis]): span for span, _kkt in points(r, axis)}
+    verdicts = {at: above_half(r, cell) for at, cell in cells.items()}
+    text = ", ".join(f"{at}: {told(r, cell)}" for at, cell in cells.items())
+    less = [at for at, verdict in verdicts.items() if verdict is False]
+    more = f"; less than half at {', '.join(less)}" if less else ""
+    return text + more, every(verdicts.values())
 
 
 def few_decoys(r: Results) -> Verdict:
     """Decoys of all cells together; cells above 3 % are named."""
-    cells = [span for span, _kkt in points(r)]
-    decoys = np.concatenate([np.concatenate(r.good(cell, "decoy_ssim")) for cell in cells])
-    share = float(decoys.mean())
-    many = [name_of(c) for c in cells if np.concatenate(r.good(c, "decoy_ssim")).mean() > 0.03]
-    text = f"{int(decoys.sum())} of {len(decoys)} decoys, {share:.2%}"
-    low, high = proportion_interval(int(decoys.sum()), len(decoys))
-    more = above(low, high, FEW_DECOYS)
+    by_cell = {name_of(c): np.concatenate(r.good(c, "decoy_ssim")) for c, _kkt in points(r)}
+    decoys = np.concatenate(list(by_cell.values()))
+    n_good, many = int(decoys.sum()), [name for name, d in by_cell.items() if d.mean() > 0.03]
+    text = f"{n_good} of {len(decoys)} decoys, {float(decoys.mean()):.2%}"
     text += f"; above 3 %: {', '.join(many)}" if many else ""
+    more = above(*proportion_interval(n_good, len(decoys)), FEW_DECOYS)
     return text, None if more is None else not more
 
 
@@ -229,56 +228,56 @@ STATEMENTS: tuple[Statement[Results], ...] = (
     ),
     Statement(
         claim="A standard start without weight decay gives nothing back",
-        where="002, section 6.1",
+        where="KKT paper, section 6.1",
         theirs=NOT_STANDARD,
         rule=f"{FIVE}: both attacks, the start not known",
         check=partial(nothing, start="standard, unknown"),
     ),
     Statement(
         claim="... which still stands when the start is known",
-        where="002, section 6.1, with the start known",
+        where="KKT paper, section 6.1, with the start known",
         theirs=NOT_STANDARD,
         rule=f"{FIVE}: both attacks; the KKT attack makes no use of the start",
         check=partial(nothing, start="standard, known"),
     ),
     Statement(
         claim="Weight decay makes reconstruction possible from a standard start",
-        where="002, section 6.1, figure 5",
+        where="KKT paper, section 6.1, figure 5",
         theirs=DECAY,
         rule=f"{WITH_MINUS}, of the KKT attack",
         check=partial(decay_helps, start="standard, unknown", attack=KKT),
     ),
     Statement(
         claim="... and makes the span attack possible where the start is not known",
-        where="002, section 6.1, figure 5, with the span attack",
+        where="KKT paper, section 6.1, figure 5, with the span attack",
         theirs=DECAY,
         rule=f"{WITH_MINUS}, of the span attack",
         check=partial(decay_helps, start="standard, unknown", attack=SPAN),
     ),
     Statement(
         claim="... which it still does when the start is known: more comes back with it",
-        where="002, section 6.1, figure 5, with the start known",
+        where="KKT paper, section 6.1, figure 5, with the start known",
         theirs=DECAY,
         rule=f"{WITH_MINUS}, of the span attack",
         check=partial(decay_helps, start="standard, known", attack=SPAN),
     ),
     Statement(
         claim="Networks of more layers are harder to attack",
-        where="002, section 7",
+        where="KKT paper, section 7",
         theirs=LIMITED,
         rule=f"{FEWEST_MOST}, of the KKT attack from a small start",
         check=partial(layers_harder, panel="layers", attack=KKT),
     ),
     Statement(
         claim="... for the span attack as well",
-        where="002, section 7, with the span attack",
+        where="KKT paper, section 7, with the span attack",
         theirs=LIMITED,
         rule=f"{FEWEST_MOST}, of the span attack from a small start that is not known",
         check=partial(layers_harder, panel="layers", attack=SPAN),
     ),
     Statement(
         claim="... and still when the start is known",
-        where="002, section 7, with the start known",
+        where="KKT paper, section 7, with the start known",
         theirs=LIMITED,
         rule=f"{FEWEST_MOST}, of the span attack from a standard start that is known",
         check=partial(layers_harder, panel="layers, known start", attack=SPAN),

@@ -10,23 +10,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from tasks.page.files import Arrays, Record
+from tasks.page.formats import count, percent, score
 from tasks.page.tables import Cell, Table, cells_of, table_of
 
 VALUES = {
-    "n_good": "good reconstructions per network",
-    "good_fraction": "share of good reconstructions",
-    "mean_ssim": "mean SSIM",
-    "test_accuracy": "test accuracy",
-    "n_effective": "effective number of images",
-    "attack_seconds": "seconds of an attack",
+    "n_good": ("good reconstructions per network", count),
+    "good_fraction": ("share of good reconstructions", percent),
+    "mean_ssim": ("mean SSIM", score),
+    "test_accuracy": ("test accuracy", percent),
+    "n_effective": ("effective number of images", count),
+    "attack_seconds": ("seconds of an attack", count),
 }
+"""Titles of what a figure can show of a cell, and how it is written."""
 VICTIM_KEYS = (
     *("train_loss", "train_accuracy", "test_accuracy"),
     *("n_effective", "n_good", "mean_ssim"),
 )
 IMAGE_KEYS = ("victim", "image_id", "label")
-COLOURS = ("red", "green", "blue")
-SIDES = ("targets", "decoys")
 
 
 def known_mean(values: Sequence[float | None]) -> float | None:
@@ -48,16 +48,15 @@ def measured(cell: Record, value: str) -> tuple[float | None, float | None, floa
         return cell["seconds"] / n_attacks if n_attacks else None, None, None
     if value in ("test_accuracy", "n_effective"):
         return known_mean(cell["victim"][value]), None, None
-    if value == "n_good":
-        per_victim = targets["n"] / n_victims if n_victims else 0.0
-        low, high = targets["good_interval"] or (None, None)
-        found = targets["n_good"] / n_victims if n_victims else None
-        if low is None or high is None:
-            return found, None, None
-        return found, low * per_victim, high * per_victim
-    interval = {"good_fraction": "good_interval", "mean_ssim": "mean_ssim_interval"}[value]
+    interval = "mean_ssim_interval" if value == "mean_ssim" else "good_interval"
     low, high = targets[interval] or (None, None)
-    return targets[value], low, high
+    if value != "n_good":
+        return targets[value], low, high
+    per_victim = targets["n"] / n_victims if n_victims else 0.0
+    found = targets["n_good"] / n_victims if n_victims else None
+    if low is None or high is None:
+        return found, None, None
+    return found, low * per_victim, high * per_victim
 
 
 def values_table(
@@ -93,12 +92,12 @@ def kernels_table(name: str, pictures: Arrays, numbers: Sequence[int]) -> Table:
         {
             "cell": number,
             "kernel": k,
-            "colour": COLOURS[c],
-            "values": " ".join(str(value) for value in np.ravel(kernel[c])),
+            "colour": colour,
+            "values": " ".join(map(str, np.ravel(part))),
         }
         for number in numbers
         for k, kernel in enumerate(pictures.get(f"kernels_{number:04d}", ()))
-        for c in range(len(kernel))
+        for colour, part in zip(("red", "green", "blue"), kernel, strict=True)
     ]
     return table_of(name, rows, ("cell", "kernel", "colour", "values"))
 
@@ -111,7 +110,7 @@ def cells_table(record: Record) -> Table:
         row |= {f"at {axis}": cell["at"].get(axis) for axis in record["axes"]}
         row |= {"n_images": cell["n_images"], "n_victims": len(cell["victims"])}
         row["n_attacks"] = cell["n_attacks"]
-        for side in SIDES:
+        for side in ("targets", "decoys"):
             row |= cells_of(cell[side], f"{side} ")
         row["auc"] = cell["auc"]
         row |= {f"vote {key}": value for key, value in (cell["vote"] or {}).items()}

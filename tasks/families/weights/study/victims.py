@@ -1,10 +1,9 @@
-"""The victims of a study, trained before any is attacked.
+"""The victims of a study, trained before any is attacked: so a part's seconds are those of its
+attack.
 
-A study that compares attacks by their time needs parts whose seconds are those of the attack. So
-all victims are trained first, on the workers, and kept where the parts look for them
-(`tasks.campaign.victim_files`). Cells that differ only in what comes after the training have the
-same victims, each of which is trained once. A worker that cannot read that folder trains a victim
-again in its part.
+They are kept where the parts look for them (`tasks.campaign.victim_files`); a worker that cannot
+read that folder trains a victim again. Cells that differ only in what comes after have the same
+victims.
 """
 
 from __future__ import annotations
@@ -87,7 +86,6 @@ def jobs_of(plan: StudyPlan, dataset: Dataset, device: str) -> list[VictimJob]:
 
 
 def _made_from(plan: StudyPlan, victim: int) -> str:
-    """A hash of all that the training of a victim depends on."""
     spec = plan.spec(victim * plan.study.n_attacks)
     experiment = asdict(plan.cell(victim).experiment)
     without_attack(experiment)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tasks.families.autoencoder.study.charts import COLOURS
+from tasks.families.autoencoder.study.figure_specs import COLOURS
 from tasks.page.files import TEMPLATES
 
 Colour = npt.NDArray[np.float64]

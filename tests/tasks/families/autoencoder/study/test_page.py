@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.families.autoencoder.study.charts import SMALL, SMALL_TOP
 from tasks.families.autoencoder.study.figure_specs import best_victim, describe_figures, group_name
+from tasks.families.autoencoder.study.figures import HEIGHT, TOP
 from tasks.page.axes import BOTTOM
 from tasks.page.formats import percent, power
 from tests.tasks.families.autoencoder.study_records import (
@@ -36,7 +36,7 @@ from tests.tasks.pages import Page
 FIGURES = ("masks", "examples", "rates-accurate", "rates-approximate", "rates-psnr", "thresholds",
            "moderate-1", "control", "contraction", "noise")  # fmt: skip
 BEST = "unet-leaky_relu"
-PLOT = SMALL[1] - BOTTOM - SMALL_TOP
+PLOT = HEIGHT - BOTTOM - TOP
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,10 @@ def test_figures_are_those_the_record_has_numbers_for(made: Made) -> None:
         figures[2]["victims"] == figures[3]["victims"] == [v["name"] for v in record["victims"]][:3]
     )
     assert (figures[5]["victim"], figures[5]["mask"]) == (BEST, "window")
-    assert (figures[6]["victim"], figures[6]["where"]) == ("fc20-moderate", "000, table 1")
+    assert (figures[6]["victim"], figures[6]["where"]) == (
+        "fc20-moderate",
+        "autoencoder paper, table 1",
+    )
     bare = describe_figures(
         recovery(moderate=False, control=False, noise=False, contraction=False, n_groups=0)[0]
     )
@@ -98,7 +101,7 @@ def test_lines_of_rates_are_drawn_where_their_csv_says(folder: Path) -> None:
     rows = rows_of(folder, "rates-accurate")
     panels = _panels(figure_of(folder, "rates-accurate"))
     assert len(panels) == 3 * len(MASKS)
-    base = SMALL[1] - BOTTOM
+    base = HEIGHT - BOTTOM
     for victim, mask, method in ((BEST, 0, 1), ("fc10-leaky_relu", 5, 3)):
         order = [BEST, "unet-softplus", "fc10-leaky_relu"].index(victim)
         _title, panel = panels[order * len(MASKS) + mask]
@@ -146,7 +149,7 @@ def test_thresholds_are_the_records_counts(folder: Path, made: Made) -> None:
     assert [title for title, _svg in panels] == [f"loss {power(level)}" for level in LEVELS]
     mine = [row for row in rows if (row["level"], row["method"]) == ("1e-08", "unknown")]
     heights = [y for _x, y in _line(panels[-1][1], 1)]
-    base = SMALL[1] - BOTTOM
+    base = HEIGHT - BOTTOM
     assert heights == pytest.approx([base - PLOT * float(r["share"]) for r in mine], abs=0.06)
 
 

@@ -30,10 +30,9 @@ from recon_core.victims.autoencoder import (
 )
 from storage.checkpoints import load_checkpoint
 from storage.weights import METADATA
-from tasks.families.autoencoder.study.products import VictimFolder
 from tasks.families.autoencoder.study.settings import RecoveryStudy
-from tasks.families.autoencoder.study.training import train_victim
-from tasks.families.autoencoder.study.units import function_of, recover
+from tasks.families.autoencoder.study.training import VictimFolder
+from tasks.families.autoencoder.study.units import function_of
 from tasks.study.executor import Outcome, Unit, run_units
 from tasks.study.products import read_weights, write_weights
 from tests.tasks.families.autoencoder.recoveries import planned, run_here, small_study, small_victim
@@ -61,7 +60,7 @@ def test_a_victim_is_kept_at_its_losses_with_its_architecture(tmp_path: Path) ->
     plan = planned(study, tmp_path)
     job = plan.training(study.victims[0])
     fractions: list[float] = []
-    given = train_victim(job, fractions.append)
+    given = job.run(fractions.append)
     assert fractions[-1] == 1.0
     assert [level["level"] for level in given["levels"]] == [0.1, 0.03]
     x = torch.from_numpy(job.images).float() / 255
@@ -82,17 +81,17 @@ def test_a_victim_is_kept_at_its_losses_with_its_architecture(tmp_path: Path) ->
     assert given["test_loss"] > given["last"]["loss"]
     assert len(given["contraction"]["train"]) == 4
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert train_victim(job) == given
+    assert job.run() == given
     assert written == {path: path.stat().st_mtime_ns for path in written}
     VictimFolder(tmp_path).weights("fc-a", 0.1).write_bytes(b"damaged")
-    again = train_victim(job)
+    again = job.run()
     assert again["levels"] == given["levels"]
 
 
 def test_a_killed_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
     slow = replace(small_victim().training, epochs=300, levels=(0.1, 1e-12), check_every=1)
     study = small_study(victims=(small_victim(training=slow),))
-    straight = train_victim(planned(study, tmp_path / "a").training(study.victims[0]))
+    straight = planned(study, tmp_path / "a").training(study.victims[0]).run()
 
     class Killed(Exception):
         pass
@@ -103,12 +102,12 @@ def test_a_killed_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
     job = planned(study, tmp_path / "b", state_seconds=0.0).training(study.victims[0])
     with pytest.raises(Killed):
-        train_victim(job, kill)
+        job.run(kill)
     state = load_checkpoint(tmp_path / "b/victims/fc-a", "state")
     assert state is not None
     assert 140 < int(state[0]["epoch"]) < 160
     first: list[float] = []
-    resumed = train_victim(job, first.append)
+    resumed = job.run(first.append)
     assert first[0] >= 0.5
     for name in ("levels", "last", "test_loss", "contraction"):
         assert resumed[name] == straight[name]
@@ -120,9 +119,9 @@ def test_a_batch_gives_what_one_sample_gives(tmp_path: Path) -> None:
     study = small_study(victims=(small_victim(),), noise=None)
     plan = planned(study, tmp_path)
     victim = study.victims[0]
-    given = train_victim(plan.training(victim))
+    given = plan.training(victim).run()
     job = plan.recoveries(victim, given)[0.03]
-    recover(job)
+    job.run()
     arrays, meta = VictimFolder(tmp_path).product(job.key) or ({}, {})
     assert set(meta["seconds"]) == {
         f"{split} 0/{method}"

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.families.inversion.study.charts import plane
 from tasks.families.inversion.study.figure_specs import (
     compared,
     describe_figures,
     layer_groups,
     letters,
 )
+from tasks.families.inversion.study.planes import plane
 from tasks.families.inversion.study.tables import front
 from tasks.page.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from tests.tasks.families.inversion.inversions import (

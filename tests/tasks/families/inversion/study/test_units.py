@@ -26,9 +26,8 @@ from tasks.families.inversion.study.record import (
     sweet_spots,
 )
 from tasks.families.inversion.study.settings import Cell, InversionSource, Synthetic
-from tasks.families.inversion.study.synthetic import gaussians, synthesise
-from tasks.families.inversion.study.units import Victim, invert, train
-from tasks.families.inversion.study.weights import write_victims
+from tasks.families.inversion.study.synthetic import gaussians
+from tasks.families.inversion.study.units import Victim
 from tests.tasks.families.inversion.inversion_runs import plan_of, run, run_all, small
 
 
@@ -75,9 +74,9 @@ def test_victims_are_the_same_whatever_they_are_trained_with(tmp_path: Path) -> 
         u.job for u in together.first_units() if u.name.startswith("train digits, cut 2, seed 0")
     ]
     assert len(job.victims) == 4
-    train(job)
-    train(replace(job, root=alone.root, victims=job.victims[2:]))
-    train(replace(job, root=alone.root))  # makes what is lacking
+    job.run()
+    replace(job, root=alone.root, victims=job.victims[2:]).run()
+    replace(job, root=alone.root).run()  # makes what is lacking
     for victim in job.victims:
         one, other = (p.folder.product(victim.key) for p in (together, alone))
         assert one is not None
@@ -170,7 +169,7 @@ def test_a_victim_that_diverged_sends_nothing_and_the_study_goes_on(tmp_path: Pa
 def test_an_inversion_without_its_victim_says_so(tmp_path: Path) -> None:
     plan = plan_of(small(), tmp_path)
     with pytest.raises(ValueError, match="digits, cut 2, vanilla, seed 0 is not there"):
-        invert(plan.inverting(plan.victim(Cell("digits", 2, None), 0)))
+        plan.inverting(plan.victim(Cell("digits", 2, None), 0)).run()
 
 
 def test_sweet_spots_have_the_least_leakage_within_the_loss(
@@ -235,7 +234,7 @@ def test_the_victims_that_are_kept_are_what_the_study_had(tmp_path: Path) -> Non
     plan = plan_of(small(), tmp_path)
     cells = [Cell("digits", 2, None), Cell("digits", 1, MixCon(lam=1.0, beta=1e-2))]
     run(plan, [u for u in plan.first_units() if "seed 0" in u.name or "classifier" in u.name])
-    files = write_victims(plan, [*cells, Cell("digits", 1, UniCon(lam=9.0))])
+    files = plan.write_victims([*cells, Cell("digits", 1, UniCon(lam=9.0))])
     assert [f.name for f in files] == [
         "digits-cut2-vanilla.safetensors", "digits-cut1-mixcon-1-0.01.safetensors"]  # fmt: skip
     x = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -277,7 +276,7 @@ def test_the_synthetic_data_are_the_papers() -> None:
 def test_the_synthetic_experiment_has_every_setting_and_server(tmp_path: Path) -> None:
     plan = plan_of(small(synthetic=tiny().synthetic, n_seeds=2), tmp_path)
     for seed in range(2):
-        synthesise(plan.synthetic(seed))
+        plan.synthetic(seed).run()
     record = describe_inversion(plan)["synthetic"]
     assert len(record["cells"]) == 9
     assert {c["server"] for c in record["cells"]} == {"default", "deeper", "wider"}
