@@ -109,39 +109,50 @@ def compared(
     """
     ours()
     theirs()
-    timed = [(_seconds(ours), _seconds(theirs)) for _ in range(repeats)]
-    value = statistics.median(pair[0] for pair in timed) / per_call
-    reference_value = statistics.median(pair[1] for pair in timed) / (
-        reference_per_call or per_call
+    timed = [(seconds_of(ours), seconds_of(theirs)) for _ in range(repeats)]
+    return measured(
+        benchmark,
+        case,
+        statistics.median(pair[0] for pair in timed) / per_call,
+        "s",
+        repeats,
+        reference=reference,
+        reference_value=statistics.median(pair[1] for pair in timed)
+        / (reference_per_call or per_call),
     )
+
+
+def measured(
+    benchmark: str,
+    case: str,
+    value: float,
+    unit: str = "relative difference",
+    repeats: int = 1,
+    *,
+    reference: str | None = None,
+    reference_value: float | None = None,
+) -> Measurement:
+    """A number to four digits, alone or beside another."""
+    value = _significant(value)
+    other = None if reference_value is None else _significant(reference_value)
     return Measurement(
         benchmark=benchmark,
         case=case,
-        value=_significant(value),
-        unit="s",
-        reference=reference,
-        reference_value=_significant(reference_value),
-        ratio=_significant(reference_value / value),
+        value=value,
+        unit=unit,
+        reference=None if other is None else reference,
+        reference_value=other,
+        ratio=None if other is None else _significant(other / value),
         repeats=repeats,
         hardware=hardware(),
         versions=versions(),
     )
 
 
-def measured(benchmark: str, case: str, value: float, unit: str) -> Measurement:
-    """A number of one run that has nothing beside it, to four digits."""
-    return Measurement(
-        benchmark=benchmark,
-        case=case,
-        value=_significant(value),
-        unit=unit,
-        reference=None,
-        reference_value=None,
-        ratio=None,
-        repeats=1,
-        hardware=hardware(),
-        versions=versions(),
-    )
+def median_seconds(action: Callable[[], object], repeats: int) -> float:
+    """The median time of a call, after one that is not counted; a GPU's work is waited for."""
+    action()
+    return statistics.median(seconds_of(action) for _ in range(repeats))
 
 
 def hardware() -> Hardware:
@@ -224,7 +235,10 @@ def said(measurements: Iterable[Measurement], path: Path | None) -> Iterator[Mea
         yield measurement
 
 
-def _seconds(action: Callable[[], object]) -> float:
+def seconds_of(action: Callable[[], object]) -> float:
+    """The time of one call, with a GPU's work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     start = time.perf_counter()
     action()
     if torch.cuda.is_available():

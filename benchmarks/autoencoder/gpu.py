@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measurement, hardware, parse_lines, said, versions
+from benchmarks.record import Measurement, measured, median_seconds, parse_lines, said, seconds_of
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Degraded, Iteration, KnownMask, Recovered, UnknownMask
 from recon_core.degradation import MASKS, degrade, mask_pattern
@@ -49,6 +48,9 @@ from recon_core.victims.autoencoder_training import (
     train_autoencoders,
 )
 from storage.sources.load import load_images
+
+_line = partial(measured, "autoencoder_gpu")
+
 
 CPU = torch.device("cpu")
 SEED = 42
@@ -133,7 +135,7 @@ def parity(device: torch.device) -> Iterator[Measurement]:
             for what, a, b in zip(("forward", "training", "recovery"), found, exact, strict=True):
                 difference = float((a.cpu().double() - b).norm() / b.norm())
                 case = f"{victim.name}: {what} in {kind} against float64 on the CPU"
-                yield measurement(case, difference, "relative difference")
+                yield _line(case, difference, "relative difference")
                 if not difference < PARITY[kind]:
                     raise SystemExit(f"{case}: {difference:.2g}, more than {PARITY[kind]:g}")
 
@@ -166,15 +168,15 @@ def paces(
                 continue
             with float32_arithmetic(precision, device):
                 for graphs in (False, True):
-                    taken = seconds(
-                        partial(train, training=settings, graphs=graphs), device, repeats
+                    taken = median_seconds(
+                        partial(train, training=settings, graphs=graphs), repeats
                     )
                     launches = "CUDA graphs" if graphs else "plain launches"
                     case = f"training epoch, {victim.name}, {victim.n_images} images, {precision}"
-                    yield measurement(f"{case}, {launches}", taken / n_epochs, "s", repeats)
-                taken = seconds(partial(f, batch), device, repeats)
+                    yield _line(f"{case}, {launches}", taken / n_epochs, "s", repeats)
+                taken = median_seconds(partial(f, batch), repeats)
                 case = f"f of {len(batch)} images, {victim.name}, {precision}"
-                yield measurement(case, taken, "s", repeats)
+                yield _line(case, taken, "s", repeats)
 
 
 class Go:
@@ -258,16 +260,15 @@ def recovery(name: str, f: Callable[[Tensor], Tensor], method: Method, x: Tensor
     """Seconds for all degraded images; the case says how many came back accurately, by mask."""
     y, mask = degraded(x)
     generators = tuple(seeded_generator(SEED, row, "start") for row in range(len(y)))
-    wait(x.device)
-    begun = time.perf_counter()
-    found: Recovered = method.recover(f, Degraded(y=y, mask=mask, generators=generators))
-    wait(x.device)
-    taken = time.perf_counter() - begun
-    accurate = errors(found.x, x.repeat(len(MASKS), 1, 1, 1)) < ACCURATE
+    found: list[Recovered] = []
+    taken = seconds_of(
+        lambda: found.append(method.recover(f, Degraded(y=y, mask=mask, generators=generators)))
+    )
+    accurate = errors(found[0].x, x.repeat(len(MASKS), 1, 1, 1)) < ACCURATE
     counts = accurate.view(len(MASKS), -1).sum(1).tolist()
     by_mask = ", ".join(f"{mask} {n}" for mask, n in zip(MASKS, counts, strict=True))
     case = f"recovery of {len(x)} x {len(MASKS)} images, {name}; accurate: {by_mask}"
-    return measurement(case, taken, "s")
+    return _line(case, taken, "s")
 
 
 def degraded(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,39 +309,6 @@ def smooth_noise(victim: Victim) -> Tensor:
     """Images without a source: 8x8 noise, enlarged."""
     small = torch.rand(victim.n_images, 3, 8, 8, generator=seeded_generator(SEED, 0, "images"))
     return torch.nn.functional.interpolate(small, size=(victim.size,) * 2, mode="bilinear")
-
-
-def seconds(action: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The median time of a call, after one that is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        wait(device)
-        begun = time.perf_counter()
-        action()
-        wait(device)
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times[1:])
-
-
-def wait(device: torch.device) -> None:
-    """Until the GPU is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def measurement(case: str, value: float, unit: str, repeats: int = 1) -> Measurement:
-    return Measurement(
-        benchmark="autoencoder_gpu",
-        case=case,
-        value=max(float(f"{value:.4g}"), 1e-300),  # a record's numbers are above 0
-        unit=unit,
-        reference=None,
-        reference_value=None,
-        ratio=None,
-        repeats=repeats,
-        hardware=hardware(),
-        versions=versions(),
-    )
 
 
 def measure(go: Go, victims: Sequence[Victim], *, quick: bool) -> Iterator[Measurement]:

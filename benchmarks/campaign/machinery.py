@@ -29,6 +29,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measurement, hardware, said, versions
+from benchmarks.record import Measurement, measured, said
 from flows.generate import leave_store, make_pairs
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.sampling import Phase, Sampling
@@ -57,13 +58,15 @@ from tasks.campaign.plan import Campaign, Plan, open_store
 from tasks.cluster.workers import Workers
 from tasks.orchestration import flow
 
+_line = partial(measured, "campaign_machinery", reference="the goal: at most")
+
+
 SIZES = (10_000, 50_000, 150_000)
 QUICK_SIZES = (40, 80)
 RUNS_PER_PART = 50
 IMAGES_PER_RUN, N_IMAGES, POOL_SIZE = 300, 50_000, 4000
 PIXELS = 8
 TIME_GOAL_S, MEMORY_GOAL_GIB = 900.0, 1.0
-BENCHMARK = "campaign_machinery"
 MODULE = "benchmarks.campaign.machinery"
 
 
@@ -262,50 +265,33 @@ def measure(
             f"workers, images of {pixels} x {pixels} pixels"
         )
         is_full = n_runs == SIZES[-1]
-        yield measured(f"time of {what}", facts["seconds"], "s", TIME_GOAL_S if is_full else None)
-        yield measured(
-            f"time per part of {what}", 1000 * facts["seconds"] / facts["n_parts"], "ms", None
+        yield _line(
+            f"time of {what}",
+            facts["seconds"],
+            "s",
+            reference_value=TIME_GOAL_S if is_full else None,
         )
-        yield measured(
+        yield _line(f"time per part of {what}", 1000 * facts["seconds"] / facts["n_parts"], "ms")
+        yield _line(
             f"peak memory of the coordinator, scheduler included, {what}",
             facts["peak_gib"],
             "GiB",
-            MEMORY_GOAL_GIB,
+            reference_value=MEMORY_GOAL_GIB,
         )
-        yield measured(f"of which before the first part, {what}", facts["before_gib"], "GiB", None)
-        yield measured(
-            f"of which after half of the parts, {what}", facts["halfway_gib"], "GiB", None
-        )
+        yield _line(f"of which before the first part, {what}", facts["before_gib"], "GiB")
+        yield _line(f"of which after half of the parts, {what}", facts["halfway_gib"], "GiB")
         first = facts["first_half_s"] - facts["to_first_part_s"]
         second = facts["seconds"] - facts["first_half_s"]
-        yield measured(
+        yield _line(
             f"of the time before the first part (flow, server, workers), {what}",
             facts["to_first_part_s"],
             "s",
-            None,
         )
-        yield measured(
+        yield _line(
             f"second half's time over the first's, {what}",
             second / first,
             "ratio",
-            None,
         )
-
-
-def measured(case: str, value: float, unit: str, goal: float | None) -> Measurement:
-    """A number, beside the number that it should stay below."""
-    return Measurement(
-        benchmark=BENCHMARK,
-        case=case,
-        value=float(f"{value:.4g}"),
-        unit=unit,
-        reference=None if goal is None else "the goal: at most",
-        reference_value=goal,
-        ratio=None if goal is None else goal / float(f"{value:.4g}"),
-        repeats=1,
-        hardware=hardware(),
-        versions=versions(),
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

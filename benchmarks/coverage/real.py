@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.record import Measurement, hardware, versions
+from benchmarks.record import Measurement, measured
 from flows.presets import kkt
 from recon_core.experiments import Experiment
 from recon_core.sampling import Phase, Sampling
@@ -127,13 +127,13 @@ def measurements(curves: Curves, size: Size, n_images: int) -> Iterator[Measurem
             covered, unequal = figures(of_seeds, n_runs)
             beside = (None, None) if name == UNIFORM else figures(curves[UNIFORM], n_runs)
             case = f"{name} after {n_runs} runs on {n_images} images"
-            yield measured(f"{case}: images covered", "images", covered, beside[0])
-            yield measured(f"{case}: Gini of their pairs", "", unequal, beside[1])
+            yield _beside(f"{case}: images covered", "images", covered, beside[0])
+            yield _beside(f"{case}: Gini of their pairs", "", unequal, beside[1])
         goal = statistics.median(curve.n_covered[-1] for curve in curves[UNIFORM])
         if name != UNIFORM:
             reached = [runs_to(curve, goal) for curve in of_seeds]
             if all(reached):
-                yield measured(
+                yield _beside(
                     f"{name}: runs to what uniform covers in {size.n_runs} ({goal:g} images)",
                     "runs",
                     [n for n in reached if n],
@@ -153,23 +153,20 @@ def runs_to(curve: CoverageCurve, goal: float) -> int | None:
     return next(reached, None)
 
 
-def measured(
+def _beside(
     case: str, unit: str, values: Sequence[float], uniform: Sequence[float] | None
 ) -> Measurement:
     """The median of `values`, beside that of `uniform`."""
     value = float(statistics.median(values))
     reference = None if uniform is None else float(statistics.median(uniform))
-    return Measurement(
-        benchmark="coverage_real",
-        case=f"{case} ({', '.join(f'{value:.3g}' for value in values)})",
-        value=value,
-        unit=unit,
-        reference=None if uniform is None else UNIFORM,
+    return measured(
+        "coverage_real",
+        f"{case} ({', '.join(f'{value:.3g}' for value in values)})",
+        value,
+        unit,
+        len(values),
+        reference=UNIFORM,
         reference_value=reference,
-        ratio=None if reference is None else float(f"{reference / value:.4g}"),
-        repeats=len(values),
-        hardware=hardware(),
-        versions=versions(),
     )
 
 

@@ -40,10 +40,13 @@ from benchmarks.coverage.world import (
     ceiling,
     simulate,
 )
-from benchmarks.record import Measurement, hardware, main, versions
+from benchmarks.record import Measurement, main, measured
 from recon_core.adaptive import History
 from recon_core.balance import gini
 from recon_core.sampling import Phase, Sampling, plan_part
+
+_line = partial(measured, "coverage")
+
 
 PLOT = Path(__file__).parents[2] / "docs/results/pictures/coverage.png"
 SMALL = Paper(
@@ -159,14 +162,28 @@ def against_planned(found: Found, family: Family, paper: Paper) -> Iterator[Meas
         case = f"{found.name}: {sampler}, {n_runs} runs planned one by one"
         pairs, others = now[2].astype(np.float64), by_rounds[2].astype(np.float64)
         same = "simulated by rounds"
-        yield measured(
-            f"{case}, covered", (pairs > 0).sum(), "images", same, float((others > 0).sum())
+        yield _line(
+            f"{case}, covered",
+            (pairs > 0).sum(),
+            "images",
+            reference=same,
+            reference_value=float((others > 0).sum()),
         )
-        yield measured(f"{case}, Gini", gini(pairs[pairs > 0]), "", same, gini(others[others > 0]))
-        yield measured(
-            f"{case}, pairs a run", pairs.sum() / n_runs, "pairs", same, others.sum() / n_runs
+        yield _line(
+            f"{case}, Gini",
+            gini(pairs[pairs > 0]),
+            "",
+            reference=same,
+            reference_value=gini(others[others > 0]),
         )
-        yield measured(f"{case}, planning", ms, "ms of processor time a run")
+        yield _line(
+            f"{case}, pairs a run",
+            pairs.sum() / n_runs,
+            "pairs",
+            reference=same,
+            reference_value=others.sum() / n_runs,
+        )
+        yield _line(f"{case}, planning", ms, "ms of processor time a run")
 
 
 def measurements(found: Found, paper: Paper, *, tuned: bool) -> Iterator[Measurement]:
@@ -176,18 +193,24 @@ def measurements(found: Found, paper: Paper, *, tuned: bool) -> Iterator[Measure
     theirs = found.curves["paper"]
     goal = theirs.covered[-1]
     law = f"{where}: level {found.level:.3g}, spread {found.spread:.3g}; the paper's campaign"
-    yield measured(f"{law} covers", goal, "images", "paper 001", paper.covered)
-    yield measured(
-        f"{law} gives", theirs.pairs_per_run[-1], "pairs a run", "paper 001", paper.pairs_per_run
+    yield _line(
+        f"{law} covers", goal, "images", reference="paper 001", reference_value=paper.covered
     )
-    yield measured(f"{where}: the paper's campaign, Gini of pairs", theirs.gini[-1], "")
+    yield _line(
+        f"{law} gives",
+        theirs.pairs_per_run[-1],
+        "pairs a run",
+        reference="paper 001",
+        reference_value=paper.pairs_per_run,
+    )
+    yield _line(f"{where}: the paper's campaign, Gini of pairs", theirs.gini[-1], "")
     if found.ceiling_at_half is not None:
-        yield measured(
+        yield _line(
             f"{where}: ceiling of any learner after {half} runs",
             found.ceiling_at_half,
             "images",
-            f"the paper's sampler after {n} runs",
-            goal,
+            reference=f"the paper's sampler after {n} runs",
+            reference_value=goal,
         )
     for name, of in found.curves.items():
         for n_runs in (half, n):
@@ -196,37 +219,19 @@ def measurements(found: Found, paper: Paper, *, tuned: bool) -> Iterator[Measure
             i = of.at(n_runs)
             case = f"{where}: {name} after {n_runs} runs"
             reference = f"the paper's sampler after {n} runs"
-            yield measured(f"{case}, covered", of.covered[i], "images", reference, goal)
-            yield measured(f"{case}, Gini of pairs", of.gini[i], "")
-            yield measured(f"{case}, pairs a run", of.pairs_per_run[i], "pairs")
+            yield _line(
+                f"{case}, covered",
+                of.covered[i],
+                "images",
+                reference=reference,
+                reference_value=goal,
+            )
+            yield _line(f"{case}, Gini of pairs", of.gini[i], "")
+            yield _line(f"{case}, pairs a run", of.pairs_per_run[i], "pairs")
         reached = of.runs_to(goal)
         if reached is not None and name != "paper":
             case = f"{where}: {name}, runs to the paper's coverage"
-            yield measured(case, reached, "runs", "the paper's sampler", n)
-
-
-def measured(
-    case: str,
-    value: float,
-    unit: str,
-    reference: str | None = None,
-    reference_value: float | None = None,
-) -> Measurement:
-    """A number of one simulated campaign, beside another if there is one to compare with."""
-    value = float(f"{max(value, 1e-9):.6g}")
-    ratio = None if reference_value is None else float(f"{reference_value / value:.4g}")
-    return Measurement(
-        benchmark="coverage",
-        case=case,
-        value=value,
-        unit=unit,
-        reference=reference,
-        reference_value=reference_value,
-        ratio=ratio,
-        repeats=1,
-        hardware=hardware(),
-        versions=versions(),
-    )
+            yield _line(case, reached, "runs", reference="the paper's sampler", reference_value=n)
 
 
 def draw_plot(worlds: Sequence[Found], path: Path) -> None:

@@ -11,8 +11,6 @@ on them, whose images have to come back as well as on the CPU. With --quick it w
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,13 +20,14 @@ import torch
 from benchmarks.instahide.photographs import Case, Outcome, Sizes, sizes_of
 from benchmarks.instahide.speed import Gaussian
 from benchmarks.papers.findings import PHOTOS, Run
-from benchmarks.record import Measurement, hardware, main, versions
+from benchmarks.record import Measurement, compared, main, measured, seconds_of
 from recon_core.attacks.instahide.mixing import Mixing
 from recon_core.attacks.instahide.pair_statistics import likeness
 from recon_core.attacks.instahide.practical import recover_practically
 from recon_core.attacks.instahide.recover import Recovered, recover
 
 CPU = torch.device("cpu")
+_line = partial(measured, "instahide_gpu")
 GPU = torch.device("cuda")
 PARITY = 1e-9
 """Of pixels in standard deviations, and of scores relative to the largest."""
@@ -83,8 +82,8 @@ def exact(device: torch.device, *, quick: bool) -> Iterator[Measurement]:
         yield _against(text, partial(recovered, case), device, 1 if quick else 3)
     if not quick:
         case = Gaussian.drawn(Mixing.by_parts(2), n=1000, p=1000, m=10_000)
-        seconds = [_seconds(lambda: recovered(case, device), device)]
-        yield _line("exact recovery of 1,000 images from 10,000 encodings", seconds)
+        seconds = seconds_of(lambda: recovered(case, device))
+        yield _line("exact recovery of 1,000 images from 10,000 encodings", seconds, "s")
 
 
 def of_photographs(device: torch.device, *, quick: bool) -> Iterator[Measurement]:
@@ -137,50 +136,20 @@ def recovered(case: Gaussian, device: torch.device) -> Recovered:
 def _checked(what: str, off: float) -> Measurement:
     if not off < PARITY:
         raise SystemExit(f"{what} differ from the CPU's by {off:.2g}, more than {PARITY:g}")
-    return _line(
-        f"{what}, in float64 against the CPU", [max(off, 1e-18)], unit="largest difference"
-    )
+    return _line(f"{what}, in float64 against the CPU", off, "largest difference")
 
 
 def _against(
     case: str, run: Callable[[torch.device], object], device: torch.device, repeats: int
 ) -> Measurement:
     """Seconds on the device beside the CPU's, in turns."""
-    run(device)
-    both: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for _ in range(repeats):
-        both["ours"].append(_seconds(lambda: run(device), device))
-        both["theirs"].append(_seconds(lambda: run(CPU), CPU))
-    line = _line(case, both["ours"])
-    theirs = statistics.median(both["theirs"])
-    return replace(
-        line,
+    return compared(
+        "instahide_gpu",
+        case,
+        ours=lambda: run(device),
         reference=f"the CPU of the same machine, {torch.get_num_threads()} threads",
-        reference_value=float(f"{theirs:.4g}"),
-        ratio=float(f"{theirs / statistics.median(both['ours']):.4g}"),
-    )
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    start = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def _line(case: str, values: list[float], unit: str = "s") -> Measurement:
-    return Measurement(
-        benchmark="instahide_gpu",
-        case=case,
-        value=float(f"{statistics.median(values):.4g}"),
-        unit=unit,
-        reference=None,
-        reference_value=None,
-        ratio=None,
-        repeats=len(values),
-        hardware=hardware(),
-        versions=versions(),
+        theirs=lambda: run(CPU),
+        repeats=repeats,
     )
 
 

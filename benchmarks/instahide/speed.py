@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float64, Int64
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from benchmarks.record import Measurement, compared, hardware, main, versions
+from benchmarks.record import Measurement, compared, main, measured
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.line_graph import assign, canonical, gram
 from recon_core.attacks.instahide.mixing import Encodings, Mixing
@@ -126,19 +126,14 @@ def whole(mixing: Mixing, *, n: int, p: int, m: int, n_seeds: int) -> Measuremen
         seconds.append(time.perf_counter() - started)
         exact.append(case.n_exact(found))
     n_all = sum(k == n for k in exact)
-    return Measurement(
-        benchmark="instahide",
-        case=f"recovery of {n} private images from {m} encodings with {mixing.k_pub} of {p} public "
+    return measured(
+        "instahide",
+        f"recovery of {n} private images from {m} encodings with {mixing.k_pub} of {p} public "
         f"ones, d={D}; all within {EXACT:g} with {n_all} of {n_seeds} seeds, at least "
         f"{min(exact)} of {n} images with each",
-        value=float(f"{statistics.median(seconds):.4g}"),
-        unit="s",
-        reference=None,
-        reference_value=None,
-        ratio=None,
-        repeats=n_seeds,
-        hardware=hardware(),
-        versions=versions(),
+        statistics.median(seconds),
+        "s",
+        n_seeds,
     )
 
 
@@ -196,18 +191,13 @@ def parallel_graph(repeats: int, *, n: int, m: int) -> Measurement:
         (part,) = assign(shared)
         seconds.append(time.perf_counter() - started)
     check(np.array_equal(canonical(part.roots[0]), canonical(edges)), "graph")
-    return Measurement(
-        benchmark="instahide",
-        case=f"graph of {n} images from {m} encodings, {m - len(np.unique(edges, axis=0))} of "
+    return measured(
+        "instahide",
+        f"graph of {n} images from {m} encodings, {m - len(np.unique(edges, axis=0))} of "
         "which repeat a pair",
-        value=float(f"{statistics.median(seconds):.4g}"),
-        unit="s",
-        reference=None,
-        reference_value=None,
-        ratio=None,
-        repeats=repeats,
-        hardware=hardware(),
-        versions=versions(),
+        statistics.median(seconds),
+        "s",
+        repeats,
     )
 
 

@@ -24,18 +24,22 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from benchmarks.kkt.duel import N_IMAGES, Case, Duel, Victims
-from benchmarks.record import Measurement, hardware, said, versions
+from benchmarks.record import Measurement, measured, said
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Conv, Network
+
+_line = partial(measured, "kkt agreement")
+
 
 TRAJECTORY_LIMIT = 1e-6
 GRADIENT_LIMIT = 1e-10
@@ -100,7 +104,7 @@ def trajectory(duel: Duel, case: str) -> tuple[Measurement, float]:
         )
     value = max(float(found[:until].max()), eps)
     say(f"float64: {case}: {value:.2g}; gradients {of_gradients:.2g}; {note}")
-    return measurement(
+    return _line(
         f"float64, {steps[-1]} steps: {case} ({note})",
         value,
         unit="largest relative difference of x",
@@ -171,9 +175,7 @@ def counted(scores: dict[str, list[Tensor]], case: str) -> list[Measurement]:
         mine, other = torch.cat(best, dim=1).double().mean(dim=1).tolist()
         rows.append((f"mean best SSIM of {n} {name}", "SSIM", mine, other))
     return [
-        measurement(
-            f"float32: {case}: {what}", a, unit=unit, reference=REFERENCE, reference_value=b
-        )
+        _line(f"float32: {case}: {what}", a, unit=unit, reference=REFERENCE, reference_value=b)
         for what, unit, a, b in rows
     ]
 
@@ -182,24 +184,6 @@ def n_good(scores: Sequence[Tensor]) -> tuple[int, int]:
     """Number of the (2, n) scores that are good: ours, the reference's."""
     good = torch.cat(list(scores), dim=1) > GOOD
     return int(good[0].sum()), int(good[1].sum())
-
-
-def measurement(
-    case: str, value: float, *, unit: str, reference: str, reference_value: float
-) -> Measurement:
-    """One comparison, made once."""
-    return Measurement(
-        benchmark="kkt agreement",
-        case=case,
-        value=value,
-        unit=unit,
-        reference=reference,
-        reference_value=reference_value,
-        ratio=reference_value / value,
-        repeats=1,
-        hardware=hardware(),
-        versions=versions(),
-    )
 
 
 def exceeded(found: Measurement) -> str | None:
@@ -224,7 +208,7 @@ def measure(quick: bool, data: str, n_victims: int, parts: Sequence[str]) -> Ite
                 found, largest = trajectory(Duel(victims, spec, case, torch.float64), name)
                 of_gradients.append(largest)
                 yield found
-        yield measurement(
+        yield _line(
             f"float64: gradients in x and lam along the {len(of_gradients)} trajectories above",
             max(*of_gradients, torch.finfo(torch.float64).eps),
             unit="largest relative difference",

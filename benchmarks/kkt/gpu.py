@@ -14,16 +14,16 @@ both precisions.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measurement, hardware, main, versions
+from benchmarks.record import Measurement, main, measured, median_seconds
 from recon_core.adaptive import History
 from recon_core.attacks.candidate_matching import pairs_of
 from recon_core.attacks.kkt.objective import KKTAttack, Objective, settings_of, starting_points
@@ -35,6 +35,9 @@ from recon_core.types import seeded_generator
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training, train
 from storage.sources.load import load_images
+
+_line = partial(measured, "kkt_gpu")
+
 
 SHAPE = (3, 32, 32)
 D = 3072
@@ -85,15 +88,15 @@ def parity() -> Iterator[Measurement]:
     for name, dtype, precision, limit in cases:
         found = objective(attack, GPU, dtype, precision)
         difference = max(map(relative, found, exact))
-        yield measurement(f"gradients on the GPU in {name} against float64 on the CPU", difference)
+        yield _line(f"gradients on the GPU in {name} against float64 on the CPU", difference)
         if not difference < limit:
             raise SystemExit(f"{name} differs by {difference:.2g}, more than {limit}: not timed")
     trajectories = [trajectory(attack, device) for device in (CPU, GPU)]
     difference = relative(trajectories[1], trajectories[0])
-    yield measurement("x after 200 iterations in float64, GPU against CPU", difference)
+    yield _line("x after 200 iterations in float64, GPU against CPU", difference)
     trained = [trained_weights(device) for device in (CPU, GPU)]
     difference = relative(trained[1], trained[0])
-    yield measurement("weights after 200 epochs in float64, GPU against CPU", difference)
+    yield _line("weights after 200 epochs in float64, GPU against CPU", difference)
 
 
 def objective(
@@ -181,17 +184,17 @@ def speed(n_runs: int, precision: Precision, mode: Mode, *, repeats: int) -> Ite
     matching = seconds_of_matching(repeats) * n_runs
     batch = EPOCHS * epoch + ITERATIONS * iteration + matching
     per_run = batch / n_runs
-    yield measurement(f"training epoch of all runs, {name}", epoch, "s", repeats=repeats)
-    yield measurement(f"attack iteration of all runs, {name}", iteration, "s", repeats=repeats)
-    yield measurement(f"seconds per run, {name}", per_run, "s", repeats=repeats)
-    yield measurement(f"runs an hour, {name}", 3600 / per_run, "runs/h", repeats=repeats)
-    yield measurement(
+    yield _line(f"training epoch of all runs, {name}", epoch, "s", repeats=repeats)
+    yield _line(f"attack iteration of all runs, {name}", iteration, "s", repeats=repeats)
+    yield _line(f"seconds per run, {name}", per_run, "s", repeats=repeats)
+    yield _line(f"runs an hour, {name}", 3600 / per_run, "runs/h", repeats=repeats)
+    yield _line(
         f"times the floor of {FLOOR_SECONDS[precision]} s, {name}",
         per_run / FLOOR_SECONDS[precision],
         "times",
         repeats=repeats,
     )
-    yield measurement(
+    yield _line(
         f"GPU hours of {RUNS} runs, projected, {name}",
         RUNS * per_run / 3600,
         "h",
@@ -217,7 +220,9 @@ def seconds_per_epoch(n_runs: int, mode: Mode, repeats: int) -> float:
         )
 
     few, many = 10, 110
-    return (seconds(epochs(many), repeats) - seconds(epochs(few), repeats)) / (many - few)
+    return (median_seconds(epochs(many), repeats) - median_seconds(epochs(few), repeats)) / (
+        many - few
+    )
 
 
 def seconds_per_iteration(n_runs: int, mode: Mode, repeats: int) -> float:
@@ -231,7 +236,7 @@ def seconds_per_iteration(n_runs: int, mode: Mode, repeats: int) -> float:
         graphs=mode.graphs,
         fused=mode.fused,
     )
-    return seconds(lambda: solver.advance(solver.iteration + 50), repeats) / 50
+    return median_seconds(lambda: solver.advance(solver.iteration + 50), repeats) / 50
 
 
 def seconds_of_matching(repeats: int) -> float:
@@ -252,7 +257,7 @@ def seconds_of_matching(repeats: int) -> float:
             gap=0.05,
         )
 
-    return seconds(match, repeats)
+    return median_seconds(match, repeats)
 
 
 def confident_pairs(n_runs: int, *, quick: bool) -> Iterator[Measurement]:
@@ -273,7 +278,7 @@ def confident_pairs(n_runs: int, *, quick: bool) -> Iterator[Measurement]:
         taken = time.perf_counter() - started
         counts[precision] = sum(len(r.pairs.candidate.unique()) for r in results)
         print(f"{KINDS[precision]}: {counts[precision]} in {taken:.1f} s", file=sys.stderr)
-    yield measurement(
+    yield _line(
         f"confident candidates of {n_runs} runs in TF32",
         max(counts["tf32"], 1e-9),
         "candidates",
@@ -284,48 +289,6 @@ def confident_pairs(n_runs: int, *, quick: bool) -> Iterator[Measurement]:
 
 def relative(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.cpu().double() - theirs.double()).norm() / theirs.double().norm())
-
-
-def seconds(action: Callable[[], object], repeats: int) -> float:
-    """The median time of a call, after one that is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        wait()
-        started = time.perf_counter()
-        action()
-        wait()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
-
-
-def wait() -> None:
-    """Until the GPU is done."""
-    if GPU.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def measurement(
-    case: str,
-    value: float,
-    unit: str = "relative difference",
-    *,
-    reference: str | None = None,
-    reference_value: float | None = None,
-    repeats: int = 1,
-) -> Measurement:
-    value = max(float(f"{value:.4g}"), 1e-300)  # a record's numbers are above 0
-    return Measurement(
-        benchmark="kkt_gpu",
-        case=case,
-        value=value,
-        unit=unit,
-        reference=reference,
-        reference_value=reference_value,
-        ratio=None if reference_value is None else reference_value / value,
-        repeats=repeats,
-        hardware=hardware(),
-        versions=versions(),
-    )
 
 
 if __name__ == "__main__":

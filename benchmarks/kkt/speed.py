@@ -29,7 +29,7 @@ from benchmarks.kkt.reference import (
     balanced_signs,
 )
 from benchmarks.kkt.reference import train as plain_train
-from benchmarks.record import Measurement, compared, hardware, main, versions
+from benchmarks.record import Measurement, compared, main, measured
 from recon_core.attacks.kkt.objective import (
     Coordinates,
     KKTAttack,
@@ -221,17 +221,14 @@ def peak_memory(case: Case, repeats: int) -> Measurement:
     )
     sides = [[_in_new_process(side, one) for _ in range(repeats)] for side in ("ours", "theirs")]
     ours, theirs = (statistics.median(side) for side in sides)
-    return Measurement(
-        benchmark="kkt",
-        case=f"peak memory of an attack, {one}, {one.n_candidates} candidates, float32",
-        value=round(ours, 1),
-        unit="MiB",
+    return measured(
+        "kkt",
+        f"peak memory of an attack, {one}, {one.n_candidates} candidates, float32",
+        ours,
+        "MiB",
+        repeats,
         reference=PUBLISHED,
-        reference_value=round(theirs, 1),
-        ratio=round(theirs / ours, 3),
-        repeats=repeats,
-        hardware=hardware(),
-        versions=versions(),
+        reference_value=theirs,
     )
 
 
@@ -274,17 +271,17 @@ def measure(quick: bool) -> Iterator[Measurement]:
     """Seconds per attack step and per training epoch, and memory."""
     repeats = 3 if quick else 7
     n_threads = torch.get_num_threads()
-    measured: list[Callable[[], Measurement]] = []
+    cases: list[Callable[[], Measurement]] = []
     for threads in sorted({1, n_threads}, reverse=True):
         for case in (SMALL, PAPER):
-            measured += [
+            cases += [
                 partial(attack_step, case, repeats, threads=threads, lean=lean)
                 for lean in (False, True)
             ]
         for case, n_epochs in ((SMALL, 10), (PAPER, 5)):
-            measured.append(partial(training_epoch, case, repeats, n_epochs, threads=threads))
-    measured += [partial(peak_memory, case, 3) for case in (SMALL, PAPER)]
-    for one in measured:
+            cases.append(partial(training_epoch, case, repeats, n_epochs, threads=threads))
+    cases += [partial(peak_memory, case, 3) for case in (SMALL, PAPER)]
+    for one in cases:
         yield one()
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.record import Measurement, hardware, said, versions
+from benchmarks.record import Measurement, measured, said
 from recon_core.matching import best_per_target, fit_to_range
 from recon_core.metrics import ssim_matrix
 from storage.pairs.dataset import Dataset
@@ -101,17 +101,13 @@ def measure(halved: Sweep, random: Sweep) -> Iterator[Measurement]:
     if reference is None:
         said_of_random += f"; all of them only reach {random.quality:.3f}, so it is more than"
         reference = random.effort
-    yield Measurement(
-        benchmark="sweep",
-        case=case,
-        value=halved.effort,
-        unit="iterations",
+    yield measured(
+        "sweep",
+        case,
+        halved.effort,
+        "iterations",
         reference=said_of_random,
         reference_value=reference,
-        ratio=float(f"{reference / halved.effort:.4g}"),
-        repeats=1,
-        hardware=hardware(),
-        versions=versions(),
     )
 
 

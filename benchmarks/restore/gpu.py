@@ -14,9 +14,7 @@ with its reason on the screen. With --quick it works on a CPU too, at sizes that
 from __future__ import annotations
 
 import itertools
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,12 +24,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from benchmarks.record import Measurement, hardware, main, versions
+from benchmarks.record import Measurement, main, measured, median_seconds
 from benchmarks.restore.speed import example_batch, few_steps, lively, relative
 from recon_core.cuda_graphs import repeated
 from recon_core.precision import matmul_precision
 from recon_core.restore import PAPER_TRAININGS, BFDnCNN, Examples, Fit, Restorer
 from recon_core.restore.edm import EDM
+
+_line = partial(measured, "restore_gpu")
+
 
 Kind = Literal["float32", "TF32", "bfloat16"]
 Mode = Literal["Fit", "plain launches", "CUDA graph", "torch.compile"]
@@ -138,7 +139,7 @@ def parity(restorer: Restorer) -> Iterator[Measurement]:
         for what, limit in PARITY.items():
             difference = relative(found[what], exact[what])
             case = f"{restorer.kind}: {what} in {kind} on {DEVICE.type}, float64 on the CPU"
-            yield measurement(case, difference, "relative difference")
+            yield _line(case, difference, "relative difference")
             if kind == "float32" and not difference < limit:
                 raise SystemExit(
                     f"{restorer.kind}: {what} in float32 differ by {difference:.2g}, more than "
@@ -178,14 +179,14 @@ def training(restorer: Restorer, kind: Kind, mode: Mode, sizes: Sizes) -> Iterat
             net = restorer.build(seed=0).to(DEVICE).train()
             step = training_step(restorer, net, batch, compiled=mode == "torch.compile")
             steps = repeated(step, DEVICE, graphs=mode == "CUDA graph")
-        per_step = seconds(lambda: steps(sizes.n_steps), sizes.repeats) / sizes.n_steps
+        per_step = median_seconds(lambda: steps(sizes.n_steps), sizes.repeats) / sizes.n_steps
     case = f"training, batches of {n}, {name}"
-    yield measurement(case, n / per_step, "img/s", repeats=sizes.repeats)
+    yield _line(case, n / per_step, "img/s", repeats=sizes.repeats)
     yield from peak(case)
     paper = PAPER_TRAININGS[restorer.kind]
     hours = paper.n_steps * paper.batch_size / (n / per_step) / 3600
     budget = f"hours to {paper.n_steps:,} steps of {paper.batch_size}, projected, {name}"
-    yield measurement(budget, hours, "h", repeats=sizes.repeats)
+    yield _line(budget, hours, "h", repeats=sizes.repeats)
 
 
 def _calls(step: Callable[[], object]) -> Callable[[int], None]:
@@ -240,10 +241,10 @@ def sampling(restorer: Restorer, kind: Kind, mode: Mode, sizes: Sizes) -> Iterat
 
     forget_peak()
     with numbers(kind, graph=graph):
-        taken = seconds(restore, sizes.repeats) * share
+        taken = median_seconds(restore, sizes.repeats) * share
     of = f"{evaluations(restorer)} evaluations of the network"
     case = f"sampling, {n} at once, {of}, {restorer.kind}, {kind}, {mode}"
-    yield measurement(case, n / taken, "img/s", repeats=sizes.repeats)
+    yield _line(case, n / taken, "img/s", repeats=sizes.repeats)
     yield from peak(case)
 
 
@@ -286,49 +287,7 @@ def peak(case: str) -> Iterator[Measurement]:
     """Peak memory of a CUDA device since `forget_peak`."""
     if DEVICE.type == "cuda":
         gib = torch.cuda.max_memory_allocated() / 2**30
-        yield measurement(f"GPU memory of {case}", gib, "GiB")
-
-
-def seconds(action: Callable[[], object], repeats: int) -> float:
-    """The median time of a call, after one that is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        wait()
-        started = time.perf_counter()
-        action()
-        wait()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
-
-
-def wait() -> None:
-    """Until the device is done."""
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def measurement(
-    case: str,
-    value: float,
-    unit: str,
-    *,
-    repeats: int = 1,
-    reference: str | None = None,
-    reference_value: float | None = None,
-) -> Measurement:
-    value = max(float(f"{value:.4g}"), 1e-300)  # a record's numbers are above 0
-    return Measurement(
-        benchmark="restore_gpu",
-        case=case,
-        value=value,
-        unit=unit,
-        reference=reference,
-        reference_value=reference_value,
-        ratio=None if reference_value is None else reference_value / value,
-        repeats=repeats,
-        hardware=hardware(),
-        versions=versions(),
-    )
+        yield _line(f"GPU memory of {case}", gib, "GiB")
 
 
 if __name__ == "__main__":

@@ -19,12 +19,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.record import Measurement, compared, hardware, main, versions
+from benchmarks.record import Measurement, compared, main, measured
 from benchmarks.restore.parts import parts
 from benchmarks.restore.reference import (
     ReferenceFit,
@@ -39,6 +40,9 @@ from recon_core.restore.edm import EDM
 from recon_core.types import N_AUGMENT
 from storage.pairs.dataset import Dataset
 from tasks.dataset.pair_stream import PairExamples
+
+_line = partial(measured, "restore")
+
 
 AGREEMENT = 1e-3
 PLAIN = "the same network, channels first, eager, plain Adam"
@@ -201,7 +205,7 @@ def training(case: Case, sizes: Sizes) -> Iterator[Measurement]:
         per_call=case.batch,
     )
     yield timing
-    yield measured("the same, images a second", 1 / timing.value, "img/s", sizes.repeats)
+    yield _line("the same, images a second", 1 / timing.value, "img/s", sizes.repeats)
 
 
 def sampling(case: Case, sizes: Sizes) -> Iterator[Measurement]:
@@ -228,7 +232,7 @@ def sampling(case: Case, sizes: Sizes) -> Iterator[Measurement]:
         float(f"{seconds * share:.4g}") for seconds in (timing.value, timing.reference_value)
     )
     yield replace(timing, value=value, reference_value=reference_value)
-    yield measured("the same, images a second", 1 / value, "img/s", sizes.repeats)
+    yield _line("the same, images a second", 1 / value, "img/s", sizes.repeats)
 
 
 def peak_memory(case: Case) -> Iterator[Measurement]:
@@ -239,7 +243,7 @@ def peak_memory(case: Case) -> Iterator[Measurement]:
             for side in ("ours", "theirs")
         )
         n = case.batch if what == "training" else case.n_sampled
-        yield measured(
+        yield _line(
             f"peak memory of {what}, {case}, {n} images at once, {threads()}",
             ours,
             "MiB",
@@ -323,8 +327,8 @@ def waiting(case: Case, sizes: Sizes, dataset: Dataset) -> Iterator[Measurement]
     whole = time.perf_counter() - started
     del batches  # its threads end
     what = f"waiting for data, {case}, {sizes.n_waits} steps of {case.batch} images"
-    yield measured(f"{what}, per step", statistics.mean(waits), "s", sizes.n_waits)
-    yield measured(
+    yield _line(f"{what}, per step", statistics.mean(waits), "s", sizes.n_waits)
+    yield _line(
         f"{what}, of the training's time",
         100 * sum(waits) / whole,
         "%",
@@ -346,31 +350,6 @@ def threads() -> str:
 def relative(ours: Tensor, theirs: Tensor) -> float:
     """|ours - theirs| / |theirs|."""
     return float((ours.detach() - theirs.detach()).norm() / theirs.detach().norm())
-
-
-def measured(
-    case: str,
-    value: float,
-    unit: str,
-    repeats: int,
-    *,
-    reference: str | None = None,
-    reference_value: float | None = None,
-) -> Measurement:
-    """One line of the results."""
-    value = float(f"{value:.4g}")
-    return Measurement(
-        benchmark="restore",
-        case=case,
-        value=value,
-        unit=unit,
-        reference=reference,
-        reference_value=None if reference_value is None else float(f"{reference_value:.4g}"),
-        ratio=None if reference_value is None else float(f"{reference_value / value:.4g}"),
-        repeats=repeats,
-        hardware=hardware(),
-        versions=versions(),
-    )
 
 
 def measure(quick: bool) -> Iterator[Measurement]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Measurement, hardware, said, versions
+from benchmarks.record import Measurement, measured, said
 from flows.recipe import Recipe, RestorerPlan
 from flows.settings import from_json
 from recon_core.balance import Curation
@@ -146,17 +146,13 @@ def measurement(case: Case, card: dict[str, Any]) -> Measurement:
         f"{mixed:g} mixtures to a pair" if mixed else "no mixtures",
         *([f"mean of {N_SAMPLES} samples"] if card["restorer"]["kind"] == "edm" else []),
     ]
-    return Measurement(
-        benchmark="restoration trend",
-        case=", ".join(described),
-        value=float(f"{after:.4g}"),
-        unit="of 1 - SSIM on held-out pairs",
+    return measured(
+        "restoration trend",
+        ", ".join(described),
+        after,
+        "of 1 - SSIM on held-out pairs",
         reference="the same pairs unrestored",
-        reference_value=float(f"{before:.4g}"),
-        ratio=float(f"{before / after:.4g}"),
-        repeats=1,
-        hardware=hardware(),
-        versions=versions(),
+        reference_value=before,
     )
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks.kkt.reference import ReferenceAttack, ReferenceNet, balanced_signs
 from benchmarks.kkt.reference import objective as plain_objective
 from benchmarks.kkt.speed import LEAN, PAPER, PUBLISHED, SHAPE, Case, Ours, Start, Theirs, started
-from benchmarks.record import Measurement, compared, hardware, said, versions
+from benchmarks.record import Measurement, compared, measured, said
 from benchmarks.span.speed import CPU, GOOD, drawn
 from flows.presets import preset
 from recon_core.attacks.kkt.objective import Coordinates, KKTAttack, settings_of, starting_points
@@ -205,17 +205,13 @@ def _back(x: Tensor, mean: Tensor, seen: Tensor, decoys: Tensor, seconds: float)
 def _beside(case: str, pixels: float, span: float, unit: str) -> Measurement:
     """A number in the span beside that in pixels; alone where one of them is 0."""
     both = pixels > 0 and span > 0
-    return Measurement(
-        benchmark="span_kkt",
-        case=case,
-        value=float(f"{span:.4g}"),
-        unit=unit,
-        reference=IN_PIXELS if both else None,
-        reference_value=float(f"{pixels:.4g}") if both else None,
-        ratio=float(f"{pixels / span:.4g}") if both else None,
-        repeats=1,
-        hardware=hardware(),
-        versions=versions(),
+    return measured(
+        "span_kkt",
+        case,
+        span,
+        unit,
+        reference=IN_PIXELS,
+        reference_value=pixels if both else None,
     )
 
 

@@ -21,13 +21,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.record import Measurement, hardware, main, versions
+from benchmarks.record import Measurement, main, measured
 from benchmarks.store.sample import QUICK, Sizes, sample_store
 from recon_core.balance import Curation, curated_repeats, occurrences, summarise
 from storage.pairs.dataset import Dataset, create_or_open
@@ -40,6 +41,7 @@ from storage.pairs.receipts import (
 )
 from storage.pairs.shards import shard_names
 
+_line = partial(measured, "store_scale", reference="the goal: less than")
 N_IMAGES = 43_000
 """Images that runs are made of; 60 million pairs are about 1,400 of each."""
 RUN_IMAGES, RUN_PAIRS = 300, 400
@@ -49,6 +51,7 @@ OPEN_GOAL_S, OPEN_GOAL_GIB, REPEATS_GOAL_S = 3.0, 1.5, 20.0
 OPEN = """
 import json, sys, time
 from storage.pairs.dataset import Dataset
+
 def peak_mib():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
@@ -170,24 +173,24 @@ def opening(root: Path, campaign: Campaign, n_bytes: int, repeats: int) -> Itera
         key: statistics.median(fact[key] for fact in facts)
         for key in ("open_s", "open_mib", "imports_mib", "hash_s")
     }
-    yield measured(
+    yield _line(
         f"opening: Dataset(root), n_pairs and image_counts() of {store}",
         found["open_s"],
         "s",
         repeats=repeats,
-        goal=OPEN_GOAL_S,
+        reference_value=OPEN_GOAL_S,
     )
-    yield measured(
+    yield _line(
         "peak memory of the process that opened it, interpreter and imports included",
         found["open_mib"] / 1024,
         "GiB",
         repeats=repeats,
-        goal=OPEN_GOAL_GIB,
+        reference_value=OPEN_GOAL_GIB,
     )
-    yield measured(
+    yield _line(
         "of which interpreter and imports", found["imports_mib"] / 1024, "GiB", repeats=repeats
     )
-    yield measured("content_hash of the opened store", found["hash_s"], "s", repeats=repeats)
+    yield _line("content_hash of the opened store", found["hash_s"], "s", repeats=repeats)
 
 
 def multiplicities(root: Path, campaign: Campaign) -> Iterator[Measurement]:
@@ -212,17 +215,17 @@ def multiplicities(root: Path, campaign: Campaign) -> Iterator[Measurement]:
     if abs(n_examples - expected) > 5 * expected**0.5:
         raise ValueError(f"{n_examples} examples were drawn, {expected:.0f} expected")
     seen = z[z > 0]
-    yield measured(
+    yield _line(
         f"multiplicities of all {campaign.n_pairs} pairs: Binomial(140, min(1, 11/z)), z "
         f"{seen.mean():.0f} on average, {np.quantile(seen, 0.05):.0f} to "
         f"{np.quantile(seen, 0.95):.0f} for 90 % of the images, {seen.max()} at most",
         seconds,
         "s",
         repeats=1,
-        goal=REPEATS_GOAL_S,
+        reference_value=REPEATS_GOAL_S,
     )
-    yield measured("examples that an epoch has, without noise", n_examples, "examples", repeats=1)
-    yield measured("pairs that an epoch uses", 100 * n_drawn / campaign.n_pairs, "%", repeats=1)
+    yield _line("examples that an epoch has, without noise", n_examples, "examples", repeats=1)
+    yield _line("pairs that an epoch uses", 100 * n_drawn / campaign.n_pairs, "%", repeats=1)
 
 
 def extrapolated(folder: Path, sizes: Sizes, n_pairs: int) -> Iterator[Measurement]:
@@ -230,30 +233,12 @@ def extrapolated(folder: Path, sizes: Sizes, n_pairs: int) -> Iterator[Measureme
     for encoding in ENCODINGS:
         dataset = sample_store(folder / encoding, sizes, encoding=encoding)
         n_bytes = sum(n for receipt in dataset.receipts for n, _checksum in receipt.files.values())
-        yield measured(
+        yield _line(
             f"extrapolated: {n_pairs} pairs on disk in {encoding}, their images included",
             n_bytes * n_pairs / dataset.n_pairs / 1e9,
             "GB",
             repeats=1,
         )
-
-
-def measured(
-    case: str, value: float, unit: str, *, repeats: int, goal: float | None = None
-) -> Measurement:
-    """A number, beside the number that it should stay below."""
-    return Measurement(
-        benchmark="store_scale",
-        case=case,
-        value=float(f"{value:.4g}"),
-        unit=unit,
-        reference=None if goal is None else "the goal: less than",
-        reference_value=goal,
-        ratio=None if goal is None else float(f"{goal / value:.4g}"),
-        repeats=repeats,
-        hardware=hardware(),
-        versions=versions(),
-    )
 
 
 def measure(quick: bool) -> Iterator[Measurement]:

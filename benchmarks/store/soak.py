@@ -18,11 +18,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.record import Measurement, hardware, main, versions
+from benchmarks.record import Measurement, main, measured
 from benchmarks.store.sample import (
     BATCH,
     PROVENANCE,
@@ -36,11 +37,13 @@ from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
 from storage.pairs.verify import verify_store
 
+_line = partial(measured, "store_soak")
 N_TENTHS = 10
 
 OPEN = """
 import json, sys, time
 from storage.pairs.dataset import Dataset
+
 start = time.perf_counter()
 dataset = Dataset(sys.argv[1])
 dataset.image_counts()
@@ -73,7 +76,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
             [sys.executable, "-c", OPEN, str(root)], check=True, capture_output=True
         )
         n_pairs = Dataset(root).n_pairs
-        yield _measured(f"open the metadata of {n_pairs:,} pairs", json.loads(opened.stdout), "s")
+        yield _line(f"open the metadata of {n_pairs:,} pairs", json.loads(opened.stdout), "s")
         yield from _verified(root)
         yield from _streamed(root, sizes)
 
@@ -93,7 +96,7 @@ def _written(root: Path, sizes: Sizes) -> Iterator[Measurement]:
     yield from _paced(f"write {sizes.n_parts} parts, fsync included", pace, "s per million pairs")
     n_bytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     n_pairs = sizes.n_parts * sizes.pairs_per_part
-    yield _measured(f"{n_pairs:,} pairs on the disk", n_bytes / 1e9, "GB")
+    yield _line(f"{n_pairs:,} pairs on the disk", n_bytes / 1e9, "GB")
 
 
 def _rolled(base: Columns, part: int, sizes: Sizes) -> Columns:
@@ -133,36 +136,21 @@ def _streamed(root: Path, sizes: Sizes) -> Iterator[Measurement]:
         pace.amounts.append(len(batch["target"]))
     case = f"one balanced epoch in batches of {BATCH}, normalised, 10 % noise"
     yield from _paced(case, pace, "s per million examples")
-    yield _measured(f"{case}: examples", float(examples.n_given), "examples")
+    yield _line(f"{case}: examples", float(examples.n_given), "examples")
     peak = next(
         int(line.split()[1]) / 2**20
         for line in Path("/proc/self/status").read_text().splitlines()
         if line.startswith("VmHWM")
     )
-    yield _measured("peak memory of the process that did all this", peak, "GiB")
+    yield _line("peak memory of the process that did all this", peak, "GiB")
 
 
 def _paced(case: str, pace: _Pace, unit: str) -> Iterator[Measurement]:
     rates = pace.rates()
     per_million = [1e6 / rate for rate in rates]
-    yield _measured(f"{case}: median tenth", statistics.median(per_million), unit, N_TENTHS)
-    yield _measured(f"{case}: slowest tenth", max(per_million), unit, N_TENTHS)
-    yield _measured(f"{case}: in all", pace.seconds[-1], "s")
-
-
-def _measured(case: str, value: float, unit: str, repeats: int = 1) -> Measurement:
-    return Measurement(
-        benchmark="store_soak",
-        case=case,
-        value=float(f"{value:.3g}"),
-        unit=unit,
-        reference=None,
-        reference_value=None,
-        ratio=None,
-        repeats=repeats,
-        hardware=hardware(),
-        versions=versions(),
-    )
+    yield _line(f"{case}: median tenth", statistics.median(per_million), unit, N_TENTHS)
+    yield _line(f"{case}: slowest tenth", max(per_million), unit, N_TENTHS)
+    yield _line(f"{case}: in all", pace.seconds[-1], "s")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 import zarr
 
-from benchmarks.record import Measurement, compared, hardware, main, versions
+from benchmarks.record import Measurement, compared, main, measured
 from benchmarks.store.reference import (
     ROWS_AT_ONCE,
     STREAMED,
@@ -46,6 +47,8 @@ from benchmarks.store.sample import (
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.layout import compress_reconstruction
 from storage.pairs.parts import write_part
+
+_line = partial(measured, "store")
 
 
 def writing(folder: Path, sizes: Sizes) -> Iterator[Measurement]:
@@ -88,7 +91,7 @@ def writing(folder: Path, sizes: Sizes) -> Iterator[Measurement]:
         ("zarr: the reconstructions only, float16 given, same codec, no fsync", one_array),
         ("zarr: the same arrays, float16 given, same codec, no fsync", all_arrays),
     ):
-        yield measured(
+        yield _line(
             f"{what} ({does})",
             statistics.median(seconds[ours]) / n,
             "s",
@@ -96,7 +99,7 @@ def writing(folder: Path, sizes: Sizes) -> Iterator[Measurement]:
             reference=reference,
             reference_value=statistics.median(seconds[theirs]) / n,
         )
-    yield measured(
+    yield _line(
         "of that time, at least one file is being synced",
         statistics.median(shares),
         "%",
@@ -134,7 +137,7 @@ def reading(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
     yield timing
     per_example = timing.value * n_pairs / n_examples
     assert timing.reference_value is not None
-    yield measured(
+    yield _line(
         f"the same, per example: an epoch has {n_examples}",
         per_example,
         "s",
@@ -142,7 +145,7 @@ def reading(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
         reference=f"{plain}, per stored pair",
         reference_value=timing.reference_value,
     )
-    yield measured("examples per second", 1 / per_example, "examples/s", repeats=sizes.repeats)
+    yield _line("examples per second", 1 / per_example, "examples/s", repeats=sizes.repeats)
     yield compared(
         "store",
         "an example of the balanced stream",
@@ -210,7 +213,7 @@ def training(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
         del batches  # its threads end
         trainer = f"{sizes.trainer_images_per_s:g} images per second that {what}"
         n = sizes.n_trainer_batches
-        yield measured(
+        yield _line(
             f"waiting for data, of the time of a trainer of {trainer} ({n} batches of {BATCH})",
             100 * waited / whole,
             "%",
@@ -218,7 +221,7 @@ def training(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
             reference="paper 001, of its own training",
             reference_value=20.0,
         )
-        yield measured(f"the first batch, before a trainer that {what}", first, "s", repeats=1)
+        yield _line(f"the first batch, before a trainer that {what}", first, "s", repeats=1)
 
 
 def verifying(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
@@ -232,7 +235,7 @@ def verifying(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
         if not report.ok or report.n_checked != len(dataset.receipts):
             raise ValueError(f"verify found {report}")
     total = sum(sizes_on_disk)
-    yield measured(
+    yield _line(
         f"verify: {total / 1e9:.2f} GB on disk, {dataset.n_pairs} pairs",
         total / 1e9 / statistics.median(seconds),
         "GB/s",
@@ -268,30 +271,6 @@ def check_equal(name: str, ours: Array, theirs: Array) -> None:
     """ValueError unless both sides have the same values."""
     if not np.array_equal(ours, theirs):
         raise ValueError(f"{name} is not the same here and in plain zarr; nothing was timed")
-
-
-def measured(
-    case: str,
-    value: float,
-    unit: str,
-    *,
-    repeats: int,
-    reference: str | None = None,
-    reference_value: float | None = None,
-) -> Measurement:
-    """One line of the results."""
-    return Measurement(
-        benchmark="store",
-        case=case,
-        value=float(f"{value:.4g}"),
-        unit=unit,
-        reference=reference,
-        reference_value=reference_value,
-        ratio=None if reference_value is None else float(f"{reference_value / value:.4g}"),
-        repeats=repeats,
-        hardware=hardware(),
-        versions=versions(),
-    )
 
 
 def measure(quick: bool) -> Iterator[Measurement]:

@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Measurement, hardware, main, versions
+from benchmarks.record import Measurement, main, measured
 from tests.storage.s3_server import S3Server, s3_server
 from tests.storage.storm import N_WRITERS, STAGES, Storm, run_apart
 
@@ -86,18 +86,7 @@ def measurements(variant: str, report: Mapping[str, Any]) -> Iterator[Measuremen
     )
     for case, value, unit in values:
         if value:
-            yield Measurement(
-                benchmark="store under a storm of kills",
-                case=f"{variant}: {case}",
-                value=float(value),
-                unit=unit,
-                reference=None,
-                reference_value=None,
-                ratio=None,
-                repeats=1,
-                hardware=hardware(),
-                versions=versions(),
-            )
+            yield measured("store under a storm of kills", f"{variant}: {case}", value, unit)
 
 
 if __name__ == "__main__":
