@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.kkt import agreement as kkt_agreement
-from benchmarks.kkt.agreement import apart, cases, counted, exceeded, main, measurement, trajectory
+from benchmarks.kkt.agreement import apart, cases, counted, exceeded, main, trajectory
 from benchmarks.kkt.duel import N_IMAGES, Case, Duel, Victims
-from benchmarks.record import parse_lines
+from benchmarks.record import measured, parse_lines
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.types import RunSpec
 from recon_core.victims.network import Conv, Network
@@ -122,7 +122,9 @@ def test_totals_are_counted_with_their_decoys() -> None:
 
 @pytest.mark.parametrize(("ours", "fine"), [(97, True), (103, True), (96, False), (104, False)])
 def test_totals_may_differ_by_three_percent(ours: int, fine: bool) -> None:
-    found = measurement("a", ours, unit="images", reference="plain", reference_value=100)
+    found = measured(
+        "kkt agreement", "a", ours, unit="images", reference="plain", reference_value=100
+    )
     assert (exceeded(found) is None) == fine
 
 
@@ -143,7 +145,9 @@ def test_the_command_writes_what_the_page_reads_and_fails_where_a_limit_is_excee
 
     def measure(*arguments: object) -> list[object]:
         asked.append(arguments)
-        good = measurement("good", 1e-9, unit="x", reference="limit", reference_value=1e-6)
+        good = measured(
+            "kkt agreement", "good", 1e-9, unit="x", reference="limit", reference_value=1e-6
+        )
         return [good, replace(good, case="bad", value=1e-3, ratio=1e-3)]
 
     monkeypatch.setattr(kkt_agreement, "measure", measure)
