@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.record import Measurement, main
+from benchmarks.record import Measurement, main, measured, median_seconds
 from benchmarks.restore import gpu as restore_gpu
-from benchmarks.restore.gpu import Kind, Sizes, measurement, numbers, seconds, sizes_of
+from benchmarks.restore.gpu import Kind, Sizes, numbers, sizes_of
 from benchmarks.restore.speed import example_batch
 from recon_core.restore import PAPER_TRAININGS, Restorer
 from recon_core.restore.edm import EDM
@@ -92,7 +92,8 @@ def scaled(restorer: Restorer, kind: Kind, sizes: Sizes) -> Iterator[Measurement
         dist.barrier()
         together = timed(ddp_step(restorer, n // n_processes, alone=False), sizes)
     case = f"{restorer.kind}, {kind}, batches of {n}, {n_processes} processes with DDP"
-    yield measurement(
+    yield measured(
+        "restore_gpu",
         f"training, per image, {case}",
         together / n,
         "s",
@@ -101,10 +102,12 @@ def scaled(restorer: Restorer, kind: Kind, sizes: Sizes) -> Iterator[Measurement
         reference_value=alone / n,
     )
     efficiency = 100 * alone / together / n_processes
-    yield measurement(f"efficiency, {case}", efficiency, "%", repeats=sizes.repeats)
+    yield measured("restore_gpu", f"efficiency, {case}", efficiency, "%", repeats=sizes.repeats)
     paper = PAPER_TRAININGS[restorer.kind]
     hours = paper.n_steps * paper.batch_size * together / n / 3600
-    yield measurement(f"hours to {paper.n_steps:,} steps of {paper.batch_size}, {case}", hours, "h")
+    yield measured(
+        "restore_gpu", f"hours to {paper.n_steps:,} steps of {paper.batch_size}, {case}", hours, "h"
+    )
 
 
 def timed(step: Callable[[], None], sizes: Sizes) -> float:
@@ -114,7 +117,7 @@ def timed(step: Callable[[], None], sizes: Sizes) -> float:
         for _ in range(sizes.n_steps):
             step()
 
-    return seconds(steps, sizes.repeats) / sizes.n_steps
+    return median_seconds(steps, sizes.repeats) / sizes.n_steps
 
 
 def ddp_step(restorer: Restorer, n: int, *, alone: bool) -> Callable[[], None]:

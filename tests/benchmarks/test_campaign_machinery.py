@@ -12,7 +12,6 @@ from benchmarks.campaign.machinery import (
     in_fresh_process,
     made_up_images,
     main,
-    measured,
     no_op_campaign,
 )
 from recon_core.types import N_AUGMENT, STATS

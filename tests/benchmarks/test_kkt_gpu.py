@@ -36,7 +36,7 @@ def measured_small() -> list[Measurement]:
         patch.setattr(kkt_gpu, "SMALL", Network(widths=(8, 8)))
         patch.setattr(kkt_gpu, "N_IMAGES", 4)
         patch.setattr(kkt_gpu, "N_CANDIDATES", 6)
-        patch.setattr(kkt_gpu, "seconds", timed)
+        patch.setattr(kkt_gpu, "median_seconds", timed)
         patch.setattr(kkt_gpu, "N_COMPLETE", 4)
         small = KKTAttack(n_candidates=6, save_at=(10, 20))
         patch.setattr(kkt_gpu, "COMPLETE", KKT(victim=Network(widths=(16, 16)), attack=small))
