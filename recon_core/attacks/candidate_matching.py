@@ -1,10 +1,4 @@
-"""Pairs of a run from its saved candidates: which training image each candidate shows.
-
-Every saved x is compared with every training image of its run by SSIM; a candidate that at some
-iteration matches one image with confidence is paired with it at all its saved iterations (image
-restoration paper, section 2). For an evaluation every candidate is kept, with its nearest image.
-Where an attack is told which image it looks for, that is the one it is paired with (`own_pairs`).
-"""
+"""Pairs of a run from its saved candidates: which training image each candidate shows."""
 
 from __future__ import annotations
 
@@ -36,8 +30,10 @@ def pairs_of(
 ) -> Pairs:
     """The pairs of one run; rows ordered by candidate, then by iteration.
 
-    `saved` are raw candidates in the victim's input space, `clipped` as in `fit_to_range`. The
-    scores are computed where `saved` is; everything after them is small and on the CPU.
+    A candidate that at some iteration matches one image with confidence is paired with it at all
+    its saved iterations (image restoration paper, section 2); where all are kept, each is paired
+    with its nearest image. `saved` are in the victim's input space, `clipped` as in `fit_to_range`.
+    Scores are computed where `saved` is; everything after them is on the CPU.
     """
     n_saved, n_candidates = saved.shape[:2]
     truth = targets.to(saved.device).float() / 255
@@ -121,7 +117,6 @@ def no_pairs(shape: Sequence[int]) -> Pairs:
 def _to_target_and_other(
     scores: Float[Tensor, "s m n"], target: Int64[Tensor, " m"]
 ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
-    """SSIM to the candidate's target, and the highest to any other image (-1 if there is none)."""
     index = target[None, :, None].expand(*scores.shape[:2], 1)
     others = scores.scatter(2, index, -1.0)
     return scores.gather(2, index).squeeze(2), others.amax(dim=2)

@@ -1,8 +1,4 @@
-"""A registered attack family, and where those of others are found.
-
-A family of this tree is a line in `recon_core.experiments`. Any other is published by the package
-that has it, as an entry point of the group `palimpsest.families` that names a `Family`.
-"""
+"""A registered attack family; packages publish theirs as entry points that name a `Family`."""
 
 from __future__ import annotations
 
@@ -33,8 +29,8 @@ class Family:
 
 
 def registered(*own: Family) -> dict[str, Family]:
-    """Families by name, the first being the one of settings that name none: `own`, then those that
-    installed packages publish. Raises ValueError if one is no `Family`, or has another's name."""
+    """Families by name, the first being the one of settings that name none: `own`, then those of
+    installed packages. Raises ValueError if one is no `Family`, or has another's name."""
     families = {family.name: family for family in own}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         family = point.load()

@@ -1,13 +1,9 @@
-"""A run of any attack family: its settings, how a batch of runs is done, and what a run leaves.
-
-An experiment is a frozen dataclass of settings, tagged by `family`. `FamilyRun` is what generation,
-evaluation, report and studies ask of one; `TrainedRun` writes once what families share that train a
-victim on each run's images and attack it: trainings as one stack, sweeps on one victim, progress.
-"""
+"""A run of any attack family: its settings, how a batch of runs is done, and what a run leaves."""
 
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,13 +22,13 @@ from recon_core.attacks.run_sharing import (
     AtOnce,
     Keepable,
     kept_or_trained,
-    share_attacks,
     share_runs,
-    stacks_of,
 )
+from recon_core.augment import augment_images
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.sampling import class_labels
-from recon_core.threads import share_of, side_by_side
+from recon_core.strict import Strict
+from recon_core.threads import Shares, share_of, side_by_side
 from recon_core.types import (
     STATS,
     Outcome,
@@ -45,12 +41,25 @@ from recon_core.types import (
 )
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-Learned = TypeVar("Learned")
+Own = TypeVar("Own")
 Victim = TypeVar("Victim", bound=Keepable)
 
 
+@dataclass(frozen=True)
+class Learned:
+    """Images that a victim is trained on, augmented, and how they were."""
+
+    targets: UInt8[Tensor, "n c h w"]
+    augment: Float[Tensor, "n 9"]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        c, h, w = self.targets.shape[1:]
+        return c, h, w
+
+
 @dataclass(frozen=True, kw_only=True)
-class FamilyRun(ABC):
+class FamilyRun(Strict, ABC):
     """Settings that a run of every family has; each family adds its own.
 
     `augment_p`: probability of each augmentation (Karras et al. 2022). `keep`: pairs of confident
@@ -74,7 +83,6 @@ class FamilyRun(ABC):
     after_victims: ClassVar[tuple[str, ...]] = ()
     later: ClassVar[Mapping[str, Any]] = {}
     unlike_today: ClassVar[Mapping[str, Any]] = {}
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         if not 0 <= self.augment_p <= 1:
@@ -106,8 +114,7 @@ class FamilyRun(ABC):
         return class_labels(labels, names, self.n_labels)
 
     def check_sweep(self, attacks_per_victim: int) -> None:
-        """Raises ValueError if so many runs cannot attack one victim; any number can, where runs
-        draw starts of their own."""
+        """Raises ValueError if so many runs cannot attack one victim."""
         del attacks_per_victim
 
     def check_images(self, n_images: int) -> None:
@@ -196,9 +203,14 @@ class FamilyRun(ABC):
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
-        """Runs that attack one victim, where it is made again in no time."""
+        """Runs that attack one victim; here it is made again in no time."""
         del victims
         return self.run_stack(specs, images, device, progress)
+
+    def augmented(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
+        """The images of a run, each augmented with probability `augment_p`."""
+        generator = spec.victim_generator("augment")
+        return Learned(*augment_images(images, p=self.augment_p, generator=generator))
 
     def own_pairs(
         self,
@@ -220,23 +232,18 @@ class FamilyRun(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedRun(FamilyRun, Generic[Learned, Victim]):
-    """A family whose runs train a victim on their images, and attack it.
-
-    `sweep_size`: attacks of a sweep that are one stack; None: all on a GPU, on a CPU each alone.
-    """
-
-    sweep_size: ClassVar[int | None] = None
+class TrainedRun(FamilyRun, Generic[Own, Victim]):
+    """A family whose runs train a victim on their images, and attack it."""
 
     @abstractmethod
-    def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
+    def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Own:
         """Training images of a victim."""
 
     @abstractmethod
     def train_runs(
         self,
         specs: Sequence[RunSpec],
-        learned: Sequence[Learned],
+        learned: Sequence[Own],
         device: torch.device,
         progress: Progress,
     ) -> list[Victim]:
@@ -244,16 +251,20 @@ class TrainedRun(FamilyRun, Generic[Learned, Victim]):
 
     @abstractmethod
     def read_victim(
-        self, learned: Learned, tensors: Mapping[str, Tensor], device: torch.device
+        self, learned: Own, tensors: Mapping[str, Tensor], device: torch.device
     ) -> Victim:
         """A victim from the tensors that it was kept as."""
+
+    def sweep_size(self, device: torch.device) -> int:
+        """Attacks of a sweep that are one stack: all, but on a CPU one."""
+        return 1 if device.type == "cpu" else sys.maxsize
 
     @abstractmethod
     def attack_runs(
         self,
         specs: Sequence[RunSpec],
         victims: Sequence[Victim],
-        learned: Sequence[Learned],
+        learned: Sequence[Own],
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
@@ -268,8 +279,7 @@ class TrainedRun(FamilyRun, Generic[Learned, Victim]):
         victims: Victims | None = None,
         progress: Progress = no_progress,
     ) -> Victim:
-        """The victim of a run of a sweep, as `run_batch` trains it; taken from `victims`, if it is
-        there, and put there otherwise. Raises ValueError as `run_batch` does."""
+        """The victim of a run of a sweep, as `run_batch` trains it, by way of `victims`."""
         self.check_batch([spec], images[None])
         with self.arithmetic(device):
             return self._shared(spec, self.learn(spec, images), device, victims, progress)
@@ -281,7 +291,6 @@ class TrainedRun(FamilyRun, Generic[Learned, Victim]):
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
-        """Runs with a victim of their own, trained at once."""
         learned = [self.learn(spec, own) for spec, own in zip(specs, images, strict=True)]
         trained = self.train_runs(specs, learned, device, share_of(progress, 0.0, 0.5))
         return self.attack_runs(specs, trained, learned, device, share_of(progress, 0.5, 1.0))
@@ -295,6 +304,7 @@ class TrainedRun(FamilyRun, Generic[Learned, Victim]):
         progress: Progress,
     ) -> list[RunResult]:
         """Runs that attack one victim: it is trained once."""
+        self.check_sweep(attacks_per_victim=2)
         learned, half = self.learn(specs[0], images[0]), share_of(progress, 0.0, 0.5)
         victim = self._shared(specs[0], learned, device, victims, half)
 
@@ -302,15 +312,17 @@ class TrainedRun(FamilyRun, Generic[Learned, Victim]):
             n = len(stack)
             return self.attack_runs(stack, [victim] * n, [learned] * n, device, part)
 
-        stacks = stacks_of(specs, device, size=self.sweep_size)
+        size = self.sweep_size(device)
+        stacks = [specs[first : first + size] for first in range(0, len(specs), size)]
         rest = share_of(progress, 0.5, 1.0)
-        done = share_attacks(stacks, attack, device=device, progress=rest, at_once=self.at_once)
-        return [result for results in done for result in results]
+        shares = Shares(rest, [len(stack) / len(specs) for stack in stacks])
+        jobs = [partial(attack, stack, shares.of(k)) for k, stack in enumerate(stacks)]
+        return [result for results in self.at_once(jobs, device) for result in results]
 
     def _shared(
         self,
         spec: RunSpec,
-        learned: Learned,
+        learned: Own,
         device: torch.device,
         victims: Victims | None,
         progress: Progress,

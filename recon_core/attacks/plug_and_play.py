@@ -2,26 +2,24 @@
 
     min over x, H of ||H x - y||^2 + lambda s_f(x),     H diagonal, of zeros and ones
 
-with H unknown (autoencoder paper, eq. 5). Alternate two steps: x by plug-and-play ADMM, in which f
-stands for the proximity operator of s_f (algorithm 1; for some tied autoencoders it is one, theorem
-1), and H pixel by pixel in closed form (eq. 19, 20). f is a black box: only f(x) is asked for. All
-samples and masks go through it as one batch, in which every sample stops by itself and then leaves.
-What we add is in `recon_core.attacks.autoencoder.many_starts`.
+with H unknown (autoencoder paper, eq. 5): x by plug-and-play ADMM, in which f stands for the
+proximity operator of s_f (algorithm 1), and H pixel by pixel in closed form (eq. 19, 20), in turns.
+Only f(x) is asked for. Samples are one batch, which each leaves as soon as it ends.
 """
 
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-FORBID = {"extra": "forbid"}
+from recon_core.strict import Strict
+
 Function = Callable[[Tensor], Tensor]
 """f, for a batch (b, c, h, w); every row depends on its own input alone."""
 
@@ -51,9 +49,9 @@ class Recovered:
 class Degraded:
     """B degraded images and what is known of how they came about.
 
-    `y` is in [0, 1] but for noise. `mask`: the true H, True where a pixel was kept; None if it is
-    unknown. `sigma`: the noise's standard deviation; None if it is unknown. `generators`: one per
-    sample, for methods that start at random.
+    `y` is in [0, 1] but for noise. `mask`: the true H, True where a pixel was kept. `sigma`: the
+    noise's standard deviation. Both None if unknown. `generators`: one per sample, for random
+    starts.
     """
 
     y: Float[Tensor, "b c h w"]
@@ -109,14 +107,10 @@ def admm(
         out.n_applied[rows] += 1
         finite = new_v.flatten(1).isfinite().all(1)
         u = u + xi - new_v
-        last = k == n_iterations - 1
         moved = torch.maximum(mean_square(xi - new_v), mean_square(new_v - v))
         done = (moved < tolerance) | ~finite
-        v = new_v
-        if last or bool(done.any()):
-            leaving = done | last
-            out.put(rows[leaving], xi[leaving], done[leaving], finite[leaving])
-            rows, v, u = rows[~leaving], v[~leaving], u[~leaving]
+        stay = out.ended(rows, xi, done, finite, last=k == n_iterations - 1)
+        rows, v, u = rows[stay], new_v[stay], u[stay]
         if not len(rows):
             break
     return out
@@ -124,7 +118,7 @@ def admm(
 
 @dataclass
 class Estimates:
-    """Ends of the samples of a batch: x, whether it had converged, whether f was finite."""
+    """Ends of the samples of a batch."""
 
     x: Float[Tensor, "b c h w"]
     converged: Bool[Tensor, " b"]
@@ -133,16 +127,22 @@ class Estimates:
 
     @classmethod
     def at(cls, x: Float[Tensor, "b c h w"]) -> Estimates:
-        """Nothing done yet."""
         flags = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         return cls(x.clone(), flags, ~flags, torch.zeros_like(flags, dtype=torch.int64))
 
-    def put(self, rows: Tensor, x: Tensor, converged: Tensor, finite: Tensor) -> None:
-        """Some samples' ends; the estimate of one that is not finite stays what it was."""
-        is_good = x.flatten(1).isfinite().all(1)
+    def ended(
+        self, rows: Tensor, x: Tensor, done: Tensor, finite: Tensor, *, last: bool
+    ) -> Tensor | slice:
+        """Keeps the ends of the samples that are `done`, or of all at the `last` step; the others'
+        place among `rows`. The estimate of one that is not finite stays what it was."""
+        if not (last or bool(done.any())):
+            return slice(None)
+        leaving = done | last
+        is_good = leaving & x.flatten(1).isfinite().all(1)
         self.x[rows[is_good]] = x[is_good]
-        self.converged[rows] = converged & finite
-        self.finite[rows] = finite
+        self.converged[rows[leaving]] = (done & finite)[leaving]
+        self.finite[rows[leaving]] = finite[leaving]
+        return ~leaving
 
     def take(self, rows: Tensor, other: Estimates, is_better: Bool[Tensor, " k"]) -> None:
         """The better of these and `other` at the samples `rows`; evaluations add up."""
@@ -153,7 +153,6 @@ class Estimates:
         self.finite[chosen] = other.finite[is_better]
 
     def endings(self) -> Int64[Tensor, " b"]:
-        """Values of `Ending`."""
         ending = torch.where(self.converged, Ending.CONVERGED, Ending.LIMIT)
         return torch.where(self.finite, ending, Ending.NONFINITE)
 
@@ -171,7 +170,7 @@ def evaluated(f: Function, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Iteration:
+class Iteration(Strict):
     """x <- f(x) from x = y, as earlier work does (Radhakrishnan et al. 2020).
 
     Stops at `n_iterations`, or when a step's mean square is below `stop_below`.
@@ -180,14 +179,12 @@ class Iteration:
     kind: Literal["iteration"] = "iteration"
     n_iterations: int = 1000
     stop_below: float = 1e-14
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        check_positive(n_iterations=self.n_iterations)
-        check_not_negative(stop_below=self.stop_below)
+        self._positive("n_iterations")
+        self._at_least(0, "stop_below")
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
-        """Estimates from the degraded images alone."""
         x = y = degraded.y
         rows, out = torch.arange(len(y), device=y.device), Estimates.at(y)
         for k in range(self.n_iterations):
@@ -195,38 +192,30 @@ class Iteration:
             out.n_applied[rows] += 1
             finite = new.flatten(1).isfinite().all(1)
             done = (mean_square(new - x) < self.stop_below) | ~finite
-            last = k == self.n_iterations - 1
-            if last or bool(done.any()):
-                leaving = done | last
-                ends = torch.where(finite.view(-1, 1, 1, 1), new, x)
-                out.put(rows[leaving], ends[leaving], done[leaving], finite[leaving])
-                rows, new = rows[~leaving], new[~leaving]
-            x = new
+            ends = torch.where(finite.view(-1, 1, 1, 1), new, x)
+            stay = out.ended(rows, ends, done, finite, last=k == self.n_iterations - 1)
+            rows, x = rows[stay], new[stay]
             if not len(rows):
                 break
         return recovered(out, torch.ones_like(y, dtype=torch.bool))
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownMask:
+class KnownMask(Strict):
     """ADMM once with the true H; without noise the known pixels are then put back (eq. 31).
-
-    `masks` must be given. `noisy`: y has noise, so what is known of a pixel is not its value.
-    """
+    `noisy`: y has noise, so what is known of a pixel is not its value."""
 
     kind: Literal["known"] = "known"
     gamma: float = 0.5
     n_admm: int = 40
     tolerance: float = 0.0
     noisy: bool = False
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        check_positive(gamma=self.gamma, n_admm=self.n_admm)
-        check_not_negative(tolerance=self.tolerance)
+        self._positive("gamma", "n_admm")
+        self._at_least(0, "tolerance")
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
-        """Estimates from the degraded images and their masks."""
         y = degraded.y
         if degraded.mask is None:
             raise ValueError("the method 'known' needs the masks; give them, or use 'unknown'")
@@ -240,14 +229,14 @@ class KnownMask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnknownMask:
+class UnknownMask(Strict):
     """The paper's method: alternate ADMM and the mask step, H unknown (eq. 6, 7, 20).
 
-    Defaults are for a fully connected autoencoder of 10 layers with leaky ReLU; autoencoder paper,
-    appendix D, has gamma .5 there, .1 with PReLU and for 20 layers, 1 for a U-Net, .1 with noise.
-    `start`: H at first, "random" (each component known with probability 1/2) or "nothing" known
-    (U-Net). Ends when the mean square of the change of x was below `stop_below` three times in a
-    row, or after `n_alternations`, of which the autoencoder paper says nothing.
+    Defaults are for a fully connected autoencoder of 10 layers with leaky ReLU; the paper's
+    appendix D has gamma .5 there, .1 with PReLU and for 20 layers, 1 for a U-Net, .1 with noise.
+    `start`: H at first, "random" (each component known with probability 1/2, drawn from a generator
+    per sample) or "nothing" known (U-Net). Ends when the mean square of the change of x was below
+    `stop_below` `stop_times` in a row, or after `n_alternations`, of which the paper says nothing.
     """
 
     kind: Literal["unknown"] = "unknown"
@@ -257,19 +246,12 @@ class UnknownMask:
     n_alternations: int = 100
     stop_below: float = 1e-9
     stop_times: int = 3
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        check_positive(
-            gamma=self.gamma,
-            n_admm=self.n_admm,
-            n_alternations=self.n_alternations,
-            stop_times=self.stop_times,
-        )
-        check_not_negative(stop_below=self.stop_below)
+        self._positive("gamma", "n_admm", "n_alternations", "stop_times")
+        self._at_least(0, "stop_below")
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
-        """Estimates from the degraded images alone; a "random" start takes a generator each."""
         y = degraded.y
         theta = self._first_masks(y, degraded.generators)
         rows, out = torch.arange(len(y), device=y.device), Estimates.at(y)
@@ -286,10 +268,7 @@ class UnknownMask:
             before[rows] = step.x
             done = (calm[rows] >= self.stop_times) | ~step.finite
             last = t == self.n_alternations - 1
-            if last or bool(done.any()):
-                leaving = done | last
-                out.put(rows[leaving], step.x[leaving], done[leaving], step.finite[leaving])
-                rows = rows[~leaving]
+            rows = rows[out.ended(rows, step.x, done, step.finite, last=last)]
             if not len(rows):
                 break
         return recovered(out, theta)
@@ -308,24 +287,8 @@ class UnknownMask:
 
 
 def recovered(out: Estimates, mask: Tensor) -> Recovered:
-    """The estimates as pictures."""
     return Recovered(out.x.clamp(0, 1), mask, out.n_applied, out.endings())
 
 
 def mean_square(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
-    """Mean square of every sample."""
     return x.square().flatten(1).mean(1)
-
-
-def check_positive(**numbers: float | int) -> None:
-    """ValueError for one that is not positive and finite."""
-    for name, value in numbers.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value} must be positive")
-
-
-def check_not_negative(**numbers: float | int) -> None:
-    """ValueError for one that is negative or not finite."""
-    for name, value in numbers.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name}={value} must be 0 or more")

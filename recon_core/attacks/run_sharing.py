@@ -1,10 +1,4 @@
-"""Sharing of a machine and a victim by the runs of a batch, for every attack family.
-
-Runs with a victim of their own are one stack on a GPU; on a CPU, where a run is alone with its
-caches, as many go side by side as torch has threads (`recon_core.threads`). Runs of a sweep, which
-follow each other, attack one victim: it is trained once, or taken from where it was kept, and what
-goes side by side is the attacks.
-"""
+"""Sharing of a machine and a victim by the runs of a batch, for every attack family."""
 
 from __future__ import annotations
 
@@ -28,7 +22,7 @@ Runs = Callable[[Stack, UInt8[Tensor, "r n c h w"], torch.device, Progress], lis
 
 @runtime_checkable
 class AtOnce(Protocol):
-    """Does jobs and gives their results, in order: `side_by_side`, or something more careful."""
+    """Does jobs and gives their results, in order."""
 
     def __call__(
         self, jobs: Sequence[Callable[[], Result]], device: torch.device, /
@@ -51,8 +45,8 @@ def share_runs(
     progress: Progress,
     at_once: AtOnce = side_by_side,
 ) -> list[RunResult]:
-    """The results of a batch: of runs with a victim each by `run_stack`, else sweep after sweep by
-    `run_sweep`, as always where there is a keeper of victims (`has_keeper`)."""
+    """The results of a batch: of runs with a victim each in stacks, by `run_stack`, else (and
+    always where there is a keeper of victims) sweep after sweep by `run_sweep`."""
     sweeps = [len(list(group)) for _, group in groupby(specs, key=lambda spec: spec.victim)]
     is_alone = len(sweeps) == len(specs) and not has_keeper
     size = stack_size(device, len(specs))
@@ -65,29 +59,6 @@ def share_runs(
     ]
     done = at_once(jobs, device) if is_alone else one_after_another(jobs, device)
     return [result for results in done for result in results]
-
-
-def share_attacks(
-    stacks: Sequence[Stack],
-    attack: Callable[[Stack, Progress], Result],
-    *,
-    device: torch.device,
-    progress: Progress,
-    at_once: AtOnce = side_by_side,
-) -> list[Result]:
-    """Results of the attacks of a sweep, stack after stack; each has its share of the progress."""
-    n_runs = sum(map(len, stacks))
-    shares = Shares(progress, [len(stack) / n_runs for stack in stacks])
-    jobs = [partial(attack, stack, shares.of(k)) for k, stack in enumerate(stacks)]
-    return at_once(jobs, device)
-
-
-def stacks_of(
-    specs: Sequence[RunSpec], device: torch.device, *, size: int | None = None
-) -> list[Stack]:
-    """The runs of a sweep by how they are attacked: `size` at a time; None: all, on a CPU each."""
-    at_once = size or stack_size(device, len(specs))
-    return [specs[first : first + at_once] for first in range(0, len(specs), at_once)]
 
 
 @runtime_checkable

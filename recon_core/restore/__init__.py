@@ -1,8 +1,7 @@
 """The restorers: networks that turn a reconstruction into the image it came from.
 
 A restorer is a frozen dataclass of hyperparameters with three methods: `build` a network, its
-training `loss`, and `restore`. `fit` trains any of them. A new one is a file here and a member of
-the union and of `RESTORERS`.
+training `loss`, and `restore`. `fit` trains any of them.
 """
 
 from __future__ import annotations

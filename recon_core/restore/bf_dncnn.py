@@ -1,19 +1,17 @@
 """BF-DnCNN (Mohan et al. 2020), the restorer of the image restoration paper, section 4.
 
-DnCNN without a single additive constant: no bias in the convolutions and a batch normalisation
-that divides by the standard deviation without subtracting a mean. So the network, evaluated with
-its running statistics, is homogeneous of degree one: net(c x) = c net(x) for c > 0. It predicts
-the corruption; its output is x minus that.
-
-`patch` > 1 is our addition for CPUs: the network works on patches of pixels, which widens what it
-sees and makes it cheaper by patch^2. Rearranging pixels is linear, so homogeneity stays.
+DnCNN without a single additive constant: no bias in the convolutions and a batch normalisation that
+divides by the standard deviation without subtracting a mean. Evaluated with its running statistics
+it is homogeneous of degree one: net(c x) = c net(x) for c > 0. It predicts the corruption. `patch`
+> 1 is our addition for CPUs: the network works on patches of pixels, which makes it cheaper by
+patch^2.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -22,6 +20,7 @@ from torch.nn import functional
 
 from recon_core.metrics import ssim_pairs
 from recon_core.restore.examples import Examples, to_network, to_pictures
+from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 
 BATCH_NORM_EPS = 1e-5
@@ -32,14 +31,10 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BFDnCNN:
-    """The bias-free convolutional restorer. Defaults are those of Mohan et al. 2020.
-
-    `loss_terms`: "mse" is the paper's mean squared error; "mse+ssim" adds
-    `ssim_weight` * (1 - SSIM), our departure, since the mean squared error alone blurs.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+class BFDnCNN(Strict):
+    """The bias-free convolutional restorer. Defaults are those of Mohan et al. 2020. `loss_terms`:
+    "mse" is the paper's mean squared error; "mse+ssim" adds `ssim_weight` * (1 - SSIM), our
+    departure, since the mean squared error alone blurs."""
 
     kind: Literal["bf_dncnn"] = "bf_dncnn"
     depth: int = 20
@@ -51,10 +46,7 @@ class BFDnCNN:
     def __post_init__(self) -> None:
         if self.depth < 2:
             raise ValueError(f"depth={self.depth} is too small; the first and last layer make 2")
-        if self.n_channels < 1 or self.patch < 1:
-            raise ValueError(
-                f"n_channels={self.n_channels} and patch={self.patch} must be at least 1"
-            )
+        self._at_least(1, "n_channels", "patch")
 
     def build(self, *, seed: int) -> nn.Module:
         """A freshly initialised network, on the CPU; the same seed gives the same weights."""
@@ -116,10 +108,8 @@ class BFDnCNN:
 
 
 class BFDnCNNNet(nn.Module):
-    """x - r(x) for an r of `depth` bias-free 3x3 convolutions (n 3 h w to the same).
-
-    The parameters are uninitialised until `initialise` is called.
-    """
+    """x - r(x) for an r of `depth` bias-free 3x3 convolutions (n 3 h w to the same), uninitialised
+    until `initialise` is called."""
 
     def __init__(self, *, depth: int, n_channels: int, patch: int = 1) -> None:
         super().__init__()

@@ -2,16 +2,11 @@
 
 The network F is preconditioned into a denoiser D (EDM, equation 7), trained on the weighted
 denoising loss (equations 2 and 8, table 1) and sampled by Heun's method (algorithm 1) with the
-state in float64. The condition is the reconstruction in three further input channels; the skip
-path covers the noisy image only.
-
-The image restoration paper does not say how the condition is scaled. Here it is scaled as c_in
-would scale an image without noise, by 1 / sigma_data, at every noise level.
-
-`target` "residual" is our departure, for short trainings: what is diffused is the image minus the
-condition, which is added again at the end. All equations hold for it as they stand, with sigma_data
-the residual's root mean square. A network that knows nothing then answers the condition on average,
-where one that diffuses images has to learn first to copy it through its normalisations.
+state in float64. The condition is the reconstruction in three further input channels, scaled by 1 /
+sigma_data at every noise level, of which the paper says nothing. `target` "residual" is our
+departure, for short trainings: what is diffused is the image minus the condition. A network that
+knows nothing then answers the condition on average, where one that diffuses images has to learn
+first to copy it.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float32, Float64, Int64
@@ -27,6 +22,7 @@ from torch import Tensor, nn
 
 from recon_core.restore.examples import Examples, to_network, to_pictures
 from recon_core.restore.unet import UNET_SIZES, UNet, UNetSizeName
+from recon_core.strict import Strict
 from recon_core.types import N_AUGMENT, Progress, no_progress
 
 Denoiser = Callable[[Tensor, float], Tensor]
@@ -34,15 +30,10 @@ Denoiser = Callable[[Tensor, float], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EDM:
-    """The diffusion restorer. Defaults are EDM's for CIFAR-10, which the paper kept.
-
-    ln sigma ~ N(P_mean, P_std^2) in training; `n_steps` Heun steps from sigma_max to sigma_min
-    with exponent rho when sampling, two network evaluations each but the last. `target`: what is
-    diffused, the image as in the image restoration paper, or the residual, image - condition.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+class EDM(Strict):
+    """The diffusion restorer. Defaults are EDM's for CIFAR-10, which the paper kept. ln sigma ~
+    N(P_mean, P_std^2) in training; `n_steps` Heun steps from sigma_max to sigma_min with exponent
+    rho when sampling, two network evaluations each but the last."""
 
     kind: Literal["edm"] = "edm"
     size: UNetSizeName = "paper"
@@ -205,11 +196,9 @@ def heun(
     *,
     progress: Progress = no_progress,
 ) -> Float64[Tensor, " *shape"]:
-    """The end of the probability-flow ODE dx/dsigma = (x - D(x; sigma)) / sigma (algorithm 1).
-
-    Starts from sigmas[0] * `noise` (standard normal) and steps through the descending `sigmas`.
-    Heun's second-order correction is left out of a step to sigma = 0.
-    """
+    """The end of the probability-flow ODE dx/dsigma = (x - D(x; sigma)) / sigma (algorithm 1), from
+    sigmas[0] * `noise` (standard normal) through the descending `sigmas`. Heun's second-order
+    correction is left out of a step to sigma = 0."""
     x = sigmas[0] * noise
     n_steps = len(sigmas) - 1
     for step, (sigma, sigma_next) in enumerate(itertools.pairwise(sigmas)):

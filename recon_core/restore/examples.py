@@ -1,12 +1,7 @@
-"""Training examples of restorers: a reconstruction as a picture, the image it came from, and
-labels.
+"""Training examples of restorers: a reconstruction as a picture, the image it came from, labels.
 
-A raw reconstruction is brought into range the way the image restoration paper does it (section
-5.1): multiplied by the largest r such that r x + mean stays in [0, 1]. Networks see [-1, 1].
-
-`noise_examples` are the examples of pure noise of section 3: what an attack holds before its
-first iteration, that is the mean of the run's images plus Gaussian noise, paired with one of the
-images. The noise is normalised like any reconstruction, so its initial scale cancels.
+A raw reconstruction is brought into range by the largest r such that r x + mean stays in [0, 1]
+(image restoration paper, section 5.1). Networks see [-1, 1].
 """
 
 from __future__ import annotations
@@ -46,8 +41,7 @@ class Examples:
         )
 
     def mirrored(self, flip: Bool[Tensor, " n"]) -> Examples:
-        """Examples with condition and target flipped left to right where `flip` is True, and
-        the labels of the flipped target."""
+        """Examples with condition and target flipped left to right where `flip` is True."""
         where = flip[:, None, None, None]
         return Examples(
             condition=torch.where(where, self.condition.flip(-1), self.condition),
@@ -56,7 +50,6 @@ class Examples:
         )
 
     def to(self, device: torch.device | str) -> Examples:
-        """The same examples on another device."""
         return Examples(
             condition=self.condition.to(device),
             target=self.target.to(device),
@@ -65,10 +58,7 @@ class Examples:
 
 
 def interleaved(*kinds: tuple[Bool[Tensor, " n"], Examples]) -> Examples:
-    """One sequence of n examples: each kind's, in order, at the places where its mask is True.
-
-    Every place belongs to one kind.
-    """
+    """One sequence of n examples: each kind's, in order, at the places where its mask is True."""
     n = len(kinds[0][0])
     whole = {}
     for name in ("condition", "target", "augment"):
@@ -121,9 +111,8 @@ def _condition(
     """`to_network(fit_to_range(reconstruction, mean))` into `out`, in half of the time.
 
     With x > 0 limited by 1 - mean and x < 0 by mean, 1/r is the highest over the pixels, but for
-    those that are clipped, of max(x / (1 - mean), -x / mean), one of which is negative. Where that
-    is 0, not finite or near the ends of float32, or where the mean may be 0 everywhere,
-    `fit_to_range` answers.
+    those that are clipped, of max(x / (1 - mean), -x / mean). Where that is 0, not finite or near
+    the ends of float32, or where the mean may be 0 everywhere, `fit_to_range` answers.
     """
     x, mean = reconstruction.float().flatten(1), mean.float().flatten(1)
     above = x / (1 - mean).clamp_(min=_NO_ROOM)
@@ -151,10 +140,9 @@ def noise_examples(
 ) -> Examples:
     """Examples whose condition says nothing about the target (image restoration paper, section 3).
 
-    Each averages `n_averaged` random images (image restoration paper: 300, the size of a run), adds
-    white noise and fits it to the range; its target is one of the averaged images. `n_sharing`
-    successive examples share an average, as the reconstructions of one run do; averaging is what
-    takes the time. `generator` is a CPU one.
+    Each averages `n_averaged` random images (paper: 300, the size of a run), adds white noise and
+    fits it to the range; its target is one of the averaged images. `n_sharing` successive examples
+    share an average, as the reconstructions of one run do. `generator` is a CPU one.
     """
     if len(images) == 0:
         raise ValueError("images is empty; noise examples average images of the training set")

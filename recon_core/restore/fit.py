@@ -1,17 +1,12 @@
 """One training loop for every restorer: Adam, a learning-rate schedule and weights averaged by EMA.
 
-The averaged weights are the ones that restore (Karras et al. 2022, appendix F.3). Everything
-random in step k (noise levels, noise, dropout) is drawn from (seed, k) alone, so the state is
-weights, averages, moments and the step: a fit that is stopped and loaded again continues bit for
-bit. Which examples come in which step is the caller's part.
-
-A step may go through its batch in `accumulate` micro-batches, and through a process per device
-(`Ranks`): noise is drawn for the whole batch and every part's loss is its share of the whole's, so
-the gradient is that of one large batch up to rounding. Two things do differ: dropout masks, and the
-batch statistics of BF-DnCNN, whose running variance also moves once per micro-batch.
-
-Departure from EDM's code: a loss that is not finite stops the training with an error, where EDM
-replaces non-finite gradients by zero and goes on.
+The averaged weights are the ones that restore (Karras et al. 2022, appendix F.3). Everything random
+in step k is drawn from (seed, k) alone, so that a fit that is stopped and loaded again continues
+bit for bit. A step may go through its batch in `accumulate` micro-batches, and through a process
+per device (`Ranks`): noise is drawn for the whole batch and every part's loss is its share of the
+whole's, so the gradient is that of one large batch up to rounding, but for dropout masks and the
+batch statistics of BF-DnCNN. Where EDM's code replaces non-finite gradients by zero, a loss that is
+not finite stops the training with an error here.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -33,16 +28,14 @@ from recon_core.restore.precision import (
     float32_arithmetic,
     require_precision,
 )
+from recon_core.strict import Strict
 from recon_core.types import seeded_generator
 
 
 @runtime_checkable
 class LossAndNetwork(Protocol):
-    """Protocol of a restorer that can be trained.
-
-    With `total`, `batch` is examples `first` and on of a batch of that many, and the loss is their
-    share of the whole batch's.
-    """
+    """Protocol of a restorer that can be trained. With `total`, `batch` is examples `first` and on
+    of a batch of that many, and the loss is their share of the whole batch's."""
 
     def build(self, *, seed: int) -> nn.Module: ...
 
@@ -101,10 +94,7 @@ class OneRank:
 
 
 class NonfiniteLossError(ArithmeticError):
-    """The loss became NaN or infinite, or after it the weights (`what`).
-
-    `step` is the step, from 0, in which it did.
-    """
+    """The loss became NaN or infinite, or after it the weights (`what`), in `step`, from 0."""
 
     def __init__(self, step: int, loss: float, lr: float, *, what: str = "") -> None:
         super().__init__(
@@ -114,29 +104,23 @@ class NonfiniteLossError(ArithmeticError):
         self.step = step
 
     def with_note(self, note: str) -> NonfiniteLossError:
-        """The same error, its message followed by `note`."""
         self.args = (f"{self}{note}",)
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(Strict):
     """Settings of a restorer's training. The defaults are EDM's for CIFAR-10, which the image
-    restoration paper used but for two things (section 3): its batch had 513 examples, on three
-    GPUs, and its precision was double.
+    restoration paper used but for a batch of 513 examples and double precision (section 3).
 
     The learning rate rises linearly over the first `warmup_images`; then `decay` "none" keeps it,
     "halving" halves it after `halve_first_step` steps and every `halve_every_steps` from there on
-    (image restoration paper, section 4), "cosine" lets it fall to zero at `n_steps` (ours, for
-    short runs). The EMA forgets half in `ema_halflife_images` images, less in the beginning: at
-    most `ema_ramp` times the images seen so far. A step goes through its `batch_size` examples in
-    `accumulate` micro-batches, for GPUs that hold less. `precision`: see `restore.precision`. With
-    `mirror`, every example is flipped left to right with probability 1/2, reconstruction and
-    original alike. This is ours, for few pairs: the first layer of a fully connected victim does
-    not know left from right, so the mirror image of a pair is one that could have come as well.
+    (paper, section 4), "cosine" lets it fall to zero at `n_steps`. The EMA forgets half in
+    `ema_halflife_images` images, less in the beginning: at most `ema_ramp` times the images seen so
+    far. A step goes through its `batch_size` examples in `accumulate` micro-batches. `precision`:
+    see `restore.precision`. With `mirror`, every example is flipped left to right with probability
+    1/2, reconstruction and original alike: ours, for few pairs.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     n_steps: int = 400_000
     batch_size: int = 512
@@ -153,21 +137,15 @@ class Training:
     mirror: bool = False
 
     def __post_init__(self) -> None:
-        for name in (
-            "n_steps", "batch_size", "halve_first_step", "halve_every_steps", "accumulate"
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        self._at_least(1, "n_steps", "batch_size", "halve_first_step", "halve_every_steps")
+        self._at_least(1, "accumulate")
+        self._at_least(0, "warmup_images", "ema_halflife_images", "ema_ramp")
+        self._positive("lr")
         if self.accumulate > self.batch_size:
             raise ValueError(
                 f"accumulate={self.accumulate} is more than batch_size={self.batch_size}; a "
                 "micro-batch has at least one example"
             )
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr} must be above 0, e.g. 0.001")
-        for name in ("warmup_images", "ema_halflife_images", "ema_ramp"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ..., n_steps - 1."""
@@ -220,7 +198,6 @@ class Fit:
 
     @property
     def finite(self) -> bool:
-        """True if every weight is a number."""
         return all(bool(weights.isfinite().all()) for weights in self.net.parameters())
 
     def update(self, batch: Examples) -> float:
@@ -267,7 +244,6 @@ class Fit:
         return value
 
     def _mirrored(self, rows: Examples, first: int, total: int) -> Examples:
-        """Examples `first` and on of a batch of `total`, some of them flipped left to right."""
         if not self.training.mirror:
             return rows
         draw = torch.Generator().manual_seed(self._seed("mirror"))

@@ -1,14 +1,10 @@
 """Restorers that learn nothing: three classical denoisers, by scikit-image.
 
-They are the baselines that a trained restorer has to beat: non-local means (Buades et al. 2005),
-total variation (Rudin et al. 1992, by Chambolle 2004) and shrinkage of wavelet coefficients
-(BayesShrink, Chang et al. 2000). Each is a frozen dataclass of settings with the `restore` method
-of the learned restorers, without `build` and `loss`.
-
-All three assume white Gaussian noise of strength `sigma`. Where it is not given it is estimated for
-each picture, as the median absolute deviation of its finest wavelet coefficients (Donoho and
-Johnstone 1994), averaged over the channels. The errors of a reconstruction are no such noise: these
-are baselines, not remedies.
+The baselines that a trained restorer has to beat: non-local means (Buades et al. 2005), total
+variation (Rudin et al. 1992, by Chambolle 2004) and shrinkage of wavelet coefficients (BayesShrink,
+Chang et al. 2000). All assume white Gaussian noise of strength `sigma`, in units of [0, 1]; None
+estimates it for each picture, as the median absolute deviation of its finest wavelet coefficients
+(Donoho and Johnstone 1994), averaged over the channels.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +22,7 @@ from jaxtyping import Float32, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 
 Picture = NDArray[np.float64]
@@ -36,14 +33,12 @@ NO_NOISE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class NonLocalMeans:
+class NonLocalMeans(Strict):
     """Each pixel becomes a mean of pixels whose surroundings are alike.
 
     Patches of `patch_size` pixels, at most `patch_distance` apart, weigh less the more they differ;
     `strength` times sigma is the cut-off. `sigma` is in units of [0, 1]; None estimates it.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["nlm"] = "nlm"
     sigma: float | None = None
@@ -87,13 +82,11 @@ class NonLocalMeans:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TotalVariation:
+class TotalVariation(Strict):
     """The picture u with the least |grad u| + (u - x)^2 / (2 weight), in each channel.
 
     weight = `strength` times sigma. `sigma` is in units of [0, 1]; None estimates it.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["tv"] = "tv"
     sigma: float | None = None
@@ -130,13 +123,11 @@ class TotalVariation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wavelet:
+class Wavelet(Strict):
     """Wavelet coefficients shrunk by BayesShrink's threshold, in each channel.
 
     `wavelet` is a name of PyWavelets. `sigma` is in units of [0, 1]; None estimates it.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["wavelet"] = "wavelet"
     sigma: float | None = None
@@ -187,9 +178,7 @@ GENERIC_RESTORERS: dict[str, type[NonLocalMeans] | type[TotalVariation] | type[W
 
 def estimate_noise(picture: Picture) -> float:
     """The strength of white noise in a picture; 0 for a channel whose finest coefficients are 0.
-
-    Raises ImportError if PyWavelets is missing.
-    """
+    Raises ImportError if PyWavelets is missing."""
     need_wavelets()
     with warnings.catch_warnings():
         # Of a channel without any detail scikit-image takes the median of nothing, which is NaN.

@@ -1,25 +1,14 @@
 """Generic inpainting, for comparison: both methods know the mask and nothing of a victim.
 
 DDNM (Wang et al. 2023, "Zero-shot image restoration using denoising diffusion null-space model";
-the generic method of the autoencoder paper, section 4) samples a diffusion model whose estimate of
-the clean image is corrected at every noise level so that it agrees with what is known,
+autoencoder paper, section 4) samples a diffusion model whose estimate of the clean image is
+corrected at every noise level so that it agrees with what is known, x0 <- A^+ y + (I - A^+ A) x0.
+With noise in y (DDNM+, section 3.3) the correction of the known pixels is scaled by lambda <= 1,
+the largest with which the noise that enters from y is not more than the level that is stepped to
+has. Time travel (section 3.3): a stretch of steps is undone by noise and taken again. Noise levels
+are EDM's sigma (x = x0 + sigma n), where DDPM's posterior of the next level is
 
-    x0 <- A^+ y + (I - A^+ A) x0,
-
-which for erased pixels takes the known ones from y and the others from the estimate. With noise in
-y (DDNM+, section 3.3) the correction of the known pixels is scaled by lambda <= 1, the largest with
-which the noise that enters from y is not more than the level that is stepped to has. Time travel
-(section 3.3): a stretch of steps is undone by noise and taken again, so that the unknown pixels can
-agree with the known ones.
-
-Here noise levels are EDM's sigma (x = x0 + sigma n), where DDPM's posterior of the next level is
-
-    x_s ~ N(a x0 + (1 - a) x_t, s^2 a),     a = 1 - s^2 / t^2,     s < t,
-
-and levels are spaced as in EDM's sampler. DDNM's estimate is not a sample of what is unknown given
-what is known: the unknown pixels are denoised together with known ones that have noise added, and
-follow them with a lag. More steps do not mend that; time travel does, and best with stretches of
-one step.
+    x_s ~ N(a x0 + (1 - a) x_t, s^2 a),     a = 1 - s^2 / t^2,     s < t.
 
 The other method is biharmonic inpainting (Damelin & Hoang 2018) as scikit-image has it.
 """
@@ -30,7 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -39,6 +28,7 @@ from torch import Tensor, nn
 
 from recon_core.restore.edm import EDM, Denoiser
 from recon_core.restore.examples import to_network, to_pictures
+from recon_core.strict import Strict
 from recon_core.types import N_AUGMENT, Progress, no_progress
 
 Draw = Callable[[], Tensor]
@@ -46,10 +36,8 @@ Draw = Callable[[], Tensor]
 
 
 def unconditional(edm: EDM, net: nn.Module) -> Denoiser:
-    """D(x; sigma) of a network that was trained with a condition of 0 (`target` "image").
-
-    Raises ValueError for an `edm` that diffuses residuals: without a condition there are none.
-    """
+    """D(x; sigma) of a network that was trained with a condition of 0. Raises ValueError for an
+    `edm` that diffuses residuals: without a condition there are none."""
     if edm.target != "image":
         raise ValueError(
             f"target={edm.target!r} diffuses what a condition lacks; a generic inpainter has no "
@@ -67,16 +55,14 @@ def unconditional(edm: EDM, net: nn.Module) -> Denoiser:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDNM:
+class DDNM(Strict):
     """Inpainting by a diffusion model that knows the mask. Defaults: DDNM's 100 steps, one sample.
 
     Noise levels fall from `sigma_max` to `sigma_min` and then to 0, spaced with exponent `rho`
     (EDM, equation 5), in units of images in [-1, 1]. The steps are taken in stretches of
-    `travel_length`, each of them `travel_repeat` times (1: no time travel); the denoiser is asked
-    `n_steps` x `travel_repeat` times. Several samples (`n_samples`) are averaged.
+    `travel_length`, each `travel_repeat` times (1: no time travel). Several samples (`n_samples`)
+    are averaged.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["ddnm"] = "ddnm"
     n_steps: int = 100
@@ -88,9 +74,7 @@ class DDNM:
     rho: float = 7.0
 
     def __post_init__(self) -> None:
-        for name in ("travel_length", "travel_repeat", "n_samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        self._at_least(1, "travel_length", "travel_repeat", "n_samples")
         self.noise_levels()
 
     def noise_levels(self) -> list[float]:
@@ -114,12 +98,10 @@ class DDNM:
     ) -> Float[Tensor, "b c h w"]:
         """Images in [0, 1] of which y shows the pixels where `mask` is True.
 
-        `denoiser` takes and gives images in [-1, 1]. `sigma`: standard deviation of the noise in
-        y, whose images are in [0, 1]; without noise the known pixels come back exactly. Every image
-        has its own CPU generator, so it depends neither on the rest of the batch nor on
-        `batch_size` (up to the rounding of the denoiser).
-
-        Raises ValueError if there is not one generator per image or `sigma` is negative.
+        `denoiser` takes and gives images in [-1, 1]. `sigma`: standard deviation of the noise in y;
+        without it the known pixels come back exactly. Every image has its own CPU generator, so it
+        does not depend on the rest of the batch (up to the rounding of the denoiser). Raises
+        ValueError if there is not one generator per image or `sigma` is negative.
         """
         if len(generators) != len(y):
             raise ValueError(f"{len(generators)} generators for {len(y)} images; give one each")
@@ -239,12 +221,9 @@ GREY = 0.5
 def biharmonic(
     y: Float[Tensor, "b c h w"], mask: Bool[Tensor, "b c h w"]
 ) -> Float[Tensor, "b c h w"]:
-    """Images in [0, 1]: the unknown pixels are a biharmonic surface through the known ones.
-
-    Known pixels (`mask` True) are y, clamped. An image of which nothing is known becomes grey.
-
-    Raises ValueError if the channels of an image have different masks.
-    """
+    """Images in [0, 1]: the unknown pixels are a biharmonic surface through the known ones, which
+    are y, clamped. An image of which nothing is known becomes grey. Raises ValueError if the
+    channels of an image have different masks."""
     from skimage.restoration import inpaint_biharmonic
 
     if not bool((mask == mask[:, :1]).all()):

@@ -1,14 +1,10 @@
 """Examples without any attack: pictures that are mixed as an attack on a network mixes them.
 
-What the gradients of a fully connected first layer move lies in the span of the training pictures
-(minus their mean): each is a sum of them with weights. Victims start with nearly zero weights there
-and attacks with nearly zero pictures, so a reconstruction is such a sum as well: in victims of 100
-CIFAR-10 images 99.5 % of the energy of confident reconstructions is a mixture of the run's images,
-in which the image that is coming back leads and the weights of the others have heavy tails.
-
-Such mixtures cost nothing, and show all images of the training split where few runs show few of
-them. This is ours; the image restoration paper learns from attacks alone, of which it had 150,000.
-The examples of pure noise (`examples.noise_examples`) are the paper's.
+What the gradients of a dense first layer move lies in the span of the training pictures (minus
+their mean): in victims of 100 CIFAR-10 images 99.5 % of the energy of confident reconstructions is
+a mixture of the run's images, in which the image that is coming back leads and the weights of the
+others have heavy tails. Such mixtures cost nothing, and show all images of the training split. This
+is ours; the image restoration paper learns from attacks alone.
 """
 
 from __future__ import annotations
@@ -45,11 +41,8 @@ def mixture_examples(
     condition ~ t - mean + sum_j b_j (x_j - mean) + white noise, fitted to the range as
     reconstructions are; the mean is that of all `n_mixed`. The weights b have a random norm with
     the median `strength` (the target's weight is 1): about 2 in the runs measured. `n_sharing`
-    successive examples mix the same images, as the reconstructions of one run do. `generator` is a
-    CPU one.
-
-    Raises:
-        ValueError: fewer than two images to mix, or no images at all.
+    successive examples mix the same images. `generator` is a CPU one. Raises ValueError for fewer
+    than two images to mix, or no images at all.
     """
     if len(images) == 0 or n_mixed < 2:
         raise ValueError(

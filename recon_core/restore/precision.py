@@ -1,10 +1,8 @@
-"""With how many bits a restorer's network is trained.
+"""Precision of a restorer's network while it is trained.
 
-"float32" is the reference: products and convolutions in full float32, as in EDM's code, which
-switches TF32 off. "tf32" rounds the factors of both to 10 bits of mantissa on CUDA (A100 and
-later), where torch by itself does so for convolutions only. "bf16" runs the network, and nothing
-else, under autocast: weights, gradients, moments, averages, preconditioning and loss stay float32.
-bfloat16 has the exponents of float32, so no loss scaling is needed.
+"float32" is the reference: products and convolutions in full float32. "tf32" rounds the factors of
+both to 10 bits of mantissa on CUDA (A100 and later). "bf16" runs the network, and nothing else,
+under autocast; it has the exponents of float32, so no loss scaling is needed.
 """
 
 from __future__ import annotations
@@ -32,10 +30,8 @@ def require_precision(precision: NetworkPrecision, device: torch.device) -> None
 
 @contextmanager
 def float32_arithmetic(precision: NetworkPrecision, device: torch.device) -> Iterator[None]:
-    """Float32 products and convolutions as `precision` says, inside the block only.
-
-    The switches are the whole process's. Raises ValueError as `matmul_precision` does.
-    """
+    """Float32 products and convolutions as `precision` says, inside the block only; the switches
+    are the whole process's."""
     chosen: Literal["ieee", "tf32"] = "tf32" if precision == "tf32" else "ieee"
     with matmul_precision(chosen, device):
         before = _convolutions()

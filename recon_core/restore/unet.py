@@ -2,14 +2,9 @@
 
 Residual blocks with group normalisation, SiLU and an additive embedding of the noise level;
 self-attention at one resolution; 2x2 averaging on the way down and pixel repetition on the way up;
-every sum is scaled by sqrt(1/2). The image restoration paper (section 3) restores with this
-network, fed six channels: the noisy image and the reconstruction that is to be restored.
-
-`paper` is the published size (55.7 million parameters with a condition). The smaller ones are ours,
-for CPUs, with 3.0 (`small`), 1.3 (`mini`) and 0.2 million (`tiny`): they work on 2x2 patches of
-pixels (12 channels in for each image, 12 out), which is a departure from DDPM++ that makes each
-layer four times cheaper and doubles what it sees. Patches of 4x4 were cheaper still but learned
-less in the same time.
+every sum is scaled by sqrt(1/2). `paper` is the published size (55.7 million parameters with a
+condition). The smaller ones are ours, for CPUs, with 3.0 (`small`), 1.3 (`mini`) and 0.2 million
+(`tiny`): they work on 2x2 patches of pixels.
 """
 
 from __future__ import annotations
@@ -32,11 +27,8 @@ Resample = Literal["none", "up", "down"]
 
 @dataclass(frozen=True, kw_only=True)
 class UNetSize:
-    """The hyperparameters of a DDPM++; the defaults are those of EDM for CIFAR-10.
-
-    `attention_at` lists the resolutions (feature-map sides) with self-attention. `patch` is the
-    side of the pixel patches that the network works on; 1 is the paper's.
-    """
+    """The hyperparameters of a DDPM++; the defaults are those of EDM for CIFAR-10. `attention_at`:
+    the resolutions (feature-map sides) with self-attention. `patch`: side of the pixel patches."""
 
     n_channels: int = 128
     channel_mult: tuple[int, ...] = (2, 2, 2)
@@ -78,12 +70,9 @@ UNET_SIZES: dict[UNetSizeName, UNetSize] = {
 
 
 class UNet(nn.Module):
-    """F(x; c_noise, labels): (n, in_channels, h, w) -> (n, out_channels, h, w).
-
-    `n_labels` conditioning labels enter the embedding through a linear map without bias
-    (n_labels * n_channels more parameters); with 0 there is no such map. The parameters are
-    uninitialised until `initialise` is called.
-    """
+    """F(x; c_noise, labels): (n, in_channels, h, w) -> (n, out_channels, h, w). `n_labels`
+    conditioning labels enter the embedding through a linear map without bias. The parameters are
+    uninitialised until `initialise` is called."""
 
     def __init__(
         self,

@@ -184,7 +184,7 @@ def test_a_search_on_victims_with_an_output_per_class_knows_of_them(kind: str) -
         (
             "cifar-hundred",
             {"experiment.attack.kind": "span_then_kkt", "experiment.attack.kkt.alpha": "-1"},
-            "experiment.attack.kkt: alpha=-1.0 is not a positive",
+            "experiment.attack.kkt: alpha=-1.0 must be positive",
         ),
         (
             "cifar-hundred",

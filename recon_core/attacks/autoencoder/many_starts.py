@@ -2,33 +2,31 @@
 
 The autoencoder paper's mask step erases a pixel where x > 2 y, whatever y is. But an erased pixel
 holds nothing except noise, so any pixel brighter than the noise was not erased, and H follows from
-y alone; the noise is measured on the negative values, which only it can make. With H known so
-early, the effort goes into many starts: whether a result is right can be seen without the original.
+y alone. The effort goes into many starts: whether a result is right can be seen without the
+original.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recon_core.attacks.plug_and_play import (
-    FORBID,
     Degraded,
     Estimates,
     Function,
     Recovered,
     admm,
-    check_not_negative,
-    check_positive,
     evaluated,
     mean_square,
     recovered,
 )
+from recon_core.strict import Strict
 
 FALSE_VISIBLE = 1e4
 """An erased pixel in so many is taken for a visible one, because of its noise."""
@@ -38,8 +36,8 @@ times that is still put down to the noise."""
 
 
 def noise_level(y: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
-    """The noise's standard deviation, from the values below 0, which only noise can make:
-    E[y^2 | y < 0] = sigma^2 where a pixel was erased. 0 for a sample that has none."""
+    """The noise's standard deviation, from the values below 0, which only noise can make: E[y^2 | y
+    < 0] = sigma^2 where a pixel was erased. 0 for a sample that has none."""
     below = y.clamp(max=0).double()
     count = (y < 0).flatten(1).sum(1).clamp(min=1)
     return (below.square().flatten(1).sum(1) / count).sqrt().to(y.dtype)
@@ -55,20 +53,19 @@ def visible(y: Float[Tensor, "b c h w"], sigma: Float[Tensor, " b"]) -> Bool[Ten
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseAware:
+class NoiseAware(Strict):
     """Ours: H from the noise (`visible`), then projections from many starts; the best one is kept.
 
     From x = y with every erased pixel at one of `fills`, x <- P f(x), where P puts y back (half of
-    it, if there is noise) where H says so; also ADMM, once per entry of `gammas`, which comes after
-    the first of the fills. Of a sample's results the one that f changes least and that fits y best
-    is kept, which needs no original: right results cost as little as the autoencoder's training
-    loss, wrong ones stay far above. A sample whose cost is below `solved_below` leaves. With noise
-    the estimate is what f alone makes of it in the end (`n_release` times), if that fits y no worse
-    than the noise allows.
+    it, if there is noise) where H says so; also ADMM, once per entry of `gammas`, after the first
+    of the fills. Kept is the result that f changes least and that fits y best: right ones cost as
+    little as the autoencoder's training loss. A sample whose cost is below `solved_below` leaves.
+    With noise the estimate is what f alone makes of it in the end (`n_release` times), if that fits
+    y no worse than the noise allows.
 
-    `descent_steps`: before the projections so many steps of Adam on the erased and visible pixels,
-    at the rate `descent_rate`, lower ||H (f(x) - y)||^2 + `descent_weight` ||f(x) - x||^2. This
-    needs f's gradient; 0 leaves f a black box.
+    `descent_steps` of Adam on the erased and visible pixels, at the rate `descent_rate`, lower ||H
+    (f(x) - y)||^2 + `descent_weight` ||f(x) - x||^2 before the projections. This needs f's
+    gradient; 0 leaves f a black box.
     """
 
     kind: Literal["noise_aware"] = "noise_aware"
@@ -81,26 +78,19 @@ class NoiseAware:
     descent_steps: int = 0
     descent_rate: float = 0.03
     descent_weight: float = 0.1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
         if not self.fills and not self.gammas:
             raise ValueError("fills and gammas are both empty; give at least one start")
         if not all(math.isfinite(fill) for fill in self.fills):
             raise ValueError(f"fills={self.fills} must be brightnesses, usually in [0, 1]")
-        for gamma in self.gammas:
-            check_positive(gamma=gamma)
-        check_positive(n_steps=self.n_steps, descent_rate=self.descent_rate)
-        check_not_negative(
-            descent_steps=self.descent_steps,
-            descent_weight=self.descent_weight,
-            n_release=self.n_release,
-            solved_below=self.solved_below,
-            tolerance=self.tolerance,
-        )
+        if not all(math.isfinite(gamma) and gamma > 0 for gamma in self.gammas):
+            raise ValueError(f"gammas={self.gammas} must be above 0")
+        self._positive("n_steps", "descent_rate")
+        self._at_least(0, "descent_steps", "descent_weight", "n_release", "solved_below")
+        self._at_least(0, "tolerance")
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
-        """Estimates from the degraded images alone."""
         y, given = degraded.y, degraded.sigma
         sigma = noise_level(y) if given is None else torch.full_like(y[:, 0, 0, 0], given)
         theta = visible(y, sigma)
@@ -178,8 +168,6 @@ class _Gamma:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Samples whose masks are estimated."""
-
     f: Function
     y: Float[Tensor, "b c h w"]
     theta: Bool[Tensor, "b c h w"]
@@ -210,12 +198,8 @@ class _Problem:
             out.n_applied[rows] += 1
             finite = value.flatten(1).isfinite().all(1)
             done = (mean_square(new - x) < tolerance) | ~finite
-            last = k == n_steps - 1
-            if last or bool(done.any()):
-                leaving = done | last
-                out.put(rows[leaving], new[leaving], done[leaving], finite[leaving])
-                rows, new = rows[~leaving], new[~leaving]
-            x = new
+            stay = out.ended(rows, new, done, finite, last=k == n_steps - 1)
+            rows, x = rows[stay], new[stay]
             if not len(rows):
                 break
         return out

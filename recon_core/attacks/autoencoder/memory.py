@@ -1,11 +1,9 @@
 """Memory that a run of the family `autoencoder` takes, to tell how many a GPU holds at once.
 
-An upper estimate from counting live tensors, the larger of two. With P parameters, x = the numbers
-of all images and u = the activations of all images, the training holds up to 8 P + 6 x + 3 u
-numbers. The attack, on b degraded images of d pixels at once, holds 22 b d and 4 b times the widest
-activations of an image, 4 numbers for each degraded pixel of all masks, and 3 P. It goes one victim
-after another, so a stack needs less than so much for each. The test counts them anew. Library
-workspaces are not in it.
+An upper estimate from counting live tensors, library workspaces left out. With P parameters, x
+numbers of all images and u activations of all images, training holds up to 8 P + 6 x + 3 u numbers;
+the attack, on b degraded images of d pixels at once, 22 b d and 4 b times the widest activations of
+an image, 4 for each degraded pixel of all masks, and 3 P.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Can training images be recovered from an autoencoder f? Answered from f(x) alone, in words.
+"""Findings on whether training images can be recovered from an autoencoder f, from f(x) alone.
 
 Recovery (`plug_and_play`) rests on training images being fixed points of f that draw in what is
-near them, while other images are not (autoencoder paper, section 2; Radhakrishnan et al. 2020).
-Three things can be asked of a black box: how well it reconstructs images it was trained on, others,
-and noise; whether rows of a batch are independent; and how strongly it contracts around an image,
-the spectral radius of its Jacobian J, by power iteration with J v = (f(x + e v) - f(x - e v)) / 2
-e. Below 1, x is an attractor of x <- f(x). ADMM needs less: at some images with a radius above 1 it
-still ends where it should.
+near them, while other images are not (autoencoder paper, section 2; Radhakrishnan et al. 2020). How
+strongly f contracts around x is the spectral radius of its Jacobian J, by power iteration with J v
+= (f(x + e v) - f(x - e v)) / 2 e: below 1 x is an attractor of x <- f(x). ADMM needs less.
 """
 
 from __future__ import annotations
@@ -53,8 +50,8 @@ def spectral_radii(
 
     The growth of a random vector (one generator per image), as the geometric mean over the second
     half of the steps, so that a pair of complex eigenvalues does not disturb it. `step` is the
-    length of the differences; by default what the precision of x allows. Two evaluations of f per
-    step. Raises ValueError unless there is a generator per image and two steps.
+    length of the differences; by default what the precision of x allows. Raises ValueError unless
+    there is a generator per image and two steps.
     """
     if len(generators) != len(x) or n_steps < 2:
         raise ValueError(
@@ -83,10 +80,8 @@ def row_dependence(f: Function, x: Float[Tensor, "n c h w"]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Images in [0, 1] to ask f about; `images` and `control` are None if there are none.
-
-    `noise` is uniform on [0, 1]. The radii are computed of the first `n_radii` of each, with
-    `generators` for as many.
+    """Images in [0, 1] to ask f about; `images` and `control` are None if there are none. `noise`
+    is uniform on [0, 1]. Radii are of the first `n_radii` of each, with `generators` for as many.
     """
 
     images: Float[Tensor, "n c h w"] | None
@@ -98,10 +93,7 @@ class Samples:
 
 def autoencoder_preflight(f: Function, samples: Samples, *, remedy: str = "") -> Preflight:
     """A verdict whether recovery from f can work, and why; `remedy` is what else to try if it does
-    not fit.
-
-    Raises ValueError if f gives another shape than it is given.
-    """
+    not fit. Raises ValueError if f gives another shape than it is given."""
     check = _Check(f, samples)
     findings = [*check.soundness(), *check.fit(remedy)]
     if not any(finding.level == "stop" for finding in findings):

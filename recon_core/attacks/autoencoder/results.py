@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recon_core.attacks.candidate_matching import ROWS
-from recon_core.attacks.family_run import FamilyRun, run_result
+from recon_core.attacks.family_run import FamilyRun, Learned, run_result
 from recon_core.attacks.plug_and_play import Ending, Recovered
 from recon_core.degradation import degrade, mask_pattern
 from recon_core.types import Outcome, RunResult, RunSpec
@@ -29,7 +29,6 @@ class KnownAutoencoder:
 
     @classmethod
     def of(cls, model: Model, trained: Overfitted, level: float) -> KnownAutoencoder:
-        """Outcome of a training to `level`."""
         reached = trained.at(level)
         return cls(model, reached or trained.last, reached is not None, trained.diverged)
 
@@ -38,7 +37,6 @@ class KnownAutoencoder:
         return self.model.forward(self.checkpoint.weights, x.unsqueeze(0))[0]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, on the CPU, to be kept."""
         weights = {f"weights/{name}": t.cpu() for name, t in self.checkpoint.weights.items()}
         numbers = [self.checkpoint.loss, self.checkpoint.epoch, self.ok, self.diverged]
         return {**weights, "end": torch.tensor(numbers, dtype=torch.float64)}
@@ -47,26 +45,15 @@ class KnownAutoencoder:
     def from_tensors(
         cls, model: Model, tensors: Mapping[str, Tensor], device: torch.device
     ) -> KnownAutoencoder:
-        """Inverse of `tensors`."""
         weights = {name: tensors[f"weights/{name}"].to(device) for name in model.tensor_shapes}
         loss, epoch, ok, diverged = tensors["end"].tolist()
         return cls(model, Checkpoint(weights, loss, int(epoch)), bool(ok), bool(diverged))
 
 
 @dataclass(frozen=True)
-class Learned:
-    """Images that a victim is trained on, augmented, and as they were."""
-
-    targets: UInt8[Tensor, "n c h w"]
-    augment: Float[Tensor, "n 9"]
-
-
-@dataclass(frozen=True)
 class DegradedImages:
     """All n images of a run by all its masks, mask after mask: row k n + i is image i by mask k.
-
-    `mask` is True where a pixel was kept.
-    """
+    `mask` is True where a pixel was kept."""
 
     y: Float[Tensor, "b c h w"]
     mask: Bool[Tensor, "b c h w"]
@@ -75,7 +62,6 @@ class DegradedImages:
 def degraded_images(
     spec: RunSpec, x: Float[Tensor, "n c h w"], *, masks: Sequence[str], sigma: float
 ) -> DegradedImages:
-    """Degraded images of a run, on the CPU; masks and noise depend on the spec alone."""
     pieces, kept = [], []
     for name in masks:
         generator = spec.generator(f"mask {name}")
@@ -111,8 +97,7 @@ def result_of(
 
 
 def _residual(victim: KnownAutoencoder, recovered: Recovered) -> float:
-    """The mean square of f(x) - x, which is 0 at a training image that was learned perfectly; of
-    the recoveries for which f was finite."""
+    """The mean square of f(x) - x of the recoveries for which f was finite."""
     total, n = 0.0, 0
     for x, ending in zip(recovered.x.split(ROWS), recovered.ending.split(ROWS), strict=True):
         error = (victim.f(x) - x)[ending != Ending.NONFINITE].double()

@@ -1,15 +1,9 @@
 """The `autoencoder` family: overfit autoencoders, recover their training images from degraded ones.
 
 One run: train an autoencoder on the run's images until its loss is at a level, degrade every image
-by every mask, recover each by the attack, compare it with the image that it was degraded from
-(the autoencoder paper). An autoencoder has no labels; those of the images are carried along.
-
-What the attack gives is a picture: nothing was subtracted from the images, so `mean_image` is 0,
-which says that a reconstruction has a scale of its own (`recon_core.matching.fit_to_range`).
-
-How runs share a machine: on a GPU the trainings of a batch are one stack, and the attack on each
-victim is a batch of all its degraded images. On a CPU as many runs go side by side as torch has
-threads. Products and convolutions are in full float32: a loss of 1e-8 is not to be had in TF32.
+by every mask, recover each by the attack, compare it with the image that it was degraded from (the
+autoencoder paper). Nothing is subtracted from images, so what the attack gives is a picture.
+Products and convolutions are in full float32: a loss of 1e-8 is not to be had in TF32.
 """
 
 from __future__ import annotations
@@ -27,13 +21,11 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.autoencoder.results import (
     DegradedImages,
     KnownAutoencoder,
-    Learned,
     degraded_images,
     result_of,
 )
-from recon_core.attacks.family_run import DTYPES, TrainedRun
+from recon_core.attacks.family_run import DTYPES, Learned, TrainedRun
 from recon_core.attacks.plug_and_play import Degraded, Iteration, KnownMask, Recovered, UnknownMask
-from recon_core.augment import augment_images
 from recon_core.degradation import MASKS
 from recon_core.tagged import Tagged
 from recon_core.threads import Shares
@@ -41,7 +33,6 @@ from recon_core.types import Progress, RunResult, RunSpec
 from recon_core.victims.autoencoder import (
     Autoencoder,
     FullyConnected,
-    Shape,
     initial_weights,
 )
 from recon_core.victims.autoencoder_training import AutoencoderTraining, train_autoencoders
@@ -72,7 +63,6 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
     sigma: float = 0.0
     attack: Annotated[PlugAndPlay, Tagged("kind")] = field(default_factory=UnknownMask)
     dtype: Literal["float32", "float64"] = "float32"
-    sweep_size: ClassVar[int] = 1
     task: ClassVar[str] = "images in, the same images out"
     after_victims: ClassVar[tuple[str, ...]] = ("masks", "sigma")
     later: ClassVar[Mapping[str, Any]] = {"victim.init": "torch"}
@@ -105,21 +95,24 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
 
     @property
     def to_level(self) -> AutoencoderTraining:
-        """The training, which ends at the level that is attacked."""
         levels = self.training.levels
         last = len(levels) if self.level is None else levels.index(self.level) + 1
         return replace(self.training, levels=levels[:last])
 
+    def sweep_size(self, device: torch.device) -> int:
+        """Attacks of a sweep that are one stack: each is alone."""
+        del device
+        return 1
+
     def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
         """The run's images, augmented."""
-        generator = spec.victim_generator("augment")
-        return Learned(*augment_images(images, p=self.augment_p, generator=generator))
+        return self.augmented(spec, images)
 
     def read_victim(
         self, learned: Learned, tensors: Mapping[str, Tensor], device: torch.device
     ) -> KnownAutoencoder:
         """A victim from the tensors that it was kept as."""
-        model = self.victim.on(_shape(learned.targets))
+        model = self.victim.on(learned.shape)
         return KnownAutoencoder.from_tensors(model, tensors, device)
 
     def train_runs(
@@ -132,7 +125,7 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
         """The victims of R runs, trained at once."""
         targets = torch.stack([own.targets for own in learned])
         dtype, n_images = DTYPES[self.dtype], targets.shape[1]
-        model = self.victim.on(_shape(targets[0]))
+        model = self.victim.on(learned[0].shape)
 
         def shuffle(run: int, epoch: int) -> Tensor:
             generator = specs[run].victim_generator(f"minibatches {epoch}")
@@ -177,7 +170,6 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
         device: torch.device,
         progress: Progress,
     ) -> Recovered:
-        """The attack on all degraded images of a run, so many at once."""
         pieces = []
         for rows in torch.arange(len(degraded.y)).split(SAMPLES_AT_ONCE):
             given = Degraded(
@@ -193,8 +185,3 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
             n_applied=torch.cat([piece.n_applied for piece in pieces]),
             ending=torch.cat([piece.ending for piece in pieces]),
         )
-
-
-def _shape(targets: UInt8[Tensor, "n c h w"]) -> Shape:
-    c, h, w = targets.shape[1:]
-    return c, h, w

@@ -1,9 +1,8 @@
 """Two private images for every encoding, from how much it is like each group (Carlini et al. 2020).
 
 Every encoding has two images and every image 2 m / n encodings: a flow from encodings to images, at
-the largest total of affinities. The paper hands it to a solver of flows; its constraints are those
-of a network, so that the linear program has whole numbers for answers, and HiGHS solves it in the
-time of theirs. `greedily` takes the best pairs first and is what the flow is compared with.
+the largest total of affinities. Its constraints are those of a network, so that the linear program
+has whole numbers for answers.
 """
 
 from __future__ import annotations

@@ -1,25 +1,18 @@
 """The attack of Carlini et al. (2020, arXiv 2011.05315): private images, public ones unknown.
 
-1. Scores of all pairs of encodings by a learned similarity (`similarity_network`), or given ones.
-2. Groups of encodings with an image in common: independent components of all scores (`groups`), or
-   the paper's clusters (`growth`).
-3. Assignment: every encoding has two images and every image its share of encodings, at the largest
-   total of scores, which is a flow (`assignment`), or the best first.
-4. Labels of images: the class that nearly all of a group's encodings have (the intersection).
-5. Weights: what the mixed label gives to the two classes; without labels, or with one class, equal.
-6. Images by descent on the equations, public images being noise (`descent`).
-
-Departures: 2 is by independent components unless `groups` says otherwise. With labels, pairs of
-encodings without a common class score nothing, and an encoding is only given to images of its
-classes. 4 comes before 3 for that. The descent's likelihood and smoothing are ours (`descent`);
-`Descent(spread=0, n_smooth=0, total_variation=0)` is the paper's.
+Scores of all pairs of encodings by a learned similarity; groups of encodings with an image in
+common, which are independent components unless `groups` says otherwise; the class that most of a
+group's encodings have; two images for every encoding (`assignment`), of its classes where labels
+say them; weights by the mixed label, else equal; images by `descent`, public images being noise.
+The descent's likelihood and smoothing are ours; `Descent(spread=0, n_smooth=0, total_variation=0)`
+is the paper's.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -34,6 +27,7 @@ from recon_core.attacks.instahide.groups import Components, independent_groups
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.similarity_network import Similarity, SimilarityNetwork
+from recon_core.strict import Strict
 from recon_core.tagged import Tagged
 from recon_core.types import Progress, no_progress
 
@@ -56,10 +50,10 @@ PIXEL_SD = 0.46
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carlini:
-    """Settings. `assignment`: flow or greedy. `n_arcs`: images that an encoding may be given to,
-    its best. `slack`: by how much an image may have more encodings than its share, in shares of
-    it. `descent`: None is for photographs, as noisy as the scheme makes them."""
+class Carlini(Strict):
+    """Settings. `n_arcs`: images that an encoding may be given to, its best. `slack`: by how much
+    an image may have more encodings than its share, in shares of it. `descent`: None is for
+    photographs, as noisy as the scheme makes them."""
 
     kind: Literal["carlini"] = "carlini"
     similarity: SimilarityNetwork = field(default_factory=SimilarityNetwork)
@@ -68,13 +62,10 @@ class Carlini:
     n_arcs: int = 20
     slack: float = 0.05
     descent: Descent | None = None
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.n_arcs < 2:
-            raise ValueError(f"n_arcs={self.n_arcs} must be 2 or more: an encoding has two images")
-        if self.slack < 0:
-            raise ValueError(f"slack={self.slack} must be 0 or more")
+        self._at_least(2, "n_arcs")
+        self._at_least(0, "slack")
 
 
 def recover_as_carlini(
@@ -95,11 +86,8 @@ def recover_as_carlini(
     `y`: encodings in units of images in [-1, 1]; signs are ignored. `mixing`: their scheme, which
     says weights and how much public images add; without, InstaHide's. `scores`: of all pairs,
     larger where an image is common, or the network that gives them; without, one is trained on
-    `public`. From scores alone the sign of all images together is not known; with a network they
-    are on the side of what it was trained on.
-
-    Raises ValueError without scores and public images, for encodings that are not finite, and as
-    `independent_groups`, `grown_groups`, `assigned` and `descend` do.
+    `public`. From scores alone the sign of all images together is not known. Raises ValueError
+    without scores and public images, and for encodings that are not finite.
     """
     how, mixing = how or Carlini(), mixing or InstaHide()
     if not bool(y.isfinite().all()):

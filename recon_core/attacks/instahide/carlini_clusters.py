@@ -1,28 +1,25 @@
 """Encodings that share a private image, as Carlini et al. (2020) find them: clusters grown.
 
-1. Around each encoding a cluster grows: the encoding with the largest total of scores to those that
-   are in it joins, until it has a share of the 2 m / n encodings that an image is in.
-2. Most clusters are about one image, and there are many of each. k-means with the Jaccard distance
-   makes n of them; a centre is the set of the encodings that most of its clusters have.
-
-`groups` finds the same from all scores at once; this is the published way, to be compared with.
-Departures: a centre is a set of as many encodings as clusters have, so that it stays one of what
-distances are between, and first centres are drawn far apart (greedy k-means++), as n are too many
-to be met by chance.
+Around each encoding a cluster grows: the encoding with the largest total of scores to those that
+are in it joins. k-means with the Jaccard distance makes n of them. Departures: a centre is a set of
+as many encodings as clusters have, so that it stays one of what distances are between, and first
+centres are drawn far apart (greedy k-means++).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from recon_core.strict import Strict
+
 
 @dataclass(frozen=True, kw_only=True)
-class Growth:
+class Growth(Strict):
     """`n_seeds`: encodings that clusters grow from, drawn; 0: all. `share`: of an image's encodings
     that a cluster takes in. `n_rounds`: of k-means, at most."""
 
@@ -30,13 +27,10 @@ class Growth:
     n_seeds: int = 0
     share: float = 0.5
     n_rounds: int = 50
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.n_seeds < 0 or self.n_rounds < 1:
-            raise ValueError(
-                f"n_seeds={self.n_seeds} must be 0 or more, n_rounds={self.n_rounds} 1 or more"
-            )
+        self._at_least(0, "n_seeds")
+        self._at_least(1, "n_rounds")
         if not 0 < self.share <= 1:
             raise ValueError(f"share={self.share} must be above 0 and at most 1")
 
@@ -48,11 +42,8 @@ def grown_groups(
     generator: torch.Generator,
     how: Growth | None = None,
 ) -> Bool[Tensor, "m n"]:
-    """Encodings of each of n images, as far as clusters know them.
-
-    `scores`: larger where more is common; the diagonal is not looked at. Raises ValueError for
-    fewer encodings, or fewer seeds, than images.
-    """
+    """Encodings of each of n images, as far as clusters know them. `scores`: larger where more is
+    common. Raises ValueError for fewer encodings, or fewer seeds, than images."""
     how = how or Growth()
     m = len(scores)
     n_seeds = how.n_seeds or m
@@ -86,7 +77,6 @@ def grown(
 def jaccard_kmeans(
     clusters: Bool[Tensor, "s m"], n: int, *, generator: torch.Generator, how: Growth
 ) -> Bool[Tensor, "n m"]:
-    """n sets that clusters are nearest to."""
     members = clusters.float()
     size = max(round(float(members.sum(1).mean())), 1)
     centres = _far_apart(members, n, generator)

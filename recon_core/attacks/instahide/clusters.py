@@ -1,47 +1,39 @@
 """Assignment of private images to encodings whose overlaps are uncertain.
 
-Exact reconstruction (`line_graph`) forgives no error. Here the encodings of one private image are
-found as what they are in a noisy Gram matrix, a group whose members look alike on average: a pair
-of encodings that seem to share an image is grown to all that are like most of the group, in what
-the groups before it leave of the scores; when there are as many groups as private images, every
-encoding is given to the two that it is most like, and the groups are formed anew, until nothing
-changes. Means over a group of 2m / n encodings have a (2m / n)^-1/2 of the errors of a single
-overlap. The groups that hold together worst are then looked for again, a few times: an image in few
-encodings is easily lost to three that are alike by chance. What explains the scores best, by least
-squares, is kept.
-
-This is the step that Carlini et al. (2020) do by growing clusters on a learned similarity.
+The encodings of one private image are a group whose members look alike on average: a pair of
+encodings that seem to share an image is grown to all that are like most of the group, in what the
+groups before it leave of the scores; with as many groups as private images, every encoding is given
+to the two that it is most like, and the groups are formed anew, until nothing changes. The groups
+that hold together worst are then looked for again. What explains the scores best, by least squares,
+is kept. Carlini et al. (2020) do this step by growing clusters on a learned similarity.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from recon_core.strict import Strict
+
 
 @dataclass(frozen=True, kw_only=True)
-class Clustering:
+class Clustering(Strict):
     """`n_tries`: pairs that groups are grown from, for each image that is looked for. `inside`: the
-    mean overlap to a group from which on an encoding belongs to it, halfway between 0 and 1.
-    `n_rounds`: of assigning, at most. `n_repairs`: how
-    often the groups that hold together worst are looked for again, at most."""
+    mean overlap to a group from which on an encoding belongs to it. `n_rounds`: of assigning, at
+    most. `n_repairs`: how often the groups that hold together worst are looked for again, at most.
+    """
 
     n_tries: int = 30
     inside: float = 0.5
     n_rounds: int = 50
     n_repairs: int = 12
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if min(self.n_tries, self.n_rounds) < 1 or self.n_repairs < 0:
-            raise ValueError(
-                f"n_tries={self.n_tries} and n_rounds={self.n_rounds} must be 1 or more, "
-                f"n_repairs={self.n_repairs} 0 or more"
-            )
+        self._at_least(1, "n_tries", "n_rounds")
+        self._at_least(0, "n_repairs")
         if not 0 < self.inside < 1:
             raise ValueError(f"inside={self.inside} must be between 0 and 1, the overlaps it parts")
 
@@ -64,10 +56,7 @@ def assign_uncertain(
     how: Clustering | None = None,
 ) -> Assigned:
     """Two of n images for every encoding. `scores`: 1 on average where one image is common, 0 where
-    none is; the diagonal is not looked at.
-
-    Raises ValueError if fewer than three groups are found.
-    """
+    none is. Raises ValueError if fewer than three groups are found."""
     how = how or Clustering()
     scores = scores.clone().fill_diagonal_(0.0).clamp_(max=2.0)
     none = torch.zeros((0, len(scores)), dtype=torch.bool, device=scores.device)
@@ -105,7 +94,6 @@ def _explained(scores: Float[Tensor, "m m"], found: Assigned) -> float:
 def _settled(
     scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"], how: Clustering
 ) -> Assigned:
-    """Every encoding in the two groups that it is most like, until nothing changes."""
     nearest = _nearest(scores, groups)
     for _ in range(how.n_rounds):
         groups = torch.zeros_like(groups).scatter_(0, nearest.edges.T, True)
@@ -118,8 +106,7 @@ def _settled(
 def _without_weakest(
     scores: Float[Tensor, "m m"], edges: Int64[Tensor, "m 2"], n_groups: int
 ) -> Bool[Tensor, "k m"]:
-    """Groups but the few that hold together worst, and one of two that are one image's. What is no
-    image's is left with encodings that belong nowhere else; an image's is found again."""
+    """Groups but the few that hold together worst, and one of two that are one image's."""
     groups = torch.zeros((n_groups, len(scores)), dtype=torch.bool, device=scores.device)
     groups.scatter_(0, edges.T, True)
     n_weak = max(round(WEAK * n_groups), 2)
@@ -141,7 +128,6 @@ def _strength(groups: Bool[Tensor, "g m"], scores: Float[Tensor, "m m"]) -> Floa
 
 
 def _nearest(scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"]) -> Assigned:
-    """The two groups that each encoding is most like, itself not counted."""
     alike = _alike(scores, groups).topk(3, dim=1)
     margin: Tensor = alike.values[:, 1] - alike.values[:, 2]
     return Assigned(alike.indices[:, :2].sort(1).values, margin, len(groups))
@@ -161,8 +147,7 @@ def _grown(
     how: Clustering,
 ) -> Bool[Tensor, "g m"]:
     """Groups beside those that are found, grown from pairs until there are n; first from encodings
-    that are not in two. What found groups have in common is taken away: two encodings of a missing
-    image then have nothing else."""
+    that are not in two. What found groups have in common is taken away."""
     m = len(scores)
     size = max(2 * m // n, 2)
     for _ in range(how.n_tries):
@@ -188,7 +173,6 @@ def _grow(
     generator: torch.Generator,
     how: Clustering,
 ) -> Bool[Tensor, "g m"]:
-    """From each seed and one of the encodings that seem most alike, groups."""
     likely = scores[seeds].topk(size, dim=1).indices
     drawn = torch.randint(0, size, (len(seeds), 1), generator=generator).to(seeds.device)
     partner = likely.gather(1, drawn)[:, 0]

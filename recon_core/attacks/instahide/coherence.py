@@ -1,27 +1,23 @@
 """Coherence of gradients: a sign that two encodings of natural images share an image.
 
-The Gram matrix of the InstaHide paper takes pixels for independent and normal. Those of photographs
-are neither, and the correlation of squares says next to nothing about them. What is true of them:
-the mixed image u under y = |u| crosses zero along lines, so that within a small window its sign is
-mostly constant, and y's gradients there are u's up to one sign. So: gradients of a window, as one
-vector, whitened over all encodings (the colours and edges that all photographs share), of unit
-length; the inner product of two such vectors has the sign of both windows' signs, and its square
-has none. Its sum over windows is the statistic (`coherence`).
-
-Where public images are known, their whitened gradients are at hand, and the same inner products say
-which of them is in an encoding (`public_coherence`).
+The correlation of squares says next to nothing about photographs. But the mixed image u under y =
+|u| crosses zero along lines, so that within a small window its sign is mostly constant, and y's
+gradients there are u's up to one sign. So: gradients of a window, as one vector, whitened over all
+encodings, of unit length; the squared inner product of two has no sign, and its sum over windows is
+the statistic (`coherence`). With known public images the same products say which of them is in an
+encoding (`public_coherence`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
+from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 
 ImageShape = tuple[int, int, int]
@@ -29,14 +25,13 @@ ImageShape = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
+class Windows(Strict):
     """`side` of a window, `stride` from one to the next, in pixels. `floor`: what is added to the
     variance of every direction of a window before whitening, in shares of their mean."""
 
     side: int = 4
     stride: int = 4
     floor: float = 0.2
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         if self.side < 2 or not 1 <= self.stride <= self.side:
@@ -44,8 +39,7 @@ class Windows:
                 f"side={self.side} must be 2 or more and stride={self.stride} from 1 to it, or "
                 "pixels are left out"
             )
-        if self.floor <= 0:
-            raise ValueError(f"floor={self.floor} must be above 0")
+        self._positive("floor")
 
     def of_pixels(self, shape: ImageShape) -> Int64[Tensor, "h w"]:
         """The window whose middle is nearest to each pixel, counted row by row."""
@@ -65,10 +59,8 @@ class Windows:
 def gradient_windows(
     images: Float[Tensor, "m d"], shape: ImageShape, windows: Windows
 ) -> Float[Tensor, "w m p"]:
-    """Differences to the right and to the one below, of every window as a vector.
-
-    Raises ValueError if the images are not of that shape, or smaller than a window.
-    """
+    """Differences to the right and to the one below, of every window as a vector. Raises ValueError
+    if the images are not of that shape, or smaller than a window."""
     channels, height, width = shape
     if images.shape[1] != channels * height * width:
         raise ValueError(
@@ -86,7 +78,6 @@ def gradient_windows(
 
 
 def whitening(cut: Float[Tensor, "w m p"], windows: Windows) -> Float[Tensor, "w p p"]:
-    """Inverse root of the covariance about 0 of every window's vectors."""
     covariance = cut.mT @ cut / cut.shape[1]
     values, vectors = torch.linalg.eigh(covariance)
     floor = windows.floor * values.mean(1, keepdim=True).clamp(min=torch.finfo(cut.dtype).tiny)
@@ -103,10 +94,8 @@ def unit(vectors: Float[Tensor, "w m p"]) -> Float[Tensor, "w m p"]:
 def coherence(
     white: Float[Tensor, "w m p"], progress: Progress = no_progress
 ) -> Float[Tensor, "m m"]:
-    """The sum over windows of squared inner products of unit vectors, rows and columns centred.
-
-    Of whitened windows of encodings whose signs are not known.
-    """
+    """The sum over windows of squared inner products of unit vectors, rows and columns centred, of
+    whitened windows of encodings whose signs are not known."""
     directions = unit(white)
     total = white.new_zeros(white.shape[1], white.shape[1])
     for k, window in enumerate(directions):
@@ -118,11 +107,8 @@ def coherence(
 def signed_coherence(
     private: Float[Tensor, "w m p"], certainty: Float[Tensor, "w m"]
 ) -> Float[Tensor, "m m"]:
-    """The same without squares, where signs are known: windows of what public images leave. About
-    0 where nothing is common; not centred.
-
-    `certainty`: of a window's sign, in [0, 1].
-    """
+    """The same without squares, where signs are known with a `certainty` in [0, 1]: windows of what
+    public images leave. About 0 where nothing is common; not centred."""
     directions = unit(private) * certainty.square()[:, :, None]
     total = private.new_zeros(private.shape[1], private.shape[1])
     for window in directions:
@@ -141,8 +127,8 @@ def centred(scores: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
 def public_coherence(
     white: Float[Tensor, "w b p"], public: Float[Tensor, "w q p"]
 ) -> Float[Tensor, "b q"]:
-    """Evidence for each public image in an encoding: squared inner products, in standard
-    deviations of the public image's over the encodings."""
+    """Evidence for each public image in an encoding: squared inner products, in standard deviations
+    of the public image's over the encodings."""
     found = white.new_zeros(white.shape[1], public.shape[1])
     for window, theirs in zip(unit(white), unit(public), strict=True):
         found += (window @ theirs.T).square_()

@@ -3,21 +3,20 @@
 In a window, an encoding's whitened gradients are f = s (c + r), where c is the public images', r
 the private images' and s the window's sign. For white r of variance nu the likelihood of c, with
 both signs equally likely, is cosh(f c / nu) exp(-|c|^2 / 2 nu): expectation maximisation, in which
-the expected sign is tanh(f c / nu) and the maximisation least squares. Coefficients of public
-images are at or above 0 and few, which proximal steps keep. The InstaHide paper's semidefinite
-program is the same for windows of one pixel, whose sign nothing tells.
+the expected sign is tanh(f c / nu) and the maximisation least squares. Coefficients are at or above
+0 and few, which proximal steps keep.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.instahide.coherence import public_coherence
+from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 
 AT_ONCE = 32
@@ -25,7 +24,7 @@ AT_ONCE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicSearch:
+class PublicSearch(Strict):
     """`n_kept`: public images that coherence leaves for each encoding. `n_steps` of expectation
     maximisation; `noise`: nu, in whitened units; `penalty`: on the sum of coefficients, in shares
     of each image's energy."""
@@ -34,17 +33,12 @@ class PublicSearch:
     n_steps: int = 200
     noise: float = 0.5
     penalty: float = 0.01
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.n_kept < 2 or self.n_steps < 1:
-            raise ValueError(
-                f"n_kept={self.n_kept} must be 2 or more and n_steps={self.n_steps} 1 or more"
-            )
-        if self.noise <= 0 or self.penalty < 0:
-            raise ValueError(
-                f"noise={self.noise} must be above 0 and penalty={self.penalty} 0 or more"
-            )
+        self._at_least(2, "n_kept")
+        self._at_least(1, "n_steps")
+        self._at_least(0, "penalty")
+        self._positive("noise")
 
 
 def coherent_publics(
@@ -55,10 +49,8 @@ def coherent_publics(
     how: PublicSearch | None = None,
     progress: Progress = no_progress,
 ) -> Float[Tensor, "m q"]:
-    """Coefficients of the public images in every encoding, most of them 0.
-
-    `white`, `public`: whitened windows of encodings and of public images, whitened alike.
-    """
+    """Coefficients of the public images in every encoding, most of them 0, from windows of
+    encodings (`white`) and of public images that are whitened alike."""
     how = how or PublicSearch()
     gram = torch.einsum("wip,wjp->ij", public, public)
     n_kept = min(how.n_kept, public.shape[1])
@@ -73,7 +65,6 @@ def coherent_publics(
 def window_signs(
     white: Float[Tensor, "w m p"], known: Float[Tensor, "w m p"], noise: float
 ) -> Float[Tensor, "w m"]:
-    """The expected sign of each window, given what is known of the mixed image."""
     return torch.tanh((white * known).sum(2) / noise)
 
 

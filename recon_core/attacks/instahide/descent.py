@@ -5,29 +5,23 @@ their pixels,
 
     sum over encodings and pixels of (|A X + c| - y)^2,
 
-where row i of A holds the two weights of encoding i and c is the part of its public images. The
-paper takes c for noise, which is c = 0. The descent is Adam's with a rate that falls to zero; every
-pixel is its own problem, so all of them move at once.
+where row i of A holds the two weights of encoding i and c is the part of its public images, which
+the paper takes for noise (c = 0). The descent is Adam's with a rate that falls to zero. Ours:
 
-Ours, off by default or said in the result:
 - `spread`: where c is unknown but its standard deviation s is not, y is |N(A X, s^2)|, and what is
-  minimised is the negative log likelihood of that, (A X)^2 + y^2 - 2 s^2 log cosh(y A X / s^2).
-  In its gradient the sign of A X becomes tanh(y A X / s^2): where A X is small its sign is not
-  believed. With s = 0 it is the paper's loss.
-- A spectral start (Candes, Li and Soltanolkotabi 2015): the leading eigenvector of
-  A^T diag(y^2 - mean) A, by power iteration; other starts are random, and each pixel keeps its
-  best.
-- Without c nothing fixes the sign of a pixel position (of all images there at once). `pixel_signs`
-  chooses signs so that neighbours go together over the images; one sign for all remains.
-- `n_smooth`: what was found is put in one sign (once), blurred and the start of another descent.
-  Total variation counts from there on: before signs are aligned nothing is smooth.
+minimised is (A X)^2 + y^2 - 2 s^2 log cosh(y A X / s^2). With s = 0 it is the paper's loss.
+- A spectral start (Candes, Li and Soltanolkotabi 2015): the leading eigenvector of A^T diag(y^2 -
+mean) A; other starts are random, and each pixel keeps its best.
+- Without c nothing fixes the sign of a pixel position (of all images there at once). `in_one_sign`
+chooses signs so that neighbours go together over the images; one sign for all remains.
+- `n_smooth`: what was found is put in one sign (once), blurred and the start of another descent, in
+which total variation counts.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +31,7 @@ from torch import Tensor
 
 from recon_core.attacks.instahide.pixel_signs import in_one_sign
 from recon_core.optimisers import Optimiser
+from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 
 COLUMNS = 128
@@ -44,12 +39,12 @@ COLUMNS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent:
+class Descent(Strict):
     """Settings. `lr`: Adam's first rate, in units of pixels. `n_starts`: the first is spectral (or
     given, or 0 where c is known), others are Gaussian. `total_variation`: weight of the sum of
-    absolute differences of neighbours beside the sum of squares over encodings. `low`, `high`: the
-    pixels' box. `spread`: standard deviation of what is mixed in and not known. `n_smooth`:
-    how many more descents start from what was found, blurred."""
+    absolute differences of neighbours. `low`, `high`: the pixels' box. `spread`: standard deviation
+    of what is mixed in and not known. `n_smooth`: how many more descents start from what was found,
+    blurred."""
 
     n_steps: int = 200
     lr: float = 0.05
@@ -60,19 +55,13 @@ class Descent:
     high: float = 1.0
     spread: float = 0.0
     n_smooth: int = 0
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        for name in ("n_steps", "n_starts", "n_power"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more")
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr} must be above 0, for example 0.05")
+        self._at_least(1, "n_steps", "n_starts", "n_power")
+        self._at_least(0, "total_variation", "spread")
+        self._positive("lr")
         if not self.low < self.high:
             raise ValueError(f"low={self.low} must be below high={self.high}, the pixels' box")
-        for name in ("total_variation", "spread"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
         if self.n_smooth < 0 or (self.total_variation and not self.n_smooth):
             raise ValueError(
                 f"n_smooth={self.n_smooth} must be 0 or more, and 1 or more for "
@@ -252,7 +241,6 @@ class _Problem:
         return self._mixed(x, k).abs_().sub_(self.y[k])
 
     def _losses(self, x: Float32[Tensor, "n k"], k: int) -> Float32[Tensor, " k"]:
-        """What is minimised, of every pixel."""
         r, v = self._mixed(x, k), self.how.spread**2
         if not v:
             return r.abs_().sub_(self.y[k]).square_().sum(0)

@@ -1,16 +1,11 @@
 """Private images that encodings determine, before any pixel is looked at.
 
 At a pixel an encoding says |a z_u + b z_v + c| = y: a linear equation W z = sigma y - c with an
-unknown sign. Which other signs have a solution, too, at a generic pixel, is a matter of the matroid
-of W's rows (with equal weights the even-cycle matroid of the graph):
-
-- With public images a circuit of rows is met by the true signs alone. An equation in no circuit (a
-  coloop) is independent of all others, and either sign has a solution: 2^coloops of them.
-- Without (c = 0) the signs of a circuit may all be turned round, and those of every connected
-  component of the matroid with them: 2^components solutions.
-
-Images that none of this moves are determined, without public images up to a sign that the images of
-a component share. The InstaHide paper does not say which are.
+unknown sign. Which other signs have a solution, too, is a matter of the matroid of W's rows. With
+public images an equation in no circuit (a coloop) is independent of all others, and either sign has
+a solution: 2^coloops of them. Without (c = 0) the signs of every connected component of the matroid
+may all be turned round: 2^components solutions. Images that none of this moves are determined,
+without public images up to a sign that the images of a component share.
 """
 
 from __future__ import annotations
@@ -70,7 +65,6 @@ class Determined:
 
 
 def determined(equations: Equations, *, with_public: bool) -> Determined:
-    """Unknowns that the equations determine at a generic pixel."""
     w = equations.matrix
     u, s, vt = np.linalg.svd(w, full_matrices=False)
     rank = int((s > TOL * max(s.max(initial=0.0), 1.0) * max(w.shape)).sum())
@@ -94,10 +88,8 @@ def determined(equations: Equations, *, with_public: bool) -> Determined:
 
 
 def circuits(w: Float64[np.ndarray, "m n"], rank: int) -> Int64[np.ndarray, " m"]:
-    """The connected component of the matroid of w's rows that each row is in.
-
-    Rows of a basis, and those whose combination has them, belong together.
-    """
+    """The connected component of the matroid of w's rows that each row is in: rows of a basis, and
+    those whose combination has them, belong together."""
     _q, r, order = qr(w.T, mode="economic", pivoting=True)
     coefficients = np.linalg.solve(r[:rank, :rank], r[:rank, rank:])
     of_basis, of_others = np.nonzero(np.abs(coefficients) > TOL**0.5)

@@ -1,18 +1,16 @@
 """Encodings that share a private image, none being known: independent components.
 
 A score of common images is a noisy A A^T, where A (m, n) holds the private weights, two in a row.
-Its n leading eigenvectors span A's columns up to the noise, and which rotation of them A is, is
-told by its zeros: of all rotations it has the most lopsided columns. That is independent component
-analysis (Hyvarinen 1999: fixed point, symmetric), which needs no labels and no seeds. Its contrast
-is the third moment, which is above 0 for a column that is mostly 0; the fourth is that of normal
-numbers if a fifth of a column is not 0, as with ten images. Carlini et al. (2020) grow clusters and
-merge them by k-means here; a column of A is known from all of its encodings at once.
+Its n leading eigenvectors span A's columns, and which rotation of them A is, is told by its zeros:
+of all rotations it has the most lopsided columns. That is independent component analysis (Hyvarinen
+1999: fixed point, symmetric). Its contrast is the third moment, which is above 0 for a column that
+is mostly 0; the fourth is that of normal numbers if a fifth of a column is not 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,9 +19,11 @@ from scipy.linalg import eigh
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
+from recon_core.strict import Strict
+
 
 @dataclass(frozen=True, kw_only=True)
-class Components:
+class Components(Strict):
     """`spare`: components beyond the private images', in shares of their number, for what else the
     scores hold; the most peaked are kept. `core`: the load from which on an encoding is taken to
     have an image, in shares of that of its best. `n_rounds`: at most."""
@@ -32,14 +32,12 @@ class Components:
     spare: float = 0.1
     core: float = 0.5
     n_rounds: int = 300
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.spare < 0 or not 0 < self.core < 1 or self.n_rounds < 1:
-            raise ValueError(
-                f"spare={self.spare} must be 0 or more, core={self.core} between 0 and 1 and "
-                f"n_rounds={self.n_rounds} 1 or more"
-            )
+        self._at_least(0, "spare")
+        self._at_least(1, "n_rounds")
+        if not 0 < self.core < 1:
+            raise ValueError(f"core={self.core} must be between 0 and 1")
 
 
 BEST = 0.9
@@ -54,10 +52,7 @@ def independent_groups(
     how: Components | None = None,
 ) -> Float[Tensor, "m n"]:
     """Loads of m encodings on n images: above 0 where one is taken to have it, 1 at its best.
-
-    `scores`: centred, larger where more is common. Raises ValueError if there are too few
-    encodings for n images.
-    """
+    `scores`: centred, larger where more is common. Raises ValueError for too few encodings."""
     how = how or Components()
     m = len(scores)
     wanted = n + round(how.spare * n)

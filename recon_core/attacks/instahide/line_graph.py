@@ -1,22 +1,14 @@
 """Private images of each encoding, from the number that each two share (section 3.3).
 
 Private images are vertices, encodings that mix two of them edges: the numbers of common images are
-the Gram matrix of a graph, and to find who is in which encoding is to find a graph from its line
-graph (`assign`). The InstaHide paper does so by Whitney's theorem and, below five images, by trying
-all graphs (Algorithm 2). Here:
-
-1. Encodings with two common images are parallel edges, of which the paper's algorithm knows none:
-   they are merged, and what is left is simple.
-2. The neighbours of an edge uv are the other edges at u and those at v, two cliques: the complement
-   of the graph on them is bipartite. An edge with neighbours at both ends leaves it with at most
-   two components, so that there are at most two ways to part them.
-3. Once the star of edges at u is known, so is that at the other end w of each: N(uw) without the
-   star of u. Stars are followed until all edges have two.
-4. What comes out is kept if its Gram matrix is the given one.
-
-Whitney's theorem is about graphs without labels. With labelled edges the triangle and K(1, 3), and
-the labelled roots of K(1, 3) with one edge more, K4 without an edge, and K4, are two each, and all
-are returned.
+the Gram matrix of a graph, which is found from its line graph. The InstaHide paper does so by
+Whitney's theorem and, below five images, by trying all graphs (Algorithm 2). Here encodings with
+two common images are merged first. The neighbours of an edge uv are then the other edges at u and
+those at v, two cliques: the complement of the graph on them is bipartite, and at most two
+components allow at most two ways to part them. Once the star of edges at u is known, so is that at
+the other end w of each: N(uw) without the star of u. What comes out is kept if its Gram matrix is
+the given one. With labelled edges the triangle and K(1, 3), and the labelled roots of K(1, 3) with
+one edge more, K4 without an edge, and K4, are two each.
 """
 
 from __future__ import annotations
@@ -36,10 +28,8 @@ Edges = Int64[np.ndarray, "m 2"]
 
 @dataclass(frozen=True)
 class Component:
-    """A connected part of the graph: its encodings (rows), and every way to assign images to them.
-
-    An assignment has one row per encoding with its two images, numbered from 0 within the
-    component. Assignments that differ only in the images' numbers count once.
+    """A connected part of the graph: its encodings (rows), and every way to assign images to them,
+    numbered from 0 within the component. Assignments that differ only in these numbers count once.
     """
 
     rows: Int64[np.ndarray, " k"]
@@ -57,8 +47,8 @@ def assign(shared: Integer[np.ndarray, "m m"]) -> list[Component]:
     """All assignments of two images to every encoding with `shared` images in common, 0, 1 or 2.
 
     Components in the order of their first encoding; the assignments of the whole are all choices of
-    one root for each. The diagonal is not looked at. Raises ValueError for what is no Gram matrix,
-    NotALineGraphError if there is no assignment.
+    one root for each. Raises ValueError for what is no Gram matrix, NotALineGraphError if there is
+    no assignment.
     """
     a = _checked(shared)
     first, member = _merged(a)
@@ -101,11 +91,8 @@ def incidence_of(
 
 
 def canonical(edges: Integer[np.ndarray, "m 2"]) -> Edges:
-    """The same with vertices numbered by the edges that they have, compared in order.
-
-    Equal for two assignments that differ only in the images' numbers: a vertex is no more than its
-    edges.
-    """
+    """The same with vertices numbered by the edges that they have, compared in order: equal for two
+    assignments that differ only in the images' numbers."""
     columns = incidence_of(edges).T
     columns = columns[columns.any(1)]
     order = np.lexsort(-columns.T[::-1])
@@ -150,7 +137,6 @@ def _merged(
 
 
 def _parts(linked: Bool[np.ndarray, "k k"]) -> tuple[int, Int64[np.ndarray, " k"]]:
-    """The number of connected components, and which one each belongs to."""
     ends = np.nonzero(linked)
     graph = coo_array((np.ones(len(ends[0]), np.int8), ends), shape=linked.shape)
     n, member = connected_components(graph, directed=False)

@@ -1,10 +1,8 @@
-"""Memory that a run of the family `instahide` takes, to tell how many a GPU holds at once.
+"""Memory that a run of the family `instahide` takes: an upper estimate of live float32 tensors.
 
-An upper estimate from counting live float32 tensors, the larger of two. With m encodings and q
-public images of d pixels, n private ones, and w windows of p whitened differences each (w p is 2 d
-without overlap): windows take 5 w p (m + q), scores 4 m^2; the fit 9 d m, and 3 q^2. Beside them
-3 d (m + q + n) are kept. Runs of a batch go one after another, so that a batch takes what a run
-does. Library workspaces are not in it.
+With m encodings and q public images of d pixels, n private ones, and w windows of p whitened
+differences each (w p is 2 d without overlap): 5 w p (m + q) and 4 m^2 for windows and scores, or 9
+d m and 3 q^2 for the fit; beside them 3 d (m + q + n). Runs of a batch go one after another.
 """
 
 from __future__ import annotations

@@ -2,39 +2,29 @@
 
 Two schemes make them. `Mixing` is the model of the InstaHide paper (section 2): y = |X w| with
 equal weights wa on two private images and wb on k_pub public ones, pixels in units of a standard
-normal. The paper's definition 2.5 divides the private and the public images by the square roots of
-their own numbers (`Mixing.by_parts`) and calls the result a unit vector, which it is after another
-division; its Algorithm 1 calls GramExtract with one weight for all (`Mixing.as_a_whole`). The
-weights are settings here, and what follows from them is computed.
-
-`InstaHide` is what the scheme's authors do (Huang et al. 2020, and the challenge that the InstaHide
-paper describes): every epoch mixes each private image with the image that a permutation gives it
-and with k_pub public ones, with random coefficients that sum to 1 and of which none is above
-`largest`; then each pixel's sign is drawn. The label is mixed as the private images are.
-
-Signs carry nothing, so that encodings are kept as absolute values; `Encodings.flipped` draws them.
+normal. `InstaHide` is what the scheme's authors do (Huang et al. 2020, and the challenge that the
+paper describes): every epoch mixes each private image with the one that a permutation gives it and
+with k_pub public ones, with random coefficients that sum to 1. Signs carry nothing, so that
+encodings are kept as absolute values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int8, Int64
 from torch import Tensor
 from torch.nn import functional
 
-FORBID = {"extra": "forbid"}
+from recon_core.strict import Strict
 
 
 @dataclass(frozen=True)
 class Encodings:
-    """m encodings, and what they are made of.
-
-    `y`: absolute values of the mixed pixels. `private`, `public`: which images, with their weights.
-    `labels`: mixed one-hot labels; None where images have none.
-    """
+    """m encodings, and what they are made of. `y`: absolute values of the mixed pixels. `private`,
+    `public`: which images, with their weights. `labels`: mixed one-hot labels; None without."""
 
     y: Float[Tensor, "m d"]
     private: Int64[Tensor, "m 2"]
@@ -49,26 +39,19 @@ class Encodings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixing:
+class Mixing(Strict):
     """The paper's model: weight `wa` on each of two private images, `wb` on each of `k_pub` public.
-
-    `noise`: standard deviation of Gaussian noise that is added before signs are lost.
-    """
+    `noise`: standard deviation of Gaussian noise that is added before signs are lost."""
 
     kind: Literal["theory"] = "theory"
     k_pub: int = 2
     wa: float = 2**-0.5
     wb: float = 2**-0.5
     noise: float = 0.0
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        if self.k_pub < 0:
-            raise ValueError(f"k_pub={self.k_pub} must be 0 or more")
-        if self.wa <= 0 or self.wb <= 0:
-            raise ValueError(f"wa={self.wa} and wb={self.wb} must be above 0")
-        if self.noise < 0:
-            raise ValueError(f"noise={self.noise} must be 0 or more")
+        self._at_least(0, "k_pub", "noise")
+        self._positive("wa", "wb")
 
     @classmethod
     def by_parts(cls, k_pub: int, noise: float = 0.0) -> Mixing:
@@ -100,9 +83,7 @@ class Mixing:
         labels: Float[Tensor, "n n_classes"] | None = None,
     ) -> Encodings:
         """m encodings of images drawn without repetition within each, independent of each other.
-
-        Raises ValueError if there are fewer than two private or k_pub public images.
-        """
+        Raises ValueError if there are fewer than two private or k_pub public images."""
         pairs = _drawn(m, len(private), 2, "private", generator)
         others = _drawn(m, len(public), self.k_pub, "public", generator)
         weights = private.new_full((m, 2), self.wa)
@@ -115,21 +96,18 @@ class Mixing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstaHide:
-    """The scheme as it is used: `n_epochs` encodings of each private image.
-
-    Coefficients are uniform on those that sum to 1 with none above `largest` (c_1 of Huang et al.).
-    """
+class InstaHide(Strict):
+    """The scheme as it is used: `n_epochs` encodings of each private image. Coefficients are
+    uniform on those that sum to 1 with none above `largest` (c_1 of Huang et al.)."""
 
     kind: Literal["instahide"] = "instahide"
     k_pub: int = 4
     largest: float = 0.65
     n_epochs: int = 50
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        if self.k_pub < 0 or self.n_epochs < 1:
-            raise ValueError(f"k_pub={self.k_pub} must be 0, n_epochs={self.n_epochs} 1 or more")
+        self._at_least(0, "k_pub")
+        self._at_least(1, "n_epochs")
         if not 1 / (2 + self.k_pub) < self.largest <= 1:
             raise ValueError(
                 f"largest={self.largest} must be above 1/{2 + self.k_pub}, the mean of "
@@ -144,11 +122,8 @@ class InstaHide:
         generator: torch.Generator,
         labels: Float[Tensor, "n n_classes"] | None = None,
     ) -> Encodings:
-        """n_epochs * n encodings, epoch after epoch; no image is mixed with itself.
-
-        Huang et al. allow that an image meets itself, which then is in an encoding alone; here a
-        permutation without fixed points is drawn.
-        """
+        """n_epochs * n encodings, epoch after epoch. Huang et al. allow that an image meets itself;
+        here a permutation without fixed points is drawn."""
         n = len(private)
         partners = [_derangement(n, generator) for _ in range(self.n_epochs)]
         pairs = torch.stack([torch.arange(n).repeat(self.n_epochs), torch.cat(partners)], 1)
@@ -174,7 +149,6 @@ second order somewhere else would decide which one is meant where no `kind` is g
 def mixture(
     images: Float[Tensor, "n d"], ids: Int64[Tensor, "m k"], weights: Float[Tensor, "m k"]
 ) -> Float[Tensor, "m d"]:
-    """Weighted sums of images."""
     if not ids.numel():
         return images.new_zeros(len(ids), images.shape[1])
     return functional.embedding_bag(ids, images, per_sample_weights=weights.to(images), mode="sum")

@@ -1,20 +1,17 @@
 """Private images, their encodings and all coefficients, fitted to natural encodings in turns.
 
-What is fitted is y = |A x + c| for all pixels at once: with the signs that the present images and
-public images give, each encoding has its public images (`few_atoms` on whitened pixels), its two
-private images and its coefficients looked for again, and images are least squares over encodings.
-Encodings count by the inverse of their squared residual: as soon as some are explained, images are
-made of these, and then explain others. Pixels of files are whole numbers; once images are near to
-them they are rounded, and what is then explained is explained exactly.
-
-This is alternating minimisation as in phase retrieval (Netrapalli et al. 2013), with the assignment
-among the unknowns. The InstaHide paper leaves natural images open (section 4).
+Fitted is y = |A x + c| for all pixels at once: with the signs that the present images and public
+images give, each encoding has its public images (`few_atoms` on whitened pixels), its two private
+images and its coefficients looked for again, and images are least squares over encodings, which
+count by the inverse of their squared residual. Pixels of files are whole numbers; once images are
+near to them they are rounded. This is alternating minimisation as in phase retrieval (Netrapalli et
+al. 2013), with the assignment among the unknowns. The InstaHide paper leaves natural images open
+(section 4).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -23,11 +20,12 @@ from torch import Tensor
 from recon_core.attacks.instahide.coherence import ImageShape
 from recon_core.attacks.instahide.mixing import mixture
 from recon_core.attacks.instahide.nonnegative import exchanged, few_atoms, solved
+from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refinement:
+class Refinement(Strict):
     """`n_rounds`: at most. `n_levels`: grey levels that pixels have from `low` to `high`, 0 if they
     are any number. `n_candidates`: private images that are tried as the first of a pair."""
 
@@ -36,13 +34,9 @@ class Refinement:
     low: float = -1.0
     high: float = 1.0
     n_candidates: int = 8
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.n_rounds < 1 or self.n_candidates < 1:
-            raise ValueError(
-                f"n_rounds={self.n_rounds} and n_candidates={self.n_candidates} must be 1 or more"
-            )
+        self._at_least(1, "n_rounds", "n_candidates")
         if self.n_levels == 1 or self.n_levels < 0 or self.low >= self.high:
             raise ValueError(
                 f"n_levels={self.n_levels} must be 0 or at least 2, low={self.low} below "
@@ -57,9 +51,9 @@ class Refinement:
 
 @dataclass(frozen=True)
 class PrivateWeights:
-    """Knowledge of A before it is found. `allowed`: images that an encoding may have, by its
-    label; `known`: the weight that each would have, None if labels do not say; `classes` of images,
-    None without labels. `free`: encodings whose private weights are fitted, `alike`: those with two
+    """Knowledge of A before it is found. `allowed`: images that an encoding may have, by its label;
+    `known`: the weight that each would have, None if labels do not say; `classes` of images, None
+    without labels. `free`: encodings whose private weights are fitted, `alike`: those with two
     images of one class."""
 
     allowed: Bool[Tensor, "m n"]
@@ -71,10 +65,9 @@ class PrivateWeights:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Images, and what every encoding is made of. `residual`: root mean square over pixels of
-    ||A x + c| - y|; `met`: the share of pixels at which that is below the tolerance; `exactly`: the
-    same for a tolerance that, where images are rounded, only rounding errors keep. Images that are
-    a few levels brighter, with weights that make up for it, meet the first and not the second."""
+    """Images, and what every encoding is made of. `residual`: root mean square over pixels of ||A x
+    + c| - y|; `met`: the share of pixels at which that is below the tolerance; `exactly`: the same
+    for a tolerance that, where images are rounded, only rounding errors keep."""
 
     images: Float[Tensor, "n d"]
     ends: Int64[Tensor, "m 2"]
@@ -116,9 +109,7 @@ class NaturalFit:
         public_part: Float[Tensor, "m d"],
     ) -> Fitted:
         """Start from groups of encodings, the sign of every pixel and the public images' sum.
-
-        `signs` are expected ones, in [-1, 1]: where they are not known, nothing is fitted.
-        """
+        `signs` are expected ones, in [-1, 1]: where they are not known, nothing is fitted."""
         known = self.private.known
         weights = loads / 4 if known is None else known * (loads > 0)
         images = _ridge(weights, signs * self.y - public_part, 0.3)
@@ -146,10 +137,7 @@ class NaturalFit:
         public_part: Float[Tensor, "r d"],
     ) -> Fitted:
         """Other images in the place of those that are `missing`, from the encodings `rows`.
-
-        `loads`, `signs`: as of `start`. `known`: what is not missing there, public images and
-        private ones.
-        """
+        `known`: what is not missing there, public images and private ones."""
         of = self.private.known
         own = loads / 4 if of is None else of[rows][:, missing] * (loads > 0)
         images, y = f.images.clone(), self.y[rows]
@@ -316,7 +304,6 @@ class NaturalFit:
         return found
 
     def _nearest(self, images: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """Of every pixel the nearest grey level."""
         spacing = self.how.spacing
         levels = ((images - self.how.low) / spacing).round().clamp_(0, self.how.n_levels - 1)
         near: Tensor = levels * spacing + self.how.low

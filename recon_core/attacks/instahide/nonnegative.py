@@ -29,9 +29,9 @@ def few_atoms(
 ) -> Few:
     """The k atoms of which a sum with coefficients in [0, largest] is nearest to each target.
 
-    `products` of targets and atoms, `gram` of atoms. Those that are most alike are kept; proximal
-    gradient descent with a penalty on the sum of coefficients, in shares of each atom's energy,
-    orders them; the k largest are fitted by least squares.
+    `products` of targets and atoms, `gram` of atoms. The `n_kept` most alike are ordered by
+    proximal gradient descent with a penalty on the sum of coefficients, in shares of each atom's
+    energy; the k largest are fitted by least squares.
     """
     energy = gram.diagonal().clamp(min=torch.finfo(gram.dtype).tiny)
     n_kept = min(n_kept, len(gram))
@@ -62,10 +62,7 @@ def exchanged(
     n_sweeps: int = 2,
 ) -> Few:
     """The same after exchanges: each atom in turn gives way to the one that, beside the others,
-    leaves least. Atoms of small coefficients, which no penalty keeps, are found so.
-
-    `products`, `gram`: as of `few_atoms`.
-    """
+    leaves least. Atoms of small coefficients, which no penalty keeps, are found so."""
     ids, energy = ids.clone(), gram.diagonal()
     for place in list(range(ids.shape[1])) * n_sweeps:
         others = torch.cat([ids[:, :place], ids[:, place + 1 :]], 1)

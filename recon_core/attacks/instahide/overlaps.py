@@ -1,13 +1,11 @@
 """Counts of private images that two encodings share: step 1 of the InstaHide paper, after step 2.
 
-The paper first estimates the Gram matrix of all images (GramExtract of Chen et al.), then takes the
-public part away. In the other order the public images c of an encoding are known when private ones
-are compared, and y says much more of them: s = +-y - c, of which the posterior mean is
+With the public images c of an encoding known, s = +-y - c, of which the posterior mean is
 
     t = y tanh(y c / tau^2) - c,    E[t_e t_f] = v_e v_f rho / tau^2 with v = E[t^2],
 
 to first order in the correlation rho = (common images) / 2 of s_e and s_f. Without public images,
-or if they are not known, t is 0 and squares are compared: corr(y_e^2, y_f^2) = rho^2.
+or if they are not known, squares are compared: corr(y_e^2, y_f^2) = rho^2.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Statistics of whether two encodings of photographs share a private image: one interface.
 
-The InstaHide paper compares squares of pixels, which is right for independent normal ones and says
-next to nothing of photographs: their neighbours agree, and all of them are alike. A statistic here
-is an entry of `STATISTICS`, a function of what is `Seen` that scores all pairs of encodings. Its
-AUC says how good one is, and `recover_as_carlini` takes any of them to images.
-
-In the order of what they do about photographs: nothing (`squares`), neighbours (`gradients`,
-`laplacian`), all second moments of a window (`whitened`), the sign that a window has in common
-(`coherence`), public images (`pursuit`), and all that can be learned (`learned`).
+In the order of what they do about photographs: nothing (`squares`, as the InstaHide paper),
+neighbours (`gradients`, `laplacian`), all second moments of a window (`whitened`), the sign that a
+window has in common (`coherence`), public images (`pursuit`), and all that can be learned
+(`learned`).
 """
 
 from __future__ import annotations
@@ -64,10 +60,8 @@ class Statistic:
 
 
 def likeness(name: str, seen: Seen) -> Scores:
-    """Scores by the statistic of that name: centred, larger where more is common.
-
-    Raises ValueError for a name that is not in STATISTICS, and if what it needs is not there.
-    """
+    """Scores by the statistic of that name: centred, larger where more is common. Raises ValueError
+    for a name that is not in STATISTICS, and if what it needs is not there."""
     if name not in STATISTICS:
         raise ValueError(f"unknown statistic {name!r}; use one of {', '.join(STATISTICS)}")
     statistic = STATISTICS[name]
@@ -151,7 +145,6 @@ def left_by(
     theirs: Float[Tensor, "w q p"],
     noise: float,
 ) -> Pursued:
-    """Scores of what public images of these coefficients leave."""
     known = torch.einsum("mq,wqp->wmp", coefficients, theirs)
     signs = window_signs(white, known, noise)
     left = signed_coherence(signs[..., None] * white - known, signs.abs())

@@ -1,10 +1,9 @@
 """One sign for all pixel positions, of images that are known up to a sign for each position.
 
-Without its public images, |A X| says nothing about the sign of a position, which all images share
-there. Photographs do: positions near each other, and channels of one, are alike over the images.
-Positions are merged into regions: of all two regions that touch, the two whose correlations over
-their border have the largest sum in absolute value, with the sign of that sum; a border of many
-positions is surer than one correlation, so that few wrong ones do not turn half an image.
+Without its public images |A X| says nothing about the sign of a position. But photographs'
+positions near each other, and channels of one, are alike over the images. Positions are merged into
+regions: of all two that touch, the two whose correlations over their border have the largest sum in
+absolute value, with the sign of that sum.
 """
 
 from __future__ import annotations

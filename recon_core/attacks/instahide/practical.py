@@ -1,25 +1,20 @@
 """The practical attack: InstaHide on photographs, as it is used.
 
-1. Windows of gradients, whitened (`coherence`): in a window the lost sign is one sign.
-2. Public images, by expectation maximisation over windows' signs (`coherent_publics`).
-3. What they leave is alike in encodings with a common private image: scores.
-4. Independent components of the scores are the private images' encodings (`groups`). Without
-   public images nothing says signs, and images start from a descent (`descent`).
-5. Images, assignment, public images and coefficients in turns, to the last grey level
-   (`natural_fit`).
-6. If images are missing, those that are proved are public from here on: 2 to 5 for the encodings
-   that are not explained, in which they leave little but the missing ones.
+1. Public images, by expectation maximisation over the signs of windows of whitened gradients.
+2. What they leave is alike in encodings with a common private image: scores, whose independent
+components are the private images' encodings. Without public images they start from a descent.
+3. Images, assignment, public images and coefficients in turns, to the last grey level.
+4. If images are missing, those that are proved are public from here on, for the encodings that are
+not explained, in which they leave little but the missing ones.
 
 Labels, which InstaHide publishes, say the weights of private images and which may be in an
-encoding; without them weights are fitted. Carlini et al. (2020), who broke the challenge, train a
-network for step 3 and have no step 2: public images stay in their images as noise
-(`carlini`).
+encoding; without them weights are fitted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -44,12 +39,13 @@ from recon_core.attacks.instahide.natural_fit import (
 )
 from recon_core.attacks.instahide.pair_statistics import Seen, likeness, pursued
 from recon_core.attacks.instahide.recover import Recovered, Status
+from recon_core.strict import Strict
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class Practical:
+class Practical(Strict):
     """Settings of the attack on photographs. `descent`: where encodings have no public images.
     `n_again`: how often missing images are looked for again, at most."""
 
@@ -60,11 +56,9 @@ class Practical:
     descent: Descent = field(default_factory=lambda: Descent(n_smooth=1))
     refinement: Refinement = field(default_factory=Refinement)
     n_again: int = 4
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.n_again < 0:
-            raise ValueError(f"n_again={self.n_again} must be 0 or more")
+        self._at_least(0, "n_again")
 
 
 def recover_practically(
@@ -82,13 +76,12 @@ def recover_practically(
     """Private images of natural encodings, with the public images known, or none in them.
 
     `y`: encodings; signs are ignored. `shape`: (channels, height, width). `public`: images in the
-    encodings' units. `labels`: mixed labels, as InstaHide publishes them. Images are RECOVERED if
-    encodings that are explained determine them, else ESTIMATED. Weights that are fitted leave two
-    images that are only in encodings with each other open up to a mixture of both; then grey levels
-    decide, and where there are none only encodings with known weights count.
-
-    Raises ValueError for encodings that are not finite or not of that shape, fewer encodings than
-    components, and fewer public images than are mixed.
+    encodings' units. `labels`: mixed labels. Images are RECOVERED if encodings that are explained
+    determine them, else ESTIMATED. Weights that are fitted leave two images that are only in
+    encodings with each other open up to a mixture of both; then grey levels decide, and where there
+    are none only encodings with known weights count. Raises ValueError for encodings that are not
+    finite or not of that shape, fewer encodings than components, and fewer public images than are
+    mixed.
     """
     how = how or Practical()
     y, pool = _checked(y, shape, mixing, public, n_private=n_private, labels=labels)
@@ -143,7 +136,6 @@ class _Again:
     generator: torch.Generator
 
     def found(self, f: Fitted, problem: NaturalFit, progress: Progress) -> Fitted:
-        """The fit that proves most images."""
         sure = _sure(f, problem)
         for k in range(self.how.n_again):
             before = problem.private
@@ -222,7 +214,6 @@ def _private_weights(
     labels: Float[Tensor, "m n_classes"] | None,
     loads: Float[Tensor, "m n"],
 ) -> PrivateWeights:
-    """What labels and scheme say of the private weights."""
     m, n = loads.shape
     everywhere = torch.ones((m, n), dtype=torch.bool, device=loads.device)
     fixed = isinstance(mixing, Mixing)

@@ -2,22 +2,21 @@
 
 For standard normal images E[(y^2 / var - 1) (p p^T - I)] = 2 w w^T / var over pixels, where p are
 the public images' values at a pixel and w their weights: a spike of k_pub entries. The paper finds
-it as max <M, Z> with tr Z = 1, sum |Z| <= k_pub, Z psd (`semidefinite.by_sdp`), which takes public
-images by the dozen. `find_publics` needs one product per encoding and image: it screens by the
-diagonal of M, builds the block of the best, adds images greedily by what they add to 1^T M_SS 1,
-exchanges them while that gains, and, at last, exchanges them by the likelihood of y itself.
+it by a semidefinite program (`by_sdp`). `find_publics` screens by the diagonal, builds the block of
+the best, adds images greedily, exchanges them while that gains, and, at last, exchanges them by the
+likelihood of y itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.instahide.mixing import Mixing, mixture
+from recon_core.strict import Strict
 
 AT_ONCE_ON_CPU, AT_ONCE_ON_GPU = 8, 256
 """Encodings whose blocks are computed together: on a CPU few, whose images its cache holds."""
@@ -26,19 +25,16 @@ DOUBT = 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Screen:
+class Screen(Strict):
     """`n_kept`: images that the diagonal leaves for the block. `n_tried`: those of them that are
     tried in the place of a chosen one by likelihood; 0 leaves that out."""
 
     n_kept: int = 64
     n_tried: int = 8
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.n_kept < 1 or self.n_tried < 0:
-            raise ValueError(
-                f"n_kept={self.n_kept} must be 1 or more, n_tried={self.n_tried} 0 or more"
-            )
+        self._at_least(1, "n_kept")
+        self._at_least(0, "n_tried")
 
 
 def find_publics(
@@ -47,10 +43,8 @@ def find_publics(
     mixing: Mixing,
     screen: Screen | None = None,
 ) -> Int64[Tensor, "m k"]:
-    """The k_pub public images of every encoding, in ascending order.
-
-    Pixels are in units of a standard normal. Raises ValueError if there are fewer than k_pub.
-    """
+    """The k_pub public images of every encoding, in ascending order. Pixels are in units of a
+    standard normal. Raises ValueError if there are fewer than k_pub."""
     how, k = screen or Screen(), mixing.k_pub
     if len(public) < k:
         raise ValueError(f"{len(public)} public images are too few: every encoding has {k} of them")
@@ -107,8 +101,8 @@ def _greedy(block: Float[Tensor, "b s s"], k: int) -> Int64[Tensor, "b k"]:
 def _exchanged(
     block: Float[Tensor, "b s s"], chosen: Int64[Tensor, "b k"]
 ) -> tuple[Int64[Tensor, "b k"], Float[Tensor, " b"]]:
-    """One image for another while the sum of the block grows; and what the best exchange would
-    then lose."""
+    """One image for another while the sum of the block grows; and what the best exchange would then
+    lose."""
     b, k = chosen.shape
     own = block.diagonal(dim1=1, dim2=2)
     for _ in range(10):

@@ -2,14 +2,9 @@
 
     publics, then overlaps, then graph, then signs
 
-(the paper: overlaps, publics, graph, signs). Each step knows what the one before found, and the
-last checks all of them: where public images, pair and signs are right every equation |W x + c| = y
-is met to rounding. An encoding that is not explained is taken out, the images are solved without
-it, its pair and its public images are looked for again with the images known, and it returns if
-that explains it.
-
-What is not determined is said: images in ambiguous equations, parts of the graph with two
-assignments, and images that no encoding has.
+(the paper: overlaps, publics, graph, signs). An encoding whose equation |W x + c| = y is not met to
+rounding is taken out, the images are solved without it, its pair and its public images are looked
+for again with the images known, and it returns if that explains it.
 """
 
 from __future__ import annotations
@@ -19,7 +14,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +28,7 @@ from recon_core.attacks.instahide.overlaps import common_images, overlaps
 from recon_core.attacks.instahide.public_images import Screen, find_publics
 from recon_core.attacks.instahide.semidefinite import by_sdp
 from recon_core.attacks.instahide.signs import SignSearch, Solved, solve, suspects
+from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 
 
@@ -49,7 +44,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exact:
+class Exact(Strict):
     """Settings of the attack. `n_repairs`: rounds in which encodings that are not explained are
     looked at again."""
 
@@ -57,11 +52,9 @@ class Exact:
     clustering: Clustering = field(default_factory=Clustering)
     search: SignSearch = field(default_factory=SignSearch)
     n_repairs: int = 3
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.n_repairs < 0:
-            raise ValueError(f"n_repairs={self.n_repairs} must be 0 or more")
+        self._at_least(0, "n_repairs")
 
 
 @dataclass(frozen=True)
@@ -110,10 +103,8 @@ def recover(
     `n_private`: how many images there are; without it, as many as the graph has, which must then be
     exact. Without public images in the encodings each pixel is known up to one sign for all images
     of a connected part, of which the first is positive. `semidefinite`: public images are found by
-    the paper's program (`by_sdp`), which takes few of them.
-
-    Raises ValueError for encodings that are not finite, too few, or have public images that are not
-    given, and as `assign` and `assign_uncertain` do.
+    the paper's program (`by_sdp`), which takes few of them. Raises ValueError for encodings that
+    are not finite, too few, or have public images that are not given.
     """
     how = how or Exact()
     y = _checked(y, mixing, public, n_private)
@@ -159,12 +150,9 @@ class _Solving:
         self.tolerance = _rounding(y, public) * mixing.variance**0.5 + 8 * mixing.noise
 
     def add(self, component: Component) -> None:
-        """The images of a component.
-
-        If it has two assignments these have the same sums, and both explain all encodings: the
-        triangle and K(1, 3), and K(1, 3) with one more edge, K4 without an edge and K4 with another
-        order of their edges. For K4, z and (z_0 + ... + z_3) / 2 - z.
-        """
+        """The images of a component. Two assignments of one have the same sums and explain all
+        encodings: the triangle and K(1, 3), and K(1, 3) with one more edge, K4 without an edge and
+        K4 with another order of their edges."""
         rows, edges = component.rows, min(component.roots, key=np.max)  # with the fewest images
         if len(component.roots) > 1:
             self._place(rows, edges, None, np.zeros(len(edges), bool))
@@ -330,11 +318,8 @@ class _Solving:
 
 def _rounding(*tensors: Float64[Tensor, "_ d"]) -> float:
     """How far equations of such numbers may be from met, in deviations of a pixel: as far as single
-    precision takes them if all are of that, however they are stored.
-
-    No farther: at 1e-4 some of 3,072 pixels of a sparse graph meet their equations by chance with
-    wrong signs, and nobody looks for the right ones.
-    """
+    precision takes them if all are of that. At 1e-4 some of 3,072 pixels of a sparse graph meet
+    their equations by chance with wrong signs."""
     single = all(torch.equal(some.float().double(), some) for some in tensors)
     return 1e-5 if single else 1e-8
 
@@ -366,10 +351,7 @@ def _graph(
 
 
 def _assigned(common: Int8[Tensor, "m m"], scores: Float[Tensor, "m m"]) -> list[Component]:
-    """`assign`, also with one or two of the overlaps changed that nearly were something else.
-
-    Raises NotALineGraphError as `assign` does, for the overlaps as they are.
-    """
+    """`assign`, also with one or two of the overlaps changed that nearly were something else."""
     shared = np.asarray(common.cpu())
     try:
         return assign(shared)

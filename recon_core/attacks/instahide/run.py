@@ -2,10 +2,8 @@
 
 One run: part the run's images into `n_public` that everybody knows and the private rest; mix them
 into encodings by the scheme; attack these, given the public images and, where images have labels,
-the mixed labels. What comes back is compared with the private image that it is most like.
-
-There is no network: what a victim is to other families, the encodings are here. Pixels are 2x - 1,
-so that pictures are in [-1, 1] when they are mixed, and back in [0, 1] in pairs; `mean_image` is 0.
+the mixed labels. What comes back is compared with the private image that it is most like. Pixels
+are 2x - 1 when they are mixed, and back in [0, 1] in pairs; `mean_image` is 0.
 """
 
 from __future__ import annotations
@@ -18,15 +16,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from recon_core.attacks.family_run import FamilyRun, run_result
+from recon_core.attacks.family_run import FamilyRun, Learned, run_result
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.practical import Practical, recover_practically
 from recon_core.attacks.instahide.recover import Recovered
-from recon_core.augment import augment_images
 from recon_core.tagged import Tagged
 from recon_core.threads import Shares
 from recon_core.types import Outcome, Progress, RunResult, RunSpec
@@ -116,13 +113,11 @@ class InstaHideRecovery(FamilyRun):
             )
 
     def arithmetic(self, device: torch.device) -> AbstractContextManager[None]:
-        """Whatever is set: nothing here needs more."""
         del device
         return nullcontext()
 
     @classmethod
     def wanted_rows(cls, settings: Mapping[str, Any], spec: RunSpec) -> Int64[Tensor, " k"]:
-        """Rows of the private images."""
         return two_sets(spec, int(settings["n_public"]))[0]
 
     def run_stack(
@@ -132,7 +127,7 @@ class InstaHideRecovery(FamilyRun):
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
-        """Runs one after another, which attack encodings that are drawn again in no time."""
+        """Runs one after another."""
         shares = Shares(progress, [1 / len(specs)] * len(specs))
         runs = [partial(self._run, s, own, device) for s, own in zip(specs, images, strict=True)]
         return [run(shares.of(k)) for k, run in enumerate(runs)]
@@ -144,18 +139,16 @@ class InstaHideRecovery(FamilyRun):
         device: torch.device,
         progress: Progress,
     ) -> RunResult:
-        targets, augment = augment_images(
-            images, p=self.augment_p, generator=spec.victim_generator("augment")
-        )
+        own = self.augmented(spec, images)
+        targets = own.targets
         private, public = two_sets(spec, self.n_public)
         pixels = (targets.flatten(1).float() * (2 / 255) - 1).to(device)
-        shape = (int(targets.shape[1]), int(targets.shape[2]), int(targets.shape[3]))
         made = self._encoded(spec, pixels, private, public)
         found: Recovered | None = None
         try:
             found = recover_practically(
                 made.y,
-                shape,
+                own.shape,
                 mixing=self.scheme,
                 public=pixels[public.to(device)],
                 n_private=len(private),
@@ -167,7 +160,7 @@ class InstaHideRecovery(FamilyRun):
         except np.linalg.LinAlgError:
             found = None  # scores without structure: no eigenvectors were found
         progress(1.0)
-        return self._result(spec, targets, augment, private, found)
+        return self._result(spec, own, private, found)
 
     def _encoded(
         self,
@@ -197,12 +190,11 @@ class InstaHideRecovery(FamilyRun):
     def _result(
         self,
         spec: RunSpec,
-        targets: UInt8[Tensor, "n c h w"],
-        augment: Float32[Tensor, "n 9"],
+        own: Learned,
         private: Int64[Tensor, " a"],
         found: Recovered | None,
     ) -> RunResult:
-        stats, pairs, outcome = {}, None, Outcome.UNFITTED
+        stats, pairs, outcome, targets = {}, None, Outcome.UNFITTED, own.targets
         if found is not None and bool(found.images.isfinite().all()):
             outcome = Outcome.OK
             x = ((found.images.cpu().float() + 1) / 2).reshape(-1, *targets.shape[1:])
@@ -215,7 +207,7 @@ class InstaHideRecovery(FamilyRun):
             pairs = self.own_pairs(x, targets, private[nearest(x, truth)], n_rounds)
         elif found is not None:
             outcome = Outcome.NONFINITE
-        return run_result(spec, outcome, targets, augment, stats=stats, pairs=pairs)
+        return run_result(spec, outcome, targets, own.augment, stats=stats, pairs=pairs)
 
 
 def two_sets(spec: RunSpec, n_public: int) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"]]:

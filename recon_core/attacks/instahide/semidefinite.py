@@ -1,9 +1,8 @@
 """The public images of every encoding by a semidefinite program: InstaHide paper, section 3.2.
 
-With M the spike of an encoding (`public_images.spike`): max <M, Z> over Z psd with tr Z = 1 and
-sum |Z| <= k_pub; the largest k_pub entries of Z's leading eigenvector are its public images. Z has
-p^2 entries for p public images, so this takes them by the dozen; `find_publics` takes thousands and
-finds the same where this can be asked.
+With M the spike of an encoding (`public_images.spike`): max <M, Z> over Z psd with tr Z = 1 and sum
+|Z| <= k_pub; the largest k_pub entries of Z's leading eigenvector are its public images. Z has p^2
+entries for p public images, so this takes them by the dozen.
 """
 
 from __future__ import annotations
@@ -46,10 +45,8 @@ def by_sdp(
     *,
     progress: Progress = no_progress,
 ) -> Int64[Tensor, "m k"]:
-    """The k_pub public images of every encoding, in ascending order; `progress` up to 1.
-
-    Raises ValueError as `check_pool`, or if the solver gives nothing for an encoding.
-    """
+    """The k_pub public images of every encoding, in ascending order. Raises ValueError as
+    `check_pool`, or if the solver gives nothing for an encoding."""
     check_pool(len(public), mixing)
     k = mixing.k_pub
     found = np.zeros((len(y), k), np.int64)

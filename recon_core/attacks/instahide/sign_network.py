@@ -1,18 +1,14 @@
 """The signs that InstaHide takes from an image, guessed by a small network up to one for a region.
 
-Two encodings |a|, |b| with a common image are alike where their signs are known: on CIFAR-10 the
-products of their gradients tell pairs that share from those that do not with an AUC of .81 if every
-sign is known, of .77 with one sign unknown per image, and of .67 if the folds are left in. Where a
-smooth image crosses zero its absolute value has a crease, so signs can be guessed from the picture.
-The network is trained on mixtures of public images, whose signs are known, to give
+Where a smooth image crosses zero its absolute value has a crease, so signs can be guessed from the
+picture. The network is trained on mixtures of public images, whose signs are known, to give
 
     field = their high frequencies, whitened and of unit energy near every pixel,
 
 up to a sign for each window, windows being 4 to 32 pixels wide. Before it is trained its field is
-that of |y| itself, the training-free statistic.
-
-Patches of 2 x 2 pixels are the grid of the convolutions: a U-Net with two halvings below it. What
-comes out corrects the whitened |y| by a factor and a sum at every pixel and weighs the pixel.
+that of |y| itself. Patches of 2 x 2 pixels are the grid of the convolutions, a U-Net with two
+halvings; what comes out corrects the whitened |y| by a factor and a sum at every pixel and weighs
+it.
 """
 
 from __future__ import annotations
@@ -76,7 +72,6 @@ class Unfolder(nn.Module):
         return weighed
 
     def target(self, signed: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-        """The field of mixtures whose signs are known."""
         return of_unit_energy(self.whitened(signed))
 
     def whitened(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
@@ -115,7 +110,6 @@ def _channels_last(x: Float[Tensor, "n k h w"]) -> Float[Tensor, "n k h w"]:
 
 
 def of_unit_energy(field: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-    """Divided by the amplitude around every pixel, so that a strong edge does not decide alone."""
     edge = NEAR // 2
     energy = field.square().mean(1, keepdim=True)
     around = F.avg_pool2d(F.pad(energy, (edge,) * 4, mode="replicate"), NEAR, 1)
@@ -149,10 +143,7 @@ def whitening_filter(signed: Float[Tensor, "n c h w"]) -> Float32[Tensor, "c c k
 
 
 def windows(blocks: Float[Tensor, "gh gw *s"]) -> list[Float[Tensor, "a b *s"]]:
-    """Sums over all windows of 1, 2, 4, ... blocks a side, the last of them the whole.
-
-    A window is the sum of four of half its side.
-    """
+    """Sums over all windows of 1, 2, 4, ... blocks a side, the last of them the whole."""
     sums, side = [blocks], 1
     while 2 * side <= min(blocks.shape[:2]):
         last = sums[-1]

@@ -1,16 +1,12 @@
 """Pixels from equations whose signs are hidden: step 4 of the InstaHide paper (section 3.4).
 
 At every pixel |a z_u + b z_v + c| = y for each encoding (u, v). The paper tries all 2^m signs
-(Algorithm 3) and shows that nothing does better in the worst case. Graphs of encodings are not the
-worst case. `solve`:
-
-1. starts from the shortest odd cycle, whose L equations have one solution for each of 2^L signs;
-2. adds images in the order of how many encodings tie them to those already there: one encoding
-   leaves two values, all others say which is right. The best few combinations are kept (a beam);
-3. takes the signs of the best, solves by least squares, and repeats until no sign changes;
-4. where an equation is then not met, does the same with a wider beam.
-
-All pixels go together.
+(Algorithm 3), and no method does better in the worst case, which graphs of encodings are not.
+`solve` starts from the shortest odd cycle, whose L equations have one solution for each of 2^L
+signs; adds images in the order of how many encodings tie them to those already there, of which one
+leaves two values and the others say which is right, keeping the best few combinations (a beam);
+takes the signs of the best, solves by least squares, and repeats until no sign changes; where an
+equation is then not met, does the same with a wider beam.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,15 +23,15 @@ from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
 
 from recon_core.attacks.instahide.determined import Determined, Equations, determined
+from recon_core.strict import Strict
 
-FORBID = {"extra": "forbid"}
 PIXELS_AT_ONCE = 512
 LONGEST = 13
 """Of odd cycles that are started from: 2^13 signs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignSearch:
+class SignSearch(Strict):
     """`beams`: combinations kept, and how many where that was too few. `cap`: the most that one
     encoding's squared error adds to a cost, so that a wrong one does no more; `recover` takes it in
     units of a pixel's variance."""
@@ -44,23 +39,19 @@ class SignSearch:
     beams: tuple[int, ...] = (8, 64, 512, 4096)
     cap: float = 0.1
     n_refinements: int = 20
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
         if not self.beams or min(self.beams) < 2:
             raise ValueError(f"beams={self.beams} must be numbers of 2 or more")
-        if self.cap <= 0 or self.n_refinements < 1:
-            raise ValueError(
-                f"cap={self.cap} must be above 0, n_refinements={self.n_refinements} 1 or more"
-            )
+        self._positive("cap")
+        self._at_least(1, "n_refinements")
 
 
 @dataclass(frozen=True)
 class Solved:
-    """`z`: pixels of every image, NaN where they are not determined. `residual`: the largest
-    | |Wz + c| - y | at each pixel, over the equations of determined images that are connected with
-    this one; `met`: whether it is within tolerance. `determined`: which images, and why others are
-    not."""
+    """`z`: pixels of every image, NaN where they are not determined. `residual`: the largest | |Wz
+    + c| - y | at each pixel, over the equations of determined images that are connected with this
+    one; `met`: whether it is within tolerance. `determined`: which images."""
 
     z: Float64[Tensor, "n d"]
     residual: Float64[Tensor, "n d"]
@@ -83,8 +74,8 @@ def solve(
     """Pixels of all determined images. `c`: the weighted public images of every encoding.
 
     `tolerance`: the largest residual of an equation that is met. Where c is 0 the images of each of
-    `Determined.parts` have a common sign at every pixel that nothing tells: their first is
-    positive. Images with no odd cycle that is short enough to start from meet nothing.
+    `Determined.parts` have a common sign that nothing tells: their first is positive. Images with
+    no odd cycle that is short enough to start from meet nothing.
     """
     how = search or SignSearch()
     known = determined(equations, with_public=bool(c.any()))
@@ -106,10 +97,8 @@ def suspects(
     tolerance: float,
     search: SignSearch | None = None,
 ) -> Bool[np.ndarray, " m"]:
-    """Encodings that the others contradict: their equation is met at far fewer pixels.
-
-    Every image gets its values from two encodings, so that one that is wrong is outvoted, and no
-    least squares spread its errors. A few hundred pixels say it.
+    """Encodings that the others contradict: their equation is met at far fewer of some hundred
+    pixels. Every image gets its values from two encodings, so that one that is wrong is outvoted.
     """
     how = search or SignSearch()
     known = determined(equations, with_public=bool(c.any()))
@@ -204,10 +193,8 @@ class _Part:
         cap: float,
         n_ties: int = 1,
     ) -> Float[Tensor, "k d"]:
-        """The best combination of signs at each pixel, image after image.
-
-        `n_ties`: encodings of an image of which each gives two values for it.
-        """
+        """The best combination of signs at each pixel, image after image. `n_ties`: encodings of an
+        image of which each gives two values for it."""
         edges, device = self.equations.edges, y.device
         weights = torch.from_numpy(self.equations.weights).to(y)
         z, cost = self._first(y, c, beam, cap)
@@ -301,10 +288,8 @@ def _refined(
 
 
 def _start(equations: Equations) -> tuple[list[int], list[int]]:
-    """Rows of a shortest odd cycle, and its vertices in the same order.
-
-    Raises NoShortCycleError if there is none that is short enough.
-    """
+    """Rows of a shortest odd cycle, and its vertices in the same order; NoShortCycleError if there
+    is none that is short enough."""
     n, edges = equations.n, equations.edges
     ends = np.concatenate([edges + np.array([0, n]), edges + np.array([n, 0])])
     double = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(2 * n, 2 * n))

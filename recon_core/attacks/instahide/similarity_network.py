@@ -1,26 +1,22 @@
 """Similarity of two encodings, learned from public images alone.
 
-Carlini et al. (2020, arXiv 2011.05315, section 4.1) train a network on pairs of encodings that they
-mix themselves, and show it a pair at a time: m^2 / 2 passes, 12.5 million for their challenge. Here
-each encoding passes once. Its field (`unfolding`) is compared with another's in windows: with G_v
-the inner product of two fields in window v,
+Carlini et al. (2020, arXiv 2011.05315, section 4.1) show a network a pair of encodings at a time:
+m^2 / 2 passes. Here each encoding passes once. Its field (`sign_network`) is compared with
+another's in windows: with G_v the inner product of two fields in window v,
 
     score = sum over v of w_v (sqrt(1 + (a_v G_v)^2) - 1) + l G_whole - e (E_1 + E_2) + b,
 
 the log odds that the two share a private image; E is the mean square of a field. Even in G_v, for
-the sign of a window is not known, and, as the logarithm of a hyperbolic cosine is, quadratic at
-first and then linear. All w, a, l, e, b and the network are learned together by logistic regression
-on all pairs of a batch, which is mixed from few private images so that many pairs share one, with
-`unfolding_loss` beside it. Half of all images are mirrored before they are mixed.
-
-Training is that of restorers (`restore.fit`): what is hidden is the condition, what it hides the
-target.
+the sign of a window is not known. All w, a, l, e, b and the network are learned together by
+logistic regression on all pairs of a batch, which is mixed from few private images so that many
+pairs share one, with `unfolding_loss` beside it. Half of all images are mirrored before they are
+mixed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +35,7 @@ from recon_core.attacks.instahide.sign_network import (
 )
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Fit, Training
+from recon_core.strict import Strict
 from recon_core.types import N_AUGMENT, Progress, no_progress, seeded_generator
 
 BLOCK = 4
@@ -78,7 +75,7 @@ class HiddenExamples(Examples):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimilarityNetwork:
+class SimilarityNetwork(Strict):
     """Settings. `width`, `deep_width`: channels of the U-Net. `n_private`: private images that a
     batch is mixed from. `n_calibration`: mixtures that the whitening is taken from. `unfolding`:
     weight of its loss beside the logistic one. `scheme` says what encodings are like."""
@@ -91,21 +88,14 @@ class SimilarityNetwork:
     unfolding: float = 1.0
     scheme: InstaHide = field(default_factory=InstaHide)
     training: Training = SHORT
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if min(self.width, self.deep_width) < 1:
-            raise ValueError(
-                f"width={self.width} and deep_width={self.deep_width} must be 1 or more"
-            )
+        self._at_least(1, "width", "deep_width", "n_calibration")
+        self._at_least(0, "unfolding")
         if self.n_private < 4:
             raise ValueError(
                 f"n_private={self.n_private} must be 4 or more: with fewer all pairs share an image"
             )
-        if self.n_calibration < 1:
-            raise ValueError(f"n_calibration={self.n_calibration} must be 1 or more")
-        if self.unfolding < 0:
-            raise ValueError(f"unfolding={self.unfolding} must be 0 or more")
         if self.training.mirror or self.training.accumulate > 1:
             raise ValueError(
                 "training.mirror mirrors each encoding for itself and training.accumulate tears "
@@ -115,16 +105,13 @@ class SimilarityNetwork:
             raise ValueError(f"batch_size={self.training.batch_size} has no pairs; use 2 or more")
 
     def of_shape(self, shape: tuple[int, int, int]) -> _Shaped:
-        """The loss and network that `Fit` trains, for images of a shape (c, h, w)."""
         return _Shaped(self, shape)
 
     def drawn(
         self, images: Float[Tensor, "p c h w"], n: int, generator: torch.Generator
     ) -> HiddenExamples:
-        """n encodings of images of which `n_private` are private and the others public.
-
-        Raises ValueError if there are too few images.
-        """
+        """n encodings of images of which `n_private` are private and the others public. Raises
+        ValueError if there are too few images."""
         if len(images) < self.n_private + self.scheme.k_pub:
             raise ValueError(
                 f"{len(images)} images are too few: a batch takes {self.n_private} as private ones "
@@ -157,10 +144,8 @@ class SimilarityNetwork:
         progress: Progress = no_progress,
         device: torch.device | str = "cpu",
     ) -> Similarity:
-        """The averaged network after the training, on public `images` in [-1, 1].
-
-        Raises NonfiniteLossError if it diverges, ValueError for images that do not fit.
-        """
+        """The averaged network after the training, on public `images` in [-1, 1]. Raises
+        NonfiniteLossError if it diverges, ValueError for images that do not fit."""
         c, h, w = images.shape[1:]
         fit = Fit(self.of_shape((c, h, w)), self.training, device=device)
         draw = seeded_generator(self.training.seed, 0, "similarity calibration")
@@ -273,11 +258,9 @@ class Similarity(nn.Module):
         rows: int = 32,
         progress: Progress = no_progress,
     ) -> Float32[Tensor, "m m"]:
-        """Log odds of all pairs of encodings, of pixels in units of images in [-1, 1]; symmetric.
-        Signs are ignored. `rows` are compared with all others at a time. The diagonal says nothing.
-
-        Raises ValueError for encodings of another size.
-        """
+        """Log odds of all pairs of encodings, of pixels in units of images in [-1, 1]; symmetric,
+        and nothing on the diagonal. Signs are ignored. `rows` are compared with all others at a
+        time. Raises ValueError for encodings of another size."""
         c, h, w = self.shape
         m = len(y)
         if y.shape[1] != c * h * w:
@@ -299,7 +282,6 @@ class Similarity(nn.Module):
 
 
 def shared_images(private: Int64[Tensor, "m 2"]) -> Int64[Tensor, "m m"]:
-    """Number of private images that each two encodings have in common."""
     same = private[:, None, :, None] == private[None, :, None, :]
     return same.sum((2, 3))
 
@@ -309,7 +291,6 @@ PASS = 128
 
 
 def save(network: Similarity) -> bytes:
-    """As safetensors."""
     state = {name: value.contiguous() for name, value in network.state_dict().items()}
     return bytes(save_tensors(state | {"shape": torch.tensor(network.shape)}))
 

@@ -1,12 +1,9 @@
-"""Recover images from their features at the cut of a split network (MixCon paper, eq. 3).
+"""Recovery of images from their features at the cut of a split network (MixCon paper, eq. 3).
 
     s* = argmin over s of L(h(s), z) + zeta TV(s)
 
-A server that knows h sees z = h(x) and looks for an s with the same features. `GradientInversion`
-is the paper's attack (MixCon paper, C.1 and C.2); `recon_core.attacks.inversion.strong_inversion`
-is ours, and both share `descend`. All images of a batch are solved together and each is a problem
-of its own: the sum of their objectives is minimised, one diverging image leaves the others as they
-are, and an image ends by itself.
+A server that knows h sees z = h(x) and looks for an s with the same features. All images of a batch
+are solved together and each is a problem of its own, which ends by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +19,11 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.plug_and_play import (
-    FORBID,
     Ending,
-    check_not_negative,
-    check_positive,
     mean_square,
 )
 from recon_core.optimisers import Optimiser
+from recon_core.strict import Strict
 
 Features = Callable[[Tensor], Tensor]
 """h, from a batch of images (b, c, h, w) to features (b, m), differentiable. Every row depends on
@@ -46,10 +41,8 @@ _CHECK_EVERY = 25
 
 @dataclass(frozen=True)
 class Inverted:
-    """Estimates of B images and the objectives of exactly these, regulariser included.
-
-    `ending` holds values of `Ending`; `n_steps` counts gradients taken, those of all starts.
-    """
+    """Estimates of B images and the objectives of exactly these, regulariser included. `ending`
+    holds values of `Ending`; `n_steps` counts gradients taken, those of all starts."""
 
     x: Float[Tensor, "b c h w"]
     objective: Float[Tensor, " b"]
@@ -58,13 +51,9 @@ class Inverted:
 
 
 def total_variation(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
-    """Isotropic: the sum over pixels and channels of sqrt(dx^2 + dy^2) (MixCon paper, C.2).
-
-    dx and dy are differences to the next row and column. The MixCon paper does not say what they
-    are in the last ones: 0 here, as is usual (Chambolle 2004). Where dx = dy = 0 the root has a
-    kink and autograd would give NaN; the gradient is that of smallest norm among the subgradients,
-    0.
-    """
+    """Isotropic: the sum over pixels and channels of sqrt(dx^2 + dy^2) (MixCon paper, C.2), dx and
+    dy being differences to the next row and column, 0 in the last ones (Chambolle 2004). Where dx =
+    dy = 0 the gradient is the subgradient of smallest norm, 0."""
     down = F.pad(x.diff(dim=2), (0, 0, 0, 1))
     right = F.pad(x.diff(dim=3), (0, 1))
     square = down.square() + right.square()
@@ -74,33 +63,27 @@ def total_variation(x: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientInversion:
+class GradientInversion(Strict):
     """The paper's attack: gradient descent with weight decay, all steps done (MixCon paper, C.2).
 
         s <- s - lr (grad_s [L(h(s), z) + zeta TV(s)] + weight_decay s)
 
-    which is torch's SGD. L is the square of the l2 distance of the features, or the l1 distance.
-    The MixCon paper gives lr = 10, weight decay 1e-4, 500 steps, zeta = .01 for SVHN and 1e-5 for
-    MNIST and FashionMNIST (`SVHN`, `MNIST`), and for vectors the l1 distance with lr = .01
-    (`SYNTHETIC`).
+    L is the square of the l2 distance of the features, or the l1 distance. The paper gives lr = 10,
+    weight decay 1e-4, 500 steps, zeta = .01 for SVHN and 1e-5 for MNIST and FashionMNIST, and for
+    vectors the l1 distance with lr = .01 (`SYNTHETIC`). What it leaves open:
 
-    What it leaves open:
-
-    * `scale`: whether L and TV are sums, as C.2 writes them, or, as losses of libraries are, the
-      "mean" over features and over pixels and channels. Descent on a sum of squares is stable while
-      lr < 1 / ||J||^2 with J the Jacobian of h, so lr = 10 would ask for ||J|| < .32; on the mean
-      of m squares lr < m / ||J||^2, which holds for ordinary networks. And a step of lr = 10 on
-      zeta = .01 times the sum moves a pixel by up to .34, however near it is. Measured on an
-      untrained LeNet5 (6 images, 28 x 28): with ReLU sums diverge or never settle where means
-      descend. With sigmoids, ||J|| = .02, sums got further, the steps being larger. The default is
-      "mean". Over m features and n pixels that is 1 / m of C.2 with zeta m / n, of the same order.
+    * `scale`: whether L and TV are sums, as C.2 writes them, or the "mean" over features and over
+    pixels and channels. Descent on a sum of squares is stable while lr < 1 / ||J||^2 with J the
+    Jacobian of h, so lr = 10 would ask for ||J|| < .32; on the mean of m squares lr < m / ||J||^2,
+    which holds for ordinary networks. Measured on an untrained LeNet5, sums diverge with ReLU or
+    never settle where means descend; with sigmoids (||J|| = .02) they got further.
     * `start`: "zeros", "grey" (the middle of the range) or "noise" (uniform in the range; standard
-      normal without one), which takes a CPU generator per image.
+    normal without one), which takes a CPU generator per image.
     * `clip`: whether pixels are brought into `value_range` only at the "end" or after every "step".
-      `value_range` None: data without bounds, never clipped.
+    `value_range` None: data without bounds, never clipped.
 
-    An image ends early, as converged, once the mean square of a step is below `tolerance`; the
-    MixCon paper has no such rule (0). Raises ValueError for settings that make no sense.
+    An image ends early, as converged, once the mean square of a step is below `tolerance` (0 in the
+    paper).
     """
 
     kind: Literal["sgd"] = "sgd"
@@ -114,13 +97,12 @@ class GradientInversion:
     clip: Literal["end", "step"] = "end"
     value_range: Range | None = UNIT
     tolerance: float = 0.0
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
         check_choice(norm=(self.norm, ("l2", "l1")), scale=(self.scale, ("mean", "sum")))
         check_choice(clip=(self.clip, ("end", "step")))
-        check_positive(lr=self.lr, n_steps=self.n_steps)
-        check_not_negative(zeta=self.zeta, weight_decay=self.weight_decay, tolerance=self.tolerance)
+        self._positive("lr", "n_steps")
+        self._at_least(0, "zeta", "weight_decay", "tolerance")
         check_range(self.value_range)
         check_starts((self.start,), self.value_range, ("zeros", "grey", "noise"))
 
@@ -133,9 +115,7 @@ class GradientInversion:
         generators: Sequence[torch.Generator] = (),
     ) -> Inverted:
         """Images of `shape` (c, h, w) whose features are z, in the dtype and on the device of z.
-
-        Raises ValueError for features that are not finite or not as many as z has.
-        """
+        Raises ValueError for features that are not finite or not as many as z has."""
         s = first_images(
             (self.start,), z, shape=shape, value_range=self.value_range, generators=generators
         )[0]
@@ -163,7 +143,6 @@ class GradientInversion:
 def penalised(
     data: Float[Tensor, " b"], zeta: float, x: Float[Tensor, "b c h w"]
 ) -> Float[Tensor, " b"]:
-    """data + zeta TV(x)."""
     return data + zeta * total_variation(x) if zeta else data
 
 
@@ -179,11 +158,9 @@ def descend(
     clip_steps: bool = False,
     rate: Callable[[int], float] | None = None,
 ) -> Inverted:
-    """Minimise the objective of every image from its start; the result is in `value_range`.
-
-    `rate`: Adam's rate at step 0, 1, ...; None: that of the optimiser. The result of an image is
-    its last iterate, or, once an objective or gradient was not finite, the last where both were.
-    """
+    """Minimise the objective of every image from its start; the result is in `value_range`. `rate`:
+    Adam's rate at step 0, 1, ...; None: that of the optimiser. The result of an image is its last
+    iterate, or, once an objective or gradient was not finite, the last where both were."""
     clip = value_range if clip_steps else None
     descent = _Descent(
         objective, start, optimiser, weight_decay=weight_decay, tolerance=tolerance, clip=clip
@@ -220,7 +197,6 @@ class _Descent:
         self.n_steps = torch.zeros_like(self.ending)
 
     def step(self) -> None:
-        """One gradient and one move of every image that has not ended."""
         value, gradient = value_and_gradient(self.objective, self.s)
         self.n_steps += self.is_going
         finite = value.isfinite() & gradient.flatten(1).isfinite().all(1)
@@ -262,7 +238,6 @@ class _Descent:
 def value_and_gradient(
     objective: Objective, s: Float[Tensor, "b c h w"]
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, "b c h w"]]:
-    """The objective of every image, and its gradient with respect to that image."""
     with torch.enable_grad():
         leaf = s.detach().requires_grad_()
         value = objective(leaf)
@@ -279,7 +254,6 @@ def first_images(
     generators: Sequence[torch.Generator] = (),
     mean_image: Float[Tensor, "c h w"] | None = None,
 ) -> Float[Tensor, "k b c h w"]:
-    """Starts of the descent, by start and image; every image has its own generator."""
     if not len(z) or len(shape) != 3 or any(side < 1 for side in shape):
         raise ValueError(f"{len(z)} feature vectors, shape={shape}; need at least one, (c, h, w)")
     if "noise" in starts and len(generators) != len(z):
@@ -330,14 +304,12 @@ def check_features(h: Features, s: Float[Tensor, "k c h w"], z: Float[Tensor, "b
 
 
 def check_choice(**values: tuple[str, tuple[str, ...]]) -> None:
-    """ValueError for a value that is not among the choices."""
     for name, (value, choices) in values.items():
         if value not in choices:
             raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
 
 
 def check_range(value_range: Range | None) -> None:
-    """ValueError for bounds that are not two finite numbers in order."""
     if value_range is None:
         return
     if len(value_range) != 2 or not all(map(math.isfinite, value_range)):
@@ -351,7 +323,6 @@ def check_starts(
     value_range: Range | None,
     choices: tuple[str, ...] = get_args(Start),
 ) -> None:
-    """ValueError for an unknown start, or one that the range does not allow."""
     if not starts:
         raise ValueError("starts is empty; give at least one")
     for start in starts:

@@ -1,12 +1,11 @@
 """Memory that a run of the family `inversion` takes, to tell how many a GPU holds at once.
 
-An upper estimate from counting live tensors, the largest of four. With P parameters, d numbers of
-an image and u of all its activations, poolings' inputs counted, m of them at the cut: training
-holds up to 7 P and, for each image of a batch, 3 d, 3.5 u and, with a defence, 12 m; evaluation 4
-times the widest activations of the images it takes at once; the attack 12 d, 3.5 u of the layers up
-to the cut and 6 m for each start of each image it takes at once, 6 m for each image; the scores 14
-d for each image. Beside each of these, P and 3 d for each image of the run are kept. The test
-counts them anew. Library workspaces are not in it.
+An upper estimate from counting live tensors, library workspaces left out, the largest of four. With
+P parameters, d numbers of an image and u of its activations, poolings' inputs counted, m at the
+cut: training 7 P and, for each image of a batch, 3 d, 3.5 u and, with a defence, 12 m; evaluation 4
+times the widest activations of the images it takes at once; the attack 12 d, 3.5 u up to the cut
+and 6 m for each start of each image at once, 6 m for each image; the scores 14 d for each image.
+Beside each of these P and 3 d for each image of the run.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float32, Int64, UInt8
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from recon_core.attacks.family_run import FamilyRun, run_result
+from recon_core.attacks.family_run import FamilyRun, Learned, run_result
 from recon_core.attacks.inversion.feature_matching import Inverted
 from recon_core.attacks.plug_and_play import Ending
 from recon_core.types import Outcome, RunResult, RunSpec
@@ -21,12 +21,9 @@ from recon_core.victims.split_training import TrainedSplit
 
 
 @dataclass(frozen=True)
-class Learned:
-    """The images of a run, augmented, and how they were; rows that the victim is trained on, and
-    rows that are inverted, both rising."""
+class InTwoParts(Learned):
+    """Rows that the victim is trained on, and rows that are inverted, both rising."""
 
-    targets: UInt8[Tensor, "n c h w"]
-    augment: Float[Tensor, "n 9"]
     trained: Int64[Tensor, " t"]
     attacked: Int64[Tensor, " b"]
 
@@ -48,10 +45,8 @@ def two_parts(
 
 @dataclass(frozen=True)
 class KnownClassifier:
-    """One trained classifier, with its loss and accuracy on what it was trained on.
-
-    `weights` keep a leading dimension of 1. Those of one that diverged are the last finite ones.
-    """
+    """One trained classifier, with its loss and accuracy on what it was trained on. `weights` keep
+    a leading dimension of 1. Those of one that diverged are the last finite ones."""
 
     model: SplitModel
     weights: Weights
@@ -77,7 +72,6 @@ class KnownClassifier:
         ]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, on the CPU, to be kept."""
         weights = {f"weights/{name}": tensor.cpu() for name, tensor in self.weights.items()}
         numbers = [self.loss, self.accuracy, self.diverged]
         return {**weights, "end": torch.tensor(numbers, dtype=torch.float64)}
@@ -86,7 +80,6 @@ class KnownClassifier:
     def from_tensors(
         cls, model: SplitModel, tensors: Mapping[str, Tensor], device: torch.device
     ) -> KnownClassifier:
-        """Inverse of `tensors`."""
         weights = {name: tensors[f"weights/{name}"].to(device) for name in model.tensor_shapes}
         loss, accuracy, diverged = tensors["end"].tolist()
         return cls(model, weights, loss, accuracy, bool(diverged))
@@ -113,7 +106,7 @@ def result_of(
     spec: RunSpec,
     *,
     victim: KnownClassifier,
-    learned: Learned,
+    learned: InTwoParts,
     margins: Float32[Tensor, " n"],
     inverted: Inverted | None,
 ) -> RunResult:

@@ -3,14 +3,8 @@
 One run (the MixCon paper, section 4): part the run's images into those that the classifier f =
 g(h(x)) is trained on, with a defence or without, and `held_out` ones of each class that are sent to
 the server as z = h(x); look for images with these features; compare each with the one that z is of.
-The server knows h and every z that is sent, and no image. Labels are the classes, from 0.
-
-What the attack gives is a picture: nothing was subtracted from the images, so `mean_image` is 0,
-which says that a reconstruction has a scale of its own (`recon_core.matching.fit_to_range`).
-
-How runs share a machine: on a GPU the runs of a batch are one stack, in training and attack. On a
-CPU as many runs go side by side as torch has threads. Products and convolutions are in full
-float32, which features that a defence has drawn together need.
+The server knows h and every z that is sent, and no image. Nothing is subtracted from images, so
+what the attack gives is a picture. Features that a defence has drawn together need full float32.
 """
 
 from __future__ import annotations
@@ -25,12 +19,10 @@ from torch import Tensor
 
 from recon_core.attacks.family_run import DTYPES, TrainedRun
 from recon_core.attacks.inversion.feature_matching import UNIT, GradientInversion, Inverted
-from recon_core.attacks.inversion.results import KnownClassifier, Learned, result_of, two_parts
+from recon_core.attacks.inversion.results import InTwoParts, KnownClassifier, result_of, two_parts
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
-from recon_core.augment import augment_images
 from recon_core.tagged import Tagged
 from recon_core.types import Progress, RunResult, RunSpec
-from recon_core.victims.autoencoder import Shape
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split import LeNet5, SplitNetwork, initial_weights
 from recon_core.victims.split_training import SplitTraining, train_split
@@ -41,23 +33,21 @@ INVERTED_AT_ONCE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inversion(TrainedRun[Learned, KnownClassifier]):
+class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
     """Settings of a run. Defaults are the MixCon paper's for MNIST without a defence: LeNet5, cut
     after its second block, and the paper's gradient descent.
 
     `n_classes`: the classes 0 to n_classes - 1; a run has equally many images of each. `defence`:
     what the training adds to its loss; None is the paper's "vanilla", which lam = 0 is, too.
-    `held_out`: images of each class that are not trained on and are what is inverted; the paper
-    inverts 100 test images, which 10 of each of 10 classes are. 0: the classifier is trained on all
-    images of the run and all are inverted. `attack`: `strong` measures features by their spread
-    over all z of the run, which the server sees (`strong_inversion.whiten`); public images, with
-    which `tune` would find its zeta and which its start "mean" needs, are not part of a run.
-    `keep`: an inversion is paired with the image that z is of.
+    `held_out`: images of each class that are not trained on and are what is inverted; 0: the
+    classifier is trained on all images of the run and all are inverted. `attack`: `strong` measures
+    features by their spread over all z of the run, which the server sees
+    (`strong_inversion.whiten`); it has no public images.
 
     No run is `unfitted`: the attack inverts h, however well g classifies. Statistics: `train_loss`
-    (cross-entropy alone) and `train_accuracy` are of the images that were trained on, and so is
-    `margin_min`; `attack_loss` is the mean objective of the inversions, `n_iterations` the mean
-    number of their gradients, those of all starts counted.
+    (cross-entropy alone), `train_accuracy` and `margin_min` are of the images that were trained on;
+    `attack_loss` is the mean objective of the inversions, `n_iterations` the mean number of their
+    gradients, those of all starts counted.
     """
 
     family: Literal["inversion"] = "inversion"
@@ -112,32 +102,30 @@ class Inversion(TrainedRun[Learned, KnownClassifier]):
 
     @property
     def n_labels(self) -> int:
-        """Labels that a run has equally many images of."""
         return self.n_classes
 
-    def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
+    def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> InTwoParts:
         """The run's images, augmented, in two parts."""
-        generator = spec.victim_generator("augment")
-        targets, augment = augment_images(images, p=self.augment_p, generator=generator)
-        trained, attacked = two_parts(spec, held_out=self.held_out, n_classes=self.n_classes)
-        return Learned(targets, augment, trained, attacked)
+        own = self.augmented(spec, images)
+        parts = two_parts(spec, held_out=self.held_out, n_classes=self.n_classes)
+        return InTwoParts(own.targets, own.augment, *parts)
 
     def read_victim(
-        self, learned: Learned, tensors: Mapping[str, Tensor], device: torch.device
+        self, learned: InTwoParts, tensors: Mapping[str, Tensor], device: torch.device
     ) -> KnownClassifier:
         """A victim from the tensors that it was kept as."""
-        model = self.victim.on(_shape(learned.targets), self.n_classes)
+        model = self.victim.on(learned.shape, self.n_classes)
         return KnownClassifier.from_tensors(model, tensors, device)
 
     def train_runs(
         self,
         specs: Sequence[RunSpec],
-        learned: Sequence[Learned],
+        learned: Sequence[InTwoParts],
         device: torch.device,
         progress: Progress,
     ) -> list[KnownClassifier]:
         """The victims of R runs, trained at once."""
-        model = self.victim.on(_shape(learned[0].targets), self.n_classes)
+        model = self.victim.on(learned[0].shape, self.n_classes)
         labels = [
             torch.tensor(s.labels)[own.trained] for s, own in zip(specs, learned, strict=True)
         ]
@@ -159,7 +147,7 @@ class Inversion(TrainedRun[Learned, KnownClassifier]):
         self,
         specs: Sequence[RunSpec],
         victims: Sequence[KnownClassifier],
-        learned: Sequence[Learned],
+        learned: Sequence[InTwoParts],
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
@@ -280,8 +268,3 @@ def _joined(pieces: Sequence[Inverted]) -> Inverted:
         ending=torch.cat([piece.ending for piece in pieces]),
         n_steps=torch.cat([piece.n_steps for piece in pieces]),
     )
-
-
-def _shape(targets: UInt8[Tensor, "n c h w"]) -> Shape:
-    c, h, w = targets.shape[1:]
-    return c, h, w

@@ -1,10 +1,9 @@
-"""Ours, beside the MixCon paper's attack: an attacker who knows what he does.
+"""Our inversion, beside the MixCon paper's: whitened features, Adam from several starts.
 
-A defence that holds against gradient descent with one step size may only have spoilt the step size:
-features that are shrunk, or moved, make the same descent fail although nothing is hidden. Here the
-features are measured in units of their spread over images that the attacker has (`whiten`); Adam
-with a falling rate starts from several images and the best end is kept, by the objective; and the
-weight of the regulariser is found on images whose originals he has (`tune`), never on the victim's.
+A defence that holds against gradient descent with one step size may only have spoilt the step size.
+Here features are measured in units of their spread over images that the attacker has (`whiten`),
+the best end by the objective is kept, and the weight of the regulariser is found on images whose
+originals he has (`tune`), never on the victim's.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64
@@ -33,8 +32,8 @@ from recon_core.attacks.inversion.feature_matching import (
     first_images,
     penalised,
 )
-from recon_core.attacks.plug_and_play import FORBID, check_not_negative, check_positive
 from recon_core.optimisers import Optimiser
+from recon_core.strict import Strict
 
 ZETAS = (0.0, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)
 """What `tune` tries; where the last is the best, try more."""
@@ -42,16 +41,12 @@ ZETAS = (0.0, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 @dataclass(frozen=True)
 class Whitening:
-    """A linear map after which features of public images are spread evenly.
-
-    `matrix` is (m, m), or (m,) where each feature is only scaled. Differences of features are
-    mapped, so where the features are centred does not matter.
-    """
+    """A linear map after which features of public images are spread evenly: `matrix` is (m, m), or
+    (m,) where each feature is only scaled, of differences of features."""
 
     matrix: Float[Tensor, "*m"]
 
     def __call__(self, difference: Float[Tensor, "b m"]) -> Float[Tensor, "b m"]:
-        """Differences of features in units of their spread."""
         matrix = self.matrix.to(difference)
         return difference * matrix if matrix.dim() == 1 else difference @ matrix
 
@@ -64,14 +59,12 @@ def whiten(
 ) -> Whitening:
     """C^(-1/2), C = (1 - shrinkage) S + shrinkage tr(S) / m I, S the covariance of m features.
 
-    "diagonal" drops what is off the diagonal of S: each feature is divided by its spread. Features
-    c h + b whiten to what h does, whatever c and b are. The shrinkage is what a feature that never
-    moved is divided by. With little of it the features that are rarely active weigh most and the
-    descent stalls: over a random layer of 40 ReLUs, .01 ended 100 times as far from some images as
-    .5 and 1 did. Features that are all constant have no spread to measure by and stay as they are.
-
-    Raises ValueError for fewer than two images, features that are not finite, or a shrinkage
-    outside (0, 1].
+    "diagonal" drops what is off the diagonal of S. Features c h + b whiten to what h does, whatever
+    c and b are. The shrinkage is what a feature that never moved is divided by; with little of it
+    the features that are rarely active weigh most and the descent stalls (over a random layer of 40
+    ReLUs, .01 ended 100 times as far from some images as .5 and 1). Features that are all constant
+    stay as they are. Raises ValueError for fewer than two images, features that are not finite, or
+    a shrinkage outside (0, 1].
     """
     check_choice(kind=(kind, ("diagonal", "full")))
     if not 0 < shrinkage <= 1:
@@ -95,19 +88,18 @@ def whiten(
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrongInversion:
+class StrongInversion(Strict):
     """Adam with a cosine falling rate from several starts; the best end by the objective is kept.
 
         min over s of 1/m ||W (h(s) - z)||^2 + zeta / n TV(s),     s in `value_range`
 
     for m features and n pixels, channels counted, with W the `Whitening` that is given (else the
-    identity, and a defence that shrinks the features changes what zeta means). Every step ends with
-    the projection onto the range. The rate at step k of K is lr (1 + cos(pi k / K)) / 2
-    (Loshchilov and Hutter 2017, eq. 5, without its restarts). `starts`, all solved together:
-    "zeros", "grey" (the middle of the range), "noise" (uniform in the range; drawn anew as often as
-    it is named) and "mean" (a public image, given to `invert`). `zeta` should come from `tune`. An
-    image ends early from a start once the mean square of a step is below `tolerance`. Raises
-    ValueError for settings that make no sense.
+    identity). Every step ends with the projection onto the range. The rate at step k of K is lr (1
+    + cos(pi k / K)) / 2 (Loshchilov and Hutter 2017, eq. 5, without its restarts). `starts`, all
+    solved together: "zeros", "grey" (the middle of the range), "noise" (uniform in the range; drawn
+    anew as often as it is named) and "mean" (a public image, given to `invert`). `zeta` should come
+    from `tune`. An image ends early from a start once the mean square of a step is below
+    `tolerance`.
     """
 
     kind: Literal["strong"] = "strong"
@@ -117,11 +109,10 @@ class StrongInversion:
     starts: tuple[Start, ...] = ("grey", "noise", "noise")
     value_range: Range | None = UNIT
     tolerance: float = 0.0
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        check_positive(lr=self.lr, n_steps=self.n_steps)
-        check_not_negative(zeta=self.zeta, tolerance=self.tolerance)
+        self._positive("lr", "n_steps")
+        self._at_least(0, "zeta", "tolerance")
         check_range(self.value_range)
         check_starts(self.starts, self.value_range)
 
@@ -135,11 +126,9 @@ class StrongInversion:
         whitening: Whitening | None = None,
         mean_image: Float[Tensor, "c h w"] | None = None,
     ) -> Inverted:
-        """Images of `shape` (c, h, w) whose features are z, in the dtype and on the device of z.
-
-        A start "noise" takes a CPU generator per image. Raises ValueError for features that are not
-        finite or not as many as z or the whitening has.
-        """
+        """Images of `shape` (c, h, w) whose features are z, in the dtype and on the device of z. A
+        start "noise" takes a CPU generator per image. Raises ValueError for features that are not
+        finite or not as many as z or the whitening has."""
         s = first_images(
             self.starts,
             z,
@@ -193,10 +182,8 @@ def errors_by_zeta(
     whitening: Whitening | None = None,
     mean_image: Float[Tensor, "c h w"] | None = None,
 ) -> Float64[Tensor, " g"]:
-    """The mean squared error of public images recovered from their features, for each zeta.
-
-    All have the same starts. Raises ValueError for no zetas, one that is negative, or no images.
-    """
+    """The mean squared error of public images recovered from their features, for each zeta, from
+    the same starts. Raises ValueError for no zetas, one that is negative, or no images."""
     if not len(zetas) or not len(public):
         raise ValueError(f"{len(zetas)} zetas and {len(public)} public images; need one of each")
     with torch.no_grad():
@@ -226,11 +213,8 @@ def tune(
     whitening: Whitening | None = None,
     mean_image: Float[Tensor, "c h w"] | None = None,
 ) -> float:
-    """The zeta of least mean squared error on public images, the smallest among equals.
-
-    The images must not be the victim's: an attacker has no originals of those. Give the whitening
-    that the attack will use. Raises what `errors_by_zeta` does.
-    """
+    """The zeta of least mean squared error on public images, the smallest among equals. The images
+    must not be the victim's. Give the whitening that the attack will use."""
     tried = sorted(zetas)
     error = errors_by_zeta(
         method,

@@ -1,11 +1,8 @@
-"""The attacks of a run of the family `kkt`: what one of them is, and a stack of them done.
+"""A stack of attacks on weights: search, separation, or the search from what was separated.
 
-`kkt` searches for candidates that satisfy the KKT condition (`kkt_objective`), `span` separates the
-span of the first layer's weights (`span.attack`), `span_then_kkt` starts the former from what the
-latter separated. What is separated is saved as iteration 0. Its sign is read from the network,
-which is wrong for one in five, so both are candidates: 0 to m - 1 have the likelier sign, best
-trusted first, m to 2m - 1 the other. From there the KKT attack goes on, with each candidate's own
-label, and every lam at `lam_min`.
+What is separated is saved as iteration 0. Its sign is read from the network, which is wrong for one
+in five, so both are candidates: 0 to m - 1 have the likelier sign, best trusted first, m to 2m - 1
+the other. The search goes on from there with each candidate's own label, every lam at `lam_min`.
 """
 
 from __future__ import annotations
@@ -73,8 +70,8 @@ def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
 
 @dataclass(frozen=True)
 class Victim:
-    """Inputs of a stack of Q attacks: the weights of Q victims, or of one; those they started
-    from, for a span attack that knows them; and the images, for the authors' stopping rule."""
+    """Inputs of a stack of Q attacks: the weights of Q victims, or of one; those they started from,
+    for a span attack that knows them; and the images, for the authors' stopping rule."""
 
     architecture: Architecture
     parameters: Parameters
@@ -82,7 +79,6 @@ class Victim:
     inputs: Float[Tensor, "r n d"]
 
     def rows(self, index: Tensor) -> Victim:
-        """Those of some of the attacks."""
         if len(self.inputs) == 1:
             return self
         start = None if self.start is None else self.start.rows(index)
@@ -96,8 +92,7 @@ def attack_stack(
     """Results of Q attacks, in order, each with a generator of its own.
 
     An attack on weights that are not finite, or in which nothing stands out of the noise, leaves
-    nothing: that is a result and no error. Raises ValueError for settings that do not go with the
-    images.
+    nothing. Raises ValueError for settings that do not go with the images.
     """
     if isinstance(attack, KKTAttack):
         settings = settings_of(attack, generators)
@@ -146,8 +141,8 @@ def _searched(
     *,
     vectors: Float[Tensor, "r k d"] | None = None,
 ) -> list[Left]:
-    """What searches leave that start from x and lam, with labels of their own or shared equally;
-    in `vectors`, where they are in span coordinates."""
+    """What searches leave that start from x and lam, with labels of their own or shared equally; in
+    `vectors`, where they are in span coordinates."""
     x, lam, labels = start
     attacked = reconstruct(
         victim.architecture,
@@ -221,11 +216,8 @@ def _separated(
     generators: Sequence[torch.Generator],
     progress: Progress,
 ) -> list[Separated | None]:
-    """What is in the weights that each attack is on; None where that is nothing.
-
-    All at once on a GPU, one after another on a CPU, where what a run is batched with must not
-    change a bit; and where one of them has nothing, which ends a stack before it begins.
-    """
+    """What is in the weights that each attack is on; None where that is nothing. One after another
+    on a CPU, where what a run is batched with must not change a bit, and where one has nothing."""
     n = len(generators)
     rows = torch.arange(n) if victim.parameters.n_runs > 1 else torch.zeros(n, dtype=torch.int64)
 
@@ -266,7 +258,6 @@ def _left_by_separation(found: Separated | None, victim: Victim) -> Left:
 
 
 def _directions(found: Separated | None, victim: Victim) -> Float[Tensor, "k d"]:
-    """Of a separation, without what its rows have for biases."""
     assert found is not None
     return orthonormal(found.subspace.vectors[:, : victim.architecture.d])
 

@@ -1,34 +1,29 @@
-"""Giving up the hopeless attacks of a sweep without looking at a training image.
+"""Hopeless attacks of a sweep are given up: asynchronous successive halving (Li et al. 2020).
 
 Attacks on one victim with different hyperparameters start together. At each *rung*, an iteration,
-those go on whose KKT residual is among the lowest of all that were asked before them at this rung,
-the rest are stopped: asynchronous successive halving (Li et al. 2020), as Optuna's pruner has it,
-asked in the order of the attacks. About a third gets three times as far, a ninth nine times.
-
-The residual is taken with ReLU's own derivative. The attacks' own objectives are not comparable:
-each has another surrogate of the derivative (`alpha`) and other penalties (`lam_min`). The image
-restoration paper gave 56 of 303 attacks up as poor; Haim et al.'s code judges by the training
-images (`KKTAttack.ncc_stop_above`).
+those go on whose KKT residual is among the lowest of all that were asked before them. It is taken
+with ReLU's own derivative, since each attack's objective has another surrogate and penalty. No
+training image is looked at, as Haim et al.'s code does (`KKTAttack.ncc_stop_above`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from recon_core.strict import Strict
+
 
 @dataclass(frozen=True, kw_only=True)
-class Halving:
+class Halving(Strict):
     """Rungs are at iteration `first`, `first` * `factor`, and so on; about one attack in `factor`
     passes each."""
 
     first: int = 500
     factor: int = 3
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         if self.first < 1 or self.factor < 2:
@@ -38,7 +33,6 @@ class Halving:
             )
 
     def rungs(self, n_iterations: int) -> tuple[int, ...]:
-        """The rungs before the last iteration."""
         rungs = []
         rung = self.first
         while rung < n_iterations:
@@ -49,9 +43,7 @@ class Halving:
 
 class Race:
     """The attacks of one stack that compete; `hopeless` is asked at every rung, in their order.
-
-    Raises ValueError if Optuna is not installed.
-    """
+    Raises ValueError if Optuna is not installed."""
 
     def __init__(self, halving: Halving, n_attacks: int) -> None:
         try:

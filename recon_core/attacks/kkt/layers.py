@@ -1,9 +1,8 @@
 """The layers of a network under attack: their products with the weights and with their residual.
 
-A dense layer of i inputs and o outputs costs, beside its products with the weights, 3 m i o
-multiply-adds in direct form and 2 m^2 (i + o) in Gram form: Gram while m < 1.5 i o / (i + o). A
-convolution's kernel is small and its gradient sums over many positions: always direct. See
-`stationarity` for what M, N and the two forms are.
+`stationarity` says what M, N and the two forms are. A dense layer of i inputs and o outputs costs,
+beside its products with the weights, 3 m i o multiply-adds in direct form and 2 m^2 (i + o) in Gram
+form. A convolution's kernel is small and its gradient sums over many positions: always direct.
 """
 
 from __future__ import annotations
@@ -20,16 +19,12 @@ Form = Literal["auto", "gram", "direct"]
 
 
 def cheaper_form(n_candidates: int, fan_in: int, fan_out: int) -> Literal["gram", "direct"]:
-    """The form with fewer multiply-adds for a dense layer."""
     gram = 2 * n_candidates * (fan_in + fan_out)
     return "gram" if gram < 3 * fan_in * fan_out else "direct"
 
 
 class Dense:
-    """A dense layer of Q attacks: its products with the weights, and with its residual.
-
-    `weight` is (Q, o, i), or (1, o, i) shared by all attacks.
-    """
+    """A dense layer of Q attacks; `weight` is (Q, o, i), or (1, o, i) shared by all."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, n_attacks: int, m: int, *, gram: bool
@@ -127,12 +122,9 @@ class Dense:
 
 
 class Conv:
-    """A convolution as the first layer: a dense one on patches, summed over its positions.
-
-    Its gradient is sum_p d_p patch_p^T, so a patch is to a position what an image is to a
-    candidate. Direct form only. Interface as `Dense`, without the products that only layers above
-    another need.
-    """
+    """A convolution as the first layer: a dense one on patches, summed over its positions, so that
+    its gradient is sum_p d_p patch_p^T. Direct form only. Interface as `Dense`, without the
+    products that only layers above another need."""
 
     def __init__(
         self,
@@ -166,7 +158,6 @@ class Conv:
             self._maps(self.m).add_(self.residual_b[:, None, :, None])
 
     def residual_square(self, _d: Tensor, _c: Tensor, _d_dot_m: Tensor) -> Float[Tensor, " q"]:
-        """||R||^2 + ||r||^2."""
         total: Tensor = self.residual.square().flatten(1).sum(1)
         return total if self.bias is None else total + self.residual_b.square().sum(1)
 

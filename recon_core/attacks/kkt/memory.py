@@ -1,22 +1,20 @@
 """Memory that a run of the family `kkt` takes, to tell how many a GPU holds at once.
 
-An upper estimate from counting live tensors: with P parameters, x = the numbers of all candidates
-and u = the activations of all images and candidates (behind a convolution its patches, too), the
-training and the attack hold up to 6 P + 18 x + 6.5 u numbers, and what is saved of the candidates,
-s times, up to 5.5 s x while it is matched; a defence up to 5 numbers in float64 for each feature of
-its layer. A separation of k directions with T features each, a number for every filter and
-position, holds up to 7 k T numbers, 5 first layers in float64 and 40 k^2. The test counts them
-anew. Library workspaces are not in it.
+An upper estimate from counting live tensors, library workspaces left out. With P parameters, x
+numbers of all candidates and u activations of all images and candidates (behind a convolution its
+patches, too): 6 P + 18 x + 6.5 u, and 5.5 s x for s saved iterations; a defence 5 float64 for each
+feature of its layer; a separation of k directions with T features 7 k T + 40 k^2 and 5 first layers
+in float64.
 """
 
 from __future__ import annotations
 
 import math
 
+from recon_core.attacks.family_run import DTYPES
 from recon_core.attacks.kkt.attacks import ROWS_AT_ONCE, features_of
 from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.kkt.settings import kkt_of, most_candidates, most_directions, span_of
-from recon_core.attacks.kkt.victims import DTYPES
 from recon_core.victims.feature_defence import hidden_layer
 from recon_core.victims.network import Architecture, Shape
 
@@ -51,7 +49,6 @@ def bytes_per_run(experiment: KKT, n_images: int, shape: Shape) -> int:
 
 
 def _separation(experiment: KKT, shape: Shape) -> float:
-    """Numbers that a separation holds at once; 0 without one."""
     span = span_of(experiment.attack)
     if span is None:
         return 0.0
@@ -60,7 +57,6 @@ def _separation(experiment: KKT, shape: Shape) -> float:
 
 
 def _n_features(experiment: KKT, architecture: Architecture) -> int:
-    """Of an image, in the layer that is defended; 0 without a defence."""
     if experiment.defence is None:
         return 0
     layer = hidden_layer(experiment.victim, experiment.defence_layer)

@@ -2,7 +2,7 @@
 
 A homogeneous network trained long enough with logistic loss points where theta = sum_i lam_i y_i
 grad phi(theta; x_i) with lam_i >= 0 (image restoration paper, eq. 1; KKT paper, eqs. 2-5; Haim et
-al. 2022). The attack minimises, over candidates x and multipliers lam with the weights fixed,
+al. 2022). Minimised over candidates x and multipliers lam is
 
     L = || theta - sum_i c_i grad phi_i(theta; x_i) ||^2
       + sum relu(x - 1)^2 + sum relu(-1 - x)^2 + 5 sum relu(lam_min - lam)^2,
@@ -13,12 +13,10 @@ where every derivative of the activation is a smooth surrogate (see `surrogate`)
     multiclass   phi_i = phi_{y_i} - max_{j != y_i} phi_j  c_i = lam_i / N
     regression   phi_i = phi(x_i)                          c_i = lam_i / N
 
-(image restoration paper, section 1.2; KKT paper, eqs. 12 and 15). Labels are balanced over the
-candidates. Under `regression`, which holds for any loss with weight decay, lam_i takes either sign
-and has no penalty.
-
-Departure: the published formulas have no N; the authors' code divides by the number of candidates.
-For the same lam_min these are different problems. `lam_scale` says which; default: the code's.
+(image restoration paper, section 1.2; KKT paper, eqs. 12 and 15). Under `regression`, which holds
+for any loss with weight decay, lam_i takes either sign and has no penalty. The published formulas
+have no N; the authors' code divides by the number of candidates, which for the same lam_min is
+another problem: `lam_scale` says which.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int, Int64
@@ -37,10 +35,10 @@ from recon_core.attacks.kkt.layers import Form
 from recon_core.attacks.kkt.span_coordinates import Box
 from recon_core.attacks.kkt.stationarity import Stationarity
 from recon_core.optimisers import Optimiser
+from recon_core.strict import Strict
 from recon_core.victims.network import Architecture, Parameters
 
 SAVE_AT_PAPER = (100, 200, 300, 500, 800, 1400, 2400, 4100, 7000, 10_000, 11_900)
-FORBID = {"extra": "forbid"}
 Condition = Literal["binary", "multiclass", "regression"]
 Coordinates = Literal["pixels", "span"]
 Range = tuple[float, float]
@@ -48,19 +46,16 @@ Labels = Int64[Tensor, "q m"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """Ranges from which every attack draws its own hyperparameters; None leaves the attack's.
-
-    lr, lam_lr and sigma are drawn log-uniformly, lam_min and alpha uniformly. Defaults: the KKT
-    paper, appendix B, and the sweep of Haim et al.'s code.
-    """
+class Search(Strict):
+    """Ranges from which every attack draws its own hyperparameters; None leaves the attack's. lr,
+    lam_lr and sigma are drawn log-uniformly, lam_min and alpha uniformly. Defaults: the KKT paper,
+    appendix B, and the sweep of Haim et al.'s code."""
 
     lr: Range | None = (1e-5, 1.0)
     lam_lr: Range | None = None
     sigma: Range | None = (1e-6, 0.1)
     lam_min: Range | None = (0.01, 0.5)
     alpha: Range | None = (10.0, 500.0)
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
         for name in ("lr", "lam_lr", "sigma", "lam_min", "alpha"):
@@ -83,18 +78,19 @@ class Search:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KKTAttack:
-    """The attack's settings. Defaults: dataset generation of the image restoration paper, section
+class KKTAttack(Strict):
+    """Settings of the search. Defaults: dataset generation of the image restoration paper, section
     2.
 
-    `n_candidates` is m_total, shared equally among the labels. `sigma` is the standard deviation
-    of the initial x; lam starts uniform in [0, 1), or N(0, 1) under regression. `lam_lr`: the rate
-    of lam where it differs from that of x. `search`: random hyperparameters for every attack.
+    `n_candidates` is m_total, shared equally among the labels. `sigma`: standard deviation of the
+    initial x; lam starts uniform in [0, 1), or N(0, 1) under regression. `lam_lr`: the rate of lam
+    where it differs from that of x. `search`: random hyperparameters for every attack.
     `stop_above`: an attack stops when its loss exceeds so many times ||theta||^2 at iteration
-    `stop_after` or later; one that diverges to NaN always stops. `ncc_stop_above`: the authors'
-    rule, which needs the training images: the ten best normalised distances (not divided by d) have
-    a mean above this (theirs: 3300 at iteration 5000). `halving`: attacks on one victim compete.
-    `coordinates`: whether x moves by pixels, or in the span of a dense first layer (`kkt_span`).
+    `stop_after` or later; one that diverges always stops. `ncc_stop_above`: the authors' rule,
+    which needs the training images: the ten best normalised distances (not divided by d) have a
+    mean above this (theirs: 3300 at iteration 5000). `halving`: attacks on one victim compete.
+    `coordinates`: whether x moves by pixels, or in the span of a dense first layer
+    (`span_coordinates`).
     """
 
     kind: Literal["kkt"] = "kkt"
@@ -114,7 +110,6 @@ class KKTAttack:
     ncc_stop_above: float | None = None
     halving: Halving | None = None
     coordinates: Coordinates = "pixels"
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
         if self.n_candidates < 2 or (self.condition == "binary" and self.n_candidates % 2):
@@ -128,22 +123,13 @@ class KKTAttack:
             )
         if self.save_at[0] < 1:
             raise ValueError(f"save_at={self.save_at} must start at iteration 1 or later")
-        for name in ("alpha", "sigma"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value} is not a positive number; see the defaults")
+        self._positive("alpha", "sigma", "lam_lr", "stop_above", "ncc_stop_above")
+        self._at_least(1, "stop_after")
         if not math.isfinite(self.lam_min):
             raise ValueError(f"lam_min={self.lam_min} is not a number; paper 001 uses 0.5")
-        for name in ("lam_lr", "stop_above", "ncc_stop_above"):
-            limit = getattr(self, name)
-            if limit is not None and not (math.isfinite(limit) and limit > 0):
-                raise ValueError(f"{name}={limit} is not a positive number; leave it out for none")
-        if self.stop_after < 1:
-            raise ValueError(f"stop_after={self.stop_after} must be an iteration, 1 or later")
 
     @property
     def n_iterations(self) -> int:
-        """The attack ends with its last saved iteration."""
         return self.save_at[-1]
 
     @property
@@ -153,7 +139,6 @@ class KKTAttack:
 
     @property
     def c_per_lam(self) -> float:
-        """The 1/N of c_i = lam_i y_i / N."""
         return 1.0 / self.n_candidates if self.lam_scale == "candidates" else 1.0
 
     def signs(self, like: Tensor) -> Float[Tensor, " m"]:
@@ -164,10 +149,8 @@ class KKTAttack:
         return y
 
     def classes(self, n_outputs: int, device: torch.device) -> Int[Tensor, " m"] | None:
-        """y_i of a multiclass attack, in blocks as equal as can be; None otherwise.
-
-        Raises ValueError if the number of outputs does not go with the condition.
-        """
+        """y_i of a multiclass attack, in blocks as equal as can be; None otherwise. Raises
+        ValueError if the number of outputs does not go with the condition."""
         if (self.condition == "multiclass") != (n_outputs > 1):
             raise ValueError(
                 f"condition={self.condition!r} on a network with {n_outputs} outputs; binary and "
@@ -198,7 +181,6 @@ class Settings:
         return len(self.lr)
 
     def rows(self, index: Int[Tensor, " k"]) -> Settings:
-        """Those of some of the attacks."""
         return Settings(*(getattr(self, name)[index] for name in SETTINGS))
 
     @classmethod

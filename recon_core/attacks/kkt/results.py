@@ -11,37 +11,19 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from recon_core.attacks.candidate_matching import pairs_of
-from recon_core.attacks.family_run import run_result
+from recon_core.attacks.family_run import Learned, run_result
 from recon_core.attacks.kkt.objective import SETTINGS, KKTAttack, Settings
 from recon_core.attacks.kkt.settings import KKTSettings
 from recon_core.attacks.kkt.solver import Attacked
+from recon_core.attacks.kkt.victims import KnownVictim
 from recon_core.types import Outcome, Pairs, RunResult, RunSpec
-from recon_core.victims.network import Shape
-from recon_core.victims.training import Trained
-
-
-@dataclass(frozen=True)
-class Learned:
-    """Images that R victims are trained on, as pictures and as inputs, and what lies between."""
-
-    targets: UInt8[Tensor, "r n c h w"]
-    augment: Float[Tensor, "r n 9"]
-    mean: Float[Tensor, "r c h w"]
-    inputs: Float[Tensor, "r n d"]
-
-    @property
-    def shape(self) -> Shape:
-        c, h, w = self.targets.shape[2:]
-        return c, h, w
 
 
 @dataclass(frozen=True)
 class Left:
-    """Candidates of one attack at the saved iterations, in the victim's input space.
-
-    `finite`: it went through to its end. `stopped`: a rule, or the weights themselves, gave it up.
-    `score`: what attacks on one victim are compared by, lower is better. `stats` as in `STATS`.
-    """
+    """Candidates of one attack at the saved iterations, in the victim's input space. `finite`: it
+    went through to its end. `stopped`: a rule, or the weights themselves, gave it up. `score`: what
+    attacks on one victim are compared by, lower is better. `stats` as in `STATS`."""
 
     x: Float[Tensor, "s m d"]
     finite: bool
@@ -56,7 +38,6 @@ class Left:
 
 
 def left_by(attack: KKTAttack, attacked: Attacked, settings: Settings) -> list[Left]:
-    """Candidates of each of a stack of searches."""
     columns = {
         "attack_loss": attacked.loss,
         "kkt_residual": attacked.residual,
@@ -84,34 +65,33 @@ def result_of(
     experiment: KKTSettings,
     spec: RunSpec,
     *,
-    data: Learned,
-    trained: Trained,
-    victim: int,
+    learned: Learned,
+    victim: KnownVictim,
     left: Sequence[Left],
 ) -> RunResult:
-    """The result of attacks on one of the victims that were trained together."""
+    """The result of a run's attacks on its victim."""
+    trained = victim.trained
     stats = {
-        "train_loss": float(trained.loss[victim]),
-        "train_accuracy": float(trained.accuracy[victim]),
-        "margin_min": float(trained.margin_min[victim]),
+        "train_loss": float(trained.loss),
+        "train_accuracy": float(trained.accuracy),
+        "margin_min": float(trained.margin_min),
         **_best(left).stats,
     }
     outcome = Outcome.OK if stats["train_accuracy"] == 1 else Outcome.UNFITTED
-    is_finite = bool(trained.parameters.isfinite()[victim])
+    is_finite = bool(trained.parameters.isfinite())
     if not (is_finite and any(one.finite for one in left)):
         stopped = is_finite and any(one.stopped for one in left)
         outcome = Outcome.STOPPED if stopped else Outcome.NONFINITE
-    targets, mean = data.targets[victim], data.mean[victim]
     has_pairs = outcome in (Outcome.OK, Outcome.UNFITTED)
     return run_result(
         spec,
         outcome,
-        targets,
-        data.augment[victim],
+        learned.targets,
+        learned.augment,
         stats=stats,
-        pairs=_pairs(experiment, left, targets, mean) if has_pairs else None,
-        mean_image=mean.cpu(),
-        margins=trained.margins[victim].float().cpu(),
+        pairs=_pairs(experiment, left, learned.targets, victim.mean) if has_pairs else None,
+        mean_image=victim.mean.cpu(),
+        margins=trained.margins[0].float().cpu(),
     )
 
 

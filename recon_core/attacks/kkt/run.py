@@ -2,23 +2,14 @@
 
 One run: augment the planned images, subtract their mean, train the victim, attack its weights, and
 keep the candidates that can be matched (image restoration paper, section 2; KKT paper; Haim et al.
-2022). The attack, which gave the family its name, minimises the KKT objective from random
-candidates, once or with many drawn hyperparameters; or it separates the span of the first layer; or
-one after the other (`kkt_attacks`).
-
-How runs share a machine: on a GPU they are one stack, every product a batched one. On a CPU a run
-is alone with its caches: as many go at once as torch has threads, each on one of them, which is
-twice as fast on two cores as giving every product both. Runs of a sweep train their victim once.
-
-With a `defence` the victims are trained against leaking (MixCon paper), and the attack's premise no
-longer holds: the loss on the features adds a term to theta that is no sum of lam_i y_i grad phi, so
-that `kkt_residual` has a floor of its own even at the true images. The attack is told nothing of
-it.
+2022). With a `defence` (MixCon paper) the attack's premise no longer holds: the loss on the
+features adds a term to theta that is no sum of lam_i y_i grad phi, so that `kkt_residual` has a
+floor of its own even at the true images. The attack is told nothing of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -26,31 +17,25 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from recon_core.attacks.kkt.attacks import (
-    ROWS_AT_ONCE,
-    Victim,
-    attack_stack,
-    check_pictures,
-)
+from recon_core.attacks.family_run import DTYPES, Learned, TrainedRun
+from recon_core.attacks.kkt.attacks import ROWS_AT_ONCE, Victim, attack_stack, check_pictures
 from recon_core.attacks.kkt.results import Left, result_of
 from recon_core.attacks.kkt.settings import KKTSettings, kkt_of, most_candidates, span_of
 from recon_core.attacks.kkt.victims import (
     KnownVictim,
     check_labels,
     initial_weights,
-    learn,
-    shared_victim,
-    train_victims,
+    less_their_mean,
 )
-from recon_core.attacks.run_sharing import AtOnce, one_after_another, share_attacks, stacks_of
+from recon_core.attacks.run_sharing import AtOnce, one_after_another
 from recon_core.precision import matmul_precision
 from recon_core.threads import share_of, side_by_side
-from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
-from recon_core.victims.network import Architecture, Parameters
+from recon_core.types import Progress, RunResult, RunSpec
+from recon_core.victims.training import Trained, train
 
 
 @dataclass(frozen=True, kw_only=True)
-class KKT(KKTSettings):
+class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
     """Runs with these settings."""
 
     def check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
@@ -62,29 +47,8 @@ class KKT(KKTSettings):
         check_pictures(self.attack, n_images, (shape[0], shape[1], shape[2]))
 
     def arithmetic(self, device: torch.device) -> AbstractContextManager[None]:
-        """Full precision whatever was set; scores have it in any case."""
+        """Full precision whatever was set, which is for training and attack; scores have it."""
         return matmul_precision("ieee", device)
-
-    def train_victim(
-        self,
-        spec: RunSpec,
-        images: UInt8[Tensor, "n c h w"],
-        *,
-        device: torch.device,
-        victims: Victims | None = None,
-        progress: Progress = no_progress,
-    ) -> KnownVictim:
-        """The victim of a run of a sweep, as `run_batch` trains it; taken from `victims`, if it is
-        there, and put there otherwise. Raises ValueError as `run_batch` does."""
-        super().check_batch([spec], images[None])
-        check_labels([spec], self.n_classes, self.defence)
-        data = learn(self, [spec], images[None], device)
-        architecture = self.victim.on(data.shape, self.n_outputs)
-        with matmul_precision(self.precision, device):
-            trained = shared_victim(
-                self, architecture, spec, data.inputs, victims=victims, progress=progress
-            )
-        return KnownVictim(architecture, trained, data.mean[0])
 
     @property
     def at_once(self) -> AtOnce:
@@ -92,81 +56,87 @@ class KKT(KKTSettings):
             return side_by_side
         return one_after_another  # a setting of the whole process: none may end it early
 
-    def run_stack(
-        self,
-        specs: Sequence[RunSpec],
-        images: UInt8[Tensor, "r n c h w"],
-        device: torch.device,
-        progress: Progress,
-    ) -> list[RunResult]:
-        data = learn(self, specs, images, device)
-        architecture = self.victim.on(data.shape, self.n_outputs)
-        with matmul_precision(self.precision, device):  # not of the scores below
-            trained = train_victims(
-                self, architecture, specs, data.inputs, share_of(progress, 0.0, 0.5)
-            )
-            victim = self._victim(architecture, specs, trained.parameters, data.inputs)
-            left = self._attack(victim, specs, share_of(progress, 0.5, 1.0))
-        return [
-            result_of(self, spec, data=data, trained=trained, victim=i, left=left[i])
-            for i, spec in enumerate(specs)
-        ]
-
-    def run_sweep(
-        self,
-        victims: Victims | None,
-        specs: Sequence[RunSpec],
-        images: UInt8[Tensor, "r n c h w"],
-        device: torch.device,
-        progress: Progress,
-    ) -> list[RunResult]:
-        """Runs that attack one victim: it is trained once, and all of them share its weights."""
-        self.check_sweep(attacks_per_victim=2)
-        data = learn(self, specs[:1], images[:1], device)
-        architecture = self.victim.on(data.shape, self.n_outputs)
-        half, rest = share_of(progress, 0.0, 0.5), share_of(progress, 0.5, 1.0)
-        with matmul_precision(self.precision, device):
-            trained = shared_victim(
-                self, architecture, specs[0], data.inputs, victims=victims, progress=half
-            )
-
-            victim = self._victim(architecture, specs[:1], trained.parameters, data.inputs)
-
-            def attack(stack: Sequence[RunSpec], part: Progress) -> list[Left]:
-                generators = [spec.generator("attack") for spec in stack]
-                return attack_stack(self.attack, victim, generators, part)
-
-            stacks = stacks_of(specs, device, size=self._sweep_stack_size(device))
-            pieces = share_attacks(
-                stacks, attack, device=device, progress=rest, at_once=self.at_once
-            )
-        left = [one for piece in pieces for one in piece]
-        return [
-            result_of(self, spec, data=data, trained=trained, victim=0, left=[one])
-            for spec, one in zip(specs, left, strict=True)
-        ]
-
-    def _sweep_stack_size(self, device: torch.device) -> int:
-        """How many attacks go in one stack: on a CPU each alone, unless they compete."""
+    def sweep_size(self, device: torch.device) -> int:
+        """Attacks of a sweep that are one stack: on a CPU one, unless they compete."""
         kkt = kkt_of(self.attack)
         if device.type == "cpu" and (kkt is None or kkt.halving is None):
             return 1
         return max(1, ROWS_AT_ONCE // most_candidates(self))
 
-    def _victim(
+    def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
+        """The run's images, augmented."""
+        return self.augmented(spec, images)
+
+    def read_victim(
+        self, learned: Learned, tensors: Mapping[str, Tensor], device: torch.device
+    ) -> KnownVictim:
+        """A victim from the tensors that it was kept as."""
+        architecture, dtype = self.victim.on(learned.shape, self.n_outputs), DTYPES[self.dtype]
+        like = architecture.initial([torch.Generator()], dtype=dtype)
+        mean, _inputs = less_their_mean([learned], device, dtype)
+        return KnownVictim(architecture, Trained.from_tensors(tensors, like, device), mean[0])
+
+    def train_runs(
         self,
-        architecture: Architecture,
         specs: Sequence[RunSpec],
-        trained: Parameters,
+        learned: Sequence[Learned],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[KnownVictim]:
+        """The victims of R runs, trained at once."""
+        architecture = self.victim.on(learned[0].shape, self.n_outputs)
+        mean, x = less_their_mean(learned, device, DTYPES[self.dtype])
+        labels = torch.tensor([spec.labels for spec in specs], device=device)
+        with matmul_precision(self.precision, device):
+            trained = train(
+                architecture,
+                initial_weights(architecture, specs, x),
+                x,
+                labels if self.n_outputs > 1 else labels.to(x.dtype) * 2 - 1,
+                training=self.training,
+                generators=[spec.victim_generator("minibatches") for spec in specs],
+                progress=progress,
+                defence=self.defence,
+                defence_layer=self.defence_layer,
+            )
+        return KnownVictim.each_of(architecture, trained, mean)
+
+    def attack_runs(
+        self,
+        specs: Sequence[RunSpec],
+        victims: Sequence[KnownVictim],
+        learned: Sequence[Learned],
+        device: torch.device,
+        progress: Progress,
+    ) -> list[RunResult]:
+        """The results of R runs on their victims, or on the one that all of them share."""
+        n = 1 if all(victim is victims[0] for victim in victims) else len(victims)
+        _mean, inputs = less_their_mean(learned[:n], device, DTYPES[self.dtype])
+        with matmul_precision(self.precision, device):
+            attacked = self._attacked(victims[:n], specs[:n], inputs)
+            left = self._left(attacked, specs, progress)
+        return [
+            result_of(self, spec, learned=own, victim=victim, left=its)
+            for spec, own, victim, its in zip(specs, learned, victims, left, strict=True)
+        ]
+
+    def _attacked(
+        self,
+        victims: Sequence[KnownVictim],
+        specs: Sequence[RunSpec],
         inputs: Float[Tensor, "r n d"],
     ) -> Victim:
-        span = span_of(self.attack)
+        """What attackers of these victims are given."""
+        architecture, span = victims[0].architecture, span_of(self.attack)
         known = span is not None and span.start == "known"
         start = initial_weights(architecture, specs, inputs) if known else None
         generators = [spec.victim_generator("released weights") for spec in specs]
+        every = [victim.trained.parameters for victim in victims]
+        stack = zip(*(weights.tensors() for weights in every), strict=True)
+        trained = every[0].like([torch.cat(tensors) for tensors in stack])
         return Victim(architecture, self.released.of(trained, generators), start, inputs)
 
-    def _attack(
+    def _left(
         self, victim: Victim, specs: Sequence[RunSpec], progress: Progress
     ) -> list[list[Left]]:
         """What every run's attacks leave: all runs at once, or one run's attacks at a time."""

@@ -16,6 +16,7 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.matching import CLIPPED, check_clipped
 from recon_core.precision import Precision
 from recon_core.sampling import binary_labels
+from recon_core.strict import Strict
 from recon_core.tagged import Tagged
 from recon_core.victims.feature_defence import check_full_batch, hidden_layer
 from recon_core.victims.network import Network
@@ -25,13 +26,12 @@ from recon_core.victims.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanThenKKT:
+class SpanThenKKT(Strict):
     """`kkt` from the sources of `span`: of it, `n_candidates` and `sigma` are then told by them."""
 
     kind: Literal["span_then_kkt"] = "span_then_kkt"
     span: SpanAttack = field(default_factory=SpanAttack)
     kkt: KKTAttack = field(default_factory=KKTAttack)
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 Attack = Annotated[KKTAttack | SpanAttack | SpanThenKKT, Tagged("kind")]
@@ -39,14 +39,12 @@ Attack = Annotated[KKTAttack | SpanAttack | SpanThenKKT, Tagged("kind")]
 
 
 def kkt_of(attack: Attack) -> KKTAttack | None:
-    """The search in it, if there is one."""
     if isinstance(attack, SpanThenKKT):
         return attack.kkt
     return attack if isinstance(attack, KKTAttack) else None
 
 
 def span_of(attack: Attack) -> SpanAttack | None:
-    """The separation in it, if there is one."""
     if isinstance(attack, SpanThenKKT):
         return attack.span
     return attack if isinstance(attack, SpanAttack) else None
@@ -61,21 +59,18 @@ def saved_iterations(attack: Attack) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class KKTSettings(FamilyRun):
-    """Settings of a run. Defaults are the dataset generation of the image restoration paper,
-    section 2.
+    """Settings of a run. Defaults: dataset generation of the image restoration paper, section 2.
 
-    `n_classes`: what the
-    victim tells apart; 2 is one output with labels 0 and 1, unless it is trained with the loss
-    "ce", which has an output per class. `defence`: what is added to its loss (MixCon paper), on the
-    features of its hidden layer number `defence_layer`, from 1, by default the last; a convolution
-    is the first. `released`: how the attacker is given the weights; statistics and margins are
-    those of the victim as it was trained. `attack`: by its `kind` the search for a KKT point, the
-    separation of the first layer's span, or the former from what the latter found; a span attack
-    with `start` "known" is given the weights that the victim started from. `n_attacks`: how often a
-    victim is attacked, each time from its own start and, with a search for hyperparameters, with
-    its own; candidates are numbered attack after attack. `keep`: a candidate is confident if it is
-    at some saved iteration. `clipped`: the share of a picture's values that may leave [0, 1]
-    (`matching.fit_to_range`). `precision`: of float32 matrix products.
+    `n_classes`: what the victim tells apart; 2 is one output with labels 0 and 1, unless it is
+    trained with the loss "ce", which has an output per class. `defence`: what is added to its loss
+    (MixCon paper), on the features of its hidden layer number `defence_layer`, from 1, by default
+    the last; a convolution is the first. `released`: how the attacker is given the weights;
+    statistics and margins are those of the victim as it was trained. `attack`: a span attack with
+    `start` "known" is given the weights that the victim started from. `n_attacks`: how often a
+    victim is attacked, each time from its own start and hyperparameters; candidates are numbered
+    attack after attack. `keep`: a candidate is confident if it is at some saved iteration.
+    `clipped`: the share of a picture's values that may leave [0, 1] (`matching.fit_to_range`).
+    `precision`: of float32 matrix products.
     """
 
     family: Literal["kkt"] = "kkt"
@@ -157,13 +152,11 @@ class KKTSettings(FamilyRun):
     def labels_of(
         self, labels: npt.NDArray[np.int64], names: tuple[str, ...]
     ) -> tuple[npt.NDArray[np.int64], str]:
-        """(label per image, the task in words): of one output 0 or 1, else the class."""
         if self.n_outputs == 1:
             return binary_labels(labels, names)
         return super().labels_of(labels, names)
 
     def check_sweep(self, attacks_per_victim: int) -> None:
-        """Raises ValueError if so many runs cannot attack the same victim with these settings."""
         if attacks_per_victim > 1 and self.n_attacks > 1:
             raise ValueError(
                 f"attacks_per_victim={attacks_per_victim} with n_attacks={self.n_attacks}; in a "
@@ -178,7 +171,6 @@ class KKTSettings(FamilyRun):
 
     @property
     def n_labels(self) -> int:
-        """Labels that a run has equally many images of."""
         return self.n_classes
 
     @property
@@ -187,7 +179,6 @@ class KKTSettings(FamilyRun):
 
     @property
     def saved_iterations(self) -> tuple[int, ...]:
-        """Iterations of the attack at which pairs are saved; 0 is what was separated."""
         return saved_iterations(self.attack)
 
 

@@ -67,7 +67,7 @@ class AttackState:
     vectors: Float[Tensor, "r e d"] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """As named tensors on the CPU, which safetensors can hold."""
+        """As named tensors on the CPU."""
         named = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         for which, moments in zip(("x", "lam"), self.moments, strict=True):
             named |= {f"moments.{which}.{i}": moment for i, moment in enumerate(moments)}
@@ -111,8 +111,7 @@ class Attacked:
     n_iterations: Int64[Tensor, " q"]
 
     def usable(self, rows: slice = slice(None)) -> Bool[Tensor, " k"]:
-        """Those of some attacks that went through to the last iteration and ended finite in
-        float32."""
+        """Attacks that went through to the last iteration and ended finite in float32."""
         x = self.x[rows, -1].float().isfinite().flatten(1).all(1)
         return x & self.lam[rows].isfinite().all(1)
 
@@ -247,7 +246,6 @@ class Solver:
             )
 
     def state(self) -> AttackState:
-        """A copy of everything."""
         return AttackState(
             iteration=self.iteration,
             running=self.running.clone(),
@@ -269,7 +267,6 @@ class Solver:
         lam: Tensor,
         moments: tuple[tuple[Tensor, ...], ...] | None,
     ) -> None:
-        """Go on with these attacks, in a stack of their number."""
         self.running = running
         self.x, self.lam = (t.clone(memory_format=torch.contiguous_format) for t in (x, lam))
         settings = self.settings.rows(running.cpu())
@@ -299,7 +296,6 @@ class Solver:
             self.repeat = repeated(self._step, self.x.device, graphs=self.graphs)
 
     def _pixels(self) -> Float[Tensor, "k m d"]:
-        """The running attacks' candidates."""
         return self.x if self.inside is None else self.inside.pixels(self.x)
 
     def _look(self, pixels: Float[Tensor, "k m d"]) -> None:

@@ -1,17 +1,12 @@
 """Span coordinates of a search: x = z V, with V (k, d) the directions of the first layer.
 
-The images that a dense first layer was trained on lie in the span of its weights
-(`span.subspace`). With x = z V and orthonormal rows of V the residual of that layer splits into
+With orthonormal rows of V the residual of a dense first layer splits into
 
     || W - sum_i c_i d_i x_i^T ||^2 = || W V^T - sum_i c_i d_i z_i^T ||^2 + || W - W V^T V ||^2,
 
-whose last term is a constant. So a search over z is one over x in the span, with W V^T in place of
-W and k columns in place of d, exactly; gradient descent in z is gradient descent in x, projected.
-With biases in the first layer V are the directions of its weights alone.
-
-The box penalty is one of pixels. Candidates of networks of the image restoration paper never come
-near it, so it is looked for now and then (`kkt_solver`), and computed for the attacks that left the
-box.
+whose last term is a constant: with W V^T in place of W a search over z is one over x in the span,
+exactly. With biases in the first layer V are the directions of its weights alone. The box penalty
+is one of pixels; it is computed for the attacks that left the box at the last look.
 """
 
 from __future__ import annotations
@@ -28,7 +23,6 @@ from recon_core.victims.network import Architecture, Conv, Parameters
 
 
 def check_dense_first(conv: Conv | None) -> None:
-    """Raises ValueError for a convolution as the first layer, whose weights span patches."""
     if conv is not None:
         raise ValueError(
             f"attack.coordinates='span' on a victim whose first layer is a convolution of "
@@ -38,13 +32,9 @@ def check_dense_first(conv: Conv | None) -> None:
 
 
 def directions_of(architecture: Architecture, parameters: Parameters) -> Float[Tensor, "r k d"]:
-    """Orthonormal directions of the first layers of R networks, as many as the span attack takes
-    of them; rows of zeros fill up those of a network that has fewer than another.
-
-    Raises:
-        NoSpanError: a first layer that is not finite, or in which nothing stands out of the noise.
-        ValueError: a convolution in front.
-    """
+    """Orthonormal directions of the first layers of R networks, as many as the span attack takes of
+    them; rows of zeros fill up those of a network that has fewer than another. Raises NoSpanError
+    for a first layer that is not finite, or in which nothing stands out of the noise."""
     check_dense_first(architecture.network.conv)
     surplus = SpanAttack().surplus
     try:
@@ -98,7 +88,6 @@ class SpanCoordinates:
         )
 
     def rows(self, attacks: Tensor) -> SpanCoordinates:
-        """Those of some of the attacks."""
         if len(self.vectors) == 1:
             return self
         parameters = self.parameters.rows(attacks)
@@ -107,11 +96,9 @@ class SpanCoordinates:
         )
 
     def inside(self, x: Float[Tensor, "q m d"]) -> Float[Tensor, "q m k"]:
-        """z = x V^T, of x projected on the span."""
         return times(x, self.vectors.mT)
 
     def pixels(self, z: Float[Tensor, "q m k"]) -> Float[Tensor, "q m d"]:
-        """x = z V."""
         return times(z, self.vectors)
 
 

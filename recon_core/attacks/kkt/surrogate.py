@@ -1,17 +1,12 @@
 """The derivative of the activation that the attack works with, and the derivative of that.
 
-ReLU's derivative is flat, so the objective's gradient would lose everything that goes through it.
 Haim et al. 2022 keep ReLU in the forward pass and use sigma(alpha z), the derivative of a softplus,
-wherever a derivative is taken: in the gradient of phi, in the chain rule of the second pass, and
-differentiated once more. (KKT paper, appendix B, writes alpha sigma(z); the code has sigma(alpha
-z).)
+wherever a derivative is taken. (KKT paper, appendix B, writes alpha sigma(z); the code has
+sigma(alpha z).) With an infinite alpha s is ReLU's own derivative, 0 at 0, and s' is undefined.
 
     ReLU:        s = sigma(alpha z)                    s' = alpha sigma (1 - sigma)
-    leaky ReLU:  s = p + (1 - p) sigma(alpha z)        s' = (1 - p) alpha sigma (1 - sigma)
-    GELU:        s = GELU'(z)                          s' = GELU''(z)
-
-With an infinite alpha s is ReLU's own derivative as training has it, 0 at 0, and s' is undefined.
-GELU is smooth and needs no surrogate; there `alpha` has no effect. The leaky case is ours.
+    leaky ReLU:  s = p + (1 - p) sigma(alpha z)        s' = (1 - p) alpha sigma (1 - sigma), ours
+    GELU:        s = GELU'(z)                          s' = GELU''(z), whatever alpha is
 """
 
 from __future__ import annotations
@@ -36,7 +31,6 @@ class Surrogate:
         self.rise = 1.0 - network.leak if network.activation == "leaky_relu" else 1.0
 
     def activate_(self, z: Float[Tensor, "q m o"], out: Float[Tensor, "q m o"]) -> None:
-        """out = f(z)."""
         if self.network.activation == "relu":
             torch.clamp_min(z, 0.0, out=out)
         elif self.network.activation == "leaky_relu":
@@ -45,7 +39,6 @@ class Surrogate:
             torch.ops.aten.gelu.out(z, out=out)
 
     def slope_(self, z: Float[Tensor, "q m o"], out: Float[Tensor, "q m o"]) -> None:
-        """out = s(z)."""
         if self.network.activation == "gelu":
             out.copy_(gelu_slope(z))
             return

@@ -1,4 +1,4 @@
-"""The victims of the `kkt` family: the images they learn, their training, and those that are kept.
+"""Trained victims of the `kkt` family, and what they learn: pictures less their mean.
 
 An image is its picture in [0, 1], augmented, minus the mean of its training set (image restoration
 paper, section 2; KKT paper, appendix A.1).
@@ -6,23 +6,18 @@ paper, section 2; KKT paper, appendix A.1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Float32, Int64, UInt8
 from torch import Tensor
 
-from recon_core.attacks.kkt.results import Learned
-from recon_core.attacks.kkt.settings import KKTSettings
-from recon_core.attacks.run_sharing import kept_or_trained
-from recon_core.augment import augment_images
-from recon_core.types import Progress, RunSpec, Victims
+from recon_core.attacks.family_run import Learned
+from recon_core.types import RunSpec
 from recon_core.victims.feature_defence import Defence, tuples_of
 from recon_core.victims.network import Architecture, Parameters
-from recon_core.victims.training import Trained, train
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+from recon_core.victims.training import Trained
 
 
 @dataclass(frozen=True)
@@ -32,6 +27,23 @@ class KnownVictim:
     architecture: Architecture
     trained: Trained
     mean: Float[Tensor, "c h w"]
+
+    @classmethod
+    def each_of(
+        cls, architecture: Architecture, trained: Trained, mean: Float[Tensor, "r c h w"]
+    ) -> list[KnownVictim]:
+        """Networks that were trained together."""
+        tensors = {name: t for name, t in vars(trained).items() if isinstance(t, Tensor)}
+        found = []
+        for i, own in enumerate(mean):
+            rows = slice(i, i + 1)
+            ended = {name: tensor[rows] for name, tensor in tensors.items()}
+            one = replace(trained, parameters=trained.parameters.rows(rows), **ended)
+            found.append(cls(architecture, one, own))
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.trained.tensors()
 
     def outputs(self, images: UInt8[Tensor, "k c h w"]) -> Float[Tensor, "k o"]:
         """phi(x) of other images, prepared as its own were."""
@@ -59,42 +71,13 @@ class KnownVictim:
         return flat.reshape(-1, channels, conv.kernel, conv.kernel)
 
 
-def learn(
-    experiment: KKTSettings,
-    specs: Sequence[RunSpec],
-    images: UInt8[Tensor, "r n c h w"],
-    device: torch.device,
-) -> Learned:
-    """Training images of the victims of R runs."""
-    targets, augment = _augmented(experiment, specs, images)
-    unit = targets.to(device=device, dtype=DTYPES[experiment.dtype]) / 255
+def less_their_mean(
+    learned: Sequence[Learned], device: torch.device, dtype: torch.dtype
+) -> tuple[Float[Tensor, "r c h w"], Float[Tensor, "r n d"]]:
+    """(mean images in float32, the inputs of R victims)."""
+    unit = torch.stack([own.targets for own in learned]).to(device=device, dtype=dtype) / 255
     mean = unit.mean(dim=1, keepdim=True)
-    return Learned(targets, augment, mean[:, 0].float(), (unit - mean).flatten(2))
-
-
-def train_victims(
-    experiment: KKTSettings,
-    architecture: Architecture,
-    specs: Sequence[RunSpec],
-    x: Float[Tensor, "r n d"],
-    progress: Progress,
-) -> Trained:
-    """The victims of R runs, trained at once."""
-    labels = torch.tensor([spec.labels for spec in specs], device=x.device)
-    y = labels if experiment.n_outputs > 1 else labels.to(x.dtype) * 2 - 1
-    parameters = initial_weights(architecture, specs, x)
-    order = [spec.victim_generator("minibatches") for spec in specs]
-    return train(
-        architecture,
-        parameters,
-        x,
-        y,
-        training=experiment.training,
-        generators=order,
-        progress=progress,
-        defence=experiment.defence,
-        defence_layer=experiment.defence_layer,
-    )
+    return mean[:, 0].float(), (unit - mean).flatten(2)
 
 
 def initial_weights(
@@ -103,30 +86,6 @@ def initial_weights(
     """Weights that the victims of R runs start from, with the dtype and on the device of `like`."""
     generators = [spec.victim_generator("victim") for spec in specs]
     return architecture.initial(generators, dtype=like.dtype).map(lambda t: t.to(like.device))
-
-
-def shared_victim(
-    experiment: KKTSettings,
-    architecture: Architecture,
-    spec: RunSpec,
-    inputs: Float[Tensor, "1 n d"],
-    *,
-    victims: Victims | None,
-    progress: Progress,
-) -> Trained:
-    """The victim of a sweep, trained or as it was kept."""
-
-    def read(known: Mapping[str, Tensor]) -> Trained:
-        like = architecture.initial([spec.victim_generator("victim")], dtype=inputs.dtype)
-        return Trained.from_tensors(known, like, inputs.device)
-
-    return kept_or_trained(
-        spec,
-        victims,
-        read=read,
-        train=lambda: train_victims(experiment, architecture, [spec], inputs, progress),
-        progress=progress,
-    )
 
 
 def check_labels(specs: Sequence[RunSpec], n_classes: int, defence: Defence | None = None) -> None:
@@ -139,13 +98,3 @@ def check_labels(specs: Sequence[RunSpec], n_classes: int, defence: Defence | No
             )
     if defence is not None:
         tuples_of(defence, torch.tensor([spec.labels for spec in specs]), n_classes)
-
-
-def _augmented(
-    experiment: KKTSettings, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]
-) -> tuple[UInt8[Tensor, "r n c h w"], Float[Tensor, "r n 9"]]:
-    pairs = [
-        augment_images(batch, p=experiment.augment_p, generator=spec.victim_generator("augment"))
-        for spec, batch in zip(specs, images, strict=True)
-    ]
-    return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])

@@ -1,10 +1,9 @@
 """The span attack from weights to candidates: span, features, separation, sign and label.
 
-The training images' span stands in the weights of every dense first layer (`subspace`). Images are
-independent and sparse where mixtures are less so, hence blind source separation takes the span
-apart. That a layer's gradient can be separated so is known from federated learning (Kariyappa et
-al. 2023, arXiv 2209.05578); here it is the weights after training. No margin, no homogeneity and no
-special loss is needed.
+Images are independent and sparse where mixtures are less so, hence blind source separation takes
+apart the span of a dense first layer's weights. Of a layer's gradient this is known from federated
+learning (Kariyappa et al. 2023, arXiv 2209.05578); here it is the weights after training. No
+margin, no homogeneity and no special loss is needed.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ __all__ = ["Separated", "SpanAttack", "check_victim", "first_rows", "separate"]
 @dataclass(frozen=True)
 class Separated:
     """The attack's findings in one victim: its span, its sources, and how the search ended.
-
-    `objective` is that of the kept start, `n_iterations` its iterations, `settled` whether it
-    ended because nothing fell any more.
-    """
+    `objective` is that of the kept start, `settled` whether nothing fell any more."""
 
     subspace: Subspace
     sources: Sources
@@ -69,12 +65,9 @@ def separate(
 
     `start` are the weights that training started from (of R networks, or of one), for
     `attack.start` "known". On a GPU victims that follow each other with equally many directions are
-    separated at once; on a CPU one after the other, so that a result does not depend, bit for bit,
-    on what it is batched with.
-
-    Raises:
-        ValueError: a convolution in front, weights that are not finite, no start where one is
-            needed, or fewer directions than asked for; the message says what to change.
+    separated at once; on a CPU one after the other, so that a result does not depend on what it is
+    batched with. Raises ValueError for a convolution in front, weights that are not finite, no
+    start where one is needed, or fewer directions than asked for.
     """
     check_victim(architecture)
     if (attack.start == "known") != (start is not None):
@@ -110,9 +103,6 @@ def _stacks(problems: Sequence[_Problem], device: torch.device) -> list[list[_Pr
 
 @dataclass(frozen=True)
 class _Problem:
-    """One victim: how it is attacked, its weights, its first layer's rows less their start, and
-    their span."""
-
     attack: SpanAttack
     parameters: Parameters
     rows: Float[Tensor, "h e"]
@@ -121,10 +111,8 @@ class _Problem:
     generator: torch.Generator
 
     def sources(self, unmixing: Float[Tensor, "k k"]) -> Float[Tensor, "k e"]:
-        """Rows that an unmixing matrix makes of the span's directions.
-
-        Where the start stands in the weights their pixels are denoised.
-        """
+        """Rows that an unmixing matrix makes of the span's directions; with the start in the
+        weights their pixels are denoised."""
         rows, d = unmixing @ self.span.vectors, math.prod(self.shape)
         if self.span.start_share is not None:
             return rows
@@ -158,7 +146,6 @@ def _problem(
 def _separate_stack(
     architecture: Architecture, stack: Sequence[_Problem], progress: Progress
 ) -> list[Separated]:
-    """Victims with equally many directions and the same attack, at once."""
     attack, d, shape = stack[0].attack, architecture.d, architecture.shape
     pictures = torch.stack([p.span.vectors[:, :d].unflatten(1, shape) for p in stack])
     views = views_of(attack, pictures)

@@ -1,12 +1,12 @@
 """Less of the start's noise in sources, once their mixing is known.
 
 A start that is not taken off is noise: W = M X + N, of the same variance sigma^2 in every weight.
-With M from a separation, and images whose cosines are independent with variances v_i C_f (v_i of
-image i, C_f of the frequency, the same for all), the most likely images are Wiener's estimate
+With M from a separation, and images whose cosines are independent with variances v_i C_f, the most
+likely images are Wiener's estimate, for v_i = 1,
 
-    X_f = (M^T M + sigma^2 / C_f)^{-1} M^T W_f,
+    X_f = (M^T M + sigma^2 / C_f)^{-1} M^T W_f.
 
-for images of v_i = 1. C is measured on W itself, whose noise is known, in rings of equal frequency.
+C is measured on W itself, whose noise is known, in rings of equal frequency.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ def denoised(
     noise: float,
     shape: tuple[int, int, int],
 ) -> Float[Tensor, "k d"]:
-    """Wiener's estimate of sources `x` in `weight`, with noise of standard deviation `noise`.
-
-    The mixing is that of `x`. Without noise it is `x`.
-    """
+    """Wiener's estimate of sources `x` in `weight`, with noise of standard deviation `noise`;
+    without it `x`."""
     if noise <= 0:
         return x
     norm = x.double().square().mean(1).sqrt().clamp_min(1e-30)

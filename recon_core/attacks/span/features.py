@@ -1,13 +1,4 @@
-"""Views of pictures in which images are sparse and mixtures of them are not.
-
-Every direction of the span is a picture. It is filtered with zero-mean filters, at every
-`stride`-th position; each filter's output, over all directions and positions, is divided by what it
-varies. An image's outputs are sparse, since it is flat in most places; a sum of images has edges
-everywhere.
-
-`dct_filters`: the undecimated n x n cosine transform without its constant, on luminance and two
-differences of colours.
-"""
+"""Views of pictures in which images are sparse and mixtures of them are not: outputs of filters."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Minimisation over square matrices by limited-memory BFGS in the relative gradient, batched.
 
-A matrix W moves by a step p of its own size, to exp(p) W or (I + p) W, and everything is measured
-where it stands: gradients are k x k matrices at the identity (Cardoso and Laheld 1996). Directions
-are those of Nocedal's two loops around an approximation of the Hessian that the objective gives
-(Ablin, Cardoso and Gramfort 2018). Each matrix of a batch has its own memory, step and end.
+A matrix W moves by a step p of its own size, to exp(p) W or (I + p) W; gradients are k x k matrices
+at the identity (Cardoso and Laheld 1996). Directions are those of Nocedal's two loops around an
+approximation of the Hessian that the objective gives (Ablin, Cardoso and Gramfort 2018). Each
+matrix of a batch has its own memory, step and end.
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ Report = Callable[[int], None]
 """Called with the iterations that are done."""
 
 
-def unheard(_n: int) -> None:
-    """A `Report` that nobody listens to."""
+def unheard(_n: int) -> None: ...
 
 
 def after(report: Report, before: int, n: int) -> None:
-    """Report `n` iterations behind those of `before`."""
     report(before + n)
 
 
@@ -74,9 +72,7 @@ class Objective(Protocol):
 @dataclass(frozen=True)
 class Descent:
     """W (r, k, k), its sources Y = W Z (r, k, t), the objective (r,) and the iterations it took.
-
-    `settled`: the objective of every matrix stopped falling before the iterations were used up.
-    """
+    `settled`: the objective of every matrix stopped falling before the iterations were used up."""
 
     rotation: Float[Tensor, "r k k"]
     sources: Float[Tensor, "r k t"]
@@ -94,11 +90,9 @@ def minimise(
     tolerance: float,
     report: Report = unheard,
 ) -> Descent:
-    """W with a low objective of (W, W Z), from `start`.
-
-    Ends early once no matrix's objective falls by more than `tolerance` of itself (of 1, where it
-    is smaller) in 20 iterations, or every gradient is flat.
-    """
+    """W with a low objective of (W, W Z), from `start`. Ends early once no matrix's objective falls
+    by more than `tolerance` of itself (of 1, where it is smaller) in 20 iterations, or every
+    gradient is flat."""
     w, y, memory = start, start @ z, _Memory()
     loss = objective.loss(w, y)
     gradient, solve = objective.gradient(w, y)
@@ -149,11 +143,9 @@ def _line_search(
 
 
 def likelihood_blocks(h: Float[Tensor, "r k k"]) -> Solve:
-    """The inverse of the Hessian of -log|det W| + sum_i E_i(y_i), as independent sources have it.
-
-    For i != j the block of (p_ij, p_ji) is ((h_ij, 1), (1, h_ji)), h_ij = E[psi'_i] E[y_j^2]; of
-    p_ii it is h_ii + 1, h_ii = E[psi'_i y_i^2]. Eigenvalues below a bound are lifted to it.
-    """
+    """The inverse of the Hessian of -log|det W| + sum_i E_i(y_i), as independent sources have it:
+    for i != j the block of (p_ij, p_ji) is ((h_ij, 1), (1, h_ji)), h_ij = E[psi'_i] E[y_j^2]; of
+    p_ii it is h_ii + 1, h_ii = E[psi'_i y_i^2]. Eigenvalues below a bound are lifted to it."""
     eye = torch.eye(h.shape[1], dtype=h.dtype, device=h.device)
     own = (h.diagonal(dim1=1, dim2=2) + 1).clamp_min(SMALLEST_OWN)
     middle, apart = (h + h.mT) / 2, (h - h.mT) / 2
@@ -169,8 +161,6 @@ def likelihood_blocks(h: Float[Tensor, "r k k"]) -> Solve:
 
 
 class _Memory:
-    """The last steps and what they changed of the gradient, and the directions that they give."""
-
     def __init__(self) -> None:
         self.pairs: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=MEMORY)
 

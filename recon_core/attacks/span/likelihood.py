@@ -1,7 +1,6 @@
 """Maximum likelihood without orthogonality: the second half of a separation.
 
-Whitened images are not quite orthogonal, since images have something in common. So W is freed:
-minimised is
+Whitened images are not quite orthogonal, so W is freed: minimised is
 
     -log|det W| + a sum_i E[log(1 + (y_i / c)^2)],
 
@@ -90,11 +89,9 @@ class Likelihood(_Free):
 
 @dataclass(frozen=True)
 class ModelLikelihood(_Free):
-    """-log|det W| + sum_i E(x_i) / d of sources Y = W Z, for a batch of spans.
-
-    `precision` (r, k, k): Z's Gram matrix in units of the images' covariance, so that
-    tr(W S W^T) = sum_i x_i^T C^{-1} x_i. The rows of W are scaled by the model itself.
-    """
+    """-log|det W| + sum_i E(x_i) / d of sources Y = W Z, for a batch of spans. `precision` (r, k,
+    k): Z's Gram matrix in units of the images' covariance, so that tr(W S W^T) = sum_i x_i^T C^{-1}
+    x_i. The rows of W are scaled by the model itself."""
 
     model: SourceModel
     precision: Float[Tensor, "r k k"]

@@ -7,13 +7,11 @@ Sources are the rows of Y = W Z with W orthogonal. Minimised is the mean over sa
 by L-BFGS on the orthogonal group (Picard-O: Ablin, Cardoso and Gramfort 2018, "Faster ICA under
 orthogonal constraint"): with psi(y) = y / (c^2 + y^2) and G = E[psi(y) y^T], the relative gradient
 is G - G^T, its Hessian nearly diagonal, E psi'_i + E psi'_j - G_ii - G_jj. W moves by Cayley's
-transform of a step, which is orthogonal as the exponential is and costs one solve. A wide score
-(large c) has few false optima and a narrow one tells images from mixtures, so c is lowered in
-stages. Then a fixed point with a score that knows which samples belong together,
+transform of a step. A wide score (large c) has few false optima and a narrow one tells images from
+mixtures, so c is lowered in stages. Then a fixed point with a score that knows which samples belong
+together, since an image that is flat in a place is flat for every filter there,
 
-    g(y) = y / (c^2 + mean over filters at the place of y^2 + y^2),
-
-since an image that is flat in a place is flat for every filter there.
+    g(y) = y / (c^2 + mean over filters at the place of y^2 + y^2).
 """
 
 from __future__ import annotations
@@ -33,8 +31,6 @@ SMALLEST_CURVATURE = 0.02
 
 @dataclass(frozen=True)
 class Stage:
-    """At most so many iterations at one scale c of the score."""
-
     scale: float
     n_iterations: int
 
@@ -88,7 +84,6 @@ def rotate(
     tolerance: float = 1e-6,
     report: Report = unheard,
 ) -> Descent:
-    """The rotations that the stages end in, one after the other; `settled` is the last one's."""
     done = Descent(start, start @ z, z.new_zeros(len(z)), 0, False)
     for stage in stages:
         ended = minimise(

@@ -1,10 +1,4 @@
-"""Can the span attack work on these weights? Answered in words, in the seconds that an SVD takes.
-
-It needs a dense first layer whose weights are, but for noise, multiples of training images: more
-neurons than images, and a start that is small, shrunk, or known. Margins, homogeneity and the end
-of training play no part, so nothing of the KKT attack's preflight is asked but whether the weights
-are any (`recon_core.victims.preflight`).
-"""
+"""Findings on whether the span attack can work on a network's weights, as fast as an SVD is."""
 
 from __future__ import annotations
 

@@ -21,11 +21,9 @@ from recon_core.attacks.span.subspace import Subspace
 
 @dataclass(frozen=True)
 class Views:
-    """Whitened features `z` of R victims' directions, and what whitens them.
-
-    `n_filters` of them stand at each place. With a model of images, `precision` P is of its
-    Gaussian part, sum_i x_i^T C^{-1} x_i = tr(W P W^T).
-    """
+    """Whitened features `z` of R victims' directions, and what whitens them. `n_filters` of them
+    stand at each place. With a model of images, `precision` P is of its Gaussian part, sum_i x_i^T
+    C^{-1} x_i = tr(W P W^T)."""
 
     z: Float[Tensor, "r k t"]
     whiten: Float[Tensor, "r k k"]
@@ -122,7 +120,6 @@ def _with_filters(attack: SpanAttack, views: Views, starts: Tensor, report: Repo
 
 
 def _lower(a: Descent, b: Descent) -> Descent:
-    """Victim by victim the one with the lower objective."""
     first = (a.objective <= b.objective)[:, None, None]
     return Descent(
         torch.where(first, a.rotation, b.rotation),

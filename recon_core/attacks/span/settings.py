@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from recon_core.attacks.span.orthogonal import Stage
+from recon_core.strict import Strict
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanAttack:
+class SpanAttack(Strict):
     """Settings of the attack.
 
     `start`: whether the first layer's start is known and taken off. `n_images`: the number of
     directions; None counts those that stand out of the noise and takes the share `surplus` more.
     `sources`: "independent" takes filters' outputs for independent, which bears noise in the span;
     "learned" takes the model of images that comes with the package (`source_model`), in at most
-    `n_learned` iterations from a random start, and tells hundreds of images apart where the span is
-    known well; "auto" is "learned" where the span ends sharply and the model knows images of this
-    shape. The rest is of "independent":
+    `n_learned` iterations, and tells hundreds of images apart where the span is known well; "auto"
+    is "learned" where the span ends sharply and the model knows images of this shape. The rest is
+    of "independent":
 
     `filter_size`, `colours`, `stride`: the cosine filters whose outputs are separated. `scales` and
     `n_rotations`: c of the score and the most iterations at each. `n_grouped`: steps of the grouped
@@ -46,20 +47,12 @@ class SpanAttack:
     likelihood_scale: float = 1.5
     tolerance: float = 1e-6
     n_starts: int = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        for name in ("filter_size", "stride", "n_starts", "n_learned"):
-            least = 2 if name == "filter_size" else 1
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-        if self.n_images is not None and self.n_images < 2:
-            raise ValueError(
-                f"n_images={self.n_images}; a span of one image is that image: 2 or more"
-            )
-        for name in ("n_grouped", "n_likelihood"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        self._at_least(2, "filter_size", "n_images")
+        self._at_least(1, "stride", "n_starts", "n_learned")
+        self._at_least(0, "n_grouped", "n_likelihood")
+        self._positive("grouped_scale", "shape", "likelihood_scale")
         if not 0 <= self.surplus <= 1:
             raise ValueError(f"surplus={self.surplus} is a share, from 0 to 1")
         if len(self.scales) != len(self.n_rotations) or not self.scales:
@@ -67,12 +60,10 @@ class SpanAttack:
                 f"scales={self.scales} and n_rotations={self.n_rotations} must go together, one "
                 "number of iterations for each scale, and at least one"
             )
-        positive = (*self.scales, self.grouped_scale, self.shape, self.likelihood_scale)
-        if min(positive) <= 0 or min(self.n_rotations) < 1 or not 0 <= self.tolerance < 1:
+        if min(self.scales) <= 0 or min(self.n_rotations) < 1 or not 0 <= self.tolerance < 1:
             raise ValueError(
-                f"scales={self.scales}, grouped_scale={self.grouped_scale}, shape={self.shape}, "
-                f"likelihood_scale={self.likelihood_scale} must be above 0, n_rotations="
-                f"{self.n_rotations} at least 1, tolerance={self.tolerance} in [0, 1)"
+                f"scales={self.scales} must be above 0, n_rotations={self.n_rotations} at least 1, "
+                f"tolerance={self.tolerance} in [0, 1)"
             )
 
     @property
@@ -81,7 +72,6 @@ class SpanAttack:
 
     @property
     def n_iterations(self) -> int:
-        """The most iterations of one start."""
         independent = sum(self.n_rotations) + self.n_grouped + self.n_likelihood
         by_sources = {"learned": self.n_learned, "independent": independent}
         return by_sources.get(self.sources, max(by_sources.values()))

@@ -1,16 +1,14 @@
 """A model of images, learned once, that tells them from mixtures: pooled filters.
 
-Filter by filter, mixtures of hundreds of images can look as sparse as images do, and the likelihood
-of independent filters prefers them to the truth. What mixtures lack is that an image's filters are
-quiet together. So the energy of an image pools filters, as a field of experts does (Roth and Black
-2005), with pools that are learned (Osindero, Welling and Hinton 2006):
+Filter by filter, mixtures of hundreds of images look as sparse as images do. What they lack is that
+an image's filters are quiet together, so the energy of an image pools filters, as a field of
+experts does (Roth and Black 2005), with pools that are learned (Osindero, Welling and Hinton 2006):
 
     E(x) = sum over places p, pools k of alpha_k log(1 + sum_f H_kf y_fp^2) + kappa/2 x^T C^{-1} x,
 
 with y the outputs of filters, H >= 0, and C the images' covariance, diagonal in the cosine
-transform of each colour. It is learned by denoising score matching (Vincent 2011): noise with
-covariance sigma^2 C is added, and the energy's gradient has to point back. Sources are then those
-that make -d log|det W| + sum_i E(x_i) small.
+transform of each colour. It is learned by denoising score matching (Vincent 2011). Sources are then
+those that make -d log|det W| + sum_i E(x_i) small.
 """
 
 from __future__ import annotations
@@ -42,16 +40,13 @@ class SourceModel:
     spectrum: Float[Tensor, "c h w"]
 
     def to(self, like: Tensor) -> SourceModel:
-        """The same in another dtype and on another device."""
         moved = {name: value.to(like) for name, value in self.tensors().items()}
         return SourceModel(stride=self.stride, **moved)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All but the stride, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def outputs(self, pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, "k f p"]:
-        """y: every filter at every place."""
         outputs: Tensor = F.conv2d(pictures, self.filters.to(pictures), stride=self.stride)
         return outputs.flatten(2)
 
@@ -63,10 +58,8 @@ class SourceModel:
 
 @cache
 def shipped_model() -> SourceModel:
-    """The model that comes with the package: of CIFAR-10's training images, 32x32 in colour.
-
-    `python -m benchmarks.span.source_model IMAGES` learns it anew.
-    """
+    """The model that comes with the package: of CIFAR-10's training images, 32x32 in colour, by
+    `python -m benchmarks.span.source_model IMAGES`."""
     packaged = pkgutil.get_data(__name__, "source_model.npz")  # part of the code, as this is
     assert packaged is not None
     with np.load(io.BytesIO(packaged), allow_pickle=False) as arrays:

@@ -1,16 +1,14 @@
 """The sources of a separation as candidates: sign, label, and how much they can be trusted.
 
-A separation leaves the sign and the scale of every source open. With biases the images are (x, 1),
-whose last coordinate settles both, unless their mean was subtracted. Otherwise the sign is read
-from the network: the column of the mixing matrix that belongs to an image x is what flowed back to
-the first layer while it was learned, so it stands on the neurons that x activates, and there it is
-nearly
+With biases the images are (x, 1), whose last coordinate settles sign and scale, unless their mean
+was subtracted. Otherwise the sign is read from the network: the column of the mixing matrix that
+belongs to an image x is what flowed back to the first layer while it was learned, nearly
 
     M_j = lam y relu'(W x)_j (d phi / d a_1)_j,
 
-lam > 0 (the KKT condition's coefficient). Of x and -x the one whose M agrees more is taken, and
-the label with it. Images are told from what is none by how sparse a source is and how much of the
-layer's norm it makes up; nothing here needs an original.
+lam > 0 (the KKT condition's coefficient). Of x and -x the one whose M agrees more is taken, and the
+label with it. Images are told from what is none by how sparse a source is and how much of the
+layer's norm it makes up.
 """
 
 from __future__ import annotations
@@ -143,6 +141,5 @@ def _cosine(a: Float[Tensor, "k h"], b: Float[Tensor, "k h"]) -> Float[Tensor, "
 
 
 def _ranks(values: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """0 for the lowest to 1 for the highest."""
     places = values.argsort(stable=True).argsort(stable=True).to(values.dtype)
     return places / max(1, len(values) - 1)

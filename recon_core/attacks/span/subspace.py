@@ -1,19 +1,16 @@
 """The subspace that a dense first layer's weights span, and how many images are in it.
 
-Every gradient of a dense first layer is a sum of delta_i x_i^T over training images, whatever the
-loss, the depth, the minibatches, the momentum or the weight decay. So
+Every gradient of a dense first layer is a sum of delta_i x_i^T over training images, so
 
     W = c W_0 + M X,
 
 with X (n, d) the images, M (h, n) unknown, and W_0 the start, which weight decay shrank to c W_0.
-Where the start is known it is taken off, c fitted on what is outside the span; where it is not, it
-is noise. With biases the rows are (w, b) and the images (x, 1). Rules that move every weight at its
-own rate (Adam, Adadelta) leave the span a little.
-
-How many directions stand out of the noise is told by Kritchman and Nadler's rule (2009, IEEE Trans.
-Signal Process. 57(10)): with the k largest singular values taken for signal, the others give the
-noise's variance, and the next one is signal, too, if it is above the edge that noise of this size
-reaches in one case of 200 (Johnstone 2001, Tracy and Widom).
+Where the start is known it is taken off; where it is not, it is noise. With biases the rows are (w,
+b) and the images (x, 1). Rules that move every weight at its own rate (Adam, Adadelta) leave the
+span a little. How many directions stand out of the noise is told by Kritchman and Nadler's rule
+(2009, IEEE Trans. Signal Process. 57(10)): with the k largest singular values taken for signal, the
+others give the noise's variance, and the next one is signal, too, if it is above the edge that
+noise of this size reaches in one case of 200 (Johnstone 2001, Tracy and Widom).
 """
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ class Subspace:
     @property
     def ends_sharply(self) -> bool:
         """True if the directions stand out by far: the span is then known as exactly as numbers
-        are, and nothing behind it is worth a look."""
+        are."""
         return self.n_signal == _sharp_end(self.values) < len(self.values)
 
 
@@ -79,17 +76,13 @@ def subspace_of(
     n_directions: int | None = None,
     surplus: float = 0.0,
 ) -> Subspace:
-    """The strongest directions of `rows`, less the start where it is known.
+    """The strongest directions of `rows`, less the start where it is known, in the dtype of `rows`.
 
     `shape` (c, h, w): the rows are pictures, and directions as rough as noise are none of images,
-    however strong (roundings of a large start are not white in size). `n_directions`: how many;
-    None takes those that stand out of the noise and, since directions below its edge still hold
-    something unless the span ends sharply, the share `surplus` of them more. Computed in float64,
-    returned in the dtype of `rows`.
-
-    Raises:
-        NoSpanError: rows that are not finite or all zero; nothing that stands out of the noise.
-        ValueError: rows of another shape than the start; more directions than there are.
+    however strong. `n_directions`: how many; None takes those that stand out of the noise and,
+    unless the span ends sharply, the share `surplus` of them more. Raises NoSpanError for rows that
+    are not finite or all zero, or nothing that stands out of the noise; ValueError for rows of
+    another shape than the start, or more directions than there are.
     """
     _check(rows, start)
     wide = rows.double()
@@ -129,11 +122,9 @@ def subspace_of(
 def count_signal(
     values: Float64[Tensor, " s"], shape: tuple[int, ...] | torch.Size
 ) -> tuple[int, float, float]:
-    """(how many singular values of an (h, d) matrix are above the noise, sigma, the edge).
-
-    sigma is the standard deviation of the noise in an entry of the matrix. Where everything stands
-    out (no noise is left to measure) the count is min(h, d) - 1 at most.
-    """
+    """(how many singular values of an (h, d) matrix are above the noise, sigma, the edge). sigma is
+    the standard deviation of the noise in an entry of the matrix. Where everything stands out the
+    count is min(h, d) - 1 at most."""
     square = values.double().square()
     tails = square.flip(0).cumsum(0).flip(0)
     h, d = int(shape[0]), int(shape[1])
@@ -160,11 +151,8 @@ def mixing_of(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float
 
 
 def fit_share(rows: Float64[Tensor, "h e"], start: Float64[Tensor, "h e"]) -> float:
-    """c of W = c W_0 + M X: what of the start is left, outside the span.
-
-    Alternates between the span of W - c W_0 and the least squares fit of c on the rest; half of the
-    directions at the most count as the span, so that a rest is left to fit on.
-    """
+    """c of W = c W_0 + M X: alternates between the span of W - c W_0 and the least squares fit of c
+    on the rest; half of the directions at the most count as the span."""
     if not bool(start.any()):
         return 0.0
     share = 1.0
@@ -196,7 +184,6 @@ def _sharp_end(values: Float64[Tensor, " s"]) -> int:
 
 
 def _singular(matrix: Float64[Tensor, "h e"]) -> tuple[Tensor, Tensor]:
-    """(singular values, right singular vectors as rows), descending."""
     _, values, vectors = torch.linalg.svd(matrix, full_matrices=False)
     return values, vectors
 

@@ -371,7 +371,7 @@ def test_noise_aware_puts_visible_pixels_back_without_noise_alone() -> None:
         (lambda: UnknownMask(gamma=-1.0), "gamma=-1.0"),
         (lambda: UnknownMask(n_alternations=0), "n_alternations=0"),
         (lambda: UnknownMask(stop_times=0), "stop_times=0"),
-        (lambda: UnknownMask(stop_below=-1e-9), "stop_below=-1e-09 must be 0 or more"),
+        (lambda: UnknownMask(stop_below=-1e-9), "stop_below=-1e-09 must be at least 0"),
         (lambda: KnownMask(tolerance=math.nan), "tolerance=nan"),
         (lambda: NoiseAware(fills=(), gammas=()), "both empty"),
         (lambda: NoiseAware(fills=(math.inf,)), "fills="),

@@ -453,7 +453,7 @@ def test_settings_of_the_paper() -> None:
 
 BAD: list[tuple[type[Any], dict[str, Any], str]] = [
     (GradientInversion, {"lr": 0.0}, "lr=0.0 must be positive"),
-    (GradientInversion, {"zeta": -1.0}, "zeta=-1.0 must be 0 or more"),
+    (GradientInversion, {"zeta": -1.0}, "zeta=-1.0 must be at least 0"),
     (GradientInversion, {"weight_decay": float("nan")}, "weight_decay=nan"),
     (GradientInversion, {"n_steps": 0}, "n_steps=0 must be positive"),
     (GradientInversion, {"tolerance": -1e-9}, "tolerance"),

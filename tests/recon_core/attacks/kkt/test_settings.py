@@ -146,7 +146,7 @@ def test_attacks_start_from_noise_of_their_own(condition: Condition) -> None:
         ({"alpha": float("inf")}, "alpha=inf"),
         ({"sigma": float("nan")}, "sigma=nan"),
         ({"lam_min": float("nan")}, "lam_min=nan"),
-        ({"lam_lr": 0.0}, r"lam_lr=0\.0 is not a positive number"),
+        ({"lam_lr": 0.0}, r"lam_lr=0\.0 must be positive"),
         ({"stop_above": -1.0}, r"stop_above=-1\.0"),
         ({"ncc_stop_above": float("nan")}, "ncc_stop_above=nan"),
         ({"stop_after": 0}, "stop_after=0"),

@@ -190,7 +190,7 @@ def test_several_starts_keep_the_lowest() -> None:
         ({"surplus": 2.0}, r"surplus=2.0 is a share, from 0 to 1"),
         ({"scales": (1.0,)}, "must go together"),
         ({"tolerance": -1.0}, r"tolerance=-1.0 in \[0, 1\)"),
-        ({"n_grouped": -1}, "n_grouped=-1 must be 0 or more"),
+        ({"n_grouped": -1}, "n_grouped=-1 must be at least 0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
