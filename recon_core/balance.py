@@ -34,7 +34,7 @@ class Curation:
         noise_fraction: examples of pure noise added, as a fraction of the others (paper: 0.1).
         mixture_fraction: synthetic mixtures of images added, as a fraction of the pairs (ours; the
             paper: 0). With few runs they show the images that never came back; see
-            `recon_core.restore.mixtures`.
+            `recon_core.restore.examples`.
         mixture_strength: the median norm of the other images' weights in such a mixture.
         min_iteration: pairs saved before this iteration of the attack are left out (paper: none).
         seed: of the draw.

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from recon_core.attacks.autoencoder import memory as autoencoder_memory
-from recon_core.attacks.autoencoder.run import AutoencoderRecovery
+from recon_core.attacks.autoencoder.run import AutoencoderRecovery, autoencoder_bytes
 from recon_core.attacks.family import Family, registered
 from recon_core.attacks.family_run import FamilyRun
-from recon_core.attacks.instahide import memory as instahide_memory
-from recon_core.attacks.instahide.run import InstaHideRecovery
-from recon_core.attacks.inversion import memory as inversion_memory
-from recon_core.attacks.inversion.run import Inversion
-from recon_core.attacks.kkt import memory as kkt_memory
-from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.instahide.run import InstaHideRecovery, instahide_bytes
+from recon_core.attacks.inversion.run import Inversion, inversion_bytes
+from recon_core.attacks.kkt.run import KKT, kkt_bytes
 from recon_core.tagged import Tagged
 
 __all__ = [
@@ -32,10 +28,10 @@ __all__ = [
 ]
 
 FAMILIES = registered(
-    Family(KKT, kkt_memory.bytes_per_run),
-    Family(AutoencoderRecovery, autoencoder_memory.bytes_per_run),
-    Family(Inversion, inversion_memory.bytes_per_run),
-    Family(InstaHideRecovery, instahide_memory.bytes_per_run),
+    Family(KKT, kkt_bytes),
+    Family(AutoencoderRecovery, autoencoder_bytes),
+    Family(Inversion, inversion_bytes),
+    Family(InstaHideRecovery, instahide_bytes),
 )
 
 Experiment = Annotated[

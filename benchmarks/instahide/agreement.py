@@ -20,8 +20,7 @@ from benchmarks.papers.findings import Finding, Run
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.line_graph import assign, canonical, gram
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.public_images import find_publics
-from recon_core.attacks.instahide.semidefinite import by_sdp
+from recon_core.attacks.instahide.public_images import by_sdp, find_publics
 from recon_core.attacks.instahide.signs import solve
 
 SEED = 40_000

@@ -29,10 +29,9 @@ from benchmarks.instahide.figure import draw_photographs
 from benchmarks.instahide.oracles import auc, oracle_similarity
 from benchmarks.papers.findings import Finding, Run
 from recon_core.attacks.instahide.carlini import Carlini, recover_as_carlini
-from recon_core.attacks.instahide.carlini_clusters import Growth
 from recon_core.attacks.instahide.coherence import centred, gradient_windows, whitening
 from recon_core.attacks.instahide.descent import Descent
-from recon_core.attacks.instahide.groups import Components
+from recon_core.attacks.instahide.groups import Components, Growth
 from recon_core.attacks.instahide.line_graph import incidence_of
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.pair_statistics import (

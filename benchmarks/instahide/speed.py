@@ -28,9 +28,8 @@ from benchmarks.record import Measurement, compared, main, measured
 from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.line_graph import assign, canonical, gram
 from recon_core.attacks.instahide.mixing import Encodings, Mixing
-from recon_core.attacks.instahide.public_images import find_publics
+from recon_core.attacks.instahide.public_images import by_sdp, find_publics
 from recon_core.attacks.instahide.recover import Recovered, recover
-from recon_core.attacks.instahide.semidefinite import by_sdp
 from recon_core.attacks.instahide.signs import solve
 
 D = 3072

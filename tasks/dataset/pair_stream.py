@@ -28,8 +28,13 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from recon_core.balance import Curation, curated_repeats, occurrences
-from recon_core.restore.examples import Examples, interleaved, make_examples, noise_examples
-from recon_core.restore.mixtures import mixture_examples
+from recon_core.restore.examples import (
+    Examples,
+    interleaved,
+    make_examples,
+    mixture_examples,
+    noise_examples,
+)
 from recon_core.types import N_AUGMENT, seeded_generator
 from storage.errors import StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset

@@ -84,8 +84,9 @@ class NoiseAware(Strict):
             raise ValueError("fills and gammas are both empty; give at least one start")
         if not all(math.isfinite(fill) for fill in self.fills):
             raise ValueError(f"fills={self.fills} must be brightnesses, usually in [0, 1]")
-        if not all(math.isfinite(gamma) and gamma > 0 for gamma in self.gammas):
-            raise ValueError(f"gammas={self.gammas} must be above 0")
+        for gamma in self.gammas:
+            if not (math.isfinite(gamma) and gamma > 0):
+                raise ValueError(f"gamma={gamma} must be positive")
         self._positive("n_steps", "descent_rate")
         self._at_least(0, "descent_steps", "descent_weight", "n_release", "solved_below")
         self._at_least(0, "tolerance")

@@ -19,11 +19,15 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from recon_core.attacks.instahide.assignment import assigned
-from recon_core.attacks.instahide.carlini_clusters import Growth, grown_groups
 from recon_core.attacks.instahide.coherence import centred
 from recon_core.attacks.instahide.descent import Descent, descend
-from recon_core.attacks.instahide.groups import Components, independent_groups
+from recon_core.attacks.instahide.groups import (
+    Components,
+    Growth,
+    assigned,
+    grown_groups,
+    independent_groups,
+)
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.similarity_network import Similarity, SimilarityNetwork
@@ -123,8 +127,8 @@ def recover_as_carlini(
         how=how.descent or noisy(mixing),
         progress=lambda part: progress(0.65 + 0.35 * part),
     )
-    given = ~found.images.isnan().any(1)
-    images = found.images.double()
+    given = ~found.isnan().any(1)
+    images = found.double()
     if typical is not None and float((images.nanmean(0) * typical.to(images)).sum()) < 0:
         images = -images
     return Recovered(

@@ -16,26 +16,12 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from recon_core.strict import Strict
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clustering(Strict):
-    """`n_tries`: pairs that groups are grown from, for each image that is looked for. `inside`: the
-    mean overlap to a group from which on an encoding belongs to it. `n_rounds`: of assigning, at
-    most. `n_repairs`: how often the groups that hold together worst are looked for again, at most.
-    """
-
-    n_tries: int = 30
-    inside: float = 0.5
-    n_rounds: int = 50
-    n_repairs: int = 12
-
-    def __post_init__(self) -> None:
-        self._at_least(1, "n_tries", "n_rounds")
-        self._at_least(0, "n_repairs")
-        if not 0 < self.inside < 1:
-            raise ValueError(f"inside={self.inside} must be between 0 and 1, the overlaps it parts")
+N_TRIES = 30
+"""Pairs that groups are grown from, for each image that is looked for."""
+INSIDE = 0.5
+"""The mean overlap to a group from which on an encoding belongs to it."""
+N_ROUNDS = 50
+"""Rounds of assigning, at most."""
 
 
 @dataclass(frozen=True)
@@ -53,24 +39,24 @@ def assign_uncertain(
     n: int,
     *,
     generator: torch.Generator,
-    how: Clustering | None = None,
+    n_repairs: int = 12,
 ) -> Assigned:
     """Two of n images for every encoding. `scores`: 1 on average where one image is common, 0 where
-    none is. Raises ValueError if fewer than three groups are found."""
-    how = how or Clustering()
+    none is; `n_repairs`: how often the groups that hold together worst are looked for again, at
+    most. Raises ValueError if fewer than three groups are found."""
     scores = scores.clone().fill_diagonal_(0.0).clamp_(max=2.0)
     none = torch.zeros((0, len(scores)), dtype=torch.bool, device=scores.device)
-    groups = _grown(scores, n, none, generator, how)
+    groups = _grown(scores, n, none, generator)
     if len(groups) < 3:
         raise ValueError(
             f"{len(groups)} groups of encodings with a common image were found in {len(scores)}; "
             "the overlaps are too uncertain: more encodings or more pixels are needed"
         )
-    best = now = _settled(scores, groups, how)
+    best = now = _settled(scores, groups)
     most, same = _explained(scores, best), 0
-    for _ in range(how.n_repairs):
+    for _ in range(n_repairs):
         kept = _without_weakest(scores, now.edges, now.n_found)
-        now = _settled(scores, _grown(scores, n, kept, generator, how), how)
+        now = _settled(scores, _grown(scores, n, kept, generator))
         value = _explained(scores, now)
         same = same + 1 if value == most else 0
         if same == ENOUGH:
@@ -91,11 +77,9 @@ def _explained(scores: Float[Tensor, "m m"], found: Assigned) -> float:
     return float((common * (2 * scores - common)).double().sum())
 
 
-def _settled(
-    scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"], how: Clustering
-) -> Assigned:
+def _settled(scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"]) -> Assigned:
     nearest = _nearest(scores, groups)
-    for _ in range(how.n_rounds):
+    for _ in range(N_ROUNDS):
         groups = torch.zeros_like(groups).scatter_(0, nearest.edges.T, True)
         before, nearest = nearest, _nearest(scores, groups)
         if torch.equal(before.edges, nearest.edges):
@@ -144,19 +128,18 @@ def _grown(
     n: int,
     found: Bool[Tensor, "k m"],
     generator: torch.Generator,
-    how: Clustering,
 ) -> Bool[Tensor, "g m"]:
     """Groups beside those that are found, grown from pairs until there are n; first from encodings
     that are not in two. What found groups have in common is taken away."""
     m = len(scores)
     size = max(2 * m // n, 2)
-    for _ in range(how.n_tries):
+    for _ in range(N_TRIES):
         n_seeds = min(max(2 * (n - len(found)), FEWEST_SEEDS), m)
-        members = (found & (how.inside < _alike(scores, found).T)).to(scores)
+        members = (found & (INSIDE < _alike(scores, found).T)).to(scores)
         left = (scores - members.T @ members).fill_diagonal_(0.0)
         order = torch.rand(m, generator=generator).to(scores.device) + (members.sum(0) > 1)
         seeds = order.topk(n_seeds, largest=False).indices
-        grown = _grow(left, seeds, size, generator, how)
+        grown = _grow(left, seeds, size, generator)
         found = torch.cat([found, _distinct(grown, left, n - len(found))])
         if len(found) == n:
             break
@@ -171,7 +154,6 @@ def _grow(
     seeds: Int64[Tensor, " s"],
     size: int,
     generator: torch.Generator,
-    how: Clustering,
 ) -> Bool[Tensor, "g m"]:
     likely = scores[seeds].topk(size, dim=1).indices
     drawn = torch.randint(0, size, (len(seeds), 1), generator=generator).to(seeds.device)
@@ -180,8 +162,8 @@ def _grow(
     both[torch.arange(len(seeds)), seeds] = both[torch.arange(len(seeds)), partner] = torch.inf
     groups = torch.zeros_like(both, dtype=torch.bool)
     groups.scatter_(1, both.topk(max(size // 2, 3), dim=1).indices, True)
-    for _ in range(how.n_rounds):
-        again = how.inside < _alike(scores, groups).T
+    for _ in range(N_ROUNDS):
+        again = INSIDE < _alike(scores, groups).T
         if torch.equal(again, groups):
             break
         groups = again

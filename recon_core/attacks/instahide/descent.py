@@ -3,33 +3,33 @@
 Given who is in which encoding and with what weight, minimise over the images X, inside the box of
 their pixels,
 
-    sum over encodings and pixels of (|A X + c| - y)^2,
+    sum over encodings and pixels of (|A X| - y)^2,
 
-where row i of A holds the two weights of encoding i and c is the part of its public images, which
-the paper takes for noise (c = 0). The descent is Adam's with a rate that falls to zero. Ours:
+where row i of A holds the two weights of encoding i; the part of its public images is noise. The
+descent is Adam's with a rate that falls to zero. Ours:
 
-- `spread`: where c is unknown but its standard deviation s is not, y is |N(A X, s^2)|, and what is
-minimised is (A X)^2 + y^2 - 2 s^2 log cosh(y A X / s^2). With s = 0 it is the paper's loss.
+- `spread`: with the noise's standard deviation s, y is |N(A X, s^2)|, and what is minimised is (A
+X)^2 + y^2 - 2 s^2 log cosh(y A X / s^2). With s = 0 it is the paper's loss.
 - A spectral start (Candes, Li and Soltanolkotabi 2015): the leading eigenvector of A^T diag(y^2 -
 mean) A; other starts are random, and each pixel keeps its best.
-- Without c nothing fixes the sign of a pixel position (of all images there at once). `in_one_sign`
-chooses signs so that neighbours go together over the images; one sign for all remains.
-- `n_smooth`: what was found is put in one sign (once), blurred and the start of another descent, in
+- Nothing fixes the sign of a pixel position (of all images there at once): `in_one_sign` chooses.
+`n_smooth`: what was found is put in one sign (once), blurred and the start of another descent, in
 which total variation counts.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
-from recon_core.attacks.instahide.pixel_signs import in_one_sign
 from recon_core.optimisers import Optimiser
 from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
@@ -40,11 +40,10 @@ COLUMNS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Descent(Strict):
-    """Settings. `lr`: Adam's first rate, in units of pixels. `n_starts`: the first is spectral (or
-    given, or 0 where c is known), others are Gaussian. `total_variation`: weight of the sum of
-    absolute differences of neighbours. `low`, `high`: the pixels' box. `spread`: standard deviation
-    of what is mixed in and not known. `n_smooth`: how many more descents start from what was found,
-    blurred."""
+    """Settings. `lr`: Adam's first rate, in units of pixels. `n_starts`: the first is spectral,
+    others are Gaussian. `total_variation`: weight of the sum of absolute differences of neighbours.
+    `low`, `high`: the pixels' box. `spread`: standard deviation of what is mixed in and not known.
+    `n_smooth`: how many more descents start from what was found, blurred."""
 
     n_steps: int = 200
     lr: float = 0.05
@@ -69,15 +68,6 @@ class Descent(Strict):
             )
 
 
-@dataclass(frozen=True)
-class Descended:
-    """`images`: NaN where no encoding has the image. `residual`: root mean square over pixels of
-    |A X + c| - y for each encoding; NaN where its images are not known."""
-
-    images: Float32[Tensor, "n d"]
-    residual: Float32[Tensor, " m"]
-
-
 def descend(
     y: Float[Tensor, "m d"],
     edges: Int64[Tensor, "m 2"],
@@ -85,16 +75,14 @@ def descend(
     n: int,
     *,
     generator: torch.Generator,
-    public: Float[Tensor, "m d"] | None = None,
-    start: Float[Tensor, "n d"] | None = None,
     shape: tuple[int, int, int] | None = None,
     how: Descent | None = None,
     progress: Progress = no_progress,
-) -> Descended:
-    """n images from their encodings, in float32.
+) -> Float32[Tensor, "n d"]:
+    """n images from their encodings, NaN where no encoding has the image.
 
     `edges`: the two images of each encoding, -1 if unknown; such encodings are left out. `weights`:
-    theirs. `public`: c. `shape`: (c, h, w) of an image, where neighbours matter.
+    theirs. `shape`: (c, h, w) of an image, where neighbours matter.
 
     Raises ValueError for edges that are no images, and where neighbours matter without a shape.
     """
@@ -107,34 +95,19 @@ def descend(
             f"pixels, not {shape}"
         )
     known = (edges >= 0).all(1).nonzero()[:, 0]
-    matrix = mixing_matrix(edges[known], weights[known], n)
-    problem = _Problem(
-        matrix,
-        y[known].abs().float(),
-        None if public is None else public[known].float(),
-        how,
-        shape if how.n_smooth else None,
-    )
-    x = problem.started(start, generator)
+    matrix = torch.zeros(len(known), n, device=edges.device)
+    matrix.scatter_add_(1, edges[known], weights[known].float())
+    problem = _Problem(matrix, y[known].abs().float(), how, shape if how.n_smooth else None)
+    x = problem.started(generator)
     progress(0.1)
     problem.move(x, 0.0)
     for k in range(how.n_smooth):
         progress((k + 1) / (how.n_smooth + 1))
-        problem.smooth(x, align=k == 0 and public is None)
+        problem.smooth(x, align=k == 0)
         problem.move(x, how.total_variation)
-    images, residual = problem.chosen(x)
+    images = problem.chosen(x)
     images[matrix.abs().sum(0) == 0] = torch.nan
-    whole = residual.new_full((len(y),), torch.nan)
-    whole[known] = residual
-    return Descended(images, whole)
-
-
-def mixing_matrix(
-    edges: Int64[Tensor, "m 2"], weights: Float[Tensor, "m 2"], n: int
-) -> Float32[Tensor, "m n"]:
-    """A: two weights a row, of which an image that is there twice has the sum."""
-    matrix = torch.zeros(len(edges), n, device=edges.device)
-    return matrix.scatter_add_(1, edges, weights.float())
+    return images
 
 
 class _Problem:
@@ -144,27 +117,18 @@ class _Problem:
         self,
         a: Float32[Tensor, "m n"],
         y: Float32[Tensor, "m d"],
-        c: Float32[Tensor, "m d"] | None,
         how: Descent,
         shape: tuple[int, int, int] | None,
     ) -> None:
         self.a, self.how, self.shape = a, how, shape
         self.y = [part.contiguous() for part in y.split(COLUMNS, dim=1)]
-        self.c = None if c is None else [part.contiguous() for part in c.split(COLUMNS, dim=1)]
         self.starts = np.cumsum([0] + [part.shape[1] for part in self.y]).tolist()
 
-    def started(
-        self, start: Float[Tensor, "n d"] | None, generator: torch.Generator
-    ) -> Float32[Tensor, "n r d"]:
+    def started(self, generator: torch.Generator) -> Float32[Tensor, "n r d"]:
         n, d, how = self.a.shape[1], self.starts[-1], self.how
         x = torch.randn((n, how.n_starts, d), generator=generator).to(self.a)
         x *= (how.high - how.low) / 8
-        if start is not None:
-            x[:, 0] = start.to(x)
-        elif self.c is not None:
-            x[:, 0] = 0.0
-        else:
-            x[:, 0] = self._spectral(x[:, 0])
+        x[:, 0] = self._spectral(x[:, 0])
         return x.clamp_(how.low, how.high)
 
     def _spectral(self, v: Float32[Tensor, "n d"]) -> Float32[Tensor, "n d"]:
@@ -206,21 +170,15 @@ class _Problem:
             stepper.step_(gradient.unsqueeze(0))
             x.clamp_(how.low, how.high)
 
-    def _mixed(self, x: Float32[Tensor, "n k"], k: int) -> Float32[Tensor, "m k"]:
-        return torch.mm(self.a, x) if self.c is None else torch.addmm(self.c[k], self.a, x)
-
     def _gradient(self, x: Float32[Tensor, "n k"], k: int) -> Float32[Tensor, "n k"]:
-        """2 A^T (r - y s), r = A x + c, s its sign as far as it is believed."""
-        r, y = self._mixed(x, k), self.y[k]
+        """2 A^T (r - y s), r = A x, s its sign as far as it is believed."""
+        r, y = torch.mm(self.a, x), self.y[k]
         v = self.how.spread**2
         sign = (r * y).mul_(1 / v).tanh_() if v else r.sign()
         return 2 * torch.mm(self.a.T, r.addcmul_(sign, y, value=-1))
 
-    def chosen(
-        self, x: Float32[Tensor, "n r d"]
-    ) -> tuple[Float32[Tensor, "n d"], Float32[Tensor, " m"]]:
-        """The best start of each pixel (of all pixels, if they are tied together), and what it
-        leaves of each encoding."""
+    def chosen(self, x: Float32[Tensor, "n r d"]) -> Float32[Tensor, "n d"]:
+        """The best start of each pixel; of all pixels, if they are tied together."""
         left = x.new_zeros(x.shape[1:])
         for k in range(len(self.y)):
             at = slice(self.starts[k], self.starts[k + 1])
@@ -231,17 +189,10 @@ class _Problem:
                 [_variation(x[:, r : r + 1], self.shape) for r in range(x.shape[1])]
             )
             left = (left.sum(1) + self.how.total_variation * rough)[:, None].expand_as(left)
-        best = x.gather(1, left.argmin(0).expand(len(x), 1, -1))[:, 0]
-        square = x.new_zeros(len(self.a))
-        for k in range(len(self.y)):
-            square += self._left(best[:, self.starts[k] : self.starts[k + 1]], k).square().sum(1)
-        return best, (square / best.shape[1]).sqrt()
-
-    def _left(self, x: Float32[Tensor, "n k"], k: int) -> Float32[Tensor, "m k"]:
-        return self._mixed(x, k).abs_().sub_(self.y[k])
+        return x.gather(1, left.argmin(0).expand(len(x), 1, -1))[:, 0]
 
     def _losses(self, x: Float32[Tensor, "n k"], k: int) -> Float32[Tensor, " k"]:
-        r, v = self._mixed(x, k), self.how.spread**2
+        r, v = torch.mm(self.a, x), self.how.spread**2
         if not v:
             return r.abs_().sub_(self.y[k]).square_().sum(0)
         fold = (r * self.y[k] / v).abs()
@@ -277,3 +228,76 @@ def _variation_gradient(
     total[..., :-1, :] -= down
     flat: Tensor = total.view_as(x)
     return flat
+
+
+REACH = 2
+"""Positions up to this far apart, in rows and columns, are compared."""
+
+
+def in_one_sign(images: Float[Tensor, "n d"], shape: tuple[int, int, int]) -> Float[Tensor, "n d"]:
+    """The images with positions' signs chosen so that neighbours agree; one sign for all remains,
+    which is that of the first position. `shape`: (c, h, w).
+
+    Photographs' positions near each other, and channels of one, are alike over the images.
+    Positions are merged into regions: of all two that touch, the two whose correlations over their
+    border have the largest sum in absolute value, with the sign of that sum.
+    """
+    x = images.nan_to_num(0.0).double().cpu()
+    unit = np.asarray(x / x.norm(dim=0).clamp(min=1e-12))
+    first, second = _neighbours(shape)
+    alike = (unit[:, first] * unit[:, second]).sum(0)
+    sign = _merged(first, second, alike, unit.shape[1])
+    return images * torch.from_numpy(sign * sign[0]).to(images)
+
+
+def _neighbours(
+    shape: tuple[int, int, int],
+) -> tuple[Int64[np.ndarray, " k"], Int64[np.ndarray, " k"]]:
+    """All pairs of positions that are near each other, each once."""
+    c, h, w = shape
+    channel, row, column = (grid.ravel() for grid in np.indices(shape))
+    at = np.arange(c * h * w)
+    firsts, seconds = [], []
+    for dc in range(c):
+        for dr in range(-REACH, REACH + 1):
+            for dw in range(-REACH, REACH + 1):
+                if (dc, dr, dw) <= (0, 0, 0) or (dc and (dr or dw)):
+                    continue
+                k, i, j = channel + dc, row + dr, column + dw
+                inside = (k < c) & (i >= 0) & (i < h) & (j >= 0) & (j < w)
+                firsts.append(at[inside])
+                seconds.append((k * h * w + i * w + j)[inside])
+    return np.concatenate(firsts), np.concatenate(seconds)
+
+
+def _merged(
+    first: Int64[np.ndarray, " k"],
+    second: Int64[np.ndarray, " k"],
+    alike: Float64[np.ndarray, " k"],
+    n: int,
+) -> Float64[np.ndarray, " n"]:
+    """Signs of n positions by merging, the surest first; the smaller region is the one turned."""
+    sign, region = np.ones(n), [[k] for k in range(n)]
+    border: list[dict[int, float]] = [defaultdict(float) for _ in range(n)]
+    for i, j, value in zip(first.tolist(), second.tolist(), alike.tolist(), strict=True):
+        border[i][j] = border[j][i] = value
+    heap = [(-abs(v), i, j, v) for i in range(n) for j, v in border[i].items() if i < j]
+    heapq.heapify(heap)
+    while heap:
+        _size, i, j, value = heapq.heappop(heap)
+        if not region[i] or not region[j] or border[i].get(j) != value:
+            continue  # one was merged since, or their border has changed
+        if len(region[i]) < len(region[j]):
+            i, j = j, i
+        turn = -1.0 if value < 0 else 1.0
+        sign[region[j]] *= turn
+        region[i] += region[j]
+        region[j] = []
+        for other, between in border[j].items():
+            del border[other][j]
+            if other != i:
+                total = border[i].get(other, 0.0) + turn * between
+                border[i][other] = border[other][i] = total
+                heapq.heappush(heap, (-abs(total), i, other, total))
+        border[j] = {}
+    return sign

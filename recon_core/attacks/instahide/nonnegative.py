@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+N_KEPT, N_STEPS = 48, 80
+
 
 @dataclass(frozen=True)
 class Few:
@@ -22,27 +24,24 @@ def few_atoms(
     gram: Float[Tensor, "p p"],
     k: int,
     *,
-    n_kept: int = 48,
     penalty: float = 0.01,
     largest: float = 1.0,
-    n_steps: int = 80,
 ) -> Few:
     """The k atoms of which a sum with coefficients in [0, largest] is nearest to each target.
 
-    `products` of targets and atoms, `gram` of atoms. The `n_kept` most alike are ordered by
+    `products` of targets and atoms, `gram` of atoms. The N_KEPT most alike are ordered by
     proximal gradient descent with a penalty on the sum of coefficients, in shares of each atom's
     energy; the k largest are fitted by least squares.
     """
     energy = gram.diagonal().clamp(min=torch.finfo(gram.dtype).tiny)
-    n_kept = min(n_kept, len(gram))
-    kept = (products / energy.sqrt()).topk(n_kept, dim=1).indices
+    kept = (products / energy.sqrt()).topk(min(N_KEPT, len(gram)), dim=1).indices
     own = products.gather(1, kept)
     block = gram[kept[:, :, None], kept[:, None]]
     step = 1 / block.abs().sum(2).amax(1, keepdim=True)
     toll = penalty * energy[kept]
     weights = torch.zeros_like(own)
     ahead, t = weights, 1.0
-    for _ in range(n_steps):
+    for _ in range(N_STEPS):
         slope = own - (block @ ahead[..., None])[..., 0] - toll
         again = (ahead + step * slope).clamp_(0, largest)
         t, before = (1 + (1 + 4 * t * t) ** 0.5) / 2, t
@@ -59,12 +58,11 @@ def exchanged(
     ids: Int64[Tensor, "b k"],
     *,
     largest: float = 1.0,
-    n_sweeps: int = 2,
 ) -> Few:
     """The same after exchanges: each atom in turn gives way to the one that, beside the others,
     leaves least. Atoms of small coefficients, which no penalty keeps, are found so."""
     ids, energy = ids.clone(), gram.diagonal()
-    for place in list(range(ids.shape[1])) * n_sweeps:
+    for place in list(range(ids.shape[1])) * 2:
         others = torch.cat([ids[:, :place], ids[:, place + 1 :]], 1)
         cross = gram[others]
         block = _regular(cross.gather(2, others[:, None].expand(-1, others.shape[1], -1)))

@@ -19,16 +19,14 @@ from torch.nn import functional
 
 from recon_core.attacks.instahide.coherence import (
     ImageShape,
+    PublicSearch,
     Windows,
     centred,
     coherence,
+    coherent_publics,
     gradient_windows,
     signed_coherence,
     whitening,
-)
-from recon_core.attacks.instahide.coherent_public_images import (
-    PublicSearch,
-    coherent_publics,
     window_signs,
 )
 from recon_core.attacks.instahide.similarity_network import Similarity

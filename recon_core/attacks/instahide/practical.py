@@ -21,12 +21,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from recon_core.attacks.instahide.assignment import assigned
-from recon_core.attacks.instahide.coherence import ImageShape, Windows, centred
-from recon_core.attacks.instahide.coherent_public_images import PublicSearch
+from recon_core.attacks.instahide.coherence import ImageShape, PublicSearch, Windows, centred
 from recon_core.attacks.instahide.descent import Descent, descend
 from recon_core.attacks.instahide.determined import Equations, determined
-from recon_core.attacks.instahide.groups import Components, independent_groups
+from recon_core.attacks.instahide.groups import Components, assigned, independent_groups
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.natural_fit import (
@@ -206,7 +204,7 @@ def _descended(
         shape=problem.shape,
         how=how,
     )
-    return problem.start_from(found.images.nan_to_num(0.0), ends, weights)
+    return problem.start_from(found.nan_to_num(0.0), ends, weights)
 
 
 def _private_weights(

@@ -9,14 +9,16 @@ likelihood of y itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib
+from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from recon_core.attacks.instahide.mixing import Mixing, mixture
-from recon_core.strict import Strict
+from recon_core.attacks.instahide.mixing import Mixing, Scheme, mixture
+from recon_core.types import Progress, no_progress
 
 AT_ONCE_ON_CPU, AT_ONCE_ON_GPU = 8, 256
 """Encodings whose blocks are computed together: on a CPU few, whose images its cache holds."""
@@ -24,33 +26,25 @@ DOUBT = 6.0
 """Standard deviations of the best exchange's gain, below 0, from which on a choice is certain."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Screen(Strict):
-    """`n_kept`: images that the diagonal leaves for the block. `n_tried`: those of them that are
-    tried in the place of a chosen one by likelihood; 0 leaves that out."""
-
-    n_kept: int = 64
-    n_tried: int = 8
-
-    def __post_init__(self) -> None:
-        self._at_least(1, "n_kept")
-        self._at_least(0, "n_tried")
+N_KEPT = 64
+"""Images that the diagonal leaves for the block."""
 
 
 def find_publics(
     y: Float[Tensor, "m d"],
     public: Float[Tensor, "p d"],
     mixing: Mixing,
-    screen: Screen | None = None,
+    n_tried: int = 8,
 ) -> Int64[Tensor, "m k"]:
     """The k_pub public images of every encoding, in ascending order. Pixels are in units of a
-    standard normal. Raises ValueError if there are fewer than k_pub."""
-    how, k = screen or Screen(), mixing.k_pub
+    standard normal. `n_tried`: of the best, those tried in the place of a chosen one by likelihood.
+    Raises ValueError if there are fewer than k_pub."""
+    k = mixing.k_pub
     if len(public) < k:
         raise ValueError(f"{len(public)} public images are too few: every encoding has {k} of them")
     if k == 0:
         return torch.zeros((len(y), 0), dtype=torch.int64, device=y.device)
-    kept = _screened(y, public, mixing, max(how.n_kept, k))
+    kept = _screened(y, public, mixing, max(N_KEPT, k))
     found = []
     at_once = AT_ONCE_ON_CPU if y.device.type == "cpu" else AT_ONCE_ON_GPU
     doubted = torch.zeros(len(y), dtype=torch.bool, device=y.device)
@@ -61,8 +55,8 @@ def find_publics(
         found.append(some.gather(1, chosen))
         doubted[rows] = loss < DOUBT * ((8 + 16 * (k - 1)) / y.shape[1]) ** 0.5
     ids = torch.cat(found)
-    for rows in doubted.nonzero()[:, 0].split(at_once) if how.n_tried else ():
-        tried = kept[rows, : how.n_tried + k]
+    for rows in doubted.nonzero()[:, 0].split(at_once) if n_tried else ():
+        tried = kept[rows, : n_tried + k]
         ids[rows] = _by_likelihood(y[rows], public, ids[rows], tried, mixing)
     return ids.sort(1).values
 
@@ -161,3 +155,71 @@ def folded_likelihood(
     product = (y * c).abs() / variance
     cosh = product + torch.log1p(torch.exp(-2 * product))
     return (cosh - c.square() / (2 * variance)).sum(-1)
+
+
+MAX_PUBLIC = 40
+"""Public images up to which the program is solved in a second or so for each encoding; of 60 some
+take minutes."""
+
+
+def check_pool(n_public: int, mixing: Scheme) -> None:
+    """ValueError for more public images than the program takes, or fewer than encodings have."""
+    if n_public > MAX_PUBLIC:
+        raise ValueError(
+            f"{n_public:,} public images are too many for the semidefinite program, which has "
+            f"{n_public**2:,} unknowns for each encoding; give at most {MAX_PUBLIC}, or use the "
+            "method exact, which takes thousands"
+        )
+    if n_public < mixing.k_pub:
+        raise ValueError(
+            f"{n_public} public images are too few: every encoding has {mixing.k_pub} of them"
+        )
+
+
+def by_sdp(
+    y: Float[Tensor, "m d"],
+    public: Float[Tensor, "p d"],
+    mixing: Mixing,
+    *,
+    progress: Progress = no_progress,
+) -> Int64[Tensor, "m k"]:
+    """The k_pub public images of every encoding, in ascending order, by the paper's program.
+
+    With M the `spike` of an encoding: max <M, Z> over Z psd with tr Z = 1 and sum |Z| <= k_pub; the
+    largest k_pub entries of Z's leading eigenvector are its public images. Z has p^2 entries for p
+    public images, so this takes them by the dozen. Raises ValueError as `check_pool`, or if the
+    solver gives nothing for an encoding.
+    """
+    check_pool(len(public), mixing)
+    k = mixing.k_pub
+    found = np.zeros((len(y), k), np.int64)
+    solve = _program(len(public), k) if k else None
+    for row in range(len(y) if solve else 0):
+        block = spike(y[row : row + 1].double(), public[None].double(), mixing)[0]
+        z = solve(np.asarray(block.cpu())) if solve else None
+        if z is None:
+            raise ValueError(
+                f"the semidefinite program of encoding {row} has no solution to this accuracy; use "
+                "the method exact"
+            )
+        leading = np.linalg.eigh(z)[1][:, -1]
+        found[row] = np.sort(np.argsort(-np.abs(leading), kind="stable")[:k])
+        progress((row + 1) / len(y))
+    return torch.from_numpy(found).to(y.device)
+
+
+def _program(p: int, k: int) -> Any:
+    """A function from M (p, p) to the program's Z, None if the solver fails; compiled once."""
+    cvxpy: Any = importlib.import_module("cvxpy")  # its names are made at run time
+    m, z = cvxpy.Parameter((p, p), symmetric=True), cvxpy.Variable((p, p), PSD=True)
+    within = [cvxpy.trace(z) == 1, cvxpy.sum(cvxpy.abs(z)) <= k]
+    problem = cvxpy.Problem(cvxpy.Maximize(cvxpy.sum(cvxpy.multiply(m, z))), within)
+
+    def solve(spiked: Float64[np.ndarray, "p p"]) -> Float64[np.ndarray, "p p"] | None:
+        m.value = (spiked + spiked.T) / 2
+        problem.solve(solver=cvxpy.SCS, warm_start=False)
+        if problem.status not in (cvxpy.OPTIMAL, cvxpy.OPTIMAL_INACCURATE):
+            return None
+        return np.asarray(z.value)
+
+    return solve

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -20,15 +20,13 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int8, Int64
 from torch import Tensor
 
-from recon_core.attacks.instahide.clusters import Clustering, assign_uncertain
+from recon_core.attacks.instahide.clusters import assign_uncertain
 from recon_core.attacks.instahide.determined import Equations
 from recon_core.attacks.instahide.line_graph import Component, NotALineGraphError, assign
 from recon_core.attacks.instahide.mixing import Mixing, mixture
 from recon_core.attacks.instahide.overlaps import common_images, overlaps
-from recon_core.attacks.instahide.public_images import Screen, find_publics
-from recon_core.attacks.instahide.semidefinite import by_sdp
-from recon_core.attacks.instahide.signs import SignSearch, Solved, solve, suspects
-from recon_core.strict import Strict
+from recon_core.attacks.instahide.public_images import by_sdp, find_publics
+from recon_core.attacks.instahide.signs import CAP, Solved, solve, suspects
 from recon_core.types import Progress, no_progress
 
 
@@ -41,20 +39,6 @@ class Status(StrEnum):
     SEVERAL_GRAPHS = "several graphs"  # two assignments explain the same encodings
     UNSOLVED = "unsolved"  # no signs were found that meet the equations
     ESTIMATED = "estimated"  # an approximation: public images and mistaken encodings are in it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exact(Strict):
-    """Settings of the attack. `n_repairs`: rounds in which encodings that are not explained are
-    looked at again."""
-
-    screen: Screen = field(default_factory=Screen)
-    clustering: Clustering = field(default_factory=Clustering)
-    search: SignSearch = field(default_factory=SignSearch)
-    n_repairs: int = 3
-
-    def __post_init__(self) -> None:
-        self._at_least(0, "n_repairs")
 
 
 @dataclass(frozen=True)
@@ -93,7 +77,7 @@ def recover(
     public: Float[Tensor, "p _"] | None = None,
     n_private: int | None = None,
     generator: torch.Generator,
-    how: Exact | None = None,
+    n_repairs: int = 3,
     semidefinite: bool = False,
     progress: Progress = no_progress,
 ) -> Recovered:
@@ -102,24 +86,24 @@ def recover(
     `y`: absolute values of encodings, pixels in units of a standard normal; signs are ignored.
     `n_private`: how many images there are; without it, as many as the graph has, which must then be
     exact. Without public images in the encodings each pixel is known up to one sign for all images
-    of a connected part, of which the first is positive. `semidefinite`: public images are found by
-    the paper's program (`by_sdp`), which takes few of them. Raises ValueError for encodings that
-    are not finite, too few, or have public images that are not given.
+    of a connected part, of which the first is positive. `n_repairs`: rounds in which encodings that
+    are not explained are looked at again. `semidefinite`: public images are found by the paper's
+    program (`by_sdp`), which takes few of them. Raises ValueError for encodings that are not
+    finite, too few, or have public images that are not given.
     """
-    how = how or Exact()
     y = _checked(y, mixing, public, n_private)
     pool = y.new_zeros((0, y.shape[1])) if public is None else public.to(y)
     if semidefinite:
         ids = by_sdp(y, pool, mixing, progress=lambda share: progress(0.3 * share))
     else:
-        ids = find_publics(y.float(), pool.float(), mixing, how.screen)
+        ids = find_publics(y.float(), pool.float(), mixing)
     progress(0.3)
     c = _public_part(pool, ids, mixing)
     scores = overlaps(y.float(), mixing, c.float())
     common = common_images(y.float(), mixing, c.float(), scores)
     progress(0.4)
-    state = _Solving(y, pool, mixing, how, ids=ids, c=c)
-    components, exact = _graph(common, scores, n_private, generator, how)
+    state = _Solving(y, pool, mixing, ids=ids, c=c, n_repairs=n_repairs)
+    components, exact = _graph(common, scores, n_private, generator)
     n_graphs = int(np.prod([float(len(part.roots)) for part in components]))
     for k, component in enumerate(components):
         state.add(component)
@@ -135,18 +119,18 @@ class _Solving:
         y: Float64[Tensor, "m d"],
         public: Float64[Tensor, "p d"],
         mixing: Mixing,
-        how: Exact,
         *,
         ids: Int64[Tensor, "m k"],
         c: Float64[Tensor, "m d"],
+        n_repairs: int,
     ) -> None:
-        self.y, self.public, self.mixing, self.how = y, public, mixing, how
+        self.y, self.public, self.mixing, self.n_repairs = y, public, mixing, n_repairs
         self.ids, self.c = ids.clone(), c.clone()
         self.edges = np.full((len(y), 2), -1, np.int64)
         self.explained = np.zeros(len(y), bool)
         self.images: list[Float64[Tensor, "k d"]] = []
         self.status: list[Status] = []
-        self.search = replace(how.search, cap=how.search.cap * mixing.variance)
+        self.cap = CAP * mixing.variance
         self.tolerance = _rounding(y, public) * mixing.variance**0.5 + 8 * mixing.noise
 
     def add(self, component: Component) -> None:
@@ -158,7 +142,7 @@ class _Solving:
             self._place(rows, edges, None, np.zeros(len(edges), bool))
             return
         solved, good = self._solved(rows, edges)
-        if good.all() or not self.how.n_repairs:
+        if good.all() or not self.n_repairs:
             self._place(rows, edges, solved, good)
         else:
             self._place(rows, *self._repaired(rows, edges))
@@ -222,7 +206,7 @@ class _Solving:
         at = torch.from_numpy(rows).to(self.y.device)
         equations = self._equations(edges, n or int(edges.max()) + 1)
         y, c = self.y[at], self.c[at]
-        solved = solve(y, c, equations, tolerance=self.tolerance, search=self.search)
+        solved = solve(y, c, equations, tolerance=self.tolerance, cap=self.cap)
         return solved, self._explained(solved.z, y, c, edges)
 
     def _equations(self, edges: Int64[np.ndarray, "k 2"], n: int) -> Equations:
@@ -246,13 +230,13 @@ class _Solving:
     ) -> tuple[Int64[np.ndarray, "k 2"], Solved, Bool[np.ndarray, " k"]]:
         """Without encodings that the others contradict, and with those that then are explained."""
         edges, at, n = edges.copy(), torch.from_numpy(rows).to(self.y.device), int(edges.max()) + 1
-        for _ in range(self.how.n_repairs):
+        for _ in range(self.n_repairs):
             wrong = suspects(
                 self.y[at],
                 self.c[at],
                 self._equations(edges, n),
                 tolerance=self.tolerance,
-                search=self.search,
+                cap=self.cap,
             )
             solved, _good = self._solved(rows[~wrong], edges[~wrong], n)
             self._look_again(solved.z, rows, edges)
@@ -333,7 +317,6 @@ def _graph(
     scores: Float[Tensor, "m m"],
     n_private: int | None,
     generator: torch.Generator,
-    how: Exact,
 ) -> tuple[list[Component], bool]:
     """Who is in which encoding: exactly, or what is most likely, if the overlaps have errors."""
     try:
@@ -345,7 +328,7 @@ def _graph(
         fewest = sum(min(c.n_images(k) for k in range(len(c.roots))) for c in components)
         if n_private is None or fewest <= n_private:
             return components, True
-    found = assign_uncertain(scores, n_private, generator=generator, how=how.clustering)
+    found = assign_uncertain(scores, n_private, generator=generator)
     edges = np.unique(np.asarray(found.edges.cpu()), return_inverse=True)[1].reshape(-1, 2)
     return [Component(np.arange(len(edges)), (edges,))], False
 

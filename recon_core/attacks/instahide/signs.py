@@ -23,28 +23,17 @@ from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
 
 from recon_core.attacks.instahide.determined import Determined, Equations, determined
-from recon_core.strict import Strict
 
 PIXELS_AT_ONCE = 512
 LONGEST = 13
 """Of odd cycles that are started from: 2^13 signs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SignSearch(Strict):
-    """`beams`: combinations kept, and how many where that was too few. `cap`: the most that one
-    encoding's squared error adds to a cost, so that a wrong one does no more; `recover` takes it in
-    units of a pixel's variance."""
-
-    beams: tuple[int, ...] = (8, 64, 512, 4096)
-    cap: float = 0.1
-    n_refinements: int = 20
-
-    def __post_init__(self) -> None:
-        if not self.beams or min(self.beams) < 2:
-            raise ValueError(f"beams={self.beams} must be numbers of 2 or more")
-        self._positive("cap")
-        self._at_least(1, "n_refinements")
+BEAMS = (8, 64, 512, 4096)
+"""Combinations that are kept, and how many where that was too few."""
+CAP = 0.1
+"""The most that one encoding's squared error adds to a cost, so that a wrong one does no more."""
+N_REFINEMENTS = 20
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,8 @@ def solve(
     equations: Equations,
     *,
     tolerance: float,
-    search: SignSearch | None = None,
+    cap: float = CAP,
+    beams: Sequence[int] = BEAMS,
 ) -> Solved:
     """Pixels of all determined images. `c`: the weighted public images of every encoding.
 
@@ -77,7 +67,6 @@ def solve(
     `Determined.parts` have a common sign that nothing tells: their first is positive. Images with
     no odd cycle that is short enough to start from meet nothing.
     """
-    how = search or SignSearch()
     known = determined(equations, with_public=bool(c.any()))
     n, d = equations.n, y.shape[1]
     z = torch.full((n, d), torch.nan, dtype=torch.float64, device=y.device)
@@ -85,7 +74,9 @@ def solve(
     for rows, part in _parts(equations, known):
         mine = torch.from_numpy(rows).to(y.device)
         images = torch.from_numpy(part.images).to(y.device)
-        z[images], residual[images] = part.solve(y[mine].double(), c[mine].double(), tolerance, how)
+        z[images], residual[images] = part.solve(
+            y[mine].double(), c[mine].double(), tolerance, cap, beams
+        )
     return Solved(z, residual, residual <= tolerance, known)
 
 
@@ -95,12 +86,11 @@ def suspects(
     equations: Equations,
     *,
     tolerance: float,
-    search: SignSearch | None = None,
+    cap: float = CAP,
 ) -> Bool[np.ndarray, " m"]:
     """Encodings that the others contradict: their equation is met at far fewer of some hundred
     pixels. Every image gets its values from two encodings, so that one that is wrong is outvoted.
     """
-    how = search or SignSearch()
     known = determined(equations, with_public=bool(c.any()))
     d = y.shape[1]
     some = torch.arange(0, d, max(d // PIXELS_AT_ONCE, 1), device=y.device)
@@ -108,7 +98,7 @@ def suspects(
     for rows, part in _parts(equations, known):
         mine = torch.from_numpy(rows).to(y.device)
         y_some, c_some = y[mine][:, some].float(), c[mine][:, some].float()
-        z = part.search(y_some, c_some, 2 * how.beams[0], how.cap, n_ties=2)
+        z = part.search(y_some, c_some, 2 * BEAMS[0], cap, n_ties=2)
         w = torch.from_numpy(part.equations.matrix).to(z)
         within = max(tolerance, 1e-3 * float(y_some.square().mean().sqrt()))
         met = (((w @ z + c_some).abs() - y_some).abs() <= within).float().mean(1)
@@ -163,20 +153,21 @@ class _Part:
         y: Float64[Tensor, "m d"],
         c: Float64[Tensor, "m d"],
         tolerance: float,
-        how: SignSearch,
+        cap: float,
+        beams: Sequence[int],
     ) -> tuple[Float64[Tensor, "k d"], Float64[Tensor, " d"]]:
         w = torch.from_numpy(self.equations.matrix).to(y.device)
         inverse = torch.linalg.pinv(w)
         z = torch.zeros((self.equations.n, y.shape[1]), dtype=torch.float64, device=y.device)
         residual = torch.full((y.shape[1],), torch.inf, dtype=torch.float64, device=y.device)
-        for beam in how.beams:
+        for beam in beams:
             left = (residual > tolerance).nonzero()[:, 0]
             gained = True
-            for some in left.split(max(PIXELS_AT_ONCE * how.beams[0] // beam, 1)):
+            for some in left.split(max(PIXELS_AT_ONCE * beams[0] // beam, 1)):
                 if not gained or not len(some):
                     break  # where no pixel gains, equations are wrong and no beam is wide enough
-                found = self.search(y[:, some].float(), c[:, some].float(), beam, how.cap)
-                found, apart = _refined(w, inverse, found.double(), y[:, some], c[:, some], how=how)
+                found = self.search(y[:, some].float(), c[:, some].float(), beam, cap)
+                found, apart = _refined(w, inverse, found.double(), y[:, some], c[:, some])
                 better = apart < residual[some]
                 residual[some] = apart.where(better, residual[some])
                 z[:, some] = found.where(better, z[:, some])
@@ -273,12 +264,10 @@ def _refined(
     z: Float64[Tensor, "k d"],
     y: Float64[Tensor, "m d"],
     c: Float64[Tensor, "m d"],
-    *,
-    how: SignSearch,
 ) -> tuple[Float64[Tensor, "k d"], Float64[Tensor, " d"]]:
     """Least squares with the signs that z has, until they do not change."""
     signs = (w @ z + c).sign()
-    for _ in range(how.n_refinements):
+    for _ in range(N_REFINEMENTS):
         z = inverse @ (signs * y - c)
         mixed = w @ z + c
         if torch.equal(mixed.sign(), signs):

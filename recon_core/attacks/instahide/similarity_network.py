@@ -255,11 +255,10 @@ class Similarity(nn.Module):
         self,
         y: Float[Tensor, "m d"],
         *,
-        rows: int = 32,
         progress: Progress = no_progress,
     ) -> Float32[Tensor, "m m"]:
         """Log odds of all pairs of encodings, of pixels in units of images in [-1, 1]; symmetric,
-        and nothing on the diagonal. Signs are ignored. `rows` are compared with all others at a
+        and nothing on the diagonal. Signs are ignored. ROWS are compared with all others at a
         time. Raises ValueError for encodings of another size."""
         c, h, w = self.shape
         m = len(y)
@@ -272,8 +271,8 @@ class Similarity(nn.Module):
         fields = torch.cat([self.unfold(part) for part in images.split(PASS)])
         blocks = self.blocks(fields).contiguous()
         found = torch.zeros(m, m, device=device)
-        for start in range(0, m, rows):
-            stop = min(start + rows, m)
+        for start in range(0, m, ROWS):
+            stop = min(start + ROWS, m)
             part = self.compared(blocks[:, :, start:stop], blocks[:, :, start:])
             found[start:stop, start:] = part
             found[start:, start:stop] = part.T
@@ -286,8 +285,8 @@ def shared_images(private: Int64[Tensor, "m 2"]) -> Int64[Tensor, "m m"]:
     return same.sum((2, 3))
 
 
-PASS = 128
-"""Encodings that go through the network at a time."""
+PASS, ROWS = 128, 32
+"""Encodings that go through the network, and that are compared with all others, at a time."""
 
 
 def save(network: Similarity) -> bytes:

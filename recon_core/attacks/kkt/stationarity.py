@@ -31,8 +31,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recon_core.attacks.kkt.layers import Conv, Dense, Form, cheaper_form
-from recon_core.attacks.kkt.surrogate import Surrogate
+from recon_core.attacks.kkt.layers import Conv, Dense, Form, Surrogate, cheaper_form
 from recon_core.victims.network import Architecture, Parameters
 
 

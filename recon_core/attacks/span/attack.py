@@ -17,11 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.denoising import denoised
 from recon_core.attacks.span.orthogonal import contrast
 from recon_core.attacks.span.search import best_start, sources_for, views_of
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.attacks.span.sources import Sources, sources_of
+from recon_core.attacks.span.sources import Sources, denoised, sources_of
 from recon_core.attacks.span.subspace import Subspace, rows_of, subspace_of
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress

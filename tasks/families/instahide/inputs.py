@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from recon_core.attacks.instahide.mixing import Mixing, Scheme
-from recon_core.attacks.instahide.semidefinite import check_pool
+from recon_core.attacks.instahide.public_images import check_pool
 from recon_core.tagged import Tagged
 from storage.challenge import Challenge, read_challenge
 from tasks.attack_file.record import check_least

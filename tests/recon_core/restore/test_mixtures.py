@@ -6,8 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.restore.examples import Examples, interleaved, to_pictures
-from recon_core.restore.mixtures import STRENGTH_SPREAD, WHITE, _weights, mixture_examples
+from recon_core.restore.examples import (
+    STRENGTH_SPREAD,
+    WHITE,
+    Examples,
+    _weights,
+    interleaved,
+    mixture_examples,
+    to_pictures,
+)
 from tests.recon_core.small_runs import ALL, N, images, run, specs
 
 

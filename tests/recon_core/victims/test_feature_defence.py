@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from recon_core.attacks.kkt import victims as kkt_victims
+from recon_core.attacks.kkt.results import less_their_mean
 from recon_core.attacks.kkt.run import KKT
 from recon_core.optimisers import Optimiser
 from recon_core.types import RunSpec
@@ -250,10 +250,11 @@ GUARDED = replace(
 
 def features(experiment: KKT, spec: RunSpec, layer: int) -> Tensor:
     """Of a trained victim's own images, (1, n, m)."""
-    data = kkt_victims.learn(experiment, [spec], images([spec]), CPU)
-    arch = experiment.victim.on(data.shape, experiment.n_outputs)
+    learned = experiment.learn(spec, images([spec])[0])
+    arch = experiment.victim.on(learned.shape, experiment.n_outputs)
     known = experiment.train_victim(spec, images([spec])[0], device=CPU)
-    passed = arch.forward(known.trained.parameters, data.inputs)
+    _mean, inputs = less_their_mean([learned], CPU, torch.float32)
+    passed = arch.forward(known.trained.parameters, inputs)
     return arch.activate(passed.pre[layer - 1])
 
 

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 
 from recon_core.balance import Curation, curated_repeats, occurrences
 from recon_core.matching import fit_to_range
-from recon_core.restore.mixtures import mixture_examples
+from recon_core.restore.examples import mixture_examples
 from storage.errors import CorruptPartError, StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset
 from storage.pairs.windows import BLOCK_ROWS

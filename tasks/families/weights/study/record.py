@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recon_core.attacks.kkt.victims import KnownVictim
+from recon_core.attacks.kkt.results import KnownVictim
 from recon_core.experiments import KKT
 from recon_core.summary import detect, summarise
 from recon_core.types import Victims, seeded_generator

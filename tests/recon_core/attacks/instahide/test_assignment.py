@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from recon_core.attacks.instahide.assignment import assigned
+from recon_core.attacks.instahide.groups import assigned
 
 
 def total(affinity: torch.Tensor, edges: torch.Tensor) -> float:

@@ -16,8 +16,8 @@ from recon_core.attacks.instahide.carlini import (
     recover_as_carlini,
     unknown_part,
 )
-from recon_core.attacks.instahide.carlini_clusters import Growth
 from recon_core.attacks.instahide.descent import Descent
+from recon_core.attacks.instahide.groups import Growth
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.instahide.recover import Status
 

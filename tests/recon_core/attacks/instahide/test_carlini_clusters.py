@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.instahide.oracles import oracle_similarity
-from recon_core.attacks.instahide.carlini_clusters import (
+from recon_core.attacks.instahide.groups import (
     Growth,
     grown,
     grown_groups,

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.public_images import Screen, find_publics, spike
+from recon_core.attacks.instahide.public_images import find_publics, spike
 from tests.recon_core.attacks.instahide.cases import gaussian_case
 
 
 def test_greedy_search_equals_trying_all_sets():
     mixing = Mixing.by_parts(3)
     case = gaussian_case(mixing, n=6, p=12, d=150, m=200, seed=4)
-    found = find_publics(case.encodings.y, case.public, mixing, Screen(n_tried=0))
+    found = find_publics(case.encodings.y, case.public, mixing, n_tried=0)
     blocks = spike(case.encodings.y, case.public.expand(200, -1, -1), mixing)
     sets = torch.combinations(torch.arange(12), 3)
     sums = torch.stack([blocks[:, s][:, :, s].sum((1, 2)) for s in sets], 1)
@@ -28,7 +28,7 @@ def test_likelihood_decides_where_squares_are_not_enough():
     case = gaussian_case(mixing, n=6, p=60, d=400, m=150, seed=5)
     truth = case.encodings.public.sort(1).values
     share = [
-        (find_publics(case.encodings.y, case.public, mixing, Screen(n_tried=k)) == truth)
+        (find_publics(case.encodings.y, case.public, mixing, n_tried=k) == truth)
         .all(1)
         .double()
         .mean()

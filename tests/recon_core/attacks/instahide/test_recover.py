@@ -18,7 +18,7 @@ from recon_core.attacks.instahide.line_graph import (
 from recon_core.attacks.instahide.mixing import Mixing
 from recon_core.attacks.instahide.overlaps import overlaps
 from recon_core.attacks.instahide.public_images import find_publics
-from recon_core.attacks.instahide.recover import Exact, Status, recover
+from recon_core.attacks.instahide.recover import Status, recover
 from tests.recon_core.attacks.instahide.cases import gaussian_case, renumbered, worst_errors
 
 
@@ -102,7 +102,7 @@ def test_without_repairs_one_wrong_encoding_is_enough_to_solve_nothing():
     drawn = torch.Generator().manual_seed(11)
     other = torch.randn(3072, dtype=torch.float64, generator=drawn)
     case.encodings.y[11] = other.abs() * 2**0.5
-    found = recovered(case, how=Exact(n_repairs=0))
+    found = recovered(case, n_repairs=0)
     assert found.status == (Status.UNSOLVED,) * 30
     assert found.images.isnan().all()
 
@@ -211,8 +211,3 @@ def test_too_few_pixels_are_a_clear_outcome():
     case = gaussian_case(Mixing.by_parts(2), n=20, p=40, d=30, m=100)
     with pytest.raises(NotALineGraphError, match=r"Gram matrix has errors|same two images"):
         recovered(case, n_private=None)
-
-
-def test_settings_are_checked():
-    with pytest.raises(ValueError, match="n_repairs=-1"):
-        Exact(n_repairs=-1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recon_core.attacks.instahide import semidefinite
+from recon_core.attacks.instahide import public_images
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.public_images import find_publics
+from recon_core.attacks.instahide.public_images import MAX_PUBLIC, by_sdp, find_publics
 from recon_core.attacks.instahide.recover import Status, recover
-from recon_core.attacks.instahide.semidefinite import MAX_PUBLIC, by_sdp
 from tests.recon_core.attacks.instahide.cases import gaussian_case
 
 
@@ -49,6 +48,6 @@ def test_more_than_it_takes_and_what_it_does_not_solve_are_refused(monkeypatch) 
         by_sdp(torch.ones(3, 5), torch.zeros(MAX_PUBLIC + 1, 5), mixing)
     with pytest.raises(ValueError, match="1 public images are too few"):
         by_sdp(torch.ones(3, 5), torch.zeros(1, 5), mixing)
-    monkeypatch.setattr(semidefinite, "_program", lambda p, k: lambda spiked: None)
+    monkeypatch.setattr(public_images, "_program", lambda p, k: lambda spiked: None)
     with pytest.raises(ValueError, match="encoding 0 has no solution to this accuracy"):
         by_sdp(torch.ones(3, 5), torch.zeros(4, 5), mixing)

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.instahide.oracles import all_solutions
 from recon_core.attacks.instahide.determined import Equations, determined
-from recon_core.attacks.instahide.signs import SignSearch, solve, suspects
+from recon_core.attacks.instahide.signs import solve, suspects
 from tests.recon_core.attacks.instahide.cases import random_edges
 
 
@@ -85,8 +85,8 @@ def test_with_noise_errors_are_those_of_least_squares():
 def test_a_wider_beam_is_used_where_a_narrow_one_fails():
     rng = np.random.default_rng(4)
     equations, x, c, y = planted(rng, 60, 105, 300, with_public=True)
-    narrow = solved(equations, y, c, search=SignSearch(beams=(2,)))
-    wide = solved(equations, y, c, search=SignSearch(beams=(2, 64, 512)))
+    narrow = solved(equations, y, c, beams=(2,))
+    wide = solved(equations, y, c, beams=(2, 64, 512))
     assert float(narrow.met.double().mean()) < float(wide.met.double().mean())
     known = wide.determined.images
     good = np.asarray(wide.met[known])
@@ -139,12 +139,3 @@ def test_wrong_encodings_are_outvoted():
     c[[7, 100, 333]] = rng.standard_normal((3, 300))
     wrong = suspects(torch.from_numpy(y), torch.from_numpy(c), equations, tolerance=1e-7)
     assert np.flatnonzero(wrong).tolist() == [7, 100, 333]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"beams": ()}, "beams"), ({"beams": (1,)}, "beams"), ({"cap": 0.0}, "cap=0.0")],
-)
-def test_settings_are_checked(settings, message):
-    with pytest.raises(ValueError, match=message):
-        SignSearch(**settings)

@@ -105,7 +105,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not() -> None:
 
 def test_scores_of_all_are_the_definition_pair_by_pair(trained: Similarity) -> None:
     y = held_out().condition[:9]
-    found = trained.scores(y.flatten(1), rows=4)
+    found = trained.scores(y.flatten(1))
     fields = trained.unfold(y).double()
     parameters = {name: value.double() for name, value in trained.named_parameters()}
     for i in range(9):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.kkt import attacks as kkt_attacks
-from recon_core.attacks.kkt import victims as kkt_victims
+from recon_core.attacks.kkt import run as kkt_run
 from recon_core.attacks.kkt.objective import KKTAttack, Objective, relative_residual
 from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.kkt.settings import SpanThenKKT
@@ -77,7 +77,7 @@ def test_the_start_that_a_span_attack_knows_is_the_one_that_was_trained(
 ) -> None:
     trained: list[Tensor] = []
     told: list[Tensor] = []
-    train, separate = kkt_victims.train, kkt_attacks.separate
+    train, separate = kkt_run.train, kkt_attacks.separate
 
     def spied_train(of: Any, parameters: Any, *given: Any, **named: Any) -> Any:
         trained.append(parameters.weights[0].clone())
@@ -87,7 +87,7 @@ def test_the_start_that_a_span_attack_knows_is_the_one_that_was_trained(
         told.append(named["start"].weights[0])
         return separate(*given, **named)
 
-    monkeypatch.setattr(kkt_victims, "train", spied_train)
+    monkeypatch.setattr(kkt_run, "train", spied_train)
     monkeypatch.setattr(kkt_attacks, "separate", spied_separate)
     run(replace(SEPARATED, attack=KNOWN, dtype=dtype))
     assert len(trained) == len(told) == len(specs())
@@ -219,7 +219,7 @@ def test_what_cannot_be_separated_is_refused_with_the_settings(changed: Any, sai
 def test_a_filter_larger_than_the_pictures_is_refused_before_a_victim_is_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kkt_victims, "train", lambda *_given, **_named: pytest.fail("trained"))
+    monkeypatch.setattr(kkt_run, "train", lambda *_given, **_named: pytest.fail("trained"))
     wide = replace(SEPARATED, attack=replace(SHORT, filter_size=17))
     with pytest.raises(ValueError, match="smaller than filters of 17x17"):
         run(wide)

@@ -11,9 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from recon_core.attacks.kkt.memory import bytes_per_run
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.kkt.run import KKT, kkt_bytes
 from recon_core.attacks.kkt.settings import SpanThenKKT
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.types import RunSpec, no_progress
@@ -80,7 +79,7 @@ def test_the_estimate_is_above_what_is_alive_and_not_far_above(
         training=Training(epochs=2),
         attack=KKTAttack(n_candidates=2 * n_images, save_at=tuple(range(1, n_saved + 1))),
     )
-    estimate = bytes_per_run(experiment, n_images, SHAPE)
+    estimate = kkt_bytes(experiment, n_images, SHAPE)
     assert 1.0 <= estimate / most_alive(experiment, n_images, n_runs) < 2.5
 
 
@@ -94,7 +93,7 @@ def test_the_estimate_of_a_separation(
     span = SpanAttack(n_images=n_images, n_rotations=(12, 12, 12, 12), n_grouped=2, n_likelihood=12)
     attack = SpanThenKKT(span=span, kkt=KKTAttack(save_at=(1, 2))) if then_kkt else span
     experiment = KKT(victim=Network(widths=widths), training=Training(epochs=2), attack=attack)
-    estimate = bytes_per_run(experiment, n_images, SHAPE)
+    estimate = kkt_bytes(experiment, n_images, SHAPE)
     assert 1.0 <= estimate / most_alive(experiment, n_images, 1) < 2.5
 
 
@@ -110,7 +109,7 @@ def test_a_defence_takes_what_the_estimate_adds_for_it(
     guarded = replace(plain, defence=defence, defence_layer=1)
     n_images = 60
     n_features = n_images * (600 if conv is None else 32 * 14**2)
-    added = bytes_per_run(guarded, n_images, SHAPE) - bytes_per_run(plain, n_images, SHAPE)
+    added = kkt_bytes(guarded, n_images, SHAPE) - kkt_bytes(plain, n_images, SHAPE)
     assert added == 40 * n_features
     x = torch.rand(1, n_images, n_features // n_images)
     tuples = tuples_of(defence, torch.arange(n_images)[None] % 2, 2)
@@ -120,12 +119,12 @@ def test_a_defence_takes_what_the_estimate_adds_for_it(
         guard.add_gradient_(d, x)
     assert 0.7 * added < live.most < 1.02 * added
     if conv is not None:
-        assert bytes_per_run(guarded, n_images, SHAPE) / most_alive(guarded, n_images, 1) >= 1.0
+        assert kkt_bytes(guarded, n_images, SHAPE) / most_alive(guarded, n_images, 1) >= 1.0
 
 
 def test_attacks_that_go_at_once_take_memory_each_and_float64_doubles_it() -> None:
     one = KKT()
-    many = bytes_per_run(replace(one, n_attacks=5), 300, (3, 32, 32))
-    assert many == pytest.approx(5 * bytes_per_run(one, 300, (3, 32, 32)), rel=0.01)
-    double = bytes_per_run(replace(one, dtype="float64"), 300, (3, 32, 32))
-    assert double == pytest.approx(2 * bytes_per_run(one, 300, (3, 32, 32)), rel=0.01)
+    many = kkt_bytes(replace(one, n_attacks=5), 300, (3, 32, 32))
+    assert many == pytest.approx(5 * kkt_bytes(one, 300, (3, 32, 32)), rel=0.01)
+    double = kkt_bytes(replace(one, dtype="float64"), 300, (3, 32, 32))
+    assert double == pytest.approx(2 * kkt_bytes(one, 300, (3, 32, 32)), rel=0.01)

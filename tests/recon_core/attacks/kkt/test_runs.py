@@ -15,7 +15,7 @@ from recon_core import precision
 from recon_core.attacks import run_sharing
 from recon_core.attacks.kkt import attacks as kkt_attacks
 from recon_core.attacks.kkt import results as kkt_results
-from recon_core.attacks.kkt import victims as kkt_victims
+from recon_core.attacks.kkt import run as kkt_run
 from recon_core.attacks.kkt.objective import KKTAttack, Search, settings_of
 from recon_core.optimisers import Optimiser
 from recon_core.types import Outcome, RunResult
@@ -120,7 +120,7 @@ def test_an_error_of_a_run_side_by_side_is_raised(monkeypatch: pytest.MonkeyPatc
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("broken")
 
-    monkeypatch.setattr(kkt_victims, "train", broken)
+    monkeypatch.setattr(kkt_run, "train", broken)
     torch.set_num_threads(2)
     with pytest.raises(KeyError, match="broken"):
         run(QUICK)
@@ -281,7 +281,7 @@ def test_precision_is_set_for_the_products_and_then_as_before(
     monkeypatch.setattr(precision, "_probe", lambda device: torch.tensor(next(numbers)))
     seen: list[tuple[str, ...]] = []
     for module, function in (
-        (kkt_victims, "train"),
+        (kkt_run, "train"),
         (kkt_attacks, "reconstruct"),
         (kkt_results, "pairs_of"),
     ):

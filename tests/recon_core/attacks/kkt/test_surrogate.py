@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recon_core.attacks.kkt.surrogate import Surrogate
+from recon_core.attacks.kkt.layers import Surrogate
 from recon_core.victims.network import Activation, Network
 
 ALPHAS = torch.tensor([2.0, 20.0, 300.0], dtype=torch.float64)

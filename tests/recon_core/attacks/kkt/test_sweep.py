@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.kkt import run as kkt
-from recon_core.attacks.kkt import victims as kkt_victims
+from recon_core.attacks.kkt import run as kkt_run
 from recon_core.attacks.kkt.halving import Halving, Race
 from recon_core.attacks.kkt.objective import Search, settings_of
 from recon_core.optimisers import Optimiser
@@ -100,7 +100,7 @@ def test_a_kept_victim_is_not_trained_again(monkeypatch: pytest.MonkeyPatch) -> 
     def refuses(*_arguments: object, **_options: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(kkt_victims, "train", refuses)
+    monkeypatch.setattr(kkt_run, "train", refuses)
     again = swept(SWEEP, attacks(2), victims)
     for one, other in zip(trained, again, strict=True):
         assert_equal_results(one, other)
