@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from recon_core.restore.examples import Examples, to_network, to_pictures
 from recon_core.restore.unet import UNET_SIZES, UNet, UNetSizeName
 from recon_core.strict import Strict
+from recon_core.threads import share_of
 from recon_core.types import N_AUGMENT, Progress, no_progress
 
 Denoiser = Callable[[Tensor, float], Tensor]
@@ -121,11 +122,8 @@ class EDM(Strict):
     def preconditioning(self, sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """c_skip, c_out, c_in, c_noise of EDM's table 1."""
         total = sigma**2 + self.sigma_data**2
-        c_skip = self.sigma_data**2 / total
         c_out = sigma * self.sigma_data / total.sqrt()
-        c_in = 1 / total.sqrt()
-        c_noise = sigma.log() / 4
-        return c_skip, c_out, c_in, c_noise
+        return self.sigma_data**2 / total, c_out, 1 / total.sqrt(), sigma.log() / 4
 
     def noise_levels(self) -> Float64[Tensor, " steps_and_zero"]:
         """sigma_i of the sampler, i = 0 .. n_steps - 1, and a final 0 (equation 5)."""
@@ -169,13 +167,9 @@ class EDM(Strict):
         for done, start in enumerate(starts):
             part = slice(start, start + batch_size)
             given = to_network(condition[image_of[part]])
-            denoiser = self._denoiser(net, given)
-
-            def step_done(fraction: float, done: int = done) -> None:
-                progress((done + fraction) / len(starts))
-
+            share = share_of(progress, done / len(starts), (done + 1) / len(starts))
             state = flat_noise[part].to(device, torch.float64)
-            drawn = heun(denoiser, state, sigmas, progress=step_done).float()
+            drawn = heun(self._denoiser(net, given), state, sigmas, progress=share).float()
             restored[part] = to_pictures(drawn + given if self.target == "residual" else drawn)
         return restored.view(n_samples, *shape)
 

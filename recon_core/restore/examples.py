@@ -7,8 +7,9 @@ A raw reconstruction is brought into range by the largest r such that r x + mean
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,29 +33,25 @@ class Examples:
     def __len__(self) -> int:
         return len(self.target)
 
-    def rows(self, start: int, end: int) -> Examples:
+    def rows(self, start: int, end: int) -> Self:
         """Examples `start` to `end`, not copied."""
-        return Examples(
-            condition=self.condition[start:end],
-            target=self.target[start:end],
-            augment=self.augment[start:end],
-        )
+        return self._each(lambda tensor: tensor[start:end])
 
-    def mirrored(self, flip: Bool[Tensor, " n"]) -> Examples:
+    def mirrored(self, flip: Bool[Tensor, " n"]) -> Self:
         """Examples with condition and target flipped left to right where `flip` is True."""
         where = flip[:, None, None, None]
-        return Examples(
+        return replace(
+            self,
             condition=torch.where(where, self.condition.flip(-1), self.condition),
             target=torch.where(where, self.target.flip(-1), self.target),
             augment=torch.where(flip[:, None], mirrored_labels(self.augment), self.augment),
         )
 
-    def to(self, device: torch.device | str) -> Examples:
-        return Examples(
-            condition=self.condition.to(device),
-            target=self.target.to(device),
-            augment=self.augment.to(device),
-        )
+    def to(self, device: torch.device | str) -> Self:
+        return self._each(lambda tensor: tensor.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return replace(self, **{name: change(tensor) for name, tensor in vars(self).items()})
 
 
 def interleaved(*kinds: tuple[Bool[Tensor, " n"], Examples]) -> Examples:

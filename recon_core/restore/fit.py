@@ -295,9 +295,7 @@ class Fit:
 
 
 def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
-    }
+    return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
 
 @contextmanager

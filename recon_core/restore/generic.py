@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,139 +33,117 @@ NO_NOISE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class NonLocalMeans(Strict):
+class Denoiser(Strict, ABC):
+    """A classical denoiser with the `restore` of learned restorers. `strength`: of sigma."""
+
+    kind: str
+    sigma: float | None = None
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.sigma is not None and not 0 < self.sigma <= 1:
+            raise ValueError(
+                f"sigma={self.sigma}; the noise of pictures in [0, 1] lies above 0 and up to 1 "
+                "(None estimates it)"
+            )
+        self._positive("strength")
+
+    @abstractmethod
+    def denoised(self, picture: Picture, sigma: float) -> Any:
+        """A picture without noise of strength `sigma`."""
+
+    def restore(
+        self,
+        net: nn.Module,
+        condition: Float32[Tensor, "n 3 h w"],
+        *,
+        n_samples: int,
+        seeds: Int64[Tensor, " n"],
+        progress: Progress = no_progress,
+        batch_size: int = 256,
+    ) -> Float32[Tensor, "1 n 3 h w"]:
+        """The one denoised version of each picture, in [0, 1], from `condition` alone; one without
+        noise stays as it is. Raises ImportError if PyWavelets is missing where it is needed."""
+        del net, n_samples, seeds, batch_size
+        restored = torch.empty_like(condition)
+        pictures = condition.detach().cpu().double().numpy().transpose(0, 2, 3, 1)
+        for row, given in enumerate(pictures):
+            picture = np.ascontiguousarray(given)
+            sigma = estimate_noise(picture) if self.sigma is None else self.sigma
+            result = self.denoised(picture, sigma) if sigma > NO_NOISE else picture
+            channels_first = np.ascontiguousarray(result.transpose(2, 0, 1), dtype=np.float32)
+            restored[row] = torch.from_numpy(channels_first).clamp_(0, 1).to(condition.device)
+            progress((row + 1) / len(pictures))
+        return restored.unsqueeze(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonLocalMeans(Denoiser):
     """Each pixel becomes a mean of pixels whose surroundings are alike.
 
     Patches of `patch_size` pixels, at most `patch_distance` apart, weigh less the more they differ;
-    `strength` times sigma is the cut-off. `sigma` is in units of [0, 1]; None estimates it.
+    `strength` times sigma is the cut-off.
     """
 
     kind: Literal["nlm"] = "nlm"
-    sigma: float | None = None
     strength: float = 0.8
     patch_size: int = 5
     patch_distance: int = 6
 
     def __post_init__(self) -> None:
-        _check(self.sigma, self.strength)
-        if self.patch_size < 1 or self.patch_distance < 1:
-            raise ValueError(
-                f"patch_size={self.patch_size} and patch_distance={self.patch_distance} must be "
-                "at least 1"
-            )
+        super().__post_init__()
+        self._at_least(1, "patch_size", "patch_distance")
 
-    def restore(
-        self,
-        net: nn.Module,
-        condition: Float32[Tensor, "n 3 h w"],
-        *,
-        n_samples: int,
-        seeds: Int64[Tensor, " n"],
-        progress: Progress = no_progress,
-        batch_size: int = 256,
-    ) -> Float32[Tensor, "1 n 3 h w"]:
-        """The one denoised version of each picture, in [0, 1]; needs only `condition`."""
-        del net, n_samples, seeds, batch_size
-
-        def denoise(picture: Picture, sigma: float) -> Any:
-            return _scikit_image().denoise_nl_means(
-                picture,
-                patch_size=self.patch_size,
-                patch_distance=self.patch_distance,
-                h=self.strength * sigma,
-                sigma=sigma,
-                fast_mode=True,
-                channel_axis=-1,
-            )
-
-        return _each(condition, self.sigma, denoise, progress)
+    def denoised(self, picture: Picture, sigma: float) -> Any:
+        return _scikit_image().denoise_nl_means(
+            picture,
+            patch_size=self.patch_size,
+            patch_distance=self.patch_distance,
+            h=self.strength * sigma,
+            sigma=sigma,
+            fast_mode=True,
+            channel_axis=-1,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class TotalVariation(Strict):
-    """The picture u with the least |grad u| + (u - x)^2 / (2 weight), in each channel.
-
-    weight = `strength` times sigma. `sigma` is in units of [0, 1]; None estimates it.
-    """
+class TotalVariation(Denoiser):
+    """The picture u with the least |grad u| + (u - x)^2 / (2 weight), in each channel; weight is
+    `strength` times sigma."""
 
     kind: Literal["tv"] = "tv"
-    sigma: float | None = None
-    strength: float = 1.0
     n_iterations: int = 200
 
     def __post_init__(self) -> None:
-        _check(self.sigma, self.strength)
-        if self.n_iterations < 1:
-            raise ValueError(f"n_iterations={self.n_iterations} must be at least 1")
+        super().__post_init__()
+        self._at_least(1, "n_iterations")
 
-    def restore(
-        self,
-        net: nn.Module,
-        condition: Float32[Tensor, "n 3 h w"],
-        *,
-        n_samples: int,
-        seeds: Int64[Tensor, " n"],
-        progress: Progress = no_progress,
-        batch_size: int = 256,
-    ) -> Float32[Tensor, "1 n 3 h w"]:
-        """The one denoised version of each picture, in [0, 1]; needs only `condition`."""
-        del net, n_samples, seeds, batch_size
-
-        def denoise(picture: Picture, sigma: float) -> Any:
-            return _scikit_image().denoise_tv_chambolle(
-                picture,
-                weight=self.strength * sigma,
-                max_num_iter=self.n_iterations,
-                channel_axis=-1,
-            )
-
-        return _each(condition, self.sigma, denoise, progress)
+    def denoised(self, picture: Picture, sigma: float) -> Any:
+        weight, most = self.strength * sigma, self.n_iterations
+        return _scikit_image().denoise_tv_chambolle(
+            picture, weight=weight, max_num_iter=most, channel_axis=-1
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wavelet(Strict):
-    """Wavelet coefficients shrunk by BayesShrink's threshold, in each channel.
-
-    `wavelet` is a name of PyWavelets. `sigma` is in units of [0, 1]; None estimates it.
-    """
+class Wavelet(Denoiser):
+    """Wavelet coefficients shrunk by BayesShrink's threshold, in each channel. `wavelet` is a name
+    of PyWavelets."""
 
     kind: Literal["wavelet"] = "wavelet"
-    sigma: float | None = None
-    strength: float = 1.0
     wavelet: str = "db2"
 
-    def __post_init__(self) -> None:
-        _check(self.sigma, self.strength)
-
-    def restore(
-        self,
-        net: nn.Module,
-        condition: Float32[Tensor, "n 3 h w"],
-        *,
-        n_samples: int,
-        seeds: Int64[Tensor, " n"],
-        progress: Progress = no_progress,
-        batch_size: int = 256,
-    ) -> Float32[Tensor, "1 n 3 h w"]:
-        """The one denoised version of each picture, in [0, 1]; needs only `condition`.
-
-        Raises ImportError if PyWavelets is missing, ValueError if it has no such wavelet.
-        """
-        del net, n_samples, seeds, batch_size
+    def denoised(self, picture: Picture, sigma: float) -> Any:
         need_wavelets()
-
-        def denoise(picture: Picture, sigma: float) -> Any:
-            return _scikit_image().denoise_wavelet(
-                picture,
-                sigma=self.strength * sigma,
-                wavelet=self.wavelet,
-                method="BayesShrink",
-                mode="soft",
-                rescale_sigma=False,
-                channel_axis=-1,
-            )
-
-        return _each(condition, self.sigma, denoise, progress)
+        return _scikit_image().denoise_wavelet(
+            picture,
+            sigma=self.strength * sigma,
+            wavelet=self.wavelet,
+            method="BayesShrink",
+            mode="soft",
+            rescale_sigma=False,
+            channel_axis=-1,
+        )
 
 
 GENERIC_RESTORERS: dict[str, type[NonLocalMeans] | type[TotalVariation] | type[Wavelet]] = {
@@ -187,38 +165,9 @@ def estimate_noise(picture: Picture) -> float:
     return float(np.mean(np.nan_to_num(estimates)))
 
 
-def _each(
-    condition: Tensor,
-    sigma: float | None,
-    denoise: Callable[[Picture, float], Any],
-    progress: Progress,
-) -> Tensor:
-    """`denoise` of every picture, each alone on the CPU; one without noise stays as it is."""
-    restored = torch.empty_like(condition)
-    pictures = condition.detach().cpu().double().numpy().transpose(0, 2, 3, 1)
-    for row, given in enumerate(pictures):
-        picture = np.ascontiguousarray(given)
-        strength = estimate_noise(picture) if sigma is None else sigma
-        result = denoise(picture, strength) if strength > NO_NOISE else picture
-        channels_first = np.ascontiguousarray(result.transpose(2, 0, 1), dtype=np.float32)
-        restored[row] = torch.from_numpy(channels_first).clamp_(0, 1).to(condition.device)
-        progress((row + 1) / len(pictures))
-    return restored.unsqueeze(0)
-
-
 def _scikit_image() -> Any:
     """`skimage.restoration`, loaded when it is needed."""
     return importlib.import_module("skimage.restoration")
-
-
-def _check(sigma: float | None, strength: float) -> None:
-    if sigma is not None and not 0 < sigma <= 1:
-        raise ValueError(
-            f"sigma={sigma}; the noise of pictures in [0, 1] lies above 0 and up to 1 "
-            "(None estimates it)"
-        )
-    if not strength > 0:
-        raise ValueError(f"strength={strength} must be above 0")
 
 
 def need_wavelets() -> None:

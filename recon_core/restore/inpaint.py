@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from recon_core.restore.edm import EDM, Denoiser
 from recon_core.restore.examples import to_network, to_pictures
 from recon_core.strict import Strict
+from recon_core.threads import share_of
 from recon_core.types import N_AUGMENT, Progress, no_progress
 
 Draw = Callable[[], Tensor]
@@ -109,44 +110,18 @@ class DDNM(Strict):
             raise ValueError(f"sigma={sigma} is no standard deviation; use 0 or more")
         x = torch.empty_like(y)
         starts = range(0, len(y), batch_size)
-        for done, start in enumerate(starts):
+        n = len(starts) * self.n_samples
+        for part, start in enumerate(starts):
             rows = slice(start, start + batch_size)
-
-            def part_done(fraction: float, done: int = done) -> None:
-                progress((done + fraction) / len(starts))
-
-            x[rows] = self._mean(
-                denoiser,
-                y[rows],
-                mask[rows],
-                generators=generators[rows],
-                sigma=sigma,
-                progress=part_done,
-            ).to(x.dtype)
+            known = torch.where(mask[rows], to_network(y[rows].double()), 0)
+            total, draw = torch.zeros_like(known), _normal(known, generators[rows])
+            for done in range(part * self.n_samples, (part + 1) * self.n_samples):
+                share = share_of(progress, done / n, (done + 1) / n)
+                total += self._sample(
+                    denoiser, known, mask[rows], draw=draw, sigma_y=2 * sigma, progress=share
+                )
+            x[rows] = to_pictures(total / self.n_samples).to(x.dtype)
         return x if sigma > 0 else torch.where(mask, y, x)
-
-    def _mean(
-        self,
-        denoiser: Denoiser,
-        y: Tensor,
-        mask: Tensor,
-        *,
-        generators: Sequence[torch.Generator],
-        sigma: float,
-        progress: Progress,
-    ) -> Tensor:
-        """The mean of `n_samples` samples, as pictures."""
-        known = torch.where(mask, to_network(y.double()), 0)
-        total, draw = torch.zeros_like(known), _normal(known, generators)
-        for sample in range(self.n_samples):
-
-            def sample_done(fraction: float, sample: int = sample) -> None:
-                progress((sample + fraction) / self.n_samples)
-
-            total += self._sample(
-                denoiser, known, mask, draw=draw, sigma_y=2 * sigma, progress=sample_done
-            )
-        return to_pictures(total / self.n_samples)
 
     def _sample(
         self,

@@ -20,7 +20,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
@@ -58,20 +58,6 @@ class HiddenExamples(Examples):
     `private`: the two private images of each, by their number in the batch."""
 
     private: Int64[Tensor, "n 2"] = field(kw_only=True)
-
-    def rows(self, start: int, end: int) -> HiddenExamples:
-        return self._with(super().rows(start, end), self.private[start:end])
-
-    def mirrored(self, flip: Bool[Tensor, " n"]) -> HiddenExamples:
-        return self._with(super().mirrored(flip), self.private)
-
-    def to(self, device: torch.device | str) -> HiddenExamples:
-        return self._with(super().to(device), self.private.to(device))
-
-    def _with(self, other: Examples, private: Int64[Tensor, "n 2"]) -> HiddenExamples:
-        return HiddenExamples(
-            condition=other.condition, target=other.target, augment=other.augment, private=private
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

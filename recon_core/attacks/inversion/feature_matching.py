@@ -31,7 +31,7 @@ its own image alone. Rows keep their places: row i belongs to feature vector i m
 vectors (several starts come one after another), so that h may be another network for every row."""
 Objective = Callable[[Tensor], Tensor]
 """Of a batch of images, one number each."""
-Start = Literal["zeros", "grey", "noise", "mean"]
+Start = Literal["zeros", "grey", "noise"]
 Range = tuple[float, float]
 UNIT: Range = (0.0, 1.0)
 
@@ -93,7 +93,7 @@ class GradientInversion(Strict):
     lr: float = 10.0
     weight_decay: float = 1e-4
     n_steps: int = 500
-    start: Literal["zeros", "grey", "noise"] = "grey"
+    start: Start = "grey"
     clip: Literal["end", "step"] = "end"
     value_range: Range | None = UNIT
     tolerance: float = 0.0
@@ -104,7 +104,7 @@ class GradientInversion(Strict):
         self._positive("lr", "n_steps")
         self._at_least(0, "zeta", "weight_decay", "tolerance")
         check_range(self.value_range)
-        check_starts((self.start,), self.value_range, ("zeros", "grey", "noise"))
+        check_starts((self.start,), self.value_range)
 
     def invert(
         self,
@@ -161,9 +161,13 @@ def descend(
     """Minimise the objective of every image from its start; the result is in `value_range`. `rate`:
     Adam's rate at step 0, 1, ...; None: that of the optimiser. The result of an image is its last
     iterate, or, once an objective or gradient was not finite, the last where both were."""
-    clip = value_range if clip_steps else None
     descent = _Descent(
-        objective, start, optimiser, weight_decay=weight_decay, tolerance=tolerance, clip=clip
+        objective,
+        start,
+        optimiser=optimiser,
+        weight_decay=weight_decay,
+        tolerance=tolerance,
+        clip=value_range if clip_steps else None,
     )
     for k in range(n_steps):
         if rate is not None:
@@ -181,8 +185,8 @@ class _Descent:
         self,
         objective: Objective,
         start: Float[Tensor, "b c h w"],
-        optimiser: Optimiser,
         *,
+        optimiser: Optimiser,
         weight_decay: float,
         tolerance: float,
         clip: Range | None,
@@ -252,7 +256,6 @@ def first_images(
     shape: tuple[int, int, int],
     value_range: Range | None,
     generators: Sequence[torch.Generator] = (),
-    mean_image: Float[Tensor, "c h w"] | None = None,
 ) -> Float[Tensor, "k b c h w"]:
     if not len(z) or len(shape) != 3 or any(side < 1 for side in shape):
         raise ValueError(f"{len(z)} feature vectors, shape={shape}; need at least one, (c, h, w)")
@@ -260,18 +263,12 @@ def first_images(
         raise ValueError(
             f"start='noise' needs one generator per image: {len(generators)} for {len(z)}"
         )
-    if "mean" in starts and (mean_image is None or tuple(mean_image.shape) != tuple(shape)):
-        found = None if mean_image is None else tuple(mean_image.shape)
-        raise ValueError(f"start='mean' needs a mean_image of shape {shape}, not {found}; give one")
     low, high = value_range or (0.0, 0.0)
 
     def images(start: Start) -> Tensor:
         if start == "noise":
             drawn = torch.stack([_noise(shape, value_range, g) for g in generators])
             return drawn.to(z.device, z.dtype)
-        if start == "mean":
-            assert mean_image is not None
-            return mean_image.to(z).expand(len(z), *shape)
         return z.new_full((len(z), *shape), (low + high) / 2 if start == "grey" else 0.0)
 
     return torch.stack([images(start) for start in starts])
@@ -318,15 +315,11 @@ def check_range(value_range: Range | None) -> None:
         raise ValueError(f"value_range={value_range} is empty; give the lower bound first")
 
 
-def check_starts(
-    starts: Sequence[str],
-    value_range: Range | None,
-    choices: tuple[str, ...] = get_args(Start),
-) -> None:
+def check_starts(starts: Sequence[str], value_range: Range | None) -> None:
     if not starts:
         raise ValueError("starts is empty; give at least one")
     for start in starts:
-        check_choice(start=(start, choices))
+        check_choice(start=(start, get_args(Start)))
         if start == "grey" and value_range is None:
             raise ValueError("start='grey' is the middle of value_range=None; use 'zeros'")
 

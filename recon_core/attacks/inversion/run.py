@@ -84,11 +84,6 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
                 f"attack.value_range={self.attack.value_range}, but images of a run are in "
                 f"[0, 1]; leave it at {UNIT}"
             )
-        if isinstance(self.attack, StrongInversion) and "mean" in self.attack.starts:
-            raise ValueError(
-                "attack.starts has 'mean', the mean of public images, of which a run has none; "
-                "use 'grey', 'noise' or 'zeros'"
-            )
 
     def check_images(self, n_images: int) -> None:
         """Raises ValueError if a run with so many images cannot be trained."""
@@ -230,7 +225,7 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
         """What features are multiplied by: 1, or, for the strong attack, 1 over their spread."""
         if not isinstance(self.attack, StrongInversion):
             return torch.ones_like(z[:, :1])
-        return torch.stack([whiten(own).matrix for own in z]).unsqueeze(1)
+        return torch.stack([whiten(own) for own in z]).unsqueeze(1)
 
     def _pictures(
         self, targets: UInt8[Tensor, "n c h w"], device: torch.device

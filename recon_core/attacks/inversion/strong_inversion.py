@@ -3,7 +3,7 @@
 A defence that holds against gradient descent with one step size may only have spoilt the step size.
 Here features are measured in units of their spread over images that the attacker has (`whiten`),
 the best end by the objective is kept, and the weight of the regulariser is found on images whose
-originals he has (`tune`), never on the victim's.
+originals he has (`errors_by_zeta`), never on the victim's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from recon_core.attacks.inversion.feature_matching import (
     Inverted,
     Range,
     Start,
-    check_choice,
     check_features,
     check_range,
     check_starts,
@@ -36,39 +35,23 @@ from recon_core.optimisers import Optimiser
 from recon_core.strict import Strict
 
 ZETAS = (0.0, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)
-"""What `tune` tries; where the last is the best, try more."""
+"""Weights to try; where the last is the best, try more."""
 
 
-@dataclass(frozen=True)
-class Whitening:
-    """A linear map after which features of public images are spread evenly: `matrix` is (m, m), or
-    (m,) where each feature is only scaled, of differences of features."""
-
-    matrix: Float[Tensor, "*m"]
-
-    def __call__(self, difference: Float[Tensor, "b m"]) -> Float[Tensor, "b m"]:
-        matrix = self.matrix.to(difference)
-        return difference * matrix if matrix.dim() == 1 else difference @ matrix
+Whitening = Float[Tensor, " m"]
+"""1 over the spread of each of m features."""
+SHRINKAGE = 0.5
 
 
-def whiten(
-    features: Float[Tensor, "n m"],
-    *,
-    kind: Literal["diagonal", "full"] = "diagonal",
-    shrinkage: float = 0.5,
-) -> Whitening:
-    """C^(-1/2), C = (1 - shrinkage) S + shrinkage tr(S) / m I, S the covariance of m features.
+def whiten(features: Float[Tensor, "n m"]) -> Whitening:
+    """1 / sqrt((1 - SHRINKAGE) v + SHRINKAGE mean(v)), v the variances of m features.
 
-    "diagonal" drops what is off the diagonal of S. Features c h + b whiten to what h does, whatever
-    c and b are. The shrinkage is what a feature that never moved is divided by; with little of it
-    the features that are rarely active weigh most and the descent stalls (over a random layer of 40
-    ReLUs, .01 ended 100 times as far from some images as .5 and 1). Features that are all constant
-    stay as they are. Raises ValueError for fewer than two images, features that are not finite, or
-    a shrinkage outside (0, 1].
+    Features c h + b whiten to what h does, whatever c and b are. The shrinkage is what a feature
+    that never moved is divided by; with little of it the features that are rarely active weigh most
+    and the descent stalls (over a random layer of 40 ReLUs, .01 ended 100 times as far from some
+    images as .5). Features that are all constant stay as they are. Raises ValueError for fewer than
+    two images, or features that are not finite.
     """
-    check_choice(kind=(kind, ("diagonal", "full")))
-    if not 0 < shrinkage <= 1:
-        raise ValueError(f"shrinkage={shrinkage} is outside (0, 1]; the usual value is 0.5")
     if len(features) < 2 or not bool(features.isfinite().all()):
         raise ValueError(
             f"features of {len(features)} public images; need at least two, all of them finite"
@@ -76,15 +59,10 @@ def whiten(
     exact = features.detach().double()
     mean_variance = exact.var(0, correction=0).mean()
     if float(mean_variance) == 0:
-        return Whitening(torch.ones_like(features[0]))
+        return torch.ones_like(features[0])
     exact = (exact - exact.mean(0)) / mean_variance.sqrt()
-    if kind == "diagonal":
-        variance = (1 - shrinkage) * exact.square().mean(0) + shrinkage
-        return Whitening((variance * mean_variance).rsqrt().to(features.dtype))
-    covariance = (1 - shrinkage) * (exact.T @ exact) / len(exact)
-    values, vectors = torch.linalg.eigh(covariance)
-    scale = ((values.clamp(min=0) + shrinkage) * mean_variance).rsqrt()
-    return Whitening(((vectors * scale) @ vectors.T).to(features.dtype))
+    variance = (1 - SHRINKAGE) * exact.square().mean(0) + SHRINKAGE
+    return (variance * mean_variance).rsqrt().to(features.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +71,12 @@ class StrongInversion(Strict):
 
         min over s of 1/m ||W (h(s) - z)||^2 + zeta / n TV(s),     s in `value_range`
 
-    for m features and n pixels, channels counted, with W the `Whitening` that is given (else the
-    identity). Every step ends with the projection onto the range. The rate at step k of K is lr (1
-    + cos(pi k / K)) / 2 (Loshchilov and Hutter 2017, eq. 5, without its restarts). `starts`, all
-    solved together: "zeros", "grey" (the middle of the range), "noise" (uniform in the range; drawn
-    anew as often as it is named) and "mean" (a public image, given to `invert`). `zeta` should come
-    from `tune`. An image ends early from a start once the mean square of a step is below
-    `tolerance`.
+    for m features and n pixels, channels counted, with W the diagonal `Whitening` that is given
+    (else the identity). Every step ends with the projection onto the range. The rate at step k of K
+    is lr (1 + cos(pi k / K)) / 2 (Loshchilov and Hutter 2017, eq. 5, without its restarts).
+    `starts`, all solved together: "zeros", "grey" (the middle of the range), "noise" (uniform in
+    the range; drawn anew as often as it is named). An image ends early from a start once the mean
+    square of a step is below `tolerance`.
     """
 
     kind: Literal["strong"] = "strong"
@@ -124,7 +101,6 @@ class StrongInversion(Strict):
         shape: tuple[int, int, int],
         generators: Sequence[torch.Generator] = (),
         whitening: Whitening | None = None,
-        mean_image: Float[Tensor, "c h w"] | None = None,
     ) -> Inverted:
         """Images of `shape` (c, h, w) whose features are z, in the dtype and on the device of z. A
         start "noise" takes a CPU generator per image. Raises ValueError for features that are not
@@ -135,7 +111,6 @@ class StrongInversion(Strict):
             shape=shape,
             value_range=self.value_range,
             generators=generators,
-            mean_image=mean_image,
         )
         return self._solve(h, z, s, whitening)
 
@@ -148,15 +123,15 @@ class StrongInversion(Strict):
     ) -> Inverted:
         s, wanted = starts.flatten(0, 1), z.repeat(len(starts), 1)
         check_features(h, s, z)
-        if whitening is not None and len(whitening.matrix) != z.shape[1]:
+        if whitening is not None and len(whitening) != z.shape[1]:
             raise ValueError(
-                f"the whitening is of {len(whitening.matrix)} features and z has {z.shape[1]}; "
+                f"the whitening is of {len(whitening)} features and z has {z.shape[1]}; "
                 "whiten features of the same cut"
             )
 
         def objective(x: Tensor) -> Tensor:
             difference = h(x).to(z.dtype) - wanted
-            scaled = difference if whitening is None else whitening(difference)
+            scaled = difference if whitening is None else difference * whitening.to(difference)
             return penalised(scaled.square().mean(1), self.zeta / x[0].numel(), x)
 
         found = descend(
@@ -180,7 +155,6 @@ def errors_by_zeta(
     *,
     generators: Sequence[torch.Generator] = (),
     whitening: Whitening | None = None,
-    mean_image: Float[Tensor, "c h w"] | None = None,
 ) -> Float64[Tensor, " g"]:
     """The mean squared error of public images recovered from their features, for each zeta, from
     the same starts. Raises ValueError for no zetas, one that is negative, or no images."""
@@ -194,38 +168,12 @@ def errors_by_zeta(
         shape=(public.shape[1], public.shape[2], public.shape[3]),
         value_range=method.value_range,
         generators=generators,
-        mean_image=mean_image,
     )
     means = []
     for zeta in zetas:
         found = dataclasses.replace(method, zeta=zeta)._solve(h, z, starts, whitening)
         means.append((found.x.double() - public.double()).square().mean())
     return torch.stack(means)
-
-
-def tune(
-    method: StrongInversion,
-    h: Features,
-    public: Float[Tensor, "n c h w"],
-    zetas: Sequence[float] = ZETAS,
-    *,
-    generators: Sequence[torch.Generator] = (),
-    whitening: Whitening | None = None,
-    mean_image: Float[Tensor, "c h w"] | None = None,
-) -> float:
-    """The zeta of least mean squared error on public images, the smallest among equals. The images
-    must not be the victim's. Give the whitening that the attack will use."""
-    tried = sorted(zetas)
-    error = errors_by_zeta(
-        method,
-        h,
-        public,
-        tried,
-        generators=generators,
-        whitening=whitening,
-        mean_image=mean_image,
-    )
-    return tried[int(error.argmin())]
 
 
 def _best(found: Inverted, n_starts: int) -> Inverted:

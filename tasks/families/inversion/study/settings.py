@@ -286,8 +286,8 @@ class InversionStudy:
             raise ValueError(f"rates={self.rates} must name at least one, all above 0")
         if not 0 <= self.accuracy_loss < 1:
             raise ValueError(f"accuracy_loss={self.accuracy_loss} is no share in [0, 1)")
-        if self.strong.value_range != UNIT or "mean" in self.strong.starts:
-            raise ValueError(f"strong needs value_range {UNIT} and no start 'mean'")
+        if self.strong.value_range != UNIT:
+            raise ValueError(f"strong needs value_range {UNIT}")
         kind, _colon, path = self.perceptual.partition(":")
         if self.perceptual != "own" and (kind != "vgg16" or not path):
             raise ValueError(f"perceptual={self.perceptual!r}; expected own or vgg16:PATH")

@@ -19,7 +19,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
-from recon_core.attacks.inversion.strong_inversion import StrongInversion, Whitening, tune, whiten
+from recon_core.attacks.inversion.strong_inversion import (
+    StrongInversion,
+    Whitening,
+    errors_by_zeta,
+    whiten,
+)
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.similarity import similarities, unit_ssim
 from recon_core.threads import share_of
@@ -250,15 +255,16 @@ def tuned(job: InvertJob, victim: Victim) -> tuple[StrongInversion, Whitening]:
     """
     public = pictures(job.tuning, torch.device(job.device))
     whitening = whiten(victim.sent(public))
-    zeta = tune(
+    zetas = sorted(job.zetas)
+    errors = errors_by_zeta(
         replace(job.strong, starts=job.strong.starts[:1]),
         victim.h,
         public,
-        job.zetas,
+        zetas,
         generators=job.victim.generators(len(public), "tuning zeta"),
         whitening=whitening,
     )
-    return replace(job.strong, zeta=zeta), whitening
+    return replace(job.strong, zeta=zetas[int(errors.argmin())]), whitening
 
 
 def scored(
