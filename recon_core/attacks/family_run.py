@@ -208,7 +208,6 @@ class FamilyRun(Strict, ABC):
         return self.run_stack(specs, images, device, progress)
 
     def augmented(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
-        """The images of a run, each augmented with probability `augment_p`."""
         generator = spec.victim_generator("augment")
         return Learned(*augment_images(images, p=self.augment_p, generator=generator))
 
@@ -303,7 +302,6 @@ class TrainedRun(FamilyRun, Generic[Own, Victim]):
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
-        """Runs that attack one victim: it is trained once."""
         self.check_sweep(attacks_per_victim=2)
         learned, half = self.learn(specs[0], images[0]), share_of(progress, 0.0, 0.5)
         victim = self._shared(specs[0], learned, device, victims, half)

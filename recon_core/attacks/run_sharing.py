@@ -65,9 +65,7 @@ def share_runs(
 class Keepable(Protocol):
     """A trained victim."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All of it, on the CPU."""
-        ...
+    def tensors(self) -> dict[str, Tensor]: ...
 
 
 Victim = TypeVar("Victim", bound=Keepable)

@@ -34,7 +34,6 @@ class Examples:
         return len(self.target)
 
     def rows(self, start: int, end: int) -> Self:
-        """Examples `start` to `end`, not copied."""
         return self._each(lambda tensor: tensor[start:end])
 
     def mirrored(self, flip: Bool[Tensor, " n"]) -> Self:

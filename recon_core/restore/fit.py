@@ -75,8 +75,6 @@ class Ranks(Protocol):
 
 
 class OneRank:
-    """A training in one process."""
-
     rank, size = 0, 1
 
     def wrap(self, net: nn.Module) -> nn.Module:

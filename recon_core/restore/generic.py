@@ -166,7 +166,6 @@ def estimate_noise(picture: Picture) -> float:
 
 
 def _scikit_image() -> Any:
-    """`skimage.restoration`, loaded when it is needed."""
     return importlib.import_module("skimage.restoration")
 
 

@@ -135,7 +135,6 @@ class NoiseAware(Strict):
         return out
 
     def _descend(self, problem: _Problem, start: Float[Tensor, "b c h w"]) -> Tensor:
-        """f of where Adam ends."""
         x = start.clone().requires_grad_()
         optimiser = torch.optim.Adam([x], lr=self.descent_rate)
         for _ in range(self.descent_steps):
@@ -162,8 +161,6 @@ class NoiseAware(Strict):
 
 @dataclass(frozen=True)
 class _Gamma:
-    """An attempt by ADMM."""
-
     gamma: float
 
 

@@ -102,15 +102,12 @@ def autoencoder_preflight(f: Function, samples: Samples, *, remedy: str = "") ->
 
 
 class _Check:
-    """One thing each; yields findings and leaves numbers."""
-
     def __init__(self, f: Function, samples: Samples) -> None:
         self.f, self.samples = f, samples
         self.numbers: dict[str, float] = {}
         self.is_poor = False
 
     def soundness(self) -> Iterator[Finding]:
-        """Finite, the same every time, rows independent of each other."""
         given = self.samples.noise if self.samples.images is None else self.samples.images
         few = given[:3]
         for name, x in (("noise", self.samples.noise), ("images", few)):
@@ -131,7 +128,6 @@ class _Check:
             )  # fmt: skip
 
     def fit(self, remedy: str) -> Iterator[Finding]:
-        """The train loss, if the training images are known."""
         images = self.samples.images
         if images is None:
             return
@@ -155,7 +151,6 @@ class _Check:
             yield Finding("ok", "reconstruction", f"{said}, which is overfitted.")
 
     def values(self) -> Iterator[Finding]:
-        """The range of the outputs."""
         given = self.samples.noise if self.samples.images is None else self.samples.images
         value = evaluated(self.f, given)
         low, high = float(value.min()), float(value.max())
@@ -170,7 +165,6 @@ class _Check:
             yield Finding("ok", "range", f"f gives values from {low:.2g} to {high:.2g}.")
 
     def memory(self) -> Iterator[Finding]:
-        """Other images against training images."""
         if self.samples.control is None:
             yield Finding(
                 "warning", "no control",
@@ -199,7 +193,6 @@ class _Check:
             yield Finding("ok", "memory", f"{said}: f knows its training images.")
 
     def identity(self) -> Iterator[Finding]:
-        """White noise, which nothing but the identity gives back."""
         noise = self.samples.noise
         lost = float(reconstruction_errors(self.f, noise).mean() / noise.double().var())
         self.numbers["noise_lost"] = lost
@@ -214,7 +207,6 @@ class _Check:
             yield Finding("ok", "not the identity", f"f loses {lost:.0%} of white noise.")
 
     def contraction(self) -> Iterator[Finding]:
-        """Spectral radii at a few images."""
         radii = {}
         for name, x in (("train", self.samples.images), ("control", self.samples.control)):
             if x is not None:
@@ -243,7 +235,6 @@ class _Check:
             yield Finding("ok", "contraction", f"{said}). Those are attractors.")
 
     def outlook(self, findings: Sequence[Finding]) -> Outlook:
-        """Together."""
         levels = {finding.level for finding in findings}
         if "stop" in levels:
             return "none"

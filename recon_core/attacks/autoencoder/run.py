@@ -107,18 +107,15 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
         return replace(self.training, levels=levels[:last])
 
     def sweep_size(self, device: torch.device) -> int:
-        """Attacks of a sweep that are one stack: each is alone."""
         del device
         return 1
 
     def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
-        """The run's images, augmented."""
         return self.augmented(spec, images)
 
     def read_victim(
         self, learned: Learned, tensors: Mapping[str, Tensor], device: torch.device
     ) -> KnownAutoencoder:
-        """A victim from the tensors that it was kept as."""
         model = self.victim.on(learned.shape)
         return KnownAutoencoder.from_tensors(model, tensors, device)
 
@@ -129,7 +126,6 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
         device: torch.device,
         progress: Progress,
     ) -> list[KnownAutoencoder]:
-        """The victims of R runs, trained at once."""
         targets = torch.stack([own.targets for own in learned])
         dtype, n_images = DTYPES[self.dtype], targets.shape[1]
         model = self.victim.on(learned[0].shape)
@@ -156,7 +152,6 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
-        """The results of R runs on their victims, one after another."""
         shares = Shares(progress, [1 / len(specs)] * len(specs))
         results = []
         for i, (spec, victim, own) in enumerate(zip(specs, victims, learned, strict=True)):

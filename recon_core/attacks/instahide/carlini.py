@@ -140,8 +140,6 @@ def recover_as_carlini(
         explained=np.zeros(len(y), bool),
         scores=scores,
         common=((core @ core.T).clamp(max=2)).to(torch.int8),
-        exact=False,
-        n_graphs=1,
         labels=None if classes is None else np.asarray(classes.cpu()),
     )
 

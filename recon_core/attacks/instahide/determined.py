@@ -103,7 +103,6 @@ def circuits(w: Float64[np.ndarray, "m n"], rank: int) -> Int64[np.ndarray, " m"
 def _connected(
     equations: Equations, rows: Bool[np.ndarray, " m"], images: Bool[np.ndarray, " n"]
 ) -> tuple[Int64[np.ndarray, " _"], ...]:
-    """Images that these equations connect."""
     ends = equations.edges[rows & images[equations.edges].all(1)]
     graph = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(len(images),) * 2)
     label = connected_components(graph, directed=False)[1]

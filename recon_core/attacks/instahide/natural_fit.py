@@ -222,7 +222,6 @@ class NaturalFit:
         return replace(f, public=ids, public_weights=weights)
 
     def _pairs_again(self, f: Fitted) -> Fitted:
-        """Other private images for the encodings that are not explained."""
         rows = (f.met < MOST).nonzero()[:, 0]
         rest = self._mixed(f).sign() * self.y - self._public_part(f)
         ends, weights = f.ends.clone(), f.weights.clone()
@@ -272,7 +271,6 @@ class NaturalFit:
         return ends, known.gather(1, ends)
 
     def _fitted_weights(self, f: Fitted) -> Fitted:
-        """Coefficients by least squares, except those that are known."""
         if self.public_weight is not None and not bool(self.private.free.any()):
             return self._measured(f)
         weights, shares = f.weights.clone(), f.public_weights.clone()

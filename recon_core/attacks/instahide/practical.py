@@ -271,8 +271,6 @@ def _recovered(f: Fitted, problem: NaturalFit, scores: Float[Tensor, "m m"]) -> 
         explained=explained,
         scores=scores,
         common=torch.from_numpy(gram(edges).astype(np.int8)),
-        exact=False,
-        n_graphs=1,
         labels=None if private.classes is None else np.asarray(private.classes.cpu()),
     )
 

@@ -61,8 +61,8 @@ class Recovered:
     explained: Bool[np.ndarray, " m"]
     scores: Float[Tensor, "m m"]
     common: Int8[Tensor, "m m"]
-    exact: bool
-    n_graphs: int
+    exact: bool = False
+    n_graphs: int = 1
     labels: Int64[np.ndarray, " n"] | None = None
 
     @property

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -22,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recon_core.attacks.family_run import FamilyRun, Learned, run_result
-from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
+from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.practical import Practical, recover_practically
 from recon_core.attacks.instahide.recover import Recovered
 from recon_core.tagged import Tagged
@@ -81,7 +80,6 @@ class InstaHideRecovery(FamilyRun):
             )
 
     def check_images(self, n_images: int) -> None:
-        """Raises ValueError if a run with so many images cannot be encoded and attacked."""
         n_private = n_images - self.n_public
         if n_private < 3:
             raise ValueError(
@@ -97,13 +95,11 @@ class InstaHideRecovery(FamilyRun):
             )
 
     def n_made(self, n_private: int) -> int:
-        """Encodings of a run."""
         if isinstance(self.scheme, InstaHide):
             return self.scheme.n_epochs * n_private
         return self.n_encodings
 
     def check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
-        """Raises ValueError if images do not suit the settings."""
         super().check_batch(specs, images)
         self.check_images(images.shape[1])
         side = min(images.shape[3:])
@@ -128,10 +124,11 @@ class InstaHideRecovery(FamilyRun):
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
-        """Runs one after another."""
         shares = Shares(progress, [1 / len(specs)] * len(specs))
-        runs = [partial(self._run, s, own, device) for s, own in zip(specs, images, strict=True)]
-        return [run(shares.of(k)) for k, run in enumerate(runs)]
+        return [
+            self._run(spec, own, device, shares.of(k))
+            for k, (spec, own) in enumerate(zip(specs, images, strict=True))
+        ]
 
     def _run(
         self,
@@ -144,16 +141,16 @@ class InstaHideRecovery(FamilyRun):
         targets = own.targets
         private, public = two_sets(spec, self.n_public)
         pixels = (targets.flatten(1).float() * (2 / 255) - 1).to(device)
-        made = self._encoded(spec, pixels, private, public)
+        y, labels = self._encoded(spec, pixels, private, public)
         found: Recovered | None = None
         try:
             found = recover_practically(
-                made.y,
+                y,
                 own.shape,
                 mixing=self.scheme,
                 public=pixels[public.to(device)],
                 n_private=len(private),
-                labels=made.labels if self.use_labels else None,
+                labels=labels if self.use_labels else None,
                 generator=spec.generator("attack"),
                 how=self.attack,
                 progress=progress,
@@ -169,7 +166,7 @@ class InstaHideRecovery(FamilyRun):
         pixels: Float[Tensor, "n d"],
         private: Int64[Tensor, " a"],
         public: Int64[Tensor, " b"],
-    ) -> Encodings:
+    ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m n_classes"]]:
         drawn = spec.victim_generator("encodings")
         own, others = pixels.cpu()[private], pixels.cpu()[public]
         classes = torch.tensor(spec.labels)
@@ -179,14 +176,7 @@ class InstaHideRecovery(FamilyRun):
         else:
             made = self.scheme.encode(own, others, self.n_encodings, generator=drawn, labels=labels)
         assert made.labels is not None
-        return Encodings(
-            made.y.to(pixels),
-            made.private,
-            made.private_weights,
-            made.public,
-            made.public_weights,
-            made.labels.to(pixels),
-        )
+        return made.y.to(pixels), made.labels.to(pixels)
 
     def _result(
         self,

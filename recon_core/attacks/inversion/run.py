@@ -86,7 +86,6 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
             )
 
     def check_images(self, n_images: int) -> None:
-        """Raises ValueError if a run with so many images cannot be trained."""
         self._check_class(n_images // self.n_classes)
 
     def _check_class(self, images_per_class: int) -> None:
@@ -104,7 +103,6 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
         return self.n_classes
 
     def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> InTwoParts:
-        """The run's images, augmented, in two parts."""
         own = self.augmented(spec, images)
         parts = two_parts(spec, held_out=self.held_out, n_classes=self.n_classes)
         return InTwoParts(own.targets, own.augment, *parts)
@@ -112,7 +110,6 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
     def read_victim(
         self, learned: InTwoParts, tensors: Mapping[str, Tensor], device: torch.device
     ) -> KnownClassifier:
-        """A victim from the tensors that it was kept as."""
         model = self.victim.on(learned.shape, self.n_classes)
         return KnownClassifier.from_tensors(model, tensors, device)
 
@@ -123,7 +120,6 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
         device: torch.device,
         progress: Progress,
     ) -> list[KnownClassifier]:
-        """The victims of R runs, trained at once."""
         model = self.victim.on(learned[0].shape, self.n_classes)
         labels = [
             torch.tensor(s.labels)[own.trained] for s, own in zip(specs, learned, strict=True)
@@ -233,8 +229,6 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
         return targets.to(device=device, dtype=DTYPES[self.dtype]) / 255
 
     def check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
-        """Raises ValueError if the runs cannot be one batch, or one of them cannot be trained: for
-        want of images of a class, or for labels that are none of the classes."""
         super().check_batch(specs, images)
         if min(images.shape[-2:]) < SSIM_SIDE:
             raise ValueError(
@@ -252,7 +246,6 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
 
 
 def _by_run(found: Inverted, n_runs: int) -> list[Inverted]:
-    """Of images that come run by run, those of each."""
     parts = [
         values.unflatten(0, (n_runs, -1))
         for values in (found.x, found.objective, found.ending, found.n_steps)

@@ -183,11 +183,6 @@ class Settings:
     def rows(self, index: Int[Tensor, " k"]) -> Settings:
         return Settings(*(getattr(self, name)[index] for name in SETTINGS))
 
-    @classmethod
-    def joined(cls, pieces: Sequence[Settings]) -> Settings:
-        """Those of several stacks of attacks, one after another."""
-        return cls(*(torch.cat([getattr(piece, name) for piece in pieces]) for name in SETTINGS))
-
 
 STEEP = math.inf
 """The alpha at which the surrogate is ReLU's own derivative, 0 at 0 as in training. A trained
@@ -198,14 +193,9 @@ SETTINGS = ("lr", "lam_lr", "sigma", "lam_min", "alpha")
 
 def settings_of(attack: KKTAttack, generators: Sequence[torch.Generator]) -> Settings:
     """One attack's hyperparameters per generator; drawn if there is a search, else all the same."""
-    lam_lr = attack.optimiser.lr if attack.lam_lr is None else attack.lam_lr
-    fixed = {
-        "lr": attack.optimiser.lr,
-        "lam_lr": lam_lr,
-        "sigma": attack.sigma,
-        "lam_min": attack.lam_min,
-        "alpha": attack.alpha,
-    }
+    lr = attack.optimiser.lr
+    fixed = {name: getattr(attack, name) for name in ("sigma", "lam_min", "alpha")}
+    fixed |= {"lr": lr, "lam_lr": lr if attack.lam_lr is None else attack.lam_lr}
     drawn: dict[str, list[float]] = {name: [] for name in SETTINGS}
     for generator in generators:
         for name in SETTINGS:

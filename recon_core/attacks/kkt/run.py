@@ -52,11 +52,7 @@ from recon_core.victims.training import Trained, train
 
 @dataclass(frozen=True, kw_only=True)
 class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
-    """Runs with these settings."""
-
     def check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
-        """Raises ValueError if the runs cannot be one batch: for other labels or another number of
-        images, or if a separation is asked of pictures smaller than its filters."""
         super().check_batch(specs, images)
         check_labels(specs, self.n_classes, self.defence)
         n_images, *shape = images.shape[1:]
@@ -80,13 +76,11 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
         return max(1, ROWS_AT_ONCE // most_candidates(self))
 
     def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
-        """The run's images, augmented."""
         return self.augmented(spec, images)
 
     def read_victim(
         self, learned: Learned, tensors: Mapping[str, Tensor], device: torch.device
     ) -> KnownVictim:
-        """A victim from the tensors that it was kept as."""
         architecture, dtype = self.victim.on(learned.shape, self.n_outputs), DTYPES[self.dtype]
         like = architecture.initial([torch.Generator()], dtype=dtype)
         mean, _inputs = less_their_mean([learned], device, dtype)
@@ -99,7 +93,6 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
         device: torch.device,
         progress: Progress,
     ) -> list[KnownVictim]:
-        """The victims of R runs, trained at once."""
         architecture = self.victim.on(learned[0].shape, self.n_outputs)
         mean, x = less_their_mean(learned, device, DTYPES[self.dtype])
         labels = torch.tensor([spec.labels for spec in specs], device=device)
@@ -142,7 +135,6 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
         specs: Sequence[RunSpec],
         inputs: Float[Tensor, "r n d"],
     ) -> Victim:
-        """What attackers of these victims are given."""
         architecture, span = victims[0].architecture, span_of(self.attack)
         known = span is not None and span.start == "known"
         start = initial_weights(architecture, specs, inputs) if known else None

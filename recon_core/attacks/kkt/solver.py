@@ -13,7 +13,7 @@ the same step runs again and again: on a GPU it is captured once as a CUDA graph
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +67,6 @@ class AttackState:
     vectors: Float[Tensor, "r e d"] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """As named tensors on the CPU."""
         named = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         for which, moments in zip(("x", "lam"), self.moments, strict=True):
             named |= {f"moments.{which}.{i}": moment for i, moment in enumerate(moments)}
@@ -110,16 +109,10 @@ class Attacked:
     residual_relu: Float[Tensor, " q"]
     n_iterations: Int64[Tensor, " q"]
 
-    def usable(self, rows: slice = slice(None)) -> Bool[Tensor, " k"]:
+    def usable(self) -> Bool[Tensor, " q"]:
         """Attacks that went through to the last iteration and ended finite in float32."""
-        x = self.x[rows, -1].float().isfinite().flatten(1).all(1)
-        return x & self.lam[rows].isfinite().all(1)
-
-    @classmethod
-    def joined(cls, pieces: Sequence[Attacked]) -> Attacked:
-        """Several stacks of attacks as one."""
-        names = cls.__dataclass_fields__
-        return cls(**{name: torch.cat([getattr(p, name) for p in pieces]) for name in names})
+        x = self.x[:, -1].float().isfinite().flatten(1).all(1)
+        return x & self.lam.isfinite().all(1)
 
 
 def reconstruct(
@@ -138,33 +131,21 @@ def reconstruct(
     state: AttackState | None = None,
     on_state: Callable[[AttackState], None] | None = None,
     state_every: int = 0,
-    graphs: bool = True,
-    fused: bool = False,
 ) -> Attacked:
     """Minimise L from the starting point (x, lam) of every attack; nothing is modified in place.
 
     `parameters` are of Q victims, or of one that all Q attacks share. `labels`: the candidates'
-    own, however many they are, see `Objective`. `vectors`: the directions of an attack in span
-    coordinates, of Q victims or of one; by default the first layer's own. x is given in pixels and
-    comes back in pixels. `judge` is asked at every check from iteration
-    `attack.stop_after` on, `race` at every rung of `attack`. With `state_every`, `on_state` gets
-    the state every so many iterations; passed as `state`, with the same other arguments, the attack
-    goes on from there and ends bit for bit as if it had not been interrupted. `graphs`: CUDA
-    graphs, on a GPU. `fused`: see `Optimiser.stepper`. Raises ValueError for a start or a state of
-    other attacks, and where there are no span coordinates, `NoSpanError` where no span is found.
+    own, see `Objective`. `vectors`: the directions of an attack in span coordinates, of Q victims
+    or of one; by default the first layer's own. x is given in pixels and comes back in pixels.
+    `judge` is asked at every check from iteration `attack.stop_after` on, `race` at every rung of
+    `attack`. With `state_every`, `on_state` gets the state every so many iterations; passed as
+    `state`, with the same other arguments, the attack goes on from there and ends bit for bit as if
+    it had not been interrupted. Raises ValueError for a start or a state of other attacks, and
+    where there are no span coordinates, `NoSpanError` where no span is found.
     """
     if state is not None and state.vectors is not None:
         vectors = state.vectors
-    solver = Solver(
-        architecture,
-        parameters,
-        attack,
-        settings,
-        labels=labels,
-        vectors=vectors,
-        graphs=graphs,
-        fused=fused,
-    )
+    solver = Solver(architecture, parameters, attack, settings, labels=labels, vectors=vectors)
     solver.start(x, lam) if state is None else solver.resume(state)
     n = attack.n_iterations
     report_every = max(1, n // REPORTS)
@@ -189,7 +170,8 @@ def reconstruct(
 
 
 class Solver:
-    """The running attacks' tensors, and what all attacks have left so far; see `reconstruct`."""
+    """The running attacks' tensors, and what all attacks have left so far; see `reconstruct`.
+    `graphs`: CUDA graphs, on a GPU. `fused`: see `Optimiser.stepper`."""
 
     def __init__(
         self,

@@ -50,9 +50,7 @@ def after(report: Report, before: int, n: int) -> None:
 class Objective(Protocol):
     """A function of W and of the sources Y = W Z, and how W moves."""
 
-    def loss(self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]) -> Float[Tensor, " r"]:
-        """Values, one of each matrix."""
-        ...
+    def loss(self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]) -> Float[Tensor, " r"]: ...
 
     def gradient(
         self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]

@@ -19,38 +19,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.lbfgs import (
-    Descent,
-    Report,
     Solve,
     likelihood_blocks,
-    minimise,
-    unheard,
 )
 from recon_core.attacks.span.orthogonal import contrast
 from recon_core.attacks.span.source_model import SourceModel
 
 ROWS = 50
 """Sources whose pools are computed at once: fits a cache."""
-
-
-def unmix(
-    z: Float[Tensor, "r k t"],
-    start: Float[Tensor, "r k k"],
-    *,
-    shape: float,
-    scale: float,
-    n_iterations: int,
-    tolerance: float = 1e-6,
-    report: Report = unheard,
-) -> Descent:
-    """The unmixing matrix that likelihood ends in, from `start`; rows' scales are fitted, too.
-
-    `shape` is a, `scale` is c. Without iterations it is the start.
-    """
-    objective = Likelihood(shape, scale)
-    return minimise(
-        objective, z, start, n_iterations=n_iterations, tolerance=tolerance, report=report
-    )
 
 
 class _Free:

@@ -62,8 +62,6 @@ def span_preflight(
 
 @dataclass
 class _Check:
-    """Findings about one network, and the numbers behind them."""
-
     attack: SpanAttack
     architecture: Architecture
     parameters: Parameters
@@ -72,7 +70,6 @@ class _Check:
     numbers: dict[str, float] = field(default_factory=dict)
 
     def layers(self, unknown_layers: Sequence[tuple[str, str]]) -> Iterator[Finding]:
-        """Layers that the engine does not have, which matter less than elsewhere."""
         for name, kind in unknown_layers:
             what = {"normalisation": "a normalisation layer", "activation": "a learned activation"}
             text = (
@@ -83,7 +80,6 @@ class _Check:
             yield Finding("warning", "unknown layers", text)
 
     def first_layer(self) -> Iterator[Finding]:
-        """Finds the span, or says why there is none."""
         try:
             check_victim(self.architecture)
         except ValueError:
@@ -122,7 +118,6 @@ class _Check:
             yield Finding("stop", "first layer", f"{error}.")
 
     def directions(self, span: Subspace) -> Iterator[Finding]:
-        """Width, inputs and directions: whether the mixing can be told at all."""
         width, d = self.parameters.weights[0].shape[1:]
         k, n_signal = len(span.vectors), span.n_signal
         self.numbers |= {
@@ -173,7 +168,6 @@ class _Check:
         yield from self._features(span)
 
     def _features(self, span: Subspace) -> Iterator[Finding]:
-        """Whether pictures of this shape have as many features as there are directions."""
         shape = self.architecture.shape
         pictures = span.vectors[:, : self.architecture.d].unflatten(1, shape)
         try:
@@ -182,7 +176,6 @@ class _Check:
             yield Finding("stop", "features", f"{error}.")
 
     def start_of(self, span: Subspace) -> Iterator[Finding]:
-        """Finding on what is left of the start, and what it hides."""
         share, subject = span.start_share, "the start"
         standard = (3 * self.parameters.weights[0].shape[2]) ** -0.5
         if self.start is None or share is None:
@@ -216,7 +209,6 @@ class _Check:
             yield Finding("ok", subject, f"{said}{why}.")
 
     def sign(self, span: Subspace) -> Finding:
-        """Finding on how sign, scale and label are told."""
         subject = "sign and scale"
         if self.parameters.biases[0] is not None and biases_tell(span.vectors):
             text = "told by the first layer's biases; labels by the network."
@@ -231,7 +223,6 @@ class _Check:
         return Finding("ok", subject, text)
 
     def held(self, span: Subspace, images: Float[Tensor, "n d"]) -> Iterator[Finding]:
-        """Finding on how much of the training images is in the span."""
         basis = torch.linalg.qr(span.vectors[:, : images.shape[1]].double().mT).Q
         x = images.to(basis)
         share = float((x @ basis).square().sum() / x.square().sum().clamp_min(1e-300))

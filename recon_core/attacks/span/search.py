@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recon_core.attacks.span.features import dct_filters, outputs_of, whitened
 from recon_core.attacks.span.lbfgs import Descent, Report, after, minimise
-from recon_core.attacks.span.likelihood import ModelLikelihood, unmix
+from recon_core.attacks.span.likelihood import Likelihood, ModelLikelihood
 from recon_core.attacks.span.orthogonal import grouped_fixed_point, rotate, rotation_start
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.source_model import SourceModel, shipped_model
@@ -105,11 +105,10 @@ def _with_filters(attack: SpanAttack, views: Views, starts: Tensor, report: Repo
         n_iterations=attack.n_grouped,
         report=partial(after, report, n),
     )
-    freed = unmix(
+    freed = minimise(
+        Likelihood(attack.shape, attack.likelihood_scale),
         views.z,
         turned.rotation,
-        shape=attack.shape,
-        scale=attack.likelihood_scale,
         n_iterations=attack.n_likelihood,
         tolerance=attack.tolerance,
         report=partial(after, report, n + attack.n_grouped),

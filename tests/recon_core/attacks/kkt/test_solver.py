@@ -236,20 +236,6 @@ def test_refuses_a_start_of_other_attacks() -> None:
         reconstruct(of, two, x, lam, attack=attack, settings=same(attack))
 
 
-def test_stacks_of_attacks_joined_are_one() -> None:
-    of, attack = architecture(), attack_with(save_at=(5, 20))
-    each = different(attack)
-    parameters, x, lam = problem(of, n_runs=1)
-    whole = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
-    pieces = [
-        reconstruct(
-            of, parameters, x[i], lam[i], attack=attack, settings=each.rows(torch.tensor(i))
-        )
-        for i in ([0, 1], [2])
-    ]
-    assert_near(Attacked.joined(pieces), whole, 1e-12)
-
-
 def test_a_search_makes_attacks_that_differ() -> None:
     search = Search(lr=(0.01, 0.3), sigma=None, lam_min=(0.1, 0.5), alpha=(10.0, 500.0))
     attack = dataclasses.replace(attack_with(), search=search)
