@@ -5,13 +5,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from recon_core.types import Progress
 
 Result = TypeVar("Result")
+
+
+@runtime_checkable
+class AtOnce(Protocol):
+    """Does jobs and gives their results, in order."""
+
+    def __call__(
+        self, jobs: Sequence[Callable[[], Result]], device: torch.device, /
+    ) -> list[Result]: ...
+
+
+def one_after_another(jobs: Sequence[Callable[[], Result]], _device: torch.device) -> list[Result]:
+    """For jobs that change what is the whole process's: none may end before another."""
+    return [job() for job in jobs]
 
 
 def side_by_side(jobs: Sequence[Callable[[], Result]], device: torch.device) -> list[Result]:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from itertools import accumulate, groupby
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +19,18 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from recon_core.attacks.candidate_matching import no_pairs, own_pairs
-from recon_core.attacks.run_sharing import (
-    AtOnce,
-    Keepable,
-    kept_or_trained,
-    share_runs,
-)
 from recon_core.augment import augment_images
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.sampling import class_labels
 from recon_core.strict import Strict
-from recon_core.threads import Shares, share_of, side_by_side
+from recon_core.threads import (
+    AtOnce,
+    Shares,
+    one_after_another,
+    share_of,
+    side_by_side,
+    stack_size,
+)
 from recon_core.types import (
     STATS,
     Outcome,
@@ -41,6 +43,15 @@ from recon_core.types import (
 )
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@runtime_checkable
+class Keepable(Protocol):
+    """A trained victim, which can be kept as tensors on the CPU."""
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+
 Own = TypeVar("Own")
 Victim = TypeVar("Victim", bound=Keepable)
 
@@ -161,17 +172,19 @@ class FamilyRun(Strict, ABC):
         Raises ValueError if the runs cannot be one batch, or their images do not suit the settings.
         """
         self.check_batch(specs, images)
+        sweeps = [len(list(group)) for _, group in groupby(specs, key=lambda spec: spec.victim)]
+        is_alone = len(sweeps) == len(specs) and victims is None
+        size = stack_size(device, len(specs))
+        sizes = [size] * (len(specs) // size) if is_alone else sweeps
+        shares = Shares(progress, [n / len(specs) for n in sizes])
+        run = self.run_stack if is_alone else partial(self.run_sweep, victims)
+        jobs = [
+            partial(run, specs[end - n : end], images[end - n : end], device, shares.of(k))
+            for k, (n, end) in enumerate(zip(sizes, accumulate(sizes), strict=True))
+        ]
+        at_once = self.at_once if is_alone else one_after_another
         with self.arithmetic(device):
-            return share_runs(
-                specs,
-                images,
-                run_stack=self.run_stack,
-                run_sweep=partial(self.run_sweep, victims),
-                has_keeper=victims is not None,
-                device=device,
-                progress=progress,
-                at_once=self.at_once,
-            )
+            return [result for results in at_once(jobs, device) for result in results]
 
     def train_victim(
         self,
@@ -325,13 +338,14 @@ class TrainedRun(FamilyRun, Generic[Own, Victim]):
         victims: Victims | None,
         progress: Progress,
     ) -> Victim:
-        return kept_or_trained(
-            spec,
-            victims,
-            read=lambda known: self.read_victim(learned, known, device),
-            train=lambda: self.train_runs([spec], [learned], device, progress)[0],
-            progress=progress,
-        )
+        known = None if victims is None else victims.get(spec.victim)
+        if known is not None:
+            progress(1.0)
+            return self.read_victim(learned, known, device)
+        (trained,) = self.train_runs([spec], [learned], device, progress)
+        if victims is not None:
+            victims.put(spec.victim, trained.tensors())
+        return trained
 
 
 def run_result(

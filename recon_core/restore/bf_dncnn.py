@@ -1,10 +1,8 @@
 """BF-DnCNN (Mohan et al. 2020), the restorer of the image restoration paper, section 4.
 
-DnCNN without a single additive constant: no bias in the convolutions and a batch normalisation that
-divides by the standard deviation without subtracting a mean. Evaluated with its running statistics
-it is homogeneous of degree one: net(c x) = c net(x) for c > 0. It predicts the corruption. `patch`
-> 1 is our addition for CPUs: the network works on patches of pixels, which makes it cheaper by
-patch^2.
+DnCNN without a single additive constant: with its running statistics it is homogeneous of degree
+one, net(c x) = c net(x) for c > 0. It predicts the corruption. `patch` > 1 is our addition for
+CPUs: the network works on patches of pixels, which makes it cheaper by patch^2.
 """
 
 from __future__ import annotations

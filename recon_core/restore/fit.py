@@ -2,11 +2,9 @@
 
 The averaged weights are the ones that restore (Karras et al. 2022, appendix F.3). Everything random
 in step k is drawn from (seed, k) alone, so that a fit that is stopped and loaded again continues
-bit for bit. A step may go through its batch in `accumulate` micro-batches, and through a process
-per device (`Ranks`): noise is drawn for the whole batch and every part's loss is its share of the
-whole's, so the gradient is that of one large batch up to rounding, but for dropout masks and the
-batch statistics of BF-DnCNN. Where EDM's code replaces non-finite gradients by zero, a loss that is
-not finite stops the training with an error here.
+bit for bit. In `accumulate` micro-batches or a process per device (`Ranks`) the gradient is that of
+one large batch up to rounding, but for dropout masks and BF-DnCNN's batch statistics. Departure
+from EDM's code: a loss that is not finite stops the training with an error.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Restorers that learn nothing: three classical denoisers, by scikit-image.
+"""Baselines that a trained restorer has to beat, by scikit-image: non-local means (Buades et al.
+2005), total variation (Rudin et al. 1992, by Chambolle 2004) and BayesShrink (Chang et al. 2000).
 
-The baselines that a trained restorer has to beat: non-local means (Buades et al. 2005), total
-variation (Rudin et al. 1992, by Chambolle 2004) and shrinkage of wavelet coefficients (BayesShrink,
-Chang et al. 2000). All assume white Gaussian noise of strength `sigma`, in units of [0, 1]; None
-estimates it for each picture, as the median absolute deviation of its finest wavelet coefficients
-(Donoho and Johnstone 1994), averaged over the channels.
+All assume white Gaussian noise of strength `sigma`, in units of [0, 1]; None estimates it for each
+picture, as the median absolute deviation of its finest wavelet coefficients (Donoho and Johnstone
+1994), averaged over the channels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Precision of a restorer's network while it is trained.
-
-"float32" is the reference: products and convolutions in full float32. "tf32" rounds the factors of
-both to 10 bits of mantissa on CUDA (A100 and later). "bf16" runs the network, and nothing else,
-under autocast; it has the exponents of float32, so no loss scaling is needed.
+"""Precision of a restorer's network while it is trained: "float32" is the reference, "tf32" rounds
+factors to 10 bits of mantissa on CUDA, "bf16" runs the network, and nothing else, under autocast.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """DDPM++: the U-Net of Song et al. 2021 in the configuration of Karras et al. 2022 (EDM, table 7).
 
-Residual blocks with group normalisation, SiLU and an additive embedding of the noise level;
-self-attention at one resolution; 2x2 averaging on the way down and pixel repetition on the way up;
-every sum is scaled by sqrt(1/2). `paper` is the published size (55.7 million parameters with a
+Every sum is scaled by sqrt(1/2). `paper` is the published size (55.7 million parameters with a
 condition). The smaller ones are ours, for CPUs, with 3.0 (`small`), 1.3 (`mini`) and 0.2 million
 (`tiny`): they work on 2x2 patches of pixels.
 """

@@ -304,7 +304,7 @@ def test_a_run_does_not_depend_on_its_place_or_its_neighbours(
     family: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if tolerance:
-        at = "recon_core.attacks.run_sharing.stack_size"
+        at = "recon_core.attacks.family_run.stack_size"
         monkeypatch.setattr(at, lambda _device, n_runs: n_runs)
     together = run(family, specs())
     for one, other in zip(together, reversed(run(family, specs()[::-1])), strict=True):

@@ -1,9 +1,7 @@
 """Our recovery: the mask from the noise, and projections from many starts.
 
 The autoencoder paper's mask step erases a pixel where x > 2 y, whatever y is. But an erased pixel
-holds nothing except noise, so any pixel brighter than the noise was not erased, and H follows from
-y alone. The effort goes into many starts: whether a result is right can be seen without the
-original.
+holds nothing except noise, so H follows from y alone, and the effort goes into many starts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The `autoencoder` family: overfit autoencoders, recover their training images from degraded ones.
 
-One run: train an autoencoder on the run's images until its loss is at a level, degrade every image
-by every mask, recover each by the attack, compare it with the image that it was degraded from (the
-autoencoder paper). Nothing is subtracted from images, so what the attack gives is a picture.
-Products and convolutions are in full float32: a loss of 1e-8 is not to be had in TF32.
+One run: train an autoencoder until its loss is at a level, degrade every image by every mask,
+recover each, compare it with the image that it was degraded from (the autoencoder paper). In full
+float32: a loss of 1e-8 is not to be had in TF32.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The attack of Carlini et al. (2020, arXiv 2011.05315): private images, public ones unknown.
 
-Scores of all pairs of encodings by a learned similarity; groups of encodings with an image in
-common, which are independent components unless `groups` says otherwise; the class that most of a
-group's encodings have; two images for every encoding (`assignment`), of its classes where labels
-say them; weights by the mixed label, else equal; images by `descent`, public images being noise.
-The descent's likelihood and smoothing are ours; `Descent(spread=0, n_smooth=0, total_variation=0)`
-is the paper's.
+Departures: groups are independent components unless `groups` says otherwise, an encoding is only
+given to images of its classes, and the descent's likelihood and smoothing are ours;
+`Descent(spread=0, n_smooth=0, total_variation=0)` is the paper's.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Assignment of private images to encodings whose overlaps are uncertain.
 
-The encodings of one private image are a group whose members look alike on average: a pair of
-encodings that seem to share an image is grown to all that are like most of the group, in what the
-groups before it leave of the scores; with as many groups as private images, every encoding is given
-to the two that it is most like, and the groups are formed anew, until nothing changes. The groups
-that hold together worst are then looked for again. What explains the scores best, by least squares,
-is kept. Carlini et al. (2020) do this step by growing clusters on a learned similarity.
+The encodings of one private image are a group whose members look alike on average: grown from
+pairs, then every encoding in the two groups that it is most like, until nothing changes. Groups
+that hold together worst are looked for again; what explains the scores best is kept.
 """
 
 from __future__ import annotations
@@ -107,8 +104,7 @@ def _strength(groups: Bool[Tensor, "g m"], scores: Float[Tensor, "m m"]) -> Floa
     inside = groups.to(scores)
     sizes = inside.sum(1)
     within = ((inside @ scores) * inside).sum(1)
-    found: Tensor = within / (sizes.sqrt() * (sizes - 1)).clamp(min=1)
-    return found
+    return within / (sizes.sqrt() * (sizes - 1)).clamp(min=1)
 
 
 def _nearest(scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"]) -> Assigned:

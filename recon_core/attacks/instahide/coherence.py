@@ -1,11 +1,8 @@
 """Coherence of gradients: a sign that two encodings of natural images share an image.
 
-The correlation of squares says next to nothing about photographs. But the mixed image u under y =
-|u| crosses zero along lines, so that within a small window its sign is mostly constant, and y's
-gradients there are u's up to one sign. So: gradients of a window, as one vector, whitened over all
-encodings, of unit length; the squared inner product of two has no sign, and its sum over windows is
-the statistic (`coherence`). With known public images the same products say which of them is in an
-encoding (`public_coherence`).
+The mixed image u under y = |u| crosses zero along lines, so that within a small window y's
+gradients are u's up to one sign. Gradients of a window are whitened over all encodings; the squared
+inner product of two has no sign, and its sum over windows is the statistic (`coherence`).
 """
 
 from __future__ import annotations
@@ -44,16 +41,14 @@ class Windows(Strict):
     def of_pixels(self, shape: ImageShape) -> Int64[Tensor, "h w"]:
         """The window whose middle is nearest to each pixel, counted row by row."""
         rows, columns = (self._nearest(side) for side in shape[1:])
-        of: Tensor = rows[:, None] * self.n_along(shape[2]) + columns
-        return of
+        return rows[:, None] * self.n_along(shape[2]) + columns
 
     def n_along(self, length: int) -> int:
         return (length - self.side) // self.stride + 1
 
     def _nearest(self, length: int) -> Int64[Tensor, " k"]:
         middles = torch.arange(self.n_along(length)) * self.stride + (self.side - 1) / 2
-        nearest: Tensor = (torch.arange(length)[:, None] - middles).abs().argmin(1)
-        return nearest
+        return (torch.arange(length)[:, None] - middles).abs().argmin(1)
 
 
 def gradient_windows(
@@ -117,8 +112,7 @@ def centred(scores: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
     """Without the diagonal, and what a row and a column have in all their entries."""
     scores = scores.fill_diagonal_(0.0)
     mean = scores.mean(0)
-    found: Tensor = scores - mean - mean[:, None] + mean.mean()
-    return found
+    return scores - mean - mean[:, None] + mean.mean()
 
 
 def public_coherence(

@@ -226,8 +226,7 @@ def _variation_gradient(
     total[..., :-1] -= across
     total[..., 1:, :] += down
     total[..., :-1, :] -= down
-    flat: Tensor = total.view_as(x)
-    return flat
+    return total.view_as(x)
 
 
 REACH = 2

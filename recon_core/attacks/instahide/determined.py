@@ -1,11 +1,9 @@
 """Private images that encodings determine, before any pixel is looked at.
 
-At a pixel an encoding says |a z_u + b z_v + c| = y: a linear equation W z = sigma y - c with an
-unknown sign. Which other signs have a solution, too, is a matter of the matroid of W's rows. With
-public images an equation in no circuit (a coloop) is independent of all others, and either sign has
-a solution: 2^coloops of them. Without (c = 0) the signs of every connected component of the matroid
-may all be turned round: 2^components solutions. Images that none of this moves are determined,
-without public images up to a sign that the images of a component share.
+At a pixel an encoding says W z = sigma y - c with an unknown sign. Which other signs have a
+solution, too, is a matter of the matroid of W's rows: with public images an equation in no circuit
+(a coloop) has one for either sign, 2^coloops in all; without, the signs of every connected
+component may be turned round, 2^components. Images that none of this moves are determined.
 """
 
 from __future__ import annotations

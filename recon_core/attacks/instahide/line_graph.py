@@ -1,14 +1,11 @@
 """Private images of each encoding, from the number that each two share (section 3.3).
 
 Private images are vertices, encodings that mix two of them edges: the numbers of common images are
-the Gram matrix of a graph, which is found from its line graph. The InstaHide paper does so by
-Whitney's theorem and, below five images, by trying all graphs (Algorithm 2). Here encodings with
-two common images are merged first. The neighbours of an edge uv are then the other edges at u and
-those at v, two cliques: the complement of the graph on them is bipartite, and at most two
-components allow at most two ways to part them. Once the star of edges at u is known, so is that at
-the other end w of each: N(uw) without the star of u. What comes out is kept if its Gram matrix is
-the given one. With labelled edges the triangle and K(1, 3), and the labelled roots of K(1, 3) with
-one edge more, K4 without an edge, and K4, are two each.
+the Gram matrix of a graph, which is found from its line graph (the InstaHide paper: by Whitney's
+theorem). Encodings with two common images are merged. The neighbours of an edge uv are then two
+cliques, the other edges at u and those at v; once the star of edges at u is known, so is that at
+the other end w of each: N(uw) without the star of u. With labelled edges the triangle and K(1, 3),
+and the labelled roots of K(1, 3) with one edge more, K4 without an edge, and K4, are two each.
 """
 
 from __future__ import annotations

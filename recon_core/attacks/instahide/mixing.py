@@ -1,11 +1,9 @@
 """InstaHide's encodings: private and public images mixed, and every sign hidden.
 
-Two schemes make them. `Mixing` is the model of the InstaHide paper (section 2): y = |X w| with
-equal weights wa on two private images and wb on k_pub public ones, pixels in units of a standard
-normal. `InstaHide` is what the scheme's authors do (Huang et al. 2020, and the challenge that the
-paper describes): every epoch mixes each private image with the one that a permutation gives it and
-with k_pub public ones, with random coefficients that sum to 1. Signs carry nothing, so that
-encodings are kept as absolute values.
+`Mixing` is the model of the InstaHide paper (section 2): y = |X w|, pixels in units of a standard
+normal. `InstaHide` is what the scheme's authors do (Huang et al. 2020): every epoch mixes each
+private image with the one that a permutation gives it and with k_pub public ones, with random
+coefficients that sum to 1. Signs carry nothing: encodings are kept as absolute values.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Private images, their encodings and all coefficients, fitted to natural encodings in turns.
 
-Fitted is y = |A x + c| for all pixels at once: with the signs that the present images and public
-images give, each encoding has its public images (`few_atoms` on whitened pixels), its two private
-images and its coefficients looked for again, and images are least squares over encodings, which
-count by the inverse of their squared residual. Pixels of files are whole numbers; once images are
-near to them they are rounded. This is alternating minimisation as in phase retrieval (Netrapalli et
-al. 2013), with the assignment among the unknowns. The InstaHide paper leaves natural images open
-(section 4).
+Fitted is y = |A x + c| for all pixels at once: alternating minimisation as in phase retrieval
+(Netrapalli et al. 2013), with the assignment among the unknowns. Encodings count by the inverse of
+their squared residual. Pixels of files are whole numbers; images near to them are rounded.
 """
 
 from __future__ import annotations
@@ -298,14 +294,12 @@ class NaturalFit:
 
     def at_levels(self, images: Float[Tensor, "n d"]) -> Bool[Tensor, " n"]:
         """Images of which every pixel is a grey level, to rounding errors."""
-        found: Tensor = ((images - self._nearest(images)).abs() <= self.tolerance / STRICTER).all(1)
-        return found
+        return ((images - self._nearest(images)).abs() <= self.tolerance / STRICTER).all(1)
 
     def _nearest(self, images: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         spacing = self.how.spacing
         levels = ((images - self.how.low) / spacing).round().clamp_(0, self.how.n_levels - 1)
-        near: Tensor = levels * spacing + self.how.low
-        return near
+        return levels * spacing + self.how.low
 
     def _rounded(self, f: Fitted) -> Fitted:
         """Images to grey levels, if that proves them: encodings are met exactly with them.

@@ -41,8 +41,7 @@ def overlaps(
     d = y.shape[1]
     if public_part is None or mixing.k_pub == 0:
         squares = y.square() / mixing.variance - 1
-        found: Tensor = squares @ squares.T * (mixing.variance**2 / (2 * d * mixing.wa**4))
-        return found
+        return squares @ squares.T * (mixing.variance**2 / (2 * d * mixing.wa**4))
     t = posterior_mean(y, public_part, mixing)
     t = t * (mixing.private_variance / mixing.wa / t.square().mean(1))[:, None]
     product: Tensor = t @ t.T

@@ -1,10 +1,7 @@
-"""Statistics of whether two encodings of photographs share a private image: one interface.
-
-In the order of what they do about photographs: nothing (`squares`, as the InstaHide paper),
-neighbours (`gradients`, `laplacian`), all second moments of a window (`whitened`), the sign that a
-window has in common (`coherence`), public images (`pursuit`), and all that can be learned
-(`learned`).
-"""
+"""Statistics of whether two encodings of photographs share a private image, by what they know:
+nothing (`squares`, as the InstaHide paper), neighbours (`gradients`, `laplacian`), second moments
+of a window (`whitened`), its common sign (`coherence`), public images (`pursuit`), training
+(`learned`)."""
 
 from __future__ import annotations
 

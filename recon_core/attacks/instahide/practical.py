@@ -1,14 +1,8 @@
 """The practical attack: InstaHide on photographs, as it is used.
 
-1. Public images, by expectation maximisation over the signs of windows of whitened gradients.
-2. What they leave is alike in encodings with a common private image: scores, whose independent
-components are the private images' encodings. Without public images they start from a descent.
-3. Images, assignment, public images and coefficients in turns, to the last grey level.
-4. If images are missing, those that are proved are public from here on, for the encodings that are
-not explained, in which they leave little but the missing ones.
-
-Labels, which InstaHide publishes, say the weights of private images and which may be in an
-encoding; without them weights are fitted.
+Public images, by the signs of windows (`coherent_publics`); scores of what they leave, whose
+independent components are the private images' encodings; images, assignment, public images and
+coefficients in turns (`natural_fit`). Images that are proved are then public, to find missing ones.
 """
 
 from __future__ import annotations
@@ -119,8 +113,7 @@ def recover_practically(
 def _of_pixels(signs: Float[Tensor, "w m"], seen: Seen) -> Float[Tensor, "m d"]:
     """Every pixel's sign: its window's."""
     places = seen.windows.of_pixels(seen.shape).flatten().repeat(seen.shape[0]).to(signs.device)
-    found: Tensor = signs.T[:, places]
-    return found
+    return signs.T[:, places]
 
 
 @dataclass(frozen=True)

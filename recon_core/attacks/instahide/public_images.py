@@ -1,10 +1,9 @@
-"""Public images of every encoding: step 2 of the InstaHide paper (section 3.2), without an SDP.
+"""Public images of every encoding: step 2 of the InstaHide paper (section 3.2).
 
 For standard normal images E[(y^2 / var - 1) (p p^T - I)] = 2 w w^T / var over pixels, where p are
-the public images' values at a pixel and w their weights: a spike of k_pub entries. The paper finds
-it by a semidefinite program (`by_sdp`). `find_publics` screens by the diagonal, builds the block of
-the best, adds images greedily, exchanges them while that gains, and, at last, exchanges them by the
-likelihood of y itself.
+the public images' values at a pixel and w their weights: a spike of k_pub entries, which `by_sdp`
+finds as the paper does. `find_publics` screens by the diagonal, adds images greedily, and exchanges
+them by the block and, at last, by the likelihood of y itself.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """All private images, exactly: the InstaHide paper's Algorithm 1 in another order.
 
-    publics, then overlaps, then graph, then signs
-
-(the paper: overlaps, publics, graph, signs). An encoding whose equation |W x + c| = y is not met to
-rounding is taken out, the images are solved without it, its pair and its public images are looked
-for again with the images known, and it returns if that explains it.
+Publics, then overlaps, then graph, then signs (the paper: overlaps, publics, graph, signs). An
+encoding whose equation |W x + c| = y is not met to rounding is taken out, looked at again with the
+images known, and returns if that explains it.
 """
 
 from __future__ import annotations

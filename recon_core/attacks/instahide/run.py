@@ -1,9 +1,7 @@
 """The `instahide` family: encode private images, and recover them (InstaHide paper).
 
-One run: part the run's images into `n_public` that everybody knows and the private rest; mix them
-into encodings by the scheme; attack these, given the public images and, where images have labels,
-the mixed labels. What comes back is compared with the private image that it is most like. Pixels
-are 2x - 1 when they are mixed, and back in [0, 1] in pairs; `mean_image` is 0.
+Of a run's images `n_public` are known to everybody. Pixels are 2x - 1 when they are mixed, and back
+in [0, 1] in pairs; what comes back is paired with the private image that it is most like.
 """
 
 from __future__ import annotations

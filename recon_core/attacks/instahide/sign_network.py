@@ -1,14 +1,9 @@
 """The signs that InstaHide takes from an image, guessed by a small network up to one for a region.
 
-Where a smooth image crosses zero its absolute value has a crease, so signs can be guessed from the
-picture. The network is trained on mixtures of public images, whose signs are known, to give
-
-    field = their high frequencies, whitened and of unit energy near every pixel,
-
-up to a sign for each window, windows being 4 to 32 pixels wide. Before it is trained its field is
-that of |y| itself. Patches of 2 x 2 pixels are the grid of the convolutions, a U-Net with two
-halvings; what comes out corrects the whitened |y| by a factor and a sum at every pixel and weighs
-it.
+Where a smooth image crosses zero its absolute value has a crease. Trained on mixtures of public
+images, whose signs are known, the network gives their high frequencies, whitened and of unit energy
+near every pixel, up to a sign for each window of 4 to 32 pixels. Untrained it gives those of |y|. A
+U-Net on patches of 2 x 2 pixels corrects the whitened |y| by a factor and a sum and weighs it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Pixels from equations whose signs are hidden: step 4 of the InstaHide paper (section 3.4).
 
 At every pixel |a z_u + b z_v + c| = y for each encoding (u, v). The paper tries all 2^m signs
-(Algorithm 3), and no method does better in the worst case, which graphs of encodings are not.
-`solve` starts from the shortest odd cycle, whose L equations have one solution for each of 2^L
-signs; adds images in the order of how many encodings tie them to those already there, of which one
-leaves two values and the others say which is right, keeping the best few combinations (a beam);
-takes the signs of the best, solves by least squares, and repeats until no sign changes; where an
-equation is then not met, does the same with a wider beam.
+(Algorithm 3). `solve` starts from the shortest odd cycle, whose L equations have one solution for
+each of 2^L signs, adds images in the order of how many encodings tie them to those already there,
+keeps the best few combinations (a beam), and solves by least squares until no sign changes.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Similarity of two encodings, learned from public images alone.
 
-Carlini et al. (2020, arXiv 2011.05315, section 4.1) show a network a pair of encodings at a time:
-m^2 / 2 passes. Here each encoding passes once. Its field (`sign_network`) is compared with
-another's in windows: with G_v the inner product of two fields in window v,
+Carlini et al. (2020, arXiv 2011.05315, section 4.1) show a network a pair of encodings at a time.
+Here each encoding passes once; its field (`sign_network`) is compared with another's in windows:
+with G_v the inner product of two fields in window v and E the mean square of a field,
 
     score = sum over v of w_v (sqrt(1 + (a_v G_v)^2) - 1) + l G_whole - e (E_1 + E_2) + b,
 
-the log odds that the two share a private image; E is the mean square of a field. Even in G_v, for
-the sign of a window is not known. All w, a, l, e, b and the network are learned together by
-logistic regression on all pairs of a batch, which is mixed from few private images so that many
-pairs share one, with `unfolding_loss` beside it. Half of all images are mirrored before they are
-mixed.
+the log odds that the two share a private image, all learned by logistic regression on all pairs of
+a batch, which is mixed from few private images, with `unfolding_loss` beside it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The `inversion` family: train split classifiers, recover images from what the client sends.
 
-One run (the MixCon paper, section 4): part the run's images into those that the classifier f =
-g(h(x)) is trained on, with a defence or without, and `held_out` ones of each class that are sent to
-the server as z = h(x); look for images with these features; compare each with the one that z is of.
-The server knows h and every z that is sent, and no image. Nothing is subtracted from images, so
-what the attack gives is a picture. Features that a defence has drawn together need full float32.
+One run (the MixCon paper, section 4): train f = g(h(x)), with a defence or without; look for images
+with the features z = h(x) of `held_out` ones; compare each with the one that z is of. The server
+knows h and every z that is sent, and no image.
 """
 
 from __future__ import annotations

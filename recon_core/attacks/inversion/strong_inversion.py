@@ -1,9 +1,7 @@
 """Our inversion, beside the MixCon paper's: whitened features, Adam from several starts.
 
-A defence that holds against gradient descent with one step size may only have spoilt the step size.
-Here features are measured in units of their spread over images that the attacker has (`whiten`),
-the best end by the objective is kept, and the weight of the regulariser is found on images whose
-originals he has (`errors_by_zeta`), never on the victim's.
+A defence that holds against one step size may only have spoilt the step size. The weight of the
+regulariser is found on the attacker's own images (`errors_by_zeta`), never on the victim's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Hopeless attacks of a sweep are given up: asynchronous successive halving (Li et al. 2020).
 
-Attacks on one victim with different hyperparameters start together. At each *rung*, an iteration,
-those go on whose KKT residual is among the lowest of all that were asked before them. It is taken
-with ReLU's own derivative, since each attack's objective has another surrogate and penalty. No
-training image is looked at, as Haim et al.'s code does (`KKTAttack.ncc_stop_above`).
+At each *rung*, an iteration, those attacks on one victim go on whose KKT residual, with ReLU's own
+derivative, is among the lowest of all that were asked before them.
 """
 
 from __future__ import annotations

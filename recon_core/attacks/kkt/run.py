@@ -41,9 +41,8 @@ from recon_core.attacks.kkt.settings import (
     most_directions,
     span_of,
 )
-from recon_core.attacks.run_sharing import AtOnce, one_after_another
 from recon_core.precision import matmul_precision
-from recon_core.threads import share_of, side_by_side
+from recon_core.threads import AtOnce, one_after_another, share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec
 from recon_core.victims.feature_defence import hidden_layer
 from recon_core.victims.network import Architecture, Shape

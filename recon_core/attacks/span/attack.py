@@ -1,9 +1,8 @@
 """The span attack from weights to candidates: span, features, separation, sign and label.
 
 Images are independent and sparse where mixtures are less so, hence blind source separation takes
-apart the span of a dense first layer's weights. Of a layer's gradient this is known from federated
-learning (Kariyappa et al. 2023, arXiv 2209.05578); here it is the weights after training. No
-margin, no homogeneity and no special loss is needed.
+apart the span of a dense first layer's weights (of a layer's gradient: Kariyappa et al. 2023, arXiv
+2209.05578). No margin, no homogeneity and no special loss is needed.
 """
 
 from __future__ import annotations

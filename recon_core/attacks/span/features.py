@@ -36,8 +36,7 @@ def dct_filters(size: int, channels: int, *, colours: bool = True) -> Float[Tens
     cosines = cosine_matrix(size)
     flat = torch.einsum("ai,bj->abij", cosines, cosines).flatten(0, 1)[1:]
     axes = colour_axes(channels)[: channels if colours else 1]
-    filters: Tensor = torch.einsum("fij,ac->afcij", flat, axes).flatten(0, 1)
-    return filters
+    return torch.einsum("fij,ac->afcij", flat, axes).flatten(0, 1)
 
 
 def outputs_of(

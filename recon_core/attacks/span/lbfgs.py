@@ -1,9 +1,7 @@
 """Minimisation over square matrices by limited-memory BFGS in the relative gradient, batched.
 
-A matrix W moves by a step p of its own size, to exp(p) W or (I + p) W; gradients are k x k matrices
-at the identity (Cardoso and Laheld 1996). Directions are those of Nocedal's two loops around an
-approximation of the Hessian that the objective gives (Ablin, Cardoso and Gramfort 2018). Each
-matrix of a batch has its own memory, step and end.
+A matrix W moves by a step p to exp(p) W or (I + p) W (Cardoso and Laheld 1996), in directions of
+Nocedal's two loops around an approximated Hessian (Ablin, Cardoso and Gramfort 2018).
 """
 
 from __future__ import annotations

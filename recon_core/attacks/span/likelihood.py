@@ -105,8 +105,7 @@ class ModelLikelihood(_Free):
 
     def _energy(self, y: Float[Tensor, "m f p"]) -> Float[Tensor, " m"]:
         logs = torch.matmul(self.model.pools, y.square()).log1p_()
-        energy: Tensor = torch.einsum("mkp,k->m", logs, self.model.alpha)
-        return energy
+        return torch.einsum("mkp,k->m", logs, self.model.alpha)
 
     def _weight_and_curve(
         self, y: Float[Tensor, "m f p"]

@@ -297,7 +297,7 @@ def test_runs_sweeps_and_stacks_of_defended_victims_agree(
     in_sweep = quick.run_batch(swept, images(swept[:1]).expand(2, -1, -1, -1, -1), device=CPU)
     assert in_sweep[0].stats["train_loss"] == results[0].stats["train_loss"]
     assert in_sweep[0].stats["attack_loss"] != in_sweep[1].stats["attack_loss"]
-    monkeypatch.setattr("recon_core.attacks.run_sharing.stack_size", lambda _device, n_runs: n_runs)
+    monkeypatch.setattr("recon_core.attacks.family_run.stack_size", lambda _device, n_runs: n_runs)
     for one, other in zip(results, run(quick), strict=True):
         assert_equal_results(one, other, tolerance=1e-3)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks import run_sharing
+from recon_core.attacks import family_run
 from recon_core.attacks.inversion import run as inversion
 from recon_core.attacks.inversion.feature_matching import GradientInversion
 from recon_core.attacks.inversion.results import KnownClassifier
@@ -180,7 +180,7 @@ def test_a_batch_is_its_runs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None
     alone = [run(noisy, spec)[0] for spec in specs]
     for one, other in zip(alone, run(noisy, *specs), strict=True):
         assert_equal_results(one, other)
-    monkeypatch.setattr(run_sharing, "stack_size", lambda _device, n_runs: n_runs)
+    monkeypatch.setattr(family_run, "stack_size", lambda _device, n_runs: n_runs)
     monkeypatch.setattr(inversion, "INVERTED_AT_ONCE", 3)  # of 4
     for one, other in zip(alone, run(noisy, *specs), strict=True):
         assert_equal_results(one, other, tolerance=1e-4)
@@ -206,7 +206,7 @@ def test_the_victim_of_a_sweep_is_trained_once_and_starts_are_the_runs_own(
     stacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if stacked:
-        monkeypatch.setattr(run_sharing, "stack_size", lambda _device, n_runs: n_runs)
+        monkeypatch.setattr(family_run, "stack_size", lambda _device, n_runs: n_runs)
     trainings: list[int] = []
     train = split_training.train_split
 
@@ -248,7 +248,7 @@ def test_a_victim_that_diverges_leaves_no_pairs_and_its_neighbours_alone(
 
     specs = [replace(SPEC, run=k, victim=k) for k in (3, 4, 5)]
     alone = [run(QUICK, spec)[0] for spec in specs]
-    monkeypatch.setattr(run_sharing, "stack_size", lambda _device, n_runs: n_runs)
+    monkeypatch.setattr(family_run, "stack_size", lambda _device, n_runs: n_runs)
     monkeypatch.setattr(KnownClassifier, "each_of", second_is_lost)
     together = run(QUICK, *specs)
     assert [r.outcome for r in together] == [Outcome.OK, Outcome.NONFINITE, Outcome.OK]

@@ -227,7 +227,7 @@ def test_a_huge_rate_is_a_result_without_pairs(keep: Any, what: str) -> None:
 
 
 def test_a_diverging_run_does_not_disturb_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recon_core.attacks.run_sharing.stack_size", lambda _device, n_runs: n_runs)
+    monkeypatch.setattr("recon_core.attacks.family_run.stack_size", lambda _device, n_runs: n_runs)
     calm = run(QUICK_ALL)
     initial = Architecture.initial
 

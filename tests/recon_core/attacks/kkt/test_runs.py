@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recon_core import precision
-from recon_core.attacks import run_sharing
+from recon_core.attacks import family_run
 from recon_core.attacks.kkt import attacks as kkt_attacks
 from recon_core.attacks.kkt import results as kkt_results
 from recon_core.attacks.kkt import run as kkt_run
@@ -93,7 +93,7 @@ def test_stacked_as_on_a_gpu_a_run_is_the_same_to_rounding(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_by_one = of_kind(kind)  # before they are stacked
-    monkeypatch.setattr(run_sharing, "stack_size", lambda _device, n_runs: n_runs)
+    monkeypatch.setattr(family_run, "stack_size", lambda _device, n_runs: n_runs)
     stacked = run(KINDS[kind][0], [result.spec for result in one_by_one])
     for one, other in zip(one_by_one, stacked, strict=True):
         assert_equal_results(one, other, tolerance=1e-3)
@@ -224,7 +224,7 @@ def test_hopeless_attacks_stop_by_the_authors_rule(
     n_attacks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if n_attacks == 1:
-        monkeypatch.setattr(run_sharing, "stack_size", lambda _device, n_runs: n_runs)
+        monkeypatch.setattr(family_run, "stack_size", lambda _device, n_runs: n_runs)
     search = Search(lr=(1e-3, 3.0), sigma=None, lam_min=None, alpha=None)
     free = dataclasses.replace(
         with_attack(QUICK_ALL, search=search, save_at=(30, 40), stop_after=30),
