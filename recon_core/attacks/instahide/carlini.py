@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from recon_core.attacks.instahide.coherence import centred
@@ -22,6 +22,7 @@ from recon_core.attacks.instahide.groups import (
     Components,
     Growth,
     assigned,
+    common_classes,
     grown_groups,
     independent_groups,
 )
@@ -107,7 +108,11 @@ def recover_as_carlini(
     has = None if labels is None else labels > PRESENT
     if has is not None:
         alike = centred(alike * (has.float() @ has.float().T > 0))
-    core = _groups(alike, n_private, generator, how.groups).to(alike)
+    if isinstance(how.groups, Growth):
+        core = grown_groups(alike, n_private, generator=generator, how=how.groups).to(alike)
+    else:
+        loads = independent_groups(alike, n_private, generator=generator, how=how.groups)
+        core = (loads > 0).to(alike)
     classes = None if has is None else common_classes(core, has)
     affinity = alike @ core / (core.sum(0) - core).clamp(min=1)
     allowed = None if has is None or classes is None else has[:, classes]
@@ -143,21 +148,6 @@ def recover_as_carlini(
 
 PRESENT = 1e-6
 """Share of a mixed label from which on a class is in it."""
-
-
-def _groups(
-    alike: Float[Tensor, "m m"], n: int, generator: torch.Generator, how: Components | Growth
-) -> Bool[Tensor, "m n"]:
-    if isinstance(how, Growth):
-        return grown_groups(alike, n, generator=generator, how=how)
-    return independent_groups(alike, n, generator=generator, how=how) > 0
-
-
-def common_classes(
-    core: Float[Tensor, "m n"], has: Bool[Tensor, "m n_classes"]
-) -> Int64[Tensor, " n"]:
-    """The class of each group: the one that most of its encodings have."""
-    return (core.T @ has.to(core)).argmax(1)
 
 
 def private_weights(

@@ -306,3 +306,10 @@ def greedily(
 
 
 METHODS: dict[str, Assign] = {"flow": by_flow, "greedy": greedily}
+
+
+def common_classes(
+    loads: Float[Tensor, "m n"], has: Bool[Tensor, "m n_classes"]
+) -> Int64[Tensor, " n"]:
+    """The class of each image: the one that most of its encodings have."""
+    return (loads.T @ has.to(loads)).argmax(1)

@@ -12,13 +12,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recon_core.attacks.instahide.coherence import ImageShape, PublicSearch, Windows, centred
 from recon_core.attacks.instahide.descent import Descent, descend
 from recon_core.attacks.instahide.determined import Equations, determined
-from recon_core.attacks.instahide.groups import Components, assigned, independent_groups
+from recon_core.attacks.instahide.groups import (
+    Components,
+    assigned,
+    common_classes,
+    independent_groups,
+)
 from recon_core.attacks.instahide.line_graph import gram
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.natural_fit import (
@@ -212,8 +217,8 @@ def _private_weights(
     if labels is None:
         known = loads.new_full((m, n), weight) if fixed else None
         return PrivateWeights(everywhere, known, ~everywhere[:, 0] if fixed else everywhere[:, 0])
-    classes = image_classes(labels, loads)
     has = labels > 1e-6
+    classes = common_classes(loads, has)
     alike = has.sum(1) == 1
     allowed = has[:, classes]
     if fixed:
@@ -222,13 +227,6 @@ def _private_weights(
     known = labels[:, classes].to(loads) * allowed
     known = torch.where(alike[:, None], known / 2, known)
     return PrivateWeights(allowed, known, alike, alike, classes)
-
-
-def image_classes(
-    labels: Float[Tensor, "m n_classes"], loads: Float[Tensor, "m n"]
-) -> Int64[Tensor, " n"]:
-    """The class that an image's encodings have in common (Carlini et al.: labels intersect)."""
-    return (loads.T @ (labels > 1e-6).to(loads)).argmax(1)
 
 
 def _sure(f: Fitted, problem: NaturalFit) -> Bool[Tensor, " n"]:

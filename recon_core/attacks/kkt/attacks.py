@@ -115,15 +115,19 @@ def attack_stack(
         if size == 0:
             continue
         index = torch.tensor(rows)
+        some = [one for q in rows if (one := found[q]) is not None]
+        labels = [torch.cat([one.sources.label, one.sources.other_label]) for one in some]
         start = (
             torch.cat([left[q].x for q in rows]),
             settings.lam_min[index, None].expand(-1, size),
-            torch.stack([_labels(found[q]) for q in rows]),
+            torch.stack(labels),
         )
         own = victim.rows(index)
         vectors = None
         if attack.kkt.coordinates == "span":
-            vectors = stacked([_directions(found[q], own) for q in rows])[: own.parameters.n_runs]
+            d = victim.architecture.d  # what a row has behind that is for biases
+            spans = [orthonormal(one.subspace.vectors[:, :d]) for one in some]
+            vectors = stacked(spans)[: own.parameters.n_runs]
         ended = _searched(attack.kkt, own, settings.rows(index), start, part, vectors=vectors)
         for q, last in zip(rows, ended, strict=True):
             stats = last.stats | {"sigma": math.nan}  # nothing was drawn
@@ -255,13 +259,3 @@ def _left_by_separation(found: Separated | None, victim: Victim) -> Left:
         score=found.objective,
         stats={"attack_loss": found.objective, "n_iterations": float(found.n_iterations)},
     )
-
-
-def _directions(found: Separated | None, victim: Victim) -> Float[Tensor, "k d"]:
-    assert found is not None
-    return orthonormal(found.subspace.vectors[:, : victim.architecture.d])
-
-
-def _labels(found: Separated | None) -> Int64[Tensor, " m"]:
-    assert found is not None
-    return torch.cat([found.sources.label, found.sources.other_label])

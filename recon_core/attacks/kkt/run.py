@@ -45,7 +45,7 @@ from recon_core.precision import matmul_precision
 from recon_core.threads import AtOnce, one_after_another, share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec
 from recon_core.victims.feature_defence import hidden_layer
-from recon_core.victims.network import Architecture, Shape
+from recon_core.victims.network import Shape
 from recon_core.victims.training import Trained, train
 
 
@@ -191,26 +191,16 @@ def kkt_bytes(experiment: KKT, n_images: int, shape: Shape) -> int:
         PER_PARAMETER * architecture.n_parameters
         + PER_CANDIDATE * candidates * (kkt_of(experiment.attack) is not None)
         + PER_ACTIVATION * units * (n_candidates + n_images)
-        + _separation(experiment, shape)
     )
+    span, kkt = span_of(experiment.attack), kkt_of(experiment.attack)
+    if span is not None:
+        k = most_directions(experiment, span)
+        working += PER_FEATURE * k * features_of(span, shape) + PER_PAIR_OF_DIRECTIONS * k**2
     saved = PER_SAVED * len(experiment.saved_iterations) * candidates * experiment.n_attacks
-    extra = BYTES_PER_DEFENDED * n_images * _n_features(experiment, architecture)
-    kkt = kkt_of(experiment.attack)
-    if span_of(experiment.attack) is not None or (kkt and kkt.coordinates == "span"):
+    extra = 0
+    if experiment.defence is not None:
+        layer = hidden_layer(experiment.victim, experiment.defence_layer)
+        extra += BYTES_PER_DEFENDED * n_images * architecture.layer_sizes[layer + 1][0]
+    if span is not None or (kkt and kkt.coordinates == "span"):
         extra += BYTES_PER_FIRST_WEIGHT * fan_in * fan_out
     return int(DTYPES[experiment.dtype].itemsize * (at_once * working + saved) + extra)
-
-
-def _separation(experiment: KKT, shape: Shape) -> float:
-    span = span_of(experiment.attack)
-    if span is None:
-        return 0.0
-    k = most_directions(experiment, span)
-    return PER_FEATURE * k * features_of(span, shape) + PER_PAIR_OF_DIRECTIONS * k**2
-
-
-def _n_features(experiment: KKT, architecture: Architecture) -> int:
-    if experiment.defence is None:
-        return 0
-    layer = hidden_layer(experiment.victim, experiment.defence_layer)
-    return architecture.layer_sizes[layer + 1][0]

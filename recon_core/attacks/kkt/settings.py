@@ -50,13 +50,6 @@ def span_of(attack: Attack) -> SpanAttack | None:
     return attack if isinstance(attack, SpanAttack) else None
 
 
-def saved_iterations(attack: Attack) -> tuple[int, ...]:
-    """At which candidates are saved; 0 is what was separated."""
-    kkt = kkt_of(attack)
-    separated = () if span_of(attack) is None else (0,)
-    return separated if kkt is None else (*separated, *kkt.save_at)
-
-
 @dataclass(frozen=True, kw_only=True)
 class KKTSettings(FamilyRun):
     """Settings of a run. Defaults: dataset generation of the image restoration paper, section 2.
@@ -179,7 +172,9 @@ class KKTSettings(FamilyRun):
 
     @property
     def saved_iterations(self) -> tuple[int, ...]:
-        return saved_iterations(self.attack)
+        kkt = kkt_of(self.attack)
+        separated = () if span_of(self.attack) is None else (0,)
+        return separated if kkt is None else (*separated, *kkt.save_at)
 
 
 def most_candidates(experiment: KKTSettings) -> int:

@@ -20,7 +20,7 @@ from recon_core.attacks.span.orthogonal import contrast
 from recon_core.attacks.span.search import best_start, sources_for, views_of
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, denoised, sources_of
-from recon_core.attacks.span.subspace import Subspace, rows_of, subspace_of
+from recon_core.attacks.span.subspace import Subspace, subspace_of
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 from recon_core.victims.network import Architecture, Parameters, Shape
@@ -84,19 +84,15 @@ def separate(
         for r, generator in enumerate(generators)
     ]
     found: list[Separated] = []
-    for stack in _stacks(problems, parameters.weights[0].device):
+    stacks = [[problem] for problem in problems]
+    if parameters.weights[0].device.type != "cpu":
+        groups = groupby(problems, key=lambda p: (len(p.span.vectors), p.attack.sources))
+        stacks = [list(group) for _, group in groups]
+    for stack in stacks:
         ends = [n / len(problems) for n in (len(found), len(found) + len(stack))]
-        part = share_of(progress, *ends)
-        found += _separate_stack(architecture, stack, part)
+        found += _separate_stack(architecture, stack, share_of(progress, *ends))
     progress(1.0)
     return found
-
-
-def _stacks(problems: Sequence[_Problem], device: torch.device) -> list[list[_Problem]]:
-    if device.type == "cpu":
-        return [[problem] for problem in problems]
-    groups = groupby(problems, key=lambda p: (len(p.span.vectors), p.attack.sources))
-    return [list(group) for _, group in groups]
 
 
 @dataclass(frozen=True)
@@ -173,5 +169,5 @@ def _separate_stack(
 
 def first_rows(parameters: Parameters) -> Float[Tensor, "h e"]:
     """The first layer of one network (R = 1), biases behind the weights."""
-    bias = parameters.biases[0]
-    return rows_of(parameters.weights[0][0], None if bias is None else bias[0])
+    weight, bias = parameters.weights[0][0], parameters.biases[0]
+    return weight if bias is None else torch.cat([weight, bias[0][:, None]], 1)

@@ -63,11 +63,6 @@ class Subspace:
         return self.n_signal == _sharp_end(self.values) < len(self.values)
 
 
-def rows_of(weight: Float[Tensor, "h d"], bias: Float[Tensor, " h"] | None) -> Float[Tensor, "h e"]:
-    """(w, b) per neuron, or w where there is no bias."""
-    return weight if bias is None else torch.cat([weight, bias[:, None]], 1)
-
-
 def subspace_of(
     rows: Float[Tensor, "h e"],
     start: Float[Tensor, "g f"] | None = None,

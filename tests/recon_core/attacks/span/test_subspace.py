@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks.span.subspace import count_signal, fit_share, rows_of, subspace_of
+from recon_core.attacks.span.attack import first_rows
+from recon_core.attacks.span.subspace import count_signal, fit_share, subspace_of
+from recon_core.victims.network import Parameters
 from tests.recon_core.tiles import photograph_tiles
 
 WIDTH, D = 60, 400
@@ -73,8 +76,9 @@ def test_surplus_directions_come_behind_those_of_the_signal() -> None:
 
 def test_biases_stand_behind_the_weights() -> None:
     weight, bias = _normal(4, 6, seed=1), _normal(4, seed=2)
-    assert torch.equal(rows_of(weight, bias)[:, -1], bias)
-    assert torch.equal(rows_of(weight, None), weight)
+    given = Parameters((weight[None],), (bias[None],))
+    assert torch.equal(first_rows(given)[:, -1], bias)
+    assert torch.equal(first_rows(replace(given, biases=(None,))), weight)
 
 
 def _with(value: float) -> Tensor:
