@@ -18,10 +18,9 @@ from torch import Tensor
 from benchmarks.instahide.exact import WEIGHTS
 from benchmarks.instahide.speed import D, Gaussian
 from benchmarks.papers.findings import Finding, Run
-from recon_core.attacks.instahide.clusters import assign_uncertain
+from recon_core.attacks.instahide.clusters import assign_uncertain, overlaps
 from recon_core.attacks.instahide.line_graph import incidence_of
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.overlaps import overlaps
 
 ENOUGH = 0.99
 """Share of encodings whose two images must be right."""

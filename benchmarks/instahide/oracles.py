@@ -1,7 +1,7 @@
 """Oracles of the InstaHide attack: every possibility tried, and a similarity that knows the truth.
 
 With the similarity each step after it can be looked at alone, at any noise. `gram_extract` is the
-step of the paper that `recon_core.attacks.instahide.overlaps` replaces.
+step of the paper that `recon_core.attacks.instahide.clusters` replaces.
 """
 
 from __future__ import annotations

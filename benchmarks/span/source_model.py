@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span import source_model
-from recon_core.attacks.span.orthogonal import Stage, rotate, rotation_start
-from recon_core.attacks.span.source_model import SourceModel, cosines
+from recon_core.attacks.span import features
+from recon_core.attacks.span.features import SourceModel, cosines
+from recon_core.attacks.span.separation import Stage, rotate, rotation_start
 from recon_core.types import Progress, no_progress
 from storage.sources.load import ImageSet, load_images
 
@@ -140,7 +140,7 @@ def learned_filters(
     """c (size^2 - 1) filters: the independent components of `n_patches` patches of `images`.
 
     Patches lose each colour's mean, are whitened by principal components, and rotated as the span
-    is (`orthogonal.rotate`). Raises ValueError for images smaller than the filters.
+    is (`separation.rotate`). Raises ValueError for images smaller than the filters.
     """
     n, channels, height, width = images.shape
     if min(height, width) < size:
@@ -185,7 +185,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", required=True, help="folder:PATH, cifar10:PATH, ...")
-    beside = Path(source_model.__file__).with_suffix(".npz")
+    beside = Path(features.__file__).with_name("source_model.npz")
     parser.add_argument("--out", type=Path, default=beside)
     parser.add_argument("--steps", type=int, default=Learning().n_steps)
     options = parser.parse_args()

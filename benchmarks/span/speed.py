@@ -27,8 +27,8 @@ from benchmarks.record import Measurement, compared, measured, said
 from flows.presets import preset
 from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.span.attack import SpanAttack, separate
-from recon_core.attacks.span.orthogonal import Stage, rotate, rotation_start
 from recon_core.attacks.span.search import best_start, views_of
+from recon_core.attacks.span.separation import Stage, rotate, rotation_start
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.sampling import binary_labels

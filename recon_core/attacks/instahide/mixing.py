@@ -57,9 +57,9 @@ class Mixing(Strict):
         return cls(k_pub=k_pub, wa=2**-0.5, wb=max(k_pub, 1) ** -0.5, noise=noise)
 
     @classmethod
-    def as_a_whole(cls, k_pub: int) -> Mixing:
+    def as_a_whole(cls, k_pub: int, noise: float = 0.0) -> Mixing:
         """Equal weights of a unit vector, which the paper's GramExtract takes for granted."""
-        return cls(k_pub=k_pub, wa=(2 + k_pub) ** -0.5, wb=(2 + k_pub) ** -0.5)
+        return cls(k_pub=k_pub, wa=(2 + k_pub) ** -0.5, wb=(2 + k_pub) ** -0.5, noise=noise)
 
     @property
     def private_variance(self) -> float:

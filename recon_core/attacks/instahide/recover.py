@@ -18,11 +18,10 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int8, Int64
 from torch import Tensor
 
-from recon_core.attacks.instahide.clusters import assign_uncertain
+from recon_core.attacks.instahide.clusters import assign_uncertain, common_images, overlaps
 from recon_core.attacks.instahide.determined import Equations
 from recon_core.attacks.instahide.line_graph import Component, NotALineGraphError, assign
 from recon_core.attacks.instahide.mixing import Mixing, mixture
-from recon_core.attacks.instahide.overlaps import common_images, overlaps
 from recon_core.attacks.instahide.public_images import by_sdp, find_publics
 from recon_core.attacks.instahide.signs import CAP, Solved, solve, suspects
 from recon_core.types import Progress, no_progress

@@ -30,8 +30,8 @@ from recon_core.attacks.kkt.settings import Attack, span_of
 from recon_core.attacks.kkt.solver import Judge, reconstruct
 from recon_core.attacks.kkt.span_coordinates import directions_of, orthonormal, stacked
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
+from recon_core.attacks.span.features import shipped_model
 from recon_core.attacks.span.search import views_of
-from recon_core.attacks.span.source_model import shipped_model
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.ncc import ncc_matrix
 from recon_core.threads import share_of

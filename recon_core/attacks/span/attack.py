@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.orthogonal import contrast
 from recon_core.attacks.span.search import best_start, sources_for, views_of
+from recon_core.attacks.span.separation import contrast
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, denoised, sources_of
 from recon_core.attacks.span.subspace import Subspace, subspace_of

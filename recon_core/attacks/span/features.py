@@ -1,10 +1,16 @@
-"""Views of pictures in which images are sparse and mixtures of them are not: outputs of filters."""
+"""Views of pictures in which images are sparse and mixtures are not, and a model of images."""
 
 from __future__ import annotations
 
+import io
 import math
+import pkgutil
+from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import conv2d
@@ -71,3 +77,65 @@ def whitened(features: Float[Tensor, "k t"]) -> tuple[Float[Tensor, "k t"], Floa
     floor = float(values[-1]) * torch.finfo(torch.float32).eps
     whiten = ((vectors / values.clamp_min(floor).sqrt()) @ vectors.mT).to(features)
     return whiten @ features, whiten
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A model of images, learned once by denoising score matching (Vincent 2011), that tells them
+    from mixtures, whose filters are not quiet together: pools of filters as in a field of experts
+    (Roth and Black 2005; Osindero, Welling and Hinton 2006).
+
+        E(x) = sum over places p, pools k of alpha_k log(1 + sum_f H_kf y_fp^2)
+            + kappa/2 x^T C^{-1} x
+
+    with y the outputs of `filters` at every `stride`-th place, `pools` H (k, f), and C the images'
+    covariance, diagonal in the cosine transform of each colour, `spectrum` (c, h, w). Sources are
+    those that make -d log|det W| + sum_i E(x_i) small.
+    """
+
+    filters: Float[Tensor, "f c s s"]
+    stride: int
+    pools: Float[Tensor, "k f"]
+    alpha: Float[Tensor, " k"]
+    kappa: Float[Tensor, ""]
+    spectrum: Float[Tensor, "c h w"]
+
+    def to(self, like: Tensor) -> SourceModel:
+        moved = {name: value.to(like) for name, value in self.tensors().items()}
+        return SourceModel(stride=self.stride, **moved)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def outputs(self, pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, "k f p"]:
+        outputs: Tensor = F.conv2d(pictures, self.filters.to(pictures), stride=self.stride)
+        return outputs.flatten(2)
+
+    def whitened(self, pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, "k d"]:
+        """C^{-1/2} x, in cosines."""
+        scaled = cosines(pictures) / self.spectrum.to(pictures).sqrt()
+        return scaled.flatten(1)
+
+
+@cache
+def shipped_model() -> SourceModel:
+    """The model that comes with the package: of CIFAR-10's training images, 32x32 in colour, by
+    `python -m benchmarks.span.source_model IMAGES`."""
+    packaged = pkgutil.get_data(__name__, "source_model.npz")  # part of the code, as this is
+    assert packaged is not None
+    with np.load(io.BytesIO(packaged), allow_pickle=False) as arrays:
+        named = {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files}
+    stride = int(named.pop("stride"))
+    return SourceModel(stride=stride, **named)
+
+
+def cosines(pictures: Float[Tensor, "k c h w"], *, inverse: bool = False) -> Tensor:
+    """The orthonormal cosine transform of luminance and differences of colours, or its inverse."""
+    channels, height, width = pictures.shape[1:]
+    colours = colour_axes(channels).to(pictures)
+    rows, columns = (cosine_matrix(n).to(pictures) for n in (height, width))
+    if inverse:
+        mixed = torch.einsum("kahw,hi,wj->kaij", pictures, rows, columns)
+        return torch.einsum("kaij,ac->kcij", mixed, colours)
+    mixed = torch.einsum("kchw,ac->kahw", pictures, colours)
+    return torch.einsum("kahw,ih,jw->kaij", mixed, rows, columns)

@@ -10,12 +10,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.features import dct_filters, outputs_of, whitened
+from recon_core.attacks.span.features import (
+    SourceModel,
+    dct_filters,
+    outputs_of,
+    shipped_model,
+    whitened,
+)
 from recon_core.attacks.span.lbfgs import Descent, Report, after, minimise
-from recon_core.attacks.span.likelihood import Likelihood, ModelLikelihood
-from recon_core.attacks.span.orthogonal import grouped_fixed_point, rotate, rotation_start
+from recon_core.attacks.span.separation import (
+    Likelihood,
+    ModelLikelihood,
+    grouped_fixed_point,
+    rotate,
+    rotation_start,
+)
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.attacks.span.source_model import SourceModel, shipped_model
 from recon_core.attacks.span.subspace import Subspace
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recon_core.attacks.span.orthogonal import Stage
+from recon_core.attacks.span.separation import Stage
 from recon_core.strict import Strict
 
 

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from recon_core.attacks.span.source_model import cosines
+from recon_core.attacks.span.features import cosines
 from recon_core.attacks.span.subspace import mixing_of
 from recon_core.victims.network import Architecture, Parameters
 

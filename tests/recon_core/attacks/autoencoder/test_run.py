@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
-from recon_core.attacks.autoencoder.results import degraded_images
-from recon_core.attacks.autoencoder.run import AutoencoderRecovery
+from recon_core.attacks.autoencoder.run import AutoencoderRecovery, degraded_images
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.degradation import MASKS
 from recon_core.experiments import bytes_per_run

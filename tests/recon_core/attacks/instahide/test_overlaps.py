@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from benchmarks.instahide.oracles import gram_extract
-from recon_core.attacks.instahide.line_graph import gram
-from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.overlaps import (
+from recon_core.attacks.instahide.clusters import (
     common_images,
     overlaps,
     posterior_mean,
 )
+from recon_core.attacks.instahide.line_graph import gram
+from recon_core.attacks.instahide.mixing import Mixing
 from tests.recon_core.attacks.instahide.cases import gaussian_case
 
 

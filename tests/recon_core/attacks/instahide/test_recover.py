@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from recon_core.attacks.instahide.clusters import overlaps
 from recon_core.attacks.instahide.line_graph import (
     NotALineGraphError,
     assign,
@@ -16,7 +17,6 @@ from recon_core.attacks.instahide.line_graph import (
     incidence_of,
 )
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.overlaps import overlaps
 from recon_core.attacks.instahide.public_images import find_publics
 from recon_core.attacks.instahide.recover import Status, recover
 from tests.recon_core.attacks.instahide.cases import gaussian_case, renumbered, worst_errors

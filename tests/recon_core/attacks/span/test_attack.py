@@ -12,9 +12,8 @@ from torch import Tensor
 from recon_core.attacks.span import attack as attack_module
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.lbfgs import Descent, unheard
-from recon_core.attacks.span.likelihood import Likelihood
-from recon_core.attacks.span.orthogonal import rotation_start
 from recon_core.attacks.span.search import best_start, views_of
+from recon_core.attacks.span.separation import Likelihood, rotation_start
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from tests.recon_core.tiles import photograph_tiles
 

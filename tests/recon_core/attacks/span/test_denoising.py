@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recon_core.attacks.span.source_model import cosines
+from recon_core.attacks.span.features import cosines
 from recon_core.attacks.span.sources import denoised, image_spectrum
 from tests.recon_core.tiles import photograph_tiles
 

@@ -12,7 +12,7 @@ from recon_core.attacks.span.features import (
     outputs_of,
     whitened,
 )
-from recon_core.attacks.span.orthogonal import rotation_start
+from recon_core.attacks.span.separation import rotation_start
 from tests.recon_core.tiles import photograph_tiles
 
 

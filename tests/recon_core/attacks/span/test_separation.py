@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from recon_core.attacks.span.features import SourceModel
 from recon_core.attacks.span.lbfgs import Objective, minimise
-from recon_core.attacks.span.likelihood import Likelihood, ModelLikelihood
-from recon_core.attacks.span.orthogonal import (
+from recon_core.attacks.span.separation import (
+    Likelihood,
+    ModelLikelihood,
     Sparsity,
     Stage,
     cayley,
@@ -20,7 +22,6 @@ from recon_core.attacks.span.orthogonal import (
     rotate,
     rotation_start,
 )
-from recon_core.attacks.span.source_model import SourceModel
 
 K, T = 20, 10_000
 STAGES = (Stage(2.0, 40), Stage(1.0, 200), Stage(0.5, 150))

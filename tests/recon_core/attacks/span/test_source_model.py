@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from benchmarks.span.source_model import Learning, learn_source_model, score_matching
-from recon_core.attacks.span.search import views_of
-from recon_core.attacks.span.settings import SpanAttack
-from recon_core.attacks.span.source_model import (
+from recon_core.attacks.span.features import (
     cosines,
     shipped_model,
 )
+from recon_core.attacks.span.search import views_of
+from recon_core.attacks.span.settings import SpanAttack
 from tests.recon_core.tiles import photograph_tiles
 
 
