@@ -76,12 +76,10 @@ class FamilyRun(Strict, ABC):
     `augment_p`: probability of each augmentation (Karras et al. 2022). `keep`: pairs of confident
     reconstructions only, as a dataset has them, or of all, as an evaluation needs them. One is
     confident if its SSIM to the image that it is paired with is above `confident_ssim` and at least
-    `confident_gap` above that to any other image of the run.
-
-    `task` says what victims learn, `attacker_knows` what the attack is given. `after_victims` names
-    settings that come after the victims are trained. `later` names settings (dotted) that stores of
-    earlier releases lack, with the value that stands for what was before them; `unlike_today` those
-    of them whose default is another now.
+    `confident_gap` above that to any other image of the run. `after_victims` names settings that
+    come after the victims are trained. `later` names settings (dotted) that stores of earlier
+    releases lack, with the value that stands for what was before them; `unlike_today` those of them
+    whose default is another now.
     """
 
     family: str
@@ -166,10 +164,9 @@ class FamilyRun(Strict, ABC):
 
         `images[i]` are the images of `specs[i]`, before augmentation. On a GPU the runs are one
         stack, equal to rounding whatever it holds. On a CPU a run is bit for bit the same whatever
-        it is batched with, given that torch has one thread; with more, runs of a batch go side by
-        side on one thread each. Specs with the same victim, which follow each other, are attacks on
-        one network; it is taken from `victims`, if it is there, and put there once it is trained.
-        Raises ValueError if the runs cannot be one batch, or their images do not suit the settings.
+        it is batched with, given that torch has one thread; with more, runs go side by side on one
+        thread each. Specs with the same victim, which follow each other, are attacks on one
+        network; it is taken from `victims`, if it is there, and put there once it is trained.
         """
         self.check_batch(specs, images)
         sweeps = [len(list(group)) for _, group in groupby(specs, key=lambda spec: spec.victim)]

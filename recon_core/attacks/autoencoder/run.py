@@ -274,12 +274,8 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
             )
             pieces.append(self.attack.recover(victim.f, given))
             progress((int(rows[-1]) + 1) / len(degraded.y))
-        return Recovered(
-            x=torch.cat([piece.x for piece in pieces]),
-            mask=torch.cat([piece.mask for piece in pieces]),
-            n_applied=torch.cat([piece.n_applied for piece in pieces]),
-            ending=torch.cat([piece.ending for piece in pieces]),
-        )
+        values = zip(*(vars(piece).values() for piece in pieces), strict=True)
+        return Recovered(*(torch.cat(same) for same in values))
 
 
 PER_PARAMETER, PER_KEPT, PER_PIXEL, PER_ACTIVATION = 8.0, 3.0, 6.0, 3.0

@@ -109,11 +109,9 @@ class NaturalFit:
         known = self.private.known
         weights = loads / 4 if known is None else known * (loads > 0)
         images = _ridge(weights, signs * self.y - public_part, 0.3)
-        n, k = len(self.y), self.k_pub
-        rows = torch.arange(n, device=self.y.device)
+        rows = torch.arange(len(self.y), device=self.y.device)
         ends, own = self._pairs(rows, signs * self.y - public_part, images)
-        none = torch.zeros((n, k), dtype=torch.int64, device=self.y.device)
-        first = Fitted(images, ends, own, none, self.y.new_zeros(n, k), *self._nothing())
+        first = self._without_public(images, ends, own)
         mixed = public_part + mixture(images, ends, own)
         a = self._matrix(ends, own)
         first = replace(first, images=_ridge(a, mixed.sign() * self.y - public_part, 0.1))
@@ -152,9 +150,7 @@ class NaturalFit:
         weights: Float[Tensor, "m 2"],
     ) -> Fitted:
         """Start from images, where encodings have no public ones."""
-        none = torch.zeros((len(self.y), 0), dtype=torch.int64, device=self.y.device)
-        first = Fitted(images, ends, weights, none, self.y.new_zeros(none.shape), *self._nothing())
-        return self._measured(first)
+        return self._measured(self._without_public(images, ends, weights))
 
     def refined(self, fitted: Fitted, progress: Progress = no_progress) -> Fitted:
         """Round after round, until every encoding is explained, or nothing changes."""
@@ -329,9 +325,12 @@ class NaturalFit:
         exactly = (off <= least).to(off).mean(1)
         return replace(f, residual=off.square().mean(1).sqrt(), met=met, exactly=exactly)
 
-    def _nothing(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _without_public(self, images: Tensor, ends: Tensor, weights: Tensor) -> Fitted:
+        """Not measured, with k_pub public images of weight 0."""
         none = self.y.new_zeros(len(self.y))
-        return torch.full_like(none, torch.inf), none, none
+        shares = self.y.new_zeros(len(self.y), self.k_pub)
+        off = torch.full_like(none, torch.inf)
+        return Fitted(images, ends, weights, shares.long(), shares, off, none, none)
 
     def _matrix(
         self, ends: Int64[Tensor, "m 2"], weights: Float[Tensor, "m 2"]

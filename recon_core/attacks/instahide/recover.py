@@ -45,9 +45,9 @@ class Recovered:
 
     `edges`: the two images of each encoding, -1 if unknown; `weights`: theirs; `public`: its public
     images; `explained`: encodings whose equations are met. `scores`: how much each two encodings
-    have in common, as it was measured; `common`: the overlaps that the graph was found from.
-    `exact`: whether that was by the exact reconstruction; `n_graphs`: assignments that have these
-    overlaps. `labels`: classes of the images, -1 if unknown; None where encodings have no labels.
+    have in common, as measured; `common`: the overlaps that the graph was found from; `exact`:
+    whether that was by the exact reconstruction; `n_graphs`: assignments that have these overlaps.
+    `labels`: classes of the images, -1 if unknown; None where encodings have no labels.
     """
 
     images: Float64[Tensor, "n d"]

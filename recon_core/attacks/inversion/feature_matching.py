@@ -161,18 +161,11 @@ def descend(
     """Minimise the objective of every image from its start; the result is in `value_range`. `rate`:
     Adam's rate at step 0, 1, ...; None: that of the optimiser. The result of an image is its last
     iterate, or, once an objective or gradient was not finite, the last where both were."""
-    descent = _Descent(
-        objective,
-        start,
-        optimiser=optimiser,
-        weight_decay=weight_decay,
-        tolerance=tolerance,
-        clip=value_range if clip_steps else None,
-    )
+    descent, clip = _Descent(objective, start, optimiser), value_range if clip_steps else None
     for k in range(n_steps):
         if rate is not None:
             descent.stepper.set_rate(rate(k))
-        descent.step()
+        descent.step(weight_decay, tolerance, clip)
         if k % _CHECK_EVERY == _CHECK_EVERY - 1 and not bool(descent.is_going.any()):
             break
     return descent.result(value_range)
@@ -182,17 +175,9 @@ class _Descent:
     """All images move in place; those that have ended are put back to where they ended."""
 
     def __init__(
-        self,
-        objective: Objective,
-        start: Float[Tensor, "b c h w"],
-        *,
-        optimiser: Optimiser,
-        weight_decay: float,
-        tolerance: float,
-        clip: Range | None,
+        self, objective: Objective, start: Float[Tensor, "b c h w"], optimiser: Optimiser
     ) -> None:
-        self.objective, self.weight_decay = objective, weight_decay
-        self.tolerance, self.clip = tolerance, clip
+        self.objective = objective
         self.s = start.detach().clone(memory_format=torch.contiguous_format)
         self.stepper = optimiser.stepper(self.s)
         self.kept = self.s.clone()
@@ -200,17 +185,17 @@ class _Descent:
         self.ending = torch.full_like(self.is_going, Ending.LIMIT, dtype=torch.int64)
         self.n_steps = torch.zeros_like(self.ending)
 
-    def step(self) -> None:
+    def step(self, weight_decay: float, tolerance: float, clip: Range | None) -> None:
         value, gradient = value_and_gradient(self.objective, self.s)
         self.n_steps += self.is_going
         finite = value.isfinite() & gradient.flatten(1).isfinite().all(1)
         self._end(self.is_going & ~finite, Ending.NONFINITE)
         self._keep()
-        self.stepper.step_(gradient.add(self.s, alpha=self.weight_decay))
-        if self.clip is not None:
-            self.s.clamp_(*self.clip)
+        self.stepper.step_(gradient.add(self.s, alpha=weight_decay))
+        if clip is not None:
+            self.s.clamp_(*clip)
         moved = mean_square(self.s - self.kept)
-        converged = self.is_going & (moved < self.tolerance)
+        converged = self.is_going & (moved < tolerance)
         self._keep(converged)
         self._end(converged, Ending.CONVERGED)
         self.s.copy_(torch.where(_per_row(self.is_going), self.s, self.kept))
@@ -267,8 +252,11 @@ def first_images(
 
     def images(start: Start) -> Tensor:
         if start == "noise":
-            drawn = torch.stack([_noise(shape, value_range, g) for g in generators])
-            return drawn.to(z.device, z.dtype)
+            draw = torch.randn if value_range is None else torch.rand
+            drawn = [draw(*shape, generator=g, dtype=torch.float64) for g in generators]
+            unit = torch.stack(drawn)
+            scaled = unit if value_range is None else low + (high - low) * unit
+            return scaled.to(z.device, z.dtype)
         return z.new_full((len(z), *shape), (low + high) / 2 if start == "grey" else 0.0)
 
     return torch.stack([images(start) for start in starts])
@@ -322,13 +310,6 @@ def check_starts(starts: Sequence[str], value_range: Range | None) -> None:
         check_choice(start=(start, get_args(Start)))
         if start == "grey" and value_range is None:
             raise ValueError("start='grey' is the middle of value_range=None; use 'zeros'")
-
-
-def _noise(shape: Sequence[int], value_range: Range | None, generator: torch.Generator) -> Tensor:
-    if value_range is None:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-    low, high = value_range
-    return low + (high - low) * torch.rand(*shape, generator=generator, dtype=torch.float64)
 
 
 def _depends(found: Tensor, leaf: Tensor) -> bool:

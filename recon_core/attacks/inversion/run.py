@@ -40,16 +40,14 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
     after its second block, and the paper's gradient descent.
 
     `n_classes`: the classes 0 to n_classes - 1; a run has equally many images of each. `defence`:
-    what the training adds to its loss; None is the paper's "vanilla", which lam = 0 is, too.
-    `held_out`: images of each class that are not trained on and are what is inverted; 0: the
-    classifier is trained on all images of the run and all are inverted. `attack`: `strong` measures
-    features by their spread over all z of the run, which the server sees
-    (`strong_inversion.whiten`); it has no public images.
+    what the training adds to its loss; None is the paper's "vanilla". `held_out`: images of each
+    class that are not trained on and are what is inverted; 0: all are trained on and inverted.
+    `attack`: `strong` measures features by their spread over all z of the run, which the server
+    sees.
 
-    No run is `unfitted`: the attack inverts h, however well g classifies. Statistics: `train_loss`
-    (cross-entropy alone), `train_accuracy` and `margin_min` are of the images that were trained on;
-    `attack_loss` is the mean objective of the inversions, `n_iterations` the mean number of their
-    gradients, those of all starts counted.
+    No run is `unfitted`: the attack inverts h, however well g classifies. `train_loss`
+    (cross-entropy alone), `train_accuracy` and `margin_min` are of the images that were trained on,
+    `n_iterations` is the mean number of gradients, those of all starts counted.
     """
 
     family: Literal["inversion"] = "inversion"
@@ -244,20 +242,13 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
 
 
 def _by_run(found: Inverted, n_runs: int) -> list[Inverted]:
-    parts = [
-        values.unflatten(0, (n_runs, -1))
-        for values in (found.x, found.objective, found.ending, found.n_steps)
-    ]
+    parts = [values.unflatten(0, (n_runs, -1)) for values in vars(found).values()]
     return [Inverted(*values) for values in zip(*parts, strict=True)]
 
 
 def _joined(pieces: Sequence[Inverted]) -> Inverted:
-    return Inverted(
-        x=torch.cat([piece.x for piece in pieces]),
-        objective=torch.cat([piece.objective for piece in pieces]),
-        ending=torch.cat([piece.ending for piece in pieces]),
-        n_steps=torch.cat([piece.n_steps for piece in pieces]),
-    )
+    values = zip(*(vars(piece).values() for piece in pieces), strict=True)
+    return Inverted(*(torch.cat(same) for same in values))
 
 
 PER_PARAMETER, PER_PIXEL, PER_ACTIVATION, PER_WIDEST = 7.0, 3.0, 3.5, 4.0

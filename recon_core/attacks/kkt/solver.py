@@ -1,13 +1,9 @@
 """Minimise the KKT objective of Q attacks at once: the loop, its saves and stops, resuming.
 
-An attack moves x and lam by first-order steps from its own start and saves x at the iterations of
-`save_at` (image restoration paper, section 2: Adadelta with rate 1; Haim et al. and the KKT paper:
-gradient descent with momentum .9 and separate rates for x and lam). An attack that diverges, or
-that a stopping rule calls hopeless, leaves the stack, which is rebuilt without it: it costs nothing
-from then on, and the others are not disturbed.
-
-Between two iterations at which something happens (a save, a check, a report, a state handed out)
-the same step runs again and again: on a GPU it is captured once as a CUDA graph and replayed.
+An attack moves x and lam by first-order steps from its own start (image restoration paper, section
+2: Adadelta with rate 1; Haim et al. and the KKT paper: gradient descent with momentum .9 and
+separate rates). One that diverges, or that a rule calls hopeless, leaves the stack, which is
+rebuilt without it. On a GPU a step is captured once as a CUDA graph and replayed.
 """
 
 from __future__ import annotations

@@ -1,26 +1,22 @@
 """|| theta - sum_i c_i grad phi(theta; x_i) ||^2 and its gradients, in closed form, for Q attacks.
 
-Layer l maps a_l to u_l = W_l a_l + b_l, and d_l is the derivative of phi with respect to u_l, so
-the gradient of phi in layer l is the outer product d_l a_l^T. With the layer's residual
-R_l = W_l - sum_i c_i d_l a_l^T (and r_l = b_l - sum_i c_i d_l), all that gradients need of it is
+Layer l maps a_l to u_l = W_l a_l + b_l, and d_l is the derivative of phi with respect to u_l. With
+the layer's residual R_l = W_l - sum_i c_i d_l a_l^T (and r_l = b_l - sum_i c_i d_l), all that
+gradients need of it is
 
     M_l = A_l R_l^T + r_l = U_l - (A_l A_l^T + 1) (C D_l)         (one row per candidate)
     N_l = D_l R_l         = D_l W_l - (D_l D_l^T) (C A_l)
 
 where the 1 is there if the layer has a bias, and C scales row i by c_i. The left sides are the
-*direct form*: they build R_l, of the size of the layer. The right sides are the *Gram form*: only
-m x m matrices, R_l is never formed. Then, for half the value,
+*direct form*, the right sides the *Gram form*: only m x m matrices, R_l is never formed. In float32
+the Gram form's *value* is a difference of terms of the size of ||theta||^2. Then, for half the
+value,
 
     d/dc_i = - sum_l <d_l, M_l>_i,       d/dd_l = -C M_l,       d/da_l = -C N_l,
 
-and one sweep up, through d_l = (d_{l+1} W_{l+1}) * f'(u_l), and one down, through
-a_{l+1} = f(u_l), give the gradient in x. Every f' is the attack's surrogate (`surrogate`).
-
-Every layer takes the form with fewer operations (`layers`). In float32 the Gram form's *value* is a
-difference of terms of the size of ||theta||^2; where that cancels, take it from the direct form.
-
-Nothing is allocated after construction (GELU's and leaky ReLU's temporaries apart), so an iteration
-stays in the cache on a CPU and can be captured in a CUDA graph.
+and one sweep up, through d_l = (d_{l+1} W_{l+1}) * f'(u_l), and one down, through a_{l+1} = f(u_l),
+give the gradient in x. Nothing is allocated after construction (GELU's and leaky ReLU's temporaries
+apart), so that an iteration can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -38,13 +34,11 @@ from recon_core.victims.network import Architecture, Parameters
 class Stationarity:
     """The stationarity term of Q attacks, each on a victim of its own or all on one.
 
-    `parameters` are of Q victims, or of one whose weights all attacks share: then the candidates of
-    all attacks are rows of one matrix product. `alpha` (Q,) is the surrogate's steepness. `classes`
-    (m,), or (Q, m), are the candidates' classes for a network with several outputs, where phi_i =
-    phi_{y_i} - max_{j != y_i} phi_j (KKT paper, eq. 12); without them phi is the one output.
-
-    The tensors that a call returns are overwritten by the next call.
-    Raises ValueError for a number of outputs, attacks or classes that does not fit.
+    `parameters` are of Q victims, or of one: then the candidates of all attacks are rows of one
+    matrix product. `alpha` (Q,) is the surrogate's steepness. `classes` (m,), or (Q, m), are the
+    candidates' classes for a network with several outputs; without them phi is the one output. The
+    tensors that a call returns are overwritten by the next call. Raises ValueError for a number of
+    outputs, attacks or classes that does not fit.
     """
 
     def __init__(

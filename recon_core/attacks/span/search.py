@@ -31,9 +31,9 @@ from recon_core.attacks.span.subspace import Subspace
 
 @dataclass(frozen=True)
 class Views:
-    """Whitened features `z` of R victims' directions, and what whitens them. `n_filters` of them
-    stand at each place. With a model of images, `precision` P is of its Gaussian part, sum_i x_i^T
-    C^{-1} x_i = tr(W P W^T)."""
+    """Whitened features `z` of R victims' directions, `n_filters` at each place, and what whitens
+    them. With a model of images, `precision` P is of its Gaussian part, sum_i x_i^T C^{-1} x_i =
+    tr(W P W^T)."""
 
     z: Float[Tensor, "r k t"]
     whiten: Float[Tensor, "r k k"]
