@@ -50,7 +50,9 @@ def pairs_of(
     else:
         chosen = confident
         target_rows = target.expand(n_saved, n_candidates)
-        to_target, to_other = _to_target_and_other(scores, target)
+        index = target[None, :, None].expand(n_saved, n_candidates, 1)
+        to_target = scores.gather(2, index).squeeze(2)
+        to_other = scores.scatter(2, index, -1.0).amax(dim=2)  # -1 if there is none
     candidate = torch.arange(n_candidates).expand(n_saved, n_candidates)
     iteration = torch.tensor(iterations)[:, None].expand(n_saved, n_candidates)
 
@@ -112,11 +114,3 @@ def no_pairs(shape: Sequence[int]) -> Pairs:
         ssim_second=torch.empty(0),
         confident=flags,
     )
-
-
-def _to_target_and_other(
-    scores: Float[Tensor, "s m n"], target: Int64[Tensor, " m"]
-) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
-    index = target[None, :, None].expand(*scores.shape[:2], 1)
-    others = scores.scatter(2, index, -1.0)
-    return scores.gather(2, index).squeeze(2), others.amax(dim=2)

@@ -41,28 +41,13 @@ UNetSizeName = Literal["paper", "small", "mini", "tiny"]
 UNET_SIZES: dict[UNetSizeName, UNetSize] = {
     "paper": UNetSize(),
     "small": UNetSize(
-        n_channels=64,
-        channel_mult=(1, 2),
-        n_blocks=1,
-        attention_at=(8,),
-        dropout=0.0,
-        patch=2,
+        n_channels=64, channel_mult=(1, 2), n_blocks=1, attention_at=(8,), dropout=0.0, patch=2
     ),
     "mini": UNetSize(
-        n_channels=32,
-        channel_mult=(1, 2, 2),
-        n_blocks=1,
-        attention_at=(8,),
-        dropout=0.05,
-        patch=2,
+        n_channels=32, channel_mult=(1, 2, 2), n_blocks=1, attention_at=(8,), dropout=0.05, patch=2
     ),
     "tiny": UNetSize(
-        n_channels=16,
-        channel_mult=(1, 1, 2),
-        n_blocks=1,
-        attention_at=(),
-        dropout=0.0,
-        patch=2,
+        n_channels=16, channel_mult=(1, 1, 2), n_blocks=1, attention_at=(), dropout=0.0, patch=2
     ),
 }
 

@@ -46,7 +46,10 @@ def visible(y: Float[Tensor, "b c h w"], sigma: Float[Tensor, " b"]) -> Bool[Ten
     sigma^2 q, with q the quantile of chi-squared that one erased pixel in `FALSE_VISIBLE` exceeds.
     Without noise those that are not exactly 0."""
     energy = y.square().sum(1, keepdim=True)
-    limit = sigma.view(-1, 1, 1, 1).square() * _quantile(y.shape[1])
+    from scipy.stats import chi2
+
+    quantile = float(chi2.isf(1 / FALSE_VISIBLE, y.shape[1]))
+    limit = sigma.view(-1, 1, 1, 1).square() * quantile
     return (energy > limit).expand_as(y)
 
 
@@ -199,10 +202,3 @@ class _Problem:
             if not len(rows):
                 break
         return out
-
-
-def _quantile(n_channels: int) -> float:
-    """Of chi-squared with a degree of freedom per channel."""
-    from scipy.stats import chi2
-
-    return float(chi2.isf(1 / FALSE_VISIBLE, n_channels))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.candidate_matching import ROWS
-from recon_core.attacks.family_run import DTYPES, FamilyRun, Learned, TrainedRun, run_result
+from recon_core.attacks.family_run import DTYPES, Learned, TrainedRun, run_result
 from recon_core.attacks.plug_and_play import (
     Degraded,
     Ending,
@@ -101,30 +101,6 @@ def degraded_images(
         pieces.append(degrade(x, mask, sigma=sigma, generators=tuple(noise)))
         kept.append(mask.expand(x.shape))
     return DegradedImages(y=torch.cat(pieces), mask=torch.cat(kept))
-
-
-def result_of(
-    experiment: FamilyRun,
-    spec: RunSpec,
-    *,
-    victim: KnownAutoencoder,
-    learned: Learned,
-    recovered: Recovered | None,
-) -> RunResult:
-    """The result of one run; `recovered` is None of a victim that diverged."""
-    targets = learned.targets
-    stats, pairs = {"train_loss": victim.checkpoint.loss}, None
-    outcome = Outcome.OK if victim.ok else Outcome.UNFITTED
-    if recovered is None or bool((recovered.ending == Ending.NONFINITE).all()):
-        outcome = Outcome.NONFINITE
-    else:
-        stats |= {
-            "attack_loss": _residual(victim, recovered),
-            "n_iterations": float(recovered.n_applied.double().mean()),
-        }
-        row = torch.arange(len(recovered.x)) % len(targets)
-        pairs = experiment.own_pairs(recovered.x, targets, row, recovered.n_applied)
-    return run_result(spec, outcome, targets, learned.augment, stats=stats, pairs=pairs)
 
 
 def _residual(victim: KnownAutoencoder, recovered: Recovered) -> float:
@@ -254,8 +230,26 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
                 degraded = degraded_images(spec, x, masks=self.masks, sigma=self.sigma)
                 recovered = self._recovered(spec, victim, degraded, device, shares.of(i))
             shares.of(i)(1.0)
-            results.append(result_of(self, spec, victim=victim, learned=own, recovered=recovered))
+            results.append(self._result(spec, victim, own, recovered))
         return results
+
+    def _result(
+        self, spec: RunSpec, victim: KnownAutoencoder, learned: Learned, recovered: Recovered | None
+    ) -> RunResult:
+        """The result of one run; `recovered` is None of a victim that diverged."""
+        targets = learned.targets
+        stats, pairs = {"train_loss": victim.checkpoint.loss}, None
+        outcome = Outcome.OK if victim.ok else Outcome.UNFITTED
+        if recovered is None or bool((recovered.ending == Ending.NONFINITE).all()):
+            outcome = Outcome.NONFINITE
+        else:
+            stats |= {
+                "attack_loss": _residual(victim, recovered),
+                "n_iterations": float(recovered.n_applied.double().mean()),
+            }
+            row = torch.arange(len(recovered.x)) % len(targets)
+            pairs = self.own_pairs(recovered.x, targets, row, recovered.n_applied)
+        return run_result(spec, outcome, targets, learned.augment, stats=stats, pairs=pairs)
 
     def _recovered(
         self,

@@ -127,7 +127,9 @@ def assign_uncertain(
     best = now = _settled(scores, groups)
     most, same = _explained(scores, best), 0
     for _ in range(n_repairs):
-        kept = _without_weakest(scores, now.edges, now.n_found)
+        groups = torch.zeros((now.n_found, len(scores)), dtype=torch.bool, device=scores.device)
+        groups.scatter_(0, now.edges.T, True)
+        kept = _distinct(groups, scores, now.n_found - max(round(WEAK * now.n_found), 2))
         now = _settled(scores, _grown(scores, n, kept, generator))
         value = _explained(scores, now)
         same = same + 1 if value == most else 0
@@ -157,16 +159,6 @@ def _settled(scores: Float[Tensor, "m m"], groups: Bool[Tensor, "g m"]) -> Assig
         if torch.equal(before.edges, nearest.edges):
             break
     return nearest
-
-
-def _without_weakest(
-    scores: Float[Tensor, "m m"], edges: Int64[Tensor, "m 2"], n_groups: int
-) -> Bool[Tensor, "k m"]:
-    """Groups but the few that hold together worst, and one of two that are one image's."""
-    groups = torch.zeros((n_groups, len(scores)), dtype=torch.bool, device=scores.device)
-    groups.scatter_(0, edges.T, True)
-    n_weak = max(round(WEAK * n_groups), 2)
-    return _distinct(groups, scores, n_groups - n_weak)
 
 
 WEAK = 0.05

@@ -63,7 +63,8 @@ def independent_groups(
         raise ValueError(f"{m} encodings are too few for the components of {n} images")
     matrix = np.asarray(scores.double().cpu())
     white = _leading(matrix, wanted, generator) * m**0.5
-    found = _peaked(white, _rotation(white, generator, how))
+    found = white @ _rotation(white, generator, how)
+    found = found * np.sign((found**3).sum(0))  # long tails above 0
     peaks = (found**3).mean(0)
     loads = found[:, np.sort(np.argsort(-peaks, kind="stable")[:n])]
     n_own = max(2 * m // n, 2)
@@ -88,15 +89,6 @@ def _leading(
 
 DENSE = 1500
 """Encodings from which on eigenvectors are found by iteration."""
-
-
-def _peaked(
-    white: Float64[np.ndarray, "m k"], rotation: Float64[np.ndarray, "k k"]
-) -> Float64[np.ndarray, "m k"]:
-    """Components with their long tails above 0."""
-    found = white @ rotation
-    turned: Float64[np.ndarray, "m k"] = found * np.sign((found**3).sum(0))
-    return turned
 
 
 def _rotation(

@@ -161,14 +161,12 @@ def _drawn(m: int, n: int, k: int, what: str, generator: torch.Generator) -> Int
     if n < k:
         raise ValueError(f"{n} {what} images are too few: every encoding has {k} of them")
     ids = torch.randint(0, max(n, 1), (m, k), generator=generator)
-    while k > 1 and len(again := _repeated(ids)):
+    while True:
+        ordered = ids.sort(1).values
+        again = (ordered[:, 1:] == ordered[:, :-1]).any(1).nonzero()[:, 0]
+        if not len(again):
+            return ids
         ids[again] = torch.randint(0, n, (len(again), k), generator=generator)
-    return ids
-
-
-def _repeated(ids: Int64[Tensor, "m k"]) -> Int64[Tensor, " r"]:
-    ordered = ids.sort(1).values
-    return (ordered[:, 1:] == ordered[:, :-1]).any(1).nonzero()[:, 0]
 
 
 def _derangement(n: int, generator: torch.Generator) -> Int64[Tensor, " n"]:

@@ -43,7 +43,8 @@ def find_publics(
         raise ValueError(f"{len(public)} public images are too few: every encoding has {k} of them")
     if k == 0:
         return torch.zeros((len(y), 0), dtype=torch.int64, device=y.device)
-    kept = _screened(y, public, mixing, max(N_KEPT, k))
+    by_diagonal = (y.square() / mixing.variance - 1) @ (public.square() - 1).T
+    kept = by_diagonal.topk(min(max(N_KEPT, k), len(public)), dim=1).indices
     found = []
     at_once = AT_ONCE_ON_CPU if y.device.type == "cpu" else AT_ONCE_ON_GPU
     doubted = torch.zeros(len(y), dtype=torch.bool, device=y.device)
@@ -68,15 +69,6 @@ def spike(
     found = (public * z[:, None]) @ public.mT / y.shape[1]
     found.diagonal(dim1=1, dim2=2).sub_(z.mean(1, keepdim=True))
     return found
-
-
-def _screened(
-    y: Float[Tensor, "m d"], public: Float[Tensor, "p d"], mixing: Mixing, n_kept: int
-) -> Int64[Tensor, "m s"]:
-    """The images with the largest M_ii, best first."""
-    squares = public.square() - 1
-    scores = (y.square() / mixing.variance - 1) @ squares.T
-    return scores.topk(min(n_kept, len(public)), dim=1).indices
 
 
 def _greedy(block: Float[Tensor, "b s s"], k: int) -> Int64[Tensor, "b k"]:

@@ -105,7 +105,19 @@ def recover(
     for k, component in enumerate(components):
         state.add(component)
         progress(0.4 + 0.6 * (k + 1) / len(components))
-    return state.recovered(scores, common, exact, n_graphs, n_private=n_private)
+    unseen = max((n_private or 0) - len(state.status), 0)
+    return Recovered(
+        images=torch.cat([*state.images, y.new_full((unseen, y.shape[1]), torch.nan)]),
+        status=(*state.status, *[Status.FREE] * unseen),
+        edges=state.edges,
+        weights=np.full(state.edges.shape, mixing.wa),
+        public=state.ids,
+        explained=state.explained,
+        scores=scores,
+        common=common,
+        exact=exact,
+        n_graphs=n_graphs,
+    )
 
 
 class _Solving:
@@ -143,33 +155,6 @@ class _Solving:
             self._place(rows, edges, solved, good)
         else:
             self._place(rows, *self._repaired(rows, edges))
-
-    def recovered(
-        self,
-        scores: Float[Tensor, "m m"],
-        common: Int8[Tensor, "m m"],
-        exact: bool,
-        n_graphs: int,
-        *,
-        n_private: int | None,
-    ) -> Recovered:
-        images = torch.cat(self.images)
-        status = list(self.status)
-        for _ in range((n_private or 0) - len(status)):
-            images = torch.cat([images, torch.full_like(images[:1], torch.nan)])
-            status.append(Status.FREE)
-        return Recovered(
-            images=images,
-            status=tuple(status),
-            edges=self.edges,
-            weights=np.full(self.edges.shape, self.mixing.wa),
-            public=self.ids,
-            explained=self.explained,
-            scores=scores,
-            common=common,
-            exact=exact,
-            n_graphs=n_graphs,
-        )
 
     def _place(
         self,
