@@ -7,7 +7,7 @@ al. 2022). Minimised over candidates x and multipliers lam is
     L = || theta - sum_i c_i grad phi_i(theta; x_i) ||^2
       + sum relu(x - 1)^2 + sum relu(-1 - x)^2 + 5 sum relu(lam_min - lam)^2,
 
-where every derivative of the activation is a smooth surrogate (see `surrogate`). By condition:
+where every derivative of the activation is a smooth surrogate (`Surrogate`). By condition:
 
     binary       phi_i = phi(x_i)                          c_i = y_i lam_i / N
     multiclass   phi_i = phi_{y_i} - max_{j != y_i} phi_j  c_i = lam_i / N
