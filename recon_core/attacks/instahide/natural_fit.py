@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from recon_core.attacks.instahide.coherence import ImageShape
-from recon_core.attacks.instahide.mixing import mixture
+from recon_core.attacks.instahide.mixing import Mixing, Scheme, mixture
 from recon_core.attacks.instahide.nonnegative import exchanged, few_atoms, solved
+from recon_core.attacks.instahide.pair_statistics import Seen
 from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 
@@ -79,24 +80,16 @@ class NaturalFit:
     """The problem: encodings, public images, and what is known of the weights."""
 
     def __init__(
-        self,
-        y: Float[Tensor, "m d"],
-        public: Float[Tensor, "q d"],
-        shape: ImageShape,
-        private: PrivateWeights,
-        *,
-        k_pub: int,
-        public_weight: float | None,
-        largest: float,
-        how: Refinement,
+        self, seen: Seen, private: PrivateWeights, mixing: Scheme, how: Refinement
     ) -> None:
-        """`public_weight`: of every public image, if it is known; `largest`: of any, if not."""
-        self.y, self.pool, self.shape, self.private, self.how = y, public, shape, private, how
-        self.k_pub, self.public_weight, self.largest = k_pub, public_weight, largest
-        self.filter = _whitening_filter(public if len(public) else y, shape)
-        self.atoms = self.whitened(public) if len(public) else public
+        assert seen.public is not None
+        self.y, self.pool, self.shape, self.largest = seen.y, seen.public, seen.shape, seen.largest
+        self.private, self.how, self.k_pub = private, how, mixing.k_pub
+        self.public_weight = mixing.wb if isinstance(mixing, Mixing) else None
+        self.filter = _whitening_filter(self.pool if len(self.pool) else self.y, self.shape)
+        self.atoms = self.whitened(self.pool) if len(self.pool) else self.pool
         self.atoms_gram = self.atoms @ self.atoms.T
-        self.tolerance = how.spacing / 20 or 1e-3 * float(y.square().mean().sqrt())
+        self.tolerance = how.spacing / 20 or 1e-3 * float(self.y.square().mean().sqrt())
 
     def start(
         self,

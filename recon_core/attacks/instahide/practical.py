@@ -93,19 +93,9 @@ def recover_practically(
     loads = independent_groups(scores, n_private, generator=generator, how=how.components)
     progress(0.3)
     private = _private_weights(mixing, labels, loads)
-    problem = NaturalFit(
-        y,
-        pool,
-        shape,
-        private,
-        k_pub=mixing.k_pub,
-        public_weight=mixing.wb if isinstance(mixing, Mixing) else None,
-        largest=largest,
-        how=how.refinement,
-    )
+    problem = NaturalFit(seen, private, mixing, how.refinement)
     if said is not None:
-        of_windows = torch.ones_like(said.signs) if signs is None else signs
-        of_pixels = _of_pixels(of_windows, seen)
+        of_pixels = _of_pixels(torch.ones_like(said.signs) if signs is None else signs, seen)
         start = problem.start(loads, of_pixels, said.coefficients @ pool)
     else:
         start = _descended(problem, scores, loads, generator, how.descent)
@@ -193,15 +183,8 @@ def _descended(
         weights = torch.full(ends.shape, 0.5, device=loads.device)
     else:
         weights = private.known.gather(1, ends)
-    found = descend(
-        problem.y,
-        ends,
-        weights,
-        loads.shape[1],
-        generator=generator,
-        shape=problem.shape,
-        how=how,
-    )
+    n, shape = loads.shape[1], problem.shape
+    found = descend(problem.y, ends, weights, n, generator=generator, shape=shape, how=how)
     return problem.start_from(found.nan_to_num(0.0), ends, weights)
 
 
@@ -211,19 +194,17 @@ def _private_weights(
     loads: Float[Tensor, "m n"],
 ) -> PrivateWeights:
     m, n = loads.shape
-    everywhere = torch.ones((m, n), dtype=torch.bool, device=loads.device)
-    fixed = isinstance(mixing, Mixing)
-    weight = mixing.wa if isinstance(mixing, Mixing) else 0.0
+    fixed = loads.new_full((m, n), mixing.wa) if isinstance(mixing, Mixing) else None
     if labels is None:
-        known = loads.new_full((m, n), weight) if fixed else None
-        return PrivateWeights(everywhere, known, ~everywhere[:, 0] if fixed else everywhere[:, 0])
+        everywhere = torch.ones((m, n), dtype=torch.bool, device=loads.device)
+        free = torch.full_like(everywhere[:, 0], fixed is None)
+        return PrivateWeights(everywhere, fixed, free)
     has = labels > 1e-6
     classes = common_classes(loads, has)
     alike = has.sum(1) == 1
     allowed = has[:, classes]
-    if fixed:
-        known = loads.new_full((m, n), weight)
-        return PrivateWeights(allowed, known, torch.zeros_like(alike), alike, classes)
+    if fixed is not None:
+        return PrivateWeights(allowed, fixed, torch.zeros_like(alike), alike, classes)
     known = labels[:, classes].to(loads) * allowed
     known = torch.where(alike[:, None], known / 2, known)
     return PrivateWeights(allowed, known, alike, alike, classes)
@@ -247,19 +228,15 @@ def _sure(f: Fitted, problem: NaturalFit) -> Bool[Tensor, " n"]:
 
 def _recovered(f: Fitted, problem: NaturalFit, scores: Float[Tensor, "m m"]) -> Recovered:
     private = problem.private
-    explained: Bool[np.ndarray, " m"] = np.asarray((f.exactly >= MOST).cpu())
     ends, order = f.ends.sort(1)
-    weights = f.weights.gather(1, order)
-    edges = np.asarray(ends.cpu())
-    its = np.asarray(weights.double().cpu())
-    sure = _sure(f, problem)
+    edges, sure = np.asarray(ends.cpu()), _sure(f, problem)
     return Recovered(
         images=f.images.double(),
         status=tuple(Status.RECOVERED if s else Status.ESTIMATED for s in sure.tolist()),
         edges=edges,
-        weights=its,
+        weights=np.asarray(f.weights.gather(1, order).double().cpu()),
         public=f.public,
-        explained=explained,
+        explained=np.asarray((f.exactly >= MOST).cpu()),
         scores=scores,
         common=torch.from_numpy(gram(edges).astype(np.int8)),
         labels=None if private.classes is None else np.asarray(private.classes.cpu()),
