@@ -1,23 +1,16 @@
 """The value of another run of each image: what the sampler `adaptive` learns from earlier rounds.
 
-The image restoration paper asks, at the end of its section 2, for a sampler that neither returns to
-images that are covered nor chases those that keep failing. An image that came back in k of n runs,
-with z confident pairs, is worth
+An image that came back in k of n runs, with z confident pairs, is worth
 
     w = (k + prior_back) / (n + prior_runs) * 2^(-z / enough):
 
 its expected chance under a Beta(prior_back, prior_runs - prior_back) prior, times what another pair
-of it is worth. Whatever never came back fades as 1/n; whatever is covered fades by half with every
-`enough` pairs. Each run draws its images without replacement with probabilities in proportion to
-w, so every image is always possible, and the runs of a round differ although they know the same.
-
-Thompson sampling (a posterior draw per image, the best into a pool) was measured beside it in
-simulated worlds: the same coverage, and less balance among covered images. Drawing in proportion
-needs no random number per image: a run costs a search in a cumulative sum.
+of it is worth (image restoration paper, end of section 2). Each run draws its images without
+replacement with probabilities in proportion to w, so every image is always possible. Thompson
+sampling gave the same coverage in simulated worlds, and less balance among covered images.
 
 Only sums, products, quotients and powers of two occur, which are the same on every machine; between
-the halvings the worth goes down in a straight line. A logarithm may differ in its last digit from
-one processor to another, and with it a plan.
+the halvings the worth goes down in a straight line.
 """
 
 from __future__ import annotations
@@ -54,19 +47,17 @@ class History:
 
     @classmethod
     def empty(cls, n_images: int) -> History:
-        """Nothing is known yet."""
         return cls(*(np.zeros(n_images, np.int64) for _ in range(3)))
 
     def of(self, image_ids: Int64[np.ndarray, " k"]) -> History:
-        """That of some of the images."""
         return History(self.n_runs[image_ids], self.n_back[image_ids], self.n_pairs[image_ids])
 
 
 def worth(
     history: History, *, prior_back: float, prior_runs: float, enough: int
 ) -> Float64[np.ndarray, " n"]:
-    """Gain of a run with each image, relative to each other: w of this module, times a power of
-    two that keeps it above 0 however many pairs there are. At least one image."""
+    """w of each image, times a power of two that keeps it above 0 however many pairs there are. At
+    least one image."""
     chance = (history.n_back + prior_back) / (history.n_runs + prior_runs)
     halvings, rest = np.divmod(history.n_pairs, enough)
     halvings = np.minimum(halvings - halvings.min(), _FAINTEST)
@@ -79,8 +70,8 @@ def draw(
 ) -> Int64[np.ndarray, " size"]:
     """`size` different positions, one after another in proportion to the weights of those left.
 
-    `weights` are above 0 and at least `size`. Draws with replacement are taken in batches, and
-    repeats are skipped, which is the same; what was taken is removed before the next batch.
+    `weights` are above 0 and at least `size`. Drawing with replacement and skipping repeats is the
+    same.
     """
     taken = np.zeros(0, np.int64)
     remaining = weights

@@ -1,19 +1,14 @@
 """Augmentation of the images a victim is trained on, and the nine numbers that describe it.
 
-The pipe of Karras et al. 2022 (EDM, appendix F.2), itself the geometric part of Karras et al. 2020:
-flips, isotropic scaling, rotation, anisotropic scaling and translation, each applied to an image
-with probability p; only the flip along x is always eligible. The image restoration paper (section
-2) augments *before* the victim is trained and gives the nine labels to the restorer, which sets
-them to zero when it restores.
+The pipe of Karras et al. 2022 (EDM, appendix F.2): flips, isotropic scaling, rotation, anisotropic
+scaling and translation, each applied to an image with probability p; only the flip along x is
+always eligible. Images are augmented *before* the victim is trained (image restoration paper,
+section 2), and rounded to uint8, so that what it sees is exactly what is stored.
 
 Resampling is band-limited: upsample twofold with the sym6 wavelet's scaling filter, look up
-bilinearly, downsample with the same filter. The filter is orthonormal, so the identity transform
-reproduces the image, and images whose geometry is untouched skip resampling altogether.
-
-Departures: reflection at the border is exact at any distance (one period of the mirrored image is
-upsampled and coordinates wrap around), where the original pads by a limited margin; the filter's
-phase is taken from its first moment, not from its middle; the result is rounded to uint8, so that
-what the victim sees is exactly what is stored.
+bilinearly, downsample with the same filter, which is orthonormal. Departures: reflection at the
+border is exact at any distance (one period of the mirrored image is upsampled and coordinates wrap
+around); the filter's phase is taken from its first moment, not from its middle.
 """
 
 from __future__ import annotations
@@ -80,7 +75,6 @@ class AugmentParameters:
     shift: Float32[Tensor, "n 2"]
 
     def labels(self) -> Float32[Tensor, "n 9"]:
-        """The nine conditioning labels, in the order of `AUGMENT_LABELS`."""
         columns = [
             self.xflip.float(),
             self.yflip.float(),
@@ -96,11 +90,8 @@ class AugmentParameters:
 
 
 def mirrored_labels(labels: Float32[Tensor, "n 9"]) -> Float32[Tensor, "n 9"]:
-    """The labels of augmented images that are then flipped left to right.
-
-    The flip along x comes first in the pipe, so another flip at its end is the same as a flip at
-    its beginning and the mirror image of all that follows.
-    """
+    """The labels of augmented images that are then flipped left to right: the same as a flip at the
+    beginning and the mirror image of all that follows."""
     mirrored = labels.clone()
     mirrored[:, AUGMENT_LABELS.index("xflip")] = 1 - labels[:, AUGMENT_LABELS.index("xflip")]
     for name in ("rotate_sin", "aniso_sin", "translate_x"):
@@ -114,15 +105,14 @@ def augment_images(
     """Randomly augmented images, on the device of `images`, and their nine labels.
 
     p is the probability of each transformation (EDM and the image restoration paper: .12); the flip
-    along x is drawn with probability 1/2 for any p > 0. p = 0 returns the images unchanged. Takes
-    the same number of draws from the CPU generator whatever p is.
+    along x is drawn with probability 1/2 for any p > 0. Takes the same number of draws from the CPU
+    generator whatever p is.
     """
     parameters = draw_parameters(len(images), p=p, generator=generator)
     return apply_augmentation(images, parameters), parameters.labels().to(images.device)
 
 
 def draw_parameters(n_images: int, *, p: float, generator: torch.Generator) -> AugmentParameters:
-    """Draws the transformation of each image independently; see `augment_images` for p."""
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p={p} is not a probability; choose it from 0 (off) to 1, e.g. 0.12")
 
@@ -173,10 +163,8 @@ def apply_augmentation(
 def _inverse_geometry(
     parameters: AugmentParameters, *, height: int, width: int
 ) -> tuple[Float32[Tensor, "n 2 3"], Bool[Tensor, " n"]]:
-    """Where each output pixel comes from, and whether that differs from where it is.
-
-    p_in = S^-1 R^-1 A^-1 (p_out - t), in pixels from the image's centre, y downwards.
-    """
+    """Where each output pixel comes from, p_in = S^-1 R^-1 A^-1 (p_out - t), in pixels from the
+    image's centre, y downwards; and whether that differs from where it is."""
     unit = 2.0 ** (SCALE_STD * parameters.scale)
     stretch = 2.0 ** (ANISO_STD * parameters.aniso)
     zero = torch.zeros_like(unit)
@@ -212,8 +200,7 @@ def resample(
 ) -> Float[Tensor, "n c h w"]:
     """Band-limited resampling: out(p) = in(matrix @ (p, 1)), p = (x, y) pixels from the centre.
 
-    The image continues beyond its border as its own mirror image. Filtering is linear and
-    separable, hence a small matrix product along each axis.
+    The image continues beyond its border as its own mirror image. Filtering is separable.
     """
     n, channels, height, width = images.shape
     rows, columns = (_upsampling(side).to(images) for side in (height, width))
@@ -259,7 +246,6 @@ def _downsampling(side: int) -> Float[Tensor, "side samples"]:
 def _bilinear_wrapped(
     signal: Float[Tensor, "n c h w"], row: Float[Tensor, "n k"], column: Float[Tensor, "n k"]
 ) -> Float[Tensor, "n c k"]:
-    """Bilinear look-up in a signal that is periodic in both directions."""
     n, channels, height, width = signal.shape
     flat = signal.flatten(2)
     row_0, column_0 = row.floor(), column.floor()

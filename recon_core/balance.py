@@ -1,27 +1,22 @@
 """Occurrences of each pair in the training examples (image restoration paper, section 3).
 
-Some images come back in many runs, others in few. The image restoration paper draws 140 random
-subsets of its pairs, each keeping a pair with probability 11/z when its image occurs z times among
-the pairs, and concatenates them, so that every image contributes about 11 pairs per subset. Drawing
-subsets one after another reads the dataset 140 times; the same multiset follows in one pass,
-because a pair then occurs Binomial(140, min(1, 11/z)) times, independently of every other pair.
-
-"Follows" is exact to 3e-13 in total variation: numpy inverts the distribution function and leaves
-out the tail beyond ten standard deviations. Drawing for 60 million pairs takes seconds.
-
-Departure: in the paper every image occurs at least eleven times; here an image that occurs less
-often is kept whole (min(1, 11/z)). 140 x 11 suits 60 million pairs; both are settings.
+The paper draws 140 random subsets of its pairs, each keeping a pair with probability 11/z when its
+image occurs z times among the pairs, and concatenates them. The same multiset follows in one pass:
+a pair occurs Binomial(140, min(1, 11/z)) times, independently of every other pair (exact to 3e-13
+in total variation: numpy leaves out the tail beyond ten standard deviations). In the paper every
+image occurs at least eleven times; here one that occurs less often is kept whole.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int64
+
+from recon_core.checks import within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,28 +46,17 @@ class Curation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.n_subsets < 1:
-            raise ValueError(f"n_subsets={self.n_subsets}; expected 1 or more")
-        if self.share < 1:
-            raise ValueError(f"share={self.share}; expected 1 or more pairs per image and subset")
-        if not 0 <= self.noise_fraction < 1:
-            raise ValueError(f"noise_fraction={self.noise_fraction}; expected 0 or more, below 1")
-        if not 0 <= self.mixture_fraction < math.inf:
-            raise ValueError(f"mixture_fraction={self.mixture_fraction}; expected 0 or more")
-        if not 0 < self.mixture_strength < math.inf:
-            raise ValueError(f"mixture_strength={self.mixture_strength}; expected above 0, like 2")
-        if self.min_iteration < 0:
-            raise ValueError(f"min_iteration={self.min_iteration}; expected 0 or more")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}; expected 0 or more")
+        within(self, "[1, inf)", "n_subsets", "share")
+        within(self, "[0, 1)", "noise_fraction")
+        within(self, "[0, inf)", "mixture_fraction", "min_iteration", "seed")
+        within(self, "(0, inf)", "mixture_strength", fix="2 is usual")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """Effect of a curation on a dataset.
+    """Effect of a curation on a dataset, before (pairs) and after (expected examples).
 
-    Gini coefficients are over the images with at least one pair: 0 when all occur equally often,
-    towards 1 when one has everything; before (pairs) and after (expected examples).
+    Gini coefficients are over the images with at least one pair: 0 when all occur equally often.
     """
 
     n_images: int
@@ -94,10 +78,8 @@ def occurrences(
 
 
 def keep_probability(z: Int[np.ndarray, " n"], share: int) -> Float[np.ndarray, " n"]:
-    """min(1, share / z): the probability that a subset keeps a pair whose image occurs z times.
-
-    z = 0 (an image without pairs) gives 0.
-    """
+    """min(1, share / z): the probability that a subset keeps a pair whose image occurs z times; 0
+    for z = 0."""
     safe = np.maximum(z, 1).astype(np.float64)
     return np.where(z > 0, np.minimum(1.0, share / safe), 0.0)
 
@@ -113,11 +95,8 @@ def repeats(
     """Occurrences of each of the p pairs of a part: Binomial(n_subsets, min(1, share/z)).
 
     `image_ids` are the pairs' images and `z` the table of `occurrences`. The draw depends on
-    (curation.seed, epoch, part) and on nothing else. One scalar probability per distinct z would
-    take eight times longer: a part has a new z every five rows.
-
-    Raises:
-        ValueError: an image id is outside the table, or z says that its image has no pairs.
+    (curation.seed, epoch, part) alone. Raises ValueError for an image that is not in the table, or
+    has no pairs there.
     """
     if image_ids.size and (image_ids.min() < 0 or image_ids.max() >= len(z)):
         raise ValueError(
@@ -147,7 +126,6 @@ def curated_repeats(
     """`repeats` of the confident pairs from `curation.min_iteration` on, 0 for all others.
 
     `columns` has arrays (p,) under image_id, iteration and confident; `z` counts the same pairs.
-    Nothing is drawn for the others: they change neither the time nor the answer.
     """
     confident: Bool[np.ndarray, " p"] = columns["confident"]
     wanted = np.flatnonzero(confident & (columns["iteration"] >= curation.min_iteration))
@@ -174,10 +152,8 @@ def summarise(z: Int64[np.ndarray, " n_images"], curation: Curation) -> Balance:
 
 
 def gini(values: Float[np.ndarray, " n"]) -> float:
-    """Gini coefficient of non-negative `values`, 0 for none or all zero.
-
-    sum_i (2i - n - 1) v_i / (n sum v), v ascending, i from 1.
-    """
+    """Gini coefficient sum_i (2i - n - 1) v_i / (n sum v), v ascending, i from 1; 0 for none or all
+    zero."""
     total = float(values.sum())
     if total == 0:
         return 0.0

@@ -1,9 +1,7 @@
 """Prediction of the truth by a number that is known without it: rank correlations.
 
-An attacker has no training images. What he has are criteria of a run (its residual, how far others
-agree with it) and of a picture (how far samples of a restorer disagree about it). Here they are
-held against what only the evaluation knows: Spearman's rank correlation with a bootstrap interval,
-whether the best is found near the top, and the error by how large the criterion was.
+Criteria of a run (its residual, how far others agree with it) and of a picture (how far samples of
+a restorer disagree about it) are held against what only the evaluation knows.
 """
 
 from __future__ import annotations
@@ -14,7 +12,8 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-N_BOOTSTRAP = 2000
+from recon_core.summary import N_BOOTSTRAP, TAILS
+
 MIN_VALUES = 3
 """Of fewer values every order is likely; no correlation is given."""
 
@@ -37,17 +36,13 @@ def rank_correlation(
     *,
     within: Groups | None = None,
     units: Groups | None = None,
-    level: float = 0.95,
-    seed: int = 0,
 ) -> RankCorrelation:
     """Spearman's rank correlation of `x` and `y`; equal values share their mean rank.
 
-    With `within`, one group number per value, values are ranked in their group alone, and ranks
-    enter as (rank - mean rank) / size of the group: groups of other levels and sizes are put
-    together without comparing them. The interval is a percentile bootstrap (Efron 1979) that draws
-    values, or whole `units` of values that belong together, and ranks each draw anew.
-
-    Raises ValueError if a value is not finite or the lengths differ.
+    With `within`, values are ranked in their group alone, and ranks enter as (rank - mean rank) /
+    size of the group. The interval is a percentile bootstrap (Efron 1979) that draws values, or
+    whole `units` of values that belong together. Raises ValueError if a value is not finite or the
+    lengths differ.
     """
     groups = np.zeros(len(x), np.int64) if within is None else _numbered(within)
     if not len(x) == len(y) == len(groups) or not (np.isfinite(x) & np.isfinite(y)).all():
@@ -59,7 +54,7 @@ def rank_correlation(
     sides = [_Ranks(x, groups), _Ranks(y, groups)]
     unit_of = np.arange(len(x)) if units is None else _numbered(units)
     n_units = int(unit_of.max()) + 1
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     draws = rng.integers(n_units, size=(N_BOOTSTRAP if n_units > 1 else 0, n_units))
     rows = max(1, 2**15 // len(x))  # at once: as many as a cache holds
     (whole,) = _correlations(sides, np.ones((1, len(x))))
@@ -69,17 +64,14 @@ def rank_correlation(
         usable += [value for value in _correlations(sides, copies) if value is not None]
     interval = None
     if whole is not None and usable:
-        low, high = np.quantile(usable, [(1 - level) / 2, (1 + level) / 2])
+        low, high = np.quantile(usable, TAILS)
         interval = (float(low), float(high))
     return RankCorrelation(n=len(x), spearman=whole, interval=interval)
 
 
 def best_in_top_quarter(criterion: Values, truth: Values) -> bool:
-    """True if the value with the highest `truth` is among the quarter (rounded up) with the highest
-    `criterion`. Equal criteria count as ranking before it.
-
-    Raises ValueError for no values.
-    """
+    """True if the value with the highest `truth` (at least one) is among the quarter (rounded up)
+    with the highest `criterion`. Equal criteria count as ranking before it."""
     if not len(truth):
         raise ValueError("truth is empty; expected at least one value")
     best = int(np.argmax(truth))
@@ -95,10 +87,9 @@ def images_found(
 ) -> tuple[int, ...]:
     """Different training images in the longest heads of a ranking that hold few false pictures.
 
-    `scores` (pictures, training images), the best ranked picture first. A picture is false if it
-    has no score above `good`; for each of `false_shares` the head is the longest of which at most
-    that share is false. An image is found if it has the best score of a picture in the head that is
-    not false.
+    `scores` (pictures, training images), the best ranked picture first. A picture without a score
+    above `good` is false; a head is the longest of which at most a share of `false_shares` is
+    false. An image is found if it has the best score of a picture in the head that is not false.
     """
     if not scores.size:
         return tuple(0 for _share in false_shares)
@@ -111,10 +102,8 @@ def images_found(
 
 
 def equal_count_edges(values: Values, n_bins: int = 5) -> Values:
-    """`n_bins` + 1 edges between which as many of `values` lie, from the lowest to the highest.
-
-    Raises ValueError for no values.
-    """
+    """`n_bins` + 1 edges between which as many of `values` (at least one) lie, lowest to
+    highest."""
     if not len(values):
         raise ValueError("values is empty; expected at least one")
     return np.quantile(values, np.linspace(0, 1, n_bins + 1))
@@ -130,8 +119,6 @@ def _numbered(groups: Groups) -> npt.NDArray[np.int64]:
 
 
 class _Ranks:
-    """Ranks of values within groups, for any number of copies of each value."""
-
     def __init__(self, values: Values, groups: npt.NDArray[np.int64]) -> None:
         from scipy import stats  # half a second, for those who rank
 

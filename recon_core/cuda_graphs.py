@@ -1,17 +1,18 @@
-"""Run the same step again and again; on a GPU, as one CUDA graph.
+"""Repetition of one step; on a GPU, as one CUDA graph, whose kernels are launched together.
 
-A step of many small kernels spends its time on launching them. Captured once, they are launched
-together. What is captured works on the same memory every time: a step has to write its results in
-place, must not look at them (`.item()`), and takes what changes from one replay to the next from
-tensors that the caller overwrites.
+What is captured works on the same memory every time: a step has to write its results in place, must
+not look at them (`.item()`), and takes what changes from one replay to the next from tensors that
+the caller overwrites.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 WARM_UPS = 3
 """Steps before the capture: in the first ones libraries set themselves up, which no graph holds."""
@@ -29,6 +30,28 @@ def repeated(step: Callable[[], None], device: torch.device, *, graphs: bool = T
             step()
 
     return plain
+
+
+class BatchSteps:
+    """`step` of one batch (R, n, ...) after another. Each is copied to where a step of its size
+    always finds it; `fixed` is already there."""
+
+    def __init__(
+        self, step: Callable[[Tensor], None], *, graphs: bool, fixed: Tensor | None = None
+    ) -> None:
+        self.step, self.graphs, self.fixed = step, graphs, fixed
+        self.known: dict[int, tuple[Tensor, Repeat]] = {}
+
+    def __call__(self, batch: Tensor) -> None:
+        size = batch.shape[1]
+        if size not in self.known:
+            held = batch if batch is self.fixed else torch.empty_like(batch)
+            repeat = repeated(partial(self.step, held), batch.device, graphs=self.graphs)
+            self.known[size] = held, repeat
+        held, repeat = self.known[size]
+        if held is not batch:
+            held.copy_(batch)
+        repeat(1)
 
 
 class _Captured:
@@ -58,7 +81,6 @@ class _Captured:
         self.n_warm_ups += 1
 
     def _capture(self) -> None:
-        """Records one step without doing it."""
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.step()

@@ -1,13 +1,9 @@
 """Degraded images y = H x + noise: six masks, and Gaussian noise (autoencoder paper, eq. 3).
 
-The autoencoder paper shows its six masks as pictures in its figures and tables and gives no file,
-so they are drawn here from a description: 30 % of the pixels at random, scattered blocks missing,
-bands of rows and columns missing, strokes like those of a text missing, the lower half missing, and
-all but a central window missing. They grow with the image: what is two pixels wide at 32 is four at
-64. All channels of a pixel are kept or lost together.
-
-The noise is not clipped to [0, 1]. An erased pixel is 0 plus noise, and half of those are negative:
-they are how a method can tell the level of the noise and which pixels were erased.
+The paper gives no file of its six masks, so they are drawn here: 30 % of the pixels at random,
+scattered blocks missing, bands of rows and columns missing, strokes like those of a text missing,
+the lower half missing, and all but a central window missing. They grow with the image; all channels
+of a pixel are kept or lost together. The noise is not clipped to [0, 1].
 """
 
 from __future__ import annotations
@@ -26,18 +22,13 @@ MASKS = ("random", "blocks", "stripes", "text", "half", "window")
 """The paper's masks 1 to 6, by our names."""
 
 KNOWN_SHARE = 0.3
-"""Of the pixels, in the mask "random"."""
 MISSING_BLOCKS = 0.5
-"""Blocks are added until so many of the pixels are missing."""
 MISSING_BANDS = 1 / 3
-"""Of the bands of rows, and of the bands of columns."""
 WINDOW = 0.6
-"""Sides of the central window, of those of the image."""
 SMALLEST = 4
 """Pixels of the smallest side that all masks make sense on."""
 STROKES_PER_GLYPH = 3
 SPACES = 1 / 8
-"""Of the places of glyphs, how many stay empty."""
 
 BLACK, WHITE = 16, 239
 """A picture of a mask is at most so bright where a pixel is missing, and at least so where it is
@@ -63,10 +54,8 @@ _STROKES = (
 def mask_pattern(
     name: str, height: int, width: int, *, generator: torch.Generator
 ) -> Bool[Tensor, "h w"]:
-    """One of `MASKS`, True where a pixel is known; "half" and "window" do not draw.
-
-    Raises ValueError for another name or sides too small.
-    """
+    """One of `MASKS`, True where a pixel is known. Raises ValueError for another name or sides too
+    small."""
     if min(height, width) < SMALLEST:
         raise ValueError(
             f"a mask of {height}x{width}; all masks need at least {SMALLEST}x{SMALLEST} pixels"
@@ -102,8 +91,8 @@ def degrade(
     """y = H x + noise: images in [0, 1], 0 where `mask`, bool (h, w) or (n, h, w), is False.
 
     `sigma` is the noise's standard deviation, on missing pixels too. Every sample has its own
-    generator, drawn from on the CPU in float32, so that it does not matter what it is batched with
-    or where. Raises ValueError for arguments that do not fit together.
+    generator, drawn from on the CPU in float32. Raises ValueError for arguments that do not fit
+    together.
     """
     n, _, h, w = images.shape
     if mask.dtype != torch.bool or tuple(mask.shape) not in {(h, w), (n, h, w)}:
@@ -125,10 +114,11 @@ def degrade(
 
 
 def check_degraded(y: Tensor, sigma: float | None) -> None:
-    """ValueError unless y is what `degrade` may give, or images that somebody degraded elsewhere.
+    """ValueError unless y has floats (n, c, h, w), at least one, finite, and in [0, 1] where
+    `sigma` is 0.
 
-    That is floats (n, c, h, w), at least one, finite, and in [0, 1] where `sigma` is 0. With noise
-    they may be outside by 8 `sigma`, or by 1 where that is more; None: by 1, the noise is unknown.
+    With noise they may be outside by 8 `sigma`, or by 1 where that is more; None: by 1, the noise
+    is unknown.
     """
     if y.dim() != 4 or not y.is_floating_point() or not y.numel():
         raise ValueError(
@@ -145,8 +135,8 @@ def check_degraded(y: Tensor, sigma: float | None) -> None:
 def mask_from_picture(array: npt.NDArray[Any], height: int, width: int) -> Bool[Tensor, "h w"]:
     """The mask in a picture (h, w), (h, w, 1) or (h, w, 3): white is known, black is missing.
 
-    Raises ValueError if it has another size or type, more than a few grey pixels, or if it leaves
-    everything or nothing.
+    Raises ValueError if it has another size or type, too many grey pixels, or leaves everything or
+    nothing.
     """
     if array.dtype != np.uint8 or array.ndim < 2 or array.shape[2:] not in {(), (1,), (3,)}:
         raise ValueError(
@@ -190,7 +180,6 @@ def _blocks(height: int, width: int, generator: torch.Generator) -> Tensor:
 
 
 def _bands(side: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Which rows, or columns, are known: bands as wide as a sixteenth of the image."""
     band = max(1, round(min(height, width) / 16))
     n_bands = math.ceil(side / band)
     order = torch.randperm(n_bands, generator=generator)
@@ -198,10 +187,8 @@ def _bands(side: int, height: int, width: int, generator: torch.Generator) -> Te
 
 
 def _text(height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Lines of glyphs, 5 units high and 3 wide with a unit between; a unit is a 32nd of the side.
-
-    A glyph is some of `_STROKES` at random, so the lines look like writing and say nothing.
-    """
+    """Lines of random glyphs, 5 units high and 3 wide with a unit between; a unit is a 32nd of the
+    side."""
     unit = max(1, round(min(height, width) / 32))
     n_lines, n_columns = math.ceil(height / (6 * unit)), math.ceil(width / (4 * unit))
     n = n_lines * n_columns
@@ -222,7 +209,6 @@ def _up_to(largest: int, generator: torch.Generator) -> int:
 
 
 def _check_range(what: str, x: Tensor, margin: float) -> None:
-    """ValueError unless x is finite and in [0, 1], or outside by at most the margin."""
     if not x.isfinite().all():
         raise ValueError(f"{what} have NaN or infinite pixels; pixels are numbers in [0, 1]")
     lowest, highest = (float(v) for v in x.aminmax()) if x.numel() else (0.0, 1.0)

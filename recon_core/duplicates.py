@@ -1,25 +1,17 @@
 """Near copies: which images are the same photograph as one of some others.
 
-A photograph that is in a test set and, recompressed, recoloured or mirrored, in the training set
-too is not held out. CIFAR-10 has hundreds (Barz and Denzler 2020: 3.3 % of its test images), which
-is why the image restoration paper evaluates on ciFAIR-10; here any two image sets can be compared.
-
-Two images are as alike as the *smaller* of two correlations (`ncc.unit_vectors`, all channels in
-one): that of the images, and that of their detail,
+A test photograph that is, recompressed, recoloured or mirrored, in the training set too is not held
+out; CIFAR-10 has hundreds (Barz and Denzler 2020). Two images are as alike as the *smaller* of two
+correlations (`ncc.unit_vectors`, all channels in one): that of the images, and that of their
+detail,
 
     detail(x) = (x - blur(x)) / sqrt(blur((x - blur(x))^2) + 0.1^2),
 
 Gaussian blurs of 2 pixels, the square averaged over channels, an eighth of the side left out at
-each border. Either alone misleads. Measured on CIFAR-10 (5,000 test images against 50,000, judged
-by eye): of the 192 test images with the highest correlation of pixels (above .896) some 35 % are
-not copies but other skies, seas and meadows; the correlation of details without the border left out
-takes all pictures with a frame for one. Of the 188 images above .6 by the smaller of the two some
-20 % are not copies: none of the first 50, 2 or 3 of the 96 above .77, a third of those from .6 to
-.77, most of these ships on a horizon. From .54 to .6 about a fifth still are copies. The default
-threshold is .6: leaving out a few images too many costs nothing, and one copy too few gives a
-restorer an image that it has learned.
-
-Not found: copies that are shifted by more than a pixel, cropped or turned.
+each border. Either alone misleads: seas and skies agree in pixels, frames in details. Measured on
+CIFAR-10, judged by eye: of the 188 test images above .6 some 20 % are not copies (none of the first
+50); from .54 to .6 about a fifth still are. Not found: copies that are shifted by more than a
+pixel, cropped or turned.
 """
 
 from __future__ import annotations
@@ -51,10 +43,8 @@ OTHER_ROWS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class MostAlike:
-    """Per image: the row of the most alike of the others, how alike, and whether mirrored.
-
-    -1, -1 and False where there are no others.
-    """
+    """Per image the most alike of the others (-1: there is none), how alike, and whether
+    mirrored."""
 
     row: Int[Tensor, " n"]
     correlation: Float32[Tensor, " n"]
@@ -78,10 +68,8 @@ def near_duplicates(
     mirrored: bool = True,
     progress: Progress = no_progress,
 ) -> NearDuplicates:
-    """The images whose most alike of `others` is more alike than `threshold`.
-
-    Raises ValueError as `most_alike` does, and for a threshold outside [0, 1).
-    """
+    """The images whose most alike of `others` is more alike than `threshold`, in [0, 1). Raises
+    ValueError as `most_alike` does."""
     if not 0 <= threshold < 1:
         raise ValueError(
             f"threshold={threshold}; expected a correlation from 0 to below 1, such as {THRESHOLD}"
@@ -101,11 +89,10 @@ def most_alike(
     """Each image's most alike of `others`, also of the mirrored image if `mirrored`.
 
     Images are uint8, or float in [0, 1]. Ties go to the lowest row, unmirrored before mirrored.
-    Exact copies have correlation 1, whatever they show. Otherwise an image without contrast, or
-    without detail inside its border, is like nothing: its correlation is 0 or less. Matrix products
-    in float32, in blocks: 5,000 CIFAR images against 50,000 take 100 seconds of one core.
-
-    Raises ValueError for images of different shapes or types, below 8x8, or not finite.
+    Exact copies have correlation 1, whatever they show; otherwise an image without contrast, or
+    without detail inside its border, has 0 or less. 5,000 CIFAR images against 50,000 take 100
+    seconds of one core. Raises ValueError for images of different shapes or types, below 8x8, or
+    not finite.
     """
     _check(images, others)
     n = len(images)
@@ -137,7 +124,6 @@ def most_alike(
 def _directions(
     images: Shaped[Tensor, "n c h w"],
 ) -> tuple[Float32[Tensor, "n d"], Float32[Tensor, "n e"]]:
-    """Unit vectors of the images and of their detail."""
     unit = _as_unit(images)
     return tuple(unit_vectors(x, per_channel=False).float() for x in (unit, _detail(unit)))  # type: ignore[return-value]
 
@@ -147,7 +133,6 @@ def _as_unit(images: Shaped[Tensor, "n c h w"]) -> Float32[Tensor, "n c h w"]:
 
 
 def _detail(images: Float32[Tensor, "n c h w"]) -> Float32[Tensor, "n c i j"]:
-    """What a blur takes away, at an even contrast, without the border."""
     height, width = images.shape[2:]
     top, left = height // 8, width // 8
     detail = images - _blurred(images)

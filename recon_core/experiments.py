@@ -1,9 +1,5 @@
-"""The attack families: a line each, behind one contract (`recon_core.attacks.family_run`).
-
-Adding a family is a room in `attacks` and one line here, or a package of its own that publishes it
-(`recon_core.attacks.family`). What follows a run (storage, restoration, evaluation, report, study)
-is written once.
-"""
+"""The attack families: a line each, behind one contract (`recon_core.attacks.family_run`), or a
+package of its own that publishes one (`recon_core.attacks.family`)."""
 
 from __future__ import annotations
 
@@ -37,7 +33,6 @@ FAMILIES = registered(
 Experiment = Annotated[
     FamilyRun, Tagged("family", {name: family.experiment for name, family in FAMILIES.items()})
 ]
-"""Any experiment."""
 
 
 def bytes_per_run(experiment: Experiment, n_images: int, shape: tuple[int, int, int]) -> int:

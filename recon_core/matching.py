@@ -1,10 +1,5 @@
 """Pictures from raw reconstructions, and the matching of candidates to training images.
 
-Two rules. Image restoration paper, sections 2 and 5.1: a candidate belongs to a training image if
-at any saved iteration its best SSIM over the run's training images is above .4 and leads the second
-best by at least .05. KKT paper, appendix A.1: each training image takes its nearest candidate, or
-the mean of all that are nearly as near (`sum_of_votes`).
-
 Scores are (candidates p, training images t) matrices, higher is better; votes take distances. A NaN
 or infinite one never wins; ties go to the lowest index.
 """
@@ -24,11 +19,8 @@ from recon_core.metrics import ssim_pairs
 from recon_core.ncc import ROWS, ncc_matrix
 
 WORST_SCORE = -1.0
-"""The score of "nothing": the lower end of SSIM's range."""
 
 CLIPPED = 0.01
-"""The share of a picture's values that may leave [0, 1]; 0 is the largest range that fits (image
-restoration paper)."""
 
 EXACT_DISTANCE = 1e-12
 """Distances below this are roundings of 0: float32 copies of one image are this near."""
@@ -54,19 +46,17 @@ def fit_to_range(
     paper, section 5.1).
 
     But for the share `clipped`, in [0, 1), of the values, rounded down: those that leave [0, 1]
-    first are clipped. The image restoration paper has all of them fit (`clipped` 0), so that one
-    pixel decides, as it does here where fewer than that share of x is not 0.
+    first are clipped. With 0, as in the paper, all of them fit, so that one pixel decides, as it
+    does here where fewer than that share of x is not 0.
 
     `x` is in the victim's input space at an arbitrary scale, `mean` in [0, 1]. A zero x gives the
-    mean itself; a non-finite x gives a picture of NaN. Where the mean is 0 everywhere, nothing was
-    subtracted from the victim's images, and x is a picture as it is: only clamped. Of numpy arrays,
-    as a store has them, the pictures are an array, too.
+    mean itself; a non-finite x gives a picture of NaN. Where the mean is 0 everywhere, x is a
+    picture as it is: only clamped. Of numpy arrays the pictures are an array, too.
     """
     if isinstance(x, np.ndarray):
         given = [torch.from_numpy(np.require(a, requirements=("C", "W"))) for a in (x, mean)]
         return np.asarray(fit_to_range(*given, clipped=clipped).numpy())
-    mean = torch.as_tensor(mean)
-    mean = mean.to(x.dtype).expand_as(x)
+    mean = torch.as_tensor(mean).to(x.dtype).expand_as(x)
     finite = x.isfinite().flatten(1).all(dim=1)[:, None, None, None]
     peak = x.abs().amax(dim=(1, 2, 3), keepdim=True)
     unit = x / peak.where(peak > 0, 1.0)
@@ -82,13 +72,11 @@ def fit_to_range(
 
 
 def n_clipped(n_values: int, clipped: float = CLIPPED) -> int:
-    """Number of a picture's values that may leave [0, 1]."""
     check_clipped(clipped)
     return int(clipped * n_values)
 
 
 def check_clipped(clipped: float) -> None:
-    """Raises ValueError unless it is in [0, 1)."""
     if not 0 <= clipped < 1:
         raise ValueError(f"clipped={clipped} is a share of a picture's values: from 0, below 1")
 
@@ -96,10 +84,8 @@ def check_clipped(clipped: float) -> None:
 def min_max(
     x: Float[Tensor, "p c h w"], mean: Float[Tensor, "c h w"] | Float[Tensor, "p c h w"]
 ) -> Float[Tensor, "p c h w"]:
-    """Pictures (v - min v) / (max v - min v) of v = x + mean, per image (Haim et al.'s code).
-
-    A constant v gives a black picture; a non-finite x gives a picture of NaN.
-    """
+    """Pictures (v - min v) / (max v - min v) of v = x + mean, per image (Haim et al.'s code); black
+    for a constant v, NaN for a non-finite x."""
     value = x + mean.to(x.dtype)
     finite = x.isfinite().flatten(1).all(dim=1)[:, None, None, None]
     low = value.amin(dim=(1, 2, 3), keepdim=True)
@@ -114,7 +100,7 @@ def best_and_second(
     """(best_row, best, second): each candidate's nearest training image, its score, the next score.
 
     With one training image, or one finite score, `second` is -1; with none, `best` is -1 too and
-    `best_row` is 0. Raises ValueError if there is no training image at all.
+    `best_row` is 0. Raises ValueError without training images.
     """
     if scores.shape[1] == 0:
         raise ValueError("scores has no column; a run needs at least one training image to match")
@@ -133,12 +119,12 @@ def confident_candidates(
     threshold: float = 0.4,
     margin: float = 0.05,
 ) -> tuple[Bool[Tensor, " m"], Int[Tensor, " m"]]:
-    """(confident, target row) of m candidates, over s saved iterations (image restoration paper,
+    """(confident, target row) of m candidates over s saved iterations (image restoration paper,
     section 2).
 
-    A candidate is confident if at any saved iteration best > `threshold` and
-    best - second >= `margin`. Its target is that of the confident iteration with the highest
-    best; an unconfident candidate's is that of its highest best.
+    A candidate is confident if at any saved iteration best > `threshold` and best - second >=
+    `margin`. Its target is that of the confident iteration with the highest best; an unconfident
+    candidate's is that of its highest best.
     """
     if best.shape[0] == 0:
         raise ValueError("no saved iteration to judge; save at least the last one")
@@ -152,11 +138,8 @@ def confident_candidates(
 def best_per_target(
     scores: Float[Tensor, "p t"],
 ) -> tuple[Int[Tensor, " t"], Float[Tensor, " t"]]:
-    """(candidate, score) of each training image's best candidate.
-
-    An image that no candidate has a finite score for has candidate -1 and score -1: test for it
-    before indexing.
-    """
+    """(candidate, score) of each training image's best candidate; -1 and -1 without a finite
+    score."""
     n_candidates, n_targets = scores.shape
     if n_candidates == 0:
         nothing = torch.full((n_targets,), -1, dtype=torch.int64, device=scores.device)
@@ -169,18 +152,16 @@ def best_per_target(
 
 
 def nearest_candidates(
-    x: Float[Tensor, "p c h w"], distances: Float[Tensor, "p t"], *, exclusive: bool = False
+    x: Float[Tensor, "p c h w"], distances: Float[Tensor, "p t"]
 ) -> tuple[Float[Tensor, " t"], Int[Tensor, " t"]]:
     """(distance, row) of each training image's nearest candidate; infinity and -1 without one.
 
-    Of candidates that come in pieces the smallest distance goes into `sum_of_votes` of every piece,
-    and the sums into `mean_of_votes`. `distances` are `ncc.ncc_matrix`'s, usually of half-size
-    images. `exclusive`: a candidate votes only for the training image that it is nearest to, which
-    the paper does not have and the authors' code does for CIFAR-10.
-
-    Raises ValueError for distances below 0.
+    Of candidates in pieces the smallest distance goes into `sum_of_votes` of every piece, and the
+    sums into `mean_of_votes`. `distances` are `ncc.ncc_matrix`'s. (For CIFAR-10 the authors' code
+    lets a candidate vote only for the image it is nearest to.) Raises ValueError for distances
+    below 0.
     """
-    usable = _voting_distances(x, distances, exclusive)
+    usable = _voting_distances(x, distances)
     if len(usable) == 0:
         none = torch.full((distances.shape[1],), -1, dtype=torch.int64, device=distances.device)
         return torch.full_like(none, torch.inf, dtype=distances.dtype), none
@@ -194,22 +175,19 @@ def sum_of_votes(
     nearest_distance: Float[Tensor, " t"],
     *,
     ratio: float,
-    exclusive: bool = False,
 ) -> tuple[Float64[Tensor, "t c h w"], Int[Tensor, " t"]]:
     """(sum, number) of the candidates at most `ratio` times as far as the nearest of all pieces.
 
-    KKT paper, appendix A.1, with B = `ratio`: 1.1 for MLPs, 1.5 for convolutional victims; 1 is the
-    nearest alone, and what ties with it exactly. `x` are raw candidates: post-processing comes
-    after. Copies whose distances differ in rounding (`EXACT_DISTANCE`) vote together. The authors'
-    code wants `<` where the paper, and this, has `<=`.
-
-    Raises ValueError for a ratio below 1, or for distances below 0.
+    KKT paper, appendix A.1, with B = `ratio`: 1.1 for MLPs, 1.5 for convolutional victims. `x` are
+    raw candidates. Copies whose distances differ in rounding (`EXACT_DISTANCE`) vote together. The
+    authors' code wants `<` where the paper, and this, has `<=`. Raises ValueError for a ratio below
+    1, or for distances below 0.
     """
     if not (math.isfinite(ratio) and ratio >= 1):
         raise ValueError(
             f"ratio={ratio} must be 1 (the nearest alone) or more; paper 002 takes 1.1 and 1.5"
         )
-    usable = _voting_distances(x, distances, exclusive)
+    usable = _voting_distances(x, distances)
     votes = (usable <= ratio * nearest_distance.clamp_min(EXACT_DISTANCE)) & usable.isfinite()
     size = math.prod(x.shape[1:])
     total = torch.zeros(distances.shape[1], size, dtype=torch.float64, device=x.device)
@@ -222,14 +200,12 @@ def sum_of_votes(
 def mean_of_votes(
     total: Float64[Tensor, "t c h w"], n_voters: Int[Tensor, " t"]
 ) -> Float64[Tensor, "t c h w"]:
-    """The sums divided by their numbers; NaN where nothing voted."""
     return total / n_voters[:, None, None, None]
 
 
 def _voting_distances(
-    x: Float[Tensor, "p c h w"], distances: Float[Tensor, "p t"], exclusive: bool
+    x: Float[Tensor, "p c h w"], distances: Float[Tensor, "p t"]
 ) -> Float[Tensor, "p t"]:
-    """`distances`, infinite for what cannot vote."""
     whole = x.isfinite().flatten(1).all(dim=1)
     usable = distances.where(distances.isfinite() & whole[:, None], torch.inf)
     if usable.numel() and usable.min() < -EXACT_DISTANCE:
@@ -237,9 +213,6 @@ def _voting_distances(
             f"distances has {usable.min():.3g} but a distance is 0 or more; "
             "scores (higher is better) do not vote: use ncc.ncc_matrix"
         )
-    if exclusive and usable.numel():
-        own = usable.argmin(dim=1, keepdim=True)
-        usable = torch.full_like(usable, torch.inf).scatter(1, own, usable.gather(1, own))
     return usable
 
 
@@ -249,13 +222,11 @@ def ssim_of_nearest(
     *,
     mean: Float[Tensor, "c h w"],
 ) -> Float32[Tensor, "p t"]:
-    """SSIM of every picture with its nearest image alone, NaN with all others.
+    """SSIM of every picture with its nearest image alone, NaN with all others (image restoration
+    paper, footnote 3, after Haim et al. 2022).
 
-    The image restoration paper's footnote 3, after Haim et al. 2022: a search that computes p
-    scores instead of p times t. The nearest is found by `ncc.ncc_matrix` of half-size images, of
-    what remains when `mean`, the victim's mean image, is taken off: all pictures share that,
-    whatever they show. An image that no picture is nearest to stays without a match, though some
-    picture may resemble it well enough.
+    The nearest is found by `ncc.ncc_matrix` of half-size images less `mean`, the victim's mean
+    image, which all pictures share. An image that no picture is nearest to stays without a match.
     """
     scores = torch.full((len(pictures), len(images)), torch.nan, device=pictures.device)
     if scores.numel() == 0:

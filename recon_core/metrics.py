@@ -1,16 +1,16 @@
 """Similarity of two images: SSIM (single pairs and all pairs at once) and HaarPSI.
 
-A score without its convention is not a number. Two conventions of SSIM are offered, both with
-K1 = .01, K2 = .03, data range 1, population covariance, and the mean over positions and channels:
+Two conventions of SSIM are offered, both with K1 = .01, K2 = .03, data range 1, population
+covariance, and the mean over positions and channels; they give other values:
 
 * ``gaussian11``: Wang et al. 2004, window 11x11, sigma 1.5, valid region only; scikit-image's
   `gaussian_weights=True, sigma=1.5, use_sample_covariance=False`. The default everywhere.
 * ``gaussian3``: kornia's `window_size=3`, window 3x3, sigma 1.5, borders reflected; what papers
-  the KKT paper and Haim et al. 2022 report. It gives other values: never mix the two in one table.
+  the KKT paper and Haim et al. 2022 report.
 
 All-pairs SSIM is one matrix product per pixel position. With windows of weights w,
-cov(x, y) = sum_k w_k x_k (y_k - mu_y) = X diag(w) Y_centred^T, and means and variances belong to
-one image each. Centring happens before the product, so flat windows lose no digits.
+cov(x, y) = sum_k w_k x_k (y_k - mu_y) = X diag(w) Y_centred^T. Centring happens before the product,
+so flat windows lose no digits.
 
 Images are float in [0, 1]. A NaN or infinite pixel makes the scores of its image NaN and leaves
 all others alone.
@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Float32, Float64
+from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
 from recon_core.torchvision_compat import import_piq
@@ -43,24 +43,19 @@ def ssim_matrix(
     b: Float[Tensor, "t c h w"],
     *,
     convention: SSIMConvention = "gaussian11",
-    chunk: int | None = None,
 ) -> Float32[Tensor, "p t"]:
     """SSIM of every image of `a` with every image of `b`, in [-1, 1] (Wang et al. 2004, eq. 13).
 
-    Equal to scikit-image within 1e-6. `chunk` is the number of scores per block, which bounds the
-    scratch memory to four times as many floats; it does not change the result beyond rounding.
-    Computed in float32 on the device of `a`; on CUDA keep TF32 off, or lose four digits.
-
-    Raises ValueError if the images are smaller than the window or the shapes do not match.
+    Equal to scikit-image within 1e-6. Computed in float32, in blocks; on CUDA keep TF32 off, or
+    lose four digits. Raises ValueError for images smaller than the window, or shapes that do not
+    match.
     """
     _check(a, b, convention)
     n_a, n_b = len(a), len(b)
     total = a.new_zeros((n_a, n_b), dtype=torch.float64)
     if n_a == 0 or n_b == 0:
         return total.float()
-    limit = (_CUDA_CHUNK if a.is_cuda else _CPU_CHUNK) if chunk is None else chunk
-    if limit < 1:
-        raise ValueError(f"chunk={chunk} must be at least 1; leave it out for a good default")
+    limit = _CUDA_CHUNK if a.is_cuda else _CPU_CHUNK
     rows = max(1, min(n_a, limit // n_b))
     x, mu_x, var_x, _ = _windows(a, convention)
     y, mu_y, var_y, centre_y = _windows(b, convention)
@@ -95,10 +90,7 @@ def ssim_pairs(
     *,
     convention: SSIMConvention = "gaussian11",
 ) -> Float32[Tensor, " p"]:
-    """SSIM of image i of `a` with image i of `b`, in [-1, 1]; same convention as `ssim_matrix`.
-
-    Computed in float64, so it is also the reference that `ssim_matrix` is held to.
-    """
+    """SSIM of image i of `a` with image i of `b`, in [-1, 1], computed in float64."""
     _check(a, b, convention)
     _check_same_length(a, b)
     x, y = _padded(a.double(), convention), _padded(b.double(), convention)
@@ -117,8 +109,7 @@ def haarpsi_pairs(
     """HaarPSI of image i of `a` with image i of `b`, in [0, 1] (Reisenhofer et al. 2018).
 
     C = 30, alpha = 4.2, YIQ for three channels, halved resolution first: piq's implementation, in
-    float64. Two images without any contrast (both black) have no weights: the quotient 0/0 is
-    taken as 1, its limit, where piq gives infinity.
+    float64. Two images without any contrast have no weights: 0/0 is taken as 1, its limit.
 
     Raises ValueError for images smaller than 16x16, outside [0, 1], or of different shapes.
     """
@@ -129,7 +120,14 @@ def haarpsi_pairs(
             f"HaarPSI needs images of at least {HAARPSI_MIN_SIDE}x{HAARPSI_MIN_SIDE}, "
             f"got {a.shape[-2]}x{a.shape[-1]}; enlarge them first"
         )
-    finite, x, y = _unit_pairs(a.double(), b.double(), "HaarPSI")
+    finite = _finite_rows(a) & _finite_rows(b)
+    x, y = (torch.where(finite[:, None, None, None], images.double(), 0.0) for images in (a, b))
+    for name, images in (("a", x), ("b", y)):
+        if images.numel() and (images.min() < 0 or images.max() > 1):
+            raise ValueError(
+                f"{name} has values in [{images.min():.3g}, {images.max():.3g}]; HaarPSI needs "
+                "[0, 1]: use matching.fit_to_range or clamp first"
+            )
     if len(a) == 0:
         return a.new_zeros(0, dtype=torch.float32)
     score = import_piq().haarpsi(x, y, reduction="none", scales=3, subsample=True, c=30, alpha=4.2)
@@ -156,16 +154,10 @@ def _ssim_block(
 
 def _windows(
     images: Float[Tensor, "n c h w"], convention: SSIMConvention
-) -> tuple[
-    Float32[Tensor, "n c i j k k"],
-    Float32[Tensor, "n c i j"],
-    Float32[Tensor, "n c i j"],
-    Float32[Tensor, "n c i j"],
-]:
+) -> tuple[Float32[Tensor, "n c i j k k"], Tensor, Tensor, Tensor]:
     """(a view of all windows, means, variances, means of the view); statistics from float64.
 
-    In the view, each image's channel mean is taken off, which leaves covariances as they are and
-    keeps the products small; `means` are those of the image itself.
+    In the view, each image's channel mean is taken off, which keeps the products small.
     """
     exact = torch.where(_finite_rows(images)[:, None, None, None], images.double(), torch.nan)
     exact = _padded(exact, convention)
@@ -180,7 +172,6 @@ def _windows(
 
 
 def _window(convention: SSIMConvention, *, device: torch.device) -> Float64[Tensor, " k"]:
-    """One side of the separable window, summing to 1."""
     radius = _RADIUS[convention]
     offsets = torch.arange(-radius, radius + 1, device=device, dtype=torch.float64)
     weights = torch.exp(-0.5 * (offsets / SIGMA) ** 2)
@@ -213,25 +204,6 @@ def _padded(images: Tensor, convention: SSIMConvention) -> Tensor:
 
 def _finite_rows(images: Float[Tensor, "n c h w"]) -> Tensor:
     return images.isfinite().flatten(1).all(dim=1)
-
-
-def _unit_pairs(
-    a: Float[Tensor, "p c h w"], b: Float[Tensor, "p c h w"], metric: str
-) -> tuple[Bool[Tensor, " p"], Float[Tensor, "p c h w"], Float[Tensor, "p c h w"]]:
-    """(finite, a, b): which pairs are finite, and both images with the other pairs blacked out.
-
-    Raises ValueError if what is left is not in [0, 1].
-    """
-    finite = _finite_rows(a) & _finite_rows(b)
-    keep = finite[:, None, None, None]
-    x, y = torch.where(keep, a, 0.0), torch.where(keep, b, 0.0)
-    for name, images in (("a", x), ("b", y)):
-        if images.numel() and (images.min() < 0 or images.max() > 1):
-            raise ValueError(
-                f"{name} has values in [{images.min():.3g}, {images.max():.3g}]; {metric} needs "
-                "[0, 1]: use matching.fit_to_range or clamp first"
-            )
-    return finite, x, y
 
 
 def _check(a: Tensor, b: Tensor, convention: str) -> None:

@@ -1,25 +1,21 @@
 """Similarity of images up to scale and offset: normalised distance and correlation, all pairs.
 
-An attack returns candidates at an arbitrary scale, so before any post-processing they are compared
-as Haim et al. 2022 do (KKT paper, appendix A.1, eq. 16):
+Haim et al. 2022 (KKT paper, appendix A.1, eq. 16), whose candidates have an arbitrary scale:
 
     d(x, y) = || (x - mu_x) / sigma_x - (y - mu_y) / sigma_y ||^2 / D,
 
 D numbers an image, unbiased sigma. The authors' code takes mu and sigma of each channel and divides
 by D (`per_channel=True`, the default); eq. 16 as printed takes them of the whole image and does not
 divide (`per_channel=False`; divided here all the same). Their `ncc2` is d between images halved by
-bicubic interpolation *without* antialiasing, which is `half_size=True` here: the samples lie
-between two pixels, so nothing is skipped. No departure there.
+bicubic interpolation *without* antialiasing, which is `half_size=True` here.
 
 A normalised image is a vector of fixed length, so all distances are one matrix product: with n
 numbers sharing a mean, d = 2 (1 - 1/n) (1 - rho), where rho in [-1, 1] is the correlation.
 
-Where eq. 16 divides by zero: a constant channel becomes zeros and the others keep the length of the
-vector, so an image with a constant channel is still at distance 0 from itself. A constant image has
-no direction: rho = 0 with everything, itself included, like an image of noise. "Constant" means
-varying by no more than its own rounding. A NaN or infinite pixel makes the scores of its image NaN
-and leaves all others alone. Computed in float64, so that the distances of near copies keep their
-digits, whatever TF32 is set to.
+Where eq. 16 divides by zero: a constant channel (one that varies by no more than its own rounding)
+becomes zeros and the others keep the length of the vector; a constant image has rho = 0 with
+everything, itself included. A NaN or infinite pixel makes the scores of its image NaN and leaves
+all others alone. Computed in float64, so that the distances of near copies keep their digits.
 """
 
 from __future__ import annotations
@@ -34,10 +30,8 @@ from torch import Tensor
 from recon_core.metrics import require_same_shape
 
 ROUNDING = 8
-"""Units in the last place that a constant channel may vary by."""
 
 ROWS = 512
-"""Images of `a` normalised at once, unless `chunk` says otherwise."""
 
 
 def ncc_matrix(
@@ -45,45 +39,28 @@ def ncc_matrix(
     b: Float[Tensor, "t c h w"],
     *,
     half_size: bool = False,
-    per_channel: bool = True,
-    chunk: int = ROWS,
 ) -> Float32[Tensor, "p t"]:
     """Distance d of every image of `a` to every image of `b`, in [0, 4]: lower is more alike.
 
-    0 for images equal up to a positive scale and an offset (per channel if `per_channel`), about 2
-    for unrelated ones. Unlike the other scores a distance is best when small: negate it for
-    `matching.best_per_target`. `chunk` rows of `a` are normalised at once; `b` is held whole.
-
-    Raises ValueError if the shapes do not match, or for half size if a side is below 2.
+    0 for images equal up to a positive scale and an offset of each channel, about 2 for unrelated
+    ones. Raises ValueError if the shapes do not match, or for half size if a side is below 2.
     """
-    rho = _correlations(a, b, half_size=half_size, per_channel=per_channel, chunk=chunk)
+    require_same_shape(a, b)
+    right = unit_vectors(b, half_size=half_size).T
+    rho = right.new_empty((len(a), len(b)))
+    for start in range(0, len(a), ROWS):
+        rows = slice(start, start + ROWS)
+        torch.mm(unit_vectors(a[rows], half_size=half_size), right, out=rho[rows])
     height, width = (side // 2 if half_size else side for side in a.shape[2:])
-    n_sharing = height * width * (1 if per_channel else a.shape[1])
-    return rho.neg_().add_(1).mul_(2 * (1 - 1 / n_sharing)).float()
-
-
-def correlation_matrix(
-    a: Float[Tensor, "p c h w"],
-    b: Float[Tensor, "t c h w"],
-    *,
-    half_size: bool = False,
-    per_channel: bool = True,
-    chunk: int = ROWS,
-) -> Float32[Tensor, "p t"]:
-    """Correlation rho of every image of `a` with every image of `b`, in [-1, 1]: higher is better.
-
-    It ranks as `ncc_matrix` does. Same arguments, same errors.
-    """
-    return _correlations(a, b, half_size=half_size, per_channel=per_channel, chunk=chunk).float()
+    distance = rho.clamp_(-1.0, 1.0).neg_().add_(1).mul_(2 * (1 - 1 / (height * width)))
+    return distance.float()
 
 
 def unit_vectors(
     images: Float[Tensor, "n c h w"], *, half_size: bool = False, per_channel: bool = True
 ) -> Float64[Tensor, "n d"]:
-    """Normalised images of length 1: their inner products are the correlations.
-
-    Zeros for a constant image, NaN for one with a NaN or infinite pixel.
-    """
+    """Normalised images of length 1: their inner products are the correlations. Zeros for a
+    constant image, NaN for one with a NaN or infinite pixel."""
     exact = images.double()
     if half_size:
         exact = _halved(exact)
@@ -99,28 +76,7 @@ def unit_vectors(
     return torch.where(finite[:, None], unit.flatten(1), torch.nan)
 
 
-def _correlations(
-    a: Float[Tensor, "p c h w"],
-    b: Float[Tensor, "t c h w"],
-    *,
-    half_size: bool,
-    per_channel: bool,
-    chunk: int,
-) -> Float64[Tensor, "p t"]:
-    require_same_shape(a, b)
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk} must be at least 1; leave it out for a good default")
-    right = unit_vectors(b, half_size=half_size, per_channel=per_channel).T
-    rho = right.new_empty((len(a), len(b)))
-    for start in range(0, len(a), chunk):
-        rows = slice(start, start + chunk)
-        left = unit_vectors(a[rows], half_size=half_size, per_channel=per_channel)
-        torch.mm(left, right, out=rho[rows])
-    return rho.clamp_(-1.0, 1.0)
-
-
 def _halved(images: Float64[Tensor, "n c h w"]) -> Float64[Tensor, "n c i j"]:
-    """Half the height and width, rounded down, by bicubic interpolation; as in `ncc2`."""
     if min(images.shape[2:]) < 2:
         raise ValueError(
             f"images of {images.shape[2]}x{images.shape[3]} cannot be halved; "

@@ -1,9 +1,8 @@
 """First-order optimisers over stacked runs, updated in place without allocating.
 
 A tensor here has a leading run dimension; the rules are elementwise, so R stacked runs move as R
-separate ones would. They exist beside `torch.optim` because the rate may differ from run to run;
-because updates are bound by memory traffic, and go through slices that stay in a CPU's cache; and
-because a step allocates nothing large and reads nothing back, so that a CUDA graph can hold it.
+separate ones would, each at its own rate. Updates go through slices that stay in a CPU's cache, and
+read nothing back, so that a CUDA graph can hold them.
 
 Adadelta (Zeiler 2012, algorithm 1) averages g^2 and the squares of its own steps. Here both are
 kept with eps inside and divided by 1 - rho, S for the gradients and D for the steps, so
@@ -12,28 +11,27 @@ kept with eps inside and divided by 1 - rho, S for the gradients and D for the s
     D' = rho D + T g^2 + eps = eps + rho T (S' + g^2 / rho),
 
 which is seven passes over memory where the textbook's order has ten. Starting both at
-eps / (1 - rho) is starting torch's averages at 0. Weight decay is the caller's: it belongs to the
-gradient.
+eps / (1 - rho) is starting torch's averages at 0. Weight decay is the caller's.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.optim.adam import adam
 
+from recon_core.checks import within
+
 SLICE = 3 << 16
-"""Most elements updated at once on a CPU: six float32 streams of them are 4.5 MiB. Shorter slices
-fit in smaller caches, but a step is then dominated by the 3 us that torch takes to start a kernel
-(measured on one core with 1 MiB of L2: 3.1 million elements in 9.8, 7.7, 5.9 and 5.6 ms with
-slices of 2^14, 2^15, 2^17 and 3 * 2^16)."""
+"""Most elements updated at once on a CPU: six float32 streams of them are 4.5 MiB. In shorter
+slices the 3 us that torch takes to start a kernel count (one core with 1 MiB of L2: 3.1 million
+elements in 9.8, 7.7, 5.9 and 5.6 ms with slices of 2^14, 2^15, 2^17 and 3 * 2^16)."""
 
 Rule = Literal["adadelta", "gd", "adam"]
 USUAL_EPS = {"adadelta": 1e-6, "adam": 1e-8, "gd": 0.0}
@@ -58,18 +56,12 @@ class Optimiser:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ValueError(f"lr={self.lr} is not a positive number; Adadelta's usual rate is 1")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum} is outside [0, 1)")
-        if not 0 < self.rho < 1:
-            raise ValueError(f"rho={self.rho} is outside (0, 1); Adadelta's usual value is 0.9")
+        within(self, "(0, inf)", "lr", fix="Adadelta's usual rate is 1")
+        within(self, "[0, 1)", "momentum")
+        within(self, "(0, 1)", "rho", fix="Adadelta's usual value is 0.9")
+        within(self, "(0, inf)", "eps", fix="None is the rule's usual value")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas} are not two numbers in [0, 1); Adam's: .9, .999")
-        if self.eps is not None and not (math.isfinite(self.eps) and self.eps > 0):
-            raise ValueError(
-                f"eps={self.eps} is not a positive number; None is the rule's usual value"
-            )
         if self.rule != "gd" and self.momentum:
             raise ValueError(
                 f"momentum={self.momentum} has no meaning for {self.rule}; use rule='gd' or "
@@ -78,14 +70,11 @@ class Optimiser:
 
     @property
     def epsilon(self) -> float:
-        """`eps`, or the rule's usual value."""
         return USUAL_EPS[self.rule] if self.eps is None else self.eps
 
     def state(self, parameter: Tensor) -> tuple[Tensor, ...]:
         """The averages of a parameter that has not moved; all with its leading run dimension.
-
-        Adam has a third, the number of steps so far, (R,).
-        """
+        Adam's third is the number of steps so far, (R,)."""
         if self.rule == "adadelta":
             start = self.epsilon / (1 - self.rho)
             return tuple(torch.full_like(parameter, start) for _ in range(2))
@@ -102,27 +91,15 @@ class Optimiser:
         state: Sequence[Tensor] | None = None,
         fused: bool = False,
     ) -> Stepper:
-        """Rule that moves a parameter again and again. `lr`: every run's own rate; None: the
-        rule's."""
+        """Rule that moves a parameter again and again. `lr`: every run's own rate."""
         return Stepper(self, parameter, lr=lr, state=state, fused=fused)
-
-    def step_(
-        self,
-        parameter: Tensor,
-        gradient: Tensor,
-        state: tuple[Tensor, ...],
-        lr: Float[Tensor, " r"] | None = None,
-    ) -> None:
-        """Move `parameter` and `state` in place, once."""
-        self.stepper(parameter, lr=lr, state=state).step_(gradient)
 
 
 class Stepper:
     """Moves one contiguous parameter (R, ...) in place; its state and its scratch memory are here.
 
-    On a CPU it goes through slices, elsewhere it takes all at once. With `fused`, `torch.compile`
-    makes one kernel of Adadelta's update, equal to rounding: 7 streams of memory instead of 20. It
-    needs Triton on a GPU and a C++ compiler on a CPU, and some seconds at the first step.
+    With `fused`, `torch.compile` makes one kernel of Adadelta's update, equal to rounding, which
+    needs Triton or a C++ compiler.
     """
 
     def __init__(
@@ -158,11 +135,10 @@ class Stepper:
         self._gradients: list[Tensor] = []
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The state itself, not a copy; every tensor has a leading run dimension."""
         return self._state
 
     def load(self, tensors: Sequence[Tensor]) -> None:
-        """Go on from this state; ValueError if it is that of another rule or parameter."""
+        """Goes on from this state; ValueError if it is that of another rule or parameter."""
         shapes = [tuple(tensor.shape) for tensor in tensors]
         expected = [tuple(tensor.shape) for tensor in self._state]
         if shapes != expected:
@@ -174,12 +150,11 @@ class Stepper:
             mine.copy_(theirs)
 
     def rows(self, index: Int[Tensor, " k"]) -> tuple[Tensor, ...]:
-        """A copy of the state of some of the runs."""
         return tuple(tensor[index] for tensor in self._state)
 
     def set_rate(self, lr: float) -> None:
-        """Go on with another rate, the same for all runs; of Adam, which reads it at every step,
-        in a CUDA graph too."""
+        """Another rate, the same for all runs; of Adam alone, which reads it at every step, in a
+        CUDA graph too."""
         if self.optimiser.rule != "adam":
             raise ValueError(
                 f"the rate of rule={self.optimiser.rule!r} is fixed; only Adam's moves"
@@ -201,7 +176,6 @@ class Stepper:
             self._move(self.optimiser, part, g)
 
     def _torchs_adam(self, gradient: Tensor) -> None:
-        """Of a single run on a CPU: one pass over memory, which needs no slices."""
         m, v, n_steps = self._state
         beta_1, beta_2 = self.optimiser.betas
         adam(
@@ -232,23 +206,22 @@ class Stepper:
         self._eps.copy_(self.optimiser.epsilon * correction)
 
     def _cut(self, tensor: Tensor) -> list[Tensor]:
-        """Slices of a tensor of `_shape`: some whole rows, or an even share of one row."""
         rows, columns = self._shape
         length = SLICE if tensor.device.type == "cpu" else max(1, rows * columns)
         n_slices = max(1, -(-columns // length))
         groups = tensor.split(max(1, length // max(1, columns)))
         return [part for group in groups for part in group.split(-(-columns // n_slices), dim=1)]
 
-    def _cut_rows(self, by_run: Tensor | float) -> list[Tensor] | None:
-        """What is (R, 1), along with its rows; None for a single number."""
+    def _cut_rows(self, by_run: Tensor | float, n_slices: int) -> list[Any]:
+        """What is (R, 1), along with its rows; a single number for every slice."""
         if isinstance(by_run, Tensor) and by_run.dim():
             return self._cut(by_run.expand(self._shape))
-        return None
+        return [by_run] * n_slices
 
     def _split(self, parameter: Tensor) -> list[_Part]:
         pieces = self._cut(parameter.view(self._shape))
         averages = [self._cut(average.view(self._shape)) for average in self._state[:2]]
-        rates, eps = self._cut_rows(self._rate), self._cut_rows(self._eps)
+        rates, eps = (self._cut_rows(by_run, len(pieces)) for by_run in (self._rate, self._eps))
         largest = max(piece.numel() for piece in pieces)
         scratch = [parameter.new_empty(largest) for _ in range(2)]
         return [
@@ -256,8 +229,8 @@ class Stepper:
                 parameter=piece,
                 averages=tuple(average[i] for average in averages),
                 scratch=tuple(s[: piece.numel()].view_as(piece) for s in scratch),
-                rate=self._rate if rates is None else rates[i],
-                eps=self._eps if eps is None else eps[i],
+                rate=rates[i],
+                eps=eps[i],
             )
             for i, piece in enumerate(pieces)
         ]
@@ -265,8 +238,6 @@ class Stepper:
 
 @dataclass(frozen=True)
 class _Part:
-    """Views (rows, columns) of what is updated together; rate and eps are such or one number."""
-
     parameter: Tensor
     averages: tuple[Tensor, ...]
     scratch: tuple[Tensor, ...]
@@ -313,8 +284,7 @@ def _adam_(optimiser: Optimiser, part: _Part, g: Tensor) -> None:
 
 
 def _fused_adadelta_(optimiser: Optimiser, part: _Part, g: Tensor) -> None:
-    constants = {"eps": part.eps, "rate": part.rate, "rho": optimiser.rho}
-    _compiled()(part.parameter, g, *part.averages, **constants)
+    _compiled()(part.parameter, g, *part.averages, eps=part.eps, rate=part.rate, rho=optimiser.rho)
 
 
 @functools.cache

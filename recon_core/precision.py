@@ -1,10 +1,8 @@
-"""With how many bits float32 matrix products are computed.
+"""Precision of float32 matrix products.
 
 "ieee" is float32 throughout. "tf32" rounds the factors to 10 bits of mantissa (NVIDIA GPUs from the
-A100 on; CPUs with AMX for float16) and "bf16" to 7 (CPUs with AVX512-BF16 or AMX; torch offers none
-for float32 products on CUDA). Sums are kept in float32 and tensors stay float32 tensors; other
-dtypes are not touched. Whether TF32 costs reconstructions is a matter of measurement, so the
-default is "ieee" everywhere.
+A100 on; CPUs with AMX for float16) and "bf16" to 7 (CPUs with AVX512-BF16 or AMX). Sums are kept in
+float32; other dtypes are not touched.
 """
 
 from __future__ import annotations
@@ -18,18 +16,16 @@ from torch import Tensor
 
 Precision = Literal["ieee", "tf32", "bf16"]
 LEGACY = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
-"""The names that torch before 2.9 has."""
 PROBE = 128
-"""Side of the matrices that show which precision is at work."""
 
 
 @contextmanager
 def matmul_precision(precision: Precision, device: torch.device | None = None) -> Iterator[None]:
-    """Float32 products at this precision inside the block; the settings before it come back after.
+    """Float32 products at this precision inside the block; the whole process's setting, which comes
+    back.
 
-    The setting is the whole process's: threads that compute at the same time share it. Raises
-    ValueError where the device (None: CUDA if there is one, else the CPU) offers no such products
-    and would silently go on in float32.
+    Raises ValueError where the device (None: CUDA if there is one, else the CPU) would silently go
+    on in float32.
     """
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -51,7 +47,6 @@ def matmul_precision(precision: Precision, device: torch.device | None = None) -
 
 
 def _probe(device: torch.device) -> Tensor:
-    """A product that changes with the precision of its factors."""
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(PROBE, PROBE, generator=generator).to(device)
     return a @ a

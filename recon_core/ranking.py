@@ -1,32 +1,22 @@
 """Ranking of runs and candidates without the training images.
 
-Runs are ranked by how well they solved the KKT condition. Candidates are ranked by *agreement*: a
-picture that other attacks on the same victim arrive at as well belongs to the victim and not to
-the start. With a single attack, by *consistency* over its saved iterations. `clusters` then shows
-every picture once. None of it is from a paper.
+Runs are ranked by how well they solved the KKT condition, candidates by *agreement*: a picture that
+other attacks on the same victim arrive at as well belongs to the victim and not to the start. With
+a single attack, by *consistency* over its saved iterations. `clusters` shows every picture once.
+None of it is from a paper, and it proves nothing: spurious stationary points come back from other
+starts too. On two CIFAR-10 victims a good candidate ranked above a bad one with a chance of .82
+between settings and .69 between starts with 20 training images, .66 and .54 with 100.
 
-It orders, it proves nothing. A victim's spurious stationary points, mixtures of training images for
-example, come back from other starts too. Agreement between attacks with different settings (alpha
-above all) tells more than between starts of one setting, so attack as the KKT paper does, with
-random hyperparameters. Measured on two CIFAR-10 victims, the chance that a good candidate ranks
-above a bad one was .82 between settings and .69 between starts with 20 training images, but .66 and
-.54 with 100, where most candidates are mixtures.
-
-Give *raw* candidates x for `ncc` and `ncc2`. Pictures have the victim's mean image added, which all
-of them share, and so they agree with each other whatever they show. `ssim` needs pictures in
-[0, 1] and has that weakness.
-
-Scores are those of `ncc.correlation_matrix` (`ncc2`: of half-size images) and
-`metrics.ssim_matrix`, in [-1, 1], higher is more alike. A picture with a NaN or infinite pixel has
-the score -1 and no cluster, and counts for nobody. Ties go to the lowest row. On CUDA keep TF32
-off, or lose four digits.
+Give *raw* candidates x: pictures share the victim's mean image, and so agree whatever they show.
+Scores are correlations (`ncc`), in [-1, 1], higher is more alike. A picture with a NaN or infinite
+pixel has the score -1 and no cluster, and counts for nobody. Ties go to the lowest row. On CUDA
+keep TF32 off, or lose four digits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +26,9 @@ from scipy import sparse
 from torch import Tensor
 
 from recon_core.matching import WORST_SCORE
-from recon_core.metrics import ssim_matrix, ssim_pairs
 from recon_core.ncc import unit_vectors
 
-Score = Literal["ncc", "ncc2", "ssim"]
-
 ROWS = 512
-"""Pictures compared with all others at once, unless `chunk` says otherwise."""
 
 DIGITS = 5
 """Decimals of mean scores that decide an order; what differs later is rounding, so a tie."""
@@ -66,69 +52,48 @@ class Clusters:
 
 
 def rank_runs(residual: Float[Tensor, " r"]) -> Int[Tensor, " r"]:
-    """Rows of the runs, best first: the lowest relative KKT residual; NaN and infinity last.
-
-    Residuals compare among attacks with the same number of candidates: more candidates fit the
-    weights better, whatever they show.
-    """
+    """Rows of the runs, best first: the lowest relative KKT residual among attacks with the same
+    number of candidates; NaN and infinity last."""
     return residual.where(residual.isfinite(), torch.inf).argsort(stable=True)
 
 
 def agreement(
-    pictures: Float[Tensor, "p c h w"],
-    attack: Int[Tensor, " p"],
-    *,
-    score: Score = "ncc",
-    over: Literal["mean", "best"] = "mean",
-    chunk: int = ROWS,
+    pictures: Float[Tensor, "p c h w"], attack: Int[Tensor, " p"]
 ) -> Float32[Tensor, " p"]:
-    """Score of each candidate's best match in the other attacks on the same victim.
+    """Mean score of each candidate's best match in every other attack on the same victim.
 
-    `attack` says which attack a candidate is from. Every other attack with a finite picture offers
-    its best match; `over` them the mean counts ("mean": coming back once may be chance), or the
-    best ("best"). In [-1, 1]; -1 where there is no other attack. Time grows with p^2: p = 4,400 at
-    32x32 takes seconds by `ncc` and minutes by `ssim`.
+    `attack` says which attack a candidate is from. Attacks without a finite picture do not count;
+    -1 where there is no other. Time grows with p^2: p = 4,400 at 32x32 takes seconds.
     """
-    _check(pictures, attack, score, chunk)
-    if over not in ("mean", "best"):
-        raise ValueError(f"over={over!r} is unknown; choose 'mean' or 'best'")
+    _check(pictures, attack)
     if len(pictures) == 0:
         return pictures.new_zeros(0, dtype=torch.float32)
     names, own = attack.unique(return_inverse=True)
     match = torch.full((len(pictures), len(names)), -torch.inf, device=pictures.device)
-    for rows, columns, values in _upper_blocks(pictures, score, chunk):
+    for rows, columns, values in _upper_blocks(pictures):
         usable = values.where(values.isfinite(), -torch.inf)
         match[rows].scatter_reduce_(1, own[columns].expand_as(usable), usable, "amax")
         match[columns].scatter_reduce_(1, own[rows].expand_as(usable.T), usable.T, "amax")
     match.scatter_(1, own[:, None], -torch.inf)
     offered = match.isfinite()
     mean = match.where(offered, 0.0).sum(dim=1) / offered.sum(dim=1)
-    value = mean if over == "mean" else match.amax(dim=1)
-    return value.where(offered.any(dim=1), WORST_SCORE)
+    return mean.where(offered.any(dim=1), WORST_SCORE)
 
 
-def consistency(
-    saved: Float[Tensor, "s p c h w"], *, score: Score = "ncc"
-) -> Float32[Tensor, " p"]:
+def consistency(saved: Float[Tensor, "s p c h w"]) -> Float32[Tensor, " p"]:
     """Each candidate's mean score between its last saved iteration and every earlier one.
 
-    In [-1, 1]; for a single attack, where `agreement` has nothing to compare with. Weak evidence:
-    what converges early is often a training image when a victim had 20, and often a mixture of
-    several when it had 100, and a candidate that never left its start is consistent too. Give late
-    iterations only. Raises ValueError for fewer than two.
+    For a single attack, where `agreement` has nothing to compare with. Weak evidence: mixtures
+    converge early too, and a candidate that never left its start is consistent. Raises ValueError
+    for fewer than two saved iterations.
     """
     if len(saved) < 2:
         raise ValueError(
             f"{len(saved)} saved iteration(s) cannot be consistent; save at least two, "
             "e.g. save_at=(1400, 2400, 4100)"
         )
-    _check_score(score)
-    if score == "ssim":
-        each = torch.stack([ssim_pairs(earlier, saved[-1]) for earlier in saved[:-1]])
-    else:
-        last = unit_vectors(saved[-1], half_size=score == "ncc2")
-        earlier = (unit_vectors(x, half_size=score == "ncc2") for x in saved[:-1])
-        each = torch.stack([(x * last).sum(dim=1).float() for x in earlier])
+    last = unit_vectors(saved[-1])
+    each = torch.stack([(unit_vectors(x) * last).sum(dim=1).float() for x in saved[:-1]])
     mean = each.mean(dim=0)
     return mean.where(mean.isfinite(), WORST_SCORE).clamp(-1.0, 1.0)
 
@@ -138,21 +103,17 @@ def clusters(
     attack: Int[Tensor, " p"],
     *,
     threshold: float = 0.8,
-    score: Score = "ncc",
-    chunk: int = ROWS,
 ) -> Clusters:
     """Groups of candidates whose score with the group's representative is at least `threshold`.
 
     Greedy: the candidate that most attacks agree with (then most candidates, then most closely)
-    takes everything like it; the next one what is left. No chains: two members may be less alike
-    than `threshold`, each is that alike to the representative. Groups are ordered by the number of
-    attacks, of members, by cohesion, and by representative, so that the list begins with what is
-    best supported. A single attack has `attack` all 0.
+    takes everything like it; the next one what is left. Groups are ordered by the number of
+    attacks, of members, by cohesion, and by representative. A single attack has `attack` all 0.
     """
-    _check(pictures, attack, score, chunk)
+    _check(pictures, attack)
     if not 0 < threshold < 1:
         raise ValueError(f"threshold={threshold} must be between 0 and 1; .8 suits correlations")
-    alike = _alike(pictures, threshold, score, chunk)
+    alike = _alike(pictures, threshold)
     names, of_attack = np.unique(attack.cpu().numpy(), return_inverse=True)
     finite = pictures.isfinite().flatten(1).all(dim=1).cpu().numpy()
     label = np.full(len(pictures), -1, np.int64)
@@ -181,28 +142,19 @@ def clusters(
 
 
 def _upper_blocks(
-    pictures: Float[Tensor, "p c h w"], score: Score, chunk: int
+    pictures: Float[Tensor, "p c h w"],
 ) -> Iterator[tuple[slice, slice, Float32[Tensor, "rows columns"]]]:
     """The scores of all pairs i <= j, in blocks of rows with all columns from the first row on."""
-    directions = torch.zeros(0)
-    if score != "ssim":
-        blocks = (unit_vectors(b, half_size=score == "ncc2") for b in pictures.split(ROWS))
-        directions = torch.cat([block.float() for block in blocks])
-    for start in range(0, len(pictures), chunk):
-        rows, columns = slice(start, start + chunk), slice(start, None)
-        if score == "ssim":
-            values = ssim_matrix(pictures[rows], pictures[columns])
-        else:
-            values = directions[rows] @ directions[columns].T
-        yield rows, columns, values.clamp(-1.0, 1.0)
+    directions = torch.cat([unit_vectors(b).float() for b in pictures.split(ROWS)])
+    for start in range(0, len(pictures), ROWS):
+        rows, columns = slice(start, start + ROWS), slice(start, None)
+        yield rows, columns, (directions[rows] @ directions[columns].T).clamp(-1.0, 1.0)
 
 
-def _alike(
-    pictures: Float[Tensor, "p c h w"], threshold: float, score: Score, chunk: int
-) -> sparse.csr_array:
+def _alike(pictures: Float[Tensor, "p c h w"], threshold: float) -> sparse.csr_array:
     """The symmetric (p, p) matrix of scores that are at least `threshold`, without its diagonal."""
     first, second, scores = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)]
-    for rows, _, values in _upper_blocks(pictures, score, chunk):
+    for rows, _, values in _upper_blocks(pictures):
         i, j = torch.triu(values >= threshold, diagonal=1).nonzero(as_tuple=True)
         first.append(i.cpu().numpy() + rows.start)
         second.append(j.cpu().numpy() + rows.start)
@@ -225,17 +177,9 @@ def _by_support(
     return np.lexsort((-closeness.round(DIGITS), -n_near, -reach))
 
 
-def _check(pictures: Tensor, attack: Tensor, score: str, chunk: int) -> None:
-    _check_score(score)
+def _check(pictures: Tensor, attack: Tensor) -> None:
     if attack.shape != (len(pictures),):
         raise ValueError(
             f"attack has shape {tuple(attack.shape)} for {len(pictures)} pictures; "
             "say of each candidate which attack it is from"
         )
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk} must be at least 1; leave it out for a good default")
-
-
-def _check_score(score: str) -> None:
-    if score not in get_args(Score):
-        raise ValueError(f"score={score!r} is unknown; choose one of {get_args(Score)}")

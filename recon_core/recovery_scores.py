@@ -19,7 +19,6 @@ THRESHOLDS = (1e-3, 5e-4, 1e-4, 1e-5, 1e-6, 1e-7)
 """Of the autoencoder paper, figure F.3, and the two above."""
 
 Estimate = tuple[float, float, float]
-"""A number and its 95 % interval: value, low, high."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +42,8 @@ class Rates:
 def errors(
     x: Float[Tensor, "n c h w"], original: Float[Tensor, "n c h w"]
 ) -> Float64[Tensor, " n"]:
-    """The mean squared error of each image (autoencoder paper, eq. 4), summed in float64.
-
-    Raises ValueError if an error is not finite.
-    """
+    """The mean squared error of each image (autoencoder paper, eq. 4), summed in float64. Raises
+    ValueError if one is not finite."""
     mse = (x.double() - original.double()).square().flatten(1).mean(1)
     if not mse.isfinite().all():
         bad = (~mse.isfinite()).nonzero().flatten().tolist()
@@ -57,9 +54,9 @@ def errors(
     return mse
 
 
-def psnr(mse: Float64[Tensor, " n"], floor: float = 1e-12) -> Float64[Tensor, " n"]:
-    """10 log10(1 / mse) in dB; errors below `floor` count as it (120 dB), so 0 has a PSNR too."""
-    return -10 * mse.clamp(min=floor).log10()
+def psnr(mse: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
+    """10 log10(1 / mse) in dB; errors below 1e-12 count as it (120 dB), so 0 has a PSNR too."""
+    return -10 * mse.clamp(min=1e-12).log10()
 
 
 def rates(mse: Float64[Tensor, " n"]) -> Rates:

@@ -1,11 +1,9 @@
 """Images that a run trains on: planned in rounds, never raced for.
 
-A campaign is a sequence of phases; a phase is a number of runs and a sampler. Runs are grouped into
-parts (the work of one task), parts into rounds. Round k is a pure function of the settings, the
-labels and the history known from rounds <= k - lag, so the plan is the same whatever the number of
-workers, their speed, or how often they died. Image restoration paper, section 2: 100,000 uniform
-runs, then 50,000 on the 4,000 least-seen images (there updated after every run, here every round).
-`recon_core.adaptive` has the sampler that the paper asks for.
+Runs are grouped into parts (the work of one task), parts into rounds. Round k is a pure function of
+the settings, the labels and the history known from rounds <= k - lag, so the plan is the same
+whatever the number of workers or how often they died. Image restoration paper, section 2: 100,000
+uniform runs, then 50,000 on the 4,000 least-seen images (there updated after every run).
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from recon_core.adaptive import History, draw, worth
+from recon_core.checks import within
 from recon_core.types import RunSpec
 
 CIFAR10_CLASSES = (
@@ -49,15 +48,9 @@ class Phase:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.n_runs < 1:
-            raise ValueError(f"n_runs={self.n_runs} must be at least 1")
-        if self.pool_size < 2:
-            raise ValueError(f"pool_size={self.pool_size} must be at least 2")
-        if self.enough < 1:
-            raise ValueError(
-                f"enough={self.enough} must be at least 1: the confident pairs with which an image "
-                "is worth half as much"
-            )
+        within(self, "[1, inf)", "n_runs")
+        within(self, "[2, inf)", "pool_size")
+        within(self, "[1, inf)", "enough", fix="with as many pairs an image is worth half as much")
         if not 0 < self.prior_back < self.prior_runs < math.inf:
             raise ValueError(
                 f"prior_back={self.prior_back} must be above 0 and below "
@@ -87,14 +80,8 @@ class Sampling:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if self.images_per_run < 2:
-            raise ValueError(
-                f"images_per_run={self.images_per_run} is too small; a run needs an image of each "
-                "label, so at least 2"
-            )
-        for name in ("runs_per_part", "parts_per_round", "lag", "attacks_per_victim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        within(self, "[2, inf)", "images_per_run", fix="a run needs an image of each label")
+        within(self, "[1, inf)", "runs_per_part", "parts_per_round", "lag", "attacks_per_victim")
         if not self.phases:
             raise ValueError("phases=() plans no run; give at least one Phase(n_runs=...)")
         for phase in self.phases:
@@ -107,7 +94,6 @@ class Sampling:
             self._check_sweep(phase)
 
     def _check_sweep(self, phase: Phase) -> None:
-        """Every victim is attacked as often, and its images do not depend on when a run is."""
         n = self.attacks_per_victim
         if phase.n_runs % n:
             raise ValueError(
@@ -133,7 +119,6 @@ class Sampling:
         return -(-self.n_parts // self.parts_per_round)
 
     def parts_of_round(self, round_index: int) -> range:
-        """The parts of a round; the last round may be shorter."""
         first = round_index * self.parts_per_round
         return range(first, min(first + self.parts_per_round, self.n_parts))
 
@@ -149,7 +134,6 @@ class Sampling:
         raise ValueError(f"part {part} is beyond the campaign's {self.n_parts} parts")
 
     def needs_counts(self, round_index: int) -> bool:
-        """True if the round's plan depends on earlier rounds' results."""
         return any(
             self.phase_of_part(p).sampler != "uniform" for p in self.parts_of_round(round_index)
         )
@@ -164,8 +148,8 @@ def binary_labels(
 ) -> tuple[Int64[np.ndarray, " n"], str]:
     """(0 or 1 per image, the task in words) for the binary victim.
 
-    CIFAR-10's classes become vehicles against animals (Haim et al.); of any other classes the first
-    half, in order, is set against the rest. Raises ValueError for fewer than two classes.
+    CIFAR-10's classes become vehicles against animals (Haim et al.); of others the first half is
+    set against the rest. Raises ValueError for fewer than two classes.
     """
     if len(class_names) < 2:
         raise ValueError(
@@ -186,9 +170,8 @@ def class_labels(
 ) -> tuple[Int64[np.ndarray, " n"], str]:
     """(class per image or -1, the task in words) for a victim with an output per class.
 
-    Its classes are the first `n_classes` of the source (KKT paper, section 4.2, takes 2, 3, 4, 5
-    and 10 of CIFAR-10's); images of others are -1 and not used. Raises ValueError if there are
-    fewer.
+    Its classes are the first `n_classes` of the source (KKT paper, section 4.2); images of others
+    are -1 and not used. Raises ValueError if there are fewer.
     """
     if len(class_names) < n_classes:
         raise ValueError(
@@ -220,12 +203,11 @@ def plan_part(
 ) -> tuple[RunSpec, ...]:
     """The runs of one part: which images each trains on, equally many of each label.
 
-    `labels` are 0 to n_labels - 1 per image of the source, -1 for one that is not used. With None
-    images are drawn whatever their label, which is carried along. `history`
-    is what is known of each from `sampling.known_rounds`. The random numbers of run r depend on
-    (root_seed, r) alone, those of the pool of `least_seen` on (root_seed, round). Raises ValueError
-    if a label has too few images, if the images of a run cannot be shared equally, or if the
-    history is of another number of images.
+    `labels` are 0 to n_labels - 1 per image of the source, -1 for one that is not used; None draws
+    images whatever their label. `history` is what is known from `sampling.known_rounds`. The random
+    numbers of run r depend on (root_seed, r) alone, those of the pool of `least_seen` on
+    (root_seed, round). Raises ValueError if a label has too few images, if they cannot be shared
+    equally, or if the history is of another number of images.
     """
     if len(history.n_runs) != len(labels):
         raise ValueError(
@@ -236,7 +218,7 @@ def plan_part(
     n_pools = n_labels or 1
     n_each = sampling.images_per_run // n_pools
     phase = sampling.phase_of_part(part)
-    pools = []
+    pools: list[_Pool] = []
     for label in range(n_pools):
         members = np.flatnonzero(labels >= 0 if n_labels is None else labels == label)
         if n_labels is None and len(members) < n_each:
@@ -254,12 +236,21 @@ def plan_part(
         size = max(phase.pool_size // n_pools, n_each)
         pools.append(_pool(phase, members, history.of(members), size, entropy))
     first = part * sampling.runs_per_part
-    runs = range(first, first + sampling.runs_per_part)
-    victims = (run // sampling.attacks_per_victim for run in runs)
-    return tuple(
-        _plan_run(run, victim, _Choice(pools, n_each, labels), root_seed)
-        for run, victim in zip(runs, victims, strict=True)
-    )
+    specs = []
+    for run in range(first, first + sampling.runs_per_part):
+        victim = run // sampling.attacks_per_victim
+        rng = np.random.default_rng(np.random.SeedSequence((root_seed, 0, victim)))
+        image_ids = _drawn(pools, n_each, rng)
+        specs.append(
+            RunSpec(
+                run=run,
+                victim=victim,
+                root_seed=root_seed,
+                image_ids=tuple(image_ids),
+                labels=tuple(labels[image_ids].tolist()),
+            )
+        )
+    return tuple(specs)
 
 
 def plan_hash(specs: Sequence[RunSpec]) -> str:
@@ -276,28 +267,8 @@ def plan_hash(specs: Sequence[RunSpec]) -> str:
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
 
-@dataclass(frozen=True, eq=False)
-class _Pool:
-    """The images of a label that a run may have; alike if they have no weights."""
-
-    members: Int64[np.ndarray, " k"]
-    weights: Float64[np.ndarray, " k"] | None
-
-    def draw(self, size: int, rng: np.random.Generator) -> list[int]:
-        if self.weights is None:
-            ids = rng.choice(self.members, size=size, replace=False)
-        else:
-            ids = self.members[draw(self.weights, size, rng)]
-        return [int(i) for i in ids]
-
-
-@dataclass(frozen=True, eq=False)
-class _Choice:
-    """Every run of a part takes `n_each` images of each pool; `labels` are those of all images."""
-
-    pools: Sequence[_Pool]
-    n_each: int
-    labels: Int64[np.ndarray, " n"]
+_Pool = tuple[Int64[np.ndarray, " _"], Float64[np.ndarray, " _"] | None]
+"""The images of a label that a run may have, and their weights; alike if they have none."""
 
 
 def _pool(
@@ -307,12 +278,11 @@ def _pool(
     size: int,
     entropy: tuple[int, ...],
 ) -> _Pool:
-    """What the phase's sampler makes of the images of a label; `size` is of `least_seen`'s pool."""
     match phase.sampler:
         case "uniform":
-            return _Pool(members, None)
+            return members, None
         case "least_seen":
-            return _Pool(_least_seen(members, history.n_pairs, size, entropy), None)
+            return _least_seen(members, history.n_pairs, size, entropy), None
         case "adaptive":
             weights = worth(
                 history,
@@ -320,19 +290,17 @@ def _pool(
                 prior_runs=phase.prior_runs,
                 enough=phase.enough,
             )
-            return _Pool(members, weights)
+            return members, weights
 
 
-def _plan_run(run: int, victim: int, choice: _Choice, root_seed: int) -> RunSpec:
-    rng = np.random.default_rng(np.random.SeedSequence((root_seed, 0, victim)))
-    image_ids = tuple(i for pool in choice.pools for i in pool.draw(choice.n_each, rng))
-    return RunSpec(
-        run=run,
-        victim=victim,
-        root_seed=root_seed,
-        image_ids=image_ids,
-        labels=tuple(choice.labels[list(image_ids)].tolist()),
-    )
+def _drawn(pools: Sequence[_Pool], n_each: int, rng: np.random.Generator) -> list[int]:
+    image_ids: list[int] = []
+    for members, weights in pools:
+        if weights is None:
+            image_ids += rng.choice(members, size=n_each, replace=False).tolist()
+        else:
+            image_ids += members[draw(weights, n_each, rng)].tolist()
+    return image_ids
 
 
 def _least_seen(

@@ -1,9 +1,8 @@
 """Similarity of recovered and original images as the MixCon paper has it (section 4.3, C.3).
 
-The MixCon paper gives means, standard deviations and worst cases, which are the images recovered
-best, of two scores in [0, 1] where higher is more alike: SSIM mapped from [-1, 1] (`unit_ssim`),
-and PSIM, which is 1 minus a perceptual loss (`perceptual_similarity`). It does not say which
-network the loss used, which layers, or how the features were scaled. For vectors it gives the
+Means, standard deviations and worst cases, which are the images recovered best, of two scores in
+[0, 1] where higher is more alike: `unit_ssim`, and PSIM, which is 1 minus a perceptual loss
+(`perceptual_similarity`; the paper names no network, layers or scaling). For vectors it gives the
 squared error and the cosine (table 2, `cosine_similarity`).
 """
 
@@ -22,7 +21,6 @@ from recon_core.recovery_scores import errors, psnr
 Maps = Sequence[Tensor]
 """The feature maps of n images, layer by layer: each (n, channels, positions ...)."""
 _EPS = 1e-10
-"""Added to lengths of features before dividing by them, as piq does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +37,8 @@ class Similarities:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Summary of the scores of n images: mean, standard deviation (of the n as they are, without
-    Bessel's correction), and the worst case for who defends: the image recovered best, and its
-    row."""
+    """Scores of n images: mean, standard deviation (without Bessel's correction), and the worst
+    case for who defends: the image recovered best, and its row."""
 
     n: int
     mean: float
@@ -60,8 +57,8 @@ def similarities(
 ) -> Similarities:
     """All scores of every image; pixels in [0, 1]. PSIM needs the feature maps of both.
 
-    Raises ValueError if there is not one original per image, for pixels that are not finite, for
-    images smaller than SSIM's window, and for maps that do not match.
+    Raises ValueError if images, pixels or maps do not match or are not finite, or for images
+    smaller than SSIM's window.
     """
     if (recovered_maps is None) != (original_maps is None):
         raise ValueError("maps are given of one side only; give those of both images, or none")
@@ -81,33 +78,21 @@ def unit_ssim(
     *,
     convention: SSIMConvention = "gaussian11",
 ) -> Float64[Tensor, " n"]:
-    """(SSIM + 1) / 2, in [0, 1] (MixCon paper, C.3); unrelated images score about .5.
-
-    `convention` is explained in `recon_core.metrics`; the MixCon paper does not name one. Raises
-    ValueError for images that do not match or are smaller than the window.
-    """
+    """(SSIM + 1) / 2, in [0, 1] (MixCon paper, C.3); unrelated images score about .5. Raises
+    ValueError for images that do not match or are smaller than the window."""
     return (ssim_pairs(recovered, original, convention=convention).double() + 1) / 2
 
 
-def perceptual_similarity(
-    recovered_maps: Maps,
-    original_maps: Maps,
-) -> Float64[Tensor, " n"]:
+def perceptual_similarity(recovered_maps: Maps, original_maps: Maps) -> Float64[Tensor, " n"]:
     """1 - perceptual loss, from the feature maps of each layer of some network.
 
         loss = mean over layers and positions of 1/2 ||f / ||f|| - g / ||g|| ||^2
 
-    f and g being the k channels at one position of the two images' maps: so LPIPS compares maps
-    (Zhang et al. 2018, eq. 1), here without learned weights. 1/2 makes the similarity the cosine of
-    f and g: in [0, 1] for maps that are not negative, as after ReLU or a sigmoid, else in [-1, 1];
-    1 for equal images. The feature reconstruction loss of Johnson et al. 2016 has no normalisation,
-    hence no range: 1 minus it would be what one likes by scaling the weights. A position where both
-    maps are 0 counts as alike, one where only one is as 1/2. A layer without positions (n, k) is
-    one position.
-
-    Any network will do, and numbers of different networks do not compare. Where no pretrained
-    weights are at hand, take the layers of the classifier that was attacked: images then count as
-    alike where it sees them so. Summed in float64.
+    f and g being the k channels at one position of the two images' maps: LPIPS (Zhang et al. 2018,
+    eq. 1) without learned weights. 1/2 makes the similarity the cosine of f and g: in [0, 1] for
+    maps that are not negative, as after ReLU, else in [-1, 1]; 1 for equal images. A position where
+    both maps are 0 counts as alike, one where only one is as 1/2. A layer without positions (n, k)
+    is one position. Numbers of different networks do not compare. Summed in float64.
 
     Raises ValueError for no layers, layers that do not match, or maps that are not finite.
     """
@@ -126,10 +111,8 @@ def perceptual_similarity(
 def cosine_similarity(
     recovered: Float[Tensor, "n c h w"], original: Float[Tensor, "n c h w"]
 ) -> Float64[Tensor, " n"]:
-    """The cosine between each image and its original as vectors (MixCon paper, table 2).
-
-    0 where one of them is 0. Raises ValueError for images that do not match or are not finite.
-    """
+    """The cosine between each image and its original as vectors (MixCon paper, table 2); 0 where
+    one is 0. Raises ValueError for images that do not match or are not finite."""
     require_same_shape(recovered, original)
     errors(recovered, original)  # raises where pixels are not finite
     x, y = recovered.double().flatten(1), original.double().flatten(1)
@@ -138,11 +121,8 @@ def cosine_similarity(
 
 
 def spread(scores: Float[Tensor, " n"], *, higher_is_alike: bool = True) -> Spread:
-    """Summaries as in the MixCon paper: mean, standard deviation and worst case (tables 2 to 4).
-
-    `higher_is_alike` is False for errors, of which the worst case is the lowest. Raises ValueError
-    for no scores or one that is not finite.
-    """
+    """Mean, standard deviation and worst case (MixCon paper, tables 2 to 4). Raises ValueError for
+    no scores or one not finite."""
     if not len(scores) or not bool(scores.isfinite().all()):
         raise ValueError(f"{len(scores)} scores; expected at least one, all of them finite")
     exact = scores.double()
@@ -169,7 +149,6 @@ def _layer_loss(f: Tensor, g: Tensor, layer: int) -> Float64[Tensor, " n"]:
 
 
 def _unit(maps: Tensor) -> Float64[Tensor, "n k p"]:
-    """Of length 1 over the channels at each position."""
     exact = maps.double().reshape(*maps.shape[:2], -1)
     length: Tensor = torch.linalg.vector_norm(exact, dim=1, keepdim=True)
     return exact / (length + _EPS)

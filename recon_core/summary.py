@@ -1,9 +1,8 @@
 """Numbers of a table from pictures: best matches per image, good counts, intervals.
 
-The protocol is that of the image restoration paper, section 5.1.1: each image is scored by its best
-match among all pictures that a method gives, found by SSIM; HaarPSI is that of the same match. The
-best match is chosen with the image at hand, so a high score is evidence only beside the scores that
-images get which the victim never saw.
+Each image is scored by its best match among all pictures that a method gives, found by SSIM (image
+restoration paper, section 5.1.1), so a high score is evidence only beside the scores that images
+get which the victim never saw.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from recon_core.matching import best_per_target
 from recon_core.metrics import haarpsi_pairs, ssim_matrix, ssim_pairs
 
 N_BOOTSTRAP = 2000
+TAILS = ((1 - 0.95) / 2, (1 + 0.95) / 2)
+RATES = (0.0, 0.01, 0.05)
 NOTICEABLE = 0.01
-"""The smallest difference of SSIM that counts as better or worse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def best_matches(
 ) -> BestMatches:
     """Each image's best picture by SSIM; pictures and images in [0, 1] on one device.
 
-    `scores` are the SSIMs to choose by, NaN where a pair does not count; computed if not given.
+    `scores` are the SSIMs to choose by, NaN where a pair does not count.
     """
     row, ssim = best_per_target(ssim_matrix(pictures, images) if scores is None else scores)
     return score_matches(pictures, images, row, ssim)
@@ -154,18 +154,15 @@ def bootstrap_interval(
     values: npt.NDArray[np.float64],
     *,
     groups: npt.NDArray[np.integer[Any]] | None = None,
-    level: float = 0.95,
-    seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean (Efron 1979).
 
-    It resamples values; or, with `groups`, one number per value, whole groups. Images of one run
-    share a victim: resampling images speaks of these victims, resampling runs of the next one.
-    Raises ValueError for no values.
+    It resamples values, or whole `groups` (one number per value): resampling images speaks of these
+    victims, resampling runs of the next one. Raises ValueError for no values.
     """
     if len(values) == 0:
         raise ValueError("values is empty; an interval needs at least one")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     if groups is None:
         n, rows = len(values), max(1, 2**15 // len(values))  # at once: as many as a cache holds
         sizes = [min(rows, N_BOOTSTRAP - k) for k in range(0, N_BOOTSTRAP, rows)]
@@ -175,35 +172,30 @@ def bootstrap_interval(
         sums, counts = np.bincount(group_of, values), np.bincount(group_of)
         drawn = rng.integers(len(sums), size=(N_BOOTSTRAP, len(sums)))
         means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, TAILS)
     return float(low), float(high)
 
 
-def t_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float]:
-    """Student's interval of the mean of values that are drawn independently (Student 1908).
-
-    Raises ValueError for fewer than two values.
-    """
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Student's interval of the mean of at least two values that are drawn independently (Student
+    1908)."""
     from scipy import stats  # half a second, which a comparison does without
 
     if len(values) < 2:
         raise ValueError(f"values has {len(values)}; an interval needs at least two")
-    mean, half = np.mean(values), stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
+    mean, half = np.mean(values), stats.t.ppf(TAILS[1], len(values) - 1) * stats.sem(values)
     return float(mean - half), float(mean + half)
 
 
-def proportion_interval(n_hits: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
-    """The exact interval of a probability from `n_hits` of `n` (Clopper and Pearson 1934).
-
-    Unlike a bootstrap it does not end at 0 when nothing was hit. Raises ValueError if n < 1.
-    """
+def proportion_interval(n_hits: int, n: int) -> tuple[float, float]:
+    """The exact interval of a probability from `n_hits` of `n` (Clopper and Pearson 1934). Raises
+    ValueError if n < 1."""
     from scipy import stats  # half a second, which a comparison does without
 
     if not 0 <= n_hits <= n or n < 1:
         raise ValueError(f"n_hits={n_hits} of n={n}; expected at least one trial and no more hits")
-    tail = (1 - level) / 2
-    low = stats.beta.ppf(tail, n_hits, n - n_hits + 1) if n_hits else 0.0
-    high = stats.beta.ppf(1 - tail, n_hits + 1, n - n_hits) if n_hits < n else 1.0
+    low = stats.beta.ppf(TAILS[0], n_hits, n - n_hits + 1) if n_hits else 0.0
+    high = stats.beta.ppf(TAILS[1], n_hits + 1, n - n_hits) if n_hits < n else 1.0
     return float(low), float(high)
 
 
@@ -218,22 +210,16 @@ def compare(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]) -> 
     )
 
 
-def detect(
-    scores: npt.NDArray[np.float64],
-    decoy_scores: npt.NDArray[np.float64],
-    *,
-    rates: Sequence[float] = (0.0, 0.01, 0.05),
-) -> Detection:
+def detect(scores: npt.NDArray[np.float64], decoy_scores: npt.NDArray[np.float64]) -> Detection:
     """Detection of targets among decoys, by their scores."""
     if not len(scores) or not len(decoy_scores):
         return Detection(auc=None, found_at=None)
     below = np.searchsorted(np.sort(decoy_scores), scores, side="left")
     not_above = np.searchsorted(np.sort(decoy_scores), scores, side="right")
     auc = float((below + not_above).mean() / (2 * len(decoy_scores)))
-    found = {}
-    for rate in rates:
-        threshold = threshold_for(decoy_scores, rate)
-        found[f"{rate:g}"] = float((scores > threshold).mean())
+    found = {
+        f"{rate:g}": float((scores > threshold_for(decoy_scores, rate)).mean()) for rate in RATES
+    }
     return Detection(auc=auc, found_at=found)
 
 
@@ -243,7 +229,6 @@ def roc(
     """The receiver operating characteristic of targets against decoys, at most `n_points` of it.
 
     Its corners are kept where there are few enough; else every so many of them, both ends included.
-    Empty without targets or decoys.
     """
     if not len(scores) or not len(decoy_scores):
         return Roc(false_positives=[], found=[])
@@ -264,10 +249,8 @@ def roc(
 
 
 def threshold_for(decoy_scores: npt.NDArray[np.float64], rate: float) -> float:
-    """The lowest threshold that at most the share `rate` of the decoys exceeds (strictly).
-
-    Raises ValueError for no decoys or a rate outside [0, 1).
-    """
+    """The lowest threshold that at most the share `rate`, in [0, 1), of the decoys exceeds
+    (strictly)."""
     if not len(decoy_scores) or not 0 <= rate < 1:
         raise ValueError(f"rate={rate} of {len(decoy_scores)} decoys; expected a rate below 1")
     n_allowed = int(np.floor(rate * len(decoy_scores) + 1e-9))

@@ -22,11 +22,7 @@ class Tagged:
     name: str
     members: Mapping[str, type] | None = field(default=None, hash=False)
 
-    def tags(self, union: Any) -> tuple[str, ...]:
-        """The tag of each member, in order."""
-        return tuple(self._members(union))
-
-    def _members(self, union: Any) -> Mapping[str, type]:
+    def by_tag(self, union: Any) -> Mapping[str, type]:
         if self.members is not None:
             return self.members
         hints = [typing.get_type_hints(member)[self.name] for member in typing.get_args(union)]
@@ -34,7 +30,7 @@ class Tagged:
         return dict(zip(tags, typing.get_args(union), strict=True))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        name, members = self.name, self._members(source)
+        name, members = self.name, self.by_tag(source)
         first = next(iter(members))
 
         def tag_of(value: Any) -> Any:

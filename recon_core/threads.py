@@ -31,9 +31,9 @@ def one_after_another(jobs: Sequence[Callable[[], Result]], _device: torch.devic
 def side_by_side(jobs: Sequence[Callable[[], Result]], device: torch.device) -> list[Result]:
     """The jobs' results, in order. On a CPU as many go at once as torch has threads, one on each.
 
-    A job of many small products keeps a core busy by itself; two threads on every product spend
-    much of their time waiting for each other. torch releases Python's lock inside its kernels. On
-    a GPU, or with one thread or one job, the jobs go one after another with all threads.
+    Two threads on every small product spend much of their time waiting for each other; torch
+    releases Python's lock inside its kernels. On a GPU, or with one thread or one job, the jobs go
+    one after another with all threads.
     """
     n_threads = torch.get_num_threads()
     if device.type != "cpu" or n_threads == 1 or len(jobs) == 1:
@@ -48,7 +48,6 @@ def side_by_side(jobs: Sequence[Callable[[], Result]], device: torch.device) -> 
 
 
 def stack_size(device: torch.device, n_runs: int) -> int:
-    """Number of `n_runs` runs that are stacked on `device`: all, but on a CPU one."""
     return 1 if device.type == "cpu" else n_runs
 
 
@@ -61,8 +60,6 @@ class Shares:
         self.lock = threading.Lock()
 
     def of(self, job: int) -> Progress:
-        """The callback of one job."""
-
         def report(fraction: float) -> None:
             with self.lock:
                 self.done[job] = fraction

@@ -1,12 +1,9 @@
 """The vocabulary of the core: what a run is told, and what it gives back.
 
 A *run* trains one victim on one set of images and attacks it once; in a *sweep* several runs attack
-the same victim. `RunSpec` is everything that distinguishes one run from the next; `RunResult` is
-everything that leaves the core. All randomness of a run comes from `RunSpec.generator`, so what a
-run is batched with does not matter: on a CPU, where runs go one after another, its result is the
-same bit for bit. On a GPU, where runs are stacked, that holds at the same place in a stack of the
-same size; elsewhere it is equal up to rounding, because kernels treat the ends of an array, and a
-stack of one, differently.
+the same victim. All randomness of a run comes from `RunSpec.generator`, so on a CPU, where runs go
+one after another, its result is the same bit for bit whatever it is batched with. On a GPU that
+holds at the same place in a stack of the same size; elsewhere it is equal up to rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from jaxtyping import Bool, Float32, Int64, UInt8
 from torch import Tensor
 
 N_AUGMENT = 9
-"""Number of augmentation parameters (Karras et al. 2022, appendix F.2)."""
 
 Progress = Callable[[float], None]
 """Called with the fraction of a batch of runs that is done, from 0 to 1."""
@@ -72,10 +68,7 @@ class RunSpec:
             object.__setattr__(self, "victim", self.run)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A CPU generator that depends on (root_seed, stream, purpose) and on nothing else.
-
-        Draws are made on the CPU and moved, so that a GPU run starts where a CPU run does.
-        """
+        """A CPU generator that depends on (root_seed, stream, purpose) and on nothing else."""
         stream = self.run if self.stream is None else self.stream
         return seeded_generator(self.root_seed, stream, purpose)
 
@@ -87,10 +80,8 @@ class RunSpec:
 
 @runtime_checkable
 class Victims(Protocol):
-    """Store of trained victims, so that the runs of a sweep need not train theirs again.
-
-    What is kept is exactly what training it again would give; a keeper may forget at any time.
-    """
+    """Store of trained victims, so that the runs of a sweep need not train theirs again; it may
+    forget."""
 
     def get(self, victim: int) -> Mapping[str, Tensor] | None:
         """The tensors of a victim that was put there; None if there is none."""
@@ -161,4 +152,3 @@ STATS = (
     "n_iterations",  # how far the attack got
     *("lr", "lam_lr", "sigma", "lam_min", "alpha"),  # its hyperparameters
 )
-"""Names of the per-run statistics that every family reports, in storage order."""

@@ -16,17 +16,11 @@ from storage.files import open_regular
 
 
 def read_array(path: Path, what: str, *, at_most: int | None = None) -> npt.NDArray[Any]:
-    """The array in `path`, of any shape and type but objects.
+    """The array in `path`, an .npy file, of any shape and type but objects.
 
-    Args:
-        path: An .npy file.
-        what: What the array should be, for the errors: "the encodings", "the mean image".
-        at_most: Numbers that it may have, if that is known.
-
-    Raises:
-        SourceError: The file is not there, is no regular file, none that numpy.save made, needs
-            pickle, holds several arrays (.npz), or fewer numbers than its header announces; or more
-            than `at_most`.
+    `what` it should be, and `at_most` so many numbers, for the errors. Raises SourceError if the
+    file is not there, is no regular file, none that numpy.save made, needs pickle, holds several
+    arrays (.npz), or fewer numbers than its header announces.
     """
     try:
         with open_regular(path) as file:

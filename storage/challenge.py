@@ -13,8 +13,6 @@ Nothing is unpickled. A folder is made whole or not at all.
 from __future__ import annotations
 
 import io
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +24,7 @@ import numpy.typing as npt
 from storage.arrays import read_array
 from storage.documents import read_document
 from storage.errors import DocumentError, SourceError
+from storage.export.folder import whole_folder
 from storage.files import write_file, write_json
 from storage.sources.pictures import CorruptPictureError, is_picture, read_picture_as_it_is
 
@@ -54,32 +53,22 @@ class Challenge:
 
 
 def write_challenge(folder: Path, challenge: Challenge, secret_facts: Mapping[str, Any]) -> None:
-    """Everything, under its name only when it is whole.
-
-    Raises SourceError if the folder is there and not empty.
-    """
+    """Everything, under its name only when it is whole. Raises SourceError unless the folder is
+    empty."""
     check_new(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    rough = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with whole_folder(folder) as rough:
         (rough / SECRET).mkdir()
-        _write_array(rough / "encodings.npy", challenge.encodings)
-        if challenge.public is not None:
-            _write_array(rough / "public.npy", challenge.public)
-        if challenge.labels is not None:
-            _write_array(rough / "labels.npy", challenge.labels)
-        for name, array in challenge.secret.items():
-            _write_array(rough / SECRET / f"{name}.npy", array)
+        arrays = {
+            "encodings": challenge.encodings,
+            "public": challenge.public,
+            "labels": challenge.labels,
+            **{f"{SECRET}/{name}": array for name, array in challenge.secret.items()},
+        }
+        for name, array in arrays.items():
+            if array is not None:
+                _write_array(rough / f"{name}.npy", array)
         write_json(rough / SECRET / "secret.json", dict(secret_facts))
-        about = {"schema": SCHEMA, "version": VERSION, **challenge.facts}
-        write_json(rough / FACTS, about)
-        if folder.exists():
-            folder.rmdir()
-        rough.chmod(0o755)
-        rough.rename(folder)
-    except BaseException:
-        shutil.rmtree(rough, ignore_errors=True)
-        raise
+        write_json(rough / FACTS, {"schema": SCHEMA, "version": VERSION, **challenge.facts})
 
 
 def check_new(folder: Path) -> None:
@@ -100,8 +89,8 @@ def read_challenge(
     """A folder made by `write_challenge`, a .npy of encodings, or a folder of pictures.
 
     Pictures are absolute values of pixels, 0 to 255 for 0 to 1. `public`, `labels` and `truth`
-    stand for what the folder has, or has not. Raises SourceError for what cannot be read or does
-    not fit together.
+    stand for what the folder has. Raises SourceError for what cannot be read or does not fit
+    together.
     """
     if not path.exists():
         raise SourceError(f"{path} is not there; give a challenge's folder, a .npy or pictures")
@@ -124,10 +113,8 @@ def read_challenge(
 
 
 def read_images(path: Path, what: str, *, signed: bool = False) -> npt.NDArray[np.float32]:
-    """(n, c, h, w) from a .npy, channels first or last, or from a folder of pictures.
-
-    `signed`: pictures' pixels are from -1 to 1, as public images are.
-    """
+    """(n, c, h, w) from a .npy, channels first or last, or from a folder of pictures, whose pixels
+    are from 0 to 1 or, `signed`, from -1 to 1."""
     if path.is_dir():
         return _pictures(path, what, signed=signed)
     array = read_array(path, what)

@@ -35,11 +35,9 @@ def save_checkpoint(
 ) -> Path:
     """Replaces checkpoint `name` in `folder` (made if needed); returns the JSON file's path.
 
-    `meta` is JSON (no NaN). Tensors may be of any numeric dtype and shape, scalars included.
-
-    Raises:
-        ValueError: `name` has other characters than letters, digits, "_" and ".".
-        StoreFullError: the device is full; the previous checkpoint is as it was.
+    `meta` is JSON (no NaN). Tensors may be of any numeric dtype and shape, scalars included. Raises
+    ValueError for another `name` than letters, digits, "_" and ".", and StoreFullError, with the
+    previous checkpoint as it was.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"name={name!r}; expected letters, digits, '_' and '.' only")
@@ -61,11 +59,8 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, name: str
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None:
-    """Tensors and meta of checkpoint `name`, or None if there is none.
-
-    Raises:
-        CorruptPartError: the files are not as they were written, or no regular files.
-    """
+    """Tensors and meta of checkpoint `name`, or None if there is none. Raises CorruptPartError if
+    the files are not as they were written, or no regular files."""
     described = _described(folder, name)
     if described is None:
         return None
@@ -86,17 +81,13 @@ def load_checkpoint(
 
 
 def read_meta(folder: Path, name: str) -> dict[str, Any] | None:
-    """The meta of checkpoint `name`, or None if there is none; its tensors are not looked at.
-
-    Raises:
-        CorruptPartError: the JSON file is not as it was written.
-    """
+    """The meta of checkpoint `name`, or None; its tensors are not looked at. Raises
+    CorruptPartError if the JSON file is not as it was written."""
     described = _described(folder, name)
     return None if described is None else described[2]
 
 
 def _described(folder: Path, name: str) -> tuple[Path, str, dict[str, Any]] | None:
-    """What the JSON file says: the file of the tensors, its SHA-256, and the meta."""
     path, fix = folder / f"{name}.json", _fix(folder, name)
     try:
         with understood(path, fix):

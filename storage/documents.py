@@ -1,10 +1,9 @@
 """JSON documents, read as what anybody may have written there.
 
-Every document that the project keeps beside its arrays comes through `read_document`, or, where its
-bytes come from a store's place, through `parse_document`. What is not a JSON object in UTF-8, or is
-too long or too deep to take apart, is refused in one line that names the file and the fix. So are
-a name that stands twice, of which readers would each take another, and NaN and infinity, which JSON
-does not have. What a document must say is for its reader to check, inside `understood`.
+Every document that the project keeps beside its arrays comes through `read_document` or
+`parse_document`. What is not a JSON object in UTF-8, is too long or too deep, has a name twice, NaN
+or infinity, is refused in one line that names the file and the fix. What it must say is for its
+reader to check, inside `understood`.
 """
 
 from __future__ import annotations
@@ -27,16 +26,14 @@ _CONTAINERS = {dict, list}
 _LONGEST_REASON = 200
 
 
-def read_document(path: Path, fix: str, *, limit: int = WHOLE_BYTES) -> dict[str, Any]:
-    """The JSON object in the file `path`, of at most `limit` bytes.
+def read_document(path: Path, fix: str) -> dict[str, Any]:
+    """The JSON object in the file `path`, of at most `WHOLE_BYTES`.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        OSError: no file can be called so: its name is too long, or goes through another file.
-        DocumentError: it cannot be read, is no regular file, or as `parse_document`.
+    Raises FileNotFoundError, OSError for a name that no file can have, and DocumentError if it
+    cannot be read, is no regular file, or as `parse_document`.
     """
     try:
-        content = read_bounded(path, limit)
+        content = read_bounded(path, WHOLE_BYTES)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise
@@ -47,9 +44,8 @@ def read_document(path: Path, fix: str, *, limit: int = WHOLE_BYTES) -> dict[str
 def parse_document(content: bytes, where: str, fix: str) -> dict[str, Any]:
     """The JSON object in `content`, which was found at `where`; `fix` ends the message.
 
-    Raises:
-        DocumentError: it is not JSON in UTF-8, not an object, too deep, has NaN, infinity or a lone
-            surrogate, or a name twice in one object.
+    Raises DocumentError if it is not JSON in UTF-8, not an object, too deep, has NaN, infinity, a
+    lone surrogate, or a name twice in one object.
     """
     try:
         found = json.loads(

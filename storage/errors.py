@@ -1,11 +1,9 @@
-"""Errors of stored data, named by what the caller does about them.
-
-Every message is one line that names the value and the fix, so that a command can print it as is.
-"""
+"""Errors of stored data, named by what the caller does about them; each message is one line."""
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode's categories of what steers a terminal, turns the direction of text, ends a line, or
@@ -15,14 +13,20 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 def shown(text: str, *, keep: str = "") -> str:
     """`text` with all that cannot be seen, or would do something else, as a backslash and its code.
 
-    A file may be called anything: ESC[2J in a name would clear the screen that prints it, and a
-    byte that is not UTF-8 cannot be printed at all. Characters in `keep` stay as they are.
+    ESC[2J in a file's name would clear the screen that prints it, and a byte that is not UTF-8
+    cannot be printed at all. Characters in `keep` stay as they are.
     """
     if text.isprintable():
         return text
     return "".join(
         c if c in keep or unicodedata.category(c) not in _UNSEEN else _escaped(c) for c in text
     )
+
+
+def listed(names: Sequence[str], n: int = 5, *, between: str = ", ", what: str = "") -> str:
+    """`a, b, c and 37 more`; `what` follows "more"."""
+    more = len(names) - n
+    return between.join(names[:n]) + (f" and {more:,} more{what}" if more > 0 else "")
 
 
 def _escaped(character: str) -> str:

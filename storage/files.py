@@ -24,7 +24,6 @@ TEMPORARY_PREFIX = ".tmp-"
 """Files that start so are leftovers of a killed writer; nothing refers to them."""
 
 Content = bytes | Sequence[bytes]
-"""What a file holds, in one piece or in several that are not copied together."""
 
 WHOLE_BYTES = 2**26
 """The most that a document may have; the files of parts have limits of their own."""
@@ -59,11 +58,8 @@ _KINDS = (
 def open_regular(path: Path) -> BinaryIO:
     """`path` opened for reading bytes, if it is a regular file or a link to one.
 
-    Others are refused without waiting: opening a pipe that nobody writes to, or reading a device
-    that has no end, would hang.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file: says what it is in a few words.
+    Others, a pipe that nobody writes to or a device that has no end, raise OSError without waiting,
+    as what cannot be opened does.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -80,12 +76,8 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bounded(path: Path, at_most: int) -> bytes:
-    """Content of the regular file `path`, if that is at most so many bytes.
-
-    Raises:
-        OSError: it cannot be opened, is no regular file, or has more bytes, which is seen before
-            anything is read.
-    """
+    """Content of the regular file `path`; OSError, before anything is read, if it is none, cannot
+    be opened, or has more than `at_most` bytes."""
     with open_regular(path) as file:
         check_size(os.fstat(file.fileno()).st_size, at_most)
         return file.read()
@@ -98,7 +90,6 @@ def check_size(n_bytes: int, at_most: int) -> None:
 
 
 def reason_of(error: OSError) -> str:
-    """Reason why a file cannot be read, in a few words without its name."""
     return error.strerror or str(error) or type(error).__name__
 
 
@@ -108,10 +99,8 @@ def machine_memory() -> int:
 
 
 def json_bytes(value: Any) -> bytes:
-    """`value` as readable JSON; NaN and infinity are refused with ValueError.
-
-    A byte of a file's name that is not UTF-8 becomes JSON's escape, and is read back as it was.
-    """
+    """`value` as readable JSON; NaN and infinity are refused with ValueError. A byte of a file's
+    name that is not UTF-8 becomes JSON's escape."""
     return text_bytes(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -121,11 +110,8 @@ def text_bytes(text: str) -> bytes:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replaces `path` by `content` atomically and durably.
-
-    Raises:
-        StoreFullError: the device is full; `path` is as it was.
-    """
+    """Replaces `path` by `content` atomically and durably, or raises StoreFullError and leaves
+    it."""
     with full_device_explained(path):
         temporary = _write_temporary(path.parent, content)
         try:
@@ -137,18 +123,14 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces `path` by `value` as JSON, atomically and durably."""
     write_file(path, json_bytes(value))
 
 
 def create_file(path: Path, content: bytes) -> bool:
     """Creates `path` with `content` unless it exists: True for exactly one of all who try.
 
-    The content is complete and synced before the name appears.
-
-    Raises:
-        StoreFullError: the device is full; `path` was not created.
-        StorageError: the file system has no hard links.
+    The content is complete and synced before the name appears. Raises StoreFullError, or
+    StorageError where the file system has no hard links.
     """
     with full_device_explained(path):
         temporary = _write_temporary(path.parent, content)
@@ -170,7 +152,6 @@ def create_file(path: Path, content: bytes) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names inside `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -192,7 +173,6 @@ def write_synced(path: Path, content: Content) -> None:
 
 
 def pieces_of(content: Content) -> Sequence[bytes]:
-    """The pieces that make up a content, in order."""
     return (content,) if isinstance(content, bytes) else content
 
 

@@ -2,10 +2,8 @@
 
 Only shapes and names are looked at. A dense layer is a matrix (out, in) as torch stores it, a
 convolution a tensor (out, in, k, k), a bias a vector that goes with one of them. Layers are put in
-the order of the file or of their names where that makes a chain (the inputs of a layer are the
-outputs of the one before), otherwise in the order in which they do make one. Whatever is no layer
-of an `mlp:` or `conv:` network is listed as unknown and not hidden: a normalisation, for example,
-changes the function that the weights compute.
+the order of the file or of their names where that makes a chain, otherwise in the order in which
+they do make one. Whatever is no layer of an `mlp:` or `conv:` network is listed as unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ AMBIGUOUS = 2
 ELSEWHERE = (
     "try its features instead, as a program: palimpsest attack inversion --weights net.pt2 --trust"
 )
-"""What is left for networks that the attack on weights does not know."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,8 @@ class Layer:
 class Unknown:
     """Tensors that are no layer: the name they share, and what they probably are.
 
-    Of the kind "other" each is named by itself, with its shape, and with the renaming that would
-    make a bias of it where there is one.
+    Of the kind "other" each is named with its shape, and with the renaming that would make it a
+    bias.
     """
 
     name: str
@@ -79,7 +76,6 @@ class Layers:
     note: str
 
     def in_order(self, tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Weight and bias of every layer, from input to output."""
         names = [name for layer in self.layers for name in (layer.weight, layer.bias) if name]
         return {name: tensors[name] for name in names}
 
@@ -87,9 +83,8 @@ class Layers:
 def find_layers(file: WeightFile, shape: tuple[int, int, int] | None = None) -> Layers:
     """The layers in a file of weights; `shape` (c, h, w) of the images, if it is known.
 
-    Raises:
-        WeightsError: the tensors make no chain of dense layers with at most one convolution before
-            them, are stored transposed, or have biases in some later layers only.
+    Raises WeightsError if the tensors make no chain of dense layers with at most one convolution
+    before them, are stored transposed, or have biases in some later layers only.
     """
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     parts = [name for name in shapes if REPARAMETRISED.search(name)]
@@ -141,7 +136,6 @@ def _ordered(
     shapes: Mapping[str, tuple[int, ...]],
     file: WeightFile,
 ) -> tuple[list[str], str]:
-    """The dense layers from input to output, and what was guessed about it."""
     by_name = [name for name in natural if name in dense]
     for names in (list(dense), by_name):
         if _is_chain([shapes[name] for name in names]):
@@ -169,7 +163,6 @@ def _ordered(
 
 
 def _is_chain(shapes: Sequence[tuple[int, ...]]) -> bool:
-    """(out, in) shapes that fit one after the other, and do not widen from images to outputs."""
     fits = all(after[1] == before[0] for before, after in itertools.pairwise(shapes))
     return fits and shapes[0][1] >= shapes[-1][0]
 
@@ -177,7 +170,6 @@ def _is_chain(shapes: Sequence[tuple[int, ...]]) -> bool:
 def _first_chains(
     names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, ...]]:
-    """The first orders, two at most, in which all layers make a chain."""
     found = 0
     stack: list[tuple[str, ...]] = [(name,) for name in reversed(names)]
     while stack and found < AMBIGUOUS:
@@ -206,7 +198,6 @@ def _transposed(
 def _biases(
     weights: Sequence[str], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, str], tuple[Unknown, ...]]:
-    """Each layer's bias, where it has one, and what is left over."""
     left = [name for name in names if name not in weights]
     vectors = [name for name in left if len(shapes[name]) == 1]
     biases: dict[str, str] = {}
@@ -235,7 +226,6 @@ def _described(
     biases: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> str:
-    """A tensor's name and shape, and what to call it if it is the bias of the layer it fits."""
     fits = [w for w in weights if w not in biases and shapes[name] == (shapes[w][0],)]
     near = [w for w in fits if _stem(w) == _stem(name)] or fits
     said = f"{name} {shapes[name]}"
@@ -272,7 +262,6 @@ def _kind(name: str, left: Sequence[str], shapes: Mapping[str, tuple[int, ...]])
 def _architecture(
     layers: Sequence[Layer], shape: tuple[int, int, int] | None, file: WeightFile
 ) -> tuple[str, tuple[int, int, int] | None]:
-    """The architecture's text, and the images' shape where it is known."""
     dense = [layer for layer in layers if len(layer.shape) == 2]
     sizes = [dense[0].n_inputs, *(layer.n_outputs for layer in dense)]
     if dense[0] is layers[0]:

@@ -1,23 +1,24 @@
 """Place of a store's files: a local folder, or a prefix of an S3 bucket.
 
-A store needs little of its place: whole files, ranges of them, an exclusive create, and that what
-was written stays. A folder gives the last two by hard links and fsync, S3 by conditional requests
-(`If-None-Match: *`), so the protocol of parts and receipts is the same on both. Credentials and the
-endpoint of an S3 service come from the usual `AWS_*` variables.
+A store needs whole files, ranges of them, an exclusive create, and that what was written stays. A
+folder gives the last two by hard links and fsync, S3 by conditional requests (`If-None-Match: *`).
+Credentials and the endpoint of an S3 service come from the usual `AWS_*` variables.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from storage.errors import StorageError
 from storage.files import (
     WHOLE_BYTES,
+    Content,
     create_file,
     full_device_explained,
     open_regular,
@@ -26,80 +27,40 @@ from storage.files import (
     write_file,
     write_synced,
 )
-from storage.place_files import S3_SCHEME, FileInfo, Tree, tree_items
+
+if TYPE_CHECKING:
+    from storage.s3 import S3Place
 
 Location = str | Path
-"""A folder, or "s3://bucket/prefix"."""
 
+Tree = Mapping[str, Content] | Iterable[tuple[str, Content]]
+"""Files by name; as pairs they may be made while earlier ones are being written."""
+
+S3_SCHEME = "s3://"
 _WRITERS = 8
 
 
-class Place(Protocol):
-    """The files below one location. Names are relative, with "/" between folders.
+@dataclass(frozen=True)
+class FileInfo:
+    """A file of a place: `modified` in seconds since 1970; another `version` is another content."""
 
-    Reading what is not there raises FileNotFoundError; what is no regular file, or larger than the
-    limit that the reader gives, OSError before anything is read. Writing on a full device raises
-    StoreFullError; an unreachable or refusing service StorageError. `n_parallel` is the number of
-    small requests that are worth making at once.
-    """
+    name: str
+    size: int
+    modified: float
+    version: str
 
-    n_parallel: int
 
-    def __hash__(self) -> int: ...
+def tree_items(files: Tree) -> Iterable[tuple[str, Content]]:
+    """The names and contents of `files`, in order."""
+    return files.items() if isinstance(files, Mapping) else files
 
-    def read(self, name: str, limit: int = WHOLE_BYTES) -> bytes:
-        """A whole file of at most `limit` bytes."""
-        ...
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), fewer where the file ends before."""
-        ...
-
-    def read_many(self, limits: Mapping[str, int]) -> Iterator[bytes]:
-        """`read` of each name with its limit, in order."""
-        ...
-
-    def size(self, name: str) -> int: ...
-
-    def modified(self, name: str) -> float:
-        """Time of the last change of a file, or of a folder itself: seconds since 1970."""
-        ...
-
-    def replace(self, name: str, content: bytes) -> None:
-        """Writes or replaces a file, whole or not at all."""
-        ...
-
-    def create(self, name: str, content: bytes) -> bool:
-        """Writes a file unless there is one: True for exactly one of all who try."""
-        ...
-
-    def write_tree(self, files: Tree) -> None:
-        """Writes new files as they come, durable on return; interrupted, it leaves some of them."""
-        ...
-
-    def files(self, folder: str) -> list[FileInfo]:
-        """All files below a folder, by name; none if there is no such folder."""
-        ...
-
-    def children(self, folder: str) -> list[str]:
-        """Names of the files and folders directly inside a folder, sorted."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Removes a file, or a folder with all that is in it. What is not there is fine."""
-        ...
-
-    def make_folders(self, names: Sequence[str]) -> None:
-        """Folders that exist even while they are empty, where a place has such."""
-        ...
+Place: TypeAlias = "LocalPlace | S3Place"
 
 
 def open_place(location: Location | Place) -> Place:
-    """The place at `location`; nothing is created, and S3 is not asked yet.
-
-    Raises:
-        ValueError: it is a URL, but not "s3://bucket/prefix".
-    """
+    """The place at `location`; nothing is created, and S3 is not asked yet. Raises ValueError for a
+    URL other than "s3://bucket/prefix"."""
     if not isinstance(location, str | PurePath):
         return location
     text = str(location)
@@ -116,7 +77,13 @@ def open_place(location: Location | Place) -> Place:
 
 
 class LocalPlace:
-    """A folder. Needs hard links and an atomic rename, as local disks, NFS and Lustre have them."""
+    """A folder. Needs hard links and an atomic rename, as local disks, NFS and Lustre have them.
+
+    Names are relative, with "/" between folders. Reading what is not there raises
+    FileNotFoundError; what is no regular file, or larger than the limit that the reader gives,
+    OSError before anything is read. Writing on a full device raises StoreFullError; an unreachable
+    or refusing service StorageError. `n_parallel` small requests are worth making at once.
+    """
 
     n_parallel = 1
 
@@ -130,6 +97,7 @@ class LocalPlace:
         return read_bounded(self.root / name, limit)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop), fewer where the file ends before."""
         with open_regular(self.root / name) as file:
             pieces = []
             while start < stop and (piece := os.pread(file.fileno(), stop - start, start)):
@@ -138,24 +106,29 @@ class LocalPlace:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def read_many(self, limits: Mapping[str, int]) -> Iterator[bytes]:
+        """`read` of each name with its limit, in order."""
         return map(self.read, limits.keys(), limits.values())
 
     def size(self, name: str) -> int:
         return (self.root / name).stat().st_size
 
     def modified(self, name: str) -> float:
+        """Time of the last change of a file, or of a folder itself: seconds since 1970."""
         return (self.root / name).stat().st_mtime
 
     def replace(self, name: str, content: bytes) -> None:
+        """Writes or replaces a file, whole or not at all."""
         write_file(self.root / name, content)
 
     def create(self, name: str, content: bytes) -> bool:
+        """Writes a file unless there is one: True for exactly one of all who try."""
         path = self.root / name
         with full_device_explained(path):
             path.parent.mkdir(exist_ok=True)  # a copied store may lack its empty folders
         return create_file(path, content)
 
     def write_tree(self, files: Tree) -> None:
+        """Writes new files as they come, durable on return; interrupted, it leaves some of them."""
         written: list[tuple[str, Future[None]]] = []
         folders: set[Path] = set()
         with full_device_explained(self.root), ThreadPoolExecutor(_WRITERS) as pool:
@@ -171,6 +144,7 @@ class LocalPlace:
                 sync_folder(folder)
 
     def files(self, folder: str) -> list[FileInfo]:
+        """All files below a folder, by name; none if there is no such folder."""
         found = []
         for current, _folders, names in os.walk(self.root / folder):
             for name in names:
@@ -185,12 +159,14 @@ class LocalPlace:
         return sorted(found, key=lambda info: info.name)
 
     def children(self, folder: str) -> list[str]:
+        """Names of the files and folders directly inside a folder, sorted."""
         try:
             return sorted(path.name for path in (self.root / folder).iterdir())
         except FileNotFoundError:
             return []
 
     def remove(self, name: str) -> None:
+        """Removes a file, or a folder with all that is in it. What is not there is fine."""
         path = self.root / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -198,6 +174,7 @@ class LocalPlace:
             path.unlink(missing_ok=True)
 
     def make_folders(self, names: Sequence[str]) -> None:
+        """Folders that exist even while they are empty, where a place has such."""
         try:
             with full_device_explained(self.root):
                 for name in names:

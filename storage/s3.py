@@ -1,9 +1,5 @@
-"""A store below a prefix of an S3 bucket, through obstore.
-
-S3 has no folders and no fsync: an object is whole and durable once its PUT has answered. The
-exclusive create is a conditional PUT (`If-None-Match: *`). Credentials, region and endpoint come
-from the usual `AWS_*` variables.
-"""
+"""A store below a prefix of an S3 bucket, through obstore: an object is whole and durable once its
+PUT has answered, and the exclusive create is a conditional PUT (`If-None-Match: *`)."""
 
 from __future__ import annotations
 
@@ -11,14 +7,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
+from obstore.store import S3Store
 
 from storage.errors import StorageError, UnsettledError
 from storage.files import WHOLE_BYTES, check_size, pieces_of
-from storage.place_files import S3_SCHEME, FileInfo, Tree, tree_items
-
-if TYPE_CHECKING:
-    from obstore.store import S3Store
+from storage.object_store import S3_SCHEME, FileInfo, Tree, tree_items
 
 _S3_REQUESTS = 16
 
@@ -45,8 +41,6 @@ class S3Place:
     @property
     def _store(self) -> S3Store:
         if self._opened is None:
-            from obstore.store import S3Store
-
             endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
             self._opened = S3Store(
                 self.bucket,
@@ -57,17 +51,12 @@ class S3Place:
         return self._opened
 
     def read(self, name: str, limit: int = WHOLE_BYTES) -> bytes:
-        import obstore
-
         with self._explained(name):
             found = obstore.get(self._store, name)
             check_size(int(found.meta["size"]), limit)
             return bytes(found.bytes())
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        import obstore
-        from obstore.exceptions import GenericError
-
         if stop <= start:
             return b""
         with self._explained(name):
@@ -83,27 +72,18 @@ class S3Place:
             yield from pool.map(self.read, limits.keys(), limits.values())
 
     def size(self, name: str) -> int:
-        import obstore
-
         with self._explained(name):
             return int(obstore.head(self._store, name)["size"])
 
     def modified(self, name: str) -> float:
-        import obstore
-
         with self._explained(name):
             return float(obstore.head(self._store, name)["last_modified"].timestamp())
 
     def replace(self, name: str, content: bytes) -> None:
-        import obstore
-
         with self._explained(name):
             obstore.put(self._store, name, content)
 
     def create(self, name: str, content: bytes) -> bool:
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, BaseError
-
         try:
             obstore.put(self._store, name, content, mode="create", use_multipart=False)
         except AlreadyExistsError:
@@ -123,8 +103,6 @@ class S3Place:
                 future.result()
 
     def files(self, folder: str) -> list[FileInfo]:
-        import obstore
-
         with self._explained(folder):
             listed = obstore.list(self._store, folder or None).collect()
         return sorted(
@@ -141,16 +119,12 @@ class S3Place:
         )
 
     def children(self, folder: str) -> list[str]:
-        import obstore
-
         with self._explained(folder):
             listed = obstore.list_with_delimiter(self._store, folder or None)
         paths = [*listed["common_prefixes"], *(info["path"] for info in listed["objects"])]
         return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
     def remove(self, name: str) -> None:
-        import obstore
-
         names = [info.name for info in self.files(name)] or [name]
         with self._explained(name):
             try:
@@ -164,8 +138,6 @@ class S3Place:
     @contextmanager
     def _explained(self, name: str) -> Iterator[None]:
         """Turns a service's errors into one line; an absent object stays FileNotFoundError."""
-        from obstore.exceptions import BaseError
-
         try:
             yield
         except FileNotFoundError as error:

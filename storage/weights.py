@@ -1,14 +1,10 @@
 """Weights that somebody else saved: a safetensors file or torch's state dict, as named arrays.
 
-A file saved by `torch.save` is a pickle, and a pickle is a program. `torch.load(weights_only=True)`
-builds tensors and plain containers and refuses every other name before it is called; nothing here
-ever asks for more. What kind of file it is is read from its first bytes, not from its name.
-
-Nothing is believed about sizes. A file may announce more than it has: a header, a compressed
-archive, a tensor that repeats one number ten thousand million times. All of it is compared with the
-bytes that are there before anything is allocated.
-
-What the arrays mean as layers is told by `storage.layers`.
+A pickle is a program. `torch.load(weights_only=True)` builds tensors and plain containers and
+refuses every other name before it is called; nothing here ever asks for more. The kind of a file is
+read from its first bytes. A file may announce more than it has (a header, a compressed archive, a
+tensor that repeats one number): all of it is compared with the bytes that are there before anything
+is allocated.
 """
 
 from __future__ import annotations
@@ -43,13 +39,10 @@ STATE_DICT_KEYS = (
 over steps come last: they are no point at which a training ended."""
 
 NOT_OF_NETWORKS = ("optim", "sched", "scaler")
-"""Names that begin so have tensors of the training in them, not of the network."""
 
 DEEPEST = 4
-"""Dicts inside dicts that are looked into."""
 
 PREFIXES = ("module.", "_orig_mod.", "model.")
-"""What torch's DataParallel, torch.compile and Lightning put before every name."""
 
 COUNTERS = ("num_batches_tracked", "relative_position_index")
 """The only integers that belong to a network: of batch normalisations and of windowed attention."""
@@ -93,12 +86,9 @@ def read_weights(path: Path) -> WeightFile:
     """The tensors in a safetensors file or in a state dict saved by `torch.save`.
 
     The state dict may lie in other dicts: under one of `STATE_DICT_KEYS`, the first that there is,
-    or anywhere as the only dict of tensors. Nothing in the file is run.
-
-    Raises:
-        WeightsError: no such file, another format, objects other than tensors, no tensors, integer
-            tensors, NaN or infinite entries, more numbers than the file has bytes for; the message
-            says which and what to do.
+    or anywhere as the only dict of tensors. Raises WeightsError for no such file, another format,
+    objects other than tensors, no tensors, integer tensors, NaN or infinite entries, more numbers
+    than the file has bytes for.
     """
     content, inside = _content(path), ""
     if content.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive; a pickle
@@ -119,12 +109,8 @@ def read_weights(path: Path) -> WeightFile:
 
 
 def check_weights_file(path: Path) -> int:
-    """Bytes of a file that may be read as weights.
-
-    Raises:
-        WeightsError: it is not there, is no regular file (a folder, a pipe, a device), cannot be
-            opened, or is larger than the memory of this machine.
-    """
+    """Bytes of a file that may be read as weights; WeightsError if it is absent, no regular file,
+    cannot be opened, or is larger than the memory of this machine."""
     try:
         with open_regular(path) as file:
             n_bytes = os.fstat(file.fileno()).st_size
@@ -151,7 +137,6 @@ def _content(path: Path) -> bytes:
 
 
 def _check_archive(content: bytes, path: Path) -> None:
-    """WeightsError for a zip that unpacks to more than it is; torch.save compresses nothing."""
     if not content.startswith(b"PK"):
         return
     try:
@@ -187,7 +172,6 @@ def _safetensors(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def _check_sizes(tensors: Mapping[str, Any], n_bytes: int, path: Path) -> None:
-    """WeightsError for tensors with more numbers than the file has, or with none."""
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
     largest = max(sizes, key=lambda name: sizes[name])
     if sum(sizes.values()) > WIDENING * n_bytes:
@@ -240,7 +224,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _state_dict(loaded: Any, path: Path) -> tuple[str, dict[str, Any]]:
-    """The keys that lead to the state dict in what torch.load gave, and its tensors by name."""
     import torch
 
     if not isinstance(loaded, Mapping):
@@ -269,7 +252,6 @@ def _state_dict(loaded: Any, path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _state_dicts(loaded: Mapping[Any, Any]) -> dict[tuple[str, ...], Mapping[Any, Any]]:
-    """The dicts inside a dict that hold nothing but tensors, a matrix among them, by their keys."""
     import torch
 
     found: dict[tuple[str, ...], Mapping[Any, Any]] = {}
@@ -292,12 +274,10 @@ def _state_dicts(loaded: Mapping[Any, Any]) -> dict[tuple[str, ...], Mapping[Any
 
 
 def _rank(key: str) -> int:
-    """Names of state dicts in the order of `STATE_DICT_KEYS`, then all others."""
     return STATE_DICT_KEYS.index(key) if key in STATE_DICT_KEYS else len(STATE_DICT_KEYS)
 
 
 def _without_prefixes(tensors: dict[str, Any]) -> dict[str, Any]:
-    """The same without the prefixes that wrappers put before every single name."""
     while True:
         prefix = next((p for p in PREFIXES if all(n.startswith(p) for n in tensors)), None)
         if prefix is None:

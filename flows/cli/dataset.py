@@ -60,6 +60,7 @@ def dataset_info(
     s3://bucket/pairs --quick --json`
     """
     from recon_core.balance import gini
+    from recon_core.experiments import KKT
     from storage.pairs.statistics import attacks_of, saved_iterations, summarise
 
     dataset = Dataset(stored.location)
@@ -67,7 +68,7 @@ def dataset_info(
     counts = summary.confident_per_image
     facts: dict[str, Any] = {
         "parts": summary.n_parts,
-        "attacks": attacks_of(dataset),
+        "attacks": attacks_of(dataset, by_kind={KKT.family}),
         "runs": summary.n_runs,
         "outcomes": {name: n for name, n in summary.outcomes.items() if n},
         "targets": summary.n_targets,

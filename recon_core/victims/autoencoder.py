@@ -1,13 +1,10 @@
 """Autoencoders that get attacked: fully connected ones and U-Nets; R of them stacked.
 
-Autoencoder paper, appendix C: a fully connected autoencoder of 10 or of 20 layers, and a U-Net of
-3x3 convolutions with stride and padding 1; leaky ReLU, PReLU or softplus. The paper's drawings give
-neither widths nor channels, so they are settings here. We depart in one point: the last layer is
-linear, where the paper's U-Net has an activation after every convolution; a pixel of exactly 0 or 1
-is then as easy to fit as any other.
+Autoencoder paper, appendix C, whose drawings give neither widths nor channels: those are settings
+here. One departure: the last layer is linear, so that a pixel of exactly 0 or 1 is as easy to fit
+as any other.
 
-`FullyConnected` and `UNet` are settings (what goes into a recipe); `.on(shape)` is the network on
-images of one shape, and `Weights` are the tensors of R networks by name, a leading dimension.
+`FullyConnected` and `UNet` are settings; `.on(shape)` is the network on images of one shape.
 """
 
 from __future__ import annotations
@@ -17,45 +14,27 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from recon_core.checks import within
+
 FORBID = {"extra": "forbid"}
 Shape = tuple[int, int, int]
 Activation = Literal["leaky_relu", "prelu", "softplus"]
 Weights = dict[str, Tensor]
-"""The tensors of R networks by name, each (R, ...)."""
 PRELU_START = 0.25
 """The slope that a PReLU starts from (He et al. 2015)."""
 ROWS_FOR_ONEDNN = 16
-"""From so many images on, oneDNN's dense layers are faster than MKL's, which leave half of an AMD
-processor's width unused (2 to 3 times for 50 images and more, on one core with AVX-512); for fewer
-the way there costs more."""
+"""Images from which on oneDNN's dense layers are faster than MKL's (2 to 3 times for 50 images and
+more, on one core of an AMD processor with AVX-512)."""
 PIXELS_AT_ONCE = 64 << 10
-"""Pixels of a network's images that go through a U-Net together on a CPU: its activations are then
-still in the cache when the next layer wants them (300 images of 32x32 in 0.24 s, all at once in
-0.36 s)."""
-
-
-@runtime_checkable
-class Model(Protocol):
-    """A network on images of one shape."""
-
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of one network's parameters, by name, in the order of the layers."""
-        ...
-
-    def forward(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """f(x) of R networks on their own n images, (r, n, c, h, w)."""
-        ...
+"""Pixels of a network's images that go through a U-Net together on a CPU, while its activations are
+in the cache (300 images of 32x32 in 0.24 s, all at once in 0.36 s)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +56,11 @@ class FullyConnected:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        _check_leak(self.leak)
-        if self.depth < 2 or self.width < 1:
-            raise ValueError(
-                f"depth={self.depth} must be at least 2 and width={self.width} at least 1; paper "
-                "000 has depths of 10 and 20"
-            )
+        within(self, "[0, 1)", "leak", fix="torch's default is 0.01")
+        within(self, "[2, inf)", "depth", fix="the autoencoder paper has 10 and 20")
+        within(self, "[1, inf)", "width")
 
     def on(self, shape: Shape) -> FullyConnectedModel:
-        """This network for images (c, h, w)."""
         return FullyConnectedModel(self, shape)
 
 
@@ -107,11 +82,11 @@ class UNet:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        _check_leak(self.leak)
-        if not self.channels or min(self.channels) < 1 or self.convolutions < 1:
+        within(self, "[0, 1)", "leak", fix="torch's default is 0.01")
+        within(self, "[1, inf)", "convolutions")
+        if not self.channels or min(self.channels) < 1:
             raise ValueError(
-                f"channels={self.channels} must name at least one level, each 1 or more, and "
-                f"convolutions={self.convolutions} must be at least 1"
+                f"channels={self.channels} must name at least one level, each 1 or more"
             )
 
     def on(self, shape: Shape) -> UNetModel:
@@ -144,7 +119,6 @@ class FullyConnectedModel:
     def forward(
         self, weights: Mapping[str, Tensor], x: Float[Tensor, "r n c h w"]
     ) -> Float[Tensor, "r n c h w"]:
-        """f(x) of R networks on their own n images."""
         a = x.flatten(2)
         for i in range(self.network.depth):
             if i:
@@ -180,7 +154,6 @@ class UNetModel:
         return shapes
 
     def _convolutions(self) -> Iterator[tuple[str, int, int]]:
-        """Name, channels in and channels out, in the order in which they are applied."""
         network, n = self.network, self.shape[0]
         levels = range(len(network.channels))
         for level in levels:
@@ -197,7 +170,6 @@ class UNetModel:
     def forward(
         self, weights: Mapping[str, Tensor], x: Float[Tensor, "r n c h w"]
     ) -> Float[Tensor, "r n c h w"]:
-        """f(x) of R networks on their own n images."""
         if x.device.type != "cpu":
             return self._at_once(weights, x)
         n_rows = max(1, PIXELS_AT_ONCE // math.prod(self.shape[1:]))
@@ -230,6 +202,9 @@ class UNetModel:
         return a
 
 
+Model = FullyConnectedModel | UNetModel
+
+
 def activate(network: Autoencoder, z: Tensor, slope: Tensor | None) -> Tensor:
     """The activation; of a PReLU, `slope` is one number per network, or what z can be multiplied
     with."""
@@ -247,15 +222,17 @@ def initial_weights(
 ) -> Weights:
     """Starts of R trainings, one generator each: uniform in +-1/sqrt(fan in), or as a fully
     connected network's `init` says; PReLUs at .25. Drawn on the CPU in float32, layer by layer."""
-    stacks = [_initial(model, generator) for generator in generators]
-    return {name: torch.stack([s[name] for s in stacks]).to(dtype) for name in stacks[0]}
+    return stacked([_initial(model, generator) for generator in generators], dtype)
+
+
+def stacked(networks: Sequence[Weights], dtype: torch.dtype) -> Weights:
+    """The weights of one network each as those of R."""
+    return {name: torch.stack([w[name] for w in networks]).to(dtype) for name in networks[0]}
 
 
 def single(model: Model, state: Mapping[str, Tensor]) -> Weights:
-    """The weights (R = 1) of a state dict; ValueError if it is of another network.
-
-    A PReLU's slope may be of shape (), as ours, or (1,), as torch's.
-    """
+    """The weights (R = 1) of a state dict; ValueError if it is of another network. A PReLU's slope
+    may be of shape (), as ours, or (1,), as torch's."""
     shapes = model.tensor_shapes
     ours = {n: t.reshape(()) for n, t in state.items() if n.endswith(".slope") and t.numel() == 1}
     state = {**state, **ours}
@@ -273,7 +250,6 @@ def single(model: Model, state: Mapping[str, Tensor]) -> Weights:
 
 
 def n_parameters(model: Model) -> int:
-    """Number of one network's parameters."""
     return sum(math.prod(shape) for shape in model.tensor_shapes.values())
 
 
@@ -295,7 +271,6 @@ def _initial(model: Model, generator: torch.Generator) -> Weights:
 def _dense(
     weight: Float[Tensor, "r o i"], bias: Float[Tensor, "r o"], a: Float[Tensor, "r n i"]
 ) -> Float[Tensor, "r n o"]:
-    """W a + b of R layers."""
     if not (has_onednn(a) and a.shape[1] >= ROWS_FOR_ONEDNN):
         return torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
     rows = [
@@ -318,16 +293,9 @@ def has_onednn(x: Tensor) -> bool:
 
 
 def _convolve(weights: Mapping[str, Tensor], name: str, a: Tensor) -> Tensor:
-    """The convolution of R networks on (n, r * c, h, w)."""
     weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
     return F.conv2d(a, weight.flatten(0, 1), bias.flatten(), padding=1, groups=len(weight))
 
 
 def _of_channels(slope: Float[Tensor, " r"], z: Float[Tensor, "n k h w"]) -> Tensor:
-    """One slope per network, for the channels (r * c) of all of them."""
     return slope.repeat_interleave(z.shape[1] // len(slope)).view(1, -1, 1, 1)
-
-
-def _check_leak(leak: float) -> None:
-    if not 0 <= leak < 1:
-        raise ValueError(f"leak={leak} is outside [0, 1); torch's default is 0.01")

@@ -1,12 +1,11 @@
-"""Train R autoencoders at once to lower and lower losses, and keep each where it passes a level.
+"""Training of R autoencoders at once to lower and lower losses, each kept where it passes a level.
 
     min over theta of 1/(n d) sum_i ||f(x_i) - x_i||^2
 
-by Adam (autoencoder paper, appendix C). The autoencoder paper names levels of the loss (1e-4 ...
-1e-8) but no optimiser; here the rate is held for a share of the epochs and then falls
-exponentially, which is what the last levels need: at a constant rate Adam's own steps keep the loss
-above them. Float32 carries this far, since the pixels' rounding is 1e-15 as a mean square; the loss
-itself is summed in float64. What a level keeps are the very weights whose loss was measured.
+by Adam (autoencoder paper, appendix C, which names levels of the loss but no optimiser). The rate
+is held for a share of the epochs and then falls exponentially: at a constant rate Adam's own steps
+keep the loss above the last levels. The loss is summed in float64. A level keeps the very weights
+whose loss was measured.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from recon_core.cuda_graphs import Repeat, repeated
+from recon_core.checks import within
+from recon_core.cuda_graphs import BatchSteps
 from recon_core.optimisers import Optimiser, Stepper
 from recon_core.types import Progress, no_progress
 from recon_core.victims.autoencoder import Model, Weights
@@ -29,7 +28,6 @@ from recon_core.victims.autoencoder import Model, Weights
 FORBID = {"extra": "forbid"}
 LEVELS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 ROWS_AT_ONCE = 1024
-"""Images of a network whose loss is measured at once, when it is trained on minibatches."""
 
 Shuffle = Callable[[int, int], Int64[Tensor, " n"]]
 """`shuffle(run, epoch)`: the order of a run's images in an epoch."""
@@ -57,18 +55,13 @@ class AutoencoderTraining:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "check_every", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        within(self, "[1, inf)", "epochs", "check_every", "batch_size")
+        within(self, "[0, 1)", "beta_2", fix="Adam's usual value is .999")
+        within(self, "[0, 1]", "hold", fix="it is a share of the epochs")
         if not (math.isfinite(self.lr) and 0 < self.lr_end <= self.lr):
             raise ValueError(
                 f"lr={self.lr} must be positive and lr_end={self.lr_end} above 0 and at most lr"
             )
-        if not 0 <= self.beta_2 < 1:
-            raise ValueError(f"beta_2={self.beta_2} is outside [0, 1); Adam's usual value is .999")
-        if not 0 <= self.hold <= 1:
-            raise ValueError(f"hold={self.hold} is not a share in [0, 1]")
         falling = all(a > b for a, b in zip(self.levels, self.levels[1:], strict=False))
         if not self.levels or not falling or min(self.levels) <= 0:
             raise ValueError(
@@ -77,7 +70,6 @@ class AutoencoderTraining:
             )
 
     def rate(self, epoch: int) -> float:
-        """Adam's rate in an epoch, counted from 0."""
         held = self.hold * self.epochs
         if epoch <= held:
             return self.lr
@@ -98,7 +90,7 @@ class Checkpoint:
 class Overfitted:
     """One trained autoencoder: a checkpoint per level that it reached, and where it ended.
 
-    `diverged`: its loss was not finite at the end; such a network is in no checkpoint but the last.
+    `diverged`: its loss was not finite at the end.
     """
 
     levels: dict[float, Checkpoint]
@@ -125,11 +117,10 @@ def train_autoencoders(
 ) -> list[Overfitted]:
     """Train R networks on their own images in [0, 1]; one result each, in order.
 
-    `shuffle` gives the minibatches and is needed with `training.batch_size`. With `state_every`,
-    `on_state` gets the state every so many epochs, as named tensors on the CPU; passed as `state`,
-    with the same other arguments, training goes on from there and ends bit for bit as if it had
-    never stopped. `graphs`: CUDA graphs, on a GPU. Raises ValueError for arguments that do not fit
-    together.
+    `shuffle` gives the minibatches. With `state_every`, `on_state` gets the state every so many
+    epochs, as named tensors on the CPU; passed as `state`, with the same other arguments, training
+    goes on from there bit for bit. `graphs`: CUDA graphs, on a GPU. Raises ValueError for arguments
+    that do not fit together.
     """
     if x.shape[2:] != model.shape:
         raise ValueError(f"images of {tuple(x.shape[2:])} for a network of {model.shape}")
@@ -155,8 +146,6 @@ def train_autoencoders(
 
 
 class _Course:
-    """The networks that still train, and what was kept of all of them."""
-
     def __init__(
         self,
         model: Model,
@@ -179,10 +168,9 @@ class _Course:
     def _build(
         self, running: list[int], weights: Weights, averages: Mapping[str, Sequence[Tensor]]
     ) -> None:
-        """Start over with these networks, their weights and Adam's averages (none: fresh)."""
         self.running = running
         self.x = self.all_x[running]
-        self.moves: dict[int, tuple[Tensor, Repeat]] = {}
+        self.steps = BatchSteps(self._move, graphs=self.graphs, fixed=self.x)
         self.weights = {n: t.contiguous().requires_grad_() for n, t in weights.items()}
         self.steppers: dict[str, Stepper] = {}
         for name, tensor in self.weights.items():
@@ -190,25 +178,12 @@ class _Course:
             self.steppers[name] = self.rule.stepper(flat, state=averages.get(name))
 
     def step(self) -> None:
-        """One epoch."""
         rate = self.training.rate(self.epoch)
         for stepper in self.steppers.values():
             stepper.set_rate(rate)
         for x in self._batches():
-            self._move_on(x)
+            self.steps(x)
         self.epoch += 1
-
-    def _move_on(self, x: Tensor) -> None:
-        """Adam's step on a batch, which is copied to where a step of its size always finds it."""
-        n_images = x.shape[1]
-        if n_images not in self.moves:
-            held = x if x is self.x else torch.empty_like(x)
-            move = partial(self._move, held)
-            self.moves[n_images] = held, repeated(move, x.device, graphs=self.graphs)
-        held, repeat = self.moves[n_images]
-        if held is not x:
-            held.copy_(x)
-        repeat(1)
 
     def _move(self, x: Tensor) -> None:
         loss = (self.model.forward(self.weights, x) - x).square().flatten(1).mean(1).sum()
@@ -226,7 +201,6 @@ class _Course:
 
     @torch.no_grad()
     def losses(self) -> Float64[Tensor, " k"]:
-        """The mean squared error of every running network on all its images."""
         total = torch.zeros(len(self.running), dtype=torch.float64, device=self.x.device)
         for x in self.x.split(ROWS_AT_ONCE, dim=1):
             error = self.model.forward(self.weights, x) - x
@@ -260,7 +234,6 @@ class _Course:
         return Checkpoint(weights, loss, self.epoch)
 
     def results(self) -> list[Overfitted]:
-        """Outcome of every network; those that still run are checked once more."""
         if self.running:
             self.check()
         if self.running:
@@ -270,7 +243,6 @@ class _Course:
         return [Overfitted(kept, *self.ended[run]) for run, kept in enumerate(self.kept)]
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the rest of the training and its results depend on."""
         named = {"epoch": torch.tensor(self.epoch), "running": torch.tensor(self.running)}
         for name, tensor in self.weights.items():
             named[f"weights/{name}"] = tensor.detach()
@@ -285,7 +257,6 @@ class _Course:
         return {name: tensor.cpu().clone() for name, tensor in named.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state; ValueError if it is of another training."""
         device = self.x.device
         self._check_state(state)
         here = {name: t.to(device).clone() for name, t in state.items()}

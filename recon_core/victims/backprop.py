@@ -1,14 +1,9 @@
 """Forward and backward passes of R networks in buffers that are made once.
 
-The same maths as `Architecture.forward` and `backward`, for when it is done fifty thousand times:
-every intermediate and every gradient has its place, ReLU and leaky ReLU work in place, and nothing
-is allocated that is as large as a layer. (Fresh memory of some MiB costs a page fault for every
-4 KiB of it: more, at 200 wide, than the products themselves.) The same places at every pass are
-also what a CUDA graph needs.
-
-A first layer reads what it needs of every image from `inputs`, a tuple of tensors (R, n, ...): the
-pixels, a convolution's patches, or, for training in the span of the images (`span`), inner products
-with all of them.
+The same maths as `Architecture.forward` and `backward` without allocating anything as large as a
+layer; the same places at every pass are also what a CUDA graph needs. A first layer reads what it
+needs of every image from `inputs`, tensors (R, n, ...): pixels, a convolution's patches, or, in the
+span of the images (`span`), inner products with all of them.
 """
 
 from __future__ import annotations
@@ -55,7 +50,6 @@ class Dense:
             torch.sum(d, 1, out=self.b_gradient)
 
     def pull(self, d: Tensor, out: Tensor) -> None:
-        """The gradient with respect to a, from that with respect to z."""
         torch.bmm(d, self.w, out=out)
 
 
@@ -84,10 +78,8 @@ class Convolution:
 
 
 class Backprop:
-    """Passes over n images per run. Gradients are left where `gradients` are.
-
-    With a `defence`, whose tuples are among these images, they are those of the loss plus its own.
-    """
+    """Passes over n images per run. Gradients, of the loss plus that of a `defence`, are left in
+    `gradients`."""
 
     def __init__(
         self,
@@ -159,7 +151,6 @@ class Backprop:
 def first_layer(
     architecture: Architecture, parameters: Parameters, gradients: Parameters
 ) -> FirstLayer:
-    """The convolution or the dense layer that the architecture begins with."""
     if architecture.network.conv is None:
         return Dense(parameters, gradients, 0)
     return Convolution(parameters, gradients)

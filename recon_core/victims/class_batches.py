@@ -21,10 +21,8 @@ class ClassBatches:
     if all networks see the same images in the same order.
 
     An epoch shuffles every class on its own and takes as many images of each as the smallest class
-    has, `per_class` at a time; the last batch may be smaller. So every image of the smallest class
-    is in an epoch once; of a larger class some are left out, which the next shuffle may take.
-    `x` and `labels` are of all networks, or have a leading dimension of networks; `streams` says
-    whose order each network's images have.
+    has, `per_class` at a time; the last batch may be smaller. `x` and `labels` are of all networks,
+    or have a leading dimension of networks; `streams` says whose order each network's images have.
     """
 
     x: Float[Tensor, "n c h w"] | Float[Tensor, "r n c h w"]
@@ -51,7 +49,6 @@ class ClassBatches:
 
     @cached_property
     def members(self) -> list[list[Tensor]]:
-        """The images of each class; once, or for every network."""
         labels = self.labels.cpu() if self.labels.dim() == 2 else self.labels.cpu().unsqueeze(0)
         return [[(row == c).nonzero()[:, 0] for c in range(self.n_classes)] for row in labels]
 
@@ -66,7 +63,6 @@ class ClassBatches:
 
     @property
     def n_batches(self) -> int:
-        """Batches of an epoch."""
         return -(-self.smallest // self.per_class)
 
     @property
@@ -75,7 +71,6 @@ class ClassBatches:
         return self.smallest - self.per_class * (self.n_batches - 1)
 
     def of_epoch(self, epoch: int) -> Iterator[Tensor]:
-        """The batches of an epoch; the last may be smaller."""
         keys = list(zip(self.streams, range(self.n_networks), strict=True))
         if len(self.members) == 1:
             keys = [(stream, 0) for stream in self.streams]

@@ -147,21 +147,10 @@ def channel_scales(
     return scales
 
 
-def margins(
-    output: Float[Tensor, "n o"], labels: Float[Tensor, " n"] | Int[Tensor, " n"]
-) -> Float[Tensor, " n"]:
-    """y phi for one output and labels -1 and +1; phi_y - max_{j != y} phi_j for several."""
-    if output.shape[1] == 1:
-        return output[:, 0] * labels.to(output.dtype)
-    index = labels.long().unsqueeze(1)
-    others = output.scatter(1, index, -torch.inf).amax(1)
-    return output.gather(1, index).squeeze(1) - others
-
-
 def margin_gradients(
     output: Float[Tensor, "n o"], labels: Float[Tensor, " n"] | Int[Tensor, " n"]
 ) -> Float[Tensor, "n o"]:
-    """Derivative of `margins` with respect to the outputs: y, or e_y - e_j with the strongest j."""
+    """Derivative of `Loss.margins` in the outputs: y, or e_y - e_j with the strongest j."""
     if output.shape[1] == 1:
         return labels.to(output.dtype).unsqueeze(1)
     index = labels.long().unsqueeze(1)
@@ -183,10 +172,8 @@ def gram_systems(
     x: Float[Tensor, "n d"],
     output_gradient: Float[Tensor, "n o"],
 ) -> list[tuple[Float[Tensor, "n n"], Float[Tensor, " n"], float]]:
-    """(K_l, t_l, ||theta_l||^2) of every layer for the gradients of <output_gradient, phi(x)>.
-
-    One network (R = 1).
-    """
+    """(K_l, t_l, ||theta_l||^2) of every layer of one network for the gradients of
+    <output_gradient, phi(x)>."""
     wide = parameters.map(lambda tensor: tensor.double())
     passed = architecture.forward(wide, x.double().unsqueeze(0))
     d = output_gradient.double()
@@ -214,10 +201,8 @@ def explained(
     *,
     free_sign: bool,
 ) -> Explained:
-    """Share of theta that the images' gradients explain, at the best multipliers.
-
-    `free_sign`: lam of either sign (KKT paper, eq. 15), otherwise lam >= 0.
-    """
+    """Share of theta that the images' gradients explain, at the best multipliers. `free_sign`: lam
+    of either sign (KKT paper, eq. 15), otherwise lam >= 0."""
     gram = torch.stack([s[0] for s in systems]).sum(0)
     target = torch.stack([s[1] for s in systems]).sum(0)
     lam = best_multipliers(gram, target, free_sign=free_sign)
@@ -256,6 +241,5 @@ def best_multipliers(
 
 
 def _left(gram: Tensor, target: Tensor, square: float, lam: Tensor) -> float:
-    """||theta - sum_i lam_i g_i||^2 / ||theta||^2."""
     value = square - 2 * float(lam @ target) + float(lam @ gram @ lam)
     return max(0.0, value) / square if square > 0 else 0.0

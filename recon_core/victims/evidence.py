@@ -1,8 +1,5 @@
-"""Evidence of known training images for a network's chances to leak them.
-
-Whether the network fits them, how many lie at the margin, and how much of its weights they explain
-(`diagnostics`). Whoever owns the training set can ask this before attacking; an attacker cannot.
-"""
+"""Evidence of known training images for a network's chances to leak them: fit, margins, and the
+share of its weights that they explain."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from recon_core.victims.diagnostics import (
     explained,
     gram_systems,
     margin_gradients,
-    margins,
 )
+from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
 
 Level = Literal["ok", "warning", "stop"]
@@ -58,8 +55,7 @@ class Evidence:
         """Fit, margins and stationarity for images with the mean subtracted.
 
         `labels`: -1 and +1 for one output (default: what the network says), classes for several,
-        targets under regression. Raises ValueError if their number does not fit, or for several
-        outputs without labels.
+        targets under regression. Raises ValueError if they do not fit or are missing.
         """
         if labels is not None and len(labels) != len(images):
             raise ValueError(f"{len(labels)} labels for {len(images)} images; give one each")
@@ -99,12 +95,13 @@ class Evidence:
         return Finding("warning", "fit", text)
 
     def _classifier(self, output: Float[Tensor, "n o"], labels: Tensor) -> Finding:
-        margin = margins(output, labels)
+        one = output.shape[1] == 1
+        y = labels.to(output.dtype) if one else labels.long()
+        margin = Loss(kind="bce" if one else "ce").margins(output[None], y[None])[0]
         n, n_right = len(margin), int((margin > 0).sum())
         smallest, largest = float(margin.min()), float(margin.max())
         n_near = int((margin <= smallest * NEAR_MARGIN).sum()) if smallest > 0 else 0
-        one = output.shape[1] == 1
-        loss = F.softplus(-margin).mean() if one else F.cross_entropy(output, labels.long())
+        loss = F.softplus(-margin).mean() if one else F.cross_entropy(output, y)
         self.numbers |= {
             "train_accuracy": n_right / n,
             "train_loss": float(loss),

@@ -33,8 +33,6 @@ Defence = MixCon | UniCon
 
 
 class FeatureDefence:
-    """A defence of R victims, on the features of a hidden layer that is counted from 0."""
-
     def __init__(
         self, defence: Defence, layer: int, tuples: Int64[Tensor, "r p k"], n_images: int
     ) -> None:
@@ -45,7 +43,6 @@ class FeatureDefence:
         self.rows = (tuples + first.view(-1, 1, 1)).flatten()  # of features (R * n, m)
 
     def of_runs(self, runs: Int64[Tensor, " k"]) -> FeatureDefence:
-        """That of some of the victims."""
         return FeatureDefence(self.defence, self.layer, self.tuples[runs], self.n_images)
 
     def add_gradient_(self, d: Float[Tensor, "r n m"], features: Float[Tensor, "r n m"]) -> None:
@@ -64,9 +61,7 @@ def feature_defence(
     batch_size: int | None,
 ) -> FeatureDefence | None:
     """That of victims with these labels, as their loss wants them; None for no defence or lam = 0.
-
-    Raises ValueError as `hidden_layer`, `check_full_batch` and `tuples_of` do.
-    """
+    Raises ValueError as `hidden_layer`, `check_full_batch` and `tuples_of` do."""
     place = hidden_layer(architecture.network, layer)
     if defence is None or not defence.lam:
         return None
@@ -127,8 +122,8 @@ def tuples_of(
 ) -> Int64[Tensor, "r p k"]:
     """The images that the defence compares: row i of column c is the i-th of class c.
 
-    ValueError if a class has no image (UniCon: fewer than two), or if the smallest classes of the
-    victims are not equally large: then they cannot be one stack.
+    ValueError if a class has no image (UniCon: fewer than two), or if the victims' smallest classes
+    are not equally large.
     """
     tuples = [balanced_rows(row, n_classes) for row in classes]
     sizes = [len(rows) for rows in tuples]

@@ -1,10 +1,8 @@
 """The losses that victims are trained with: value, gradient in the outputs, and margins.
 
-Binary cross-entropy with logits (image restoration paper, section 2; Haim et al. 2022),
-cross-entropy over C classes (KKT paper, section 4), and regression to y in {-1, +1}: mean square,
-|phi - y|^p with p = 2.5, Huber (KKT paper, section 5). All are means over the n images, and all
-stay exact where |phi| is large: the attack lives off what is left of the gradient when a victim has
-long fitted its images.
+All are means over the n images, and all stay exact where |phi| is large: the attack lives off what
+is left of the gradient when a victim has long fitted its images. bce: image restoration paper,
+section 2; ce: KKT paper, section 4; the others, for regression: KKT paper, section 5.
 """
 
 from __future__ import annotations
@@ -17,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
+
+from recon_core.checks import within
 
 Kind = Literal["bce", "ce", "mse", "power", "huber"]
 
@@ -35,10 +35,8 @@ class Loss:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.power) and self.power > 1):
-            raise ValueError(f"power={self.power} must be above 1; paper 002 uses 2.5")
-        if not (math.isfinite(self.delta) and self.delta > 0):
-            raise ValueError(f"delta={self.delta} must be a positive number, for example 1")
+        within(self, "(1, inf)", "power", fix="the KKT paper uses 2.5")
+        within(self, "(0, inf)", "delta", fix="torch's default is 1")
 
     def check(self, y: Shaped[Tensor, "r n"], n_outputs: int) -> None:
         """ValueError if these labels or that number of outputs do not go with the loss."""
@@ -109,7 +107,6 @@ def _own(phi: Float[Tensor, "r n c"], y: Shaped[Tensor, "r n"]) -> Float[Tensor,
 def _without(
     phi: Float[Tensor, "r n c"], y: Shaped[Tensor, "r n"], value: float
 ) -> Float[Tensor, "r n c"]:
-    """phi with every image's own class replaced."""
     return phi.scatter(2, y.unsqueeze(2), value)
 
 

@@ -1,16 +1,12 @@
 """The networks that get attacked: dense layers, or a convolution before them; R of them stacked.
 
-`Network` is the setting (what goes into a recipe), `Architecture` the network on images of one
-shape with a number of outputs, `Parameters` the weights of R networks, a leading dimension.
-
     phi(theta; x) = W_L f(W_{L-1} ... f(W_1 x + b_1) ... + b_{L-1}) + b_L
 
 with f = ReLU, leaky ReLU or GELU. Papers: D-1000-1000-1 without biases (image restoration paper,
 section 2), with a bias in the first layer only (Haim et al. 2022), with C outputs (KKT paper,
-section 4), and Conv(k, channels)-1000-1 (KKT paper, section 6.1; stride 1 and no padding, since the
-KKT paper, appendix F, calls k = 32 "essentially an MLP"). With ReLU and no bias beyond the first
-layer the network is homogeneous in its weights, phi(c theta) = c^L phi(theta), which the theory of
-the attack needs.
+section 4), and Conv(k, channels)-1000-1 (KKT paper, section 6.1; stride 1 and no padding). With
+ReLU and no bias beyond the first layer phi(c theta) = c^L phi(theta), which the theory of the
+attack needs.
 """
 
 from __future__ import annotations
@@ -27,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+
+from recon_core.checks import within
 
 FORBID = {"extra": "forbid"}
 Bias = Literal["none", "first", "all"]
@@ -45,10 +43,7 @@ class Conv:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        if self.kernel < 1 or self.channels < 1:
-            raise ValueError(
-                f"kernel={self.kernel} and channels={self.channels} must both be at least 1"
-            )
+        within(self, "[1, inf)", "kernel", "channels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +71,8 @@ class Network:
                 f"widths={self.widths} must name at least one hidden layer, each 1 or wider, "
                 "for example (1000, 1000)"
             )
-        std = self.init_std_first
-        if std is not None and not (math.isfinite(std) and std > 0):
-            raise ValueError(f"init_std_first={std} must be positive, e.g. 1e-4, or None")
-        if not 0 <= self.leak < 1:
-            raise ValueError(f"leak={self.leak} is outside [0, 1); torch's default is 0.01")
+        within(self, "(0, inf)", "init_std_first", fix="1e-4 or None, for example")
+        within(self, "[0, 1)", "leak", fix="torch's default is 0.01")
 
     def on(self, shape: Shape, n_outputs: int = 1) -> Architecture:
         """This network for images (c, h, w); ValueError if a kernel does not fit in them."""
@@ -89,10 +81,8 @@ class Network:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Weights (R, out, in) and biases (R, out) of R networks, one entry per layer.
-
-    A convolution's weights are (R, channels, c * k * k). A layer without a bias has None.
-    """
+    """Weights (R, out, in), of a convolution (R, channels, c * k * k), and biases (R, out) or None,
+    per layer."""
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
@@ -116,15 +106,12 @@ class Parameters:
         return Parameters(tuple(weights), tuple(biases))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Parameters:
-        """The function applied to every tensor."""
         return self.like([function(tensor) for tensor in self.tensors()])
 
     def rows(self, index: slice | Tensor) -> Parameters:
-        """Some of the R networks."""
         return self.map(lambda tensor: tensor[index])
 
     def isfinite(self) -> Tensor:
-        """(R,) whether every entry of a network is finite."""
         return torch.stack([t.isfinite().flatten(1).all(1) for t in self.tensors()]).all(0)
 
     def squared_norm(self) -> Float[Tensor, " r"]:
@@ -134,10 +121,8 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Pass:
-    """Results of a forward pass: inputs a_0..a_{L-1} of the layers, z_1..z_{L-1}, the output.
-
-    With a convolution, a_0 holds its patches (R, n, c * k * k, positions).
-    """
+    """Results of a forward pass: inputs a_0..a_{L-1} of the layers (a convolution's patches (R, n,
+    c * k * k, positions)), z_1..z_{L-1}, the output."""
 
     inputs: tuple[Tensor, ...]
     pre: tuple[Tensor, ...]
@@ -163,7 +148,6 @@ class Architecture:
 
     @property
     def d(self) -> int:
-        """Numbers per image."""
         return math.prod(self.shape)
 
     @property
@@ -201,7 +185,6 @@ class Architecture:
         return self.network.activation != "gelu" and self.network.bias != "all"
 
     def has_bias(self, layer: int) -> bool:
-        """True if a layer, counted from 0, has a bias."""
         return self.network.bias == "all" or (self.network.bias == "first" and layer == 0)
 
     def initial(self, generators: Sequence[torch.Generator], *, dtype: torch.dtype) -> Parameters:
@@ -253,7 +236,6 @@ class Architecture:
         return images.view(*patches.shape[:2], self.d)
 
     def activate(self, z: Tensor) -> Tensor:
-        """f(z)."""
         if self.network.activation == "relu":
             return torch.relu(z)
         if self.network.activation == "leaky_relu":
@@ -318,9 +300,8 @@ class Architecture:
     def from_state_dict(self, state: Mapping[str, Tensor]) -> Parameters:
         """One network (R = 1) from tensors in layer order, whatever their names are.
 
-        Layers are taken in the order of the mapping, or, where shapes do not fit that way (formats
-        that sort names), in natural order of their names. Raises ValueError naming what was
-        expected and what is there.
+        Layers are taken in the order of the mapping, or, where shapes do not fit that way, in
+        natural order of their names. Raises ValueError naming what was expected and what is there.
         """
         expected = []
         for layer in range(self.n_layers):

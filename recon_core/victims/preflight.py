@@ -1,18 +1,14 @@
-"""Can an attack on these weights work? Answered in words, before any time is spent on it.
+"""Chances of an attack on these weights, in words, before any time is spent on it.
 
-The attack rests on theta = sum_i lam_i y_i grad phi(theta; x_i) (image restoration paper, eq. 1).
-That holds for a homogeneous network trained to the end (image restoration paper; KKT paper, section
-3), or for any network trained with weight decay (KKT paper, eq. 14). It holds by neither for one
-trained with MixCon or UniCon (`feature_defence`); weights do not show that, so a good outlook of
-weights alone is one of networks without a defence. Each check looks at one thing that this needs
-and says what it found, what it means for the attack, and what to do about it.
+The attack rests on theta = sum_i lam_i y_i grad phi(theta; x_i) (image restoration paper, eq. 1),
+which holds for a homogeneous network trained to the end (KKT paper, section 3), or for any network
+trained with weight decay (KKT paper, eq. 14); by neither for one trained with a `feature_defence`,
+which weights do not show.
 
-Where the papers give no threshold, ours are measured: victims 3072-200-200-1 of 20 or 100 CIFAR
-images, trained with and without a small first layer, with and without weight decay, by Adadelta,
-gradient descent and Adam, and then attacked. What decides is the *first layer*. One that started
-small, or lost its start to weight decay, is nearly all signal, is explained by the images up to a
-fifth, and gave most of them back, even where the layers above were full of initial noise and the
-condition as a whole was violated by 96 %. One that was mostly initial noise gave nothing back.
+Thresholds are measured on victims 3072-200-200-1 of 20 or 100 CIFAR images. What decides is the
+*first layer*: one that started small, or lost its start to weight decay, gave most images back,
+even where the layers above were full of initial noise; one that was mostly initial noise gave
+nothing back.
 """
 
 from __future__ import annotations
@@ -70,18 +66,15 @@ class Preflight:
 
     @property
     def stopped(self) -> bool:
-        """True if something makes an attack pointless."""
         return self.outlook == "none"
 
     @property
     def reason(self) -> str:
-        """Reason why it is pointless, in a line."""
         stops = [finding for finding in self.findings if finding.level == "stop"]
         return " ".join(f"{finding.subject}: {finding.text}" for finding in stops)
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
         stops = list(dict.fromkeys(f.subject for f in self.findings if f.level == "stop"))
         about = list(dict.fromkeys(f.subject for f in self.findings if f.level == "warning"))
         if self.outlook == "none":
@@ -105,9 +98,9 @@ def preflight(
     """A verdict whether an attack on one network (R = 1) can work, and why.
 
     `unknown_layers`: (name, kind) of tensors beside the layers, kinds as in `UNKNOWN`. `images`:
-    the training images as the network saw them, mean subtracted. `labels`: -1 and +1 for one
-    output, classes for several. `condition`: default by the number of outputs. Raises ValueError
-    for more than one network or labels that do not fit.
+    the training images with the mean subtracted; `labels`: -1 and +1 for one output, classes for
+    several. `condition`: default by the number of outputs. Raises ValueError for more than one
+    network or labels that do not fit.
     """
     if parameters.n_runs != 1:
         raise ValueError(f"preflight looks at one network at a time, got {parameters.n_runs}")
@@ -142,7 +135,6 @@ def broken_weights(parameters: Parameters) -> Iterator[Finding]:
 
 
 def _outlook(numbers: dict[str, float], *, hard: bool) -> Outlook:
-    """By what is known of the first layer: better from the images than from its spectrum."""
     if "first_layer_unexplained" in numbers:
         unexplained = numbers["first_layer_unexplained"]
         good, possible = unexplained <= FIRST_GOOD, unexplained <= FIRST_POOR
@@ -155,8 +147,6 @@ def _outlook(numbers: dict[str, float], *, hard: bool) -> Outlook:
 
 
 class _Weights:
-    """The checks that need nothing but the weights; each yields findings and leaves numbers."""
-
     def __init__(self, architecture: Architecture, parameters: Parameters) -> None:
         self.architecture, self.parameters = architecture, parameters
         self.numbers: dict[str, float] = {}
@@ -190,7 +180,6 @@ class _Weights:
         yield Finding("warning", "homogeneity", text)
 
     def kind(self) -> Iterator[Finding]:
-        """Layers that make the attack harder than on dense ones."""
         if self.architecture.network.conv is not None:
             text = (
                 "images come back through a convolution only if the network was trained with "
@@ -200,7 +189,6 @@ class _Weights:
             yield Finding("warning", "a convolution", text)
 
     def first_layer(self) -> Iterator[Finding]:
-        """How much of the first dense layer is more than the noise it was initialised with."""
         index = 0 if self.architecture.network.conv is None else 1
         weight = self.parameters.weights[index][0]
         if min(weight.shape) < MIN_WIDTH:
@@ -277,7 +265,6 @@ class _Weights:
         yield Finding("ok" if harmless else "warning", "balance of the layers", text)
 
     def _squares(self) -> list[float]:
-        """||theta_l||^2 of every layer, biases included."""
         pairs = zip(self.parameters.weights, self.parameters.biases, strict=True)
         return [
             float(sum(t.double().square().sum() for t in pair if t is not None)) for pair in pairs

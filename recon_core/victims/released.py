@@ -1,14 +1,8 @@
-"""Weights of a trained victim that an attacker is given: its weights as they are, rounded, or with
-noise.
-
-A model is often published in half precision or quantised, and noise is the simplest defence. What
-is rounded is every tensor, biases too; the weights that training started from are given as they
-were. Noise comes before rounding.
-"""
+"""Weights of a trained victim that an attacker is given: as they are, rounded, or with noise, which
+comes first. Every tensor is, but for the weights that training started from."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -16,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from recon_core.checks import within
 from recon_core.victims.network import Parameters
 
 INT8_MAX = 127
@@ -36,11 +31,7 @@ class Released:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise) and self.noise >= 0):
-            raise ValueError(
-                f"noise={self.noise} must be 0 or more, for example 0.01: 1 % of a weight's usual "
-                "size"
-            )
+        within(self, "[0, inf)", "noise", fix="0.01 is 1 % of a weight's usual size")
 
     def of(self, parameters: Parameters, generators: Sequence[torch.Generator]) -> Parameters:
         """The weights of R victims as they are given away; noise from a generator of each victim,

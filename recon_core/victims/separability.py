@@ -26,11 +26,12 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from recon_core.checks import within
+
 FORBID = {"extra": "forbid"}
 EPS = 1e-8
 """The paper names no value; its smallest beta, 1e-8, balances at a dist of 1e-4."""
 ROWS_AT_ONCE = 1024
-"""Images whose distances to as many others are in memory at once (8 MiB)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,8 @@ class MixCon:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        _check_lam(self.lam)
-        if not 0 < self.eps < 1:
-            raise ValueError(f"eps={self.eps} is outside (0, 1); give a small one, as {EPS}")
+        within(self, "[0, inf)", "lam", fix="the paper has 0.01 to 100")
+        within(self, "(0, 1)", "eps", fix=f"give a small one, as {EPS}")
         balance = math.sqrt(self.beta) if self.beta >= 0 else math.nan
         if self.beta != 0 and not self.eps <= balance <= 1 / self.eps:
             raise ValueError(
@@ -61,11 +61,8 @@ class MixCon:
 
 @dataclass(frozen=True, kw_only=True)
 class UniCon:
-    """lam times D.1's loss is added. Default: MNIST and FashionMNIST there.
-
-    `normalise`: features of norm 1, as MixCon's; D.1 does not say, and with norms that are free
-    the loss is as small as one likes at no cost for what the server sees.
-    """
+    """lam times D.1's loss is added. Default: MNIST and FashionMNIST there. `normalise`: as
+    MixCon's; without, the loss is as small as one likes at no cost for what the server sees."""
 
     kind: Literal["unicon"] = "unicon"
     lam: float = 1.0
@@ -73,7 +70,7 @@ class UniCon:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        _check_lam(self.lam)
+        within(self, "[0, inf)", "lam", fix="the paper has 0.01 to 100")
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,7 @@ def mixcon(
 def unicon(features: Float[Tensor, "r p k m"], *, normalise: bool = True) -> Float[Tensor, " r"]:
     """1/|C| sum_c 1/(|C_c| (|C_c| - 1)) sum_{i, j in C_c} ||h(x_i) - h(x_j)||^2 (D.1), R networks.
 
-    A class's term is 2/(p - 1) times the sum of squared distances from its mean. ValueError for
-    fewer than two images of a class.
+    ValueError for fewer than two images of a class.
     """
     n_images = features.shape[1]
     _check_batch(n_images, features.shape[2], least_images=2, least_classes=1)
@@ -118,10 +114,7 @@ def unicon(features: Float[Tensor, "r p k m"], *, normalise: bool = True) -> Flo
 
 def balanced_rows(labels: Int64[Tensor, " n"], n_classes: int) -> Int64[Tensor, "p k"]:
     """The batch's first p images of every class, p as the smallest class has (MixCon paper,
-    footnote 6).
-
-    Row i of column c is the i-th image of class c. ValueError if a class has none.
-    """
+    footnote 6); row i of column c is the i-th of class c. ValueError if a class has none."""
     rows = [(labels == c).nonzero().flatten() for c in range(n_classes)]
     n_images = min(len(r) for r in rows)
     if n_images == 0:
@@ -134,24 +127,21 @@ def balanced_rows(labels: Int64[Tensor, " n"], n_classes: int) -> Int64[Tensor, 
 
 
 @torch.no_grad()
-def separability(
-    features: Float[Tensor, "r n m"], *, normalise: bool = True, squared: bool = False
-) -> Separability:
+def separability(features: Float[Tensor, "r n m"], *, normalise: bool = True) -> Separability:
     """The mean and the least of ||h(x_i) - h(x_j)|| over all pairs i < j (definition 3.1).
 
-    Features are of norm 1, as in the paper's practice (footnote 3), unless `normalise` is false;
-    distances are not squared unless `squared`. All pairs, in float64, in blocks. NaN where a
-    feature is not finite; ValueError for fewer than two images.
+    Of norm 1 (footnote 3) unless `normalise` is false. In float64, in
+    blocks. NaN where a feature is not finite; ValueError for fewer than two images.
     """
     n_images = features.shape[1]
     if n_images < 2:
         raise ValueError(f"{n_images} images have no pairs; give the features of at least 2")
-    found = [_pairs(h.double(), normalise=normalise, squared=squared) for h in features]
+    found = [_pairs(h.double(), normalise=normalise) for h in features]
     mean, minimum = torch.stack(found).unbind(1)
     return Separability(mean=mean, minimum=minimum)
 
 
-def _pairs(h: Float64[Tensor, "n m"], *, normalise: bool, squared: bool) -> Float64[Tensor, " 2"]:
+def _pairs(h: Float64[Tensor, "n m"], *, normalise: bool) -> Float64[Tensor, " 2"]:
     """The mean distance and the least. The closest pair is measured again by its difference: equal
     features are at 0, not where rounding leaves them."""
     u = _unit(h) if normalise else h
@@ -163,18 +153,17 @@ def _pairs(h: Float64[Tensor, "n m"], *, normalise: bool, squared: bool) -> Floa
         for j in range(i, n, ROWS_AT_ONCE):
             dist = _between(u[i : i + ROWS_AT_ONCE], u[j : j + ROWS_AT_ONCE])
             later = torch.ones_like(dist, dtype=torch.bool).triu(1 if i == j else -n)
-            total += torch.where(later, dist if squared else dist.sqrt(), 0).sum()
+            total += torch.where(later, dist.sqrt(), 0).sum()
             value, where = torch.where(later, dist, math.inf).flatten().min(0)
             here = torch.stack([i + where // dist.shape[1], j + where % dist.shape[1]])
             closest = torch.where(value < least, here, closest)
             least = torch.minimum(least, value)
     gap = (u[closest[0]] - u[closest[1]]).square().sum()
-    gap = torch.where(least.isnan(), least, gap if squared else gap.sqrt())
+    gap = torch.where(least.isnan(), least, gap.sqrt())
     return torch.stack([total / (n * (n - 1) / 2), gap])
 
 
 def _between(a: Float64[Tensor, "i m"], b: Float64[Tensor, "j m"]) -> Float64[Tensor, "i j"]:
-    """Squared distances, from inner products; never negative."""
     norms = a.square().sum(1, keepdim=True) + b.square().sum(1)
     return (norms - 2 * a @ b.T).clamp_min(0)
 
@@ -195,11 +184,6 @@ def _unit(h: Float[Tensor, "*rows m"]) -> Float[Tensor, "*rows m"]:
     """h at norm 1; 0 stays 0, with the gradient of h itself."""
     norms = h.square().sum(-1, keepdim=True)
     return h * torch.where(norms > 0, norms, 1).rsqrt()
-
-
-def _check_lam(lam: float) -> None:
-    if not (math.isfinite(lam) and lam >= 0):
-        raise ValueError(f"lam={lam} must be 0 or positive; the paper has 0.01 to 100")
 
 
 def _check_batch(

@@ -59,18 +59,15 @@ class Span:
         return (x @ x.mT).to(self.x.dtype), (x @ self.weight.double().mT).to(self.x.dtype)
 
     def start(self) -> tuple[Float[Tensor, "r n h"], Float[Tensor, "r 1"]]:
-        """C_0 = 0 and s_0 = 1."""
         r, n, _ = self.x.shape
         return self.x.new_zeros(r, n, self.weight.shape[1]), self.x.new_ones(r, 1)
 
     def layer(
         self, coordinates: Float[Tensor, "r n h"], scale: Float[Tensor, "r 1"]
     ) -> Float[Tensor, "r h d"]:
-        """W = s W_0 + C^T X."""
         return torch.baddbmm(self.weight * scale.unsqueeze(2), coordinates.mT, self.x)
 
     def rows(self, index: Tensor) -> Span:
-        """Some of the networks."""
         return Span(self.weight[index], self.x[index])
 
 

@@ -1,13 +1,8 @@
 """Classifiers that are split at a layer: the client computes h(x), the server g(h); R of them.
 
-MixCon paper: f = g(h(x)), and the attack inverts what is sent, z = h(x), at the *cut* (section 2).
-Its networks are LeNet5 on images (section 4.3) and, on vectors, 10-500-2-100-2 (section 4.2). h is
-what the layer at the cut gives after its ReLU (and pooling), as one vector.
-
-`LeNet5` and `SplitMLP` are settings (what goes into a recipe); `.on(shape, n_classes)` is the
-network on images of one shape, and `Weights` are the tensors of R networks by name, a leading
-dimension. Images that all R networks share come with a leading dimension of 1. `CutClassifier` cuts
-any one classifier of torch's at a module.
+MixCon paper: f = g(h(x)), and the attack inverts what is sent, z = h(x), at the *cut* (section 2):
+what the layer gives after its ReLU (and pooling), as one vector. Images that all R networks share
+come with a leading dimension of 1. `CutClassifier` cuts any one classifier of torch's at a module.
 """
 
 from __future__ import annotations
@@ -16,49 +11,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recon_core.victims.autoencoder import Shape, Weights, has_onednn
+from recon_core.checks import within
+from recon_core.victims.autoencoder import Shape, Weights, has_onednn, stacked
 from recon_core.victims.split_layers import pooled_convolution
 
 FORBID = {"extra": "forbid"}
 LENET_CUTS = 4
-"""Of five layers the last gives the logits; the outputs of the others can be sent."""
 KERNEL = 5
-
-
-@runtime_checkable
-class SplitModel(Protocol):
-    """A classifier of images of one shape, in two halves: f = g(h(x))."""
-
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def n_classes(self) -> int: ...
-
-    @property
-    def n_features(self) -> int:
-        """m, the numbers that are sent for an image."""
-        ...
-
-    @property
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of one network's parameters, by name, in the order of the layers."""
-        ...
-
-    def features(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """h(x) of R networks, (r, n, m), on their own n images, or on the same (r = 1)."""
-        ...
-
-    def classify(self, weights: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """The logits g(h), (r, n, k), of features (r, n, m)."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +47,6 @@ class LeNet5:
         _check_cut(self.cut, LENET_CUTS)
 
     def on(self, shape: Shape, n_classes: int) -> LeNet5Model:
-        """This network for images (c, h, w); ValueError if they are too small."""
         return LeNet5Model(self, shape, n_classes)
 
 
@@ -110,11 +75,9 @@ class SplitMLP:
                 "example (500, 2, 100)"
             )
         _check_cut(self.cut, len(self.widths))
-        if not (math.isfinite(self.alpha) and self.alpha >= 0):
-            raise ValueError(f"alpha={self.alpha} is not a variance; give 0 or a positive number")
+        within(self, "[0, inf)", "alpha", fix="it is a variance")
 
     def on(self, shape: Shape, n_classes: int) -> SplitMLPModel:
-        """This network for images (c, h, w)."""
         return SplitMLPModel(self, shape, n_classes)
 
 
@@ -144,7 +107,6 @@ class LeNet5Model:
 
     @cached_property
     def _maps(self) -> tuple[Shape, Shape]:
-        """What the convolution blocks give for one image, (c, h, w)."""
         first = [(side + 2 * self._padding - KERNEL + 1) // 2 for side in self.shape[1:]]
         second = [(side - KERNEL + 1) // 2 for side in first]
         return (6, first[0], first[1]), (16, second[0], second[1])
@@ -176,7 +138,6 @@ class LeNet5Model:
     def classify(
         self, weights: Mapping[str, Tensor], features: Float[Tensor, "r n m"]
     ) -> Float[Tensor, "r n k"]:
-        """The logits g(h)."""
         _check_features(self, features)
         a = features
         if self.network.cut == 1:
@@ -215,18 +176,20 @@ class SplitMLPModel:
     def classify(
         self, weights: Mapping[str, Tensor], features: Float[Tensor, "r n m"]
     ) -> Float[Tensor, "r n k"]:
-        """The logits g(h)."""
         _check_features(self, features)
         last = len(self.network.widths) + 1
         return _dense_layers(weights, features, self.network.cut + 1, last + 1, linear=last)
+
+
+SplitModel = LeNet5Model | SplitMLPModel
 
 
 @dataclass(frozen=True)
 class CutClassifier:
     """h(x) of one classifier of torch's, cut after the module called `name` in `named_modules()`.
 
-    What comes after the cut is not computed, so a ReLU in place there cannot change h. A module
-    that is called several times for an image cuts where it is called first.
+    What comes after the cut is not computed. A module that is called several times for an image
+    cuts where it is called first.
     """
 
     classifier: nn.Module
@@ -267,8 +230,6 @@ class CutClassifier:
 
 
 class _Reached(Exception):
-    """The cut, with what its module gave."""
-
     def __init__(self, output: object) -> None:
         super().__init__()
         self.output = output
@@ -280,8 +241,7 @@ def initial_weights(
     """Starts of R trainings, one generator each: as torch's own layers do, uniform in
     +-1/sqrt(fan in), or as the settings of a `SplitMLP` say. Drawn on the CPU in float32, layer by
     layer."""
-    stacks = [_initial(model, generator) for generator in generators]
-    return {name: torch.stack([s[name] for s in stacks]).to(dtype) for name in stacks[0]}
+    return stacked([_initial(model, generator) for generator in generators], dtype)
 
 
 def _initial(model: SplitModel, generator: torch.Generator) -> Weights:
@@ -305,10 +265,7 @@ def _initial(model: SplitModel, generator: torch.Generator) -> Weights:
 def _block(
     weights: Mapping[str, Tensor], name: str, x: Float[Tensor, "q n c h w"], *, padding: int = 0
 ) -> Float[Tensor, "r n o y x"]:
-    """ReLU of the pooled convolutions of R networks, of their own images or of the same (q = 1).
-
-    The maximum is taken before the ReLU, of four times as many numbers; that is the same.
-    """
+    """ReLU of the pooled convolutions of R networks, of their own images or of the same (q = 1)."""
     weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
     if has_onednn(x):
         return pooled_convolution(weight, bias, x, padding)

@@ -15,14 +15,10 @@ from recon_core.victims.autoencoder import Weights
 from recon_core.victims.split import SplitModel
 
 IMAGES_AT_ONCE = 512
-"""Images of a network that are evaluated at once."""
 NETWORKS_ON_CPU = 4
-"""Networks that a CPU takes at once: what they leave for the backward pass is then still near. A
-step of 56 LeNet5 on 400 images of 28x28 took 1.6 s of one core one by one, 1.2 s by 8, 14 or 28 and
-1.6 s all at once; with torch.nn and torch.optim, one by one, 1.8 s. By 4 it takes as long as by 8,
-and 56 networks are then an even number of parts."""
+"""Networks that a CPU takes at once, with what the backward pass needs still near (a step of 56
+LeNet5 on 400 images of 28x28 on one core: 1.6 s one by one or all at once, 1.2 s by 4 to 28)."""
 NETWORKS_ON_GPU = 64
-"""Networks that a GPU evaluates at once."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +37,6 @@ def evaluate_split(
     x: Float[Tensor, "n c h w"] | Float[Tensor, "r n c h w"],
     labels: Int64[Tensor, " n"] | Int64[Tensor, "r n"],
 ) -> Evaluation:
-    """Accuracy and mean cross-entropy of R networks, in blocks of bounded memory. Raises ValueError
-    for arguments that do not fit together."""
     n_networks = check_fits(model, weights, x, labels)
     labels = labels.to(x.device).expand(n_networks, -1)
     right, loss = torch.zeros(2, n_networks, dtype=torch.float64, device=x.device)
@@ -78,7 +72,6 @@ def cross_entropies(
 def _blocks(
     model: SplitModel, weights: Mapping[str, Tensor], x: Tensor
 ) -> Iterator[tuple[slice, slice, Weights, Tensor]]:
-    """Some networks, some images, those networks' weights and features."""
     n_networks, n_images = len(next(iter(weights.values()))), x.shape[-4]
     at_once = NETWORKS_ON_CPU if x.device.type == "cpu" else NETWORKS_ON_GPU
     for i in range(0, n_networks, at_once):

@@ -100,26 +100,22 @@ class _PooledConvolution(torch.autograd.Function):
 
 
 def _groups(n_networks: int, n_images: int) -> list[slice]:
-    """Networks that are one convolution: some that share their images, or one."""
     size = NETWORKS_AT_ONCE if n_images == 1 else 1
     return [slice(i, min(i + size, n_networks)) for i in range(0, n_networks, size)]
 
 
 def _parts(n_images: int, numbers: int) -> list[slice]:
-    """Images that go together, in parts of nearly equal size."""
     n_parts = math.ceil(n_images * numbers / NUMBERS_AT_ONCE)
     size = max(1, math.ceil(n_images / max(1, n_parts)))
     return [slice(i, min(i + size, n_images)) for i in range(0, n_images, size)]
 
 
 def _apart(a: Float[Tensor, "n ro y x"], o: int) -> Float[Tensor, "r n y x o"]:
-    """The networks of a convolution one by one, channels last."""
     networks: Tensor = a.unflatten(1, (-1, o))
     return networks.permute(1, 0, 3, 4, 2)
 
 
 def _joined(a: Float[Tensor, "r n y x o"]) -> Float[Tensor, "n ro y x"]:
-    """The networks' channels as those of one convolution, channels last."""
     return a.permute(1, 2, 3, 0, 4).flatten(3).permute(0, 3, 1, 2)
 
 
@@ -132,18 +128,14 @@ def _channels_last(a: Float[Tensor, "o i y x"]) -> Float[Tensor, "o i y x"]:
 
 
 def _laid_out(x: Float[Tensor, "q n i h w"]) -> Float[Tensor, "q n i h w"]:
-    """Memory of this shape, channels last."""
     return x.new_empty(*x.shape[:2], *x.shape[3:], x.shape[2]).permute(0, 1, 4, 2, 3)
 
 
 class _Scratch:
-    """Memory that one part after another uses: the system is not asked for each."""
-
     def __init__(self) -> None:
         self.memory: Tensor | None = None
 
     def channels_last(self, like: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
-        """Of this shape, channels last; what the last one held is lost."""
         size = n * c * h * w
         if self.memory is None or len(self.memory) < size:
             self.memory = like.new_empty(size)
@@ -152,7 +144,6 @@ class _Scratch:
 
 
 def _unpooled(of_maxima: Tensor, places: Tensor, of_z: Float[Tensor, "n c y x"]) -> None:
-    """`of_z` has each number where the maximum was, 0 elsewhere."""
     torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
         of_maxima, of_z, [2, 2], [2, 2], [0, 0], [1, 1], False, places, grad_input=of_z
     )
@@ -161,7 +152,6 @@ def _unpooled(of_maxima: Tensor, places: Tensor, of_z: Float[Tensor, "n c y x"])
 def _add_images_gradient(
     of_x: Float[Tensor, "n i h w"], of_z: Float[Tensor, "n o y x"], kernels: Tensor, padding: int
 ) -> None:
-    """That of the images, added to `of_x`."""
     if padding or of_x.shape[1] == 1 or any(side % 2 for side in of_x.shape[2:]):
         (found,) = _convolution_backward(of_z, of_x, kernels, padding, [True, False, False])
         of_x += found
@@ -178,7 +168,6 @@ def _add_images_gradient(
 def _convolution_backward(
     of_z: Tensor, x: Tensor, kernels: Tensor, padding: int, wanted: list[bool]
 ) -> list[Tensor]:
-    """Those gradients that are wanted, of images, kernels and biases."""
     pads, ones = [padding, padding], [1, 1]
     found = torch.ops.aten.convolution_backward(
         of_z, x, kernels, [len(kernels)], ones, pads, ones, False, [0, 0], 1, wanted
@@ -187,7 +176,6 @@ def _convolution_backward(
 
 
 def _squares(a: Float[Tensor, "n c y x"]) -> Float[Tensor, "n cc yy xx"]:
-    """The pixels of each 2x2 as channels (row, column, channel), channels last."""
     a = a.unflatten(2, (-1, 2)).unflatten(4, (-1, 2)).permute(0, 2, 4, 3, 5, 1)
     return a.flatten(3).permute(0, 3, 1, 2)
 

@@ -14,7 +14,6 @@ Where the MixCon paper says little: an epoch is as long as its smallest class (f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from recon_core.cuda_graphs import Repeat, repeated
+from recon_core.checks import within
+from recon_core.cuda_graphs import BatchSteps
 from recon_core.optimisers import Optimiser
 from recon_core.threads import side_by_side
 from recon_core.types import Progress, no_progress
@@ -59,17 +59,10 @@ class SplitTraining:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "per_class"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ValueError(f"lr={self.lr} is not a positive number; paper 003 has .01")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum} is outside [0, 1); paper 003 has 0")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ValueError(
-                f"weight_decay={self.weight_decay} must be 0 or a positive number; paper 003 has 0"
-            )
+        within(self, "[1, inf)", "epochs", "per_class")
+        within(self, "(0, inf)", "lr", fix="the MixCon paper has .01")
+        within(self, "[0, 1)", "momentum", fix="the MixCon paper has 0")
+        within(self, "[0, inf)", "weight_decay", fix="the MixCon paper has 0")
 
 
 @dataclass(frozen=True)
@@ -103,9 +96,6 @@ def train_split(
     shuffle: Shuffle,
     streams: Sequence[int] | None = None,
     progress: Progress = no_progress,
-    state: Mapping[str, Tensor] | None = None,
-    on_state: Callable[[dict[str, Tensor]], None] | None = None,
-    state_every: int = 0,
     graphs: bool = True,
     networks_at_once: int | None = None,
 ) -> TrainedSplit:
@@ -114,9 +104,7 @@ def train_split(
     `defences`: one per network. `streams`: whose order each network's images have, as `shuffle` is
     asked for it; None: all have that of stream 0. Networks that share images, labels and stream get
     one batch.
-    With `state_every`, `on_state` gets the state every so many epochs, as named tensors on the CPU;
-    passed as `state`, with the same other arguments, training goes on from there and ends bit for
-    bit as if it had never stopped. `graphs`: CUDA graphs, on a GPU. `networks_at_once`: how many
+    `graphs`: CUDA graphs, on a GPU. `networks_at_once`: how many
     networks a step takes together, which bounds its memory and changes no result but by rounding;
     None: `NETWORKS_ON_CPU` on a CPU, elsewhere all. On a CPU such parts go side by side, one thread
     each, and are bit for bit what they are one after another on one thread. Raises ValueError for
@@ -136,12 +124,8 @@ def train_split(
     course = _Course(
         model, weights, batches, defences, training=training, at_once=at_once, graphs=graphs
     )
-    if state is not None:
-        course.load(state)
     while course.epoch < training.epochs and not bool(course.diverged.all()):
         course.run_epoch(progress)
-        if state_every and on_state is not None and course.epoch % state_every == 0:
-            on_state(course.state())
     progress(1.0)
     return course.trained(labels)
 
@@ -182,8 +166,6 @@ class _Penalty:
 
 
 class _Part:
-    """Networks that are moved together: views of the whole stack's weights and averages."""
-
     def __init__(
         self,
         networks: slice,
@@ -227,8 +209,6 @@ class _Part:
 
 
 class _Course:
-    """A training under way."""
-
     def __init__(
         self,
         model: SplitModel,
@@ -241,14 +221,12 @@ class _Course:
         graphs: bool,
     ) -> None:
         self.model, self.batches, self.training = model, batches, training
-        self.graphs = graphs
         self.epoch = 0
         x, n = batches.x, batches.n_networks
         self.weights = {name: t.to(x).clone().contiguous() for name, t in weights.items()}
         self.kept = {name: t.clone() for name, t in self.weights.items()}
         rule = Optimiser(rule="gd", lr=training.lr, momentum=training.momentum)
         averages = {name: rule.state(t.flatten(1)) for name, t in self.weights.items()}
-        self.averages = averages
         self.diverged = torch.zeros(n, dtype=torch.bool, device=x.device)
         self.epochs_done = torch.zeros(n, dtype=torch.int64, device=x.device)
         self.sums = torch.zeros(2, n, dtype=torch.float64, device=x.device)
@@ -259,29 +237,18 @@ class _Course:
             _Part(slice(start, start + at_once), self.weights, averages, rule, defences)
             for start in range(0, n, at_once)
         ]
-        self.moves: dict[int, tuple[Tensor, Repeat]] = {}
+        self.steps = BatchSteps(self._move, graphs=graphs)
 
     def run_epoch(self, progress: Progress) -> None:
-        """One epoch, and what is known after it."""
         self.sums.zero_()
         n_batches = self.batches.n_batches
         for i, x in enumerate(self.batches.of_epoch(self.epoch)):
             progress((self.epoch + i / n_batches) / self.training.epochs)
-            self._move_on(x)
+            self.steps(x)
         self.history[self.epoch] = self.sums / (self.batches.smallest * self.model.n_classes)
         self.history[self.epoch, 1, self.undefended] = torch.nan
         self.epoch += 1
         self._keep()
-
-    def _move_on(self, x: Tensor) -> None:
-        """A step on a batch, which is copied to where a step of its size always finds it."""
-        if x.shape[1] not in self.moves:
-            held = torch.empty_like(x)
-            repeat = repeated(partial(self._move, held), x.device, graphs=self.graphs)
-            self.moves[x.shape[1]] = held, repeat
-        held, repeat = self.moves[x.shape[1]]
-        held.copy_(x)
-        repeat(1)
 
     def _move(self, x: Tensor) -> None:
         decay = self.training.weight_decay
@@ -290,7 +257,6 @@ class _Course:
         )
 
     def _keep(self) -> None:
-        """The weights of the networks that are still finite; the others keep what they had."""
         self.diverged |= ~self.sums[0].isfinite()
         for tensor in self.weights.values():
             self.diverged |= ~tensor.flatten(1).isfinite().all(1)
@@ -300,7 +266,6 @@ class _Course:
         self.epochs_done += ~self.diverged
 
     def trained(self, labels: Tensor) -> TrainedSplit:
-        """The weights that were kept, and how they do on all training images."""
         found = evaluate_split(self.model, self.kept, self.batches.x, labels)
         losses, penalties = self.history[: self.epoch].permute(1, 2, 0)
         return TrainedSplit(
@@ -313,58 +278,24 @@ class _Course:
             penalties=penalties,
         )
 
-    def _named(self) -> dict[str, Tensor]:
-        """Everything that the rest of the training and its result depend on, but the epoch."""
-        named = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
-        named |= {f"kept/{name}": tensor for name, tensor in self.kept.items()}
-        for name, averages in self.averages.items():
-            named |= {f"averages/{i}/{name}": average for i, average in enumerate(averages)}
-        of_networks = {"diverged": self.diverged, "epochs_done": self.epochs_done}
-        return named | of_networks | {"history": self.history}
-
-    def state(self) -> dict[str, Tensor]:
-        """A copy, on the CPU."""
-        named = self._named() | {"epoch": torch.tensor(self.epoch)}
-        return {name: tensor.cpu().clone() for name, tensor in named.items()}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state; ValueError if it is of another training."""
-        named = self._named()
-        bad = [n for n, t in named.items() if n not in state or state[n].shape != t.shape]
-        bad += [name for name in state if name not in named and name != "epoch"]
-        if bad or "epoch" not in state:
-            raise ValueError(
-                f"not the state of this training: {bad[:3] or ['epoch']} missing, unknown or of "
-                "another shape; resume with the settings and the networks that it was saved with"
-            )
-        for name, tensor in named.items():
-            tensor.copy_(state[name])
-        self.epoch = int(state["epoch"])
-
 
 def _penalties(defences: Sequence[Defence], like: Tensor) -> list[_Penalty]:
     """One for the networks that differ in lambda and beta alone; none for lambda = 0."""
-    groups: dict[tuple[str, bool, float], list[int]] = {}
+    groups: dict[tuple[str, bool, float], dict[int, MixCon | UniCon]] = {}
     for row, defence in enumerate(defences):
         if defence is not None and defence.lam:
             eps = defence.eps if isinstance(defence, MixCon) else 0.0
-            groups.setdefault((defence.kind, defence.normalise, eps), []).append(row)
-    return [_penalty(defences, rows, like) for rows in groups.values()]
+            groups.setdefault((defence.kind, defence.normalise, eps), {})[row] = defence
+    return [_penalty(members, like) for members in groups.values()]
 
 
-def _penalty(defences: Sequence[Defence], rows: list[int], like: Tensor) -> _Penalty:
-    members = [defence for defence in (defences[row] for row in rows) if defence is not None]
-    first = members[0]
+def _penalty(members: Mapping[int, MixCon | UniCon], like: Tensor) -> _Penalty:
+    def numbers(name: str) -> Tensor:
+        values = [getattr(member, name) for member in members.values()]
+        return torch.tensor(values, dtype=torch.float64).to(like)
+
+    first = next(iter(members.values()))
+    loss = partial(unicon, normalise=first.normalise)
     if isinstance(first, MixCon):
-        betas = [member.beta for member in members if isinstance(member, MixCon)]
-        loss = partial(
-            mixcon,
-            beta=torch.tensor(betas, dtype=torch.float64).to(like),
-            normalise=first.normalise,
-            eps=first.eps,
-        )
-    else:
-        loss = partial(unicon, normalise=first.normalise)
-    index = torch.tensor(rows, device=like.device)
-    lam = torch.tensor([member.lam for member in members], dtype=torch.float64).to(like)
-    return _Penalty(index, lam, loss)
+        loss = partial(mixcon, beta=numbers("beta"), normalise=first.normalise, eps=first.eps)
+    return _Penalty(torch.tensor(list(members), device=like.device), numbers("lam"), loss)

@@ -45,18 +45,15 @@ class Problem:
 
     @property
     def shuffled(self) -> bool:
-        """True if an epoch has several batches, so that the order of images matters."""
         return self.batch_size < self.n_images
 
     def start(self, parameters: Parameters) -> tuple[Tensor, ...]:
-        """The values that training begins with."""
         if self.span is None:
             return parameters.tensors()
         coordinates, scale = self.span.start()
         return (coordinates, *parameters.tensors()[1:], scale)
 
     def parameters(self, values: Sequence[Tensor]) -> Parameters:
-        """Weights and biases from the values of all R victims."""
         if self.span is None:
             return self.layout.like(values)
         coordinates, *others, scale = values
@@ -66,7 +63,6 @@ class Problem:
 def inputs_of(
     architecture: Architecture, x: Float[Tensor, "r n d"], span: Span | None
 ) -> tuple[Tensor, ...]:
-    """Inputs of the first layer, of every image."""
     if span is not None:
         return span.inputs()
     x = x.contiguous()
@@ -103,7 +99,6 @@ class Stack:
         self.passes = {batch.stop - batch.start: self._pass(batch) for batch in self.batches}
 
     def _pass(self, batch: slice) -> tuple[Backprop, Inputs, Tensor]:
-        """For batches of one size: passes, and memory for inputs and labels."""
         problem, n = self.problem, batch.stop - batch.start
         n_weights = len(problem.layout.tensors())
         parameters = problem.layout.like(self.values[:n_weights])
@@ -152,19 +147,13 @@ class Stack:
             stepper.step_(gradient)
 
     def outputs(self) -> Float[Tensor, "k n c"]:
-        """phi of all images at the present values."""
         outputs = []
         for batch in self.batches:
             inputs = tuple(tensor[:, batch] for tensor in self.inputs)
             outputs.append(self.passes[batch.stop - batch.start][0].forward(inputs).clone())
         return torch.cat(outputs, 1)
 
-    def averages(self) -> tuple[tuple[Tensor, ...], ...]:
-        """A copy of the optimiser's state of every value."""
-        return tuple(tuple(t.clone() for t in s.tensors()) for s in self.steppers)
-
     def without(self, ended: Bool[Tensor, " k"]) -> Stack:
-        """The stack of those that have not ended."""
         keep = (~ended).nonzero().squeeze(1)
         return Stack(
             self.problem,

@@ -1,21 +1,16 @@
 """Train R victims at once, on R different sets of images, each until it is done.
 
-The victims share nothing but the launch of their kernels: every product is a batched one. A victim
-ends after `epochs`, when its loss is low enough, or when it has diverged; the stack is then rebuilt
-without it, so that it costs nothing from there on.
-
-Image restoration paper, section 2: full batch, Adadelta with rate 1, 50,000 epochs. Haim et al.
-2022 and the KKT paper: gradient descent, rate .01 (.5 with classes), 1e6 epochs, which `span` makes
-several times cheaper; the KKT paper trains its largest model on minibatches. Weight decay adds
-weight_decay * theta to the gradient of the *mean* loss, as torch does; KKT paper, eq. 13, has it
-beside the *sum*, so that its lambda_WD is n times ours. A defence adds lam L of a hidden layer's
-features to the mean loss (`feature_defence`).
+A victim ends after `epochs`, when its loss is low enough, or when it has diverged; the stack is
+then rebuilt without it. Image restoration paper, section 2: full batch, Adadelta with rate 1,
+50,000 epochs. Haim et al. 2022 and the KKT paper: gradient descent, rate .01 (.5 with classes), 1e6
+epochs, which `span` makes several times cheaper. Weight decay adds weight_decay * theta to the
+gradient of the *mean* loss, as torch does; the lambda_WD of KKT paper, eq. 13, is n times ours. A
+defence adds lam L of a hidden layer's features to the mean loss (`feature_defence`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -23,18 +18,17 @@ import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
+from recon_core.checks import within
 from recon_core.cuda_graphs import repeated
 from recon_core.optimisers import Optimiser
 from recon_core.types import Progress, no_progress
-from recon_core.victims.feature_defence import Defence, FeatureDefence, feature_defence
+from recon_core.victims.feature_defence import Defence, feature_defence
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.span import Span, SpanSwitch, uses_span
 from recon_core.victims.stack import Problem, Stack, inputs_of
-from recon_core.victims.training_state import TrainingState
 
 REPORTS = 50
-"""How often `train` reports its progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +54,9 @@ class Training:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "stop_every", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ValueError(f"weight_decay={self.weight_decay} must be 0 or more; 002 uses 1e-3")
-        for name in ("stop_loss", "diverged_above"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value} must be a positive number, or None")
+        within(self, "[1, inf)", "epochs", "stop_every", "batch_size")
+        within(self, "[0, inf)", "weight_decay", fix="the KKT paper uses 1e-3")
+        within(self, "(0, inf)", "stop_loss", "diverged_above", fix="None: no limit")
         if self.span is True and self.optimiser.rule != "gd":
             raise ValueError(
                 f"span=True with optimiser.rule={self.optimiser.rule!r}, which moves every weight "
@@ -119,9 +106,6 @@ def train(
     training: Training,
     generators: Sequence[torch.Generator] | None = None,
     progress: Progress = no_progress,
-    state: TrainingState | None = None,
-    on_state: Callable[[TrainingState], None] | None = None,
-    state_every: int = 0,
     graphs: bool = True,
     fused: bool = False,
     defence: Defence | None = None,
@@ -129,114 +113,74 @@ def train(
 ) -> Trained:
     """Trained copies of R victims, on images `x` with labels `y` as `training.loss` wants them.
 
-    `generators`, one per victim, on the CPU, draw the order of minibatches and are advanced. With
-    `state_every`, `on_state` gets the state every so many epochs; passed as `state`, with the same
-    other arguments, training goes on from there and ends bit for bit as if it had never stopped
-    (`parameters` and `generators` then only say what there is). A larger `training.epochs` prolongs
-    it. `graphs`: CUDA graphs, on a GPU. `fused`: see `Optimiser.stepper`. `defence`: on the hidden
-    layer with that number from 1, by default the last; lam = 0 is, bit for bit, none. Raises
-    ValueError for arguments that do not fit together.
+    `generators`, one per victim, on the CPU, draw the order of minibatches and are advanced.
+    `graphs`: CUDA graphs, on a GPU. `fused`: see `Optimiser.stepper`. `defence`: on the hidden
+    layer with that number from 1, by default the last. Raises ValueError for arguments that do not
+    fit together.
     """
     _check(architecture, parameters, x, y, training)
-    guard = feature_defence(architecture, y, defence, defence_layer, training.batch_size)
-    course = _Course(
-        architecture, parameters, x, y, training, graphs=graphs, fused=fused, defence=guard
+    in_span = uses_span(training.span, architecture, training.optimiser, x.shape[1])
+    span = Span(parameters.weights[0], x) if in_span else None
+    problem = Problem(
+        architecture=architecture,
+        layout=parameters,
+        inputs=inputs_of(architecture, x, span),
+        y=y,
+        span=span,
+        loss=training.loss,
+        optimiser=training.optimiser,
+        weight_decay=training.weight_decay,
+        batch_size=min(training.batch_size or x.shape[1], x.shape[1]),
+        fused=fused,
+        defence=feature_defence(architecture, y, defence, defence_layer, training.batch_size),
     )
-    course.start(generators) if state is None else course.resume(state)
+    course = _Course(problem, x, training, generators or (), graphs=graphs)
     report_every = max(1, training.epochs // REPORTS)
     while course.epoch < training.epochs and len(course.stack.runs):
-        events = [training.epochs]
-        for every in (training.stop_every, report_every, state_every):
-            if every:
-                events.append((course.epoch // every + 1) * every)
-        course.advance(min(events))
+        next_look, next_report = (
+            (course.epoch // every + 1) * every for every in (training.stop_every, report_every)
+        )
+        course.advance(min(training.epochs, next_look, next_report))
         if course.epoch % training.stop_every == 0 or course.epoch == training.epochs:
             course.look()
         if course.epoch % report_every == 0:
             progress(course.epoch / training.epochs)
-        if state_every and on_state is not None and course.epoch % state_every == 0:
-            on_state(course.state())
     progress(1.0)
     return course.trained()
 
 
 class _Course:
-    """A training under way: the stack of the running victims, and how all of them stand."""
-
     def __init__(
         self,
-        architecture: Architecture,
-        parameters: Parameters,
+        problem: Problem,
         x: Float[Tensor, "r n d"],
-        y: Shaped[Tensor, "r n"],
         training: Training,
+        generators: Sequence[torch.Generator],
         *,
         graphs: bool,
-        fused: bool,
-        defence: FeatureDefence | None,
     ) -> None:
-        self.architecture, self.layout, self.x, self.y = architecture, parameters, x, y
-        self.training, self.graphs, self.fused = training, graphs, fused
-        self.defence = defence
-
-    def start(self, generators: Sequence[torch.Generator] | None) -> None:
-        """Start from the weights as they are."""
-        self.problem = self._problem(self.layout.weights[0])
-        n_runs, n_generators = len(self.x), len(generators or ())
-        if self.problem.shuffled and n_generators != n_runs:
+        self.problem, self.training, self.graphs = problem, training, graphs
+        n_runs = len(x)
+        if problem.shuffled and len(generators) != n_runs:
             raise ValueError(
-                f"batch_size={self.training.batch_size} needs a generator for each of {n_runs} "
-                f"victims, to shuffle their images with; got {n_generators}"
+                f"batch_size={training.batch_size} needs a generator for each of {n_runs} "
+                f"victims, to shuffle their images with; got {len(generators)}"
             )
-        self.generators = list(generators or ()) if self.problem.shuffled else []
+        self.generators = generators
         self.epoch = 0
-        self.loss = self.x.new_full((n_runs,), torch.nan)
-        self.margins = self.x.new_full(self.x.shape[:2], torch.nan)
-        self.epochs_done = torch.zeros(n_runs, dtype=torch.int64, device=self.x.device)
-        self.diverged = torch.zeros(n_runs, dtype=torch.bool, device=self.x.device)
+        self.loss = x.new_full((n_runs,), torch.nan)
+        self.margins = x.new_full(x.shape[:2], torch.nan)
+        self.epochs_done = torch.zeros(n_runs, dtype=torch.int64, device=x.device)
+        self.diverged = torch.zeros(n_runs, dtype=torch.bool, device=x.device)
         self.ended: dict[int, tuple[Tensor, ...]] = {}
-        everyone = torch.arange(n_runs, device=self.x.device)
-        self._go_on(Stack(self.problem, everyone, self.problem.start(self.layout), None))
-
-    def resume(self, state: TrainingState) -> None:
-        """Go on from a state."""
-        start = self.layout.weights[0] if state.span_start is None else state.span_start
-        self.problem = self._problem(start)
-        state.check_fits(self.problem.start(self.layout), self.y, self.problem.shuffled)
-        self.generators = state.restored_generators()
-        self.epoch = state.epoch
-        self.loss, self.margins = state.loss.clone(), state.margins.clone()
-        self.epochs_done, self.diverged = state.epochs_done.clone(), state.diverged.clone()
-        ended = set(range(len(self.x))) - set(state.running.tolist())
-        self.ended = {run: tuple(value[run] for value in state.values) for run in ended}
-        values = [value[state.running] for value in state.values]
-        self._go_on(Stack(self.problem, state.running, values, state.averages))
-
-    def _problem(self, first_weights: Tensor) -> Problem:
-        """What does not change during training; the first layer's weights are those before it."""
-        training, n = self.training, self.x.shape[1]
-        in_span = uses_span(training.span, self.architecture, training.optimiser, n)
-        span = Span(first_weights, self.x) if in_span else None
-        return Problem(
-            architecture=self.architecture,
-            layout=self.layout,
-            inputs=inputs_of(self.architecture, self.x, span),
-            y=self.y,
-            span=span,
-            loss=training.loss,
-            optimiser=training.optimiser,
-            weight_decay=training.weight_decay,
-            batch_size=min(training.batch_size or n, n),
-            fused=self.fused,
-            defence=self.defence,
-        )
+        everyone = torch.arange(n_runs, device=x.device)
+        self._go_on(Stack(problem, everyone, problem.start(problem.layout), None))
 
     def _go_on(self, stack: Stack) -> None:
         self.stack = stack
-        self.repeat = repeated(stack.epoch, self.x.device, graphs=self.graphs)
+        self.repeat = repeated(stack.epoch, self.loss.device, graphs=self.graphs)
 
     def advance(self, to: int) -> None:
-        """Epochs until `to` are done."""
         if self.problem.shuffled:
             running = [self.generators[run] for run in self.stack.runs.tolist()]
             for _ in range(self.epoch, to):
@@ -247,7 +191,6 @@ class _Course:
         self.epoch = to
 
     def look(self) -> None:
-        """Note how the running victims stand, and go on without those that have ended."""
         stack, limit = self.stack, self.training.diverged_above
         phi = stack.outputs()
         loss = self.training.loss.value(phi, stack.y)
@@ -266,38 +209,16 @@ class _Course:
                 self.ended[int(stack.runs[place])] = tuple(v[place].clone() for v in stack.values)
             self._go_on(stack.without(ended))
 
-    def _values(self) -> tuple[Tensor, ...]:
-        """Of all victims, wherever they are; a copy."""
-        every = []
-        for i, running in enumerate(self.stack.values):
-            value = running.new_empty(len(self.x), *running.shape[1:])
-            value[self.stack.runs] = running
-            for run, values in self.ended.items():
-                value[run] = values[i]
-            every.append(value)
-        return tuple(every)
-
-    def state(self) -> TrainingState:
-        """A copy of everything."""
-        n_runs = len(self.x)
-        states = [generator.get_state() for generator in self.generators]
-        span = self.problem.span
-        return TrainingState(
-            epoch=self.epoch,
-            running=self.stack.runs.clone(),
-            values=self._values(),
-            averages=self.stack.averages(),
-            loss=self.loss.clone(),
-            margins=self.margins.clone(),
-            epochs_done=self.epochs_done.clone(),
-            diverged=self.diverged.clone(),
-            generators=torch.stack(states) if states else torch.empty(n_runs, 0, dtype=torch.uint8),
-            span_start=None if span is None else span.weight.clone(),
-        )
-
     def trained(self) -> Trained:
+        values = []
+        for i, running in enumerate(self.stack.values):
+            value = running.new_empty(len(self.loss), *running.shape[1:])
+            value[self.stack.runs] = running
+            for run, ended in self.ended.items():
+                value[run] = ended[i]
+            values.append(value)
         return Trained(
-            parameters=self.problem.parameters(self._values()),
+            parameters=self.problem.parameters(values),
             loss=self.loss,
             accuracy=(self.margins > 0).to(self.margins.dtype).mean(1),
             margin_min=self.margins.amin(1),

@@ -37,12 +37,10 @@ class CardFacts:
 
 
 def dataset_card(facts: CardFacts) -> str:
-    """The README.md, with the header that Hugging Face's tools read."""
     return "\n".join([*_header(facts), *_body(facts), ""])
 
 
 def size_category(n: int) -> str:
-    """`1K<n<10K` and the like, by Hugging Face's steps."""
     return next((name for limit, name in _SIZES if n < limit), "n>1B")
 
 
@@ -87,7 +85,7 @@ def _header(facts: CardFacts) -> list[str]:
 
 def _body(facts: CardFacts) -> list[str]:
     n_pairs, shape = facts.written.n_pairs, ", ".join(map(str, facts.shape))
-    columns = {**_PICTURE_COLUMNS, **NUMBERS}
+    columns = _PICTURE_COLUMNS | {name: meaning for name, (_type, meaning) in NUMBERS.items()}
     return [
         "",
         "# Reconstructions of training images",

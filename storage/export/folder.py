@@ -1,8 +1,8 @@
 """A folder for an export that appears whole or not at all.
 
 Files are written into a hidden folder beside it, which gets its name by one rename when everything
-is on the device. A killed export leaves the hidden folder; the next one to the same place removes
-it. `export.json` says what the export is of, and marks a folder as one that may be replaced.
+is on the device; the next export to the same place removes what a killed one left. `export.json`
+marks a folder as one that may be replaced.
 """
 
 from __future__ import annotations
@@ -46,11 +46,8 @@ def whole_folder(folder: Path, *, fresh: bool = False) -> Iterator[Path]:
     """A folder to write in, which becomes `folder` at the end unless there was an error.
 
     An earlier export in `folder` is replaced if `fresh`, and stays until the new one is complete.
-
-    Raises:
-        ValueError: `folder` holds something that may not be replaced.
-        StorageError: another process is exporting to it, or it cannot be made.
-        StoreFullError: the device is full; `folder` is as it was.
+    Raises ValueError if `folder` may not be replaced, StorageError if another process is exporting
+    to it or it cannot be made, StoreFullError with `folder` as it was.
     """
     check_replaceable(folder, fresh=fresh)
     folder = folder.absolute()
@@ -79,7 +76,6 @@ def write_description(folder: Path, description: dict[str, Any]) -> None:
 
 
 def _locked(staging: Path) -> int:
-    """A descriptor of the folder `staging`, made if needed, that no other process has locked."""
     try:
         staging.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY)
@@ -99,7 +95,6 @@ def _locked(staging: Path) -> int:
 
 
 def _clear(staging: Path) -> None:
-    """Removes what a killed export left."""
     for entry in staging.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)
@@ -108,7 +103,6 @@ def _clear(staging: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Makes the files below `folder` durable, the deepest first."""
     for current, _folders, files in os.walk(folder, topdown=False):
         for name in files:
             descriptor = os.open(Path(current, name), os.O_RDONLY)

@@ -1,12 +1,8 @@
 """Pairs as Parquet files, which pyarrow, pandas, DuckDB and Hugging Face's tools read.
 
-Images are PNG files in structs {bytes, path}, which Hugging Face shows as pictures. The raw
-reconstruction is a fixed-size list of the stored numbers, c * h * w in that order; times the column
-`scale` it is what the store gives. Numbers that are NaN in the store are null. zstd, row groups of
-a thousand pairs.
-
-`write_hugging_face` lays the same files out as a dataset folder: data/train-00000-of-00003.parquet
-and so on. Needs pyarrow, which only `palimpsest[export]` installs.
+Images are PNG files in structs {bytes, path}. The raw reconstruction is a fixed-size list of the
+stored numbers, c * h * w in that order; times the column `scale` it is what the store gives. NaN is
+null. zstd, row groups of a thousand pairs. Needs pyarrow, which only `palimpsest[export]` installs.
 """
 
 from __future__ import annotations
@@ -30,36 +26,11 @@ ROWS_PER_FILE = 40_000
 ROW_GROUP = 1000
 PICTURES = ("original", "picture")
 
-_DTYPES = {
-    "part": "int32",
-    "row": "int64",
-    "run": "int64",
-    "image_id": "int32",
-    "label": "int16",
-    "augment": "float32",
-    "candidate": "int32",
-    "iteration": "int32",
-    "ssim_best": "float32",
-    "ssim_second": "float32",
-    "confident": "bool",
-    "scale": "float32",
-    "outcome": "string",
-    "train_loss": "float32",
-    "train_accuracy": "float32",
-    "margin_min": "float32",
-    "attack_loss": "float32",
-    "kkt_residual": "float32",
-}
-assert _DTYPES.keys() == NUMBERS.keys()
-
 
 @dataclass
 class Written:
-    """Summary of what was written: pairs per file, bytes of the tables in memory, and the columns'
-    types.
-
-    `lengths` are the sizes of the columns that are lists.
-    """
+    """Pairs per file, bytes of the tables in memory, and the columns' types; `lengths` of those
+    that are lists."""
 
     files: dict[str, int] = field(default_factory=dict)
     n_table_bytes: int = 0
@@ -87,10 +58,7 @@ def import_pyarrow() -> Any:
 def write_parquet(
     folder: Path, batches: Iterable[Pairs], *, rows_per_file: int = ROWS_PER_FILE
 ) -> Written:
-    """Writes `pairs-000000.parquet` and so on into `folder`.
-
-    Raises StorageError if pyarrow is not installed.
-    """
+    """Writes `pairs-000000.parquet` and so on into `folder`; StorageError without pyarrow."""
     pyarrow = import_pyarrow()
     written = Written()
     writer: Any = None
@@ -132,7 +100,6 @@ def write_hugging_face(
 
 
 def _row_groups(batches: Iterable[Pairs], rows_per_file: int) -> Iterator[pyarrow.Table]:
-    """The pairs as tables of a row group each, none of which spans two files."""
     pyarrow = import_pyarrow()
     held: Any = None
     n_in_file = 0
@@ -162,9 +129,10 @@ def _table(pairs: Pairs) -> pyarrow.Table:
         if values.ndim > 1:
             columns[name] = _lists(values)
         else:
-            dtype = pyarrow.type_for_alias(_DTYPES[name])
-            given = values.tolist() if _DTYPES[name] == "string" else values
-            columns[name] = pyarrow.array(given, dtype, from_pandas=True)  # NaN becomes null
+            dtype = NUMBERS[name][0]
+            given = values.tolist() if dtype == "string" else values
+            of_type = pyarrow.type_for_alias(dtype)
+            columns[name] = pyarrow.array(given, of_type, from_pandas=True)  # NaN becomes null
     table = pyarrow.table(columns)
     features = {name: _feature(table.schema.field(name).type, name) for name in columns}
     shape = ",".join(map(str, pairs.reconstruction.shape[1:]))
@@ -185,7 +153,6 @@ def _pictures(images: npt.NDArray[np.uint8], names: list[str]) -> Any:
 
 
 def _lists(values: npt.NDArray[Any]) -> Any:
-    """Each row of `values` as a list of fixed size, C order."""
     pyarrow = import_pyarrow()
     flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
     return pyarrow.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:])))

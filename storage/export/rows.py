@@ -1,8 +1,8 @@
 """Pairs on their way to other formats: which ones, joined with what belongs to them.
 
-An export is a copy for other tools; the store stays the original, with its hashes and receipts. It
-reads part by part, so it needs memory for a thousand pairs, and for a file of a part while its
-checksum is compared, and not for the store. The same store and selection give the same bytes.
+An export is a copy for other tools; the store stays the original. It needs memory for a thousand
+pairs, and for a file of a part while its checksum is compared. The same store and selection give
+the same bytes.
 """
 
 from __future__ import annotations
@@ -17,37 +17,53 @@ import numpy.typing as npt
 from PIL import Image
 
 from storage.pairs.dataset import Dataset
-from storage.pairs.layout import CHUNK_ROWS, OFFSETS, OUTCOMES, Encoding
+from storage.pairs.layout import (
+    CHUNK_ROWS,
+    OFFSETS,
+    OUTCOMES,
+    Encoding,
+    OnPart,
+)
 
 WINDOW_ROWS = 4 * CHUNK_ROWS
-"""Rows of a part that are looked at together; whole chunks, since those are what is decoded."""
 
 Array = npt.NDArray[Any]
 Render = Callable[[npt.NDArray[np.float32], npt.NDArray[np.float32]], npt.NDArray[np.uint8]]
 """Pictures (n, c, h, w) of raw reconstructions (n, c, h, w) and the mean images of their runs."""
-OnPart = Callable[[int, int], None]
 
-NUMBERS: Mapping[str, str] = {
-    "part": "the part of the store it is from",
-    "row": "its row in that part's table of pairs",
-    "run": "number of the run: one victim and its attack",
-    "image_id": "row of the original in the source split; not unique, an image has many pairs",
-    "label": "class of the original in the task that the victim learned",
-    "augment": "augmentation parameters of the original (EDM's nine labels); all 0: none",
-    "candidate": "which of the attack's candidates",
-    "iteration": "iteration of the attack at which it was saved",
-    "ssim_best": "SSIM of `picture` to `original`",
-    "ssim_second": "SSIM to the second most similar image of the run; -1 if there is none",
-    "confident": "at some saved iteration best > 0.4 and best - second >= 0.05",
-    "scale": "`reconstruction` times this is the raw reconstruction",
-    "outcome": "how the run ended: " + ", ".join(OUTCOMES),
-    "train_loss": "final loss of the victim",
-    "train_accuracy": "of the victim on its own training images, 0 to 1",
-    "margin_min": "smallest y phi(x) over the training images",
-    "attack_loss": "the attack's objective at the end",
-    "kkt_residual": "relative, at the end of the attack; missing where it does not apply",
+NUMBERS: Mapping[str, tuple[str, str]] = {
+    "part": ("int32", "the part of the store it is from"),
+    "row": ("int64", "its row in that part's table of pairs"),
+    "run": ("int64", "number of the run: one victim and its attack"),
+    "image_id": (
+        "int32",
+        "row of the original in the source split; not unique, an image has many pairs",
+    ),
+    "label": ("int16", "class of the original in the task that the victim learned"),
+    "augment": (
+        "float32",
+        "augmentation parameters of the original (EDM's nine labels); all 0: none",
+    ),
+    "candidate": ("int32", "which of the attack's candidates"),
+    "iteration": ("int32", "iteration of the attack at which it was saved"),
+    "ssim_best": ("float32", "SSIM of `picture` to `original`"),
+    "ssim_second": (
+        "float32",
+        "SSIM to the second most similar image of the run; -1 if there is none",
+    ),
+    "confident": ("bool", "at some saved iteration best > 0.4 and best - second >= 0.05"),
+    "scale": ("float32", "`reconstruction` times this is the raw reconstruction"),
+    "outcome": ("string", "how the run ended: " + ", ".join(OUTCOMES)),
+    "train_loss": ("float32", "final loss of the victim"),
+    "train_accuracy": ("float32", "of the victim on its own training images, 0 to 1"),
+    "margin_min": ("float32", "smallest y phi(x) over the training images"),
+    "attack_loss": ("float32", "the attack's objective at the end"),
+    "kkt_residual": (
+        "float32",
+        "relative, at the end of the attack; missing where it does not apply",
+    ),
 }
-"""The numbers of every pair, and what they mean."""
+"""Arrow's type of the numbers of every pair, and what they mean."""
 
 _OF_PAIR = ("candidate", "iteration", "ssim_best", "ssim_second", "confident", "scale")
 _OF_TARGET = ("image_id", "label", "augment")
@@ -76,8 +92,8 @@ class Pairs:
     """Some pairs of one part, with what belongs to them; rows along axis 0.
 
     `original` and `picture` are uint8 (n, c, h, w). `reconstruction` (float16 or float32) times
-    `numbers["scale"]` is the raw reconstruction, exactly as the store has it. `numbers` has the
-    names of `NUMBERS`.
+    `numbers["scale"]` is the raw one, exactly as in the store. `numbers` has the names of
+    `NUMBERS`.
     """
 
     original: npt.NDArray[np.uint8]
@@ -89,7 +105,6 @@ class Pairs:
         return len(self.original)
 
     def raw(self) -> npt.NDArray[np.float32]:
-        """The raw reconstructions, float32."""
         x: npt.NDArray[np.float32] = self.reconstruction.astype(np.float32)
         x *= self.numbers["scale"][:, None, None, None]
         return x
@@ -108,8 +123,8 @@ def selected_pairs(
 ) -> Iterator[Pairs]:
     """The selected pairs in the order of the store, a thousand at a time.
 
-    Every file is compared with its checksum before it is used, because exports state the hash of
-    the store. Raises CorruptPartError where the stored bytes are not what was written.
+    Every file is compared with its checksum before it is used. Raises CorruptPartError where the
+    stored bytes are not what was written.
     """
     dataset = dataset.with_whole_files()
     left = dataset.n_pairs if selection.limit is None else selection.limit
@@ -126,7 +141,6 @@ def selected_pairs(
 
 
 def _of_part(dataset: Dataset, part: int, selection: Selection, render: Render) -> Iterator[Pairs]:
-    """The selected pairs of a part, those of one window of its rows together."""
     columns = dataset.read(part, ["pairs/confident", "pairs/iteration"])
     wanted = columns["pairs/iteration"] >= selection.min_iteration
     if selection.confident_only:

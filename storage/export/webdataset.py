@@ -55,7 +55,6 @@ def write_tars(
 
 
 def _entries(batches: Iterable[Pairs]) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """The key of each pair and its files by their kind."""
     for pairs in batches:
         x = pairs.raw()
         for i in range(len(pairs)):

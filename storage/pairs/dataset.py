@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from storage.errors import StoreMismatchError
+from storage.errors import StoreMismatchError, listed
 from storage.files import json_bytes
 from storage.object_store import Location, Place, open_place
 from storage.pairs.image_table import count_pairs
@@ -38,18 +38,13 @@ from storage.pairs.receipts import (
 from storage.pairs.store_file import STORE_FILE, create_store_file, read_store_file
 from storage.pairs.verify import VerifyReport, verify_store
 
-_SHOWN_DIFFERENCES = 3
-
 
 class Dataset:
-    """The store at `root`, a folder or "s3://bucket/prefix".
+    """The store at `root`, a folder or "s3://bucket/prefix": the parts with a receipt at opening or
+    `refresh`.
 
-    Only parts with a receipt are seen, as of opening or `refresh`.
-
-    Raises:
-        StorageError: there is no store at `root`.
-        StoreMismatchError: it has another schema or a newer version.
-        CorruptPartError: a receipt is not as it was written.
+    Raises StorageError if there is none, StoreMismatchError if it has another schema or a newer
+    version, CorruptPartError if a receipt is not as it was written.
     """
 
     manifest: dict[str, Any]
@@ -67,7 +62,6 @@ class Dataset:
 
     @property
     def root(self) -> str:
-        """Absolute place of the store."""
         return str(self.place)
 
     def refresh(self) -> None:
@@ -90,10 +84,8 @@ class Dataset:
         self._by_part = {receipt.part: receipt for receipt in self.receipts}
 
     def subset(self, parts: Iterable[int]) -> Dataset:
-        """The same store as if it had `parts` alone, in its order; a `refresh` brings no other.
-
-        Only `verify` is of the whole store. Raises ValueError for a part without a receipt.
-        """
+        """The same store as if it had `parts` alone; a `refresh` brings no other. ValueError for a
+        part without a receipt."""
         chosen = frozenset(self.receipt(part).part for part in parts)
         restricted = copy.copy(self)
         restricted._only = chosen
@@ -102,8 +94,8 @@ class Dataset:
 
     def with_whole_files(self) -> Dataset:
         """The same store, whose reads compare every file with its checksum before they first use
-        it: for what is to carry the store's hash. A file that stands in another one's place is not
-        noticed otherwise. The price is reading each file once more, from end to end."""
+        it, so that a file that stands in another one's place is noticed, for the price of reading
+        each once more."""
         checking = copy.copy(self)
         checking._whole_files = True
         return checking
@@ -145,11 +137,9 @@ class Dataset:
     ) -> dict[str, npt.NDArray[Any]]:
         """Columns of one part. "pairs/reconstruction" comes as float32 in its original scale.
 
-        `rows` are contiguous rows of the one table that all `names` are then of.
-
-        Raises:
-            ValueError: unknown part or column, or `rows` of several tables.
-            CorruptPartError: the stored bytes are not what was written.
+        `rows` are contiguous rows of the one table that all `names` are then of. Raises ValueError
+        for an unknown part or column or `rows` of several tables, CorruptPartError if the stored
+        bytes are not what was written.
         """
         if rows is not None and len({table_of(name) for name in names}) > 1:
             raise ValueError(f"rows={rows} of columns of several tables: {', '.join(names)}")
@@ -160,30 +150,22 @@ class Dataset:
         return columns
 
     def stored(self, part: int, name: str, rows: slice | None = None) -> npt.NDArray[Any]:
-        """A column of one part in the type it has on disk, all rows or contiguous `rows`.
-
-        Raises:
-            ValueError, CorruptPartError: as `read`.
-        """
+        """A column of one part in the type it has on disk, all rows or contiguous `rows`; raises as
+        `read`."""
         receipt = self.receipt(part)
         return read_column(self.place, receipt, name, rows, whole_files=self._whole_files)
 
     def expand(
         self, stored: npt.NDArray[Any], scale: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]:
-        """Raw reconstructions (p, c, h, w), from how they are stored and their scales (p,)."""
         return expand_reconstruction(stored, scale, self.encoding)
 
     def take(self, names: Sequence[str], rows: npt.ArrayLike) -> dict[str, npt.NDArray[Any]]:
         """Columns of chosen pairs, counted over the whole store, in the order asked for.
 
-        Columns of targets and runs come as those of each pair's own target and run. Every inner
-        chunk that holds a chosen row is read once, whole: for many rows in disorder, sort them or
-        use `storage.pairs.stream`.
-
-        Raises:
-            ValueError: unknown column, or a row outside the store.
-            CorruptPartError: as `read`.
+        Columns of targets and runs come as those of each pair's own. Every inner chunk that holds a
+        chosen row is read once, whole: sort many rows, or use `storage.pairs.stream`. Raises
+        ValueError for an unknown column or a row outside the store, CorruptPartError as `read`.
         """
         chosen = np.asarray(rows, np.int64)
         if chosen.ndim != 1 or (
@@ -238,9 +220,8 @@ class Dataset:
     def column(self, name: str) -> npt.NDArray[Any]:
         """One column of all parts, in order. Row references stay local to their parts.
 
-        Raises:
-            ValueError: unknown column, or a column of pictures of an empty store.
-            CorruptPartError: as `read`.
+        Raises ValueError for an unknown column or pictures of an empty store, CorruptPartError as
+        `read`.
         """
         pieces = [self.read(receipt.part, [name])[name] for receipt in self.receipts]
         return np.concatenate(pieces) if pieces else self._empty(name)
@@ -289,10 +270,8 @@ def create_or_open(
 ) -> Dataset:
     """The store at `root` made from `manifest`; created if there is none.
 
-    Raises:
-        ValueError: an unknown `encoding`.
-        StoreMismatchError: the store there was made from something else; says what differs.
-        StoreFullError: no space for it.
+    Raises ValueError for an unknown `encoding`, StoreMismatchError if the store there was made from
+    something else, StoreFullError without space for it.
     """
     if encoding not in ENCODINGS:
         raise ValueError(f"encoding={encoding!r}; expected one of {', '.join(ENCODINGS)}")
@@ -308,12 +287,9 @@ def create_or_open(
         wanted["manifest"] | {"encoding": encoding},
     )
     if differences:
-        shown = "; ".join(differences[:_SHOWN_DIFFERENCES])
-        more = len(differences) - _SHOWN_DIFFERENCES
         raise StoreMismatchError(
-            f"{place} was written with other settings: {shown}"
-            + (f" and {more} more" if more > 0 else "")
-            + "; use those settings again, or another folder"
+            f"{place} was written with other settings: {listed(differences, 3, between='; ')}; use "
+            "those settings again, or another folder"
         )
     return Dataset(root)
 
@@ -327,28 +303,23 @@ def is_store(root: Location | Place) -> bool:
     return True
 
 
-def manifest_differences(found: Any, wanted: Any) -> list[str]:
+def manifest_differences(found: Any, wanted: Any, *, where: str = "") -> list[str]:
     """The leaves in which two JSON values differ, each as "a.b is 1 there, 2 here"."""
-    return list(_differences(found, wanted))
-
-
-def _differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
     if isinstance(found, dict) and isinstance(wanted, dict):
+        differences: list[str] = []
         for key in [*found, *(key for key in wanted if key not in found)]:
             inside = f"{where}.{key}" if where else key
-            yield from _differences(found.get(key, _ABSENT), wanted.get(key, _ABSENT), inside)
-    elif found != wanted or isinstance(found, bool) != isinstance(wanted, bool):
-        yield f"{where} is {_shown(found)} there, {_shown(wanted)} here"
+            sides = found.get(key, _ABSENT), wanted.get(key, _ABSENT)
+            differences += manifest_differences(*sides, where=inside)
+        return differences
+    if found == wanted and isinstance(found, bool) == isinstance(wanted, bool):
+        return []
+    return [f"{where} is {_shown(found)} there, {_shown(wanted)} here"]
 
 
-class _Absent:
-    def __str__(self) -> str:
-        return "absent"
-
-
-_ABSENT = _Absent()
+_ABSENT = object()
 
 
 def _shown(value: Any) -> str:
-    text = str(value) if value is _ABSENT else json.dumps(value)
+    text = "absent" if value is _ABSENT else json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

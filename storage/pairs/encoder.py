@@ -1,8 +1,7 @@
 """The files of a part's Zarr group, encoded in memory by threads.
 
 Casts, zstd and SHA-256 leave the interpreter to other threads, so a part is compressed and hashed
-on all cores while those files that are complete are already being written. The metadata files are
-zarr's own; the shards are made by `storage.pairs.shards`.
+on all cores while those files that are complete are already being written.
 """
 
 from __future__ import annotations
@@ -42,14 +41,11 @@ _LARGEST = ("pairs/reconstruction", "targets/image")
 
 
 class GroupEncoder:
-    """The files of a group, made by threads while those that are complete are being written.
-
-    `columns` are those of `layout.checked_columns`.
-    """
+    """The files of a group of `layout.checked_columns`, made by threads while others are being
+    written."""
 
     def __init__(self, columns: Columns, encoding: Encoding) -> None:
         self.written: dict[str, tuple[int, int]] = {}
-        """Size and CRC-32C of the files that were given so far."""
         self._columns, self._encoding = columns, encoding
         self._pool = ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))))
         self._hasher = ThreadPoolExecutor(1)
@@ -125,8 +121,6 @@ class GroupEncoder:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """An inner chunk: its rows as stored, their scales (of reconstructions), the encoded bytes."""
-
     stored: npt.NDArray[Any]
     scale: npt.NDArray[np.float32]
     encoded: bytes

@@ -1,8 +1,5 @@
-"""Record of the images of a part, as a table that a receipt has in packed form.
-
-How often each image came back is in the receipts, because planning and balancing 60 million pairs
-must not have to open their arrays.
-"""
+"""Record of the images of a part, packed in its receipt: planning and balancing 60 million pairs
+must not have to open their arrays."""
 
 from __future__ import annotations
 
@@ -36,10 +33,8 @@ class ImageTable:
 
 
 def image_table(columns: Columns) -> ImageTable:
-    """Record of a part's images.
-
-    Needs the columns targets/image_id, targets/run_row, pairs/target_row, pairs/confident.
-    """
+    """Record of a part's images, from targets/image_id, targets/run_row, pairs/target_row,
+    pairs/confident."""
     image_ids, position = np.unique(columns["targets/image_id"], return_inverse=True)
     confident = columns["pairs/target_row"][columns["pairs/confident"]]
     target_pairs = np.bincount(confident, minlength=len(position))
@@ -63,11 +58,7 @@ def pack_images(table: ImageTable) -> str:
 
 
 def unpack_images(packed: str, n_targets: int) -> ImageTable:
-    """The inverse of `pack_images`, for a part of `n_targets` targets.
-
-    Raises:
-        ValueError: it is no table of at most so many images.
-    """
+    """The inverse of `pack_images`; ValueError if it is no table of at most `n_targets` images."""
     frame = base64.b64decode(packed, validate=True)
     rows = np.zeros((4, _n_images(frame, n_targets)), "<i4")
     try:
@@ -82,10 +73,8 @@ def unpack_images(packed: str, n_targets: int) -> ImageTable:
 
 
 def count_pairs(columns: Columns, *, min_iteration: int) -> npt.NDArray[np.int64]:
-    """Confident pairs, saved at `min_iteration` or later, of each distinct image of the targets.
-
-    Needs the columns targets/image_id, pairs/target_row, pairs/confident and pairs/iteration.
-    """
+    """Confident pairs, saved at `min_iteration` or later, of each distinct image of the targets;
+    also needs pairs/iteration."""
     image_ids, position = np.unique(columns["targets/image_id"], return_inverse=True)
     counted = columns["pairs/confident"] & (columns["pairs/iteration"] >= min_iteration)
     return np.bincount(position[columns["pairs/target_row"][counted]], minlength=len(image_ids))
@@ -98,7 +87,6 @@ def check_packed(packed: str, n_targets: int) -> None:
 
 
 def _n_images(frame: bytes, n_targets: int) -> int:
-    """The rows of a packed table by its frame's header; ValueError if they cannot be right."""
     size = content_size(frame)
     if size is None or size % _ROW_BYTES or size > _ROW_BYTES * n_targets:
         shown = "an unknown number of" if size is None else f"{size:,}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -26,7 +26,6 @@ SCHEMA = "palimpsest-pairs"
 VERSION = 1
 
 OUTCOMES = ("ok", "unfitted", "nonfinite", "stopped")
-"""What `runs/outcome` indexes."""
 
 TABLES = ("runs", "targets", "pairs")
 PICTURE = ("c", "h", "w")
@@ -34,7 +33,6 @@ CHUNK_ROWS = 256
 SHARD_ROWS = 16384
 
 MAX_PART = 999_999
-"""Parts are numbered up to this one."""
 MAX_PART_BYTES = 2**34
 """The arrays of one part, whole chunks of them: a writer has all of them in memory."""
 MAX_IMAGE_ID = 2**26 - 1
@@ -42,13 +40,16 @@ MAX_IMAGE_ID = 2**26 - 1
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
+OnPart = Callable[[int, int], None]
+"""Called with the parts that are done and all parts."""
+
+
 Encoding = Literal["float16", "float32", "uint8"]
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 RECONSTRUCTION_DTYPES: dict[Encoding, str] = {"float16": "<f2", "float32": "<f4", "uint8": "|u1"}
 OFFSETS: dict[Encoding, int] = {"float16": 0, "float32": 0, "uint8": 128}
 _UINT8_STEPS = 127
 _ROWS_AT_ONCE = 64
-"""Pairs that are converted while they are in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,6 @@ COLUMNS: dict[str, Column] = {
 }
 
 DIMENSIONS = {"runs": "run", "targets": "target", "pairs": "pair"}
-"""Name of each table's rows."""
 _TRAILING_DIMENSIONS = {3: ("channel", "y", "x"), 1: ("parameter",), 0: ()}
 
 LATER_COLUMNS = (
@@ -116,7 +116,6 @@ _REFERENCES = {
 
 
 CHECKED_COLUMNS = (*_REFERENCES, "runs/run", "runs/outcome", "targets/image_id")
-"""Columns whose values depend on each other; see `check_values`."""
 
 
 def table_of(name: str) -> str:
@@ -125,14 +124,12 @@ def table_of(name: str) -> str:
 
 
 def dtype_of(name: str, encoding: Encoding) -> np.dtype[Any]:
-    """The type of a column on disk, in a store of this encoding."""
     if name == "pairs/reconstruction":
         return np.dtype(RECONSTRUCTION_DTYPES[encoding])
     return np.dtype(COLUMNS[name].dtype)
 
 
 def shape_of(name: str, n_rows: int, picture: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a column of `n_rows` rows, pictures being (c, h, w)."""
     trailing = COLUMNS[name].trailing
     if trailing == PICTURE:
         return (n_rows, *picture)
@@ -140,12 +137,10 @@ def shape_of(name: str, n_rows: int, picture: tuple[int, ...]) -> tuple[int, ...
 
 
 def dimension_names(name: str) -> tuple[str, ...]:
-    """Names of a column's axes, rows first."""
     return (DIMENSIONS[table_of(name)], *_TRAILING_DIMENSIONS[len(COLUMNS[name].trailing)])
 
 
 def receipt_name(part: int) -> str:
-    """File name of a part's receipt."""
     return f"part-{part:06d}.json"
 
 
@@ -170,7 +165,6 @@ def check_size_of_part(n_rows: Mapping[str, int], picture: tuple[int, ...]) -> N
 
 @functools.lru_cache(maxsize=64)
 def _row_bytes(picture: tuple[int, ...]) -> dict[str, int]:
-    """Bytes of a row of each table, at most."""
     sizes = dict.fromkeys(TABLES, 0)
     for name in COLUMNS:
         row = math.prod(shape_of(name, 1, picture)) * dtype_of(name, "float32").itemsize
@@ -184,11 +178,8 @@ def compress_reconstruction(
     """`x` (p, c, h, w) as stored (p, c, h, w), and the scale (p,) that belongs to it.
 
     float16: x / max|x|, back within scale * 2^-12. uint8: round(127 x / max|x|) + 128, back within
-    scale / 2. float32: x itself, scale 1. A pair that is 0 everywhere comes back as 0. `first_row`
-    is the number of the first pair, for the message.
-
-    Raises:
-        ValueError: a value is not finite.
+    scale / 2. float32: x itself, scale 1. A pair that is 0 everywhere comes back as 0. Raises
+    ValueError if a value is not finite, counting rows from `first_row`.
     """
     stored = np.empty(x.shape, RECONSTRUCTION_DTYPES[encoding])
     largest = np.empty(len(x), np.float32)
@@ -233,12 +224,11 @@ def expand_reconstruction(
 
 
 def checked_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
-    """`columns` as a part is made of them: checked, and all but the reconstructions in the dtypes
-    on disk. "pairs/reconstruction" stays float32, and whether it is finite is seen on compressing.
+    """`columns` as a part is made of them: checked, and all but the float32 reconstructions (whose
+    finiteness is seen on compressing) in the dtypes on disk.
 
-    Raises:
-        ValueError: a column is missing, unknown, of a wrong type, shape or length, or refers to a
-            row that does not exist.
+    Raises ValueError if a column is missing, unknown, of a wrong type, shape or length, or refers
+    to a row that does not exist.
     """
     missing = set(GIVEN_COLUMNS) - set(columns)
     unknown = set(columns) - {*GIVEN_COLUMNS, *LATER_COLUMNS}
@@ -262,7 +252,6 @@ def checked_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
 
 
 def _check_shape(name: str, array: npt.NDArray[Any], sizes: dict[str, int]) -> None:
-    """Compares `array` with the schema and with `sizes`, which it extends by what it learns."""
     expected = (table_of(name), *COLUMNS[name].trailing)
     if array.ndim != len(expected):
         raise ValueError(f"{name} has shape {array.shape}; expected {expected}")

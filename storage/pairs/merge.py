@@ -1,39 +1,31 @@
 """One store from several of the same experiment, for example from machines that shared the work.
 
-The result has the parts of all of them. A part that several stores have must have the same arrays
-in each: the same experiment gives the same part everywhere, so a difference is a fault and not a
-choice. All of that is settled from the receipts before a byte is copied.
-
-Stores of different experiments on the same images can be mixed, for whoever learns from all of
-them. The manifest of such a store lists theirs (`MIXTURE`), and part p of the k-th of n is its part
-p n + k. A receipt keeps its fingerprint, which says of which experiment it is.
+A part that several stores have must have the same arrays in each: a difference is a fault and not a
+choice. All of that is settled from the receipts before a byte is copied. Stores of different
+experiments on the same images can be mixed: the manifest of such a store lists theirs (`MIXTURE`),
+part p of the k-th of n is its part p n + k, and a receipt keeps its fingerprint.
 
 A part is copied as it is written: its files under a new random name, each compared with the
 checksum in its receipt on the way, then the receipt, exclusively. Killed in between, a merge leaves
-an orphan for `vacuum`; run again, it goes on with the parts that are not there yet. The sources are
-only read.
+an orphan for `vacuum`; run again, it goes on. The sources are only read.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage.errors import CorruptPartError, StoreMismatchError, UnsettledError
+from storage.errors import CorruptPartError, StoreMismatchError, listed
 from storage.files import reason_of
 from storage.object_store import Location, Place
 from storage.pairs.dataset import Dataset, create_or_open, is_store, manifest_differences
-from storage.pairs.layout import MAX_PART
-from storage.pairs.receipts import PARTS_FOLDER, Receipt, is_published, publish_receipt
+from storage.pairs.layout import MAX_PART, OnPart
+from storage.pairs.receipts import PARTS_FOLDER, Receipt, new_group, publish_receipt
 from storage.pairs.shards import crc32c
 from storage.pairs.store_file import MIXTURE
 
 _BATCH_BYTES = 64 * 2**20
-_SHOWN = 3
-
-OnPart = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +40,6 @@ class MergeReport:
 
 @dataclass(frozen=True)
 class _Found:
-    """A part, and the store in which it is."""
-
     receipt: Receipt
     dataset: Dataset
 
@@ -65,13 +55,10 @@ def merge(
     `sources`. `on_part` is called with the parts done and the parts to copy. `mix`: stores of
     different experiments; `target` is new, or such a mixture of the same in the same order.
 
-    Raises:
-        StorageError: a source is not a store, or cannot be read.
-        StoreMismatchError: the stores were made from different settings, or, mixed, from different
-            images; or they store their reconstructions differently; nothing was copied.
-        CorruptPartError: a part differs between the stores (nothing was copied), or a file is not
-            what was written (the parts before it were copied).
-        StoreFullError: the device of `target` is full; the parts before were copied.
+    Raises StorageError if a source is no store or cannot be read; StoreMismatchError (nothing was
+    copied) for other settings, encodings or, mixed, images; CorruptPartError if a part differs
+    between the stores (nothing was copied), or a file is not what was written (the parts before it
+    were copied); StoreFullError (likewise).
     """
     if not sources:
         raise ValueError("merge needs at least one store to copy from")
@@ -105,7 +92,6 @@ def merge(
 
 
 def _mixture(datasets: Sequence[Dataset]) -> tuple[dict[str, Any], dict[int, _Found]]:
-    """The manifest of a mixture of stores, and its parts, numbered as they are there."""
     first = datasets[0]
     for other in datasets:
         if MIXTURE in other.manifest:
@@ -143,17 +129,14 @@ def _check_same_settings(first: Dataset, other: Dataset) -> None:
     if first.encoding != other.encoding:
         differences = [*differences, f"encoding is {first.encoding} there, {other.encoding} here"]
     if differences:
-        more = len(differences) - _SHOWN
         raise StoreMismatchError(
             f"{other.root} (here) and {first.root} (there) are of different experiments: "
-            + "; ".join(differences[:_SHOWN])
-            + (f" and {more} more" if more > 0 else "")
-            + "; merge only stores that were made with the same settings, or mix them (--mix)"
+            f"{listed(differences, 3, between='; ')}; merge only stores that were made with the "
+            "same settings, or mix them (--mix)"
         )
 
 
 def _union(datasets: Sequence[Dataset]) -> dict[int, _Found]:
-    """Every part and the first store that has it, after comparing it with the others'."""
     parts: dict[int, _Found] = {}
     for dataset in datasets:
         for receipt in dataset.receipts:
@@ -163,10 +146,8 @@ def _union(datasets: Sequence[Dataset]) -> dict[int, _Found]:
 
 
 def _check_same_part(first: _Found, other: _Found) -> None:
-    """Raises CorruptPartError if one part is not the same in two stores."""
     here, there = first.receipt, other.receipt
     where = f"part {here.part} is not the same in {first.dataset.root} and {other.dataset.root}"
-    fix = "verify both; then remove its receipt in one of them, and generate it again or merge"
     if here.plan_hash != there.plan_hash:
         raise CorruptPartError(
             f"{where}: they trained on other images (plans {here.plan_hash[:12]} and "
@@ -176,34 +157,21 @@ def _check_same_part(first: _Found, other: _Found) -> None:
     names = {*here.array_hashes, *there.array_hashes}
     differing = sorted(n for n in names if here.array_hashes.get(n) != there.array_hashes.get(n))
     if differing:
-        more = len(differing) - _SHOWN
         raise CorruptPartError(
-            f"{where}: {', '.join(differing[:_SHOWN])}"
-            + (f" and {more} more columns" if more > 0 else "")
-            + f" differ (code {here.code_version} on {here.device}, {there.code_version} on "
-            f"{there.device}); {fix}"
+            f"{where}: {listed(differing, 3, what=' columns')} differ (code {here.code_version} on "
+            f"{here.device}, {there.code_version} on {there.device}); verify both; then remove its "
+            "receipt in one of them, and generate it again or merge"
         )
 
 
 def _copy_part(found: _Found, part: int, place: Place) -> None:
-    """One part from its store to the one at `place`, where it then has a receipt as `part`."""
-    receipt = replace(found.receipt, part=part)
-    group = f"part-{receipt.part:06d}-{secrets.token_hex(4)}.zarr"
-    unsettled = False
-    try:
+    with new_group(place, part) as group:
         for files in _checked_files(found):
             place.write_tree({f"{PARTS_FOLDER}/{group}/{n}": data for n, data in files.items()})
-        publish_receipt(place, replace(receipt, group=group))
-    except UnsettledError:
-        unsettled = True  # the receipt may yet appear: vacuum will know
-        raise
-    finally:
-        if not unsettled and not is_published(place, receipt.part, group):
-            place.remove(f"{PARTS_FOLDER}/{group}")
+        publish_receipt(place, replace(found.receipt, part=part, group=group))
 
 
 def _checked_files(found: _Found) -> Iterator[dict[str, bytes]]:
-    """The files of a part, some at a time, each compared with its receipt."""
     receipt, place = found.receipt, found.dataset.place
     for names in _batches(receipt):
         folder = f"{PARTS_FOLDER}/{receipt.group}"
@@ -230,7 +198,6 @@ def _damaged(found: _Found, what: str) -> CorruptPartError:
 
 
 def _batches(receipt: Receipt) -> Iterator[list[str]]:
-    """The names of a part's files, in batches that fit in memory."""
     batch: list[str] = []
     held = 0
     for name, (size, _crc) in sorted(receipt.files.items()):

@@ -1,23 +1,22 @@
 """Writing and reading one part: an immutable Zarr v3 group, made visible by its receipt.
 
-Order of a write: the arrays are encoded and hashed in memory; their files go to
-`parts/part-000012-<random>.zarr` and are synced; then the receipt, by exclusive atomic create.
-Killed before that, it leaves a group that no receipt names (an orphan); two writers of one part
-leave one receipt and one orphan. The receipt has a checksum of every file, because a bit flip in a
-file's unused bits, and a missing shard, read back silently in zarr.
+The arrays are encoded and hashed in memory; their files go to `parts/part-000012-<random>.zarr` and
+are synced; then the receipt, by exclusive atomic create. Killed before that, a write leaves a group
+that no receipt names (an orphan); two writers of one part leave one receipt and one orphan. The
+receipt has a checksum of every file: a bit flip in unused bits, and a missing shard, read back
+silently in zarr.
 """
 
 from __future__ import annotations
 
 import functools
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from storage.errors import CorruptPartError, UnsettledError
+from storage.errors import CorruptPartError
 from storage.object_store import Location, Place, open_place
 from storage.pairs.encoder import GroupEncoder
 from storage.pairs.layout import (
@@ -37,14 +36,15 @@ from storage.pairs.receipts import (
     Provenance,
     Receipt,
     check_same,
-    is_published,
     load_receipt,
     make_receipt,
+    new_group,
     publish_receipt,
     receipt_path,
 )
 from storage.pairs.shards import (
     Chunks,
+    ReadRange,
     ShardError,
     crc32c,
     read_index,
@@ -62,16 +62,11 @@ def write_part(
 ) -> Receipt:
     """Writes part number `part` of the store at `root` and returns the receipt that stands for it.
 
-    `columns` has every name of `layout.GIVEN_COLUMNS` and may have those of `LATER_COLUMNS`;
-    "pairs/reconstruction" is the raw float32.
-    Writing a part that exists with the same values changes nothing and returns its receipt.
-
-    Raises:
-        ValueError: the columns do not fit the schema.
-        StorageError: there is no store at `root`.
-        CorruptPartError: the part exists with other values.
-        StoreFullError: the device is full. No receipt was published; what was there is unharmed.
-        UnsettledError: S3 did not answer; the part may be there. Writing it again settles it.
+    `columns` has every name of `layout.GIVEN_COLUMNS` and may have those of `LATER_COLUMNS`.
+    Writing a part that exists with the same values changes nothing and returns its receipt. Raises
+    ValueError if the columns do not fit the schema, StorageError without a store at `root`,
+    CorruptPartError if the part exists with other values, StoreFullError before any receipt, and
+    UnsettledError if S3 did not answer: writing it again settles it.
     """
     if not 0 <= part <= MAX_PART:
         raise ValueError(f"part={part}; expected 0 to {MAX_PART}")
@@ -82,9 +77,7 @@ def write_part(
         return check_same(load_receipt(place, receipt_path(part)), _hashes(checked, encoding))
     except FileNotFoundError:
         pass  # the part is to be written
-    group = f"part-{part:06d}-{secrets.token_hex(4)}.zarr"
-    unsettled = False
-    try:
+    with new_group(place, part) as group:
         with GroupEncoder(checked, encoding) as encoder:
             folder = f"{PARTS_FOLDER}/{group}"
             place.write_tree((f"{folder}/{name}", content) for name, content in encoder.files())
@@ -98,12 +91,6 @@ def write_part(
                 files=encoder.written,
             )
         return publish_receipt(place, receipt)
-    except UnsettledError:
-        unsettled = True  # the receipt may yet appear: vacuum will know
-        raise
-    finally:
-        if not unsettled and not is_published(place, part, group):
-            place.remove(f"{PARTS_FOLDER}/{group}")
 
 
 def _hashes(checked: Columns, encoding: Encoding) -> dict[str, str]:
@@ -122,13 +109,10 @@ def read_column(
     """Column `name` of a part as stored, all rows or the contiguous `rows`. Threads may share it.
     A later column that the part lacks is all NaN.
 
-    Every chunk that is read has a checksum, but another part's file in the place of one of this
-    part has right ones, too. With `whole_files` a file is compared with its checksum in the
-    receipt, once, before the first of its rows is used.
-
-    Raises:
-        ValueError: unknown column, or `rows` with a step.
-        CorruptPartError: bytes are missing, do not decode, or do not match their checksums.
+    Every chunk has a checksum, but another part's file in the place of one of this part has right
+    ones, too. With `whole_files` a file is first compared, once, with its checksum in the receipt.
+    Raises ValueError for an unknown column or `rows` with a step, CorruptPartError for bytes that
+    are missing, do not decode, or do not match their checksums.
     """
     n_rows = rows_of(receipt, name)
     start, stop, step = (rows or slice(None)).indices(n_rows)
@@ -171,7 +155,6 @@ def read_column(
 
 
 def columns_of(receipt: Receipt) -> list[str]:
-    """The columns that a part has."""
     return [name for name in COLUMNS if name in receipt.array_hashes or name not in LATER_COLUMNS]
 
 
@@ -182,24 +165,21 @@ def files_of(receipt: Receipt, name: str) -> list[str]:
 
 
 def decode_column(receipt: Receipt, name: str, contents: Sequence[bytes]) -> npt.NDArray[Any]:
-    """Column `name` as stored, from the contents of `files_of`.
-
-    Raises:
-        ShardError: they do not decode.
-    """
+    """Column `name` as stored, from the contents of `files_of`; ShardError if they do not
+    decode."""
     n_rows = rows_of(receipt, name)
     shape = shape_of(name, n_rows, receipt.picture)
     out = np.empty(shape, dtype_of(name, receipt.encoding))
     per_shard = shard_rows(n_rows)
     for number, content in enumerate(contents):
         rows = out[number * per_shard : (number + 1) * per_shard]
-        read = functools.partial(_bytes_between, content)
+        read = _reader(content)
         read_rows(read, read_index(read, len(content), n_rows), rows, 0, len(rows))
     return out
 
 
-def _bytes_between(content: bytes, start: int, stop: int) -> bytes:
-    return content[start:stop]
+def _reader(content: bytes) -> ReadRange:
+    return lambda start, stop: content[start:stop]
 
 
 def rows_of(receipt: Receipt, name: str) -> int:
@@ -213,10 +193,10 @@ def rows_of(receipt: Receipt, name: str) -> int:
 def _index(place: Place, path: str, size: int, n_rows: int, checksum: int | None) -> Chunks:
     """Parts are immutable, so an index that was read stays valid, and so does a file that had the
     `checksum` that it is to have (None: any)."""
-    read = functools.partial(place.read_range, path)
+    read: ReadRange = functools.partial(place.read_range, path)
     if checksum is not None:
         content = place.read(path, size)
         if len(content) != size or crc32c(content) != checksum:
             raise ShardError("it is not the file that was written (its checksum differs)")
-        read = functools.partial(_bytes_between, content)
+        read = _reader(content)
     return read_index(read, size, n_rows)

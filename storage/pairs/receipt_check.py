@@ -1,8 +1,7 @@
 """Rules for a receipt: types, bounds, and the names of files that the schema knows.
 
-A receipt's seal says that it was not damaged, and not who sealed it. Its numbers decide what is
-allocated, and its names what is read or, when stores are merged, written. So nothing of it is
-believed before `check_receipt`, which knows the names that a writer of this schema gives.
+A receipt's seal does not say who sealed it. Its numbers decide what is allocated, and its names
+what is read or, when stores are merged, written: nothing is believed before `check_receipt`.
 """
 
 from __future__ import annotations
@@ -48,16 +47,11 @@ _MAX_CRC = 2**32 - 1
 _METADATA = dict.fromkeys(
     ["zarr.json", *(f"{name}/zarr.json" for name in (*TABLES, *COLUMNS))], 2**20
 )
-"""Files of metadata and the most bytes that each may have."""
 
 
 def check_receipt(body: Mapping[str, Any]) -> None:
-    """Compares the fields of a receipt with the schema; all of them are there.
-
-    Raises:
-        ValueError: a value is of another type or out of range, or a name is not one that a part of
-            these columns and rows has; says which.
-    """
+    """Compares the fields of a receipt, all there, with the schema: ValueError for a value of
+    another type or out of range, or a name that no part of these columns and rows has."""
     for name in _TEXTS:
         if type(body[name]) is not str:
             raise ValueError(f"its {name} is {_shown(body[name])}, expected text")
@@ -129,8 +123,6 @@ def _check_files(
     picture: tuple[int, ...],
     encoding: Encoding,
 ) -> None:
-    """The files of a part are its metadata and the shards of its columns, each of a size that what
-    is in it can have."""
     if type(found) is not dict:
         raise ValueError(f"its files are {_shown(found)}, expected an object")
     n_shards = sum(-(-rows[table_of(name)] // SHARD_ROWS) for name in _REQUIRED_COLUMNS)

@@ -1,15 +1,15 @@
 """Receipts: the small JSON files that say which parts exist, and what exactly is in them.
 
 A part counts as written when `receipts/part-NNNNNN.json` exists. It is created exclusively and
-last, after the arrays are on disk, so a writer that dies leaves no receipt. A receipt carries a
-hash of every array, a checksum of every file, and a hash of itself (`receipt_sha256`), so that
-edits are noticed. How often each image came back is in it, too, packed: planning and balancing
-60 million pairs must not have to open their arrays.
+last, after the arrays are on disk. A receipt carries a hash of every array, a checksum of every
+file, a hash of itself (`receipt_sha256`), and, packed, how often each image came back.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.documents import parse_document, seal_of
-from storage.errors import CorruptPartError, DocumentError
+from storage.errors import CorruptPartError, DocumentError, UnsettledError
 from storage.files import json_bytes, reason_of
 from storage.object_store import Place
 from storage.pairs.image_table import ImageTable, image_table, pack_images, unpack_images
@@ -86,14 +86,10 @@ class Receipt:
 
     @property
     def n_rows(self) -> dict[str, int]:
-        """Rows of each table."""
         return {"runs": self.n_runs, "targets": self.n_targets, "pairs": self.n_pairs}
 
     def image_table(self) -> ImageTable:
-        """Record of the part's images; unpacked anew each time.
-
-        Raises CorruptPartError if the receipt's `images` are no such table.
-        """
+        """Record of the part's images; unpacked anew each time. Raises CorruptPartError."""
         try:
             return unpack_images(self.images, self.n_targets)
         except ValueError as error:
@@ -102,13 +98,11 @@ class Receipt:
             ) from error
 
     def to_json(self) -> bytes:
-        """The file's content, sealed."""
         body = asdict(self)
         return json_bytes(body | {_SEAL: seal_of(body)})
 
 
 def schema_name() -> str:
-    """`palimpsest-pairs/1`."""
     return f"{SCHEMA}/{VERSION}"
 
 
@@ -138,11 +132,8 @@ def make_receipt(
     array_hashes: Mapping[str, str],
     files: Mapping[str, tuple[int, int]],
 ) -> Receipt:
-    """The receipt of `columns` (as `layout.checked_columns` gives them), lying in folder `group`.
-
-    Raises:
-        ValueError: `provenance` has missing or unknown keys.
-    """
+    """The receipt of `columns` (of `layout.checked_columns`) in folder `group`. Raises ValueError
+    if `provenance` has missing or unknown keys."""
     expected = set(Provenance.__annotations__)
     if set(provenance) != expected:
         raise ValueError(
@@ -169,15 +160,28 @@ def make_receipt(
 
 
 def publish_receipt(place: Place, receipt: Receipt) -> Receipt:
-    """The receipt that stands for this part: `receipt`, or the one somebody else published before.
-
-    Raises:
-        CorruptPartError: the one before has other arrays, which one plan cannot give.
-    """
+    """The receipt that stands for this part: `receipt`, or the one somebody else published before;
+    CorruptPartError if that has other arrays, which one plan cannot give."""
     name = receipt_path(receipt.part)
     if place.create(name, receipt.to_json()):
         return receipt
     return check_same(load_receipt(place, name), receipt.array_hashes)
+
+
+@contextlib.contextmanager
+def new_group(place: Place, part: int) -> Iterator[str]:
+    """A name for the group of a part that is written here and then published; removed if it is not,
+    unless it is unsettled: then the receipt may yet appear, and vacuum will know."""
+    group = f"part-{part:06d}-{secrets.token_hex(4)}.zarr"
+    unsettled = False
+    try:
+        yield group
+    except UnsettledError:
+        unsettled = True
+        raise
+    finally:
+        if not unsettled and not is_published(place, part, group):
+            place.remove(f"{PARTS_FOLDER}/{group}")
 
 
 def is_published(place: Place, part: int, group: str) -> bool:
@@ -207,17 +211,13 @@ def check_same(standing: Receipt, array_hashes: dict[str, str]) -> Receipt:
 
 
 def receipt_path(part: int) -> str:
-    """Path of a part's receipt in its store."""
     return f"{RECEIPTS_FOLDER}/{receipt_name(part)}"
 
 
 def load_receipt(place: Place, name: str) -> Receipt:
-    """The receipt in the file `name` of the store at `place`; FileNotFoundError if there is none.
-
-    Raises:
-        CorruptPartError: it cannot be read, is not a receipt, was edited, or belongs to another
-            part.
-    """
+    """The receipt in the file `name` of the store at `place`. Raises FileNotFoundError, or
+    CorruptPartError if it cannot be read, is not a receipt, was edited, or belongs to another
+    part."""
     try:
         content = place.read(name)
     except FileNotFoundError:
@@ -230,11 +230,8 @@ def load_receipt(place: Place, name: str) -> Receipt:
 
 
 def load_receipts(place: Place, names: Sequence[str]) -> Iterator[Receipt]:
-    """The receipts in the files `names`, which were listed; in order.
-
-    Raises:
-        CorruptPartError: as `load_receipt`, or a file is not there after all.
-    """
+    """The receipts in the files `names`, which were listed; in order. Raises CorruptPartError as
+    `load_receipt`, or if a file is not there after all."""
 
     def load(name: str) -> Receipt:
         try:
@@ -253,11 +250,8 @@ def load_receipts(place: Place, names: Sequence[str]) -> Iterator[Receipt]:
 
 
 def parse_receipt(content: bytes, where: str) -> Receipt:
-    """The receipt with this content; `where` it was found is for the messages.
-
-    Raises:
-        CorruptPartError: as `load_receipt`.
-    """
+    """The receipt with this content; `where` it was found is for the messages. Raises as
+    `load_receipt`."""
     try:
         body = parse_document(content, where, _FIX)
     except DocumentError as error:

@@ -1,12 +1,10 @@
 """Shards of the Zarr v3 sharding codec, encoded and decoded without going through zarr.
 
-A shard is one file: inner chunks of 256 rows, each a zstd frame with its checksum, then an index
-of (offset, bytes) per chunk and the index's CRC-32C. Written and read here, many small reads cost
-no more than their bytes, threads decode side by side, and the metadata file has no say in how bytes
-are understood, so damage to it cannot turn into wrong values. What is written is plain Zarr: the
-tests read it with zarr, and read here what zarr wrote.
-
-Specification: https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/
+A shard is one file: inner chunks of 256 rows, each a zstd frame with its checksum, then an index of
+(offset, bytes) per chunk and the index's CRC-32C
+(https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/). So many small reads cost
+no more than their bytes, threads decode side by side, and damage to the metadata cannot turn into
+wrong values.
 """
 
 from __future__ import annotations
@@ -72,11 +70,8 @@ def shard_pieces(chunks: Sequence[bytes], n_rows: int) -> list[bytes]:
 
 
 def read_index(read: ReadRange, size: int, n_rows: int) -> Chunks:
-    """Places of the inner chunks in a shard file of `size` bytes of an array of `n_rows` rows.
-
-    Raises:
-        ShardError: the index is cut off or damaged, or points outside the file.
-    """
+    """Places of the inner chunks in a shard file of `size` bytes of an array of `n_rows` rows;
+    ShardError if the index is cut off or damaged, or points outside the file."""
     n_chunks = shard_rows(n_rows) // CHUNK_ROWS
     n_bytes = n_chunks * 2 * _INDEX_ENTRY.itemsize
     tail = read(size - n_bytes - _CRC_BYTES, size) if size >= n_bytes + _CRC_BYTES else b""
@@ -94,13 +89,8 @@ def read_index(read: ReadRange, size: int, n_rows: int) -> Chunks:
 def read_rows(
     read: ReadRange, chunks: Chunks, out: npt.NDArray[np.generic], start: int, n_rows: int
 ) -> None:
-    """Fills `out` with rows [start, start + len(out)) of a shard; one read for all of them.
-
-    `n_rows` is the number of rows of the array that are in this shard.
-
-    Raises:
-        ShardError: a chunk is absent, damaged, or of another size.
-    """
+    """Fills `out` with rows [start, start + len(out)) of a shard that has `n_rows` rows; one read
+    for all. ShardError if a chunk is absent, damaged, or of another size."""
     stop = start + len(out)
     first, last = start // CHUNK_ROWS, math.ceil(stop / CHUNK_ROWS)
     wanted = chunks[first:last]

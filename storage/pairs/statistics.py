@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +13,12 @@ import numpy.typing as npt
 
 from storage.documents import seal_of
 from storage.pairs.dataset import Dataset
-from storage.pairs.layout import OUTCOMES
+from storage.pairs.layout import OUTCOMES, OnPart
 from storage.pairs.receipts import Receipt
 from storage.pairs.store_file import mixed
 
 _THREADS = 4
 _MEASURED = ("pairs/iteration", "pairs/ssim_best", "pairs/confident")
-
-OnPart = Callable[[int, int], None]
-"""Called with the parts that are done and all parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,26 +50,21 @@ class Summary:
 
     @property
     def n_images(self) -> int:
-        """Images that runs were trained on."""
         return len(self.confident_per_image)
 
     @property
     def n_covered(self) -> int:
-        """Images with a confident pair."""
         return int((self.confident_per_image > 0).sum())
 
     @property
     def bytes_per_pair(self) -> float:
-        """0 for a store without pairs."""
         return self.n_bytes / self.n_pairs if self.n_pairs else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedIteration:
-    """The pairs that were saved at one iteration of the attacks.
-
-    The means are over their SSIM with their target; None where there is no such pair.
-    """
+    """The pairs that were saved at one iteration of the attacks; mean SSIM with their target, or
+    None."""
 
     iteration: int
     n_pairs: int
@@ -81,23 +73,23 @@ class SavedIteration:
     ssim_confident: float | None
 
 
-def attacks_of(dataset: Dataset) -> dict[str, int]:
-    """Number of parts of a store by kind of attack, by the manifest of their fingerprint.
+def attacks_of(dataset: Dataset, by_kind: Collection[str] = ()) -> dict[str, int]:
+    """Number of parts of a store by family, or, of the families `by_kind`, by kind of attack.
 
-    The kinds are those of the family `kkt`, and the other families. Empty for a store that does not
-    say; a part of which the manifest cannot be told is "unknown".
+    Told by the manifest of their fingerprint: "unknown" where that cannot be. Empty for a store
+    that does not say.
     """
-    names = {seal_of(one): _attack_of(one) for one in mixed(dataset.manifest)}
+
+    def attack_of(manifest: Mapping[str, Any]) -> str | None:
+        experiment = manifest.get("campaign", {}).get("experiment", {})
+        family: str | None = experiment.get("family")
+        return str(experiment["attack"].get("kind", family)) if family in by_kind else family
+
+    names = {seal_of(one): attack_of(one) for one in mixed(dataset.manifest)}
     if None in names.values():
         return {}
     otherwise = next(iter(names.values())) if len(names) == 1 else "unknown"
     return dict(Counter(str(names.get(r.fingerprint, otherwise)) for r in dataset.receipts))
-
-
-def _attack_of(manifest: Mapping[str, Any]) -> str | None:
-    experiment = manifest.get("campaign", {}).get("experiment", {})
-    family: str | None = experiment.get("family")
-    return str(experiment["attack"].get("kind", "kkt")) if family == "kkt" else family
 
 
 def summarise(dataset: Dataset) -> Summary:
@@ -124,9 +116,7 @@ def saved_iterations(
     dataset: Dataset, *, on_part: OnPart = lambda _done, _n: None
 ) -> tuple[SavedIteration, ...]:
     """Pairs and mean SSIM per saved iteration, ascending; one pass over three columns of pairs.
-
-    Raises CorruptPartError where the stored bytes are not what was written.
-    """
+    Raises CorruptPartError where the stored bytes are not what was written."""
     totals: dict[int, npt.NDArray[np.float64]] = {}
     receipts = dataset.receipts
     on_part(0, len(receipts))
@@ -151,7 +141,6 @@ def saved_iterations(
 
 
 def _sums(dataset: Dataset, receipt: Receipt) -> dict[int, npt.NDArray[np.float64]]:
-    """Pairs, confident pairs, and the sum of SSIM of both, of each iteration in one part."""
     columns = dataset.read(receipt.part, _MEASURED)
     iteration, position = np.unique(columns["pairs/iteration"], return_inverse=True)
     ssim = columns["pairs/ssim_best"].astype(np.float64)

@@ -1,8 +1,8 @@
 """`store.json`: what a store was made from, sealed so that no byte of it changes unnoticed.
 
-The seal, `store_sha256`, is that of the other fields, as in a receipt. Stores of earlier releases
-have none; `storage.pairs.verify` compares their manifest with the receipts, whose fingerprint is
-its hash (`fits`), and a sealed one as well: it could be another store's.
+The seal, `store_sha256`, is that of the other fields; stores of earlier releases have none.
+`storage.pairs.verify` compares the manifest with the receipts, whose fingerprint is its hash
+(`fits`).
 """
 
 from __future__ import annotations
@@ -57,13 +57,9 @@ def create_store_file(place: Place, encoding: Encoding, manifest: dict[str, Any]
 
 
 def read_store_file(place: Place) -> StoreFile:
-    """The `store.json` of the store at `place`.
-
-    Raises:
-        StorageError: there is none.
-        CorruptPartError: it cannot be read, or is not what was written.
-        StoreMismatchError: another schema, or a version that this code does not know.
-    """
+    """The `store.json` of the store at `place`. Raises StorageError if there is none,
+    CorruptPartError if it cannot be read or is not what was written, StoreMismatchError for another
+    schema or version."""
     where = f"{place}/{STORE_FILE}"
     try:
         body = parse_document(place.read(STORE_FILE), where, _FIX)

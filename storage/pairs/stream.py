@@ -1,30 +1,24 @@
 """Training examples in shuffled order from one sequential pass over a dataset.
 
-Single rows of a compressed store are a hundred times slower than whole inner chunks, so an epoch is
-read in *blocks* of a few chunks. Parts are visited in random order, `interleave` of them side by
-side, each giving its blocks in random order. Blocks are gathered into *windows* of `window_rows`
-rows; of a window, rows that do not occur are dropped, and all occurrences of the others are given
-in one random order. With several readers (ranks, workers) every reader takes each n-th block of the
-same order, so that their shares are disjoint, complete and even.
+An epoch is read in *blocks* of a few inner chunks. Parts are visited in random order, `interleave`
+of them side by side, each giving its blocks in random order. Blocks are gathered into *windows* of
+`window_rows` rows, of which all occurrences are given in one random order. With several readers
+(ranks, workers) every reader takes each n-th block of the same order.
 
 An epoch is therefore a sequence of examples that depends on (dataset, repeats, seed, epoch, share,
-interleave, window_rows) only; batches are slices of it. Where a reader stands is two numbers, the
-window and how many of its examples were given, so a stream resumes after any number of examples,
-with batches of any size, by reading one window again.
+interleave, window_rows) only, and a stream resumes after any number of examples, with batches of
+any size, by reading one window again.
 
-The price: all occurrences of a pair in an epoch fall into its window. A pair of a rare image, which
-the image restoration paper repeats 140 times, is spread over some 20,000 examples and not over all
-of them. Where that matters, let an epoch draw fewer subsets and train for more epochs: 14 epochs of
-10 subsets have the distribution of one of 140, and spread the occurrences over 14 windows.
-
-The next window is read by threads in the background while one is given, so memory holds two: 300 MB
-for 16,384 rows of 32 x 32 each, stored as float16.
+The price: all occurrences of a pair in an epoch fall into its window, some 20,000 examples. Where
+that matters, let an epoch draw fewer subsets and train for more epochs: 14 epochs of 10 subsets
+have the distribution of one of 140. Memory holds two windows: 300 MB for 16,384 rows of 32 x 32
+each, stored as float16.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,21 +88,18 @@ class PairStream:
     def batches(
         self, sizes: int | Iterable[int], *, scaled: bool = True
     ) -> Generator[Arrays, None, None]:
-        """The rest of the epoch in batches of `sizes` examples, the last one smaller.
+        """The rest of the epoch in batches of `sizes` examples (one size, or one after another),
+        the last smaller.
 
-        `sizes` is one size for all or one after another. A batch is a dict of arrays over b
-        examples: `reconstruction` float32 (b, 3, h, w) raw, `mean_image` float32 (b, 3, h, w) of
-        its run, `target` uint8 (b, 3, h, w), `augment` float32 (b, 9), `image_id` int64,
-        `iteration` int32, `ssim_best` float32. With `scaled=False` the reconstruction is a positive
-        multiple of the raw one, in float16 or float32 as it was stored: enough to fit it to a
-        picture, and one pass less. It is the raw one all the same in a batch that has a run whose
-        mean image is 0 everywhere: such a reconstruction is a picture, whose scale matters.
+        A batch is a dict of arrays over b examples: `reconstruction` float32 (b, 3, h, w) raw,
+        `mean_image` float32 (b, 3, h, w) of its run, `target` uint8 (b, 3, h, w), `augment` float32
+        (b, 9), `image_id` int64, `iteration` int32, `ssim_best` float32. With `scaled=False` the
+        reconstruction is a positive multiple of the raw one, in float16 or float32 as it was
+        stored; but the raw one in a batch that has a run whose mean image is 0 everywhere, a
+        picture whose scale matters.
 
-        Iterating after the end gives nothing. An iterator that another one of the same stream
-        overtook raises RuntimeError.
-
-        Raises:
-            CorruptPartError: the stored bytes are not what was written.
+        An iterator that another one of the same stream overtook raises RuntimeError;
+        CorruptPartError where the stored bytes are not what was written.
         """
         turn = self._turn = object()
         wanted_sizes = itertools.repeat(sizes) if isinstance(sizes, int) else sizes
@@ -148,17 +139,9 @@ class PairStream:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken, in the next `batches`.
-
-        Raises:
-            StoreMismatchError: it was taken from another dataset, or with other settings.
-        """
-        for key, value in self._settings.items():
-            if state["settings"].get(key) != value:
-                raise StoreMismatchError(
-                    f"the stream's saved state is of {key}={state['settings'].get(key)!r}, this "
-                    f"stream has {value!r}; start over, or restore that setting"
-                )
+        """Continues where `state` was taken, in the next `batches`; StoreMismatchError if that was
+        from another dataset, or with other settings."""
+        check_settings(state["settings"], self._settings, "this stream has")
         self._window, self._given, self._total = state["window"], state["given"], state["total"]
         self._turn = object()
 
@@ -172,6 +155,16 @@ class PairStream:
         return {"reconstruction": stored, "mean_image": means} | batch
 
 
+def check_settings(saved: Mapping[str, Any], settings: Mapping[str, Any], here: str) -> None:
+    """Raises StoreMismatchError if a state was saved with other than the `settings`."""
+    for key, value in settings.items():
+        if saved.get(key) != value:
+            raise StoreMismatchError(
+                f"the saved state is of {key}={saved.get(key)!r}, {here} {value!r}; start over, or "
+                "restore that setting"
+            )
+
+
 def _rows(values: npt.NDArray[Any], chosen: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """`values[chosen]`; `take` copies whole rows, and does not check what cannot be wrong."""
     out = np.empty((len(chosen), *values.shape[1:]), values.dtype)
@@ -179,13 +172,11 @@ def _rows(values: npt.NDArray[Any], chosen: npt.NDArray[np.int64]) -> npt.NDArra
 
 
 def _any_is_zero(means: npt.NDArray[Any]) -> bool:
-    """Whether one of them is 0 everywhere."""
     maybe = means[means[:, 0, 0, 0] == 0]
     return bool(len(maybe)) and not bool(maybe.any(axis=(1, 2, 3)).all())
 
 
 def _joined(pieces: list[Arrays]) -> Arrays:
-    """One batch of the pieces that it has from several windows."""
     if len(pieces) == 1:
         return pieces[0]
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}

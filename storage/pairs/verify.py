@@ -1,15 +1,14 @@
 """Check of a store, and of what killed writers left in it.
 
-Verifying trusts nothing but the receipts' own hashes: every file is compared with its checksum,
-every array decoded and hashed, every count recomputed, every file explained. It works on a store
-whose receipts are damaged, which `Dataset` refuses to open.
+Every file is compared with its checksum, every array decoded and hashed, every count recomputed,
+every file explained, also in a store whose receipts are damaged.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +18,14 @@ import numpy.typing as npt
 
 from storage.errors import CorruptPartError
 from storage.files import TEMPORARY_PREFIX, reason_of
-from storage.object_store import Location, Place, open_place
+from storage.object_store import FileInfo, Location, Place, open_place
 from storage.pairs.image_table import image_table, pack_images
 from storage.pairs.layout import (
     CHECKED_COLUMNS,
     GROUP_PATTERN,
     OUTCOMES,
     RECEIPT_PATTERN,
+    OnPart,
     check_values,
     receipt_name,
 )
@@ -41,10 +41,8 @@ from storage.pairs.receipts import (
 )
 from storage.pairs.shards import ShardError, crc32c
 from storage.pairs.store_file import STORE_FILE, StoreFile, fits, read_store_file
-from storage.place_files import FileInfo
 
 _MAX_PARTS = 4
-"""Parts that are checked side by side; each is in memory as a whole."""
 GRACE_SECONDS = 86400.0
 """A group younger than this may belong to a writer that is alive."""
 
@@ -52,9 +50,6 @@ _COUNTED = (*CHECKED_COLUMNS, "pairs/confident")
 """Columns that the counts in a receipt follow from; the others are let go when they are checked."""
 
 _FIX = "remove its receipt and generate it again"
-
-OnPart = Callable[[int, int], None]
-"""Called with the parts that are checked and all parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +76,8 @@ class VerifyReport:
 def verify_store(
     root: Location | Place, *, on_part: OnPart = lambda _done, _n: None
 ) -> VerifyReport:
-    """Checks everything in the store at `root`; says what is wrong instead of raising it.
-
-    Raises:
-        StorageError: there is no store at `root`, or it has another schema.
-    """
+    """Checks everything in the store at `root`; says what is wrong instead of raising it. Raises
+    StorageError if there is no store at `root`, or it has another schema."""
     place = open_place(root)
     problems: list[str] = []
     store = None
@@ -129,7 +121,6 @@ def _unchecked(place: Place, store: StoreFile | None, receipts: list[Receipt]) -
 
 
 def _of_other_settings(place: Place, store: StoreFile, receipts: list[Receipt]) -> Iterator[str]:
-    """Where the receipts say that `store.json` is not what their parts were made from."""
     for receipt in receipts:
         if receipt.encoding != store.encoding:
             yield (
@@ -159,13 +150,10 @@ def vacuum(
 ) -> tuple[str, ...]:
     """Removes what no receipt names and nobody touched for `older_than_s` seconds; says what.
 
-    A writer that is alive has touched its files recently. With `dry_run` nothing is removed.
-
-    Raises:
-        CorruptPartError: a receipt cannot be read; the part it names would look like an orphan. Or
-            there is no receipt at all, and the parts may be all there is of a dataset; only with
-            `without_receipts` are they removed.
-        StorageError: there is no store at `root`.
+    A writer that is alive has touched its files recently. With `dry_run` nothing is removed. Raises
+    CorruptPartError if a receipt cannot be read, since the part it names would look like an orphan,
+    or if there is none at all, unless `without_receipts`; StorageError if there is no store at
+    `root`.
     """
     place = open_place(root)
     read_store_file(place)
@@ -199,13 +187,11 @@ def orphan_files(place: Place, orphan: str) -> list[FileInfo]:
 
 
 def _last_touched(place: Place, orphan: str) -> float:
-    """When the newest file of an orphan was written; an empty folder has the age of itself."""
     newest = max((info.modified for info in orphan_files(place, orphan)), default=None)
     return place.modified(orphan) if newest is None else newest
 
 
 def _part_problems(place: Place, receipt: Receipt) -> Iterator[str]:
-    """What is wrong with the files and arrays of one part."""
     group = f"{PARTS_FOLDER}/{receipt.group}"
     present = {info.name for info in place.files(group)}
     if not present:
@@ -241,7 +227,6 @@ def _part_problems(place: Place, receipt: Receipt) -> Iterator[str]:
 def _check_column(
     place: Place, receipt: Receipt, name: str
 ) -> tuple[list[str], npt.NDArray[Any] | None]:
-    """The problems of a column, and its values if it has none; every file is read once."""
     checked = [_check_file(place, receipt, file) for file in files_of(receipt, name)]
     problems = [problem for found, _content in checked for problem in found]
     if problems:
@@ -257,7 +242,6 @@ def _check_column(
 
 
 def _check_file(place: Place, receipt: Receipt, file: str) -> tuple[list[str], bytes]:
-    """The problems of one file of a part, and its content."""
     path = f"{PARTS_FOLDER}/{receipt.group}/{file}"
     size, checksum = receipt.files[file]
     content = b""
@@ -278,7 +262,6 @@ def _check_file(place: Place, receipt: Receipt, file: str) -> tuple[list[str], b
 
 
 def _strangers(place: Place, groups: set[str]) -> tuple[list[str], list[str]]:
-    """Files in the store's folders that nothing explains, and leftovers of killed writers."""
     foreign: list[str] = []
     orphans: list[str] = []
     for folder, pattern in ((PARTS_FOLDER, GROUP_PATTERN), (RECEIPTS_FOLDER, RECEIPT_PATTERN)):

@@ -1,9 +1,7 @@
 """Windows of a dataset: some thousand rows from several parts, read whole, one ahead of need.
 
-A *block* is a few successive inner chunks of one part, the unit of reading; `block_order` puts all
-blocks of a dataset into the random order of an epoch. A *window* is the rows of the next blocks
-that occur at all, with the order in which their occurrences are given. `storage.pairs.stream` makes
-batches of windows.
+A *block* is a few successive inner chunks of one part, the unit of reading. A *window* is the rows
+of the next blocks that occur at all, with the order in which their occurrences are given.
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ _COLUMNS = {
     "iteration": "pairs/iteration",
     "ssim_best": "pairs/ssim_best",
 }
-"""What a window has from columns of the store; `image_id` (int64) and `mean_row` come on top."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +79,7 @@ class OpenPart:
 def block_order(dataset: Dataset, seed: int, epoch: int, interleave: int) -> list[Block]:
     """All blocks: parts shuffled, `interleave` of them active, each giving a block per round.
 
-    The order within a round is random too, or readers that take every n-th block would get all
-    blocks of the same few parts.
+    The order within a round is random too, or each n-th block would be of the same few parts.
     """
     rng = np.random.default_rng((seed, epoch, _ORDER))
     receipts = [dataset.receipts[index] for index in rng.permutation(len(dataset.receipts))]
@@ -137,9 +133,7 @@ class WindowReader:
 
     def read(self, number: int, opened: dict[int, OpenPart], spread: Map = map) -> Window:
         """Window `number`, its blocks read by `spread`: `map`, or that of a pool of threads.
-
-        `opened` has the open parts and is left with those of this window and the next one.
-        """
+        `opened` has the open parts and is left with those of this window and the next one."""
         first = number * self._n_per_window
         blocks = self._blocks[first : first + self._n_per_window]
         parts = sorted({block.part for block in blocks})
@@ -197,10 +191,8 @@ class WindowReader:
 
 
 class WindowsInTurn:
-    """Windows from `first` on; with `ahead`, the next one is read while the last one is used.
-
-    Threads start with the first `take` and end with the context.
-    """
+    """Windows from `first` on; with `ahead`, the next one is read, by threads that end with the
+    context, while the last one is used."""
 
     def __init__(self, reader: WindowReader, first: int, *, ahead: bool) -> None:
         self._reader, self._next, self._ahead = reader, first, ahead

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from storage.errors import SourceError
 from storage.files import open_regular, read_bounded
 from storage.sources.pickles import restricted_load
+from storage.sources.pictures import Pictures
 
 CIFAR_CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
@@ -32,19 +33,13 @@ CIFAR100_FOLDERS = ("cifar-100-python", "ciFAIR-100")
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 MAX_IMAGES = 100_000
-"""Of one file of images; CIFAR-100's training images, the most in one, are 50,000."""
 MAX_FILE = 2**29
 MAX_ARCHIVE = 2**30
 """Bytes of one file of images, and of an archive unpacked: three and six times the official."""
 
-Pictures = tuple[str, npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...]]
-"""Name, images (n, 3, 32, 32), labels (n,) and class names."""
-
 
 @dataclass(frozen=True)
 class _Edition:
-    """How one of the two data sets is called and packed."""
-
     number: int
     folders: tuple[str, str]
     label_key: str
@@ -59,11 +54,8 @@ _CIFAR100 = _Edition(100, CIFAR100_FOLDERS, "fine_labels")
 
 
 def cifar10_pictures(path: Path, split: str) -> Pictures:
-    """CIFAR-10's training or test images, of the archive or the folder in it.
-
-    Raises:
-        SourceError: a file is missing, no pickle, or not what CIFAR-10 has.
-    """
+    """CIFAR-10's training or test images, of the archive or the folder in it. Raises SourceError if
+    a file is missing, no pickle, or not what CIFAR-10 has."""
     batches = [f"data_batch_{number}" for number in range(1, 6)]
     names = ["test_batch"] if split == "heldout" else batches
     files = _files(path, _CIFAR10, names)
@@ -83,7 +75,6 @@ def cifar100_pictures(path: Path, split: str) -> Pictures:
 
 
 def _folder(path: Path, edition: _Edition) -> Path:
-    """The folder of batches in `path`, if there is one; else `path`."""
     return next((path / sub for sub in edition.folders if (path / sub).is_dir()), path)
 
 
@@ -93,7 +84,6 @@ def _name(path: Path, edition: _Edition) -> str:
 
 
 def _files(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
-    """The contents of the files `names` in a folder or a .tar.gz."""
     give = f"give cifar{edition.number}:PATH to {edition.archive}"
     if path.is_dir():
         folder = _folder(path, edition)
@@ -119,7 +109,6 @@ def _content(file: Path) -> bytes:
 
 
 def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
-    """The contents of the members of an archive that are called like one of `names`."""
     found: dict[str, bytes] = {}
     try:
         with (
@@ -148,10 +137,8 @@ def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes
 
 
 class _Unpacked(io.RawIOBase):
-    """A .tar.gz or .tar unpacked, up to `MAX_ARCHIVE` bytes; SourceError beyond.
-
-    Not tarfile's own unpacking, which would read whatever length a header announces.
-    """
+    """A .tar.gz or .tar unpacked, up to `MAX_ARCHIVE` bytes; SourceError beyond. (tarfile's own
+    unpacking would read whatever length a header announces.)"""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._path = path
@@ -194,7 +181,6 @@ def _official_is() -> str:
 def _batch(
     content: bytes, name: str, edition: _Edition
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Images (n, 3, 32, 32) and labels (n,) of one pickled batch."""
     batch = _dictionary(content, name)
     rows, labels = batch.get("data"), batch.get(edition.label_key)
     if (
@@ -232,7 +218,6 @@ def _fine_label_names(content: bytes) -> tuple[str, ...]:
 
 
 def _dictionary(content: bytes, name: str) -> dict[Any, Any]:
-    """The pickled dict with its keys as str; an empty one if it is no dict."""
     loaded = restricted_load(content, name)
     return {_text(key): value for key, value in loaded.items()} if isinstance(loaded, dict) else {}
 

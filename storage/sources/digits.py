@@ -15,13 +15,15 @@ pictures are equal.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from storage.errors import SourceError
+from storage.sources.pictures import Pictures
 
+DIGITS_NOTE = (
+    "Handwritten digits of 8 x 8 (UCI, Optical Recognition of Handwritten Digits, CC BY 4.0)"
+)
 DIGITS_CLASSES = tuple("0123456789")
 N_TRAIN = 1437
 LARGEST = 16
@@ -30,18 +32,14 @@ LARGEST = 16
 _FILE = Path(__file__).with_name("digits.npz")
 
 
-def digits_pictures(
-    split: Literal["train", "heldout"],
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Images (n, 3, 8, 8), grey repeated in three channels, and digits (n,).
-
-    Raises:
-        SourceError: this installation lacks the file.
-    """
+def digits_pictures(_path: Path, split: str) -> Pictures:
+    """Images (n, 3, 8, 8), grey repeated in three channels, and digits (n,). Raises SourceError if
+    this installation lacks the file."""
     if not _FILE.is_file():
         raise SourceError(f"{_FILE} is missing; install palimpsest again or use another source")
     rows = slice(N_TRAIN) if split == "train" else slice(N_TRAIN, None)
     with np.load(_FILE, allow_pickle=False) as file:
         pixels, labels = file["pixels"][rows], file["labels"][rows]
     grey = (pixels.astype(np.uint16) * 255 + LARGEST // 2) // LARGEST
-    return np.repeat(grey.astype(np.uint8)[:, None], 3, axis=1), labels.astype(np.int64)
+    rgb = np.repeat(grey.astype(np.uint8)[:, None], 3, axis=1)
+    return "digits", rgb, labels.astype(np.int64), DIGITS_CLASSES

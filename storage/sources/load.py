@@ -1,11 +1,9 @@
 """Sources of images: embedded ones, a folder, or one of several well-known data sets.
 
-`load_images("photos" | "folder:PATH" | "cifar10:PATH" | ..., split=...)` gives an `ImageSet`: uint8
-pictures of one size, class indices, and a hash of both that goes into every receipt. The two splits
-of a source never share an image: victims that restorers learn from are trained on `train`,
-victims that are evaluated on `heldout`.
-
-A further source is one function here and one line in `_LOADERS`.
+`load_images` gives an `ImageSet`: uint8 pictures of one size, class indices, and a hash of both
+that goes into every receipt. The two splits of a source never share an image: victims that
+restorers learn from are trained on `train`, victims that are evaluated on `heldout`. A further
+source is one function here and one line in `_LOADERS`.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -20,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from storage.errors import SourceError, shown
+from storage.errors import SourceError, listed, shown
 from storage.sources.cifar import CIFAR_CLASSES, CIFAR_FOLDERS, cifar10_pictures, cifar100_pictures
-from storage.sources.digits import DIGITS_CLASSES, N_TRAIN, digits_pictures
+from storage.sources.digits import DIGITS_NOTE, digits_pictures
 from storage.sources.mnist import fashion_mnist_pictures, mnist_pictures
 from storage.sources.photographs import photograph_tiles
-from storage.sources.picture_files import Reading, facts_of, listed, read_picture_files
-from storage.sources.pictures import check_pixels, is_picture, square
-from storage.sources.svhn import SVHN_CLASSES, svhn_pictures
+from storage.sources.picture_files import Reading, facts_of, read_picture_files
+from storage.sources.pictures import Pictures, check_pixels, is_picture, square
+from storage.sources.svhn import svhn_pictures
 from storage.sources.tiny_imagenet import tiny_imagenet_files
 
 __all__ = [
@@ -47,7 +46,6 @@ HELDOUT_ONE_IN = 5
 """Of a folder without split folders, the images whose hash is 0 modulo this are held out."""
 
 EMBEDDED = ("photos", "digits")
-"""The sources that need no path."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,13 +83,9 @@ class ImageSet:
         return {"source": self.name} | facts_of(len(self), self.class_names, self.reading)
 
     def without(self, rows: Sequence[int], *, because: str) -> ImageSet:
-        """The set without the pictures in `rows`, with a note that says how many and `because`.
-
-        Its ids are its own rows, and its hash is its own. Without rows it is this set.
-
-        Raises:
-            ValueError: a row is not there, or no picture would be left.
-        """
+        """The set without the pictures in `rows`, with a note that says how many and `because`; its
+        ids are its own rows. Raises ValueError if a row is not there, or no picture would be
+        left."""
         if not len(rows):
             return self
         if min(rows) < 0 or max(rows) >= len(self):
@@ -126,10 +120,9 @@ def load_images(
     of the official train_32x32.mat and test_32x32.mat, `tiny-imagenet:PATH` the unpacked folder
     tiny-imagenet-200 (64 by 64).
 
-    Raises:
-        SourceError: nothing of that kind is there, or a file is corrupt (`skip_corrupt=True` leaves
-            corrupt pictures out and counts them in the notes).
-        ValueError: `size` is not positive or too large, or `channels` neither 3 nor 1.
+    Raises SourceError if nothing of that kind is there, or a file is corrupt (`skip_corrupt=True`
+    leaves corrupt pictures out and counts them in the notes); ValueError if `size` is not positive
+    or too large, or `channels` neither 3 nor 1.
     """
     kind, _colon, path = source.partition(":")
     if kind not in _LOADERS or (kind in EMBEDDED) == bool(path):
@@ -148,7 +141,6 @@ def load_images(
 
 
 def _grey(found: ImageSet) -> ImageSet:
-    """The same pictures in one channel: any of their three if these are equal, else the luma."""
     rgb = found.images
     if (rgb == rgb[:, :1]).all():
         return replace(found, images=np.ascontiguousarray(rgb[:, :1]))
@@ -168,25 +160,6 @@ def _photos(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageS
         labels=labels,
         class_names=class_names,
         notes=notes,
-    )
-
-
-def _digits(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
-    images, labels = digits_pictures(split)
-    which = f"first {N_TRAIN:,}" if split == "train" else f"last {len(labels):,}"
-    images, resized, reading = _resized(images, size)
-    return ImageSet(
-        name="digits",
-        split=split,
-        images=images,
-        labels=labels,
-        class_names=DIGITS_CLASSES,
-        notes=(
-            "Handwritten digits of 8 x 8 (UCI, Optical Recognition of Handwritten Digits, CC BY "
-            f"4.0): the {which} of its test set.",
-            *resized,
-        ),
-        reading=reading,
     )
 
 
@@ -241,7 +214,6 @@ def _folder(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet
 
 
 def _only_split(path: Path) -> dict[str, list[Path]]:
-    """The class folders in PATH/train (or test, ...) when PATH has nothing else; else nothing."""
     folders = [p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")]
     if len(folders) != 1 or folders[0].name not in ("train", *HELDOUT_FOLDERS):
         return {}
@@ -249,11 +221,9 @@ def _only_split(path: Path) -> dict[str, list[Path]]:
 
 
 _FLAT = ""
-"""The class name of pictures that lie in no class folder."""
 
 
 def _classes(root: Path) -> dict[str, list[Path]]:
-    """The sorted picture files of each class folder of `root`, or of `root` itself as `_FLAT`."""
     classes: dict[str, list[Path]] = {}
     for folder in sorted(root.iterdir()):
         if folder.is_dir() and not folder.name.startswith("."):
@@ -272,7 +242,6 @@ def _classes(root: Path) -> dict[str, list[Path]]:
 def _read_entries(
     entries: list[tuple[Path, int]], size: int, skip_corrupt: bool, below: Path
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], Reading]:
-    """Images, labels and what was read of `entries`."""
     files = [path for path, _label in entries]
     images, kept, reading = read_picture_files(files, size, below=below, skip_corrupt=skip_corrupt)
     return images, np.array([entries[place][1] for place in kept], np.int64), reading
@@ -302,26 +271,6 @@ def _hash_split(images: npt.NDArray[np.uint8], split: Split) -> npt.NDArray[np.b
     return heldout if split == "heldout" else ~heldout
 
 
-def _cifar10(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
-    return _official(*cifar10_pictures(path, split), split=split, size=size)
-
-
-def _cifar100(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
-    return _official(*cifar100_pictures(path, split), split=split, size=size)
-
-
-def _mnist(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
-    return _official(*mnist_pictures(path, split), split=split, size=size)
-
-
-def _fashion_mnist(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
-    return _official(*fashion_mnist_pictures(path, split), split=split, size=size)
-
-
-def _svhn(path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
-    return _official("SVHN", *svhn_pictures(path, split), SVHN_CLASSES, split=split, size=size)
-
-
 def _tiny_imagenet(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
     files, class_names = tiny_imagenet_files(path, split)
     images, labels, reading = _read_entries(files, size, skip_corrupt, path)
@@ -340,16 +289,17 @@ def _tiny_imagenet(path: Path, split: Split, size: int, skip_corrupt: bool) -> I
 
 
 def _official(
-    name: str,
-    images: npt.NDArray[np.uint8],
-    labels: npt.NDArray[np.int64],
-    class_names: tuple[str, ...],
-    *,
+    pictures: Callable[[Path, str], Pictures],
+    path: Path,
     split: Split,
     size: int,
+    _skip_corrupt: bool,
 ) -> ImageSet:
-    """A data set that comes divided into training and test images."""
+    name, images, labels, class_names = pictures(path, split)
     notes = [f"{name}'s test images are held out."] if split == "heldout" else []
+    if pictures is digits_pictures:
+        which = f"first {len(labels):,}" if split == "train" else f"last {len(labels):,}"
+        notes = [f"{DIGITS_NOTE}: the {which} of its test set."]
     images, resized, reading = _resized(images, size)
     return ImageSet(
         name=name,
@@ -365,7 +315,6 @@ def _official(
 def _resized(
     images: npt.NDArray[np.uint8], size: int
 ) -> tuple[npt.NDArray[np.uint8], tuple[str, ...], Reading]:
-    """Square images in another size, a note if they had to be resized, and the reading."""
     side = images.shape[-1]
     sizes = ((f"{side} x {side}", len(images)),)
     if side == size:
@@ -379,12 +328,12 @@ def _resized(
 
 _LOADERS: dict[str, Callable[[Path, Split, int, bool], ImageSet]] = {
     "photos": _photos,
-    "digits": _digits,
+    "digits": partial(_official, digits_pictures),
     "folder": _folder,
-    "cifar10": _cifar10,
-    "cifar100": _cifar100,
-    "mnist": _mnist,
-    "fashion-mnist": _fashion_mnist,
-    "svhn": _svhn,
+    "cifar10": partial(_official, cifar10_pictures),
+    "cifar100": partial(_official, cifar100_pictures),
+    "mnist": partial(_official, mnist_pictures),
+    "fashion-mnist": partial(_official, fashion_mnist_pictures),
+    "svhn": partial(_official, svhn_pictures),
     "tiny-imagenet": _tiny_imagenet,
 }

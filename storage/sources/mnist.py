@@ -1,9 +1,7 @@
 """MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017): grey pictures of 28 x 28.
 
-Both come as the same four files, gzipped or not: `train-images-idx3-ubyte(.gz)`,
-`train-labels-idx1-ubyte(.gz)`, and `t10k-...` for the test images. An idx file is two zero bytes, 8
-for uint8, the number of dimensions, each length as a big-endian 32-bit number, and the values.
-Grey is repeated in three channels, as that of every other source.
+Both come as the same four files, gzipped or not. An idx file is two zero bytes, 8 for uint8, the
+number of dimensions, each length as a big-endian 32-bit number, and the values.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import numpy.typing as npt
 
 from storage.errors import SourceError
 from storage.files import open_regular
+from storage.sources.pictures import Pictures
 
 MNIST_CLASSES = tuple("0123456789")
 FASHION_MNIST_CLASSES = (
@@ -28,11 +27,8 @@ FASHION_MNIST_CLASSES = (
 )
 PREFIXES = {"train": "train", "heldout": "t10k"}
 
-Pictures = tuple[str, npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...]]
-"""Name, images (n, 3, 28, 28), labels (n,) and class names."""
 
 MAX_IMAGES = 500_000
-"""Announced by a file that is read: eight times what the training images are."""
 _SIDE = 28
 _GZIP = b"\x1f\x8b"
 
@@ -72,14 +68,9 @@ _OTHER = {"mnist": _FASHION, "fashion-mnist": _MNIST}
 
 
 def mnist_pictures(path: Path, split: str) -> Pictures:
-    """MNIST's training or test images.
-
-    `path` is the folder of the files, or torchvision's that has them in MNIST/raw. The other
-    split's files need not be there.
-
-    Raises:
-        SourceError: a file is missing, no idx file, not what MNIST has, or Fashion-MNIST's.
-    """
+    """MNIST's training or test images in the folder of the files, or torchvision's that has them in
+    MNIST/raw. Raises SourceError if a file is missing, no idx file, not what MNIST has, or
+    Fashion-MNIST's."""
     return _pictures(path, split, _MNIST)
 
 
@@ -115,7 +106,6 @@ def _pictures(path: Path, split: str, edition: _Edition) -> Pictures:
 
 
 def _file(path: Path, name: str, edition: _Edition) -> Path:
-    """The file `name` or `name`.gz, in `path` or where torchvision puts it."""
     if not path.is_dir():
         raise SourceError(
             f"{path} is not a folder; give {edition.kind}:PATH to the folder of {name}.gz, from "
@@ -131,7 +121,6 @@ def _file(path: Path, name: str, edition: _Edition) -> Path:
 
 
 def _values(file: Path, item: tuple[int, ...], edition: _Edition) -> npt.NDArray[np.uint8]:
-    """The values (n, *item) of an idx file of uint8."""
     n_dims = 1 + len(item)
     magic, header = bytes((0, 0, 8, n_dims)), 4 + 4 * n_dims
     try:

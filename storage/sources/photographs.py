@@ -1,14 +1,10 @@
 """The embedded default: small tiles of the photographs that scikit-image ships, no download.
 
-Each of eight photographs is cut by a vertical band into a left region, whose tiles are the `train`
-split, and a right region, whose tiles are `heldout`; the band itself is in neither. Within a region
-tiles of several scales (1.5 to 8 source pixels per tile pixel, averaged over areas) are cut on a
-grid, so that some show texture and some show things. Tiles of one scale do not overlap; tiles of
-different scales of the same region do, so pictures *within* a split may resemble each other.
-Between the splits not one source pixel is shared, at any scale. Nearly constant tiles (sky, table,
-the black around the retina) are dropped: any reconstruction of them would look good.
-
-The class of a tile is its photograph.
+Each of eight photographs, the classes, is cut by an unused vertical band into a left region
+(`train`) and a right one (`heldout`). Within a region tiles of several scales (1.5 to 8 source
+pixels per tile pixel, averaged over areas) are cut on a grid; those of different scales overlap.
+Between the splits not one source pixel is shared. Nearly constant tiles (sky, table, the black
+around the retina) are dropped: any reconstruction of them would look good.
 """
 
 from __future__ import annotations
@@ -38,17 +34,13 @@ PHOTOGRAPHS: dict[str, tuple[str, tuple[float, ...]]] = {
 TRAIN_FRACTION = 0.6
 GAP_FRACTION = 0.04
 MIN_CONTRAST = 10.0
-"""Smallest standard deviation of a tile's grey values, of 255."""
 
 
 def photograph_tiles(
     split: Literal["train", "heldout"], size: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...], tuple[str, ...]]:
-    """Tiles uint8 (n, 3, size, size), labels int64 (n,), class names, and notes.
-
-    Raises:
-        SourceError: this scikit-image does not ship one of the photographs.
-    """
+    """Tiles uint8 (n, 3, size, size), labels int64 (n,), class names, and notes. Raises SourceError
+    if this scikit-image does not ship one of the photographs."""
     tiles: list[npt.NDArray[np.uint8]] = []
     labels: list[int] = []
     for label, (file_name, scales) in enumerate(PHOTOGRAPHS.values()):

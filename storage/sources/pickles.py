@@ -1,13 +1,11 @@
-"""Reading the official CIFAR batches without running what is in them.
+"""Reading of the official CIFAR batches without running what is in them.
 
-CIFAR-10 and CIFAR-100 are distributed as Python pickles. A pickle is a program: `pickle.load`,
-which torchvision's own reader uses, runs any function the file names. The batches need only dicts,
+A pickle is a program: `pickle.load` runs any function the file names. The batches need only dicts,
 lists, strings and one uint8 array, so `restricted_load` resolves the five names that numpy's arrays
-are pickled with and refuses every other one before it is called.
-
-Nor can a small file take much memory: the unpickler is the one written in Python, which allocates
-nothing by a number in the file, and what may be called is called only as often, and on as much
-text, as the file itself can hold once.
+are pickled with and refuses every other one before it is called. Nor can a small file take much
+memory: the unpickler is the one written in Python, which allocates nothing by a number in the file,
+and what may be called is called only as often, and on as much text, as the file itself can hold
+once.
 """
 
 from __future__ import annotations
@@ -28,9 +26,8 @@ MAX_ARRAYS = 8
 def restricted_load(content: bytes, name: str) -> Any:
     """The object in `content`: dicts, lists, numbers, strings (as bytes) and numpy arrays.
 
-    Raises:
-        SourceError: `content` is no pickle, or names anything else than numpy arrays; `name` is
-            how the message calls the file.
+    Raises SourceError, which calls the file `name`, if `content` is no pickle or names anything
+    else.
     """
     try:
         return _RestrictedUnpickler(content, name).load()

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from storage.errors import SourceError, shown
+from storage.errors import SourceError, listed, shown
 from storage.sources.pictures import CorruptPictureError, Decoded, check_pixels, decoded, square
 
-N_LISTED = 5
-"""Names and sizes that are shown; of more, how many."""
 COLOUR = "RGB"
 GREY = "L"
 
@@ -67,7 +65,6 @@ class Reading:
 
     @property
     def record(self) -> dict[str, Any]:
-        """As JSON, whole."""
         return {
             "n_read": self.n_read,
             "sizes": dict(self.sizes),
@@ -88,8 +85,6 @@ _MODES = {
 
 @dataclass
 class Tally:
-    """A `Reading` on its way."""
-
     size: tuple[int, int] | None = None
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
@@ -124,11 +119,8 @@ def read_picture_files(
 ) -> tuple[npt.NDArray[np.uint8], list[int], Reading]:
     """Pictures uint8 (n, 3, size, size), the places in `files` that they are from, and the reading.
 
-    They are decoded straight into one array. Files are called by their path below `below`.
-
-    Raises:
-        SourceError: a file cannot be read, or, with `skip_corrupt`, none can.
-        ValueError: `size` is more than a picture may have.
+    Files are called by their path below `below`. Raises SourceError if a file cannot be read, or,
+    with `skip_corrupt`, none can; ValueError if `size` is more than a picture may have.
     """
     check_pixels(size, size)
     images = np.empty((len(files), 3, size, size), np.uint8)
@@ -151,7 +143,6 @@ def read_picture_files(
 
 
 def unreadable(path: Path, error: CorruptPictureError) -> SourceError:
-    """Error for a picture that cannot be read and is not left out."""
     return SourceError(
         f"{path} cannot be read as a picture ({error}); remove it, or leave such files out with "
         "--skip-corrupt"
@@ -159,18 +150,11 @@ def unreadable(path: Path, error: CorruptPictureError) -> SourceError:
 
 
 def facts_of(n: int, class_names: Sequence[str], reading: Reading | None) -> dict[str, str]:
-    """Summary of a source, for people, of which `n` pictures are used."""
     n_read = n if reading is None else reading.n_read
     facts = {"pictures": f"{n:,}" + (f" of {n_read:,} that were read" if n_read != n else "")}
     if class_names:
         facts["classes"] = f"{len(class_names)}: {listed(class_names, 10)}"
     return facts | ({} if reading is None else reading.facts)
-
-
-def listed(names: Sequence[str], n: int = N_LISTED) -> str:
-    """`a, b, c and 37 more`."""
-    more = len(names) - n
-    return ", ".join(names[:n]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _counts(counts: Sequence[tuple[str, int]]) -> str:

@@ -16,6 +16,8 @@ from storage.files import open_regular
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """What is looked for in a file, whatever its name: Pillow would give PostScript to a program."""
+Pictures = tuple[str, npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...]]
+"""Name of a data set, images (n, 3, side, side), labels (n,) and class names."""
 MAX_PIXELS = 89_478_485
 """Largest width times height: Pillow's limit, a quarter of a gigabyte in colour, where it warns."""
 
@@ -25,10 +27,8 @@ class CorruptPictureError(Exception):
 
 
 def is_picture(path: Path, *, below: Path) -> bool:
-    """True if `path` is named like a picture, not hidden (nor in a hidden folder of `below`).
-
-    A link counts by its own name, so that a dangling one is reported and not passed over.
-    """
+    """True if `path` is named like a picture, not hidden (nor in a hidden folder of `below`); a
+    dangling link counts by its own name."""
     if path.suffix.lower() not in SUFFIXES or path.is_dir():
         return False
     return not any(part.startswith(".") for part in path.relative_to(below).parts)
@@ -38,17 +38,14 @@ def read_picture(path: Path, size: int) -> tuple[npt.NDArray[np.uint8], bool]:
     """The picture as uint8 (size, size, 3), and whether it had another size.
 
     Transparent parts become black, 16-bit greys are scaled, EXIF orientation is applied, only the
-    first frame of an animation is read.
-
-    Raises:
-        CorruptPictureError: truncated, not a picture, or unreadable.
+    first frame of an animation is read. Raises CorruptPictureError if it is truncated, not a
+    picture, or unreadable.
     """
     pixels = read_picture_as_it_is(path)
     return square(pixels, size), pixels.shape[:2] != (size, size)
 
 
 def read_picture_as_it_is(path: Path) -> npt.NDArray[np.uint8]:
-    """The picture as uint8 (h, w, 3); otherwise as `read_picture`."""
     return decoded(path).pixels
 
 
@@ -61,10 +58,8 @@ class Decoded:
 
 
 def decoded(path: Path) -> Decoded:
-    """The picture in a file, upright and in colour; otherwise as `read_picture`.
-
-    Its size is checked where the file announces it, before any memory is taken for its pixels.
-    """
+    """The picture in a file, upright and in colour; its size is checked before memory is taken for
+    its pixels."""
     try:
         with open_regular(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # refused below
@@ -91,15 +86,12 @@ def check_pixels(width: int, height: int) -> None:
 
 
 def _said(text: str) -> str:
-    """The first line of another library's message."""
     return shown(text.splitlines()[0]) if text else "no reason given"
 
 
 def square(pixels: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
-    """The central square of (h, w, 3), resized to (size, size, 3).
-
-    Shrinking averages over areas; enlarging is bicubic.
-    """
+    """The central square of (h, w, 3), resized to (size, size, 3): averaged over areas, or
+    bicubic."""
     height, width = pixels.shape[:2]
     if (height, width) == (size, size):
         return pixels

@@ -20,27 +20,21 @@ import numpy.typing as npt
 
 from storage.errors import SourceError
 from storage.files import open_regular
+from storage.sources.pictures import Pictures
 
 SVHN_CLASSES = tuple("0123456789")
 SVHN_SITE = "http://ufldl.stanford.edu/housenumbers/"
 MAX_IMAGES = 600_000
-"""In one file; the largest, extra_32x32.mat, has 531,131."""
 MAX_BYTES = 2**31
-"""Of a file unpacked: `MAX_IMAGES` pictures, and what is around them."""
 SVHN_FILES = {"train": "train_32x32.mat", "heldout": "test_32x32.mat"}
 
 _COMPRESSED = 15
 _NO_NUMBERS = ("cell", "struct", "object", "function", "opaque", "unknown", "sparse", "char")
 
 
-def svhn_pictures(path: Path, split: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Images (n, 3, 32, 32) and digits (n,) of a split's file in the folder `path`.
-
-    The other split's file need not be there.
-
-    Raises:
-        SourceError: the file is missing, no MATLAB version 5 file, or not what SVHN has.
-    """
+def svhn_pictures(path: Path, split: str) -> Pictures:
+    """Images (n, 3, 32, 32) and digits (n,) of a split's file in the folder `path`. Raises
+    SourceError if it is missing, no MATLAB version 5 file, or not what SVHN has."""
     file = path / SVHN_FILES[split]
     if not path.is_dir():
         raise SourceError(
@@ -53,11 +47,11 @@ def svhn_pictures(path: Path, split: str) -> tuple[npt.NDArray[np.uint8], npt.ND
         )
     variables = _variables(file)
     images = _images(variables.get("X"), file)
-    return images, _labels(variables.get("y"), len(images), file)
+    labels = _labels(variables.get("y"), len(images), file)
+    return "SVHN", images, labels, SVHN_CLASSES
 
 
 def _variables(file: Path) -> dict[str, Any]:
-    """X and y of a MATLAB file, as far as they are in it."""
     from scipy.io import loadmat, whosmat
 
     try:
@@ -110,7 +104,6 @@ def _unpacked(content: BinaryIO) -> io.BytesIO:
 
 
 def _check_announced(name: str, shape: tuple[int, ...], kind: str, file: Path) -> None:
-    """Raises SourceError for an X or y that would take memory of another kind or size."""
     if name in ("X", "y") and (kind in _NO_NUMBERS or max(shape, default=0) > MAX_IMAGES):
         raise SourceError(
             f"{file} has {name} as {kind} {shape}; expected numbers of at most {MAX_IMAGES:,} "
@@ -119,7 +112,6 @@ def _check_announced(name: str, shape: tuple[int, ...], kind: str, file: Path) -
 
 
 def _images(X: Any, file: Path) -> npt.NDArray[np.uint8]:
-    """(n, 3, 32, 32) of MATLAB's (32, 32, 3, n)."""
     if (
         not isinstance(X, np.ndarray)
         or X.dtype != np.uint8
@@ -135,7 +127,6 @@ def _images(X: Any, file: Path) -> npt.NDArray[np.uint8]:
 
 
 def _labels(y: Any, n_images: int, file: Path) -> npt.NDArray[np.int64]:
-    """The digit of each image; MATLAB counts from 1, so a 0 is called 10."""
     if not isinstance(y, np.ndarray) or y.dtype.kind not in "iuf" or y.shape != (n_images, 1):
         raise SourceError(
             f"{file} has {_described('y', y)}; expected numbers ({n_images}, 1), one per image: "

@@ -16,7 +16,6 @@ from storage.sources.pictures import is_picture
 
 TINY_IMAGENET_FOLDER = "tiny-imagenet-200"
 MAX_TEXT = 2**26
-"""Bytes of one of its text files; words.txt, the largest, has 2.6 million."""
 TINY_IMAGENET_SITE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
@@ -24,10 +23,8 @@ def tiny_imagenet_files(path: Path, split: str) -> tuple[list[tuple[Path, int]],
     """The split's picture files with their classes, and the names of the classes.
 
     `path` is the folder tiny-imagenet-200 or the one that it is in. Classes are numbered as in
-    `wnids.txt`, and called by the first of their words. The other split need not be there.
-
-    Raises:
-        SourceError: a file is missing, or not what Tiny ImageNet has.
+    `wnids.txt`, and called by the first of their words. Raises SourceError if a file is missing, or
+    not what Tiny ImageNet has.
     """
     root = _root(path)
     wnids = _lines(root / "wnids.txt")
@@ -99,7 +96,6 @@ def _validation_files(root: Path, labels: dict[str, int]) -> list[tuple[Path, in
 
 
 def _lines(file: Path) -> list[str]:
-    """A text file's lines that are not blank; SourceError if there are none."""
     if not file.is_file():
         raise SourceError(f"{file.parent} has no {file.name}; {_unpack_again()}")
     try:

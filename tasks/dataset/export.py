@@ -15,14 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from recon_core.experiments import KKT
 from recon_core.matching import fit_to_range
 from storage.export import parquet as export_parquet
 from storage.export import webdataset as export_webdataset
 from storage.export.card import CardFacts, dataset_card
 from storage.export.folder import check_replaceable, whole_folder, write_description
-from storage.export.rows import OnPart, Pairs, Selection, selected_pairs
+from storage.export.rows import Pairs, Selection, selected_pairs
 from storage.files import text_bytes, write_file
 from storage.pairs.dataset import Dataset
+from storage.pairs.layout import OnPart
 from storage.pairs.statistics import attacks_of
 
 Format = Literal["webdataset", "parquet", "huggingface"]
@@ -88,7 +90,7 @@ def export_pairs(
         if format == "huggingface":
             facts = CardFacts(
                 manifest=dataset.manifest,
-                attacks=attacks_of(dataset),
+                attacks=attacks_of(dataset, by_kind={KKT.family}),
                 content_hash=dataset.content_hash,
                 n_runs=dataset.n_runs,
                 n_store_pairs=dataset.n_pairs,
@@ -104,7 +106,7 @@ def export_pairs(
             {
                 "format": format,
                 "store": {"hash": dataset.content_hash, "manifest": dataset.manifest},
-                "attacks": attacks_of(dataset),
+                "attacks": attacks_of(dataset, by_kind={KKT.family}),
                 "selection": asdict(selection),
                 "n_pairs": n_pairs,
                 "n_images": len(images),

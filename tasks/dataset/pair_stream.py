@@ -36,9 +36,9 @@ from recon_core.restore.examples import (
     noise_examples,
 )
 from recon_core.types import N_AUGMENT, seeded_generator
-from storage.errors import StorageError, StoreMismatchError
+from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
-from storage.pairs.stream import PairStream
+from storage.pairs.stream import PairStream, check_settings
 from storage.pairs.windows import Arrays
 
 ORDER = 2
@@ -152,12 +152,7 @@ class PairExamples(IterableDataset[Batch]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state` was taken; StoreMismatchError for that of another dataset, or of
         other settings."""
-        for key, value in self._settings.items():
-            if state["settings"].get(key) != value:
-                raise StoreMismatchError(
-                    f"the saved state is of {key}={state['settings'].get(key)!r}, these examples "
-                    f"have {value!r}; start over, or restore that setting"
-                )
+        check_settings(state["settings"], self._settings, "these examples have")
         self._at = _Position(**{key: state[key] for key in asdict(self._at)})
 
     def __iter__(self) -> Iterator[Batch]:

@@ -124,7 +124,7 @@ def test_every_family_and_every_attack_on_weights_has_small_settings_here() -> N
     assert {small.family for small in SMALL.values()} == set(FAMILIES)
     kinds = {small.attack.kind for small in SMALL.values() if isinstance(small, KKT)}
     union, tag = typing.get_args(Attack)
-    assert kinds == set(tag.tags(union))
+    assert kinds == set(tag.by_tag(union))
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

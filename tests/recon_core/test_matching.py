@@ -246,18 +246,6 @@ def test_exact_copies_vote_together_although_rounding_tells_them_apart() -> None
     assert vote(x, torch.zeros(4, 1), ratio=1.1).n_voters.tolist() == [4]
 
 
-def test_an_exclusive_candidate_votes_for_its_nearest_image_only() -> None:
-    x = torch.arange(3.0)[:, None, None, None]
-    distances = torch.tensor([[1.0, 1.1, 3.0], [1.2, 1.0, 3.0], [1.05, 1.06, 2.0]])
-    shared = vote(x, distances, ratio=1.5)
-    assert shared.n_voters.tolist() == [3, 3, 3]
-    own = vote(x, distances, ratio=1.5, exclusive=True)
-    assert own.n_voters.tolist() == [2, 1, 0]
-    assert own.nearest.tolist() == [0, 1, -1]
-    assert own.x[:2].flatten().tolist() == [1.0, 1.0]
-    assert own.x[2].isnan().all()
-
-
 def test_voting_with_nothing_to_vote() -> None:
     x = torch.ones(2, 1, 2, 2)
     lost = vote(x, torch.tensor([[NAN, 0.1], [torch.inf, 0.2]]), ratio=1.1)
@@ -274,28 +262,23 @@ def test_voting_with_nothing_to_vote() -> None:
         vote(x, torch.tensor([[0.5], [-0.5]]), ratio=1.1)
 
 
-@pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("ratio", [1.0, 1.2])
-def test_voting_in_pieces_is_voting_in_one_go(ratio: float, exclusive: bool) -> None:
+def test_voting_in_pieces_is_voting_in_one_go(ratio: float) -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(6, 3, 8, 8, generator=generator)
     x = images[torch.arange(40) % 5] + 0.4 * torch.randn(40, 3, 8, 8, generator=generator)
     x[7, 0, 0, 0] = NAN
     distances = ncc_matrix(x, images)
     distances[:, 5] = NAN  # nothing votes for the last image
-    whole = vote(x, distances, ratio=ratio, exclusive=exclusive)
+    whole = vote(x, distances, ratio=ratio)
     pieces = [slice(0, 1), slice(1, 20), slice(20, 20), slice(20, 40)]
-    nearest = torch.stack(
-        [nearest_candidates(x[k], distances[k], exclusive=exclusive)[0] for k in pieces]
-    ).amin(dim=0)
-    sums = [
-        sum_of_votes(x[k], distances[k], nearest, ratio=ratio, exclusive=exclusive) for k in pieces
-    ]
+    nearest = torch.stack([nearest_candidates(x[k], distances[k])[0] for k in pieces]).amin(dim=0)
+    sums = [sum_of_votes(x[k], distances[k], nearest, ratio=ratio) for k in pieces]
     n_voters = torch.stack([n for _total, n in sums]).sum(dim=0)
     total = torch.stack([total for total, _n in sums]).sum(dim=0)
     assert n_voters.tolist() == whole.n_voters.tolist()
     assert n_voters[5] == 0
-    assert ratio == 1.0 or exclusive or n_voters.max() > 1
+    assert ratio == 1.0 or n_voters.max() > 1
     mean = mean_of_votes(total, n_voters).float()
     torch.testing.assert_close(mean, whole.x, equal_nan=True, atol=1e-6, rtol=1e-5)
 

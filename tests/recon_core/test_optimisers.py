@@ -72,7 +72,7 @@ def test_one_step_at_a_time_is_the_same(rule: str) -> None:
     parameter = start()
     state = RULES[rule].state(parameter)
     for step in range(N_STEPS):
-        RULES[rule].step_(parameter, gradient(parameter, step), state)
+        RULES[rule].stepper(parameter, state=state).step_(gradient(parameter, step))
     assert torch.equal(parameter, moved(RULES[rule]))
 
 
@@ -239,14 +239,14 @@ def test_refuses_to_fuse_other_rules() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 0.0}, "lr=0.0 is not a positive number"),
-        ({"lr": float("nan")}, "lr=nan is not a positive number"),
+        ({"lr": 0.0}, "lr=0.0 must be positive"),
+        ({"lr": float("nan")}, "lr=nan must be positive"),
         ({"rule": "gd", "momentum": 1.0}, "momentum=1.0 is outside"),
         ({"momentum": 0.9}, "momentum=0.9 has no meaning for adadelta"),
         ({"rule": "adam", "momentum": 0.9}, "momentum=0.9 has no meaning for adam"),
         ({"rho": 1.0}, "rho=1.0 is outside"),
         ({"rho": 0.0}, "rho=0.0 is outside"),
-        ({"eps": 0.0}, "eps=0.0 is not a positive number"),
+        ({"eps": 0.0}, "eps=0.0 must be positive"),
         ({"betas": (0.9, 1.0)}, r"betas=\(0.9, 1.0\) are not"),
     ],
 )

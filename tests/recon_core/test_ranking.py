@@ -8,19 +8,17 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from recon_core.metrics import ssim_matrix
-from recon_core.ncc import correlation_matrix
+from recon_core import ranking
 from recon_core.ranking import (
-    Score,
     agreement,
     clusters,
     consistency,
     rank_runs,
 )
+from tests.recon_core.correlation import correlation_matrix
 from tests.recon_core.tiles import photograph_tiles
 
 N_ATTACKS, N_FOUND, N_JUNK = 4, 6, 14
-SCORES = pytest.mark.parametrize("score", ["ncc", "ncc2", "ssim"])
 
 
 def _auc(values: Tensor, positive: Tensor) -> float:
@@ -51,39 +49,34 @@ def _planted(seed: int = 0, noise: float = 0.05) -> tuple[Tensor, Tensor, Tensor
     return torch.cat(pictures)[order], torch.cat(attack)[order], torch.cat(image)[order]
 
 
-def _plain_agreement(scores: Tensor, attack: Tensor, over: str) -> Tensor:
+def _plain_agreement(scores: Tensor, attack: Tensor) -> Tensor:
     """Agreement from the full matrix of scores, one candidate at a time."""
     values = []
     for i in range(len(attack)):
         others = [a for a in attack.unique() if a != attack[i]]
         best = torch.stack([scores[i, attack == a].max() for a in others])
-        values.append(best.mean() if over == "mean" else best.max())
+        values.append(best.mean())
     return torch.stack(values)
 
 
-@SCORES
-@pytest.mark.parametrize("over", ["mean", "best"])
-def test_planted_pictures_rank_above_junk(score: Score, over: str) -> None:
+def test_planted_pictures_rank_above_junk() -> None:
     pictures, attack, image = _planted()
-    value = agreement(pictures, attack, score=score, over=over)  # type: ignore[arg-type]
+    value = agreement(pictures, attack)
     assert _auc(value, image >= 0) > 0.99
     first = value.argsort(descending=True)[: N_ATTACKS * N_FOUND]
     assert (image[first] >= 0).float().mean() > 0.95
 
 
-@SCORES
-@pytest.mark.parametrize("over", ["mean", "best"])
 @pytest.mark.parametrize("chunk", [1, 7, 512])
-def test_agreement_is_its_definition_in_any_chunks(score: Score, over: str, chunk: int) -> None:
+def test_agreement_is_its_definition_in_any_chunks(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranking, "ROWS", chunk)
     pictures, attack, _ = _planted(1)
     pictures, attack = pictures[::3], attack[::3] * 10 - 3
-    full = {
-        "ncc": correlation_matrix(pictures, pictures),
-        "ncc2": correlation_matrix(pictures, pictures, half_size=True),
-        "ssim": ssim_matrix(pictures, pictures),
-    }[score]
-    value = agreement(pictures, attack, score=score, over=over, chunk=chunk)  # type: ignore[arg-type]
-    torch.testing.assert_close(value, _plain_agreement(full, attack, over), atol=2e-6, rtol=0)
+    full = correlation_matrix(pictures, pictures)
+    value = agreement(pictures, attack)
+    torch.testing.assert_close(value, _plain_agreement(full, attack), atol=2e-6, rtol=0)
 
 
 def test_the_same_attack_does_not_agree_with_itself() -> None:
@@ -98,25 +91,23 @@ def test_coming_back_once_counts_less_than_from_everywhere() -> None:
     picture, *others = torch.rand(4, 1, 3, 8, 8, generator=torch.Generator().manual_seed(2))
     pictures = torch.cat([picture, picture, *others])
     attack = torch.tensor([0, 1, 2, 3, 4])
-    assert agreement(pictures, attack, over="best")[0] == pytest.approx(1)
     assert agreement(pictures, attack)[0] < 0.5
 
 
-@SCORES
-def test_bad_and_constant_pictures_agree_with_nobody(score: Score) -> None:
+def test_bad_and_constant_pictures_agree_with_nobody() -> None:
     pictures, attack, _ = _planted()
-    clean = agreement(pictures, attack, score=score)
+    clean = agreement(pictures, attack)
     spoilt = pictures.clone()
     spoilt[3, 0, 0, 0] = torch.nan
     spoilt[4, 1, 1, 1] = torch.inf
-    value = agreement(spoilt, attack, score=score)
+    value = agreement(spoilt, attack)
     assert value[3] == value[4] == -1
     assert (value <= clean + 1e-6).all()
     assert (value > -1).sum() == len(value) - 2
     flat = torch.full((4, 3, 16, 16), 0.5)
     attacks = torch.tensor([0, 0, 1, 1])
     assert agreement(flat, attacks).tolist() == [0.0] * 4
-    groups = clusters(spoilt, attack, score=score)
+    groups = clusters(spoilt, attack)
     assert groups.label[[3, 4]].tolist() == [-1, -1]
     assert (groups.label.sort().values[2:] >= 0).all()
 
@@ -161,21 +152,19 @@ def test_consistency_is_high_for_what_arrived_and_low_for_what_wanders() -> None
     near = arrived + steps * torch.randn(wandering.shape, generator=generator)
     saved = torch.cat([near, wandering], dim=1)
     saved[1, 9] = torch.nan
-    for score in ("ncc", "ncc2"):
-        value = consistency(saved, score=score)  # type: ignore[arg-type]
-        assert value[:5].min() > 0.7
-        assert value[5:].max() < 0.4
-        assert value[9] == -1
-    pair = consistency(saved[1:, :9], score="ssim")
+    value = consistency(saved)
+    assert value[:5].min() > 0.7
+    assert value[5:].max() < 0.4
+    assert value[9] == -1
+    pair = consistency(saved[1:, :9])
     assert pair.argsort(descending=True)[:5].sort().values.tolist() == list(range(5))
     both = correlation_matrix(saved[2], torch.cat([saved[0, :1], saved[1, :1]]))[0]
     torch.testing.assert_close(consistency(saved)[0], both.mean())
 
 
-@SCORES
-def test_clusters_show_every_found_picture_once(score: Score) -> None:
+def test_clusters_show_every_found_picture_once() -> None:
     pictures, attack, image = _planted()
-    groups = clusters(pictures, attack, threshold=0.75, score=score)
+    groups = clusters(pictures, attack, threshold=0.75)
     shown = groups.representative[:N_FOUND]
     assert sorted(image[shown].tolist()) == list(range(N_FOUND))
     assert groups.n_attacks[:N_FOUND].tolist() == [N_ATTACKS] * N_FOUND
@@ -227,13 +216,14 @@ def _literal_clusters(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_clusters_are_the_greedy_procedure(seed: int) -> None:
+def test_clusters_are_the_greedy_procedure(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of few pixels, so that groups overlap, and some exact copies, so that some tie."""
+    monkeypatch.setattr(ranking, "ROWS", 11)
     generator = torch.Generator().manual_seed(seed)
     pictures = torch.randn(40, 1, 2, 3, generator=generator)
     pictures[10:14] = pictures[3]
     attack = torch.randint(4, (40,), generator=generator) * 5
-    groups = clusters(pictures, attack, threshold=0.7, chunk=11)
+    groups = clusters(pictures, attack, threshold=0.7)
     rho = correlation_matrix(pictures, pictures)
     expected = _literal_clusters(rho, attack, 0.7)
     assert groups.representative.tolist() == [g[3] for g in expected]
@@ -254,7 +244,7 @@ def test_support_of_attacks_comes_before_repeats_within_one() -> None:
     assert groups.n_members.tolist() == [2, 4, 1]
     assert groups.label.tolist() == [2, 1, 1, 1, 1, 0, 0]
     assert groups.cohesion[2] == -1
-    several = clusters(pictures, torch.zeros(7, dtype=torch.int64), chunk=2)
+    several = clusters(pictures, torch.zeros(7, dtype=torch.int64))
     assert several.representative.tolist() == [1, 5, 0]
 
 
@@ -281,8 +271,6 @@ def test_bad_arguments_are_named() -> None:
         clusters(pictures, attack, threshold=1.0)
     with pytest.raises(ValueError, match="at least two"):
         consistency(pictures[None])
-    with pytest.raises(ValueError, match="chunk=0"):
-        agreement(pictures, attack, chunk=0)
 
 
 def test_auc_of_the_tests_counts_ties_half() -> None:

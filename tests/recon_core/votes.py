@@ -24,9 +24,8 @@ def vote(
     distances: Float[Tensor, "p t"],
     *,
     ratio: float,
-    exclusive: bool = False,
 ) -> Voted:
     """Each training image's mean of all candidates at most `ratio` times as far as its nearest."""
-    distance, nearest = nearest_candidates(x, distances, exclusive=exclusive)
-    total, n_voters = sum_of_votes(x, distances, distance, ratio=ratio, exclusive=exclusive)
+    distance, nearest = nearest_candidates(x, distances)
+    total, n_voters = sum_of_votes(x, distances, distance, ratio=ratio)
     return Voted(x=mean_of_votes(total, n_voters).to(x.dtype), n_voters=n_voters, nearest=nearest)

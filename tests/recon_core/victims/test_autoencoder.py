@@ -206,7 +206,7 @@ def test_weights_of_another_network_are_refused() -> None:
 def test_settings_that_make_no_network_are_refused() -> None:
     with pytest.raises(ValueError, match="depth=1 must be at least 2"):
         FullyConnected(depth=1)
-    with pytest.raises(ValueError, match="width=0 at least 1"):
+    with pytest.raises(ValueError, match="width=0 must be at least 1"):
         FullyConnected(width=0)
     with pytest.raises(ValueError, match=r"channels=\(\) must name"):
         UNet(channels=())

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from recon_core import cuda_graphs
 from recon_core.types import seeded_generator
-from recon_core.victims import autoencoder, autoencoder_training
+from recon_core.victims import autoencoder
 from recon_core.victims.autoencoder import (
     Autoencoder,
     FullyConnected,
@@ -84,14 +85,14 @@ def test_parts_of_a_unet_are_the_whole(n_runs: int, monkeypatch: pytest.MonkeyPa
 def test_rates_reach_adam_and_batches_are_copied_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with CUDA graphs: a step is made once per size of batch, and sees what is overwritten."""
     made: list[int] = []
-    real = autoencoder_training.repeated
+    real = cuda_graphs.repeated
 
     def counted(step, device, *, graphs):  # type: ignore[no-untyped-def]
         made.append(1)
         assert graphs
         return real(step, device, graphs=graphs)
 
-    monkeypatch.setattr(autoencoder_training, "repeated", counted)
+    monkeypatch.setattr(cuda_graphs, "repeated", counted)
     network = FullyConnected(depth=2, width=8)
     settings = AutoencoderTraining(
         epochs=6, lr=1e-2, lr_end=1e-4, hold=0.0, batch_size=4, levels=(1e-30,)

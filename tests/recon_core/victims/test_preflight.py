@@ -18,9 +18,9 @@ from recon_core.victims.diagnostics import (
     gram_systems,
     homogeneity_gap,
     margin_gradients,
-    margins,
     spectrum,
 )
+from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from recon_core.victims.preflight import Preflight, preflight
 
@@ -59,7 +59,9 @@ def test_gram_systems_are_those_of_autograd_s_gradients(network: Network, n_outp
     labels = labels_for(n_outputs, len(x))
     leaves = [t.clone().requires_grad_() for t in parameters.tensors()]
     output = architecture.forward(parameters.like(leaves), x[None]).output[0]
-    rows = [torch.autograd.grad(m, leaves, retain_graph=True) for m in margins(output, labels)]
+    loss = Loss(kind="ce" if n_outputs > 1 else "bce")
+    margins = loss.margins(output[None], labels[None])[0]
+    rows = [torch.autograd.grad(m, leaves, retain_graph=True) for m in margins]
     gradients = margin_gradients(output.detach(), labels)
     systems = gram_systems(architecture, parameters, x, gradients)
     assert len(systems) == architecture.n_layers

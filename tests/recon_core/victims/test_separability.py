@@ -241,9 +241,6 @@ def test_separability_is_over_all_pairs(
     torch.testing.assert_close(found.mean, pairs.mean(1), rtol=1e-12, atol=0)
     torch.testing.assert_close(found.minimum, pairs.amin(1), rtol=1e-12, atol=0)
     assert not found.mean.requires_grad
-    squares = separability(h, normalise=normalise, squared=True)
-    torch.testing.assert_close(squares.mean, pairs.square().mean(1), rtol=1e-12, atol=0)
-    torch.testing.assert_close(squares.minimum, pairs.square().amin(1), rtol=1e-12, atol=0)
 
 
 def test_equal_features_are_at_0_and_near_ones_where_they_are() -> None:
@@ -269,7 +266,7 @@ def test_settings_are_the_papers_and_others_are_checked() -> None:
             MixCon(eps=eps)
     for lam in (-1.0, math.nan, math.inf):
         for settings in (MixCon, UniCon):
-            with pytest.raises(ValueError, match=r"lam=.* must be 0 or positive"):
+            with pytest.raises(ValueError, match=r"lam=.* must be 0 or more"):
                 settings(lam=lam)
     adapter: TypeAdapter[MixCon | UniCon] = TypeAdapter(MixCon | UniCon)
     assert adapter.validate_python({"kind": "unicon", "lam": 2}) == UniCon(lam=2.0)

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -259,53 +258,6 @@ def test_lambda_0_is_no_defence_bit_for_bit(at_once: int) -> None:
     assert not torch.allclose(*(t.weights["fc1.weight"][0] for t in (vanilla, mixed)))
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_resumes_bit_for_bit(momentum: float) -> None:
-    training = dataclasses.replace(TRAINING, epochs=5, momentum=momentum)
-    x = images(R, N)
-    x[2, 4] = torch.nan
-    states: list[dict[str, Tensor]] = []
-    weights = start()
-    before = {name: tensor.clone() for name, tensor in weights.items()}
-    arguments = {"defences": DEFENCES, "training": training, "shuffle": shuffle}
-    whole = train_split(
-        MODEL, weights, x, classes(), on_state=states.append, state_every=2, **arguments
-    )
-    assert [int(state["epoch"]) for state in states] == [2, 4]
-    assert whole.diverged.tolist() == [False, False, True, False, False]
-    for state in states:
-        stored = safetensors.torch.load(safetensors.torch.save(state))
-        same(whole, train_split(MODEL, start(), x, classes(), state=stored, **arguments))
-    assert all(torch.equal(weights[name], before[name]) for name in weights)
-    finished: list[dict[str, Tensor]] = []
-    train_split(MODEL, start(), x, classes(), on_state=finished.append, state_every=5, **arguments)
-    same(whole, train_split(MODEL, start(), x, classes(), state=finished[0], **arguments))
-
-
-def test_a_state_of_another_training_is_refused() -> None:
-    states: list[dict[str, Tensor]] = []
-    arguments = {"defences": DEFENCES, "shuffle": shuffle}
-    train_split(
-        MODEL, start(), images(N), classes(), training=TRAINING, on_state=states.append,
-        state_every=3, **arguments,
-    )  # fmt: skip
-    (state,) = states
-    momentum = dataclasses.replace(TRAINING, momentum=0.5)
-    with pytest.raises(ValueError, match=r"not the state of this training: \['averages/0/"):
-        train_split(
-            MODEL, start(), images(N), classes(), training=momentum, state=state, **arguments
-        )
-    longer = dataclasses.replace(TRAINING, epochs=9)
-    with pytest.raises(ValueError, match=r"\['history'\] missing, unknown or of another shape"):
-        train_split(MODEL, start(), images(N), classes(), training=longer, state=state, **arguments)
-    for name in ("epoch", "kept/" + next(iter(MODEL.tensor_shapes))):
-        part = {n: t for n, t in state.items() if n != name}
-        with pytest.raises(ValueError, match=rf"\['{name}'\] missing"):
-            train_split(
-                MODEL, start(), images(N), classes(), training=TRAINING, state=part, **arguments
-            )
-
-
 @pytest.mark.parametrize("at_once", [2, R])
 def test_who_diverges_is_marked_and_disturbs_nobody(at_once: int) -> None:
     """One has an image without numbers, another a lambda that throws it out."""
@@ -414,10 +366,10 @@ def test_what_does_not_fit_together_is_refused(changed: dict[str, object], messa
     [
         ({"epochs": 0}, "epochs=0 must be at least 1"),
         ({"per_class": 0}, "per_class=0 must be at least 1"),
-        ({"lr": 0.0}, "lr=0.0 is not a positive number; paper 003 has .01"),
+        ({"lr": 0.0}, "lr=0.0 must be positive; the MixCon paper has .01"),
         ({"lr": math.inf}, "lr=inf"),
         ({"momentum": 1.0}, r"momentum=1.0 is outside \[0, 1\)"),
-        ({"weight_decay": -1e-4}, "weight_decay=-0.0001 must be 0 or a positive"),
+        ({"weight_decay": -1e-4}, "weight_decay=-0.0001 must be 0 or more"),
         ({"weight_decay": math.nan}, "weight_decay=nan"),
     ],
 )
