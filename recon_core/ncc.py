@@ -5,8 +5,8 @@ Haim et al. 2022 (KKT paper, appendix A.1, eq. 16), whose candidates have an arb
     d(x, y) = || (x - mu_x) / sigma_x - (y - mu_y) / sigma_y ||^2 / D,
 
 D numbers an image, unbiased sigma. The authors' code takes mu and sigma of each channel and divides
-by D, as here; eq. 16 as printed takes them of the whole image and does not divide. Their `ncc2` is d
-between images halved by bicubic interpolation *without* antialiasing, here `half_size=True`.
+by D, as here; eq. 16 as printed takes them of the whole image and does not divide. Their `ncc2` is
+d between images halved by bicubic interpolation *without* antialiasing, here `half_size=True`.
 
 A normalised image is a vector of fixed length, so all distances are one matrix product: with n
 numbers sharing a mean, d = 2 (1 - 1/n) (1 - rho), where rho in [-1, 1] is the correlation.
