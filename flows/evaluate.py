@@ -35,9 +35,8 @@ def evaluate(
     """Score every method on targets and on decoys (image restoration paper, section 5).
 
     1. Train and attack the held-out victims that are missing, on the workers, and make the further
-    attacks on them. 2. Find the trained restorers. 3. Score, on `device`. 4. Say it. Raises what
-    `generate` does, StorageError if parts of a store are quarantined, and ValueError for what
-    `tasks.evaluation.evaluate.evaluate` refuses.
+    attacks on them. 2. Find the trained restorers. 3. Score, on `device`. 4. Say it. Raises as
+    `generate` and `tasks.evaluation.evaluate`; StorageError if parts are quarantined.
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)

@@ -1,8 +1,4 @@
-"""The recipe: every setting of a job in one object.
-
-It is the only configuration there is: flow parameters, the command line, the store's fingerprint
-and the report all use this object.
-"""
+"""The recipe: every setting of a job in one object, the only configuration there is."""
 
 from __future__ import annotations
 
@@ -102,17 +98,12 @@ class Recipe:
         _check_further(self.further_attacks, self.heldout_experiment or self.experiment)
 
     def images(self, split: Split) -> ImageSet:
-        """The images of one split, near copies included (`flows.generate` leaves them out).
-
-        They are read once for as long as somebody holds them. Raises storage.errors.SourceError if
-        they cannot be read.
-        """
+        """The images of one split, near copies included (`flows.generate` leaves them out); read
+        once for as long as somebody holds them. Raises SourceError if they cannot be read."""
         key = (self.data, split, self.skip_corrupt, self.channels)
-        held = _held.get(key)
-        if held is None:
-            held = load_images(
-                self.data, split=split, skip_corrupt=self.skip_corrupt, channels=self.channels
-            )
+        if (held := _held.get(key)) is None:
+            skip = self.skip_corrupt
+            held = load_images(self.data, split=split, skip_corrupt=skip, channels=self.channels)
             _held[key] = held
         return held
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,7 @@ from flows.settings import command, to_json
 from storage.checkpoints import read_meta
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset, is_store
-from tasks.campaign.plan import code_version
-from tasks.devices import usable_cores
+from tasks.campaign.plan import made_with
 from tasks.report.page import write_report
 from tasks.training.state import MODEL
 from tasks.workspace import Workspace
@@ -64,12 +60,6 @@ def context(recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
         "stages": [{"name": k, "seconds": v} for k, v in workspace.timings.items()],
         "pairs": pairs,
         "restorers": cards,
-        "versions": {
-            "code": code_version(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in SHOWN_VERSIONS},
-        },
-        "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
         "command": command(recipe, workspace.root),
-        "created": datetime.now(UTC).isoformat(timespec="minutes"),
+        **made_with(SHOWN_VERSIONS),
     }

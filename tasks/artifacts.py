@@ -1,8 +1,5 @@
-"""Artifacts of a flow on its Prefect page: tables, a picture, how far it is, and a campaign.
-
-Thin on purpose: which facts is the flows' business. Without a server nothing is left anywhere, and
-one that goes away ends nothing (`tasks.orchestration`).
-"""
+"""Artifacts of a flow on its Prefect page: tables, pictures, how far it is, and a campaign; nothing
+without a server."""
 
 from __future__ import annotations
 
@@ -34,7 +31,10 @@ def leave_table(key: str, rows: list[dict[str, Any]], description: str) -> None:
 
 def leave_facts(key: str, facts: Mapping[str, Any], description: str) -> None:
     """A table artifact of names and values."""
-    rows = [{"what": name, "value": _readable(value)} for name, value in facts.items()]
+    rows = [
+        {"what": name, "value": f"{value:,}" if type(value) is int else value}
+        for name, value in facts.items()
+    ]
     leave_table(key, rows, description)
 
 
@@ -65,11 +65,8 @@ def leave_progress(key: str, description: str) -> Callable[[float], None]:
 def leave_campaign(
     dataset: Dataset, split: str, *, title: str, n_runs_last_phase: int | None = None
 ) -> None:
-    """The phases of the campaign of `dataset` as a table, its coverage as a picture.
-
-    A store without parts has no picture, one that is no campaign's nothing. A picture that cannot
-    be drawn is said in the log and ends nothing: the pairs are stored.
-    """
+    """The phases of the campaign of `dataset` as a table, its coverage as a picture; nothing of a
+    store that is no campaign's. A picture that cannot be drawn is said in the log."""
     status = campaign_status(dataset, n_runs_last_phase=n_runs_last_phase)
     if not status.phases:
         return
@@ -84,9 +81,3 @@ def leave_campaign(
         log_notice(f"the coverage of {title} was not drawn: {type(error).__name__}: {error}")
         return
     leave_picture(f"coverage-{split}", png, f"{status.n_covered:,} images covered ({title})")
-
-
-def _readable(value: Any) -> Any:
-    """A whole number with its thousands apart, as people read it."""
-    is_count = isinstance(value, int) and not isinstance(value, bool)
-    return f"{value:,}" if is_count else value

@@ -17,12 +17,9 @@ WAITS = b"interrupted: stops after this step and keeps it; once more stops at on
 
 
 class Interruption:
-    """Holds the first SIGTERM or SIGINT back until `deliver`, as a context manager.
-
-    A later one is delivered at once (not one that is the same request, `SAME_REQUEST_S`), and what
-    was held back at the latest at the end of the context. Signals are the main thread's: in another
-    one, or if not `holds`, nothing is held back.
-    """
+    """Holds the first SIGTERM or SIGINT back until `deliver`, or the end of this context; a later
+    one is delivered at once, unless it is the same request (`SAME_REQUEST_S`). Outside the main
+    thread, or if not `holds`, nothing is held back."""
 
     def __init__(self, *, holds: bool = True) -> None:
         self._holds = holds and threading.current_thread() is threading.main_thread()

@@ -1,10 +1,9 @@
 """Flows and tasks that Prefect records where it has a server, and that need none.
 
-The store decides what is done, never Prefect. So a command without a server (no `PREFECT_API_URL`
-in the environment or the profile) calls its flows as the functions that they are: nothing is
-started, nothing listens, nothing is left behind. With a server every run has its page there; if the
-server goes away in the middle, that is said once and the work goes on without it. An interrupted
-run is Cancelled on its page, not Crashed: the same call goes on from the store.
+Without a server (no `PREFECT_API_URL` in the environment or the profile) flows are called as the
+functions that they are: nothing is started, nothing listens. If a server goes away in the middle,
+that is said once and the work goes on without it. An interrupted run is Cancelled on its page, not
+Crashed: the same call goes on from the store.
 """
 
 from __future__ import annotations

@@ -30,10 +30,8 @@ RECIPE_FIX = "restore it, or name the settings with --preset"
 
 @dataclass(frozen=True)
 class Workspace:
-    """The paths of a job below `root`.
-
-    `pairs_at`, a folder or s3://bucket/prefix, holds the two stores of pairs in place of `root`.
-    """
+    """The paths of a job below `root`; the stores of pairs are at `pairs_at`, a folder or
+    s3://bucket/prefix, if that is given."""
 
     root: Path
     pairs_at: str | None = None

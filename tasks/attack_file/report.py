@@ -3,10 +3,7 @@ arrays and the record, which is written last: where it is, the rest is whole."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +16,7 @@ from torch import Tensor
 from recon_core.victims.preflight import Preflight
 from storage.files import text_bytes, write_file, write_json
 from tasks.artifacts import leave_link, leave_picture
-from tasks.campaign.plan import code_version
-from tasks.devices import usable_cores
+from tasks.campaign.plan import made_with
 from tasks.page.pictures import data_uri, eight_bits
 
 STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
@@ -47,14 +43,9 @@ def check_chances(prepared: Prepared, out: Path, *, force: bool) -> None:
 
 def page_context(command: str, packages: tuple[str, ...], **more: Any) -> dict[str, Any]:
     """The command, the time and the software of a page, and what else it is told."""
-    versions = {
-        "code": code_version(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("palimpsest", "torch", *packages)},
-        "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
-    }
-    created = datetime.now(UTC).isoformat(timespec="minutes")
-    return {"command": command, "created": created, "versions": versions} | more
+    made = made_with(("palimpsest", "torch", *packages))
+    versions = made["versions"] | {"machine": made["machine"]}
+    return {"command": command, "created": made["created"], "versions": versions} | more
 
 
 def leave(

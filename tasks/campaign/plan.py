@@ -10,8 +10,10 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -29,6 +31,7 @@ from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.layout import Encoding
 from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet
+from tasks.devices import usable_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +233,16 @@ def sha256_of(body: Any) -> str:
     """Hash of a JSON value, whatever the order of its keys."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def made_with(packages: Iterable[str]) -> dict[str, Any]:
+    """Versions, machine and time of what is made now."""
+    versions = {"code": code_version(), "python": platform.python_version()}
+    return {
+        "versions": versions | {name: importlib.metadata.version(name) for name in packages},
+        "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
+        "created": datetime.now(UTC).isoformat(timespec="minutes"),
+    }
 
 
 @functools.cache
