@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.cli.console import show_facts, show_rows
-from flows.cli.options import Device, out
+from flows.cli.options import Device, out, start_over
 
 REFUSED = 2
 SIGNS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "stop": "[red]stop[/]   "}
@@ -150,8 +150,6 @@ def attack(
     `run` is told the `command` that is running.
     """
     if fresh:
-        from flows.fresh import start_over
-
         start_over(folder, module.ENTRIES, option="--out")
     words = [word for word in sys.argv[1:] if word != "--fresh"]
     record = run(command=shlex.join(["palimpsest", *words]))

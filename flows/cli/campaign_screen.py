@@ -33,12 +33,15 @@ def status_facts(status: CampaignStatus, receipts: Sequence[Receipt]) -> dict[st
         state = "quiet: it may run, but brings nothing"
     outcomes = ", ".join(f"{n:,} {name}" for name, n in status.outcomes.items() if n)
     images = "" if status.n_images is None else f" of the split's {status.n_images:,}"
+    given_up = [q.part for q in status.quarantined]
     facts: dict[str, Any] = {
         "state": state,
         "runs": _of(status.n_runs, status.n_planned),
         "outcomes": outcomes or "none yet",
         "parts": _of(status.n_parts, status.n_parts_planned),
-        "quarantined": _quarantined_text(status),
+        "quarantined": f"{counted(len(given_up), 'part')}: {listed(given_up, 10)}"
+        if given_up
+        else "none",
         "pairs": f"{status.n_pairs:,}, of which confident {status.n_confident:,}",
         "images covered": f"{status.n_covered:,} of {status.n_trained:,} trained on{images}",
         "gini of confident pairs": status.gini,
@@ -97,8 +100,8 @@ def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
 def status_notes(status: CampaignStatus, receipts: Sequence[Receipt]) -> list[str]:
     """Advice on everything that is not as it should be."""
     notes = [
-        f"part {q.part} is in quarantine after {q.attempts} attempts: {_one_line(q.reason)}; its "
-        f"log: {status.log_of(q)}"
+        f"part {q.part} is in quarantine after {q.attempts} attempts: "
+        f"{' '.join(q.reason.split())[:200]}; its log: {status.log_of(q)}"
         for q in status.quarantined
     ]
     if notes:
@@ -123,14 +126,5 @@ def _is_quiet(status: CampaignStatus, receipts: Sequence[Receipt]) -> bool:
     return age > max(QUIET_SECONDS, QUIET_PARTS * usual_s)
 
 
-def _quarantined_text(status: CampaignStatus) -> str:
-    parts = [q.part for q in status.quarantined]
-    return f"{counted(len(parts), 'part')}: {listed(parts, 10)}" if parts else "none"
-
-
 def _of(done: int, planned: int | None) -> str:
     return f"{done:,}" if planned is None else f"{done:,} of {planned:,}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:200]

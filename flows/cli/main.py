@@ -39,11 +39,11 @@ from flows.cli.options import (
     err,
     images_shown,
     out,
+    start_over,
 )
 from flows.cli.restore import restore_app
 from flows.cli.study import study_app
 from flows.failures import commands_known, expected_line
-from flows.fresh import start_over
 from storage.errors import SourceError, StorageError, StoreMismatchError, shown
 from tasks.cluster.child_processes import end_on_sigterm, start_guard, take_ctrl_c_alone
 from tasks.cluster.freed_memory import keep_freed_memory
@@ -313,7 +313,9 @@ def main() -> NoReturn:
         _fail(line, FAILED)
     if code == INTERRUPTED:
         err.print(
-            f"interrupted; nothing finished is lost. Resume with: {_same_command()}", soft_wrap=True
+            "interrupted; nothing finished is lost. Resume with: palimpsest "
+            + " ".join(word for word in sys.argv[1:] if word != "--fresh"),
+            soft_wrap=True,
         )
         code = FAILED
     sys.exit(code if isinstance(code, int) else DONE)
@@ -333,11 +335,6 @@ def _fail(error: Exception | str, code: int) -> NoReturn:
     said = shown(str(error)) if isinstance(error, StorageError) else str(error)  # one line
     err.print(f"error: {said}", style="red", markup=False, soft_wrap=True)
     sys.exit(code)
-
-
-def _same_command() -> str:
-    words = [word for word in sys.argv[1:] if word != "--fresh"]
-    return " ".join(["palimpsest", *words])
 
 
 def _show_scores(record: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from flows.cli import console
 from flows.cli.console import show_images
-from flows.cli.options import Computed, Data, FreshStore, SkipFiles, command, out
+from flows.cli.options import Computed, Data, FreshStore, SkipFiles, command, out, start_over
 
 if TYPE_CHECKING:
     from flows.study_kind import StudyKind
@@ -58,7 +58,6 @@ def study(
     inversion --only digits` · `palimpsest study losses --set n_victims=5 --set
     experiment.training.epochs=60000`
     """
-    from flows.fresh import start_over
     from flows.settings import parse_assignments
     from flows.studies import STUDIES, kind_of
 

@@ -172,7 +172,6 @@ class _Run:
         job = PartJob(
             root=self.dataset.root,
             planned=planned,
-            experiment=planned.experiment,
             images=batch_of(planned.specs, images.images),
             fingerprint=self.fingerprint,
             source_hash=images.content_hash,

@@ -25,7 +25,6 @@ import torch
 from distributed import Worker, get_worker
 from distributed.utils import sync
 
-from recon_core.experiments import Experiment
 from recon_core.types import STATS, Progress, RunResult, RunSpec
 from storage.object_store import open_place
 from storage.pairs.layout import OUTCOMES
@@ -50,7 +49,6 @@ class PartJob:
 
     root: str
     planned: PlannedPart
-    experiment: Experiment
     images: npt.NDArray[np.uint8]
     fingerprint: str
     source_hash: str
@@ -82,7 +80,7 @@ def run_part(job: PartJob) -> Receipt:
         started = time.perf_counter()
         log.stage("attack")
         with cpu_threads(job.threads):
-            results = job.experiment.run_batch(
+            results = job.planned.experiment.run_batch(
                 job.planned.specs,
                 torch.from_numpy(job.images),
                 device=torch.device(device),
@@ -107,10 +105,13 @@ def run_part(job: PartJob) -> Receipt:
 
 
 def _train_victims(job: PartJob, device: str) -> None:
-    kept = kept_victims(job.victims, device_name(device))
+    kept, train = (
+        kept_victims(job.victims, device_name(device)),
+        job.planned.experiment.train_victim,
+    )
     with cpu_threads(job.threads):
         for spec, images in zip(job.planned.specs, torch.from_numpy(job.images), strict=True):
-            job.experiment.train_victim(spec, images, device=torch.device(device), victims=kept)
+            train(spec, images, device=torch.device(device), victims=kept)
 
 
 def columns_of(results: Sequence[RunResult]) -> dict[str, npt.NDArray[Any]]:

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from flows.cli.options import start_over
 from flows.failures import expected_line
-from flows.fresh import start_over
 from storage import files
 from tests.storage import stores
 from tests.tasks.report.report_records import made_up, write

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from flows.cli.attack_file import parse_shape
+from flows.cli.options import start_over
 from flows.families.weights.attack import ENTRIES, attack_kkt
 from flows.families.weights.attack_plan import attack_plan, planned
-from flows.fresh import start_over
 from flows.papers import EXPERIMENTS, RUNS
 from tasks.families.weights import attack as attack_module
 from tasks.families.weights.attack import WeightsJob

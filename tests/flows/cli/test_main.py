@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from flows.cli import main as cli
-from flows.fresh import start_over
+from flows.cli.options import start_over
 from flows.naming import PRESET_NAMES
 from flows.presets import PRESETS
 from storage.object_store import open_place

@@ -394,7 +394,6 @@ def test_a_part_that_was_published_before_its_worker_died_is_not_computed_again(
     job = PartJob(
         root=dataset.root,
         planned=planned,
-        experiment=campaign.experiment,
         images=batch_of(planned.specs, images.images),
         fingerprint="f",
         source_hash="s",

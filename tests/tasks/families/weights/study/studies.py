@@ -99,7 +99,6 @@ def attacked(root: Path, plan: StudyPlan, *, parts: Any = None) -> Dataset:
         job = PartJob(
             root=str(root),
             planned=planned,
-            experiment=planned.experiment,
             images=batch_of(planned.specs, plan.images.images),
             fingerprint=plan.study.fingerprint(plan.images),
             source_hash=plan.images.content_hash,
