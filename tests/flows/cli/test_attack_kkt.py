@@ -234,7 +234,7 @@ def test_preflight_loads_neither_prefect_nor_a_cluster() -> None:
     """They and what scipy has of statistics took half of the time of a preflight."""
     modules = "flows.families.weights.attack_plan, flows.families.autoencoder.methods, "
     modules += "flows.families.inversion.methods"
-    for used in ("weights.preflight", "autoencoder.preflight", "inversion.inputs"):
+    for used in ("weights.preflight", "autoencoder.material", "inversion.inputs"):
         modules += f", tasks.families.{used}"
     modules += ", tasks.families.instahide.inputs"
     heavy = {"prefect", "distributed", "scipy.optimize", "scipy.stats", "matplotlib", "torchvision"}
