@@ -7,7 +7,7 @@ from typing import Any
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.experiments import FAMILIES
 from tasks.page.formats import NOTHING, score
-from tasks.report.record import Record, best_trained, campaign_of
+from tasks.report.record import Record, campaign_of
 
 KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
@@ -159,30 +159,6 @@ def picture_title(name: str) -> str:
 def criterion_title(name: str) -> str:
     """A criterion of the ranking, in words."""
     return CRITERIA.get(name, name.replace("_", " "))
-
-
-def headline(record: Record) -> dict[str, Any]:
-    """The numbers of the first paragraph: the attack alone, and the trained restorer with most good
-    images (`restored`, None without one), with its decoys."""
-    facts, methods = record["dataset"], record["methods"]
-    best = best_trained(record)
-    per_victim, outcomes = facts["images_per_victim"], facts["outcomes"]
-    several = f"{per_victim[0]} to {per_victim[-1]}" if per_victim else "0"
-    return {
-        "n_victims": facts["n_victims"],
-        "n_runs": facts["n_runs"],
-        "n_attacks": facts["attacks_per_victim"],
-        "per_victim": str(per_victim[0]) if len(per_victim) == 1 else several,
-        "one_per_victim": per_victim == [1],
-        "n_targets": facts["n_targets"],
-        "diverged": outcomes.get("nonfinite", 0),
-        "unfitted": outcomes.get("unfitted", 0),
-        "stopped": outcomes.get("stopped", 0),
-        "without_pictures": facts["n_runs_without_pictures"],
-        "plain": methods["plain"],
-        "best_name": None if best is None else method_title(best)[0],
-        "restored": None if best is None else methods[best],
-    }
 
 
 def attacker(record: Record) -> str:

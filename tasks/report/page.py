@@ -20,7 +20,6 @@ from tasks.report.headline import (
     attack_rows,
     attacker,
     criterion_title,
-    headline,
     method_title,
     victims,
 )
@@ -132,7 +131,6 @@ def _render(
         record=record,
         context=context,
         methods=methods,
-        headline=headline(record),
         attacker=attacker(record),
         victims=victims(record),
         attacks=attack_rows(record),
