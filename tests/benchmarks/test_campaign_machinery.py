@@ -21,15 +21,6 @@ from tasks.campaign.plan import Plan
 N_IMAGES = 40
 
 
-def test_the_full_size_is_150_000_runs_of_300_images_a_third_of_them_least_seen() -> None:
-    sampling = no_op_campaign(150_000).sampling
-    assert (sampling.n_runs, sampling.n_parts, sampling.images_per_run) == (150_000, 3000, 300)
-    assert [(p.sampler, p.n_runs) for p in sampling.phases] == [
-        ("uniform", 100_000),
-        ("least_seen", 50_000),
-    ]
-
-
 def test_a_run_that_does_nothing_gives_the_same_few_valid_rows_each_time() -> None:
     plan = Plan(no_op_campaign(40, images_per_run=10), made_up_images(N_IMAGES, 8))
     specs = plan.part(0, []).specs

@@ -20,23 +20,11 @@ from benchmarks.campaign.storm import (
     Kind,
     Report,
     Size,
-    main,
     measure,
     of_storm,
 )
 
 TINY = Size(n_runs=24, runs_per_part=2, n_kills=2, workers=(2,), samplers=("adaptive",))
-
-
-def test_the_full_size_is_208_runs_30_kills_every_sampler_and_three_numbers_of_workers() -> None:
-    size = Size()
-    assert (size.n_runs, size.n_parts, size.n_kills) == (208, 52, 30)
-    assert (size.workers, len(size.samplers)) == ((1, 2, 4), 3)
-    for sampler in size.samplers:
-        sampling = size.recipe(sampler).sampling
-        assert sampling.n_runs == 208
-        assert sampling.phases[-1].sampler == sampler
-        assert sampling.needs_counts(sampling.n_rounds - 1) == (sampler != "uniform")
 
 
 @pytest.mark.slow
@@ -87,9 +75,3 @@ def test_lines_count_kills_by_kind() -> None:
     cases = {line.case: line.value for line in of_storm("c", report)}
     assert cases["c: kills survived with the same dataset (1 of machine, 2 of worker)"] == 3
     assert cases["c: starts of the command"] == 2
-
-
-def test_unknown_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--kill"])
-    assert "usage" in capsys.readouterr().err

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import expit, logit
+from scipy.special import logit
 
 from benchmarks.coverage import simulated as coverage
-from benchmarks.coverage import world as coverage_world
 from benchmarks.coverage.simulated import SMALL, Curve, Found, draw_plot, measurements, planned
-from benchmarks.coverage.world import FAMILIES, Paper, World, calibrate, ceiling, simulate
+from benchmarks.coverage.world import FAMILIES, World, calibrate, ceiling, simulate
 from benchmarks.record import parse_lines
-from recon_core.adaptive import History
 from recon_core.sampling import Phase
 
 LABELS = np.arange(1000) % 2
@@ -30,19 +28,6 @@ def world(chance: Any, *, company: float = 0.0) -> World:
 def last(world_: World, *phases: Phase, n_runs: int = 600) -> np.ndarray:
     ((_n_runs, now),) = simulate(world_, SMALL.sampling(*phases), every=n_runs)
     return now
-
-
-def test_a_return_gives_eleven_pairs_for_each_of_one_and_a_half_candidates() -> None:
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 1000, (200, 300))
-    back, pairs = world(np.where(LABELS == 1, 0.2, 0.6)).runs(ids, rng)
-    for label, chance in ((1, 0.2), (0, 0.6)):
-        assert back[LABELS[ids] == label].mean() == pytest.approx(chance, abs=0.015)
-    assert ((pairs > 0) == back).all()
-    assert (pairs % 11 == 0).all()
-    candidates = pairs[back] / 11
-    assert candidates.mean() == pytest.approx(1.5, abs=0.03)
-    assert (candidates == 1).mean() == pytest.approx(2 / 3, abs=0.02)
 
 
 def test_hard_company_hurts_or_helps() -> None:
@@ -78,38 +63,6 @@ def test_simulated_by_rounds_is_planned_run_by_run(sampler: Any) -> None:
         assert by_rounds[0][quarter].sum() == pytest.approx(one_by_one[0][quarter].sum(), rel=0.1)
 
 
-def test_chances_of_being_drawn_are_those_of_the_sampler() -> None:
-    rng = np.random.default_rng(0)
-    pairs = np.arange(1000) // 2
-    history = History(np.full(1000, 600), np.minimum(pairs, 600), pairs)
-    sampling = SMALL.sampling()
-    drawn = {
-        name: coverage_world.chances(
-            Phase(sampler=name, pool_size=100),  # type: ignore[arg-type]
-            history,
-            LABELS,
-            sampling,
-            rng,
-        )
-        for name in ("uniform", "least_seen", "adaptive")
-    }
-    for chances in drawn.values():
-        for label in (0, 1):
-            assert chances[label == LABELS].sum() == pytest.approx(30, rel=1e-5)
-    assert np.ptp(drawn["uniform"]) == 0
-    assert np.flatnonzero(drawn["least_seen"]).tolist() == list(range(100))
-    assert drawn["adaptive"][:10].min() > 0.5 > drawn["adaptive"][200:].max()
-
-
-def test_whoever_hears_late_covers_less() -> None:
-    w = world(0.3)
-    phase = Phase(sampler="least_seen", n_runs=560, pool_size=100)
-    sampling = replace(SMALL.sampling(phase), lag=7)
-    ((_n, now),) = simulate(w, sampling, every=560)
-    told = last(w, phase, n_runs=560)
-    assert (told[2] > 0).sum() > 1.1 * (now[2] > 0).sum() > 0
-
-
 def test_calibration_reproduces_the_figures_it_is_given() -> None:
     for family in FAMILIES[:1]:
         level, spread = calibrate(family, SMALL)
@@ -120,14 +73,6 @@ def test_calibration_reproduces_the_figures_it_is_given() -> None:
     narrow = replace(FAMILIES[0], spread=(2.0, 3.0))
     with pytest.raises(ValueError, match=r"beta: .* widen the bounds of the family"):
         calibrate(narrow, SMALL)
-
-
-def test_thinning_keeps_the_visits_per_image() -> None:
-    paper = Paper()
-    thin = paper.thin()
-    assert (thin.n_images, thin.images_per_run, thin.pool_size) == (5000, 30, 400)
-    assert thin.n_runs == paper.n_runs == 150_000
-    assert (thin.covered, thin.pairs_per_run) == (4270, 40.0)
 
 
 def test_the_ceiling_is_what_an_informed_search_covers_and_none_covers_more() -> None:
@@ -142,16 +87,6 @@ def test_the_ceiling_is_what_an_informed_search_covers_and_none_covers_more() ->
         assert (last(mixed, phase)[2] > 0).sum() < most + 3 * np.sqrt(most * (1 - most / 1000))
     with pytest.raises(ValueError, match="no such bound"):
         ceiling(world(0.3, company=0.1), SMALL, 10)
-
-
-def test_every_family_gives_chances_that_rise_with_the_quantile() -> None:
-    u = np.repeat((np.arange(100) + 0.5) / 100, 10)
-    for family in FAMILIES:
-        chance = expit(family.world(0.1, 0.01 if family.name == "two points" else 1.0, u).ease)
-        assert (np.diff(chance.reshape(100, 10), axis=0) >= 0).all()
-        assert 0 < chance.min() < chance.max() < 1
-        assert len(family.world(0.1, 1.0, u).labels) == 1000
-        assert family.world(0.1, 1.0, u).labels.mean() == pytest.approx(0.6)
 
 
 def test_quick_measurements_and_the_plot(tmp_path: Path) -> None:

@@ -35,17 +35,6 @@ def curve(*covered: int) -> CoverageCurve:
 CURVES = {UNIFORM: [curve(3, 5, 6, 8), curve(3, 5, 6, 6)], "adaptive": [curve(4, 7, 8, 9)] * 2}
 
 
-def test_all_samplers_have_equally_many_runs() -> None:
-    size = Size()
-    for phases in size.phases().values():
-        assert size.campaign(phases, 0).sampling.n_runs == size.n_runs
-    assert [phases[-1].sampler for phases in size.phases().values()] == [
-        "uniform",
-        "adaptive",
-        "least_seen",
-    ]
-
-
 def test_lines_compare_with_uniform_at_the_same_number_of_runs(tmp_path: Path) -> None:
     lines = {line.case: line for line in measurements(CURVES, Size(n_runs=8), 9)}
     half = lines["adaptive after 4 runs on 9 images: images covered (7, 7)"]

@@ -12,7 +12,6 @@ import torch
 
 from benchmarks.evaluation import speed as evaluate
 from benchmarks.evaluation.speed import (
-    QUICK,
     Size,
     check_agreement,
     exhaustive,
@@ -23,12 +22,9 @@ from benchmarks.evaluation.speed import (
 )
 from benchmarks.record import Measurement
 from tests.benchmarks.pages import build_page
+from tests.benchmarks.test_record import MEASUREMENT
 
 TINY = Size(n_candidates=12, n_iterations=2, n_methods=2, n_images=5, n_sampled=20, repeats=1)
-
-
-def test_the_size_is_the_paper_s() -> None:
-    assert evaluate.FULL.n_pairs == 20_000 * 500
 
 
 def test_the_best_match_is_that_of_the_loop() -> None:
@@ -71,16 +67,6 @@ def test_nothing_is_timed_where_scores_differ(
         check_agreement(given, pairs)
 
 
-def test_the_sample_is_random_and_of_all_pairs() -> None:
-    pairs = sampled_pairs(QUICK)
-    assert len(pairs) == QUICK.n_sampled
-    assert len(set(pairs)) > 0.9 * len(pairs)
-    limits = (QUICK.n_methods, QUICK.n_pictures, QUICK.n_images)
-    for column, limit in zip(zip(*pairs, strict=True), limits, strict=True):
-        assert min(column) < 0.1 * limit
-        assert max(column) >= 0.9 * limit - 1
-
-
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
     """Of a run in which one of our scores takes 2 us, and one of the loop 1 ms."""
@@ -91,18 +77,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
     ) -> Measurement:  # fmt: skip
         assert len(theirs()) == reference_per_call  # type: ignore[arg-type]
         assert len(ours()) == TINY.n_methods  # type: ignore[arg-type]
-        return Measurement(
-            benchmark=benchmark,
-            case=case,
-            value=2e-6,
-            unit="s",
-            reference=reference,
-            reference_value=1e-3,
-            ratio=500.0,
-            repeats=repeats,
-            hardware={},
-            versions={},
-        )
+        timed = {"value": 2e-6, "reference": reference, "reference_value": 1e-3, "ratio": 500.0}
+        return replace(MEASUREMENT, benchmark=benchmark, case=case, repeats=repeats, **timed)
 
     monkeypatch.setattr(evaluate, "compared", compared)
     monkeypatch.setattr(evaluate, "QUICK", TINY)

@@ -59,14 +59,6 @@ def test_the_references_have_the_same_loss(normalise: bool) -> None:
     torch.testing.assert_close(literal_mixcon(h, defence), ours)
 
 
-def test_the_grid_is_the_papers() -> None:
-    found = inversion.grid()
-    assert len({(d.lam, d.beta) for d in found}) == len(found) == 56
-    assert {d.lam for d in found} == {0.01, 0.1, 0.5, 1, 2, 5, 10, 100}
-    assert {d.beta for d in found} == {10.0**-k for k in range(2, 9)}
-    assert (inversion.SHAPE, inversion.N_CLASSES * inversion.PER_CLASS) == ((1, 28, 28), 400)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_every_case_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

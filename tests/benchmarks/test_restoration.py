@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from pathlib import Path
@@ -13,10 +12,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.restore.gains import (
-    COLOURS,
-    UNRESTORED,
     Learned,
-    _colours,
     disagreement,
     draw,
     gain,
@@ -132,15 +128,6 @@ def test_the_figure_is_drawn(validation: list[tuple[int, float]]) -> None:
         assert shown.sum() > 20, f"panel {k} has nothing in the orange of the second method"
 
 
-def test_a_restorer_has_a_colour_of_its_own_however_many_there_are() -> None:
-    names = [f"net{k}{end}" for k in range(len(COLOURS) + 1) for end in ("", "_x1", "_x20")]
-    colours = _colours(["plain", "plain_all", *names])
-    assert colours["plain"] == colours["plain_all"] == UNRESTORED
-    assert UNRESTORED not in {colours[name] for name in names}
-    assert colours["net0"] == colours["net0_x1"] == colours["net0_x20"] != colours["net1"]
-    assert len({colours[name] for name in names}) == len(COLOURS)
-
-
 def workspace(root: Path) -> Path:
     (root / "evaluation").mkdir(parents=True)
     (root / "evaluation" / "evaluation.json").write_text(json.dumps(evaluation()))
@@ -181,22 +168,6 @@ def test_a_summary_has_gains_learning_and_a_figure(tmp_path: Path) -> None:
     assert "| `edm` | 123,456 | 7,890 | 6,400 | 61.5 s | 0.310 | 0.370 |" in page
     assert f"{method.gain.ssim:+.3f}" in page
     assert "![X](pictures/x-curves.png)" in page
-
-
-def test_summaries_from_before_gains_were_kept_are_read() -> None:
-    text = (Path(run_summary.__file__).parents[2] / "docs/results/runs/demo.json").read_text()
-    old = json.loads(text)
-    for method in old["methods"].values():
-        for name in ("auc", "found_at", "gain", "disagreement"):
-            method.pop(name, None)
-        for side in ("targets", "decoys"):
-            for name in ("good_interval", "mean_ssim_interval", "mean_haarpsi_interval"):
-                method[side].pop(name, None)
-    for name in ("curves", "restorers"):
-        old.pop(name, None)
-    parsed = parse_run(json.dumps(old), name="runs/old.json")
-    assert dataclasses.asdict(parsed)["methods"]["plain"]["auc"] is None
-    assert "AUC" not in build_page({"runs/old.json": json.dumps(old)})
 
 
 def test_one_victim_says_nothing_about_others() -> None:

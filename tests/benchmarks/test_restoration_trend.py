@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.record import parse_lines
-from benchmarks.restore.trend import cases, folder, main, measure
+from benchmarks.restore.trend import main, measure
 from flows.presets import smoke
 from flows.settings import to_json
 from recon_core.restore import EDM, BFDnCNN
@@ -58,12 +58,6 @@ def test_every_case_is_trained_once_and_compared_with_the_same_pairs(job: Path) 
     assert len(held_out) == 1
     main([str(job), "--only", "bf_dncnn", "--quick"])
     assert cards == {path: path.read_bytes() for path in (job / "trend").glob("*/model.json")}
-
-
-def test_a_recipe_without_mixtures_has_no_case_of_them() -> None:
-    found = list(cases(["edm"], mixtures=False, steps=(1, 2), parts=(3, 4)))
-    assert not any(case.mixtures for case in found)
-    assert len({folder(case) for case in found}) == len(found) == 5
 
 
 def test_what_is_not_there_is_said(job: Path, tmp_path: Path) -> None:

@@ -39,18 +39,6 @@ def test_the_processes_of_a_node_are_those_of_its_jobs_in_this_cluster(tmp_path:
         assert [process.pid for process in cluster._job_processes("node1")] == [mine.pid]
 
 
-def test_every_node_has_a_port_of_its_own_and_all_are_on_loopback(tmp_path: Path) -> None:
-    cluster = SlurmCluster(tmp_path)
-    cluster._configure(3, 1000)
-    assert cluster.nodes == ["node1", "node2", "node3"]
-    text = cluster.conf.read_text()
-    ports = [word for word in text.split() if word.startswith(("Port=", "SlurmctldPort="))]
-    assert len(ports) == 4
-    assert len({port.partition("=")[2] for port in ports}) == 4
-    assert text.count("NodeAddr=127.0.0.1") == 3
-    assert (tmp_path / "munge" / "key").stat().st_mode & 0o077 == 0
-
-
 def test_what_cannot_be_done_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = SlurmCluster(tmp_path)
     cluster._configure(2, 1000)

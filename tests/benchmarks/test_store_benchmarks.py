@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from benchmarks.store import sample as store_sample
 from benchmarks.store import scale as store_scale
 from benchmarks.store import speed as store
 from benchmarks.store.reference import STREAMED, open_plain, plain_read, plain_write
-from benchmarks.store.sample import PAIRS_PER_IMAGE, Sizes, sample_columns, sample_store
+from benchmarks.store.sample import Sizes, sample_columns, sample_store
 from benchmarks.store.scale import Campaign, made_up_receipt, multiplicities, opening
 from recon_core.balance import Curation, curated_repeats, occurrences
 from storage.pairs.dataset import Dataset, create_or_open
@@ -100,32 +99,6 @@ def test_a_plain_read_reads_everything_once(tiny: Dataset, rows_at_once: int) ->
     for name, n_rows in (("a", 330), ("b", 60)):
         rows = np.concatenate([np.arange(n_rows)[piece] for piece in read[name]])
         assert rows.tolist() == list(range(n_rows))
-
-
-def test_syncs_that_overlap_count_once() -> None:
-    assert store.covered([(0.0, 2.0), (1.0, 3.0), (1.2, 1.4), (5.0, 6.0)]) == pytest.approx(4)
-    assert store.covered([]) == 0
-
-
-def test_every_sync_of_a_part_is_timed(tmp_path: Path) -> None:
-    create_or_open(tmp_path, {})
-    before = os.fsync
-    with store.timed_fsync() as intervals:
-        receipt = write_part(
-            tmp_path, 0, sample_columns(0, TINY), provenance=store_sample.PROVENANCE
-        )
-    assert len(intervals) > len(receipt.files)  # and folders, and the receipt
-    assert os.fsync is before
-
-
-def test_pairs_are_drawn_as_often_as_in_the_paper_s_campaign() -> None:
-    sizes = Sizes(n_parts=8, n_runs=20, n_images=30, n_pairs=300)
-    columns = [sample_columns(part, sizes) for part in range(2)]
-    image_ids = np.concatenate([c["targets/image_id"][c["pairs/target_row"]] for c in columns])
-    n_images = sizes.n_parts * sizes.pairs_per_part // PAIRS_PER_IMAGE
-    assert image_ids.max() < n_images
-    counts = np.bincount(image_ids, minlength=n_images)
-    assert counts.max() > 3 * counts.mean()  # unevenly, as there
 
 
 def test_a_made_up_receipt_has_everything_that_a_written_one_has(

@@ -12,7 +12,6 @@ import torch
 from benchmarks.papers import kkt as claims_002
 from benchmarks.papers import studies_gpu
 from benchmarks.record import parse_claims, parse_lines
-from flows.families.weights.study import GRID_NAMES
 from flows.studies import study
 from tasks.families.weights.study.claims import check_claims
 from tasks.families.weights.study.cost import Pace
@@ -42,16 +41,6 @@ def test_what_computes_something_else_is_not_timed(
         list(studies_gpu.parity(torch.device("cpu:0")))
 
 
-def test_estimates_are_of_every_study_the_cheapest_first() -> None:
-    found = studies_gpu.estimates(PACE)
-    assert set(found) == set(GRID_NAMES)
-    assert list(found.values()) == sorted(found.values())
-    slower = Pace(**{**vars(PACE), "attack_rate": 1e12})
-    ratio = {name: value / found[name] for name, value in studies_gpu.estimates(slower).items()}
-    assert 1 < ratio.pop("span") < 2  # there training takes the time
-    assert min(ratio.values()) > 2
-
-
 def test_the_cheapest_is_run_and_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,13 +62,6 @@ def test_the_cheapest_is_run_and_cut_short(
     assert next(m.case for m in lines if m.unit == "s").startswith(cheapest)
     with pytest.raises(SystemExit):
         studies_gpu.main(["--quick", "--data", "cifar10:x"])
-
-
-def test_the_command_is_one_of_the_command_line() -> None:
-    command = studies_gpu.command_of("width", "svhn:x", Path("runs/w"))
-    assert Path(command[0]).is_file()
-    assert command[1:3] == ["study", "width"]
-    assert "paper" in command
 
 
 def test_claims_of_studies_are_collected_and_checked_again(

@@ -1,8 +1,10 @@
 """One Prefect server for the whole session, on a database of its own."""
 
+from __future__ import annotations
+
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -28,10 +30,36 @@ def no_worker_of_its_own(all_workers_in_process: None) -> None:
     """Flows compute in this process, too."""
 
 
-@pytest.fixture
-def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs `palimpsest words...`: exit code, what it printed, what it complained."""
+class Command:
+    """`palimpsest WORDS...` in this process."""
 
+    def __init__(self, run: Callable[..., tuple[int, str, str]], *words: object) -> None:
+        self.run, self.words = run, words
+
+    def of(self, *words: object) -> Command:
+        """The command that begins with these words, too."""
+        return Command(self.run, *self.words, *words)
+
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        """Exit code, what it printed, what it complained."""
+        return self.run(*self.words, *words)
+
+    def done(self, *words: object) -> str:
+        """What it printed; it ended well."""
+        code, said, complaint = self(*words)
+        assert code == 0, complaint
+        return said
+
+    def refused(self, *words: object, code: int = 2) -> str:
+        """What it complained; it ended with this code and without a traceback."""
+        ended, said, complaint = self(*words)
+        assert ended == code, said + complaint
+        assert "Traceback" not in complaint
+        return complaint
+
+
+@pytest.fixture
+def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     def run(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["palimpsest", *map(str, words)])
         before = signal.getsignal(signal.SIGTERM)
@@ -44,7 +72,7 @@ def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         said = capsys.readouterr()
         return int(end.value.code or 0), said.out, said.err
 
-    return run
+    return Command(run)
 
 
 @pytest.fixture(scope="session")

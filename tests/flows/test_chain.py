@@ -93,19 +93,6 @@ def test_other_settings_are_refused_and_the_store_stays_as_it_was(finished, tiny
     assert Dataset(workspace.pairs("train")).content_hash == content
 
 
-def test_more_runs_continue_the_same_store(finished, tiny: Recipe, tmp_path: Path) -> None:
-    from flows.generate import generate
-
-    workspace, _ = finished
-    shutil.copytree(workspace.root, tmp_path / "copy")
-    phase = replace(tiny.sampling.phases[0], n_runs=6)
-    more = replace(tiny, sampling=replace(tiny.sampling, phases=(phase,)))
-    facts = generate(more, tmp_path / "copy", workers=TWO_WORKERS)
-    assert facts["runs"] == 6
-    grown = Dataset(tmp_path / "copy" / "pairs").receipts
-    assert grown[:2] == Dataset(workspace.pairs("train")).receipts
-
-
 def test_stages_out_of_order_say_which_comes_first(prefect_server, tiny: Recipe, tmp_path) -> None:
     with pytest.raises(StorageError, match="is not a store"):
         curate(tiny, tmp_path)

@@ -65,8 +65,7 @@ def test_a_file_that_cannot_be_written_is_one_line(
 )
 def test_a_name_that_is_too_long_is_one_line(palimpsest, tmp_path: Path, words: str) -> None:
     store = tmp_path / ("x" * 300)
-    code, _said, complained = palimpsest(*words.split(), "--store", store)
-    assert code == 1
+    complained = palimpsest.refused(*words.split(), "--store", store, code=1)
     assert complained.splitlines()[-1].startswith(f"error: {store}")
     assert complained.endswith(
         "give a shorter name; most file systems take 255 bytes between slashes\n"

@@ -26,10 +26,17 @@ from recon_core.experiments import (
     AutoencoderRecovery,
     InstaHideRecovery,
     Inversion,
-    bytes_per_run,
 )
 from recon_core.victims.autoencoder import UNet
 from recon_core.victims.separability import MixCon, UniCon
+
+
+def typed_again(recipe: Recipe, base: str) -> Recipe:
+    """The recipe that the command of `recipe` makes of the preset `base`."""
+    words = shlex.split(command(recipe, Path("runs/x")))
+    return resolve(
+        base, parse_assignments([w for flag, w in itertools.pairwise(words) if flag == "--set"])
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -74,8 +81,7 @@ def test_settings_of_another_family_are_changed_by_name_and_checked() -> None:
     assert switched.experiment.victim == UNet(channels=(8, 16))
     family = resolve("demo", {"experiment.family": "autoencoder", "experiment.sigma": "0.02"})
     assert family.experiment == AutoencoderRecovery(sigma=0.02)
-    words = shlex.split(command(switched, Path("runs/x")))
-    assert resolve("autoencoder-demo", parse_assignments(words[7::2])) == switched
+    assert typed_again(switched, "autoencoder-demo") == switched
 
 
 def test_a_defence_is_chosen_by_its_kind_and_taken_back() -> None:
@@ -84,9 +90,7 @@ def test_a_defence_is_chosen_by_its_kind_and_taken_back() -> None:
     chosen = {"experiment.defence.kind": "mixcon", "experiment.defence.beta": "1e-6"}
     defended = resolve(split, chosen)
     assert defended.experiment == Inversion(n_classes=4, defence=MixCon(beta=1e-6))
-    words = shlex.split(command(defended, Path("runs/x")))
-    settings = [word for flag, word in itertools.pairwise(words) if flag == "--set"]
-    assert resolve("demo", parse_assignments(settings)) == defended
+    assert typed_again(defended, "demo") == defended
     other = resolve(defended, {"experiment.defence.kind": "unicon"})
     assert other.experiment == Inversion(n_classes=4, defence=UniCon())
     assert resolve(defended, {"experiment.defence": "null"}) == split
@@ -107,9 +111,7 @@ def test_a_defence_of_kkt_victims_is_set_with_what_it_goes_with() -> None:
     defended = resolve(demo, chosen)
     defence = MixCon(lam=2.0, beta=1e-6)
     assert defended.experiment == replace(demo.experiment, defence=defence, defence_layer=1)
-    words = shlex.split(command(defended, Path("runs/x")))
-    settings = [word for flag, word in itertools.pairwise(words) if flag == "--set"]
-    assert resolve("demo", parse_assignments(settings)) == defended
+    assert typed_again(defended, "demo") == defended
     back = {"experiment.defence": "null", "experiment.defence_layer": "null"}
     assert resolve(defended, back) == demo
     batches = resolve(demo, {"experiment.training.batch_size": "8"})
@@ -132,9 +134,7 @@ def test_an_attack_on_weights_is_chosen_by_its_kind_and_asks_for_no_iteration_of
         curation=replace(before.curation, min_iteration=0),
         evaluation=replace(before.evaluation, restore_iterations="last"),
     )
-    words = shlex.split(command(span, Path("runs/x")))
-    settings = [word for flag, word in itertools.pairwise(words) if flag == "--set"]
-    assert resolve("cifar-hundred", parse_assignments(settings)) == span
+    assert typed_again(span, "cifar-hundred") == span
     both = {
         "experiment.attack.kind": "span_then_kkt",
         "experiment.attack.span.start": "known",
@@ -170,38 +170,6 @@ def test_a_search_on_victims_with_an_output_per_class_knows_of_them(kind: str) -
     assert kkt == KKTAttack(condition="multiclass")
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "said"),
-    [
-        ("span-hundred", {"curation.min_iteration": "500"}, "curation.min_iteration=500 leaves "),
-        (
-            "span-hundred",
-            {"evaluation.restore_iterations": "[1400]"},
-            "that saves at [0]; choos",
-        ),
-        ("span-hundred", {"experiment.attack.alpha": "5"}, "unknown setting 'experi"),
-        ("span-hundred", {"experiment.attack.kind": "ica"}, "kind must be one of kkt, span, "),
-        (
-            "cifar-hundred",
-            {"experiment.attack.kind": "span_then_kkt", "experiment.attack.kkt.alpha": "-1"},
-            "experiment.attack.kkt: alpha=-1.0 must be positive",
-        ),
-        (
-            "cifar-hundred",
-            {"experiment.attack.kind": "span_then_kkt", "experiment.attack.span.stride": "x"},
-            "experiment.attack.span.stride='x'",
-        ),
-        ("span-hundred", {"experiment.training.span": "x"}, "experiment.training.span"),
-    ],
-)
-def test_bad_settings_of_a_separation_are_explained_in_one_line(
-    name: str, settings: dict[str, str], said: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
-        resolve(name, settings)
-    assert "\n" not in str(refusal.value)
-
-
 def test_a_recipe_of_before_attacks_had_kinds_is_read_as_it_was_meant() -> None:
     tree = to_json(preset("restoration-cpu"))
     for name in ("experiment", "heldout_experiment"):
@@ -219,8 +187,7 @@ def test_further_attacks_are_named_by_their_kinds_and_survive_the_command() -> N
     assert recipe.further_attacks == (SpanAttack(), SpanThenKKT())
     more = resolve(recipe, {"further_attacks.0.n_starts": "3"})
     assert more.further_attacks == (SpanAttack(n_starts=3), SpanThenKKT())
-    words = shlex.split(command(more, Path("s")))
-    assert resolve("smoke", parse_assignments(words[words.index("--set") + 1 :: 2])) == more
+    assert typed_again(more, "smoke") == more
     assert resolve(more, {"further_attacks": "[]"}) == smoke
     own, further = smoke.campaign("heldout"), more.further_campaigns()
     assert isinstance(own.experiment, KKT)
@@ -238,47 +205,12 @@ def test_another_family_or_kind_has_no_further_attack_that_is_none() -> None:
     assert both.further_attacks == (SpanAttack(n_images=40),)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"further_attacks": "ica"}, "kind must be one of kkt, span, span_then_kkt"),
-        ({"further_attacks": "span,span"}, "further_attacks=['span', 'span'] names a kind twice"),
-        ({"further_attacks": '[{"kind":"span","n_images":1}]'}, "further_attacks.0: n_images=1; "),
-        ({"experiment.n_attacks": "2"}, "with n_attacks=2; set n_attacks to 1"),
-        (
-            {"experiment.victim.conv": '{"kernel":3,"channels":4}'},
-            "attack.kind='span' on a victim whose first layer is a convolution of 3x3",
-        ),
-        ({"experiment.victim.widths": "30,30"}, "or set further_attacks to []"),
-    ],
-)
-def test_further_attacks_that_cannot_be_are_explained_in_one_line(
-    settings: dict[str, str], said: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
-        resolve("demo", settings)
-    assert "\n" not in str(refusal.value)
+def test_an_experiment_s_own_attack_or_another_family_s_is_no_further_one() -> None:
     own = replace(preset("demo"), further_attacks=())
     with pytest.raises(ValueError, match="has the experiment's own attack, 'kkt'; leave it out"):
         replace(own, further_attacks=(own.campaign("heldout").experiment.attack,))
     with pytest.raises(ValueError, match="set further_attacks to"):
         replace(preset("instahide-small"), further_attacks=(SpanAttack(),))
-
-
-def test_the_span_presets_are_the_victims_of_others_attacked_otherwise() -> None:
-    small, known = preset("span-hundred"), preset("cifar-hundred")
-    assert isinstance(known.experiment, KKT)
-    assert small.experiment == replace(known.experiment, attack=SpanAttack())
-    assert (small.sampling, small.heldout) == (known.sampling, known.heldout)
-    paper = preset("span-paper")
-    train, heldout = paper.campaign("train"), paper.campaign("heldout")
-    sizes = [c.sampling.images_per_run for c in (train, heldout)]
-    assert sizes == [300, 500]
-    for campaign in (train, heldout):
-        assert isinstance(campaign.experiment, KKT)
-        assert campaign.experiment.victim.widths == (1000, 1000)
-        assert campaign.experiment.training.span == "auto"
-        assert campaign.experiment.training.optimiser.rule == "gd"
 
 
 def test_a_scheme_is_chosen_with_the_number_of_its_encodings() -> None:
@@ -290,48 +222,9 @@ def test_a_scheme_is_chosen_with_the_number_of_its_encodings() -> None:
     theory = {"experiment.scheme.kind": "theory", "experiment.n_encodings": "240"}
     chosen = resolve(small, theory | {"experiment.scheme.k_pub": "1"})
     assert chosen.experiment == replace(small.experiment, scheme=Mixing(k_pub=1), n_encodings=240)
-    words = shlex.split(command(chosen, Path("runs/x")))
-    assert resolve("instahide-small", parse_assignments(words[7::2])) == chosen
+    assert typed_again(chosen, "instahide-small") == chosen
     back = {"experiment.scheme.kind": "instahide", "experiment.n_encodings": "0"}
     assert resolve(chosen, back).experiment.scheme == InstaHide()
-    for settings, said in [
-        ({"experiment.scheme.kind": "theory"}, "n_encodings=0: a theory scheme needs it"),
-        ({"experiment.scheme.kind": "magic"}, "kind must be one of instahide, theory"),
-        ({"experiment.scheme.n_epoch": "4"}, "did you mean 'experiment.scheme.n_epochs'"),
-        ({"experiment.scheme.k_pub": "41"}, "n_public=40 must be at least 1 and scheme.k_pub=41"),
-    ]:
-        with pytest.raises(ValueError, match=re.escape(said)) as refusal:
-            resolve(small, settings)
-        assert "\n" not in str(refusal.value)
-
-
-def test_the_challenge_of_instahide_has_its_size_and_fits_a_gpu() -> None:
-    campaign = preset("instahide-challenge").campaign("train")
-    experiment, n_images = campaign.experiment, campaign.sampling.images_per_run
-    assert isinstance(experiment, InstaHideRecovery)
-    n_private = n_images - experiment.n_public
-    assert (n_private, experiment.n_public, experiment.scheme.k_pub) == (100, 1000, 4)
-    assert experiment.n_made(n_private) == 5000
-    assert experiment.use_labels
-    assert 1 < bytes_per_run(experiment, n_images, (3, 32, 32)) / 2**30 < 4
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"experiment.attack.gama": "1"}, "did you mean 'experiment.attack.gamma'"),
-        ({"experiment.attack.gamma": "-1"}, "experiment.attack: gamma=-1.0 must be positive"),
-        ({"experiment.masks": "half,holes"}, "masks='half,holes' must be different ones"),
-        ({"experiment.level": "0.5"}, "level=0.5 is not one of training.levels"),
-        ({"experiment.attack.kind": "magic"}, "kind must be one of unknown, "),
-        ({"experiment.n_classes": "2"}, "unknown setting"),
-        ({"experiment.family": "vae"}, "family must be one of kkt, autoencoder"),
-    ],
-)
-def test_bad_settings_of_another_family_are_explained_in_one_line(settings, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
-        resolve("autoencoder-paper", settings)
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -350,18 +243,58 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("recipe", "settings", "said"),
     [
-        ({"sampling.images_per_run": "1"}, "images_per_run=1 is too small"),
-        ({"sampling.phases.0.n_runs": "25"}, "use 28"),
-        ({"seed": "x"}, "seed='x'"),
-        ({"experiment.attack.save_at": "300,100"}, "must be increasing"),
-        ({"experiment.augment_p": "2"}, "augment_p=2.0 is not a probability"),
+        ("demo", {"sampling.images_per_run": "1"}, "images_per_run=1 is too small"),
+        ("demo", {"sampling.phases.0.n_runs": "25"}, "use 28"),
+        ("demo", {"seed": "x"}, "seed='x'"),
+        ("demo", {"experiment.attack.save_at": "300,100"}, "must be increasing"),
+        ("demo", {"experiment.augment_p": "2"}, "augment_p=2.0 is not a probability"),
+        ("demo", {"further_attacks": "ica"}, "kind must be one of kkt, span, span_then_kkt"),
+        ("demo", {"further_attacks": "span,span"}, "['span', 'span'] names a kind twice"),
+        ("demo", {"further_attacks": '[{"kind":"span","n_images":1}]'},
+         "further_attacks.0: n_images=1; "),
+        ("demo", {"experiment.n_attacks": "2"}, "with n_attacks=2; set n_attacks to 1"),
+        ("demo", {"experiment.victim.conv": '{"kernel":3,"channels":4}'},
+         "attack.kind='span' on a victim whose first layer is a convolution of 3x3"),
+        ("demo", {"experiment.victim.widths": "30,30"}, "or set further_attacks to []"),
+        ("span-hundred", {"curation.min_iteration": "500"}, "curation.min_iteration=500 leaves "),
+        ("span-hundred", {"evaluation.restore_iterations": "[1400]"}, "saves at [0]; choos"),
+        ("span-hundred", {"experiment.attack.alpha": "5"}, "unknown setting 'experi"),
+        ("span-hundred", {"experiment.attack.kind": "ica"}, "kind must be one of kkt, span, "),
+        ("cifar-hundred",
+         {"experiment.attack.kind": "span_then_kkt", "experiment.attack.kkt.alpha": "-1"},
+         "experiment.attack.kkt: alpha=-1.0 must be positive"),
+        ("cifar-hundred",
+         {"experiment.attack.kind": "span_then_kkt", "experiment.attack.span.stride": "x"},
+         "experiment.attack.span.stride='x'"),
+        ("span-hundred", {"experiment.training.span": "x"}, "experiment.training.span"),
+        ("autoencoder-paper", {"experiment.attack.gama": "1"},
+         "did you mean 'experiment.attack.gamma'"),
+        ("autoencoder-paper", {"experiment.attack.gamma": "-1"},
+         "experiment.attack: gamma=-1.0 must be positive"),
+        ("autoencoder-paper", {"experiment.masks": "half,holes"},
+         "masks='half,holes' must be different ones"),
+        ("autoencoder-paper", {"experiment.level": "0.5"}, "0.5 is not one of training.levels"),
+        ("autoencoder-paper", {"experiment.attack.kind": "magic"}, "kind must be one of unknown, "),
+        ("autoencoder-paper", {"experiment.n_classes": "2"}, "unknown setting"),
+        ("autoencoder-paper", {"experiment.family": "vae"},
+         "family must be one of kkt, autoencoder"),
+        ("instahide-small", {"experiment.scheme.kind": "theory"},
+         "n_encodings=0: a theory scheme needs it"),
+        ("instahide-small", {"experiment.scheme.kind": "magic"},
+         "kind must be one of instahide, theory"),
+        ("instahide-small", {"experiment.scheme.n_epoch": "4"},
+         "did you mean 'experiment.scheme.n_epochs'"),
+        ("instahide-small", {"experiment.scheme.k_pub": "41"},
+         "n_public=40 must be at least 1 and scheme.k_pub=41"),
     ],
-)
-def test_a_bad_value_is_explained_in_one_line(settings, said: str) -> None:
+)  # fmt: skip
+def test_bad_settings_are_explained_in_one_line(
+    recipe: str, settings: dict[str, str], said: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(said)) as refusal:
-        resolve("demo", settings)
+        resolve(recipe, settings)
     assert "\n" not in str(refusal.value)
 
 
@@ -381,25 +314,6 @@ def test_the_evaluation_of_paper_001_attacks_one_victim_303_times_in_parts() -> 
     assert (attack.save_at, attack.stop_after) == ((10_000, 15_000, 25_000, 49_000), 5000)
     assert attack.search is not None
     assert attack.search.lr == (0.01, 1.0)
-
-
-@pytest.mark.parametrize("name", ["restoration-small", "restoration-cpu"])
-def test_the_smaller_presets_of_paper_001_keep_every_step(name: str) -> None:
-    recipe, whole = preset(name), preset("restoration")
-    assert recipe.near_duplicates == whole.near_duplicates is not None
-    assert set(recipe.restorers) == set(whole.restorers)
-    heldout = recipe.campaign("heldout")
-    assert heldout.sampling.attacks_per_victim == heldout.sampling.n_runs > 20
-    assert (
-        heldout.experiment.training.optimiser
-        == whole.campaign("heldout").experiment.training.optimiser
-    )
-    precisions = (heldout.experiment.dtype, whole.campaign("heldout").experiment.dtype)
-    assert precisions == ("float32", "float64"), "the protocol that 001 replicates is float64"
-    attack = heldout.experiment.attack
-    assert attack.search is not None
-    assert len(attack.save_at) == 4
-    assert attack.halving is not None or attack.ncc_stop_above is not None
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
@@ -442,12 +356,6 @@ def test_null_takes_a_setting_away_whatever_stood_there() -> None:
     assert one.search.lr is None
     none = resolve(preset_, {"experiment.attack.search": "null"}).experiment.attack
     assert none.search is None
-
-
-def test_a_recipe_without_changes_is_itself() -> None:
-    recipe = preset("smoke")
-    assert resolve(recipe) is recipe
-    assert resolve(recipe, {"seed": 0}) == recipe
 
 
 def test_every_experiment_of_the_papers_is_a_preset_and_an_attack() -> None:

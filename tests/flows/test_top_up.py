@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from prefect import flow
 
 from flows.coverage_goal import Goal, Standing, ending_of, standing, with_n_runs
 from flows.generate import generate
@@ -30,13 +29,9 @@ from recon_core.sampling import Phase, Sampling
 from storage.errors import StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset
 from storage.sources.load import load_images
-from tasks.artifacts import leave_campaign
-from tasks.campaign.plan import open_store
 from tasks.campaign.state import read_control, write_control, write_quarantine
 from tasks.campaign.watch import Pace
 from tasks.cluster.workers import Workers
-from tests.flows.cli.test_main import run
-from tests.storage.s3_server import S3Server
 
 pytestmark = pytest.mark.timeout(900)  # up to twenty clusters start and end, one after another
 
@@ -324,22 +319,6 @@ def test_other_settings_are_refused(finished, recipe: Recipe) -> None:
         top(coarse, root, coverage=1.0, n_runs_at_most=80)
 
 
-def test_the_larger_size_counts_that_of_the_recipe_or_that_of_the_store(
-    finished, recipe: Recipe, tmp_path: Path
-) -> None:
-    root, facts = finished
-    assert Job(recipe, root, "train").as_far_as_stored().sampling.n_runs == facts["runs"]
-    more = replace(recipe, sampling=with_n_runs(SAMPLING, 60))
-    assert Job(more, root, "train").as_far_as_stored().sampling.n_runs == 60
-    shutil.copytree(root, tmp_path / "job")
-    (tmp_path / "job" / "recipe.json").unlink()  # the receipts still tell
-    assert (
-        Job(recipe, tmp_path / "job", "train").as_far_as_stored().sampling.n_runs == facts["runs"]
-    )
-    (tmp_path / "job" / "recipe.json").write_text(json.dumps(to_json(more)))
-    assert Job(recipe, tmp_path / "job", "train").as_far_as_stored().sampling.n_runs == 60
-
-
 def test_steps_are_whole_rounds_and_the_bound_shortens_the_last() -> None:
     goal = Goal(coverage=1.0, n_runs_at_most=30, step=8, stall_rounds=1)
     sizes, sampling = [], SAMPLING
@@ -358,9 +337,6 @@ def test_what_is_wanted_is_not_missed_by_rounding() -> None:
     assert ending_of(enough, goal, may_grow=True) == "reached"
     assert ending_of(replace(enough, n_covered=54), goal, may_grow=True) is None
     assert ending_of(replace(enough, n_covered=54), goal, may_grow=False) == "bound"
-
-
-# the page of a run
 
 
 def artifact(key: str) -> Any:
@@ -400,37 +376,6 @@ def test_a_picture_that_cannot_be_drawn_is_said_and_ends_nothing(
     assert "was not drawn: RuntimeError: no font" in caplog.text
 
 
-def test_a_store_without_parts_has_phases_and_no_picture(
-    finished, recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    empty = open_store(tmp_path / "pairs", recipe.campaign("train"), recipe.images("train"))
-
-    @flow
-    def leaves() -> None:
-        leave_campaign(empty, "train", title="nothing yet", n_runs_last_phase=2)
-
-    leaves()
-    assert "nothing yet" in artifact("phases-train").description
-    assert [row["runs"] for row in json.loads(artifact("phases-train").data)] == [
-        "0 of 4",
-        "0 of 2",
-    ]
-    assert "nothing yet" not in artifact("coverage-train").description
-    assert "was not drawn" not in caplog.text
-
-
-def test_pairs_in_a_bucket_are_topped_up(
-    finished, recipe: Recipe, s3: S3Server, tmp_path: Path
-) -> None:
-    root, facts = finished
-    there = replace(recipe, pairs_at=s3.location("job"))
-    made = top(there, tmp_path / "job", n_runs_at_most=80)
-    assert (made["ending"], made["runs"]) == ("reached", facts["runs"])
-    assert Dataset(s3.location("job/pairs")).content_hash == content(root)
-    with pytest.raises(StoreMismatchError, match="at s3://"):
-        top(recipe, tmp_path / "job", n_runs_at_most=80)
-
-
 def test_no_store_stands_at_nothing(tmp_path: Path) -> None:
     from storage.object_store import open_place
 
@@ -441,24 +386,19 @@ def test_no_store_stands_at_nothing(tmp_path: Path) -> None:
         read_control(open_place(tmp_path))
 
 
-# the command
-
-
 def test_the_command_says_how_it_ended_and_its_exit_code_whether_to_look(
-    finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    palimpsest, finished
 ) -> None:
     root, _ = finished
     words = ["top-up", "--store", str(root), "--workers", "1", "--device", "cpu"]
-    assert run(monkeypatch, "top-up", "--help") == 0
-    assert "palimpsest top-up --store" in capsys.readouterr().out
-    assert run(monkeypatch, *words, "--coverage", str(WANTED)) == 0
-    assert "is what was wanted, 0.9" in capsys.readouterr().out
-    assert run(monkeypatch, *words, "--coverage", "1.5") == 2
-    assert capsys.readouterr().err.startswith("error: coverage=1.5 is no fraction")
+    assert "palimpsest top-up --store" in palimpsest.done("top-up", "--help")
+    assert "is what was wanted, 0.9" in palimpsest.done(*words, "--coverage", str(WANTED))
+    assert palimpsest.refused(*words, "--coverage", "1.5").startswith(
+        "error: coverage=1.5 is no fraction"
+    )
     place = Dataset(root / "pairs").place
     write_control(place, "paused")
     try:
-        assert run(monkeypatch, *words, "--coverage", "1") == 1
-        assert "the campaign is paused" in capsys.readouterr().err
+        assert "the campaign is paused" in palimpsest.refused(*words, "--coverage", "1", code=1)
     finally:
         write_control(place, "running")

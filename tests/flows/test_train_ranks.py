@@ -12,7 +12,6 @@ from flows.settings import to_json
 from flows.train_ranks import main, train_on_ranks
 from recon_core.balance import Curation
 from recon_core.restore import BFDnCNN, Training
-from storage.errors import StorageError
 from storage.files import write_json
 from tasks.training.train import load_restorer
 from tasks.training.validation import Validation
@@ -47,13 +46,6 @@ def test_tensorboard_is_a_setting(job: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match="tensorboard='on' but it cannot be imported"):
         train_on_ranks(job, only="a", settings=["restorers.a.tensorboard=on"], device="cpu")
-
-
-def test_what_does_not_exist_is_named(job: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'c'"):
-        train_on_ranks(job, only="c", device="cpu")
-    with pytest.raises(StorageError, match=r"has no recipe\.json"):
-        train_on_ranks(tmp_path / "nowhere", device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,58 @@ class Browser:
             self.complaints.append(f"{params['entry']['level']}: {params['entry']['text']}")
 
 
+STICKS_OUT = """[...document.querySelectorAll('body *')].filter(e => {
+    const box = e.getBoundingClientRect(), region = e.parentElement.closest('.wide, .block');
+    return !region && box.width > 1 && (box.left < -1
+        || box.right > document.documentElement.clientWidth + 1); }).map(e => e.outerHTML)"""
+SCROLLS = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+UNREACHABLE = """[...document.querySelectorAll('main *')].filter(e =>
+    e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)
+    && (e.tabIndex < 0 || !e.getAttribute('aria-label'))).map(e => e.outerHTML)"""
+WIDTHS_OF_IMAGES = (
+    "Promise.all([...document.images].map(image => image.decode().then(() => image.naturalWidth)))"
+)
+LETTERS = """[...document.querySelectorAll('svg text')].map(text => {
+    const svg = text.ownerSVGElement;
+    return parseFloat(getComputedStyle(text).fontSize)
+        * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width; })"""
+LABELS_THAT_OVERLAP = """[...document.querySelectorAll('svg')].flatMap(svg => {
+    const boxes = [...svg.querySelectorAll('text')].map(t => [t, t.getBoundingClientRect()]);
+    return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([b, q]) =>
+        p.left < q.right - 1 && q.left < p.right - 1 && p.top < q.bottom - 3 && q.top < p.bottom - 3
+    ).map(([b, q]) => a.textContent + ' | ' + b.textContent)); })"""
+LABELS_CUT_OFF = """[...document.querySelectorAll('svg text')].filter(t => {
+    const p = t.getBoundingClientRect(), q = t.ownerSVGElement.getBoundingClientRect();
+    return p.left < q.left - 1 || p.right > q.right + 1; }).map(t => t.textContent)"""
+
+
+def check_that_it_works(browser: Browser, page: Path, *, width: int, dark: bool = False) -> int:
+    """The page asks for nothing, complains of nothing, and everything in it shows and can be
+    reached; the number of its pictures."""
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.open(page, width=width, dark=dark)
+    browser.value_of("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert browser.value_of(SCROLLS) is False
+    assert browser.value_of(STICKS_OUT) == []
+    assert browser.value_of(UNREACHABLE) == []
+    widths = browser.value_of(WIDTHS_OF_IMAGES)
+    assert all(found > 0 for found in widths)
+    asked = [url for url in browser.requests if not url.startswith("data:")]
+    assert asked == [page.absolute().as_uri()]
+    assert browser.complaints == []
+    return len(widths)
+
+
+def check_charts(browser: Browser, page: Path, *, width: int) -> None:
+    """The letters of the charts can be read, and none overlap or are cut off."""
+    browser.open(page, width=width)
+    letters = browser.value_of(LETTERS)
+    assert 9.5 <= min(letters) <= max(letters) <= 19
+    assert browser.value_of(LABELS_THAT_OVERLAP) == []
+    assert browser.value_of(LABELS_CUT_OFF) == []
+
+
 @contextmanager
 def chromium(profile: Path) -> Iterator[Browser]:
     """A browser that keeps its files in `profile`, and is ended afterwards."""

@@ -1,15 +1,10 @@
 """Seconds add up over attempts; progress reads well; the contact sheet shows every method."""
 
-import io
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tasks.progress import progress_line, rate_text
-from tasks.report.image_grids import contact_sheet
 from tasks.workspace import Workspace
 
 
@@ -52,30 +47,3 @@ def test_what_was_there_before_counts_for_no_rate() -> None:
         "Generate  24 / 40 runs  5.0 s/run  1:20 left"
     )
     assert progress_line("Generate", "run", 20, 40, 3, before=20).endswith("? left")
-
-
-def test_the_contact_sheet_has_a_row_per_method_of_the_grid(tmp_path: Path) -> None:
-    def evaluation(shown: int) -> Path:
-        methods = ["plain", "bf_dncnn", "edm_x2", "plain_all"]
-        folder = tmp_path / str(shown)
-        folder.mkdir()
-        scores = {"targets": {"ssim": [0.9, 0.1]}, "decoys": {"ssim": [0.2]}}
-        record = {
-            "methods": dict.fromkeys(methods, scores),
-            "grid": {"targets": [0, 1], "decoys": [0], "methods": methods[:shown]},
-            "settings": {"good_threshold": 0.4},
-        }
-        (folder / "evaluation.json").write_text(json.dumps(record))
-        rng = np.random.default_rng(0)
-        pictures = {
-            f"{side}/{name}": rng.integers(0, 256, (n, 3, 8, 8), dtype=np.uint8)
-            for side, n in (("targets", 2), ("decoys", 1))
-            for name in ("original", *methods)
-        }
-        np.savez(folder / "pictures.npz", **pictures)
-        return folder
-
-    def height(shown: int) -> int:
-        return Image.open(io.BytesIO(contact_sheet(evaluation(shown)))).height
-
-    assert height(1) < height(3) < height(4)

@@ -15,7 +15,7 @@ from benchmarks.campaign.machinery import NoOp
 from recon_core.sampling import Phase, Sampling
 from recon_core.types import Progress, RunResult, RunSpec, Victims, no_progress
 from storage.errors import UnsettledError
-from storage.sources.load import ImageSet
+from storage.sources.load import ImageSet, Split
 from tasks.campaign.plan import Campaign
 
 UNIFORM = Sampling(
@@ -73,12 +73,13 @@ def troubled(sampling: Sampling, counts: Path, **trouble: object) -> Campaign:
     return Campaign(experiment=experiment, sampling=sampling)
 
 
-def small_images() -> ImageSet:
-    rng = np.random.default_rng(1)
+def small_images(side: int = 8, split: Split = "train", seed: int = 1) -> ImageSet:
+    """Forty pictures of noise, half of them of each class."""
+    rng = np.random.default_rng(seed)
     return ImageSet(
         name="noise",
-        split="train",
-        images=rng.integers(0, 256, (40, 3, 8, 8), dtype=np.uint8),
+        split=split,
+        images=rng.integers(0, 256, (40, 3, side, side), dtype=np.uint8),
         labels=np.arange(40) % 2,
         class_names=("a", "b"),
     )

@@ -56,8 +56,7 @@ def test_from_weights_to_a_page(
     out = tmp_path / "out"
     start = words(files, files.state_dict, out, "--control", f"folder:{files.others}",
                   "--method", "noise_aware,known,iteration")  # fmt: skip
-    code, shown, err = palimpsest(*start)
-    assert code == 0, err
+    shown = palimpsest.done(*start)
     assert "fc:192-64-64-64-192" in shown
     assert "An attack can work." in shown
     assert {entry.name for entry in out.iterdir()} == ENTRIES
@@ -95,15 +94,14 @@ def test_from_weights_to_a_page(
 
     monkeypatch.setattr(autoencoder_attack._Pieces, "compute", counted)
     before = (out / "recoveries.safetensors").read_bytes()
-    assert palimpsest(*start)[0] == 0
+    palimpsest.done(*start)
     assert computed == []
     assert (out / "recoveries.safetensors").read_bytes() == before
-    assert palimpsest(*start, "--masks", "random,window", "--method", "known")[0] == 0
+    palimpsest.done(*start, "--masks", "random,window", "--method", "known")
     assert computed == [("window", "train", "known"), ("window", "control", "known")]
-    code, _shown, err = palimpsest(*words(files, files.ours, out))
-    assert code == 2
+    err = palimpsest.refused(*words(files, files.ours, out))
     assert "attack on other weights" in err
-    assert palimpsest(*words(files, files.ours, out, "--fresh", "--masks", "half"))[0] == 0
+    palimpsest.done(*words(files, files.ours, out, "--fresh", "--masks", "half"))
     assert set(cells(out)) == {("half", "noise_aware", "train")}
 
 
@@ -115,10 +113,7 @@ def test_every_form_gives_the_same(
 ) -> None:
     weights = getattr(files, name)
     trusted = ["--trust"] if "t" in weights.suffix and "safe" not in weights.suffix else []
-    code, shown, err = palimpsest(
-        *words(files, weights, tmp_path / "out", "--masks", "half", *trusted)
-    )
-    assert code == 0, err
+    shown = palimpsest.done(*words(files, weights, tmp_path / "out", "--masks", "half", *trusted))
     assert cells(tmp_path / "out")["half", "noise_aware", "train"]["n_accurate"] == N_IMAGES
     assert "There is no control" in " ".join(shown.split())
     if name == "exported_fixed":
@@ -139,8 +134,7 @@ def test_programs_are_not_touched_without_trust(palimpsest, tmp_path: Path, file
     assert program.kind == "export"
     crater.unlink()
     for weights in (with_bomb, files.torchscript):
-        code, _shown, err = palimpsest(*words(files, weights, tmp_path / "out"))
-        assert code == 2
+        err = palimpsest.refused(*words(files, weights, tmp_path / "out"))
         assert "Give --trust if you made it yourself" in err
     assert not crater.exists()
     assert not (tmp_path / "out").exists()
@@ -148,8 +142,7 @@ def test_programs_are_not_touched_without_trust(palimpsest, tmp_path: Path, file
 
 def test_a_pickle_bomb_does_not_go_off(palimpsest, tmp_path: Path, files) -> None:
     torch.save({"0.weight": torch.ones(4, 12), "x": Bomb(tmp_path / "crater")}, tmp_path / "b.pt")
-    code, _shown, err = palimpsest(*words(files, tmp_path / "b.pt", tmp_path / "out", "--trust"))
-    assert code == 2
+    err = palimpsest.refused(*words(files, tmp_path / "b.pt", tmp_path / "out", "--trust"))
     assert "pickled objects" in err
     assert not (tmp_path / "crater").exists()
 
@@ -173,22 +166,19 @@ def test_pictures_that_are_degraded_already(
     start = ["attack", "autoencoder", "--weights", files.state_dict, "--device", "cpu",
              "--degraded", tmp_path / "damaged"]  # fmt: skip
     scored = ["--originals", tmp_path / "whole", "--control", f"folder:{files.others}"]
-    code, shown, err = palimpsest(*start, *scored, "--out", tmp_path / "scored")
-    assert code == 0, err
+    shown = palimpsest.done(*start, *scored, "--out", tmp_path / "scored")
     found = cells(tmp_path / "scored")
     assert found["given", "noise_aware", "train"]["n_accurate"] == N_IMAGES
     assert found["given", "noise_aware", "control"]["n_accurate"] == 0
     assert found["given", "noise_aware", "train"]["images"][0] == "0.png"
-    code, shown, err = palimpsest(*start, "--out", tmp_path / "blind")
-    assert code == 0, err
+    shown = palimpsest.done(*start, "--out", tmp_path / "blind")
     assert "cannot be scored" in " ".join(shown.split())
     blind = cells(tmp_path / "blind")["given", "noise_aware", "train"]
     assert blind["mse"] is None
     assert max(blind["residual"]) < 1e-9
     assert "cannot be scored" in "".join(Page(tmp_path / "blind" / "report.html").text)
     Image.new("RGB", (SIDE, SIDE + 1)).save(tmp_path / "damaged" / "z.png")
-    code, _shown, err = palimpsest(*start, "--out", tmp_path / "sizes")
-    assert code == 2
+    err = palimpsest.refused(*start, "--out", tmp_path / "sizes")
     assert "z.png has 9x8 pixels" in err
     assert not (tmp_path / "sizes").exists()
 
@@ -206,7 +196,7 @@ def test_what_cannot_work_ends_with_2_and_the_reason_unless_forced(
     with pytest.raises(ValueError, match=r"reconstruction.*--force"):
         attack_autoencoder(job, device="cpu")  # a deployment refuses, too, and leaves the reasons
     assert json.loads((out / "preflight.json").read_bytes())["outlook"] == "none"
-    assert palimpsest(*start, "--force", "--method", "known")[0] == 0
+    palimpsest.done(*start, "--force", "--method", "known")
     assert cells(out)["half", "known", "train"]["n_accurate"] == 0
 
 
@@ -277,10 +267,8 @@ def test_bad_usage_ends_with_2_and_says_the_fix(
     wrong_files(tmp_path, files)
     shutil.copytree(files.pictures, tmp_path / "images")
     monkeypatch.chdir(tmp_path)
-    code, _shown, err = palimpsest(*words(files, files.state_dict, tmp_path / "out", *more))
-    assert code == 2
+    err = palimpsest.refused(*words(files, files.state_dict, tmp_path / "out", *more))
     assert said in " ".join(err.split())
-    assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
 
 
@@ -310,9 +298,3 @@ def test_methods_have_the_papers_settings_and_then_the_users() -> None:
         NoiseAware(gammas=(0.1, 0.2)), UnknownMask(gamma=0.3, n_admm=7), KnownMask(gamma=0.3),
         Iteration(),
     )  # fmt: skip
-
-
-def test_the_command_has_help_with_examples(palimpsest) -> None:
-    code, shown, _err = palimpsest("attack", "autoencoder", "--help")
-    assert code == 0
-    assert "palimpsest attack autoencoder --weights net.safetensors" in " ".join(shown.split())

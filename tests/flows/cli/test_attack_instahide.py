@@ -22,15 +22,13 @@ def challenge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_from_encodings_to_a_page(palimpsest, tmp_path: Path, prefect_server) -> None:
     made, out = tmp_path / "made", tmp_path / "out"
-    code, shown, err = palimpsest(
+    shown = palimpsest.done(
         "instahide", "encode", "--data", "gaussian", "--scheme", "theory", "--k-pub", 2, "--m", 60,
         "--n-private", 8, "--n-public", 30, "--normalisation", "parts", "--out", made,
     )  # fmt: skip
-    assert code == 0, err
     assert "60 encodings of 8 private and 30 public images" in " ".join(shown.split())
     words = ["attack", "instahide", made, "--out", out, "--threads", 1, "--device", "cpu"]
-    code, shown, err = palimpsest(*words)
-    assert code == 0, err
+    shown = palimpsest.done(*words)
     assert "8 of 8 private images are recovered" in " ".join(shown.split())
     assert {entry.name for entry in out.iterdir()} == ENTRIES
     record = json.loads((out / "instahide.json").read_bytes())
@@ -38,7 +36,7 @@ def test_from_encodings_to_a_page(palimpsest, tmp_path: Path, prefect_server) ->
     assert (method["method"], method["n_exact"], method["n_false"]) == ("exact", 8, 0)
     Page(out / "report.html").check()
     before = (out / "images.npy").read_bytes()
-    assert palimpsest(*words, "--fresh")[0] == 0
+    palimpsest.done(*words, "--fresh")
     assert (out / "images.npy").read_bytes() == before
 
 
@@ -48,12 +46,10 @@ def test_an_array_without_a_record(
     words = ["attack", "instahide", challenge / "encodings.npy", "--scheme", "theory", "--k-pub", 2,
              "--wa", 2**-0.5, "--wb", 2**-0.5, "--public", challenge / "public.npy",
              "--out", tmp_path / "out", "--device", "cpu"]  # fmt: skip
-    code, shown, err = palimpsest(*words)
-    assert code == 0, err
+    shown = palimpsest.done(*words)
     assert "5 of 5 private images are recovered" in " ".join(shown.split())
     assert "originals" not in shown
-    code, shown, err = palimpsest(*words, "--truth", challenge / "secret", "--n-private", 5)
-    assert code == 0, err
+    shown = palimpsest.done(*words, "--truth", challenge / "secret", "--n-private", 5)
     assert "5 are the originals" in " ".join(shown.split())
 
 
@@ -62,32 +58,26 @@ def test_public_images_by_the_semidefinite_program(
 ) -> None:
     """The same images as by the search; more public images than it takes are refused at once."""
     words = ["attack", "instahide", challenge, "--device", "cpu"]
-    code, shown, err = palimpsest(*words, "--method", "sdp", "--out", tmp_path / "sdp")
-    assert code == 0, err
+    shown = palimpsest.done(*words, "--method", "sdp", "--out", tmp_path / "sdp")
     assert "5 are the originals" in " ".join(shown.split())
-    assert palimpsest(*words, "--method", "exact", "--out", tmp_path / "exact")[0] == 0
+    palimpsest.done(*words, "--method", "exact", "--out", tmp_path / "exact")
     found, expected = (np.load(tmp_path / name / "images.npy") for name in ("sdp", "exact"))
     np.testing.assert_allclose(found, expected, atol=1e-5)
     many = tmp_path / "many.npy"
     np.save(many, np.zeros((41, *expected.shape[1:]), np.float32))
-    code, _shown, err = palimpsest(
-        *words, "--method", "sdp", "--public", many, "--out", tmp_path / "no"
-    )
-    assert code == 2
+    err = palimpsest.refused(*words, "--method", "sdp", "--public", many, "--out", tmp_path / "no")
     assert "41 public images are too many for the semidefinite program" in " ".join(err.split())
     assert not (tmp_path / "no").exists()
 
 
 def test_photographs_are_attacked_practically(palimpsest, tmp_path: Path, prefect_server) -> None:
-    code, _shown, err = palimpsest(
+    palimpsest.done(
         "instahide", "encode", "--data", "photos", "--n-private", 6, "--n-public", 10, "--k-pub", 2,
         "--epochs", 12, "--size", 16, "--out", tmp_path / "c",
     )  # fmt: skip
-    assert code == 0, err
-    code, _shown, err = palimpsest("attack", "instahide", tmp_path / "c", "--out",
+    palimpsest.done("attack", "instahide", tmp_path / "c", "--out",
                                    tmp_path / "out", "--rounds", 1, "--method", "both",
                                    "--device", "cpu")  # fmt: skip
-    assert code == 0, err
     record = json.loads((tmp_path / "out" / "instahide.json").read_bytes())
     exact, practical = record["methods"]
     assert "use --method practical" in exact["failure"]
@@ -97,35 +87,29 @@ def test_photographs_are_attacked_practically(palimpsest, tmp_path: Path, prefec
 
 def test_public_images_need_not_be_known(palimpsest, tmp_path: Path, prefect_server) -> None:
     network, made, out = tmp_path / "s.st", tmp_path / "c", tmp_path / "out"
-    code, shown, err = palimpsest(
+    shown = palimpsest.done(
         "instahide", "similarity", "--steps", 2, "--size", 16, "--k-pub", 2, "--out", network,
         "--device", "cpu",
     )  # fmt: skip
-    assert code == 0, err
     assert "Trained for 2 steps" in " ".join(shown.split())
-    code, _shown, err = palimpsest(
+    palimpsest.done(
         "instahide", "encode", "--n-private", 6, "--n-public", 10, "--k-pub", 2, "--epochs", 12,
         "--size", 16, "--out", made,
     )  # fmt: skip
-    assert code == 0, err
     words = ["attack", "instahide", made, "--no-public", "--out", out, "--device", "cpu"]
-    code, _shown, err = palimpsest(*words)
-    assert code == 2
+    err = palimpsest.refused(*words)
     assert "--similarity a network" in " ".join(err.split())
-    code, _shown, err = palimpsest(*words, "--similarity", made / "encodings.npy")
-    assert code == 2
+    err = palimpsest.refused(*words, "--similarity", made / "encodings.npy")
     assert "is no similarity network" in " ".join(err.split())
     assert not out.exists()
-    code, _shown, err = palimpsest(*words, "--similarity", network)
-    assert code == 0, err
+    palimpsest.done(*words, "--similarity", network)
     record = json.loads((out / "instahide.json").read_bytes())
     (method,) = record["methods"]
     assert method["method"] == "carlini"
     assert method["by_status"] == {"estimated": 6}
     assert set(method["seconds_of_steps"]) == {"similarity", "groups", "images"}
     Page(out / "report.html").check()
-    code, _shown, err = palimpsest("instahide", "similarity", "--out", tmp_path)
-    assert code == 2
+    err = palimpsest.refused("instahide", "similarity", "--out", tmp_path)
     assert "give --out a file" in " ".join(err.split())
 
 
@@ -140,18 +124,15 @@ def test_pictures_of_encodings(palimpsest, tmp_path: Path, prefect_server) -> No
     words = ["attack", "instahide", tmp_path / "pngs", "--scheme", "theory", "--k-pub", 2,
              "--wa", 2**-0.5 / 8, "--wb", 2**-0.5 / 8, "--noise", 0.002,
              "--out", tmp_path / "out", "--device", "cpu"]  # fmt: skip
-    code, _shown, err = palimpsest(*words)
-    assert code == 2
+    err = palimpsest.refused(*words)
     assert "none are given: give --public" in " ".join(err.split())
     more = ("--public", c / "public.npy", "--truth", c / "secret")
-    code, shown, err = palimpsest(*words, *more)
-    assert code == 0, err
+    shown = palimpsest.done(*words, *more)
     assert "5 of 5 private images are recovered" in " ".join(shown.split())
     record = json.loads((tmp_path / "out" / "instahide.json").read_bytes())
     assert max(image["worst_error"] for image in record["methods"][0]["images"]) < 0.1
     Image.new("RGB", (9, 9)).save(tmp_path / "pngs" / "z.png")
-    code, _shown, err = palimpsest(*words[:-4], "--out", tmp_path / "other", *more)
-    assert code == 2
+    err = palimpsest.refused(*words[:-4], "--out", tmp_path / "other", *more)
     assert "must be of one size" in " ".join(err.split())
     assert not (tmp_path / "other").exists()
 
@@ -212,7 +193,7 @@ def test_nothing_from_any_method_is_a_failure(
         raise ValueError("nothing there")
 
     out = tmp_path / "out"
-    assert palimpsest("attack", "instahide", challenge, "--out", out)[0] == 0
+    palimpsest.done("attack", "instahide", challenge, "--out", out)
     for name in METHODS:
         monkeypatch.setitem(METHODS, name, replace(METHODS[name], run=fails))
     code, shown, _err = palimpsest("attack", "instahide", challenge, "--out", out, "--method",

@@ -41,8 +41,7 @@ def test_from_a_program_to_a_page(
 ) -> None:
     out = tmp_path / "out"
     start = words(files, out, "--cut", "first", "--steps", 100, "--threads", 1)
-    code, shown, err = palimpsest(*start, "--set", "strong.zeta=0.001", "--set", "sgd.lr=100")
-    assert code == 0, err
+    shown = palimpsest.done(*start, "--set", "strong.zeta=0.001", "--set", "sgd.lr=100")
     assert {entry.name for entry in out.iterdir()} == ENTRIES
     record = json.loads((out / "inversion.json").read_bytes())
     paper, ours = record["attacks"]
@@ -68,9 +67,9 @@ def test_from_a_program_to_a_page(
     # The same again gives the same pictures; one attack alone leaves no other's behind.
     before = (out / "reconstructions.safetensors").read_bytes()
     more = ("--set", "strong.zeta=0.001", "--set", "sgd.lr=100", "--fresh")
-    assert palimpsest(*start, *more)[0] == 0
+    palimpsest.done(*start, *more)
     assert (out / "reconstructions.safetensors").read_bytes() == before
-    assert palimpsest(*start, "--attack", "paper")[0] == 0
+    palimpsest.done(*start, "--attack", "paper")
     assert set(load_file(out / "reconstructions.safetensors")) == {"original", "sgd"}
 
 
@@ -81,11 +80,10 @@ def test_our_own_weights_need_no_architecture_and_grey_pictures_are_taken_grey(
     save_split(path, LeNet5(cut=1), (1, 28, 28), 2, about=True)
     grey = pictures(4, 3, 28)[:, :1].expand(-1, 3, -1, -1)
     write_pictures(tmp_path / "grey", grey)
-    code, shown, err = palimpsest(
+    shown = palimpsest.done(
         "attack", "inversion", path, "--data", f"folder:{tmp_path / 'grey'}", "--out",
         tmp_path / "out", "--steps", 20, "--device", "cpu", "--attack", "strong",
     )  # fmt: skip
-    assert code == 0, err
     record = json.loads((tmp_path / "out" / "inversion.json").read_bytes())
     assert (record["victim"]["cut"], record["victim"]["images"]) == ("conv1", "1x28x28")
     text = " ".join(shown.split())
@@ -94,8 +92,7 @@ def test_our_own_weights_need_no_architecture_and_grey_pictures_are_taken_grey(
 
 
 def test_cuts_are_listed_without_an_attack(palimpsest, files: ClassifierFiles) -> None:
-    code, shown, err = palimpsest("attack", "inversion", files.exported, "--trust", "--cut", "list")
-    assert code == 0, err
+    shown = palimpsest.done("attack", "inversion", files.exported, "--trust", "--cut", "list")
     assert "second.0" in shown
     assert "12x16x16" in shown
     assert "3,072" in shown
@@ -118,12 +115,12 @@ def test_refusals_start_no_server_and_leave_nothing_behind(
         assert code == 2, (more, err)
         assert said in " ".join(err.split())
         assert not out.exists()
-    code, _shown, err = palimpsest("attack", "inversion", files.exported, "--trust")
-    assert code == 2
+    err = palimpsest.refused("attack", "inversion", files.exported, "--trust")
     assert "give --data" in err
     for twice in ([], [files.exported, "--weights", files.exported]):
-        code, _shown, err = palimpsest("attack", "inversion", *twice)
-        assert (code, "give the network once, as --weights FILE" in err) == (2, True)
+        assert "give the network once, as --weights FILE" in palimpsest.refused(
+            "attack", "inversion", *twice
+        )
 
 
 def test_the_papers_attack_has_its_settings_for_grey_and_colour() -> None:

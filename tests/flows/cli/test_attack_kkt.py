@@ -14,14 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from flows.cli.attack_file import parse_shape
-from flows.cli.options import start_over
-from flows.families.weights.attack import ENTRIES, attack_kkt
+from flows.families.weights.attack import attack_kkt
 from flows.families.weights.attack_plan import attack_plan, planned
 from flows.papers import EXPERIMENTS, RUNS
 from tasks.families.weights import attack as attack_module
 from tasks.families.weights.attack import WeightsJob
-from tests.flows.cli.test_main import run
 from tests.tasks.families.weights.attack_victims import N_IMAGES, VictimFiles, make_victim
 
 FILES = {"attack.json", "preflight.json", "reconstructions.png", "reconstructions.safetensors",
@@ -40,12 +37,11 @@ def words(files: VictimFiles, out: Path, *more: str) -> list[str]:
 
 
 def test_from_weights_to_a_page(
-    monkeypatch, capsys, tmp_path: Path, files: VictimFiles, prefect_server
+    palimpsest, monkeypatch, tmp_path: Path, files: VictimFiles, prefect_server
 ) -> None:
     out = tmp_path / "out"
     known = ["--data", f"folder:{files.images}", "--decoys", f"folder:{files.decoys}"]
-    assert run(monkeypatch, *words(files, out, *known)) == 0
-    shown = capsys.readouterr().out
+    shown = palimpsest.done(*words(files, out, *known))
     assert "mlp:432-32-32-1" in shown
     assert "An attack can work." in shown
     assert {entry.name for entry in out.iterdir()} == FILES
@@ -66,39 +62,32 @@ def test_from_weights_to_a_page(
         raise AssertionError("attacked again")
 
     monkeypatch.setattr(attack_module, "reconstruct", never)
-    assert run(monkeypatch, *words(files, out)) == 0
+    assert "arrived at" in palimpsest.done(*words(files, out))
     record = json.loads((out / "attack.json").read_bytes())
     assert record["scores"] == {"images": None, "decoys": None}
-    assert "arrived at" in capsys.readouterr().out
     monkeypatch.undo()
-    assert run(monkeypatch, *words(files, out, "--seed", "1")) == 2
-    assert "seed is 0 there, 1 here" in capsys.readouterr().err
-    assert run(monkeypatch, *words(files, out, "--seed", "1", "--fresh", "--attacks", "1")) == 0
+    assert "seed is 0 there, 1 here" in palimpsest.refused(*words(files, out, "--seed", "1"))
+    palimpsest.done(*words(files, out, "--seed", "1", "--fresh", "--attacks", "1"))
 
 
 def test_the_pictures_that_were_read_are_said_and_others_refused_or_left_out(
-    monkeypatch, capsys, tmp_path: Path, files: VictimFiles
+    palimpsest, tmp_path: Path, files: VictimFiles
 ) -> None:
     images = tmp_path / "images"
     shutil.copytree(files.images, images)
     (images / "clear\x1b[2J.png").write_bytes(b"no picture")
     asked = words(files, tmp_path / "out", "--data", f"folder:{images}", "--preflight")
-    assert run(monkeypatch, *asked) == 2
-    seen = capsys.readouterr().err
+    seen = palimpsest.refused(*asked)
     assert seen.startswith("error: ")
     assert r"clear\x1b[2J.png cannot be read as a picture (not a known picture format)" in seen
     assert seen.count("\n") == 1
-    assert run(monkeypatch, *asked, "--skip-corrupt") == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(palimpsest.done(*asked, "--skip-corrupt").split())
     assert f"Training images source folder:{images} pictures {N_IMAGES} " in said
     assert r"left out 1 that cannot be read: clear\x1b[2J.png (not a known picture format)" in said
 
 
-def test_preflight_alone_attacks_nothing(
-    monkeypatch, capsys, tmp_path: Path, files: VictimFiles
-) -> None:
-    assert run(monkeypatch, *words(files, tmp_path / "out", "--preflight")) == 0
-    assert "first layer" in capsys.readouterr().out
+def test_preflight_alone_attacks_nothing(palimpsest, tmp_path: Path, files: VictimFiles) -> None:
+    assert "first layer" in palimpsest.done(*words(files, tmp_path / "out", "--preflight"))
     assert not (tmp_path / "out").exists()
 
 
@@ -108,14 +97,15 @@ def with_norm() -> dict[str, torch.Tensor]:
 
 
 def test_what_cannot_work_ends_with_2_and_the_reason_unless_forced(
-    monkeypatch, capsys, tmp_path: Path, prefect_server
+    palimpsest, tmp_path: Path, prefect_server
 ) -> None:
     torch.manual_seed(0)
     torch.save(with_norm(), tmp_path / "norm.pt")
     start = ["attack", "kkt", "--weights", str(tmp_path / "norm.pt"), "--device", "cpu"]
     start += ["--out", str(tmp_path / "out"), *QUICK, "--set", "attack.save_at=3"]
-    assert run(monkeypatch, *start) == 2
-    shown = " ".join(capsys.readouterr().out.split())
+    code, shown, _err = palimpsest(*start)
+    assert code == 2
+    shown = " ".join(shown.split())
     assert "An attack cannot work here: normalisation layers" in shown
     assert "Attack not possible with this engine" in shown
     assert not (tmp_path / "out").exists()
@@ -123,7 +113,7 @@ def test_what_cannot_work_ends_with_2_and_the_reason_unless_forced(
     with pytest.raises(ValueError, match=r"normalisation layers.*--force"):
         attack_kkt(job, device="cpu")  # a deployment refuses, too, and leaves the reasons
     assert json.loads((tmp_path / "out" / "preflight.json").read_bytes())["outlook"] == "none"
-    assert run(monkeypatch, *start, "--force") == 0
+    palimpsest.done(*start, "--force")
     assert (tmp_path / "out" / "report.html").is_file()
 
 
@@ -152,12 +142,9 @@ def test_what_cannot_work_ends_with_2_and_the_reason_unless_forced(
     ],
 )
 def test_bad_usage_ends_with_2_and_says_the_fix(
-    monkeypatch, capsys, tmp_path: Path, files: VictimFiles, more: list[str], said: str
+    palimpsest, tmp_path: Path, files: VictimFiles, more: list[str], said: str
 ) -> None:
-    assert run(monkeypatch, *words(files, tmp_path / "out", *more)) == 2
-    shown = capsys.readouterr().err
-    assert said in " ".join(shown.split())
-    assert "Traceback" not in shown
+    assert said in " ".join(palimpsest.refused(*words(files, tmp_path / "out", *more)).split())
     assert not (tmp_path / "out").exists()
 
 
@@ -171,10 +158,11 @@ class Bomb:
         return (Path.write_text, (self.path, "executed"))
 
 
-def test_a_pickle_bomb_does_not_go_off(monkeypatch, capsys, tmp_path: Path) -> None:
+def test_a_pickle_bomb_does_not_go_off(palimpsest, tmp_path: Path) -> None:
     torch.save({"0.weight": torch.ones(4, 12), "x": Bomb(tmp_path / "crater")}, tmp_path / "b.pt")
-    assert run(monkeypatch, "attack", "kkt", "--weights", str(tmp_path / "b.pt")) == 2
-    assert "pickled objects" in capsys.readouterr().err
+    assert "pickled objects" in palimpsest.refused(
+        "attack", "kkt", "--weights", str(tmp_path / "b.pt")
+    )
     assert not (tmp_path / "crater").exists()
 
 
@@ -201,33 +189,6 @@ def test_plans_fit_the_network() -> None:
     assert changed.n_attacks == 7
     assert attack_plan(n_outputs=1, settings={"experiment.attack.alpha": "3"}).attack.alpha == 3
     assert attack_plan(n_outputs=1, n_iterations=1).attack.save_at == (1,)
-
-
-def test_shapes_are_read() -> None:
-    assert parse_shape("3x32x32") == (3, 32, 32)
-    for text in ("3x32", "3x32x0", "axbxc", ""):
-        with pytest.raises(ValueError, match="CxHxW"):
-            parse_shape(text)
-
-
-def test_fresh_deletes_only_what_an_attack_left(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    (out / "cache").mkdir(parents=True)
-    (out / "thesis.tex").write_text("x")
-    with pytest.raises(ValueError, match=r"thesis\.tex"):
-        start_over(out, ENTRIES, option="--out")
-    assert (out / "cache").is_dir()
-    (out / "thesis.tex").unlink()
-    start_over(out, ENTRIES, option="--out")
-    start_over(out, ENTRIES, option="--out")
-    assert not out.exists()
-
-
-def test_the_command_has_help_with_an_example(monkeypatch, capsys) -> None:
-    assert run(monkeypatch, "attack", "kkt", "--help") == 0
-    assert "palimpsest attack kkt --weights victim.safetensors" in " ".join(
-        capsys.readouterr().out.split()
-    )
 
 
 def test_preflight_loads_neither_prefect_nor_a_cluster() -> None:

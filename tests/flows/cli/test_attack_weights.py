@@ -11,12 +11,11 @@ import safetensors.torch
 import torch
 
 from flows.families.weights.attack import attack_weights
-from flows.families.weights.attack_plan import planned, span_plan
+from flows.families.weights.attack_plan import planned
 from recon_core.victims.network import Conv, Network
 from tasks.families.weights import attack as attack_module
 from tasks.families.weights.attack import WeightsJob
 from tests.flows.cli.test_attack_kkt import FILES
-from tests.flows.cli.test_main import run
 from tests.tasks.families.weights.attack_victims import SIDE, VictimFiles, make_spanned
 
 N_IMAGES = 8
@@ -41,12 +40,11 @@ def never(*_given: Any, **_settings: Any) -> None:
 
 
 def test_from_weights_to_a_page(
-    monkeypatch, capsys, tmp_path: Path, files: VictimFiles, prefect_server
+    palimpsest, monkeypatch, tmp_path: Path, files: VictimFiles, prefect_server
 ) -> None:
     out = tmp_path / "out"
     known = ["--data", f"folder:{files.images}", "--decoys", f"folder:{files.decoys}"]
-    assert run(monkeypatch, *words(files, out, *known)) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(palimpsest.done(*words(files, out, *known)).split())
     assert "Method: span. An attack can work." in shown
     assert "7 directions above the noise" in shown
     assert {entry.name for entry in out.iterdir()} == FILES
@@ -75,16 +73,19 @@ def test_from_weights_to_a_page(
 
     # The same command again separates nothing; other settings are refused; --fresh starts over.
     monkeypatch.setattr(attack_module, "separate", never)
-    assert run(monkeypatch, *words(files, out)) == 0
-    assert f"{len(trust)} pictures were taken out of the first layer" in capsys.readouterr().out
+    assert f"{len(trust)} pictures were taken out of the first layer" in palimpsest.done(
+        *words(files, out)
+    )
     assert json.loads((out / "attack.json").read_bytes())["ranking"]["found"] is None
     monkeypatch.undo()
-    assert run(monkeypatch, *words(files, out, "--set", "attack.surplus=0.3")) == 2
-    assert "attack.surplus is 0.1 there, 0.3 here" in capsys.readouterr().err
-    assert run(monkeypatch, *words(files, out, "--initial", str(initial(files)))) == 2
-    assert "use another --out, or --fresh" in capsys.readouterr().err
+    assert "attack.surplus is 0.1 there, 0.3 here" in palimpsest.refused(
+        *words(files, out, "--set", "attack.surplus=0.3")
+    )
+    assert "use another --out, or --fresh" in palimpsest.refused(
+        *words(files, out, "--initial", str(initial(files)))
+    )
     more = ["--initial", str(initial(files)), "--n-images-guess", "9", "--fresh", *known]
-    assert run(monkeypatch, *words(files, out, *more)) == 0
+    palimpsest.done(*words(files, out, *more))
     record = json.loads((out / "attack.json").read_bytes())
     assert record["preflight"]["numbers"]["start_share"] == pytest.approx(1, abs=0.02)
     assert record["preflight"]["numbers"]["directions_taken"] == 9
@@ -97,7 +98,7 @@ def span_job(files: VictimFiles, out: Path) -> WeightsJob:
 
 
 def test_an_interrupted_command_does_what_is_left(
-    monkeypatch, capsys, tmp_path: Path, files: VictimFiles, prefect_server
+    monkeypatch, tmp_path: Path, files: VictimFiles, prefect_server
 ) -> None:
     """Two attacks; the second is stopped, and the next call does that one alone, to the bit."""
     torch.set_num_threads(1)
@@ -124,7 +125,7 @@ def test_an_interrupted_command_does_what_is_left(
 
 
 def test_a_convolution_is_left_to_the_other_attack(
-    monkeypatch, capsys, tmp_path: Path, files: VictimFiles
+    palimpsest, tmp_path: Path, files: VictimFiles
 ) -> None:
     architecture = Network(widths=(20,), conv=Conv(kernel=3, channels=4)).on((3, SIDE, SIDE))
     weights = architecture.initial([torch.Generator().manual_seed(0)], dtype=torch.float32)
@@ -132,12 +133,12 @@ def test_a_convolution_is_left_to_the_other_attack(
     safetensors.torch.save_file(state, tmp_path / "conv.safetensors")
     given = ["attack", "weights", "--weights", str(tmp_path / "conv.safetensors"), "--device",
              "cpu", "--preflight", "--out", str(tmp_path / "out")]  # fmt: skip
-    run(monkeypatch, *given)
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(palimpsest(*given)[1].split())
     assert "Method: kkt, since span cannot work here: a convolution: the first layer is" in shown
     assert "balance of the layers" in shown
-    assert run(monkeypatch, *given, "--method", "span") == 2
-    shown = " ".join(capsys.readouterr().out.split())
+    code, shown, _err = palimpsest(*given, "--method", "span")
+    assert code == 2
+    shown = " ".join(shown.split())
     assert "An attack cannot work here: a convolution." in shown
     assert "use --method kkt" in shown
 
@@ -163,37 +164,23 @@ def test_a_convolution_is_left_to_the_other_attack(
     ],
 )
 def test_bad_usage_ends_with_2_and_says_the_fix(
-    monkeypatch, capsys, tmp_path: Path, files: VictimFiles, more: list[str], said: str
+    palimpsest, tmp_path: Path, files: VictimFiles, more: list[str], said: str
 ) -> None:
     other = tmp_path / "other.safetensors"
     safetensors.torch.save_file({"0.weight": torch.ones(40, 300)}, other)
     named = {"START": str(initial(files)), "OTHER": str(other)}
     given = words(files, tmp_path / "out", *[named.get(word, word) for word in more])
-    assert run(monkeypatch, *given) == 2
-    shown = capsys.readouterr().err
-    assert said in " ".join(shown.split())
-    assert "Traceback" not in shown
+    assert said in " ".join(palimpsest.refused(*given).split())
     assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_work_is_said_with_the_fix(
-    monkeypatch, capsys, tmp_path: Path, files: VictimFiles
+    palimpsest, tmp_path: Path, files: VictimFiles
 ) -> None:
     given = words(files, tmp_path / "out", "--method", "span", "--n-images-guess", "40")
-    assert run(monkeypatch, *given) == 2
-    shown = " ".join(capsys.readouterr().out.split())
+    code, shown, _err = palimpsest(*given)
+    assert code == 2
+    shown = " ".join(shown.split())
     assert "width 40, 432 inputs, 7 directions above the noise" in shown
     assert "as many images as neurons" in shown
     assert "Use --method kkt, or a lower --n-images-guess." in shown
-
-
-def test_the_plan_says_what_was_given() -> None:
-    plan = span_plan(known_start=True, n_images=50, settings={"attack.scales": "2,1,0.7,0.4"})
-    assert (plan.attack.start, plan.attack.n_images, plan.n_attacks) == ("known", 50, 1)  # type: ignore[union-attr]
-    assert plan.attack.scales == (2, 1, 0.7, 0.4)  # type: ignore[union-attr]
-
-
-def test_the_command_has_help_with_an_example(monkeypatch, capsys) -> None:
-    assert run(monkeypatch, "attack", "weights", "--help") == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "palimpsest attack weights --weights victim.safetensors" in shown

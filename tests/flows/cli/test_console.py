@@ -14,7 +14,6 @@ from rich.table import Table
 from flows.cli import main as cli
 from flows.cli.console import Screen, show_facts, show_notices
 from storage.errors import SourceError, shown
-from tests.flows.cli.test_main import run
 
 EVIL = "a\x1b[2J\x07\x9b\udcff\u202eb.png"
 SEEN = r"a\x1b[2J\x07\x9b\xff\u202eb.png"
@@ -78,10 +77,7 @@ def test_a_path_that_is_not_utf8_is_refused_by_its_name(
     assert r"pictures\xff is not UTF-8; rename it" in capsys.readouterr().err
 
 
-def test_usage_errors_are_printable(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    assert run(monkeypatch, "demo\x1b[2J") == cli.BAD_USAGE
-    said = capsys.readouterr().err
+def test_usage_errors_are_printable(palimpsest):
+    said = palimpsest.refused("demo\x1b[2J")
     assert r"demo\x1b[2J" in said
     assert "\x1b[2J" not in said

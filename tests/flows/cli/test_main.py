@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.main import get_command
 
 from flows.cli import main as cli
 from flows.cli.options import start_over
@@ -22,45 +25,37 @@ from storage.object_store import open_place
 from storage.pairs.dataset import Dataset
 from tasks.campaign.state import write_control
 
-COMMANDS = ["demo", "generate", "curate", "train", "evaluate", "report", "dataset info",
-            "dataset verify"]  # fmt: skip
 TINY = [
     *("--preset", "smoke", "--workers", "1", "--device", "cpu"),
     *("--set", "sampling.phases.0.n_runs=2"),
 ]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """The exit code of `palimpsest words...` in this process."""
-    monkeypatch.setattr(sys, "argv", ["palimpsest", *words])
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return int(end.value.code or 0)
-
-
-def test_the_release_is_said(monkeypatch, capsys) -> None:
-    assert run(monkeypatch, "--version") == 0
-    assert capsys.readouterr().out == f"palimpsest {metadata.version('palimpsest')}\n"
+def test_the_release_is_said(palimpsest) -> None:
+    assert palimpsest.done("--version") == f"palimpsest {metadata.version('palimpsest')}\n"
 
 
 def test_the_help_names_every_preset() -> None:
     assert tuple(PRESETS) == PRESET_NAMES
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example(monkeypatch, capsys, command: str) -> None:
-    assert run(monkeypatch, *command.split(), "--help") == 0
-    assert re.search(r"Examples?:\s+palimpsest " + command, capsys.readouterr().out)
+def commands(group: Any, above: str) -> Iterator[str]:
+    """The words of every command below `group`."""
+    for name, one in group.commands.items():
+        words = f"{above} {name}"
+        yield from commands(one, words) if hasattr(one, "commands") else [words]
 
 
-def test_every_command_keeps_freed_memory(monkeypatch) -> None:
+@pytest.mark.parametrize("command", list(commands(get_command(cli.app), "palimpsest")))
+def test_every_command_has_help_with_an_example(palimpsest, command: str) -> None:
+    said = palimpsest.done(*command.split()[1:], "--help")
+    assert re.search(rf"Examples?:\s+{command}\b", said)
+
+
+def test_every_command_keeps_freed_memory(palimpsest, monkeypatch) -> None:
     calls = []
     monkeypatch.setattr(cli, "keep_freed_memory", lambda: calls.append("kept"))
-    assert run(monkeypatch, "--help") == 0
+    palimpsest.done("--help")
     assert calls == ["kept"]
 
 
@@ -93,21 +88,18 @@ def flat_noise(tmp_path: Path) -> Path:
     ],
 )
 def test_bad_usage_ends_with_2_and_says_the_fix(
-    monkeypatch, capsys, tmp_path: Path, prefect_server, words, said: str
+    palimpsest, tmp_path: Path, prefect_server, words, said: str
 ) -> None:
     store = ["--store", str(tmp_path / "s")] if words[0] == "generate" else []
-    assert run(monkeypatch, *words, *store) == 2
-    shown = capsys.readouterr().err
+    shown = palimpsest.refused(*words, *store)
     assert said in shown
-    assert "Traceback" not in shown
     assert not (tmp_path / "s").exists()
 
 
-def test_a_folder_without_images_is_refused(monkeypatch, capsys, tmp_path, prefect_server) -> None:
+def test_a_folder_without_images_is_refused(palimpsest, tmp_path, prefect_server) -> None:
     (tmp_path / "empty").mkdir()
     words = ["generate", *TINY, "--data", f"folder:{tmp_path / 'empty'}"]
-    assert run(monkeypatch, *words, "--store", str(tmp_path / "s")) == 2
-    shown = capsys.readouterr().err
+    shown = palimpsest.refused(*words, "--store", str(tmp_path / "s"))
     assert shown.startswith("error: ")
     assert str(tmp_path / "empty") in shown
     assert shown.count("\n") == 1
@@ -127,14 +119,13 @@ STARTED = {
 
 @pytest.mark.parametrize("command", STARTED)
 def test_a_picture_that_cannot_be_read_is_refused_before_anything_starts(
-    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, command: str
+    palimpsest, monkeypatch, tmp_path: Path, flat_noise: Path, command: str
 ) -> None:
     flow, store = STARTED[command]
     monkeypatch.setattr(flow, lambda *_args, **_kwargs: pytest.fail("started"))
     (flat_noise / "b" / "bad\x1b.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
     words = [*command.split(), "--data", f"folder:{flat_noise}", store, str(tmp_path / "s")]
-    assert run(monkeypatch, *words) == 2
-    shown = capsys.readouterr().err
+    shown = palimpsest.refused(*words)
     assert r"bad\x1b.jpg cannot be read as a picture (" in shown
     assert "or leave such files out with --skip-corrupt" in shown
     assert shown.count("\n") == 1
@@ -142,12 +133,11 @@ def test_a_picture_that_cannot_be_read_is_refused_before_anything_starts(
 
 
 def test_what_was_read_and_left_out_is_said(
-    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, prefect_server
+    palimpsest, tmp_path: Path, flat_noise: Path, prefect_server
 ) -> None:
     (flat_noise / "b" / "bad.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
     words = ["generate", *TINY, "--data", f"folder:{flat_noise}", "--store", str(tmp_path / "s")]
-    assert run(monkeypatch, *words, "--skip-corrupt") == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(palimpsest.done(*words, "--skip-corrupt").split())
     assert re.search(r"Images \(train\) source folder \S+ pictures \d+ of \d+ that were read", said)
     assert "classes 2: a, b sizes all " in said
     assert "left out 1 that cannot be read: b/bad.jpg (" in said
@@ -155,25 +145,24 @@ def test_what_was_read_and_left_out_is_said(
 
 
 def test_generate_info_verify_and_another_setting(
-    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, prefect_server
+    palimpsest, tmp_path: Path, flat_noise: Path, prefect_server
 ) -> None:
     store = str(tmp_path / "s")
     words = ["generate", *TINY, "--data", f"folder:{flat_noise}", "--store", store]
-    assert run(monkeypatch, *words) == 0
-    assert "dataset hash" in capsys.readouterr().out
-    assert run(monkeypatch, "dataset", "info", "--store", store) == 0
-    assert Dataset(tmp_path / "s" / "pairs").content_hash in capsys.readouterr().out
-    assert run(monkeypatch, "dataset", "verify", "--store", store) == 0
-    assert run(monkeypatch, "generate", "--store", store, "--set", "seed=9") == 2
-    assert "root_seed is 0 there, 9 here" in capsys.readouterr().err
-    assert run(monkeypatch, "dataset", "verify", "--store", store) == 0
+    assert "dataset hash" in palimpsest.done(*words)
+    assert Dataset(tmp_path / "s" / "pairs").content_hash in palimpsest.done(
+        "dataset", "info", "--store", store
+    )
+    palimpsest.done("dataset", "verify", "--store", store)
+    assert "root_seed is 0 there, 9 here" in palimpsest.refused(
+        "generate", "--store", store, "--set", "seed=9"
+    )
+    palimpsest.done("dataset", "verify", "--store", store)
     shard = next((tmp_path / "s" / "pairs" / "parts").rglob("runs/mean_image/c.*"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    capsys.readouterr()
-    assert run(monkeypatch, "dataset", "verify", "--store", store) == 1
-    assert "mean_image" in capsys.readouterr().err
+    assert "mean_image" in palimpsest.refused("dataset", "verify", "--store", store, code=1)
 
 
 def test_fresh_deletes_only_what_it_knows(tmp_path: Path) -> None:
@@ -228,14 +217,14 @@ def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(
 
 
 def test_what_a_campaign_is_asked_to_do_stands_on_the_screen(
-    monkeypatch, capsys, tmp_path: Path, flat_noise: Path, prefect_server
+    palimpsest, tmp_path: Path, flat_noise: Path, prefect_server
 ) -> None:
     words = ["generate", *TINY, "--data", f"folder:{flat_noise}", "--store", str(tmp_path / "s")]
-    assert run(monkeypatch, *words) == 0
+    palimpsest.done(*words)
     write_control(open_place(tmp_path / "s" / "pairs"), "cancelled")
-    capsys.readouterr()
-    assert run(monkeypatch, *words) == 0
-    assert re.search(r"^\d\d:\d\d:\d\d .*cancelled", capsys.readouterr().err, re.MULTILINE)
+    code, _said, err = palimpsest(*words)
+    assert code == 0
+    assert re.search(r"^\d\d:\d\d:\d\d .*cancelled", err, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

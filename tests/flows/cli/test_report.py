@@ -6,24 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.cli.test_main import run
 from tests.tasks.report.report_records import made_up, write
 
 
-def test_a_report_is_rebuilt_from_a_folder(monkeypatch, capsys, tmp_path: Path) -> None:
+def test_a_report_is_rebuilt_from_a_folder(palimpsest, tmp_path: Path) -> None:
     folder = write(tmp_path / "run" / "evaluation", *made_up())
-    assert run(monkeypatch, "report", str(tmp_path / "run")) == 0
-    assert str(folder / "report.html") in capsys.readouterr().out.replace("\n", "")
+    assert str(folder / "report.html") in palimpsest.done("report", str(tmp_path / "run")).replace(
+        "\n", ""
+    )
     page = tmp_path / "page.html"
-    assert run(monkeypatch, "report", str(folder), "--out", str(page)) == 0
+    palimpsest.done("report", str(folder), "--out", str(page))
     assert page.read_text() == (folder / "report.html").read_text()
     assert (tmp_path / "report-data" / "methods.csv").is_file()
-
-
-def test_a_report_of_no_picture_at_all_is_made(monkeypatch, tmp_path) -> None:
-    folder = write(tmp_path, *made_up(outcome="stopped", grid_rows=0))
-    assert run(monkeypatch, "report", str(folder)) == 0
-    assert (folder / "report.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +34,7 @@ def test_a_report_of_no_picture_at_all_is_made(monkeypatch, tmp_path) -> None:
     ],
 )
 def test_bad_usage_is_said_in_one_line(
-    monkeypatch, capsys, tmp_path: Path, words: list[str], said: str
+    palimpsest, monkeypatch, tmp_path: Path, words: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     record, pictures = made_up()
@@ -49,28 +43,19 @@ def test_bad_usage_is_said_in_one_line(
     write(tmp_path / "old", record | {"version": 2}, pictures)
     (tmp_path / "empty").mkdir()
     places = {name: str(tmp_path / name) for name in ("a", "b", "old", "empty")}
-    assert run(monkeypatch, *[word.format(**places) for word in words]) == 2
-    shown = capsys.readouterr().err
+    shown = palimpsest.refused(*[word.format(**places) for word in words])
     assert said in shown
-    assert "Traceback" not in shown
     assert not list(tmp_path.rglob("*.html"))
 
 
-def test_runs_are_compared(monkeypatch, capsys, tmp_path: Path) -> None:
+def test_runs_are_compared(palimpsest, tmp_path: Path) -> None:
     write(tmp_path / "a", *made_up())
     write(tmp_path / "b", *made_up(level=0.5))
     out = tmp_path / "pages" / "ab.html"
     words = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]
-    assert run(monkeypatch, *words) == 0
-    shown = capsys.readouterr().out
+    shown = palimpsest.done(*words)
     assert "paired" in shown
     assert str(out) in shown
     assert out.is_file()
     assert out.with_suffix(".json").is_file()
     assert (tmp_path / "pages" / "ab-data" / "differences.csv").is_file()
-
-
-@pytest.mark.parametrize("command", ["report", "compare"])
-def test_help_has_examples(monkeypatch, capsys, command: str) -> None:
-    assert run(monkeypatch, command, "--help") == 0
-    assert f"palimpsest {command}" in capsys.readouterr().out

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,7 @@ from tests.tasks.restoring.restorers import (
 @pytest.fixture
 def palimpsest(palimpsest):
     """Runs `palimpsest restore words...`."""
-    return partial(palimpsest, "restore")
+    return palimpsest.of("restore")
 
 
 @pytest.fixture
@@ -34,19 +32,12 @@ def folder(tmp_path: Path) -> Path:
     return picture_folder(tmp_path / "in", pixels(3))
 
 
-def test_it_has_help_with_examples(palimpsest) -> None:
-    code, said, _ = palimpsest("--help")
-    assert code == 0
-    assert re.search(r"Examples?:\s+palimpsest restore", said)
-
-
 def test_pictures_are_restored_once_and_again_when_asked(
     palimpsest, prefect_server: None, tmp_path: Path, folder: Path
 ) -> None:
     words = ["--weights", trained(tmp_path / "edm"), "--input", folder, "--out", tmp_path / "out"]
     words += ["--samples", 2, "--keep-samples", "--device", "cpu", "--seed", 5, "--batch", 3]
-    code, said, complaint = palimpsest(*words)
-    assert code == 0, complaint
+    said = palimpsest.done(*words)
     for pattern in (r"restorer +edm\n", r"pictures +3\n", r"samples +2\n", r"disagreement +0\.\d+"):
         assert re.search(pattern, said)
     assert str(tmp_path / "out" / "contact-sheet.png") in said
@@ -54,12 +45,11 @@ def test_pictures_are_restored_once_and_again_when_asked(
     assert record["settings"]["seed"] == 5
     before = dict(contents(tmp_path / "out"))
     assert len([name for name in before if name.startswith("samples/")]) == 6
-    assert palimpsest(*words)[0] == 0
-    code, _, complaint = palimpsest(*words, "--limit", 2)
-    assert code == 2
+    palimpsest.done(*words)
+    complaint = palimpsest.refused(*words, "--limit", 2)
     assert complaint.startswith(f"error: {tmp_path / 'out'} was restored with other settings")
     assert dict(contents(tmp_path / "out")) == before
-    assert palimpsest(*words, "--limit", 2, "--fresh")[0] == 0
+    palimpsest.done(*words, "--limit", 2, "--fresh")
     assert not (tmp_path / "out" / "mean" / "p02.png").exists()
     words[1] = tmp_path / "nowhere"
     assert palimpsest(*words, "--fresh")[0] == 2
@@ -74,24 +64,9 @@ def test_a_jobs_reconstructions_are_restored_of_either_split(
         place = tmp_path / "job" / {"train": "pairs"}.get(split, split)
         stores.store(place, n_parts, size=SIZE)
         words = ["--weights", weights, "--input", tmp_path / "job", "--split", split]
-        code, _, complaint = palimpsest(*words, "--out", tmp_path / split, "--device", "cpu")
-        assert code == 0, complaint
+        palimpsest.done(*words, "--out", tmp_path / split, "--device", "cpu")
         record = json.loads((tmp_path / split / "restored.json").read_text())
         assert record["settings"]["input"]["content_hash"] == Dataset(place).content_hash
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("pywt") is None,
-    reason="PyWavelets is not installed; pip install PyWavelets",
-)
-def test_a_baseline_needs_no_weights(
-    palimpsest, prefect_server: None, tmp_path: Path, folder: Path
-) -> None:
-    code, said, _ = palimpsest("--weights", "tv", "--input", folder, "--out", tmp_path / "out")
-    assert code == 0
-    assert re.search(r"restorer +tv\n", said)
-    assert re.search(r"samples +1\n", said)
-    assert "disagreement" not in said
 
 
 @pytest.mark.parametrize(("size", "shape"), [("8x12", (3, 8, 12)), ("6", (3, 6, 6))])
@@ -100,8 +75,7 @@ def test_pictures_are_resized_when_asked(
 ) -> None:
     weights = trained(tmp_path / "bf", TINY_BF_DNCNN)
     words = ["--weights", weights, "--input", folder, "--out", tmp_path / "out"]
-    code, _, complaint = palimpsest(*words, "--size", size, "--device", "cpu")
-    assert code == 0, complaint
+    palimpsest.done(*words, "--size", size, "--device", "cpu")
     assert read(tmp_path / "out" / "mean" / "p00.png").shape == shape
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from flows.cli.study import duration_text, size_text
 from flows.families.weights.study import GRIDS
 from flows.studies import kind_of, study
 from recon_core.attacks.kkt.attacks import features_of
@@ -28,7 +25,6 @@ from tasks.families.weights.study.cost import (
     training_operations,
 )
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
-from tasks.families.weights.study.settings import Cell, Study
 
 RUN = CliRunner()
 STUDIES = {kind.name: kind for kind in GRIDS}
@@ -53,14 +49,6 @@ def words(store: Path, *more: str) -> list[str]:
     settings = [word for item in TINY.items() for word in ("--set", "=".join(item))]
     return ["study", "large", "--data", "photos", "--store", str(store), "--workers", "1",
             "--device", "cpu", *settings, *more]  # fmt: skip
-
-
-def test_list_names_every_study_with_its_sizes() -> None:
-    shown = RUN.invoke(app, ["study", "list"]).stdout
-    for name, kind in STUDIES.items():
-        assert name in shown
-        assert kind.paper in " ".join(shown.split())
-    assert "paper: 60 cells, 18,000 attacks" in " ".join(shown.split())
 
 
 def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(tmp_path: Path) -> None:
@@ -88,50 +76,6 @@ def test_a_study_goes_from_images_to_a_page_and_is_not_repeated(tmp_path: Path) 
         assert same[name] == record[name]
 
 
-def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tasks.families.weights.study.cost.measured_pace", lambda _device: PACE)
-    store = tmp_path / "study"
-    shown = RUN.invoke(app, words(store, "--dry-run"))
-    assert shown.exit_code == 0, shown.output
-    text = " ".join(shown.stdout.split())
-    time = r"[\d.]+ (s|min)"
-    assert re.search(rf"1 cell, 4 attacks: about {time} of work on cpu, {time} on 1 workers", text)
-    assert not store.exists()
-
-
-@pytest.mark.parametrize(
-    ("words_", "message"),
-    [
-        (["multiclas"], "unknown study 'multiclas'; did you mean 'multiclass'?"),
-        (
-            ["losses", "--set", "experiment.trainng.epochs=3"],
-            "did you mean 'experiment.train",
-        ),
-        (["losses", "--set", "n_attacks=7"], "runs_per_part=4 does not divide n_attacks=7"),
-        (["losses", "--set", "experiment.training.epochs=0"], "epochs=0 must be at least 1"),
-        (["large", "--data", "photos", "--set", "cells.0.images_per_run=5000"], "cell '200 images"),
-        (["losses", "--data", "svhn:nowhere"], "nowhere"),
-    ],
-)
-def test_bad_input_is_said_in_one_line(words_: list[str], message: str, tmp_path: Path) -> None:
-    done = RUN.invoke(app, ["study", *words_, "--store", str(tmp_path / "s")])
-    assert done.exit_code != 0
-    assert message in str(done.exception)
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_store_keeps_to_its_study(tmp_path: Path) -> None:
-    kept = study("losses", "cpu", {"n_victims": 5})
-    (tmp_path / "settings.json").write_text(json.dumps(to_json(kept)))
-    assert kind_of("losses").resolve(None, {}, tmp_path) == kept
-    assert kind_of("losses").resolve(None, {"n_attacks": 8}, tmp_path).n_victims == 5
-    assert kind_of("losses").resolve("cpu", {}, tmp_path).n_victims == 3
-    with pytest.raises(ValueError, match="holds study 'losses', not 'width'"):
-        kind_of("width").resolve(None, {}, tmp_path)
-
-
 def test_some_cells_of_a_study(tmp_path: Path) -> None:
     made = study("multiclass", "cpu", {"cells.0.images_per_run": 6}, only="2 classes, 5 each")
     (cell,) = made.cells
@@ -145,26 +89,6 @@ def test_some_cells_of_a_study(tmp_path: Path) -> None:
         assert kernels_of(some) == []
     with pytest.raises(ValueError, match="unknown cell '7 classes'"):
         study("multiclass", "cpu", only="7 classes")
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({}, ""),
-        ({"n_victims": 5, "seed": 2}, " --set seed=2 --set n_victims=5"),
-        ({"experiment.attack.alpha": 7.5}, " --set experiment.attack.alpha=7.5"),
-        ({"cells.1.images_per_run": 8}, " --set cells.1.images_per_run=8"),
-        ({"cells.1.experiment.attack.alpha": 7.5}, " --set cells.1.experiment.attack.alpha=7.5"),
-    ],
-)
-def test_the_command_of_a_study_makes_it_again(settings: dict[str, Any], said: str) -> None:
-    made = study("losses", "cpu", {"data": "folder:x", **settings}, only="10 images")
-    text = command(made)
-    start = "palimpsest study losses --preset cpu --data folder:x --only '10 images'"
-    assert text == start + said
-    words_ = shlex.split(text)
-    chosen = dict(w.split("=", 1) for k, w in enumerate(words_) if words_[k - 1] == "--set")
-    assert study("losses", "cpu", {"data": "folder:x", **chosen}, only="10 images") == made
 
 
 def test_settings_of_experiments_are_set_in_every_cell() -> None:
@@ -185,38 +109,6 @@ def test_the_victims_of_every_cell_can_be_defended() -> None:
         study("width", "cpu", {"experiment.defence.kind": "magic"})
     with pytest.raises(ValueError, match=r"training.batch_size=\d+ with a defence"):
         study("large", "cpu", {**chosen, "experiment.training.batch_size": "7"})
-
-
-@pytest.mark.parametrize("name", list(STUDIES))
-@pytest.mark.parametrize("preset", ["paper", "cpu"])
-def test_settings_survive_json(name: str, preset: str) -> None:
-    made = study(name, preset)
-    tree = json.loads(json.dumps(to_json(made)))
-    assert changed(made, {}) == made
-    assert Study(**{**vars(made)}) == made
-    assert tree["cells"][0]["experiment"]["family"] == "kkt"
-
-
-def test_the_papers_sizes_are_the_papers() -> None:
-    """KKT paper: figures 3, 7, 9, 15 and 17, and appendix B."""
-    at = {(c.at.get("n_classes"), c.at.get("per_class")): c
-          for c in study("multiclass", "paper").cells if c.panel == "grid"}  # fmt: skip
-    assert set(at) == {(c, n) for c in (2, 3, 4, 5, 10) for n in (1, 5, 10, 50)}
-    assert at[10, 50].images_per_run == 500
-    assert at[10, 50].experiment.attack.n_candidates == 1000
-    fixed = [c for c in study("multiclass", "paper").cells if c.panel == "fixed"]
-    assert [c.images_per_run for c in fixed] == [500, 501, 500, 500, 500]
-    wide = {(c.at["width"], c.at["n_images"]) for c in study("width", "paper").cells}
-    assert wide == {(w, n) for w in (5, 10, 50, 100, 500, 1000) for n in (10, 50, 100, 300, 500)}
-    (large,) = study("large", "paper").cells
-    assert large.images_per_run == 5000
-    assert large.experiment.victim.widths == (10_000, 10_000)
-    assert large.experiment.n_classes == 100
-    for name in ("multiclass", "losses", "weight-decay", "cnn", "width"):
-        for cell in study(name, "paper").cells:
-            assert cell.experiment.training.epochs == 1_000_000
-            assert cell.experiment.attack.n_iterations == 50_000
-            assert cell.experiment.attack.n_candidates == 2 * cell.images_per_run
 
 
 SHAPE = (3, 32, 32)
@@ -270,26 +162,3 @@ def test_the_pace_of_this_machine_is_measured() -> None:
     assert all(value > 0 for value in vars(pace).values())
     assert pace.epoch_s < 1
     assert pace.attack_rate > 1e7
-
-
-def test_cells_need_names_of_their_own() -> None:
-    first, *rest = study("losses", "cpu").cells
-    with pytest.raises(ValueError, match="two cells are named"):
-        changed(study("losses", "cpu"), {"cells.1.name": first.name})
-    assert isinstance(rest[0], Cell)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(3.4, "3 s"), (600, "10 min"), (100, "1.7 min"), (7200, "2.0 h"), (200_000, "2.3 d")],
-)
-def test_durations_in_words(seconds: float, shown: str) -> None:
-    assert duration_text(seconds) == shown
-
-
-@pytest.mark.parametrize(
-    ("n_bytes", "shown"),
-    [(4_000, "4 kB"), (3_400_000, "3.4 MB"), (9.6e10, "96 GB"), (2e12, "2.0 TB")],
-)
-def test_sizes_in_words(n_bytes: float, shown: str) -> None:
-    assert size_text(n_bytes) == shown

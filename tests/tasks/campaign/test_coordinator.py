@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recon_core.sampling import Phase, Sampling
+from recon_core.sampling import Phase
 from storage.pairs.image_table import ImageTable, pack_images
 from storage.pairs.receipts import (
     Receipt,
@@ -15,8 +15,6 @@ from storage.pairs.receipts import (
 from tasks.campaign.coordinator import Coordinator, KnownCounts
 from tasks.campaign.plan import Plan
 from tests.tasks.troubled_runs import MIXED, UNIFORM, no_op, small_images
-
-N_PARTS = 6
 
 
 def taken(parts: Coordinator, now_s: float = 0.0) -> list[int]:
@@ -39,15 +37,6 @@ def receipt_of(part: int, seed: int) -> Receipt:
         code_version="", torch_version="", device="cpu", threads=1, seconds=0.0,
         array_hashes={}, files={}, outcomes={}, images=pack_images(table),
     )  # fmt: skip
-
-
-def test_uniform_parts_are_started_in_order_and_the_campaign_ends_with_the_last() -> None:
-    parts = Coordinator(UNIFORM)
-    assert taken(parts) == list(range(N_PARTS))
-    for part in range(N_PARTS):
-        assert not parts.is_over
-        parts.finished(part)
-    assert parts.is_over
 
 
 def test_a_round_that_needs_counts_waits_for_the_rounds_that_it_may_know() -> None:
@@ -73,14 +62,6 @@ def test_a_transient_error_waits_for_a_growing_delay_and_others_go_on() -> None:
     assert parts.erred(0, "no answer", 40.0) is None
     assert parts.failed == {0: "no answer (tried 3 times)"}
     assert 0 not in taken(parts, 1e9)
-
-
-def test_while_many_wait_to_be_repeated_nothing_new_is_begun() -> None:
-    parts = Coordinator(UNIFORM)
-    parts.next_part(0.0)
-    parts.erred(0, "no answer", 0.0)
-    assert parts.next_part(0.0, fresh=False) is None
-    assert parts.next_part(5.0, fresh=False) == 0
 
 
 def test_the_part_that_ran_in_three_deaths_is_quarantined_and_not_the_one_behind_it() -> None:
@@ -155,35 +136,3 @@ def test_summed_receipts_give_the_plan_that_all_of_them_give(sampler) -> None:
         known.keep(receipts[part])
         known.add(part + 1)
     assert plans == {True, False}  # counts have mattered
-
-
-def test_receipts_that_no_plan_needs_are_not_kept() -> None:
-    uniform, mixed = KnownCounts(UNIFORM, 40), KnownCounts(MIXED, 40)
-    for part in range(N_PARTS):
-        uniform.keep(receipt_of(part, seed=0))
-    assert uniform.n_kept == 0
-    for part in range(3):
-        mixed.keep(receipt_of(part, seed=0))
-        mixed.add(part + 1)
-    assert mixed.n_kept == 0  # summed, as every later plan knows them
-
-
-def test_the_next_part_costs_the_same_in_a_campaign_of_a_million_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls = 0
-    real = Sampling.needs_counts
-
-    def counted(self: Sampling, round_index: int) -> bool:
-        nonlocal calls
-        calls += 1
-        return real(self, round_index)
-
-    monkeypatch.setattr(Sampling, "needs_counts", counted)
-    parts = Coordinator(Sampling(phases=(Phase(n_runs=1_000_000),)))
-    for _ in range(20_000):
-        part = parts.next_part(0.0)
-        assert part is not None
-        parts.finished(part)
-    assert parts.is_over
-    assert calls == 20_000

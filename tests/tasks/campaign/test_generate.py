@@ -4,10 +4,8 @@ import errno
 import logging
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from distributed import Client, KilledWorker, LocalCluster
@@ -30,7 +28,7 @@ from storage.pairs.parts import write_part
 from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet
 from tasks.campaign.generate import run_campaign
-from tasks.campaign.part import PartJob, batch_of, columns_of, log_tail, run_part
+from tasks.campaign.part import PartJob, batch_of, log_tail, run_part
 from tasks.campaign.part_errors import reason_of, verdict
 from tasks.campaign.plan import Campaign, Plan, open_store
 from tasks.campaign.state import clear_quarantine, read_quarantine, write_control, write_quarantine
@@ -57,14 +55,7 @@ CAMPAIGN = Campaign(
 
 @pytest.fixture(scope="module")
 def images() -> ImageSet:
-    rng = np.random.default_rng(1)
-    return ImageSet(
-        name="noise",
-        split="train",
-        images=rng.integers(0, 256, (40, 3, 16, 16), dtype=np.uint8),
-        labels=np.arange(40) % 2,
-        class_names=("a", "b"),
-    )
+    return small_images(16)
 
 
 @pytest.fixture(scope="module")
@@ -117,20 +108,6 @@ def test_the_dataset_is_the_same_with_one_worker_with_two_and_in_two_attempts(
     resumed = generate(tmp_path / "two", images, 2)
     assert resumed.content_hash == one.content_hash
     assert {r.part: r.group for r in resumed.receipts if r.part in kept} == kept
-
-
-def test_other_seeds_give_another_dataset(
-    images: ImageSet, tmp_path: Path, in_process: Client
-) -> None:
-    short = replace(CAMPAIGN, sampling=replace(CAMPAIGN.sampling, phases=(Phase(n_runs=2),)))
-    hashes = set()
-    for seed in (0, 1):
-        campaign = replace(short, root_seed=seed)
-        dataset = open_store(tmp_path / str(seed), campaign, images)
-        plan = Plan(campaign, images)
-        run_campaign(plan, dataset, in_process, device="cpu", on_progress=ignore)
-        hashes.add(dataset.content_hash)
-    assert len(hashes) == 2
 
 
 def test_a_full_device_stops_the_campaign_at_once_and_the_store_verifies(
@@ -188,42 +165,6 @@ def test_progress_ends_at_the_number_of_runs(
     assert reports[0] == (0, 8, f"0 of {len(images.labels)} images covered")
     assert reports[-1] == (8, 8, f"{n_covered} of {len(images.labels)} images covered")
     assert [done for done, _, _ in reports] == sorted(done for done, _, _ in reports)
-
-
-@pytest.mark.usefixtures("workers_in_process")
-def test_what_was_there_before_is_told_first(
-    in_process: Client, images: ImageSet, tmp_path: Path
-) -> None:
-    dataset = generate(tmp_path / "s", images, 1)
-    (tmp_path / "s" / "receipts" / "part-000003.json").unlink()
-    dataset.refresh()
-    n_before = int((dataset.image_counts()[1] > 0).sum())
-    reports: list[tuple[float, int, str]] = []
-    run_campaign(
-        Plan(CAMPAIGN, images),
-        dataset,
-        in_process,
-        device="cpu",
-        on_progress=lambda *report: reports.append(report),
-    )
-    assert reports[0] == (6, 8, f"{n_before} of {len(images.labels)} images covered")
-    assert reports[-1][0] == 8
-
-
-def test_columns_refer_to_rows_of_the_part(images: ImageSet) -> None:
-    plan = Plan(CAMPAIGN, images)
-    specs = plan.part(0, []).specs
-    results = CAMPAIGN.experiment.run_batch(
-        specs, torch.from_numpy(batch_of(specs, images.images)), device=torch.device("cpu")
-    )
-    columns = columns_of(results)
-    assert columns["pairs/reconstruction"].shape == (2 * 8 * 2, 3, 16, 16)
-    run_of_target = columns["targets/run_row"][columns["pairs/target_row"]]
-    np.testing.assert_array_equal(run_of_target, columns["pairs/run_row"])
-    np.testing.assert_array_equal(
-        columns["targets/image_id"], [i for spec in specs for i in spec.image_ids]
-    )
-    np.testing.assert_array_equal(columns["runs/run"], [0, 1])
 
 
 @pytest.mark.slow
@@ -326,25 +267,6 @@ def test_a_paused_campaign_starts_nothing_and_goes_on_when_it_is_resumed(
     assert notices[-1] == "the campaign goes on"
 
 
-def test_a_paused_campaign_finishes_what_runs_and_then_waits(
-    tmp_path: Path, in_process: Client
-) -> None:
-    campaign = no_op(UNIFORM)
-    dataset = open_store(tmp_path / "s", campaign, small_images())
-    seen: list[float] = []
-
-    def progress(done: float, _total: int, _note: str) -> None:
-        seen.append(done)
-        if len(seen) == 1:
-            write_control(dataset.place, "paused")
-        if len(seen) > 20 and len(set(seen[-15:])) == 1:  # nothing happens any more
-            write_control(dataset.place, "cancelled")
-
-    with pytest.raises(CampaignError, match="cancelled"):
-        run(dataset, campaign, in_process, on_progress=progress, pace=Pace(look_s=0, poll_s=0.05))
-    assert 2 * len(Dataset(tmp_path / "s").receipts) == seen[-1] < 12
-
-
 def test_a_cancelled_campaign_says_how_to_go_on_and_loses_nothing(
     tmp_path: Path, in_process: Client
 ) -> None:
@@ -361,18 +283,6 @@ def test_a_cancelled_campaign_says_how_to_go_on_and_loses_nothing(
     resumed = run(Dataset(tmp_path / "s"), campaign, in_process)
     whole = run(open_store(tmp_path / "whole", campaign, images), campaign, in_process)
     assert resumed.content_hash == whole.content_hash
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampling", [UNIFORM, MIXED], ids=["uniform", "least seen"])
-def test_one_two_and_four_workers_make_the_same_dataset(sampling, tmp_path: Path) -> None:
-    images, campaign = small_images(), no_op(sampling)
-    hashes = set()
-    for n_workers in (1, 2, 4):
-        dataset = open_store(tmp_path / str(n_workers), campaign, images)
-        with dask_client(Workers(n_workers=n_workers, device="cpu"), threads=1) as client:
-            hashes.add(run(dataset, campaign, client).content_hash)
-    assert len(hashes) == 1
 
 
 def test_what_is_in_the_store_is_not_computed_again(tmp_path: Path, in_process: Client) -> None:

@@ -16,7 +16,7 @@ from recon_core.balance import gini
 from recon_core.experiments import KKT
 from recon_core.sampling import Phase, Sampling
 from storage.errors import StorageError
-from storage.object_store import Location, open_place
+from storage.object_store import Location
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
 from storage.sources.load import ImageSet
@@ -203,17 +203,6 @@ def test_status_counts_what_the_arrays_say(tmp_path: Path) -> None:
     assert not status.is_complete
 
 
-def test_failed_runs_are_those_that_went_wrong(tmp_path: Path) -> None:
-    dataset = campaign_store(tmp_path, range(1))
-    given = columns(seed=1, n_runs=3)
-    given["runs/outcome"][:] = [1, 2, 3]
-    write_part(tmp_path, 1, given, provenance=provenance())
-    dataset.refresh()
-    status = campaign_status(dataset)
-    assert status.outcomes == {"ok": 2, "unfitted": 1, "nonfinite": 1, "stopped": 1}
-    assert status.n_failed == 2
-
-
 def test_without_a_recipe_the_plan_is_unknown_and_without_parts_so_are_rates(
     tmp_path: Path,
 ) -> None:
@@ -317,9 +306,3 @@ def test_the_plot_is_a_picture_of_one_part_as_of_many(tmp_path: Path) -> None:
 )
 def test_times_read_as_people_say_them(seconds: float, text: str) -> None:
     assert age_text(seconds) == text
-
-
-def test_the_place_of_a_campaign_is_any_location(tmp_path: Path) -> None:
-    campaign_store(tmp_path, range(1))
-    write_control(open_place(str(tmp_path)), "paused")
-    assert campaign_status(Dataset(tmp_path)).control.state == "paused"

@@ -18,11 +18,11 @@ from recon_core.victims.network import Network
 from recon_core.victims.training import Training
 from storage.pairs.dataset import Dataset
 from storage.pairs.layout import OUTCOMES
-from storage.sources.load import ImageSet
 from tasks.campaign.generate import run_campaign
 from tasks.campaign.plan import Campaign, Plan, open_store
 from tasks.campaign.victim_files import VICTIMS
 from tasks.cluster.workers import Workers, dask_client
+from tests.tasks.troubled_runs import small_images
 
 SWEEP = Campaign(
     experiment=KKT(
@@ -45,19 +45,8 @@ N_CANDIDATES, N_SAVED, N_IMAGES = 8, 2, 4
 pytestmark = pytest.mark.usefixtures("all_workers_in_process")
 
 
-def noise() -> ImageSet:
-    rng = np.random.default_rng(1)
-    return ImageSet(
-        name="noise",
-        split="heldout",
-        images=rng.integers(0, 256, (40, 3, 16, 16), dtype=np.uint8),
-        labels=np.arange(40) % 2,
-        class_names=("a", "b"),
-    )
-
-
 def generate(root: Path, campaign: Campaign = SWEEP, *, n_workers: int = 2) -> Dataset:
-    images = noise()
+    images = small_images(16, "heldout")
     dataset = open_store(root, campaign, images)
     with dask_client(Workers(n_workers=n_workers, device="cpu"), threads=1) as client:
         return run_campaign(

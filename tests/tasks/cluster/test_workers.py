@@ -232,12 +232,6 @@ def test_a_worker_ends_a_tenth_before_the_walltime_unless_the_site_says_otherwis
     assert len(set(left)) > 1, "jobs that start together would end together"
 
 
-def test_a_site_without_an_interface_stays_on_loopback() -> None:
-    told = slurm_arguments(SlurmSite(tls=False), threads=1, environment={})
-    assert told["scheduler_options"] == {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    assert "security" not in told
-
-
 def test_a_job_that_slurm_refuses_is_an_error_and_leaves_no_cluster(
     slurm_accepts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,20 +275,6 @@ def test_a_pod_of_kubernetes_has_one_process_and_one_gpu_the_scheduler_none() ->
         assert {"name": "AWS_REGION", "value": "r"} in container["env"]
         assert container["envFrom"] == [{"secretRef": {"name": "bucket"}}]
     assert {"name": "OMP_NUM_THREADS", "value": "2"} in worker["env"]
-
-
-def test_two_campaigns_on_kubernetes_have_clusters_of_their_own() -> None:
-    site = KubernetesSite(image="i", name="pairs")
-    clusters = [
-        kubernetes_arguments(site, n_workers=1, threads=1, environment={})["custom_cluster_spec"]
-        for _ in range(2)
-    ]
-    names = [cluster["metadata"]["name"] for cluster in clusters]
-    assert names[0] != names[1]
-    for cluster, name in zip(clusters, names, strict=True):
-        assert name.startswith("pairs-")
-        selector = cluster["spec"]["scheduler"]["service"]["selector"]
-        assert selector["dask.org/cluster-name"] == name
 
 
 def test_cuda_is_told_of_one_process_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,16 +30,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return store(tmp_path_factory.mktemp("export") / "s", 2, n_pairs=60, size=8)
 
 
-def test_pictures_are_fitted_to_the_range_around_the_mean_of_their_run():
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((5, 3, 4, 4), dtype=np.float32) * 9
-    mean = rng.random((5, 3, 4, 4), dtype=np.float32)
-    wanted = fit_to_range(torch.from_numpy(x), torch.from_numpy(mean)).numpy()
-    got = rendered(x, mean)
-    assert got.dtype == np.uint8
-    np.testing.assert_allclose(got / 255, wanted, atol=0.5 / 255 + 1e-6)
-
-
 def test_the_document_s_own_lines_read_a_store_and_draw_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -123,25 +113,6 @@ def test_hugging_face_loads_the_folder_as_its_card_says(
     exec(code[1].replace("path/to/this/folder", str(folder)), read)
     np.testing.assert_array_equal(read["raw"], wanted["pairs/reconstruction"][0])
     assert read["original"].size == read["picture"].size == (8, 8)
-
-
-def test_the_card_says_what_it_is(tmp_path: Path, dataset: Dataset):
-    selection = Selection(min_iteration=500, limit=20)
-    export_pairs(dataset, tmp_path / "hf", "huggingface", selection=selection)
-    card = (tmp_path / "hf" / "README.md").read_text()
-    for said in (
-        "license: other",
-        "num_examples: 20",
-        "- n<1K",
-        "path: data/train-*",
-        dataset.content_hash,
-        "confident pairs saved at iteration 500 or later, the first 20",
-        '"family": "kkt"',
-        "## Responsible use",
-    ):
-        assert said in card
-    for name in NUMBERS:
-        assert f"| `{name}` |" in card
 
 
 def test_the_card_of_a_mixture_says_which_attack_made_what() -> None:

@@ -108,28 +108,6 @@ def test_a_broken_file_is_replaced(
     assert json.loads(report.read_text())["n"] == 2
 
 
-def test_a_file_without_rows_is_replaced(
-    sets: tuple[ImageSet, ImageSet], tmp_path: Path, searches: list[float]
-) -> None:
-    report = tmp_path / "heldout-excluded.json"
-    exclude_near_duplicates(*sets, threshold=0.6, report=report)
-    damaged = json.loads(report.read_text())
-    del damaged["rows"]
-    report.write_text(json.dumps(damaged))
-    assert len(exclude_near_duplicates(*sets, threshold=0.6, report=report)) == 4
-    assert len(searches) == 2
-
-
-def test_without_copies_the_set_is_as_it_was(
-    sets: tuple[ImageSet, ImageSet], tmp_path: Path
-) -> None:
-    mine, train = sets
-    apart = mine.without([1, 3], because="they are copies")
-    report = tmp_path / "heldout-excluded.json"
-    assert exclude_near_duplicates(apart, train, report=report) is apart
-    assert json.loads(report.read_text())["rows"] == []
-
-
 def test_a_set_of_copies_only_is_refused(sets: tuple[ImageSet, ImageSet], tmp_path: Path) -> None:
     _mine, train = sets
     with pytest.raises(ValueError, match=r"all 14 pictures of 'tiles' .* near copies of training"):

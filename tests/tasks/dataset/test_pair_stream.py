@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import importlib
-import itertools
 import json
 import multiprocessing
 import os
-import pickle
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,7 +14,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,16 +21,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from recon_core.balance import Curation, curated_repeats, occurrences
 from recon_core.matching import fit_to_range
-from recon_core.restore.examples import mixture_examples
 from storage.errors import CorruptPartError, StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset
 from storage.pairs.windows import BLOCK_ROWS
-from tasks.dataset import pair_stream
-from tasks.dataset.pair_stream import MADE_UP_BLOCK, PairExamples, made_up_before
+from tasks.dataset.pair_stream import PairExamples, made_up_before
 from tests.storage.stores import store
 
 CURATION = Curation(n_subsets=9, share=40, noise_fraction=0.1, seed=5)
@@ -182,15 +176,6 @@ def test_mixtures_are_added_in_their_proportion(dataset: Dataset) -> None:
     assert rows(examples(dataset, curation=stronger)) != rows(only[0])
 
 
-def test_a_mixture_is_of_as_many_images_as_a_run_has(dataset: Dataset) -> None:
-    curation = replace(CURATION, mixture_fraction=1.0)
-    with patch.object(pair_stream, "mixture_examples", wraps=mixture_examples) as made:
-        next(iter(examples(dataset, curation=curation, prefetch=False)))
-    n_images = dataset.n_targets // dataset.n_runs
-    assert n_images > 2
-    assert {call.kwargs["n_mixed"] for call in made.call_args_list} == {n_images}
-
-
 def test_conditions_are_reconstructions_fitted_to_the_range(dataset: Dataset) -> None:
     table: dict[bytes, list[Tensor]] = {}
     for receipt in dataset.receipts:
@@ -235,25 +220,6 @@ def targets_of(sequence: Iterable[bytes]) -> Counter[bytes]:
     return Counter(row[48:] for row in pairs_only(sequence).elements())
 
 
-def test_noise_examples_are_all_different(dataset: Dataset) -> None:
-    batches = list(examples(dataset))
-    noise = noise_of(rows(batches))
-    assert len(noise) > 2 * MADE_UP_BLOCK
-    assert len({row[:48] for row in noise}) == len(noise)
-    other = noise_of(rows(examples(dataset, world_size=2, rank=1)))
-    assert set(other).isdisjoint(noise)
-
-
-def test_noise_comes_after_every_tenth_pair() -> None:
-    share = 0.1 / 1.1
-    is_noise = np.diff([made_up_before(k, share) for k in range(10_001)])
-    assert set(is_noise) == {0, 1}
-    places = np.flatnonzero(is_noise)
-    assert places[0] == 10
-    assert set(np.diff(places)) <= {10, 11, 12}
-    assert len(places) == 10_000 // 11
-
-
 @pytest.mark.parametrize(("world_size", "n_workers"), [(3, 4), (2, 1)])
 def test_readers_are_disjoint_and_complete(
     dataset: Dataset, world_size: int, n_workers: int
@@ -268,20 +234,6 @@ def test_readers_are_disjoint_and_complete(
     for batches in given:
         n = sum(len(batch["target"]) for batch in batches)
         assert n_noise(batches) == made_up_before(n, 0.1 / 1.1)
-
-
-def test_workers_of_all_ranks_are_the_readers(dataset: Dataset, fresh: ProcessPoolExecutor) -> None:
-    """3 ranks with 4 real workers each give what 12 readers give."""
-    direct = [rows(examples(dataset, rank=r, world_size=12)) for r in range(12)]
-    for rank in range(3):
-        given = Counter(fresh.submit(rows_of_four_workers, dataset.root, rank).result())
-        assert given == Counter(itertools.chain(*direct[4 * rank : 4 * rank + 4]))
-
-
-def rows_of_four_workers(root: str, rank: int) -> list[bytes]:
-    source = examples(Dataset(root), rank=rank, world_size=3, batch_size=100)
-    loader = DataLoader(source, batch_size=None, num_workers=4, multiprocessing_context=FORKED)
-    return rows(loader)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -409,15 +361,6 @@ def loaded_in_two_attempts(root: str, n_workers: int, n_left: int | None) -> Any
     return whole, attempts, *next_epochs
 
 
-def test_they_go_to_another_process_as_they_are(dataset: Dataset) -> None:
-    one = examples(dataset)
-    batches = iter(one)
-    before = rows([next(batches)])
-    sent = pickle.loads(pickle.dumps(one))  # noqa: S301
-    batches.close()
-    assert before + rows(sent) == rows(examples(dataset))
-
-
 def test_no_thread_is_left(dataset: Dataset) -> None:
     before = set(threading.enumerate())
     for endless in (False, True):
@@ -480,26 +423,3 @@ def test_settings_out_of_range_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         examples(dataset, **changes)
-
-
-def test_batches_are_made_beside_the_training_on_one_thread(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the training keeps the threads it has."""
-    made: list[tuple[str, int]] = []
-    make = pair_stream.make_examples
-
-    def watched(columns: Any) -> Any:
-        made.append((threading.current_thread().name, torch.get_num_threads()))
-        return make(columns)
-
-    monkeypatch.setattr(pair_stream, "make_examples", watched)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        list(examples(dataset, prefetch=True))
-        assert {n for _name, n in made} == {1}
-        assert all(name.startswith("next-batch") for name, _n in made)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

@@ -36,6 +36,7 @@ from tests.tasks.evaluation.evaluations import (
 
 CONFIG = Evaluation(n_samples=3, grid_rows=5, appendix_rows=6, baselines=())
 N_ROWS = 2 * N_IMAGES  # two victims
+Scored = tuple[dict[str, Any], Path]
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +45,14 @@ def images() -> ImageSet:
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Scored:
     """The record of two victims with three attacks each, of which the second found all images."""
     folder = tmp_path_factory.mktemp("sweep")
     return evaluated_sweep(folder), folder
 
 
 @pytest.fixture(scope="module")
-def noise(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Scored:
     """The record of two victims with three attacks each, none of which found anything."""
     folder = tmp_path_factory.mktemp("noise")
     return evaluated_sweep(folder, planted=0), folder
@@ -88,9 +89,7 @@ def _wanted(record: dict[str, Any], images: ImageSet, side: str, victim: int) ->
     return torch.from_numpy(images.images[ids]).float() / 255
 
 
-def test_what_one_attack_of_three_found_counts_for_the_victim(
-    sweep: tuple[dict[str, Any], Path],
-) -> None:
+def test_what_one_attack_of_three_found_counts_for_the_victim(sweep: Scored) -> None:
     record, folder = sweep
     assert _is_strict_json(folder / "out")
     facts = record["dataset"]
@@ -108,9 +107,7 @@ def test_what_one_attack_of_three_found_counts_for_the_victim(
     assert record["runs"]["mean_ssim"][0] < 0.6
 
 
-def test_every_row_takes_the_best_of_all_runs(
-    noise: tuple[dict[str, Any], Path], images: ImageSet
-) -> None:
+def test_every_row_takes_the_best_of_all_runs(noise: Scored, images: ImageSet) -> None:
     record, folder = noise
     store = Dataset(folder / "store")
     for victim in range(2):
@@ -132,9 +129,7 @@ def test_equal_matches_are_the_first_runs(tmp_path: Path, images: ImageSet) -> N
     assert record["methods"]["plain"]["targets"]["run"] == [0] * N_IMAGES + [3] * N_IMAGES
 
 
-def test_votes_are_those_of_all_candidates_at_once(
-    noise: tuple[dict[str, Any], Path], images: ImageSet
-) -> None:
+def test_votes_are_those_of_all_candidates_at_once(noise: Scored, images: ImageSet) -> None:
     record, folder = noise
     store = Dataset(folder / "store")
     found = record["methods"]["vote"]
@@ -168,7 +163,7 @@ def test_decoys_are_drawn_per_victim_from_its_number(tmp_path: Path, images: Ima
 
 
 def test_halves_are_two_sets_of_runs_whose_better_is_the_whole(
-    noise: tuple[dict[str, Any], Path], tmp_path: Path, images: ImageSet
+    noise: Scored, tmp_path: Path, images: ImageSet
 ) -> None:
     record, folder = noise
     for name in ("plain", "plain_all", "edm_x3"):
@@ -185,7 +180,7 @@ def test_halves_are_two_sets_of_runs_whose_better_is_the_whole(
     assert single["ranking"] is None
 
 
-def test_criteria_rank_the_attacks_on_a_victim(sweep: tuple[dict[str, Any], Path]) -> None:
+def test_criteria_rank_the_attacks_on_a_victim(sweep: Scored) -> None:
     record, folder = sweep
     runs, store = record["runs"], Dataset(folder / "store")
     raws = [_raw(store, run)[0] for run in range(3)]
@@ -207,7 +202,7 @@ def test_criteria_rank_the_attacks_on_a_victim(sweep: tuple[dict[str, Any], Path
     assert record["targets"]["margin"] == [k / 8 for k in range(N_IMAGES)] * 2
 
 
-def test_the_disagreement_is_held_against_the_error(noise: tuple[dict[str, Any], Path]) -> None:
+def test_the_disagreement_is_held_against_the_error(noise: Scored) -> None:
     from scipy import stats
 
     record, _folder = noise
@@ -257,17 +252,6 @@ def test_pictures_that_resemble_nothing_are_the_worst_of_each_victim(
         picture = fit_to_range(*_raw(store, run))
         scores = ssim_matrix(picture, torch.from_numpy(wanted[k : k + 1]).float() / 255)
         assert (scores - record["nothing"]["ssim"][k]).abs().min() < 1e-6
-
-
-def test_restorers_show_what_they_make_of_nothing(noise: tuple[dict[str, Any], Path]) -> None:
-    record, folder = noise
-    assert record["nothing"]["methods"] == ["plain", "bf_dncnn", "edm_x1", "edm_x3"]
-    assert record["nothing"]["n"] == 8
-    with np.load(folder / "out" / "pictures.npz") as pictures:
-        for name in ("bf_dncnn", "edm_x1", "edm_x3", "disagreement_edm"):
-            assert pictures[f"nothing/{name}"].shape == pictures["nothing/plain"].shape
-        spread = pictures["nothing/disagreement_edm"].mean() / 255 * 0.5
-    assert spread == pytest.approx(0.075, abs=0.01)  # of three samples of noise 0.1
 
 
 def test_a_killed_sweep_resumes_with_the_same_result(tmp_path: Path, images: ImageSet) -> None:

@@ -1,89 +1,72 @@
-"""Pages of studies in a real browser: nothing is asked, nothing fails, everything shows."""
+"""Pages in a real browser: nothing is asked, nothing fails, everything shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.tasks.browser import IN_A_BROWSER, Browser, chromium
+from tasks.report.compare import compare, open_runs
+from tasks.report.compare_page import write_comparison
+from tasks.report.page import write_report
+from tests.tasks.browser import IN_A_BROWSER, Browser, check_charts, check_that_it_works
 from tests.tasks.families.autoencoder import study_records as recoveries
 from tests.tasks.families.inversion import inversions
 from tests.tasks.families.weights.study import study_records as studies
-from tests.tasks.report.test_page_browser import (
-    LABELS_CUT_OFF,
-    LABELS_THAT_OVERLAP,
-    SCROLLS,
-    STICKS_OUT,
-    WIDTHS_OF_IMAGES,
-)
+from tests.tasks.report.report_records import made_up, write
 
 pytestmark = IN_A_BROWSER
-LETTERS = """[...document.querySelectorAll('svg text')].map(text => {
-    const svg = text.ownerSVGElement;
-    return parseFloat(getComputedStyle(text).fontSize)
-        * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width; })"""
-UNREACHABLE = """[...document.querySelectorAll('main *')].filter(e =>
-    e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)
-    && (e.tabIndex < 0 || !e.getAttribute('aria-label'))).map(e => e.outerHTML)"""
-N_SCROLLING = """[...document.querySelectorAll('.wide')].filter(e =>
-    e.scrollWidth > e.clientWidth + 1).length"""
+STUDIES = {
+    "study": (studies.PAGES, studies.study),
+    "recovery": (recoveries.PAGES, recoveries.recovery),
+    "inversion": (inversions.PAGES, inversions.inversion),
+}
+HIDDEN = {"study": 2, "recovery": 2, "inversion": 1, "report": 4}
+"""A line of the page."""
 COLUMNS = """getComputedStyle(document.querySelector('.of-rates .matrix'))
     .gridTemplateColumns.split(' ').length"""
-HIDDEN = {"study": 2, "recovery": 2, "inversion": 1}  # a line of the page
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    found = {
+        name: pages.page.write(pages.write(folder / name, *make()))
+        for name, (pages, make) in STUDIES.items()
+    }
+    found["report"] = write_report(write(folder / "a", *made_up()), {})
+    stopped = made_up(outcome="stopped", excluded=0, margins=False)
+    found["stopped"] = write_report(write(folder / "b", *stopped), {})
+    runs = open_runs([folder / "a", folder / "b"])
+    found["compare"] = write_comparison(compare(runs), runs, folder / "compare.html")["page"]
+    return found
 
 
-@pytest.fixture(scope="module", params=HIDDEN)
-def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pages, make = {
-        "study": (studies.PAGES, studies.study),
-        "recovery": (recoveries.PAGES, recoveries.recovery),
-        "inversion": (inversions.PAGES, inversions.inversion),
-    }[request.param]
-    return pages.page.write(pages.write(tmp_path_factory.mktemp("study"), *make()))
-
-
+@pytest.mark.parametrize("name", [*HIDDEN, "stopped", "compare"])
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_the_page_works_by_itself(browser: Browser, page: Path, width: int, dark: bool) -> None:
-    browser.requests.clear()
-    browser.complaints.clear()
-    browser.open(page, width=width, dark=dark)
-    browser.value_of("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-    assert browser.value_of(SCROLLS) is False
-    assert browser.value_of(STICKS_OUT) == []
-    assert browser.value_of(UNREACHABLE) == []
-    assert width > 390 or browser.value_of(N_SCROLLING) >= 1
-    widths = browser.value_of(WIDTHS_OF_IMAGES)
-    assert len(widths) > 100
-    assert all(found > 0 for found in widths)
-    asked = [url for url in browser.requests if not url.startswith("data:")]
-    assert asked == [page.absolute().as_uri()]
-    assert browser.complaints == []
+def test_a_page_works_by_itself(
+    browser: Browser, pages: dict[str, Path], name: str, width: int, dark: bool
+) -> None:
+    n_images = check_that_it_works(browser, pages[name], width=width, dark=dark)
+    assert (n_images > 0) == (name != "compare")
 
 
-@pytest.mark.parametrize(("width", "columns"), [(1280, 6), (1000, None), (390, 2)])
-def test_charts_can_be_read(browser: Browser, page: Path, width: int, columns: int | None) -> None:
-    browser.open(page, width=width)
-    letters = browser.value_of(LETTERS)
-    assert len(letters) > 100
-    assert min(letters) >= 9.5
-    assert max(letters) <= 19
-    assert browser.value_of(LABELS_THAT_OVERLAP) == []
-    assert browser.value_of(LABELS_CUT_OFF) == []
-    if page.stem == "recovery" and columns:
+@pytest.mark.parametrize("name", [*HIDDEN, "compare"])
+@pytest.mark.parametrize(("width", "columns"), [(1280, 6), (390, 2)])
+def test_charts_can_be_read(
+    browser: Browser, pages: dict[str, Path], name: str, width: int, columns: int
+) -> None:
+    check_charts(browser, pages[name], width=width)
+    if name == "recovery":
         assert browser.value_of(COLUMNS) == columns
 
 
-def test_a_line_can_be_hidden_without_a_script(browser: Browser, page: Path) -> None:
-    browser.open(page, width=1280)
-    k = HIDDEN[page.stem]
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_line_can_be_hidden_without_a_script(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    browser.open(pages[name], width=1280)
+    k = HIDDEN[name]
     shown = f"getComputedStyle(document.querySelector('figure:has(.t{k}) .s{k}')).display"
     assert browser.value_of(shown) != "none"
     browser.value_of(f"document.querySelector('figure:has(.t{k}) .t{k}').click()")

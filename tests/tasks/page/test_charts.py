@@ -16,11 +16,9 @@ from tasks.page.charts import (
     bands,
     dots,
     lines,
-    styles_of,
 )
 from tasks.page.tables import Table
-from tasks.report.figures import n_not_drawn, styles
-from tests.tasks.report.report_records import made_up
+from tasks.report.figures import n_not_drawn
 
 STYLE = Style(3, 2, 0)
 UNIT = Panel("A & b", unit_axis("x"), unit_axis("y"))
@@ -107,19 +105,6 @@ def test_axes_go_below_zero_and_by_powers_of_ten() -> None:
     assert [label for _v, label in axis.ticks] == ["0.001", "0.01", "0.1", "1"]
     assert axis.share(0.01) == pytest.approx(1 / 3)
     assert log_axis("", 1.0).low == 0.1
-
-
-def test_methods_differ_in_more_than_colour() -> None:
-    found = styles(made_up()[0])
-    assert len({style.number for style in found.values()}) == len(found)
-    assert len({(s.colour, s.marker, s.thin) for s in found.values()}) == len(found)
-    assert [name for name, style in found.items() if style.thin] == ["nlm"]
-
-
-def test_an_unheard_of_name_has_a_colour_of_its_own() -> None:
-    found = styles_of(["a", "new", "b", "newer"], {"a": 12, "b": 13}, (7, 9))
-    assert [style.colour for style in found.values()] == [12, 7, 13, 9]
-    assert len({style.marker for style in found.values()}) == 4
 
 
 def test_a_table_is_written_as_csv() -> None:

@@ -120,26 +120,7 @@ def test_a_method_that_one_run_lacks_is_not_compared(tmp_path: Path) -> None:
     assert "not evaluated" in Page(made["page"]).prose
 
 
-def test_nothing_differs(tmp_path: Path) -> None:
-    runs = _pair(tmp_path, lambda record: None)
-    made = write_comparison(compare(runs), runs, tmp_path / "c.html")
-    assert "No setting differs" in Page(made["page"]).prose
-
-
 def test_names_tell_runs_apart(tmp_path: Path) -> None:
     record = made_up()[0]
     folders = [_run(tmp_path / top / "same", record) for top in ("x", "y")]
     assert [run.name for run in open_runs(folders)] == ["x/same", "y/same"]
-
-
-def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
-    a = _run(tmp_path / "a", made_up()[0])
-    with pytest.raises(ValueError, match="at least two folders"):
-        open_runs([a])
-    with pytest.raises(ValueError, match="is given twice"):
-        open_runs([a, a / "evaluation"])
-    with pytest.raises(ValueError, match="has no finished evaluation"):
-        open_runs([a, tmp_path])
-    old = _run(tmp_path / "old", made_up()[0] | {"version": 2})
-    with pytest.raises(ValueError, match="evaluate again with this release"):
-        open_runs([a, old])

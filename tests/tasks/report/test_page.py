@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -11,22 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
+from PIL import Image
 
-from tasks.evaluation.evaluate import Evaluation, evaluate
 from tasks.page.formats import duration, interval, percent, score
-from tasks.page.pictures import data_uri, strips
+from tasks.page.pictures import strips
 from tasks.report.headline import attacker, method_title, victims
 from tasks.report.image_grids import attacks_sheet
 from tasks.report.page import saved_context, write_report
 from tasks.report.tables import images_table, ranked_table, thresholds_table
 from tests.tasks.evaluation.evaluations import (
-    Blender,
     evaluated_sweep,
-    image_set,
-    planted_store,
-    weights,
 )
+from tests.tasks.page.study_pages import FORBIDDEN
 from tests.tasks.pages import Page
 from tests.tasks.report.report_records import KINDS, Arrays, made_up, with_a_further_attack, write
 
@@ -71,18 +68,13 @@ def _page(folder: Path, record: dict[str, Any], pictures: Arrays, **context: Any
     path = write_report(write(folder, record, pictures), context)
     page = Page(path)
     page.check()
+    assert [text for text in FORBIDDEN if text in path.read_text()] == []
     return page, record, path
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return _page(tmp_path_factory.mktemp("full"), *made_up(), **CONTEXT)
-
-
-def test_the_page_asks_nothing_of_the_network(full: Made) -> None:
-    source = full[2].read_text()
-    for forbidden in ("http:", "https:", "url(", "@import", "<script", "<iframe"):
-        assert forbidden not in source
 
 
 def test_the_table_is_the_record(full: Made) -> None:
@@ -123,24 +115,16 @@ def test_the_scores_under_the_pictures_are_the_records(full: Made) -> None:
 
 def test_the_page_says_what_was_attacked_and_with_what(full: Made) -> None:
     page, record, _path = full
-    plain = {side: record["methods"]["plain"][side]["summary"] for side in ("targets", "decoys")}
-    best = {side: record["methods"]["edm_x4"][side]["summary"] for side in ("targets", "decoys")}
-    assert (
-        "2 networks were trained on 12 pictures each, 24 in all, and then attacked, each 3 times"
-        in (page.prose)
+    plain, best = (
+        {side: record["methods"][name][side]["summary"]["n_good"] for side in ("targets", "decoys")}
+        for name in ("plain", "edm_x4")
     )
-    assert f"the attack alone, {plain['targets']['n_good']} of 24 training pictures" in page.prose
-    assert f"in the same way, {plain['decoys']['n_good']} of 24 decoys" in page.prose
-    assert re.search(
-        rf"EDM, mean of 4 it was {best['targets']['n_good']} training pictures and "
-        rf"{best['decoys']['n_good']} decoys", page.prose
-    )  # fmt: skip
-    worse = record["methods"]["edm_x4"]["targets"]["compared_with_plain"]["n_worse"]
-    assert f"training pictures better and {worse} worse, by more than 0.01" in page.prose
+    assert f"the attack alone, {plain['targets']} of 24 training pictures" in page.prose
+    assert f"in the same way, {plain['decoys']} of 24 decoys" in page.prose
+    said = f"4 it was {best['targets']} training pictures and {best['decoys']} decoys"
+    assert said in re.sub(r"\s+", " ", page.prose)
     assert "0.98765" not in page.prose
-    for text in ("4711", "a toaster", "palimpsest demo --set <x>&co", "1 min 1 s", "2.5 s"):
-        assert text in page.prose
-    for text in ("1 min 4 s", "20, 30", "17", "9.9", "12345", "678", "1 May"):
+    for text in ("4711", "a toaster", "palimpsest demo --set <x>&co", "1 min 1 s", "20, 30", "678"):
         assert text in page.prose
 
 
@@ -219,55 +203,28 @@ def test_a_jobs_folder_will_do(tmp_path: Path) -> None:
     assert write_report(tmp_path, {}) == tmp_path / "evaluation" / "report.html"
 
 
-def test_without_restorers(tmp_path: Path) -> None:
-    page, _record, _path = _page(tmp_path, *made_up(methods=("plain", "plain_all", "nlm")))
-    assert list(page.rows) == ["plain", "plain_all", "nlm"]
-    assert "After restoration" not in page.prose
-    assert "Restorers are networks" not in page.prose
-    assert "No trained restorer was evaluated" in page.prose
-    assert "No method averages samples" in page.prose
-
-
-def test_when_nothing_is_good(tmp_path: Path) -> None:
-    page, record, _path = _page(tmp_path, *made_up(level=0.05, methods=("plain", "bf_dncnn")))
-    found = [record["methods"][name]["targets"]["summary"]["n_good"] for name in record["methods"]]
-    assert found == [0, 0]
-    assert "0 of 24 training pictures" in page.prose
-    assert "None is good, that is, above 0.4" in page.prose
-
-
-def test_one_attack_per_victim_has_no_halves_and_no_ranking(tmp_path: Path) -> None:
-    made = made_up(n_victims=1, attacks=1, margins=False, excluded=0)
-    page, _record, path = _page(tmp_path, *made)
-    assert "What one trained network gave back" in page.prose
-    assert "One network was trained on 12 pictures and then attacked." in page.prose
-    assert "cannot be split into halves" in page.prose
-    assert "there are no runs to rank" in page.prose
-    assert "no distances from the decision boundary" in page.prose
-    assert "were not compared with the restorers’ training images" in page.prose
-    assert not {"split-halves.csv", "runs.csv", "margin.csv"} & set(page.downloads)
-    assert not (_data(path) / "margin.csv").exists()
-
-
-def test_one_image_of_one_victim(tmp_path: Path) -> None:
-    page, _record, _path = _page(tmp_path, *made_up(n_victims=1, per_victim=1, attacks=1))
-    assert "One network was trained on 1 picture and then attacked." in page.prose
-
-
 @pytest.mark.parametrize(
-    ("outcome", "said"),
+    ("how", "said"),
     [
-        ("nonfinite", "In 6 runs of 6 the numbers diverged"),
-        ("stopped", "6 runs of 6 were given up"),
+        ({"methods": ("plain", "plain_all", "nlm")}, ["No trained restorer was evaluated",
+                                                      "No method averages samples"]),
+        ({"level": 0.05, "methods": ("plain", "bf_dncnn")}, ["None is good, that is, above 0.4"]),
+        ({"n_victims": 1, "attacks": 1, "margins": False, "excluded": 0},
+         ["One network was trained on 12 pictures", "cannot be split into halves",
+          "there are no runs to rank", "no distances from the decision boundary"]),
+        ({"n_victims": 1, "per_victim": 1, "attacks": 1}, ["One network was trained on 1 picture"]),
+        ({"outcome": "nonfinite"}, ["In 6 runs of 6 the numbers diverged",
+                                    "0 of 24 training pictures"]),
+        ({"outcome": "stopped"}, ["6 runs of 6 were given up",
+                                  "The runs left too little to rank them by"]),
     ],
-)
-def test_runs_that_left_nothing(tmp_path: Path, outcome: str, said: str) -> None:
-    page, _record, path = _page(tmp_path, *made_up(outcome=outcome))
-    assert said in page.prose
-    assert "0 of 24 training pictures" in page.prose
-    assert 'aria-label="no picture"' in path.read_text()
-    assert "No picture that resembles nothing was kept" in page.prose
-    assert "The runs left too little to rank them by" in page.prose
+)  # fmt: skip
+def test_an_evaluation_with_little_in_it_has_a_page(
+    tmp_path: Path, how: dict[str, Any], said: list[str]
+) -> None:
+    page, record, path = _page(tmp_path, *made_up(**how))
+    assert [text for text in said if text not in page.prose] == []
+    assert list(page.rows) == list(record["methods"])
     assert re.search(r"\bnan\b", path.read_text().partition("<body>")[2], re.IGNORECASE) is None
 
 
@@ -279,8 +236,6 @@ def test_without_pictures_there_is_no_grid(tmp_path: Path) -> None:
     }
     page, _record, _path = _page(tmp_path, record, {k: v[:0] for k, v in pictures.items()})
     assert page.images == []
-    assert "What came back" not in page.prose
-    assert "All pictures" not in page.prose
 
 
 def test_an_earlier_figure_does_not_stay_beside_the_page(tmp_path: Path) -> None:
@@ -317,16 +272,11 @@ def test_attacks_on_the_same_victims_are_shown_side_by_side(tmp_path: Path) -> N
             guesses,
             seconds,
         ]
-        good = [f"{m[side]['summary']['n_good']}" for m in (method,) for side in ("targets",)]
-        assert f'<strong class="mark">{good[0]} of 24</strong>' in text[: text.index("<nav")]
     rows = record["side_by_side"]["targets"]
     shown = re.findall(r'alt="(Span attack|Attack alone|EDM, mean of 4), SSIM ([0-9.]+)"', section)
     for method, title in (("plain_span", "Span attack"), ("plain", "Attack alone")):
         expected = [f"{record['methods'][method]['targets']['ssim'][row]:.2f}" for row in rows]
         assert [ssim for name, ssim in shown if name == title][:12] == expected
-    assert "KKT, then EDM ×4" in section
-    assert "The span attack separates" in text
-    assert "given the weights that training started from as well" in text
     table = list(csv.DictReader(io.StringIO((data / "attacks-side-by-side.csv").read_text())))
     assert [int(row["row"]) for row in table] == [*rows, 3, 1]
     assert "attacks" not in page.rows
@@ -338,34 +288,15 @@ def test_attacks_on_the_same_victims_are_shown_side_by_side(tmp_path: Path) -> N
 
 
 def test_what_the_evaluation_really_writes(tmp_path: Path) -> None:
-    images = image_set()
-    blenders = {"bf_dncnn": Blender(1), "edm": Blender()}
-    record = evaluate(
-        Evaluation(n_samples=2, grid_rows=3),
-        dataset=planted_store(tmp_path / "store", images, n_parts=1, planted=2),
-        heldout=images,
-        restorers={name: weights(tmp_path, name) for name in blenders},
-        out=tmp_path / "out",
-        device="cpu",
-        load=lambda path, _device: (blenders[path.stem], nn.Identity()),
-    )
-    page = Page(write_report(tmp_path / "out", {}))
-    page.check()
-    assert list(page.rows) == list(record["methods"])
-    assert record["methods"]["plain"]["targets"]["summary"]["n_good"] >= 4
-    assert "Where samples of EDM disagree" in page.prose
-    assert "Closest training picture" in page.prose
-
-
-def test_what_the_evaluation_writes_of_a_sweep(tmp_path: Path) -> None:
     record = evaluated_sweep(tmp_path)
     page = Page(write_report(tmp_path / "out", {}))
     page.check()
+    assert list(page.rows) == list(record["methods"])
     assert f"each {record['dataset']['attacks_per_victim']} times" in page.prose
     assert {"split-halves.csv", "runs.csv", "ranking.csv"} <= set(page.downloads)
     found = record["ranking"]["kkt_residual"]
     assert f"{found['n_best_in_top_quarter']} of {found['n_victims']}" in page.prose
-    assert "KKT residual" in page.prose
+    assert "Where samples of EDM disagree" in page.prose
 
 
 @pytest.mark.parametrize(
@@ -403,10 +334,6 @@ def _data(page: Path) -> Path:
 
 
 def test_a_strip_holds_its_pictures_and_stays_light() -> None:
-    import base64
-
-    from PIL import Image
-
     rows = [np.random.default_rng(0).integers(0, 256, (5, 3, 8, 8), dtype=np.uint8)]
     (url,), exact = strips(rows, most_bytes=10**6)
     assert exact
@@ -417,18 +344,6 @@ def test_a_strip_holds_its_pictures_and_stays_light() -> None:
     (lossy,), exact = strips(rows, most_bytes=100)
     assert not exact
     assert lossy.startswith("data:image/webp;base64,")
-
-
-def test_pictures_survive_the_encoding() -> None:
-    import base64
-    import io
-
-    from PIL import Image
-
-    picture = np.random.default_rng(0).integers(0, 256, (3, 8, 8), dtype=np.uint8)
-    content = base64.b64decode(data_uri(picture).partition(",")[2])
-    back = np.asarray(Image.open(io.BytesIO(content))).transpose(2, 0, 1)
-    np.testing.assert_array_equal(back, picture)
 
 
 def test_numbers_for_people() -> None:

@@ -13,7 +13,6 @@ from PIL import Image
 from storage.errors import SourceError
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
-from storage.sources.pictures import square
 from tasks.dataset.export import rendered
 from tasks.restoring.inputs import open_inputs, parse_size, resized, size_text
 from tasks.restoring.restore import OpenRestorer, open_restorer
@@ -30,17 +29,6 @@ from tests.tasks.restoring.restorers import (
 from tests.tasks.restoring.test_job import edm, restore
 
 __all__ = ["edm"]
-
-
-def test_a_picture_of_another_size_is_named_with_both_sizes_and_the_fix(
-    tmp_path: Path, edm: OpenRestorer
-) -> None:
-    folder = picture_folder(tmp_path / "in", pixels(1, size=12))
-    with pytest.raises(SourceError, match=r"p00.png is 12 x 12, but edm works at 8 x 8; add --s"):
-        restore(edm, folder, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    restore(edm, folder, tmp_path / "out", size=SIZE)
-    assert read(tmp_path / "out/mean/p00.png").shape == (3, SIZE, SIZE)
 
 
 def test_a_picture_keeps_its_size_and_shape(tmp_path: Path) -> None:
@@ -107,13 +95,6 @@ def test_resizing_keeps_the_centre_and_the_proportions(
     centre = Image.fromarray(np.ascontiguousarray(picture[rows, columns]))
     expected = np.asarray(centre.resize(size[::-1], way)).astype(int)
     assert np.abs(resized(picture, *size) - expected).max() <= 1
-
-
-@pytest.mark.parametrize("given", [(7, 12), (33, 20), (5, 5), (100, 31)])
-@pytest.mark.parametrize("side", [1, 5, 7, 13])
-def test_a_square_is_the_one_that_sources_make(given: tuple[int, int], side: int) -> None:
-    picture = pixels(1, size=100)[0].transpose(1, 2, 0)[: given[0], : given[1]]
-    np.testing.assert_array_equal(resized(picture, side, side), square(picture, side))
 
 
 def test_a_size_is_read_from_words() -> None:

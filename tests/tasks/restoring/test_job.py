@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from tasks.page.pictures import Strip, strips_sheet
 from tasks.restoring import job as restore_job
 from tasks.restoring.inputs import open_inputs
-from tasks.restoring.job import WHITE, Restoration, grey_of, restore_pictures
+from tasks.restoring.job import WHITE, Restoration, restore_pictures
 from tasks.restoring.restore import OpenRestorer, open_restorer
 from tests.tasks.restoring.restorers import (
     TINY_BF_DNCNN,
@@ -78,11 +77,6 @@ def test_every_sample_their_mean_and_their_spread_are_written(
     ]
 
 
-def test_the_scale_of_disagreement_is_fixed() -> None:
-    levels = torch.tensor([[0.0, 0.1, 0.25, 0.5]])
-    np.testing.assert_array_equal(grey_of(levels), [[0, 102, 255, 255]])
-
-
 def test_pictures_in_folders_and_of_several_sizes_keep_their_names(tmp_path: Path) -> None:
     folder = picture_folder(tmp_path / "in" / "cats", pixels(2))
     picture_folder(tmp_path / "in" / "dogs", pixels(2, size=12, seed=1))
@@ -125,17 +119,6 @@ def test_what_was_read_is_in_the_record(tmp_path: Path) -> None:
         "left_out": [{"file": r"not\x1b.png", "why": "not a known picture format"}],
     }
     assert [picture["name"] for picture in record["pictures"]] == ["p00", "p01", "p02", "wide"]
-
-
-def test_batches_change_no_picture(tmp_path: Path, edm: OpenRestorer) -> None:
-    folder = picture_folder(tmp_path / "in", pixels(4))
-    for batch_size in (1, 5, 256):
-        config = Restoration(n_samples=2, batch_size=batch_size)
-        restore(edm, folder, tmp_path / f"out{batch_size}", config=config)
-    for k in range(4):
-        names = [f"out{size}/mean/p{k:02d}.png" for size in (1, 5, 256)]
-        first, *others = (read(tmp_path / name).astype(int) for name in names)
-        assert all(np.abs(other - first).max() <= 1 for other in others)
 
 
 class _Interrupted(Exception):
@@ -226,16 +209,6 @@ def test_other_settings_are_refused(
     assert dict(contents(out)) == before
 
 
-def test_another_picture_or_model_is_another_restoration(tmp_path: Path, edm: OpenRestorer) -> None:
-    folder, out = picture_folder(tmp_path / "in", pixels(2)), tmp_path / "out"
-    restore(identity(), folder, out)
-    with pytest.raises(StoreMismatchError, match=r"model.name is \"identity\" there"):
-        restore(edm, folder, out)
-    picture_folder(folder, pixels(2, seed=1))
-    with pytest.raises(StoreMismatchError, match=r"input.fingerprint is"):
-        restore(identity(), folder, out)
-
-
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     folder = picture_folder(tmp_path / "in", pixels(1))
     with pytest.raises(ValueError, match="not empty and holds no restoration"):
@@ -303,19 +276,6 @@ def test_fresh_replaces_a_restoration_when_all_else_is_right(tmp_path: Path) -> 
     assert [path.name for path in (out / "mean").iterdir()] == ["p00.png"]
 
 
-def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
-    folder, out = picture_folder(tmp_path / "in", pixels(1)), tmp_path / "out"
-    out.mkdir()
-    descriptor = os.open(out, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        with pytest.raises(StorageError, match="another process"):
-            restore(identity(), folder, out)
-    finally:
-        os.close(descriptor)
-    restore(identity(), folder, out)
-
-
 def test_the_sheet_has_pictures_in_even_distances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,19 +296,3 @@ def test_the_sheet_has_pictures_in_even_distances(
     notes = [str(strips[0]).partition(": ")[2] for strips in told]
     assert notes[0] == "1 picture"
     assert notes[2:] == ["all 4 pictures", "4 of 10 pictures, chosen evenly"]
-
-
-def test_the_sheet_keeps_no_pictures_that_it_does_not_show(
-    tmp_path: Path, edm: OpenRestorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs: list[restore_job._Job] = []
-    run = restore_job._Job.run
-    monkeypatch.setattr(
-        restore_job._Job, "run", lambda self, *how: (jobs.append(self), run(self, *how))
-    )
-    monkeypatch.setattr(restore_job, "N_ROWS", 2)
-    folder = picture_folder(tmp_path / "in", pixels(5))
-    restore(edm, folder, tmp_path / "edm")
-    restore(identity(), folder, tmp_path / "identity")
-    assert [sorted(job.shown) for job in jobs] == [["p00", "p04"], []]
-    assert len(jobs[0].shown["p00"]) == 3

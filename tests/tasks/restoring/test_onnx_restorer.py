@@ -8,14 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from storage.errors import StorageError
-from tasks.restoring.inputs import open_inputs
-from tasks.restoring.job import Restoration, restore_pictures
-from tasks.restoring.onnx_restorer import OnnxRestorer
 from tasks.restoring.restore import open_restorer
-from tests.tasks.restoring.restorers import SIZE, floats, picture_folder, pixels, read
+from tests.tasks.restoring.restorers import SIZE, floats
 
 MISSING = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(
@@ -66,18 +62,6 @@ def test_pictures_go_through_the_model_in_its_range(tmp_path: Path) -> None:
 
 
 @needs_onnx
-def test_channels_and_rows_keep_their_order_from_png_to_png(tmp_path: Path) -> None:
-    folder = picture_folder(tmp_path / "in", pixels(2))
-    for value_range in ("0..1", "-1..1"):
-        opened = open_restorer(model(tmp_path / "same.onnx"), device="cpu", onnx_range=value_range)
-        restore_pictures(opened, open_inputs(folder), tmp_path / value_range, Restoration())
-        for k in range(2):
-            np.testing.assert_array_equal(
-                read(tmp_path / value_range / f"mean/p{k:02d}.png"), pixels(2)[k]
-            )
-
-
-@needs_onnx
 @pytest.mark.parametrize("n_fixed", [1, 2, 4])
 def test_a_model_of_a_fixed_batch_is_filled_up(tmp_path: Path, n_fixed: int) -> None:
     path = model(tmp_path / "m.onnx", shape=(n_fixed, 3, SIZE, SIZE), weight=0.5)
@@ -96,24 +80,6 @@ def test_any_size_goes_through_a_model_that_fixes_none(tmp_path: Path) -> None:
     assert one_side(floats(2, size=10)[..., :7])[0].shape == (2, 3, 10, 7)
     with pytest.raises(ValueError, match=r"8 x 8, but s.onnx works at 10 x any"):
         one_side(floats(1))
-
-
-@needs_onnx
-def test_progress_and_batches(tmp_path: Path) -> None:
-    restorer = OnnxRestorer(model(tmp_path / "m.onnx"), device="cpu")
-    told: list[float] = []
-    given = torch.from_numpy(floats(5))
-    for batch_size in (2, 5):
-        restored = restorer.restore(
-            torch.nn.Identity(),
-            given,
-            n_samples=1,
-            seeds=torch.zeros(5, dtype=torch.int64),
-            progress=told.append,
-            batch_size=batch_size,
-        )
-        assert torch.equal(restored[0], given)
-    assert told == [0.4, 0.8, 1.0, 1.0]
 
 
 @needs_onnx

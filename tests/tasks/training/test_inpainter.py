@@ -16,10 +16,7 @@ from recon_core.restore.edm import Denoiser
 from recon_core.restore.inpaint import DDNM, unconditional
 from storage.checkpoints import load_checkpoint
 from tasks.training.inpainter import (
-    CPU_INPAINTER,
-    PAPER_INPAINTER,
     Inpainter,
-    batch_of,
     inpainter_fingerprint,
     train_inpainter,
 )
@@ -101,17 +98,6 @@ def test_a_finished_training_is_not_repeated_and_one_of_other_settings_replaced(
             train_inpainter(inpainter, pictures, out=tmp_path, device="cpu", on_step=kill_at(1))
 
 
-def test_examples_are_clean_images_without_a_condition() -> None:
-    images = torch.from_numpy(ramps(5))
-    batch = batch_of(images, 3, TINY.training)
-    assert not batch.condition.any()
-    assert not batch.augment.any()
-    drawn = ((batch.target + 1) * 127.5).round().byte()
-    assert (drawn[:, None] == images).flatten(2).all(2).any(1).all()
-    assert torch.equal(batch.target, batch_of(images, 3, TINY.training).target)
-    assert not torch.equal(batch.target, batch_of(images, 4, TINY.training).target)
-
-
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Denoiser:
     training = Training(
@@ -167,10 +153,3 @@ def test_bad_settings_and_images_are_refused(tmp_path: Path) -> None:
     for images in wrong:
         with pytest.raises(ValueError, match=r"expected uint8 \(n, 3, 8, 8\)"):
             train_inpainter(TINY, images, out=tmp_path, device="cpu")
-
-
-def test_the_presets_can_be_built() -> None:
-    assert PAPER_INPAINTER.restorer.size == "paper"
-    for inpainter in (CPU_INPAINTER, PAPER_INPAINTER):
-        assert inpainter.restorer.target == "image"
-        assert inpainter.restorer.resolution == 32

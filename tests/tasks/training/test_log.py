@@ -77,13 +77,6 @@ def test_a_resumed_log_is_the_log_of_one_training(dataset: Dataset, tmp_path: Pa
     assert clockless(tmp_path / "out") == clockless(tmp_path / "through")
 
 
-def test_another_training_starts_another_log(dataset: Dataset, tmp_path: Path) -> None:
-    watched(dataset, tmp_path)
-    watched(dataset, tmp_path, validation=Validation())
-    assert [line["step"] for line in read_log(tmp_path)] == list(range(1, 13))
-    assert not (tmp_path / "validation.png").exists()
-
-
 @pytest.mark.parametrize("damage", [b"\0" * 40 + b"\n", b"[]\n", b'{"loss": 1}\n', b"\xff\n"])
 def test_a_damaged_log_does_not_end_a_resumed_training(tmp_path: Path, damage: bytes) -> None:
     lines = [b'{"step": %d, "loss": 1.0}\n' % step for step in (1, 2, 3)]

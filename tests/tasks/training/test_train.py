@@ -109,31 +109,6 @@ def test_a_training_leaves_a_model_and_its_card(dataset: Dataset, tmp_path: Path
     assert not list((tmp_path / "out").glob("latest*"))
 
 
-def test_a_page_for_people_stands_beside_the_model(dataset: Dataset, tmp_path: Path) -> None:
-    card = train(dataset, tmp_path)
-    page = (tmp_path / "MODEL_CARD.md").read_text()
-    assert page.startswith("# BF-DnCNN\n")
-    for fact in (
-        card["fingerprint"],
-        dataset.content_hash,
-        f"torch {torch.__version__}",
-        "after step 12 of 12",
-        f"{dataset.n_pairs:,} of the {dataset.n_pairs:,} pairs",
-        "| `noise_fraction` | 0.2 |",
-        "no pairs were held out",
-    ):
-        assert str(fact) in page
-    assert card["versions"].keys() == {"palimpsest", "python", "torch", "numpy"}
-    assert (card["threads"], card["ranks"]) == (1, 1)
-
-
-def test_the_page_says_whether_the_weights_are_averaged(dataset: Dataset, tmp_path: Path) -> None:
-    for halflife, said in ((50, "averaged (EMA)"), (0, "not averaged")):
-        training = replace(TRAINING, n_steps=1, ema_halflife_images=halflife)
-        train(dataset, tmp_path, training=training)
-        assert f"**Weights:** {said}, after step 1 of 1" in (tmp_path / "MODEL_CARD.md").read_text()
-
-
 def test_the_loaded_restorer_is_the_trained_one(dataset: Dataset, tmp_path: Path) -> None:
     train(dataset, tmp_path / "out")
     restorer, net = load_restorer(tmp_path / "out", device="cpu")

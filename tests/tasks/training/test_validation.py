@@ -226,37 +226,12 @@ def test_what_the_weights_do_not_depend_on_trains_nothing_anew(
     assert len(found | {first["fingerprint"]}) == 4
 
 
-def test_precision_and_micro_batches_are_other_trainings(dataset: Dataset, tmp_path: Path) -> None:
-    changes = [{}, {"precision": "bf16"}, {"accumulate": 2}]
-    cards = [
-        train(
-            dataset,
-            tmp_path / "out",
-            images_for_noise=images(),
-            training=replace(TRAINING, n_steps=1, **change),
-        )
-        for change in changes
-    ]
-    assert len({str(card["fingerprint"]) for card in cards}) == 3
-
-
 def test_fewer_sampler_steps_for_validation_only() -> None:
     fast = for_validation(EDM(size="tiny"), replace(EVERY_4, n_sampler_steps=4))
     assert isinstance(fast, EDM)
     assert fast.n_steps == 4
     assert for_validation(EDM(size="tiny"), EVERY_4) == EDM(size="tiny")
     assert for_validation(RESTORER, replace(EVERY_4, n_sampler_steps=4)) == RESTORER
-
-
-def test_the_mean_of_several_samples_is_scored(dataset: Dataset) -> None:
-    held_out = read_held_out(dataset, EVERY_4, CURATION)
-    edm = EDM(size="tiny", resolution=SIDE, n_steps=3)
-    net = edm.build(seed=0)
-    found = score(edm, net, held_out, device="cpu", n_samples=3)
-    samples = edm.restore(net, held_out.inputs, n_samples=3, seeds=torch.arange(6))
-    torch.testing.assert_close(found[1], samples.mean(dim=0))
-    assert found[0] == float(ssim_pairs(samples.mean(dim=0), held_out.targets).mean())
-    assert found[0] != score(edm, net, held_out, device="cpu")[0]
 
 
 def test_restorations_that_are_not_numbers_have_a_score(dataset: Dataset) -> None:
@@ -267,17 +242,6 @@ def test_restorations_that_are_not_numbers_have_a_score(dataset: Dataset) -> Non
     found = score(RESTORER, net, held_out, device="cpu")
     black = ssim_pairs(torch.zeros_like(held_out.targets), held_out.targets)
     assert found[0] == pytest.approx(float(black.mean()))
-
-
-def test_a_diffusion_restorer_is_validated(dataset: Dataset, tmp_path: Path) -> None:
-    card = validated(
-        dataset,
-        tmp_path / "out",
-        restorer=EDM(size="tiny", resolution=SIDE),
-        training=replace(TRAINING, n_steps=2),
-        validation=replace(EVERY_4, n_sampler_steps=2),
-    )
-    assert len(card["validation"]["ssim_curve"]) == 1
 
 
 def test_a_diverged_training_keeps_what_was_before(dataset: Dataset, tmp_path: Path) -> None:

@@ -58,50 +58,6 @@ def test_both_attacks_of_a_point_are_on_the_same_victims(preset: str) -> None:
         assert span_of(kkt["attack"]) is None
 
 
-def experiments(preset: str) -> dict[str, KKT]:
-    return {name: both["span"].experiment for name, both in points(study("span", preset)).items()}
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_points_are_what_their_names_say(preset: str) -> None:
-    made = experiments(preset)
-    base = made["base"]
-    n = study("span", preset).cells[0].images_per_run
-    assert [made[f"width {r} per image"].victim.widths[0] for r in ("0.5", "1", "5", "10")] == [
-        n // 2, n, 5 * n, 10 * n]  # fmt: skip
-    for cell in study("span", preset).cells:
-        first = cell.experiment.victim.init_std_first
-        assert (first is None) == str(cell.at["start"]).startswith("standard")
-        span = span_of(cell.experiment.attack)
-        if span is not None:
-            assert (span.start == "known") == str(cell.at["start"]).endswith(", known")
-    rules = {"momentum": ("gd", 0.9), "Adadelta": ("adadelta", 0), "Adam": ("adam", 0)}
-    for name, rule in rules.items():
-        optimiser = made[name].training.optimiser
-        assert (optimiser.rule, optimiser.momentum) == rule
-    assert made["minibatches"].training.batch_size == n // 4
-    assert made["weight decay 0.01"].training.weight_decay == 0.01
-    assert made["MSE"].training.loss.kind == "mse"
-    assert made["CE, ten classes"].n_outputs == 10
-    assert [len(made[f"{k} hidden layer{s}"].victim.widths) for k, s in ((1, ""), (3, "s"))] == [
-        1, 3]  # fmt: skip
-    assert [made[f"biases: {name}"].victim.bias for name in ("first", "all")] == ["first", "all"]
-    given = [made[f"weights: {name}"].released for name in ("float16", "int8", "noise 10 %")]
-    assert [(r.precision, r.noise) for r in given] == [("float16", 0), ("int8", 0), ("full", 0.1)]
-    assert base.training.weight_decay == 0
-    assert base.victim.bias == "none"
-
-
-def test_the_papers_size_is_its_network_and_images() -> None:
-    made = study("span", "paper")
-    base = made.cells[0]
-    assert base.images_per_run == 500
-    assert base.experiment.victim.widths == (1000, 1000)
-    assert base.experiment.training.epochs == 1_000_000
-    assert made.axes["images"].values == (20, 50, 100, 200, 300, 500)
-    assert study("span", "cpu").axes["images"].values == made.axes["images"].values
-
-
 def test_the_search_has_the_separations_time_by_operations() -> None:
     """As measured: 450 iterations in 1.25 directions an image, of 45 filters at 225 places."""
     for name in ("base", "200 images", "width 10 per image", "MSE"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors.torch
@@ -22,49 +21,18 @@ N_IMAGES = 6
 WIDTH = 64
 
 
-@dataclass(frozen=True)
 class AutoencoderFiles:
-    """The folder of the files, the network as torch has it, and the images."""
+    """Where the files of a network are that came to this loss."""
 
-    folder: Path
-    net: nn.Sequential
-    images: Tensor
-    loss: float
-
-    @property
-    def state_dict(self) -> Path:
-        return self.folder / "net.pt"
-
-    @property
-    def safetensors_file(self) -> Path:
-        return self.folder / "net.safetensors"
-
-    @property
-    def ours(self) -> Path:
-        """With the names of `FullyConnectedModel`."""
-        return self.folder / "ours.safetensors"
-
-    @property
-    def torchscript(self) -> Path:
-        return self.folder / "traced.pt"
-
-    @property
-    def exported(self) -> Path:
-        """For images, any number of rows."""
-        return self.folder / "net.pt2"
-
-    @property
-    def exported_fixed(self) -> Path:
-        """For vectors, four rows at once."""
-        return self.folder / "fixed.pt2"
-
-    @property
-    def pictures(self) -> Path:
-        return self.folder / "images"
-
-    @property
-    def others(self) -> Path:
-        return self.folder / "others"
+    def __init__(self, folder: Path, loss: float) -> None:
+        self.loss = loss
+        self.state_dict = folder / "net.pt"
+        self.safetensors_file = folder / "net.safetensors"
+        self.ours = folder / "ours.safetensors"  # with the names of `FullyConnectedModel`
+        self.torchscript = folder / "traced.pt"
+        self.exported = folder / "net.pt2"  # for images, any number of rows
+        self.exported_fixed = folder / "fixed.pt2"  # for vectors, four rows at once
+        self.pictures, self.others = folder / "images", folder / "others"
 
 
 class OnImages(nn.Module):
@@ -111,7 +79,7 @@ def make_autoencoder(folder: Path) -> AutoencoderFiles:
     images = photographs("train", N_IMAGES)
     tensors, loss = trained(images)
     net = sequential(tensors)
-    files = AutoencoderFiles(folder, net, images, loss)
+    files = AutoencoderFiles(folder, loss)
     torch.save(net.state_dict(), files.state_dict)
     safetensors.torch.save_file(dict(net.state_dict()), files.safetensors_file)
     safetensors.torch.save_file(tensors, files.ours)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from recon_core.summary import proportion_interval
 from tasks.families.autoencoder.study.figure_specs import describe_figures, group_name
 from tasks.families.autoencoder.study.page import RECOVERY_PAGE
-from tests.tasks.page.study_pages import Arrays, Made, StudyPages
+from tests.tasks.page.study_pages import Arrays, Made, StudyPages, claims, header
 
 MASKS = ("random", "blocks", "stripes", "text", "half", "window")
 METHODS = ("iteration", "unknown", "known", "noise_aware", "ddnm", "biharmonic")
@@ -137,19 +137,6 @@ def set_rates(found: dict[str, Any], accurate: int, approximate: int) -> None:
                + [1e-2] * (n - approximate))  # fmt: skip
 
 
-def claims() -> list[dict[str, Any]]:
-    """One claim of each outcome."""
-    return [
-        {"claim": "The method beats iterating f", "where": "figure 3", "theirs": "78 % against 4 %",
-         "ours": "60 % against 5 %", "rule": "the lower end is above",
-         "outcome": "holds"},
-        {"claim": "Test images do not come back", "where": "section 4", "theirs": "0 %",
-         "ours": 0.25, "rule": "no test image is accurate", "outcome": "does not hold"},
-        {"claim": "25,000 images", "where": "table 1", "theirs": "54.2 %", "ours": None,
-         "rule": "more than half", "outcome": "undecided"},
-    ]  # fmt: skip
-
-
 class _Study:
     def __init__(
         self,
@@ -238,11 +225,7 @@ class _Study:
         names = ("random pixels", "blocks", "stripes", "text", "lower half", "window")
         numbered = {mask: f"mask {k + 1}: {names[k]}" for k, mask in enumerate(MASKS)}
         return {
-            "schema": "palimpsest-recovery", "version": 2, "name": "autoencoder", "preset": "test",
-            "title": "Training images from overfitted autoencoders",
-            "question": "Do missing pixels of training images come back?",
-            "paper": "000, section 4", "command": "palimpsest study autoencoder --set x=<1>",
-            "created": "1 May", "machine": "a toaster", "fingerprint": "c" * 64,
+            **header("recovery", "autoencoder", "000, section 4"),
             "settings": {"methods": {"unknown": {"admm_steps": 40}}, "seed": 42},
             "source": {"name": "made up", "split": "train", "n_images": 500, "size": [8, 8],
                        "class_names": ["even", "odd"], "content_hash": "f" * 64, "notes": []},
@@ -256,7 +239,7 @@ class _Study:
                          "ours": method == "noise_aware", "generic": method in METHODS[4:]}
                         for method in methods],
             "victims": self.victims, "cells": self.cells, "shown": [], "figures": [],
-            "claims": claims(),
+            "claims": claims("figure 3", "section 4", "table 1"),
         }  # fmt: skip
 
     def pictures(self, record: dict[str, Any], size: int) -> Arrays:

@@ -5,21 +5,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from flows.families.instahide.attack import outcome, record_of_instahide, screen_rows
 from tasks.families.instahide.attack import METHODS
-from tasks.families.instahide.figures import APART, DRAWN, SIDE, _places, heat_maps
+from tasks.families.instahide.figures import DRAWN
 from tasks.families.instahide.headline import WHY
 from tasks.families.instahide.report import (
-    COLOURS,
     COLUMNS_OF_CSV,
     clear_images,
     instahide_page,
@@ -27,17 +24,9 @@ from tasks.families.instahide.report import (
     tiles,
     write_images,
 )
-from tests.tasks.browser import BINARY, Browser, chromium
+from tests.tasks.browser import BINARY, Browser, check_charts, check_that_it_works
 from tests.tasks.families.instahide.challenges import RING, TAIL, attacked, normal_challenge
-from tests.tasks.page.test_browser import LETTERS, UNREACHABLE
 from tests.tasks.pages import Page
-from tests.tasks.report.test_page_browser import (
-    LABELS_CUT_OFF,
-    LABELS_THAT_OVERLAP,
-    SCROLLS,
-    STICKS_OUT,
-    WIDTHS_OF_IMAGES,
-)
 
 CONTEXT = {"command": "palimpsest attack instahide c", "created": "2026-01-01", "n_shown": 40,
            "versions": {"code": "x"}}  # fmt: skip
@@ -106,12 +95,6 @@ def test_without_public_images_absolute_values_are_shown(tmp_path: Path) -> None
     assert all(cell["label"] == "exact" for cell in cells)
 
 
-def test_every_status_has_a_colour_and_a_reason() -> None:
-    from recon_core.attacks.instahide.recover import Status
-
-    assert {status.value for status in Status} == set(COLOURS) == {"recovered", *WHY}
-
-
 def test_files_of_images(tmp_path: Path) -> None:
     _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", TAIL))
     write_images(tmp_path, found, prepared)
@@ -151,59 +134,12 @@ def test_without_the_truth_there_are_no_scores(tmp_path: Path) -> None:
     assert again[0].n_exact == 5
 
 
-def test_ordering_by_image_shows_squares(tmp_path: Path) -> None:
-    edges = np.array(many(12, 60))[np.random.default_rng(0).permutation(60)]
-    _job, _prepared, (found,) = attacked(normal_challenge(tmp_path / "c", edges))
-    assert found.found is not None
-    unordered, ordered, common = (
-        1 - h.picture[0].astype(float) / 255 for h in heat_maps(found.found)
-    )
-    assert np.corrcoef(ordered.ravel(), common.ravel())[0, 1] > 0.9
-    assert abs(np.corrcoef(unordered.ravel(), common.ravel())[0, 1]) < 0.5
-
-
-@pytest.mark.parametrize(
-    "edges",
-    [RING, TAIL, [[0, 1]], [[2 * k, 2 * k + 1] for k in range(15)], many(30, 34), many(30, 200)],
-    ids=["ring", "tail", "pair", "pairs", "sparse", "dense"],
-)
-def test_no_vertex_covers_another(edges: list[list[int]]) -> None:
-    n = int(np.max(edges)) + 1
-    counts = np.zeros((n, n), np.int64)
-    for i, j in edges:
-        counts[i, j] = counts[j, i] = 1
-    at = _places(counts)
-    apart = torch.cdist(*(torch.from_numpy(at),) * 2).fill_diagonal_(np.inf)
-    assert float(apart.min()) > 0.8 * APART
-    assert at.min() >= APART / 2 - 3
-    assert at[:, 0].max() <= SIDE - APART / 2 + 3
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
 @pytest.mark.skipif(not BINARY, reason="no chromium, chromium-browser or google-chrome here")
 @pytest.mark.parametrize("name", ["few", "many", "plain"])
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_the_page_works_by_itself(
     browser: Browser, pages: dict[str, Path], name: str, width: int, dark: bool
 ) -> None:
-    browser.requests.clear()
-    browser.complaints.clear()
-    browser.open(pages[name], width=width, dark=dark)
-    assert browser.value_of(SCROLLS) is False
-    assert browser.value_of(STICKS_OUT) == []
-    assert browser.value_of(UNREACHABLE) == []
-    assert all(found > 0 for found in browser.value_of(WIDTHS_OF_IMAGES))
+    check_that_it_works(browser, pages[name], width=width, dark=dark)
     if name != "many":
-        letters = browser.value_of(LETTERS)
-        assert min(letters) >= 9.5
-        assert max(letters) <= 19
-        assert browser.value_of(LABELS_THAT_OVERLAP) == []
-        assert browser.value_of(LABELS_CUT_OFF) == []
-    asked = [url for url in browser.requests if not url.startswith("data:")]
-    assert asked == [pages[name].absolute().as_uri()]
-    assert browser.complaints == []
+        check_charts(browser, pages[name], width=width)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tasks.families.inversion.study.figure_specs import describe_figures
 from tasks.families.inversion.study.page import INVERSION_PAGE
 from tasks.page.formats import power
-from tests.tasks.page.study_pages import Arrays, Made, StudyPages
+from tests.tasks.page.study_pages import Arrays, Made, StudyPages, claims, header
 
 LAMS, BETAS = (0.01, 0.1, 1.0, 10.0), (1e-2, 1e-4, 1e-6)
 ATTACKS = (
@@ -80,18 +80,6 @@ def estimate(values: Sequence[float | None]) -> dict[str, Any]:
     half = 4.3 * float(np.std(known, ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else None
     ends = (None, None) if half is None else (_six(mean - half), _six(mean + half))
     return {"mean": _six(mean), "low": ends[0], "high": ends[1], "values": list(values)}
-
-
-def claims() -> list[dict[str, Any]]:
-    """One claim of each outcome."""
-    return [
-        {"claim": "MixCon lowers what comes back", "where": "table 3", "theirs": "0.64 to 0.14",
-         "rule": "the SSIM is lower", "ours": "0.71 to 0.66", "outcome": "holds"},
-        {"claim": "It does so against a stronger attack", "where": "ours", "theirs": None,
-         "rule": "the SSIM is lower", "ours": 0.25, "outcome": "does not hold"},
-        {"claim": "Deeper layers leak less", "where": "D.2", "theirs": "yes", "rule": "in order",
-         "ours": None, "outcome": "undecided"},
-    ]  # fmt: skip
 
 
 def find(record: Mapping[str, Any], name: str, source: str = "digits", cut: int = 2) -> Any:
@@ -230,11 +218,7 @@ class _Study:
 
     def record(self, synthetic: bool) -> dict[str, Any]:
         return {
-            "schema": "palimpsest-inversion", "version": 2, "name": "inversion", "preset": "cpu",
-            "title": "Does MixCon hide what a layer sees?",
-            "question": "Can features be made hard to invert, and stay useful?",
-            "paper": "003", "command": "palimpsest study inversion --set x=<1>",
-            "created": "1 May", "machine": "a toaster", "fingerprint": "c" * 64,
+            **header("inversion", "inversion", "003"),
             "settings": {"training": {"epochs": 20}, "seed": 42},
             "seconds": {"train": 2000.0, "invert": 300.0, "restore": None, "synthetic": 41.0},
             "perceptual": "those of a network trained on public images",
@@ -243,7 +227,7 @@ class _Study:
                         for name, title, ours in ATTACKS if name in self.attacks],
             "cells": self.cells, "sweet_spots": self.sweet_spots,
             "synthetic": self._synthetic() if synthetic else None,
-            "figures": [], "claims": claims(),
+            "figures": [], "claims": claims("table 3", "ours", "D.2"),
         }  # fmt: skip
 
     def _synthetic(self) -> dict[str, Any]:

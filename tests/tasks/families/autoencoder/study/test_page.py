@@ -13,13 +13,12 @@ import pytest
 from PIL import Image
 
 from tasks.families.autoencoder.study.figure_specs import best_victim, describe_figures, group_name
-from tasks.families.autoencoder.study.figures import HEIGHT, TOP
-from tasks.page.axes import BOTTOM
-from tasks.page.formats import percent, power
+from tasks.page.formats import percent
 from tests.tasks.families.autoencoder.study_records import (
     LEVELS,
     MASKS,
     METHODS,
+    PAGES,
     THRESHOLDS,
     TITLES,
     cell,
@@ -30,39 +29,15 @@ from tests.tasks.families.autoencoder.study_records import (
     rows_of,
     set_rates,
 )
-from tests.tasks.page.study_pages import Made
+from tests.tasks.page.study_pages import Made, written
 from tests.tasks.pages import Page
 
 FIGURES = ("masks", "examples", "rates-accurate", "rates-approximate", "rates-psnr", "thresholds",
            "moderate-1", "control", "contraction", "noise")  # fmt: skip
 BEST = "unet-leaky_relu"
-PLOT = HEIGHT - BOTTOM - TOP
 
 
-@pytest.fixture(scope="module")
-def made() -> Made:
-    return recovery()
-
-
-@pytest.fixture(scope="module")
-def folder(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("recovery")
-    page_of(found, made)
-    return found
-
-
-def _panels(figure: str) -> list[tuple[str, str]]:
-    """(title, drawing) of every panel."""
-    return re.findall(
-        r"<h4>(?:<img[^>]*>)?<span>([^<]*)</span></h4>\s*(<svg.*?</svg>)", figure, re.DOTALL
-    )
-
-
-def _line(panel: str, k: int) -> list[tuple[float, float]]:
-    """Places of the line of method `k`."""
-    group = re.findall(rf'<g class="s{k} m\d+">(.*?)\n</g>', panel, re.DOTALL)[0]
-    points = re.findall(r'class="curve targets" points="([^"]*)"', group)[0].split()
-    return [(float(x), float(y)) for x, y in (point.split(",") for point in points)]
+made, folder = written(PAGES, recovery)
 
 
 def test_figures_are_those_the_record_has_numbers_for(made: Made) -> None:
@@ -97,46 +72,6 @@ def test_rates_are_their_csv_and_the_record(folder: Path, made: Made, value: str
         assert float(row["loss"]) == found["loss"]
 
 
-def test_lines_of_rates_are_drawn_where_their_csv_says(folder: Path) -> None:
-    rows = rows_of(folder, "rates-accurate")
-    panels = _panels(figure_of(folder, "rates-accurate"))
-    assert len(panels) == 3 * len(MASKS)
-    base = HEIGHT - BOTTOM
-    for victim, mask, method in ((BEST, 0, 1), ("fc10-leaky_relu", 5, 3)):
-        order = [BEST, "unet-softplus", "fc10-leaky_relu"].index(victim)
-        _title, panel = panels[order * len(MASKS) + mask]
-        mine = [
-            row
-            for row in rows
-            if (row["victim"], row["mask"], row["method"]) == (victim, MASKS[mask], METHODS[method])
-        ]
-        line = _line(panel, method)
-        assert [y for _x, y in line] == pytest.approx(
-            [base - PLOT * float(row["accurate"]) for row in mine], abs=0.06
-        )
-        steps = np.diff([x for x, _y in line])
-        assert steps == pytest.approx([144 / len(LEVELS)] * (len(LEVELS) - 1), abs=0.15)
-        whiskers = re.findall(
-            r'whisker" d="M[\d.]+ ([\d.]+)V([\d.]+)',
-            re.findall(rf'<g class="s{method} m\d+">(.*?)\n</g>', panel, re.DOTALL)[0],
-        )
-        expected = [
-            tuple(base - PLOT * float(row[f"accurate {end}"]) for end in ("low", "high"))
-            for row in mine
-        ]
-        drawn = [tuple(map(float, ends)) for ends in whiskers]
-        assert drawn == [pytest.approx(ends, abs=0.06) for ends in expected]
-
-
-def test_methods_look_the_same_everywhere_and_known_masks_are_dashed(folder: Path) -> None:
-    source = (folder / "recovery.html").read_text()
-    legends = re.findall(r'class="t(\d)" checked><svg[^>]*class="m(\d+)">.*?</svg>([^<]*)<', source)
-    assert len(legends) == 5 * len(METHODS)
-    assert set(legends) == {(str(k), str(12 + k), title) for k, title in enumerate(TITLES)}
-    dashed = {int(k) for k in re.findall(r"\.m(\d+) \.curve \{ stroke-dasharray", source)}
-    assert dashed == {12 + k for k, title in enumerate(TITLES) if title.endswith("mask known")}
-
-
 def test_thresholds_are_the_records_counts(folder: Path, made: Made) -> None:
     rows = rows_of(folder, "thresholds")
     assert len(rows) == len(LEVELS) * len(METHODS) * len(THRESHOLDS)
@@ -145,12 +80,6 @@ def test_thresholds_are_the_records_counts(folder: Path, made: Made) -> None:
                      level=float(row["level"]), method=row["method"])  # fmt: skip
         count = found["by_threshold"][THRESHOLDS.index(float(row["threshold"]))]
         assert (int(row["count"]), float(row["share"])) == (count, count / 20)
-    panels = _panels(figure_of(folder, "thresholds"))
-    assert [title for title, _svg in panels] == [f"loss {power(level)}" for level in LEVELS]
-    mine = [row for row in rows if (row["level"], row["method"]) == ("1e-08", "unknown")]
-    heights = [y for _x, y in _line(panels[-1][1], 1)]
-    base = HEIGHT - BOTTOM
-    assert heights == pytest.approx([base - PLOT * float(r["share"]) for r in mine], abs=0.06)
 
 
 def test_the_moderate_table_is_the_record(folder: Path, made: Made) -> None:
@@ -171,22 +100,11 @@ def test_control_shows_training_beside_test_images(tmp_path: Path) -> None:
     where = {"victim": BEST, "method": "unknown", "mask": "half", "split": "test"}
     set_rates(cell(record, **where), 1, 3)
     page = page_of(tmp_path, (record, pictures))
-    figure = figure_of(tmp_path, "control")
     assert "1 of 480 with paper, mask unknown came back accurately" in page.prose
     assert "3 of 480 with paper, mask unknown came back approximately" in page.prose
     assert "at most 0.8 % came back so" in page.prose
     row = next(r for r in rows_of(tmp_path, "control") if all(r[k] == v for k, v in where.items()))
     assert (row["accurate"], row["approximate"]) == ("0.05", "0.15")
-    panels = _panels(figure)
-    assert [title for title, _svg in panels][:2] == ["U-Net, leaky ReLU, loss 10⁻⁸",
-                                                     "U-Net, softplus, loss 10⁻⁸"]  # fmt: skip
-    marks = re.findall(r"<title>(mask \d[^<]*)</title>", panels[0][1])
-    assert len(marks) == 2 * len(MASKS) * len(METHODS)
-    assert "mask 5: lower half, test: 5.0 % [0.1 %, 24.9 %]" in marks
-    trained = [c["n_accurate"] for c in cells(record, victim=BEST, level=1e-8, sigma=0.0,
-                                              split="train", method="unknown")]  # fmt: skip
-    numbers = re.findall(r'class="(?:axis|test)" x="360"[^>]*>([^<]*)<', panels[0][1])
-    assert numbers[2:4] == [percent(sum(trained) / 120), percent(1 / 120)]
 
 
 def test_contraction_is_its_csv_and_the_record(folder: Path, made: Made) -> None:
@@ -195,28 +113,6 @@ def test_contraction_is_its_csv_and_the_record(folder: Path, made: Made) -> None
         for split, radii in victim["contraction"].items():
             mine = [r for r in rows if (r["victim"], r["split"]) == (victim["name"], split)]
             assert [float(row["radius"]) for row in mine] == radii
-    figure = figure_of(folder, "contraction")
-    assert len(re.findall(r"<title>train image", figure)) == 4 * 20
-    below = sum(radius < 1 for radius in made[0]["victims"][0]["contraction"]["train"])
-    assert f">{below} of 20<" in figure
-
-
-def test_noise_has_its_own_figure(folder: Path, made: Made) -> None:
-    rows = rows_of(folder, "noise")
-    assert {row["sigma"] for row in rows} == {"0.02"}
-    assert len(rows) == len(cells(made[0], sigma=0.02))
-    titles = [title for title, _svg in _panels(figure_of(folder, "noise"))]
-    assert titles == ["Accurate recovery", "Approximate recovery", "Mean PSNR"] * 4
-
-
-def test_masks_are_shown_light_where_known(folder: Path, made: Made) -> None:
-    sources = re.findall(
-        r'<img src="data:image/png;base64,([^"]*)" alt="mask', figure_of(folder, "masks")
-    )
-    drawn = [np.asarray(Image.open(io.BytesIO(base64.b64decode(uri)))) for uri in sources]
-    for mask, picture in zip(MASKS, drawn, strict=True):
-        np.testing.assert_array_equal(picture[..., 0] > 128, made[1][f"masks/{mask}"])
-    assert "50.0 % known" in figure_of(folder, "masks")
 
 
 def test_plates_show_every_result_with_its_psnr(folder: Path, made: Made) -> None:

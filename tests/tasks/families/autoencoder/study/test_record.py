@@ -16,24 +16,24 @@ from tasks.families.autoencoder.study.cost import costs_of, evaluations
 from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.record import (
     describe_recovery,
-    mask_title,
     pictures_of,
 )
 from tasks.study.executor import Outcome
 from tests.tasks.families.autoencoder.recoveries import planned, run_here, small_study, small_victim
 
 WITH_BIHARMONIC = replace(small_study().methods, biharmonic=True)
+Made = tuple[RecoveryPlan, Outcome, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[RecoveryPlan, Outcome, dict[str, Any]]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     study = small_study(methods=WITH_BIHARMONIC)
     plan = planned(study, tmp_path_factory.mktemp("study"))
     outcome = run_here(plan)
     return plan, outcome, describe_recovery(plan, outcome)
 
 
-def test_every_cell_is_there_once(made: tuple[RecoveryPlan, Outcome, dict[str, Any]]) -> None:
+def test_every_cell_is_there_once(made: Made) -> None:
     _plan, _outcome, record = made
     places = [
         (c["victim"], c["level"], c["mask"], c["sigma"], c["split"], c["method"])
@@ -60,9 +60,7 @@ def test_every_cell_is_there_once(made: tuple[RecoveryPlan, Outcome, dict[str, A
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
-def test_the_numbers_of_a_cell_are_of_its_images(
-    made: tuple[RecoveryPlan, Outcome, dict[str, Any]],
-) -> None:
+def test_the_numbers_of_a_cell_are_of_its_images(made: Made) -> None:
     plan, outcome, record = made
     a, b = plan.study.victims
     for cell in record["cells"]:
@@ -89,9 +87,7 @@ def test_the_numbers_of_a_cell_are_of_its_images(
     assert a.n_images == 4
 
 
-def test_pictures_are_those_that_are_shown(
-    made: tuple[RecoveryPlan, Outcome, dict[str, Any]],
-) -> None:
+def test_pictures_are_those_that_are_shown(made: Made) -> None:
     plan, outcome, record = made
     with np.load(io.BytesIO(pictures_of(plan, outcome, record))) as file:
         arrays = dict(file)
@@ -130,11 +126,6 @@ def test_a_victim_that_failed_or_reached_nothing_is_said(tmp_path: Path) -> None
     assert left["failed"] == [{"unit": "train fc-a", "error": "MemoryError: too large"}]
     assert (left["cells"], left["shown"]) == ([], [])
     assert [victim["name"] for victim in left["victims"]] == ["fc-stuck"]
-
-
-def test_titles_of_masks() -> None:
-    assert mask_title("window", 0) == "mask 6: all but a window"
-    assert mask_title("own", 3) == "mask 4: own"
 
 
 def test_a_cost_is_of_every_victim_and_grows_with_it(tmp_path: Path) -> None:

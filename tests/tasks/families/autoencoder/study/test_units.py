@@ -22,10 +22,6 @@ from recon_core.attacks.plug_and_play import Degraded, UnknownMask
 from recon_core.degradation import degrade
 from recon_core.types import Progress, seeded_generator
 from recon_core.victims.autoencoder import (
-    Activation,
-    FullyConnected,
-    UNet,
-    initial_weights,
     single,
 )
 from storage.checkpoints import load_checkpoint
@@ -34,25 +30,12 @@ from tasks.families.autoencoder.study.settings import RecoveryStudy
 from tasks.families.autoencoder.study.training import VictimFolder
 from tasks.families.autoencoder.study.units import function_of
 from tasks.study.executor import Outcome, Unit, run_units
-from tasks.study.products import read_weights, write_weights
+from tasks.study.products import read_weights
 from tests.tasks.families.autoencoder.recoveries import planned, run_here, small_study, small_victim
 
 
 def weights_of(root: Path) -> dict[str, dict[str, np.ndarray]]:
     return {path.name: read_weights(path) for path in sorted(root.glob("victims/*.safetensors"))}
-
-
-@pytest.mark.parametrize("activation", ["leaky_relu", "prelu", "softplus"])
-@pytest.mark.parametrize("kind", [FullyConnected, UNet])
-def test_weights_come_back_from_their_file_in_the_shapes_of_the_network(
-    tmp_path: Path, kind: type[FullyConnected] | type[UNet], activation: Activation
-) -> None:
-    model = kind(activation=activation).on((3, 8, 8))
-    weights = initial_weights(model, [torch.Generator()], dtype=torch.float32)
-    write_weights(tmp_path / "it.safetensors", weights, {})
-    found = {n: torch.from_numpy(a) for n, a in read_weights(tmp_path / "it.safetensors").items()}
-    assert {name: tuple(t.shape) for name, t in found.items()} == model.tensor_shapes
-    assert all(torch.equal(t, weights[name]) for name, t in single(model, found).items())
 
 
 def test_a_victim_is_kept_at_its_losses_with_its_architecture(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tasks.families.inversion.study.record import (
     pictures_of,
     sweet_spots,
 )
-from tasks.families.inversion.study.settings import Cell, InversionSource, Synthetic
+from tasks.families.inversion.study.settings import Cell, Synthetic
 from tasks.families.inversion.study.synthetic import gaussians
 from tasks.families.inversion.study.units import Victim
 from tests.tasks.families.inversion.inversion_runs import plan_of, run, run_all, small
@@ -320,14 +320,3 @@ def test_settings_that_make_no_study_are_refused(changes: dict[str, Any], messag
 def test_studies_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**changes)
-
-
-def test_the_papers_grid_is_the_papers() -> None:
-    """MixCon paper, section 4.3: 8 by 7 settings; four cuts; table 3's setting."""
-    source = InversionSource(name="x", title="x", data="digits", n_train=400, n_tests=100,
-                             n_public=20)  # fmt: skip
-    cells = source.cells()
-    assert sum(source.in_grid(c) for c in cells) == 57
-    assert len(cells) == len(set(cells)) == 57 + 1 + 3 * 2
-    assert Cell("x", 2, MixCon(lam=1.0, beta=1e-4)) in cells
-    assert {c.cut for c in cells} == {1, 2, 3, 4}

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.families.weights.study.page import STUDY_PAGE
-from tests.tasks.page.study_pages import Arrays, Made, StudyPages
+from tests.tasks.page.study_pages import Arrays, Made, StudyPages, claims, header
 
 SIZE, KERNEL = 8, 3
 CLASSES, PER_CLASS = (2, 5, 10), (1, 5, 10)
@@ -112,10 +112,7 @@ class _Study:
                         0, 256, (12, 3, KERNEL, KERNEL), dtype=np.uint8
                     )
         return {
-            "schema": "palimpsest-study", "version": 2, "name": "made-up", "preset": "test",
-            "title": "More classes, more pictures", "question": "Do more classes leak more?",
-            "paper": "002, section 4.2", "command": "palimpsest study made-up --set x=<1>",
-            "created": "1 May", "machine": "a toaster", "fingerprint": "c" * 64,
+            **header("study", "made-up", "002, section 4.2"),
             "settings": {"attack": {"n_steps": 4711}, "widths": [20, 30]},
             "source": {"name": "made up", "split": "train", "n_images": 500, "size": [SIZE, SIZE],
                        "class_names": ["even", "odd"], "content_hash": "f" * 64, "notes": []},
@@ -128,20 +125,9 @@ class _Study:
                 "weight_decay": {"title": "weight decay", "scale": "log", "values": list(DECAYS)},
                 "loss": {"title": "loss function", "scale": "category", "values": list(LOSSES)},
             },
-            "cells": self.cells, "images": self.images, "figures": figures, "claims": claims(),
+            "cells": self.cells, "images": self.images, "figures": figures,
+            "claims": claims("figure 3", "figure 5", "appendix G"),
         }  # fmt: skip
-
-
-def claims() -> list[dict[str, Any]]:
-    """One claim of each outcome."""
-    return [
-        {"claim": "More classes, more good ones", "where": "figure 3", "theirs": "101 against 40",
-         "ours": "12 against 3", "rule": "more good at 10 classes than at 2", "outcome": "holds"},
-        {"claim": "Weight decay helps", "where": "figure 5", "theirs": "higher", "ours": 0.25,
-         "rule": "the best decay beats both baselines", "outcome": "does not hold"},
-        {"claim": "5,000 images", "where": "appendix G", "theirs": "some", "ours": None,
-         "rule": "good ones among 5,000", "outcome": "undecided"},
-    ]  # fmt: skip
 
 
 def _summary(scores: npt.NDArray[np.float64]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from recon_core.victims.losses import Loss
 from storage.errors import StoreMismatchError
 from storage.pairs.dataset import Dataset
 from tasks.campaign.plan import open_store
-from tasks.campaign.status import campaign_status
 from tasks.families.weights.study.settings import Axis, Cell, Study, StudyPlan
 from tests.tasks.families.weights.study.studies import attacked, experiment, pictures, small_study
 
@@ -135,14 +133,6 @@ def test_a_store_is_continued_by_its_own_study_alone(tmp_path: Path, plan: Study
             open_store(tmp_path, other, plan.images)
 
 
-def test_the_status_of_a_study_knows_how_many_runs_it_plans(
-    tmp_path: Path, plan: StudyPlan
-) -> None:
-    dataset = attacked(tmp_path / "store", plan, parts=range(1))
-    status = campaign_status(dataset)
-    assert (status.n_runs, status.n_planned, status.n_parts_planned) == (1, 20, 20)
-
-
 def test_kept_victims_depend_on_training_and_not_on_the_attack(plan: StudyPlan) -> None:
     key = plan.study.victims_fingerprint(plan.images)
 
@@ -159,12 +149,6 @@ def test_kept_victims_depend_on_training_and_not_on_the_attack(plan: StudyPlan) 
     assert replace(plan.study, seed=5).victims_fingerprint(plan.images) != key
     other = pictures(seed=1)
     assert plan.study.victims_fingerprint(other) != key
-
-
-def test_the_manifest_is_json_and_says_how_runs_are_grouped(plan: StudyPlan) -> None:
-    manifest = json.loads(json.dumps(plan.study.manifest(plan.images)))
-    assert manifest["campaign"]["sampling"]["attacks_per_victim"] == 2
-    assert len(manifest["campaign"]["cells"]) == 5
 
 
 @pytest.mark.parametrize(
