@@ -43,7 +43,6 @@ __all__ = ["one_thread"]
 
 SIDE = 16  # the window of SSIM needs 11
 EVERY_4 = Validation(every=4, n_pairs=6)
-Scored = tuple[float, torch.Tensor]
 
 
 @pytest.fixture
