@@ -305,17 +305,6 @@ def test_unknown_keys_in_a_recipe_are_errors() -> None:
         from_json(tree)
 
 
-def test_the_evaluation_of_paper_001_attacks_one_victim_303_times_in_parts() -> None:
-    heldout = preset("restoration").campaign("heldout")
-    assert (heldout.sampling.images_per_run, heldout.sampling.n_runs) == (500, 303)
-    assert heldout.sampling.attacks_per_victim == 303
-    assert heldout.sampling.n_parts == 101
-    attack = heldout.experiment.attack
-    assert (attack.save_at, attack.stop_after) == ((10_000, 15_000, 25_000, 49_000), 5000)
-    assert attack.search is not None
-    assert attack.search.lr == (0.01, 1.0)
-
-
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'cifar-small'"):
         preset("cifar_small")
@@ -346,16 +335,6 @@ def test_heldout_victims_differ_in_seed_and_keep_every_candidate() -> None:
     assert (train.experiment.keep, heldout.experiment.keep) == ("confident", "all")
     assert heldout.experiment.augment_p == 0
     assert heldout.experiment.victim == train.experiment.victim
-
-
-def test_null_takes_a_setting_away_whatever_stood_there() -> None:
-    preset_ = "restoration-evaluate"
-    assert resolve(preset_).experiment.attack.search is not None
-    one = resolve(preset_, {"experiment.attack.search.lr": "null"}).experiment.attack
-    assert one.search is not None
-    assert one.search.lr is None
-    none = resolve(preset_, {"experiment.attack.search": "null"}).experiment.attack
-    assert none.search is None
 
 
 def test_every_experiment_of_the_papers_is_a_preset_and_an_attack() -> None:

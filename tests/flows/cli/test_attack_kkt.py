@@ -86,11 +86,6 @@ def test_the_pictures_that_were_read_are_said_and_others_refused_or_left_out(
     assert r"left out 1 that cannot be read: clear\x1b[2J.png (not a known picture format)" in said
 
 
-def test_preflight_alone_attacks_nothing(palimpsest, tmp_path: Path, files: VictimFiles) -> None:
-    assert "first layer" in palimpsest.done(*words(files, tmp_path / "out", "--preflight"))
-    assert not (tmp_path / "out").exists()
-
-
 def with_norm() -> dict[str, torch.Tensor]:
     net = nn.Sequential(nn.Linear(432, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1))
     return net.state_dict()

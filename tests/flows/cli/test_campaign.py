@@ -101,12 +101,6 @@ def test_status_of_an_unfinished_campaign_names_what_was_given_up(
     assert "log" not in row
 
 
-def test_status_of_the_heldout_store_has_its_own_plan(palimpsest, job: Path, tiny: Recipe) -> None:
-    words = ["campaign", "status", "--store", job, "--split", "heldout", "--json"]
-    facts = json.loads(palimpsest(*words)[1])
-    assert facts["n_planned"] == tiny.heldout.n_runs == facts["n_runs"]
-
-
 def test_status_and_control_of_a_store_in_a_bucket(palimpsest, s3: S3Server) -> None:
     place = campaign_store(s3.location("pairs"), range(3)).place
     code, said, complaint = palimpsest("campaign", "status", "--store", s3.location("pairs"))

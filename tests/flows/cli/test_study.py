@@ -91,13 +91,6 @@ def test_some_cells_of_a_study(tmp_path: Path) -> None:
         study("multiclass", "cpu", only="7 classes")
 
 
-def test_settings_of_experiments_are_set_in_every_cell() -> None:
-    made = study("width", "cpu", {"experiment.attack.alpha": 77.0, "seed": 3})
-    assert {cell.experiment.attack.alpha for cell in made.cells} == {77.0}
-    assert made.seed == 3
-    assert changed(made, {"cells.4.images_per_run": 12}).cells[4].images_per_run == 12
-
-
 def test_the_victims_of_every_cell_can_be_defended() -> None:
     chosen = {"experiment.defence.lam": "2", "experiment.defence.kind": "mixcon"}
     made = study("width", "cpu", chosen)

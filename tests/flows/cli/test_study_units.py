@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from benchmarks.papers import autoencoder as claims_000
 from benchmarks.papers import mixcon as claims_003
 from flows.cli.main import app
-from flows.studies import STUDIES, study
+from flows.studies import STUDIES
 from flows.study import UnitsFailedError
 from recon_core.victims.separability import MixCon
 from tasks.families.inversion.study.record import sweet_spots
@@ -147,9 +147,3 @@ def test_scores_that_fail_are_said_and_networks_are_trained_and_tested(
     assert record["cells"][0]["attacks"] == {}
     assert len(record["failed"]) == sum(len(cell["seeds"]) for cell in record["cells"])
     assert (store / "inversion.html").is_file()
-
-
-def test_settings_of_every_victim_are_set_where_there_are_such() -> None:
-    made = study("autoencoder", "tiny", {"victim.training.epochs": 7, "victim.network.width": 5})
-    assert {victim.training.epochs for victim in made.victims} == {7}
-    assert made.victims[0].network.width == 5
