@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from flows.studies import STUDIES, resolve, study
+from flows.studies import STUDIES, study
 from tests.flows.cli.test_study import PACE
 from tests.flows.cli.test_study import words as small_grid
 
@@ -42,7 +42,7 @@ def test_every_study_is_listed_with_its_sizes() -> None:
 def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
-    monkeypatch.setattr("flows.families.weights.study.measured_pace", lambda _device: PACE)
+    monkeypatch.setattr("tasks.families.weights.study.cost.measured_pace", lambda _device: PACE)
     store = tmp_path / "study"
     asked = ["--store", str(store), "--workers", "1", "--device", "cpu", "--dry-run"]
     done = RUN.invoke(app, ["study", *words, *asked])
@@ -99,12 +99,12 @@ def test_a_store_keeps_to_its_study(
 ) -> None:
     made = study(name, preset, kept)
     (tmp_path / "settings.json").write_text(json.dumps(STUDIES[name].to_json(made)))
-    assert resolve(name, None, {}, tmp_path) == made
-    assert resolve(name, None, more, tmp_path) == study(name, preset, kept | more)
-    assert resolve(name, preset, {}, tmp_path) == study(name, preset)
+    assert STUDIES[name].resolve(None, {}, tmp_path) == made
+    assert STUDIES[name].resolve(None, more, tmp_path) == study(name, preset, kept | more)
+    assert STUDIES[name].resolve(preset, {}, tmp_path) == study(name, preset)
     (tmp_path / "settings.json").write_text(json.dumps({"name": "width"}))
     with pytest.raises(ValueError, match=f"holds study 'width', not '{name}'"):
-        resolve(name, None, {}, tmp_path)
+        STUDIES[name].resolve(None, {}, tmp_path)
 
 
 @pytest.mark.parametrize("name", STUDIES)
