@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.families.inversion.grids import PRESETS
 from flows.settings import replace_setting, values_of
-from flows.study_units import UnitStudy
+from flows.study_kind import UnitStudy
 from storage.files import write_file
 from tasks.campaign.state import CONTROL_FILE
 from tasks.families.inversion.study import record as records

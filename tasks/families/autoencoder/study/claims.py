@@ -19,6 +19,7 @@ from tasks.study.statements import Statement, decided
 EVERY = "for every victim that overfits"
 KNOWN = partial(checks.compared, method="known", than="unknown", decide=checks.not_below)
 OURS = partial(checks.compared, method="noise_aware", than="unknown", told=checks.plainly)
+_of_ours = partial(Statement[RecoveryResults], where="ours", theirs="not in the paper")
 STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
     Statement(
         claim="With an unknown mask the paper's method recovers far more images accurately than "
@@ -176,33 +177,25 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
         "paper's method and ours with unknown masks",
         check=checks.copying_gives_nothing,
     ),
-    Statement(
+    _of_ours(
         claim="Ours: the noise-aware mask step is at least as good as the paper's",
-        where="ours",
-        theirs="not in the paper",
         rule=f"accurate shares, ours minus the paper's with the mask unknown: the interval is not "
         f"below -{checks.SLACK:g} {EVERY}; false if one is below 0",
         check=partial(OURS, decide=checks.not_below),
     ),
-    Statement(
+    _of_ours(
         claim="Ours: ... and better",
-        where="ours",
-        theirs="not in the paper",
         rule=f"the same difference, with its interval, is above 0 {EVERY}",
         check=OURS,
     ),
-    Statement(
+    _of_ours(
         claim="Ours: ... and better under moderate overfitting",
-        where="ours",
-        theirs="not in the paper",
         rule="approximate shares, ours minus the paper's with the mask unknown: the difference, "
         f"with its interval, is above 0 {EVERY} moderately",
         check=partial(OURS, score="approximate", moderately=True),
     ),
-    Statement(
+    _of_ours(
         claim="Ours: ... and recovers no test image accurately either",
-        where="ours",
-        theirs="not in the paper",
         rule="no test image of any victim under any mask",
         check=checks.ours_no_test_image,
     ),

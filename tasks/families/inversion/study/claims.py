@@ -19,6 +19,7 @@ TREND = (
     "shuffles within the rows give as strong a trend; false if it is so the other way round"
 )
 BELOW, ABOVE = TREND.format("below minus"), TREND.format("above")
+_of_ours = partial(Statement[InversionResults], where="ours", theirs="not in the paper")
 STATEMENTS: tuple[Statement[InversionResults], ...] = (
     Statement(
         claim="Without a defence, images come back from their features",
@@ -187,35 +188,27 @@ STATEMENTS: tuple[Statement[InversionResults], ...] = (
         "falls; false if neither, undecided if one of them: a record has no interval of extremes",
         check=checks.table_2_worst,
     ),
-    Statement(
+    _of_ours(
         claim="Ours: a better attacker gets more, with and without a defence",
-        where="ours",
-        theirs="not in the paper",
         rule="SSIM of our attack minus that of the paper's descent at its best rate: above 0 with "
         "the interval, for no defence, the study's setting and the sweet spots, on every source",
         check=checks.strong_gets_more,
     ),
-    Statement(
+    _of_ours(
         claim="Ours: ... and undoes the defence: it gets from the sweet spot at least what the "
         "paper's attack gets without any",
-        where="ours",
-        theirs="not in the paper",
         rule="SSIM of our attack on the sweet spot (of the paper's descent), minus that of the "
         "paper's descent without defence: above 0 with the interval, on every source",
         check=checks.strong_undoes,
     ),
-    Statement(
+    _of_ours(
         claim="Ours: against the better attacker, MixCon still lowers SSIM at matched accuracy",
-        where="ours",
-        theirs="not in the paper",
         rule="SSIM of our attack, no defence minus its own sweet spot: above 0 with the interval "
         "and for every seed, on every source",
         check=partial(checks.table_3, value=score("strong"), attack="strong"),
     ),
-    Statement(
+    _of_ours(
         claim="Ours: a restorer of the attack's own pairs adds to it",
-        where="ours",
-        theirs="not in the paper",
         rule="SSIM after the restorer minus before: above 0 with the interval, for every cell that "
         "has one",
         check=checks.restorer_adds,

@@ -28,9 +28,22 @@ EFFECTIVE = (
     "a larger effective number of images behind the weights, (sum c)^2 / sum c^2 with c the slopes "
     "of the loss (equation 14), for every victim"
 )
-VOTE = (
-    "mean SSIM of a cell's images by the mean of all candidates within B times the nearest one's "
-    "distance, minus that by the nearest alone: above 0 with Student's interval over cells"
+MORE_CANDIDATES = "more candidates improve the visual quality; no number"
+_by_vote = partial(
+    Statement[Results],
+    claim="The mean of the candidates nearest to an image is better than the nearest alone",
+    where="appendix A.1",
+    rule="mean SSIM of a cell's images by the mean of all candidates within B times the nearest "
+    "one's distance, minus that by the nearest alone: above 0 with Student's interval over cells",
+    check=checks.vote_beats_nearest,
+)
+_near_the_boundary = partial(
+    Statement[Results],
+    claim="What comes back lies close to the decision boundary",
+    theirs="scatter plots",
+    rule="Spearman's correlation of distance and SSIM within victims is below 0, and so is its "
+    "interval over victims",
+    check=checks.near_the_boundary,
 )
 STATEMENTS: dict[str, tuple[Statement[Results], ...]] = {
     "multiclass": (
@@ -69,21 +82,8 @@ STATEMENTS: dict[str, tuple[Statement[Results], ...]] = {
             rule="most classes against fewest at a fixed number of images: " + EFFECTIVE,
             check=checks.more_images_matter,
         ),
-        Statement(
-            claim="What comes back lies close to the decision boundary",
-            where="section 4.2, figures 2 and 3a",
-            theirs="scatter plots",
-            rule="Spearman's correlation of distance and SSIM within victims is below 0, and so is "
-            "its interval over victims",
-            check=checks.near_the_boundary,
-        ),
-        Statement(
-            claim="The mean of the candidates nearest to an image is better than the nearest alone",
-            where="appendix A.1",
-            theirs="more candidates improve the visual quality; no number (B = 1.1)",
-            rule=VOTE,
-            check=checks.vote_beats_nearest,
-        ),
+        _near_the_boundary(where="section 4.2, figures 2 and 3a"),
+        _by_vote(theirs=f"{MORE_CANDIDATES} (B = 1.1)"),
     ),
     "losses": (
         Statement(
@@ -196,21 +196,8 @@ STATEMENTS: dict[str, tuple[Statement[Results], ...]] = {
             "differences hold",
             check=checks.middle_kernels_are_safer,
         ),
-        Statement(
-            claim="What comes back lies close to the decision boundary",
-            where="appendix F, figure 15",
-            theirs="scatter plots",
-            rule="Spearman's correlation of distance and SSIM within victims is below 0, and so is "
-            "its interval over victims",
-            check=checks.near_the_boundary,
-        ),
-        Statement(
-            claim="The mean of the candidates nearest to an image is better than the nearest alone",
-            where="appendix A.1",
-            theirs="more candidates improve the visual quality; no number (B = 1.5)",
-            rule=VOTE,
-            check=checks.vote_beats_nearest,
-        ),
+        _near_the_boundary(where="appendix F, figure 15"),
+        _by_vote(theirs=f"{MORE_CANDIDATES} (B = 1.5)"),
     ),
     "width": (
         Statement(

@@ -166,8 +166,7 @@ def layers_harder(r: Results, panel: str, attack: str) -> Verdict:
     return f"hidden layers, {shares}; fewest minus most {d}", d.holds
 
 
-OURS = "ours"
-NOT_BEFORE = "not measured before"
+_of_ours = partial(Statement[Results], where="ours", theirs="not measured before")
 ABOVE = (
     "the share of good images and Wilson's interval of it are above one half at every point of the "
     "axis; false where the whole interval is below"
@@ -193,35 +192,27 @@ WITH_MINUS = "good images per victim with weight decay minus without: the differ
 
 STATEMENTS: tuple[Statement[Results], ...] = (
     *(
-        Statement(
+        _of_ours(
             claim=f"The span attack gives back more than half of the images {what}",
-            where=OURS,
-            theirs=NOT_BEFORE,
             rule=ABOVE,
             check=partial(more_than_half, axis=axis),
         )
         for axis, what in WHAT.items()
     ),
-    Statement(
+    _of_ours(
         claim="At most one decoy of a hundred passes for a training image of the span attack",
-        where=OURS,
-        theirs=NOT_BEFORE,
         rule="Wilson's interval of the share of good decoys, over all points, ends at .01 or below",
         check=few_decoys,
     ),
-    Statement(
+    _of_ours(
         claim="Where the span attack gives back more than half, the KKT attack gives back less in "
         "at least its time",
-        where=OURS,
-        theirs=NOT_BEFORE,
         rule="good images per victim, span minus KKT: the difference holds at every such point; "
         "points at which the KKT attack had less time are left out and named",
         check=beats_kkt,
     ),
-    Statement(
+    _of_ours(
         claim="Where the span attack gives back less than half, the KKT attack gives back no more",
-        where=OURS,
-        theirs=NOT_BEFORE,
         rule="good images per victim, KKT minus span: the whole interval is at 0 or below at every "
         "such point; points at which the KKT attack had less time are left out and named",
         check=no_more_from_kkt,
