@@ -42,6 +42,7 @@ class RecoveryPlan:
     ) -> None:
         self.study, self.sources, self.device = study, sources, device
         self.root, self.folder, self.state_seconds = str(root), VictimFolder(root), state_seconds
+        self.where = {"root": self.root, "device": device}
         for victim in study.victims:
             size = study.source_of(victim)[1]
             victim.network.on((3, size, size))
@@ -93,12 +94,11 @@ class RecoveryPlan:
         """The training of a victim."""
         images, control = self.sources.images_of(victim), self.sources.control_of(victim)
         return TrainJob(
-            root=self.root,
+            **self.where,
             victim=victim,
             images=images.images[self.sources.victim_ids(victim)],
             control=control.images[self.sources.control_ids(victim)],
             root_seed=self.study.root_seed,
-            device=self.device,
             state_seconds=self.state_seconds,
         )
 
@@ -115,14 +115,13 @@ class RecoveryPlan:
         reached = self.reached(victim, given)
         return {
             level: RecoverJob(
-                root=self.root,
+                **self.where,
                 victim=victim,
                 level=level,
                 trained=about["sha256"],
                 groups=tuple(self.groups(victim, with_control=level == min(reached))),
                 methods=self.study.methods,
                 root_seed=self.study.root_seed,
-                device=self.device,
             )
             for level, about in reached.items()
         }
@@ -139,12 +138,11 @@ class RecoveryPlan:
             for group in self.groups(victim, with_control=False):
                 few = replace(group, gamma=0.0, images=group.images[:n], ids=group.ids[:n])
                 jobs[source, group.sigma] = InpaintJob(
-                    root=self.root,
+                    **self.where,
                     group=few,
                     methods=methods,
                     inpainter=None if methods.ddnm is None else self.inpainter(victim),
                     root_seed=self.study.root_seed,
-                    device=self.device,
                 )
         return jobs
 
@@ -154,10 +152,9 @@ class RecoveryPlan:
         settings = self.study.inpainter
         restorer = replace(settings.restorer, resolution=source[1])
         return TrainInpainterJob(
-            root=self.root,
+            **self.where,
             inpainter=replace(settings, restorer=restorer),
             images=self._for_inpainter[source],
-            device=self.device,
         )
 
     def groups(self, victim: RecoveryVictim, *, with_control: bool) -> list[Group]:
