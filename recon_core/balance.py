@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int64
 
-from recon_core.checks import within
+from recon_core.strict import Strict
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curation:
+class Curation(Strict):
     """Selection of the pairs that restorers learn from, and their frequency.
 
     Attributes:
@@ -35,8 +35,6 @@ class Curation:
         seed: of the draw.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
     n_subsets: int = 140
     share: int = 11
     noise_fraction: float = 0.1
@@ -46,10 +44,10 @@ class Curation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        within(self, "[1, inf)", "n_subsets", "share")
-        within(self, "[0, 1)", "noise_fraction")
-        within(self, "[0, inf)", "mixture_fraction", "min_iteration", "seed")
-        within(self, "(0, inf)", "mixture_strength", fix="2 is usual")
+        self._within("[1, inf)", "n_subsets", "share")
+        self._within("[0, 1)", "noise_fraction")
+        self._within("[0, inf)", "mixture_fraction", "min_iteration", "seed")
+        self._within("(0, inf)", "mixture_strength", fix="2 is usual")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,14 +19,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.optim.adam import adam
 
-from recon_core.checks import within
+from recon_core.strict import Strict
 
 SLICE = 3 << 16
 """Most elements updated at once on a CPU: six float32 streams of them are 4.5 MiB. In shorter
@@ -38,7 +38,7 @@ USUAL_EPS = {"adadelta": 1e-6, "adam": 1e-8, "gd": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimiser:
+class Optimiser(Strict):
     """An update rule and its constants; those of other rules have no effect.
 
     `adadelta`: torch's constants rho = 0.9 and eps = 1e-6 (image restoration paper, section 2, uses
@@ -53,13 +53,12 @@ class Optimiser:
     rho: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float | None = None
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        within(self, "(0, inf)", "lr", fix="Adadelta's usual rate is 1")
-        within(self, "[0, 1)", "momentum")
-        within(self, "(0, 1)", "rho", fix="Adadelta's usual value is 0.9")
-        within(self, "(0, inf)", "eps", fix="None is the rule's usual value")
+        self._within("(0, inf)", "lr", fix="Adadelta's usual rate is 1")
+        self._within("[0, 1)", "momentum")
+        self._within("(0, 1)", "rho", fix="Adadelta's usual value is 0.9")
+        self._within("(0, inf)", "eps", fix="None is the rule's usual value")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas} are not two numbers in [0, 1); Adam's: .9, .999")
         if self.rule != "gd" and self.momentum:

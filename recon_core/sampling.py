@@ -13,13 +13,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from recon_core.adaptive import History, draw, worth
-from recon_core.checks import within
+from recon_core.strict import Strict
 from recon_core.types import RunSpec
 
 CIFAR10_CLASSES = (
@@ -29,7 +29,7 @@ VEHICLES = frozenset({"airplane", "automobile", "ship", "truck"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
+class Phase(Strict):
     """`n_runs` runs whose images are drawn by one sampler.
 
     `uniform`: from all images. `least_seen`: from the `pool_size` images with the fewest confident
@@ -45,12 +45,11 @@ class Phase:
     enough: int = 2
     prior_back: float = 1.0
     prior_runs: float = 10.0
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        within(self, "[1, inf)", "n_runs")
-        within(self, "[2, inf)", "pool_size")
-        within(self, "[1, inf)", "enough", fix="with as many pairs an image is worth half as much")
+        self._within("[1, inf)", "n_runs")
+        self._within("[2, inf)", "pool_size")
+        self._within("[1, inf)", "enough", fix="with as many pairs an image is worth half as much")
         if not 0 < self.prior_back < self.prior_runs < math.inf:
             raise ValueError(
                 f"prior_back={self.prior_back} must be above 0 and below "
@@ -59,7 +58,7 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class Sampling(Strict):
     """Number of images that a run trains on, and the parts and rounds of runs.
 
     `lag`: a round may be planned once all rounds up to `lag` before it are finished, so up to `lag`
@@ -77,11 +76,10 @@ class Sampling:
     parts_per_round: int = 8
     lag: int = 2
     attacks_per_victim: int = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        within(self, "[2, inf)", "images_per_run", fix="a run needs an image of each label")
-        within(self, "[1, inf)", "runs_per_part", "parts_per_round", "lag", "attacks_per_victim")
+        self._within("[2, inf)", "images_per_run", fix="a run needs an image of each label")
+        self._within("[1, inf)", "runs_per_part", "parts_per_round", "lag", "attacks_per_victim")
         if not self.phases:
             raise ValueError("phases=() plans no run; give at least one Phase(n_runs=...)")
         for phase in self.phases:

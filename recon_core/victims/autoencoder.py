@@ -14,16 +14,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.checks import within
+from recon_core.strict import Strict
 
-FORBID = {"extra": "forbid"}
 Shape = tuple[int, int, int]
 Activation = Literal["leaky_relu", "prelu", "softplus"]
 Weights = dict[str, Tensor]
@@ -38,7 +37,7 @@ in the cache (300 images of 32x32 in 0.24 s, all at once in 0.36 s)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullyConnected:
+class FullyConnected(Strict):
     """Dense layers, `depth`, with biases, hidden ones `width` wide (autoencoder paper, figure C.1).
 
     `init`: "torch" is what torch's own layers start from, uniform in +-1/sqrt(fan in), which the
@@ -53,19 +52,18 @@ class FullyConnected:
     activation: Activation = "leaky_relu"
     leak: float = 0.01
     init: Literal["torch", "kaiming"] = "torch"
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        within(self, "[0, 1)", "leak", fix="torch's default is 0.01")
-        within(self, "[2, inf)", "depth", fix="the autoencoder paper has 10 and 20")
-        within(self, "[1, inf)", "width")
+        self._within("[0, 1)", "leak", fix="torch's default is 0.01")
+        self._within("[2, inf)", "depth", fix="the autoencoder paper has 10 and 20")
+        self._within("[1, inf)", "width")
 
     def on(self, shape: Shape) -> FullyConnectedModel:
         return FullyConnectedModel(self, shape)
 
 
 @dataclass(frozen=True, kw_only=True)
-class UNet:
+class UNet(Strict):
     """A U-Net of 3x3 convolutions (autoencoder paper, figure C.2; Ronneberger et al. 2015).
 
     One level per entry of `channels`, each of `convolutions`, from the image's resolution
@@ -79,11 +77,10 @@ class UNet:
     skips: bool = True
     activation: Activation = "leaky_relu"
     leak: float = 0.01
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        within(self, "[0, 1)", "leak", fix="torch's default is 0.01")
-        within(self, "[1, inf)", "convolutions")
+        self._within("[0, 1)", "leak", fix="torch's default is 0.01")
+        self._within("[1, inf)", "convolutions")
         if not self.channels or min(self.channels) < 1:
             raise ValueError(
                 f"channels={self.channels} must name at least one level, each 1 or more"

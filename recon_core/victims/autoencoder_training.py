@@ -13,19 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from recon_core.checks import within
 from recon_core.cuda_graphs import BatchSteps
 from recon_core.optimisers import Optimiser, Stepper
+from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 from recon_core.victims.autoencoder import Model, Weights
 
-FORBID = {"extra": "forbid"}
 LEVELS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 ROWS_AT_ONCE = 1024
 
@@ -34,7 +32,7 @@ Shuffle = Callable[[int, int], Int64[Tensor, " n"]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoencoderTraining:
+class AutoencoderTraining(Strict):
     """Settings of a training: its length, its rates, and the losses that are kept.
 
     The rate is `lr` for the share `hold` of the epochs, then falls exponentially to `lr_end`.
@@ -52,12 +50,11 @@ class AutoencoderTraining:
     batch_size: int | None = None
     levels: tuple[float, ...] = LEVELS
     check_every: int = 10
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        within(self, "[1, inf)", "epochs", "check_every", "batch_size")
-        within(self, "[0, 1)", "beta_2", fix="Adam's usual value is .999")
-        within(self, "[0, 1]", "hold", fix="it is a share of the epochs")
+        self._within("[1, inf)", "epochs", "check_every", "batch_size")
+        self._within("[0, 1)", "beta_2", fix="Adam's usual value is .999")
+        self._within("[0, 1]", "hold", fix="it is a share of the epochs")
         if not (math.isfinite(self.lr) and 0 < self.lr_end <= self.lr):
             raise ValueError(
                 f"lr={self.lr} must be positive and lr_end={self.lr_end} above 0 and at most lr"

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from recon_core.checks import within
+from recon_core.strict import Strict
 
 Kind = Literal["bce", "ce", "mse", "power", "huber"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
+class Loss(Strict):
     """Settings of a loss. `bce` (with logits), `mse`, `power`, `huber`: one output, y in {-1, +1},
     float (R, n). `ce`: C outputs, y the classes, integers (R, n).
 
@@ -32,11 +32,10 @@ class Loss:
     kind: Kind = "bce"
     power: float = 2.5
     delta: float = 1.0
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        within(self, "(1, inf)", "power", fix="the KKT paper uses 2.5")
-        within(self, "(0, inf)", "delta", fix="torch's default is 1")
+        self._within("(1, inf)", "power", fix="the KKT paper uses 2.5")
+        self._within("(0, inf)", "delta", fix="torch's default is 1")
 
     def check(self, y: Shaped[Tensor, "r n"], n_outputs: int) -> None:
         """ValueError if these labels or that number of outputs do not go with the loss."""

@@ -17,16 +17,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.checks import within
+from recon_core.strict import Strict
 
-FORBID = {"extra": "forbid"}
 Bias = Literal["none", "first", "all"]
 Activation = Literal["relu", "leaky_relu", "gelu"]
 Shape = tuple[int, int, int]
@@ -35,19 +34,18 @@ SQRT_2_PI = math.sqrt(2 * math.pi)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conv:
+class Conv(Strict):
     """A first layer of `channels` kernels of side `kernel`; stride 1, no padding."""
 
     kernel: int = 3
     channels: int = 32
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        within(self, "[1, inf)", "kernel", "channels")
+        self._within("[1, inf)", "kernel", "channels")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class Network(Strict):
     """Settings of an architecture. Defaults: the image restoration paper, section 2.
 
     `widths`: the hidden dense layers. `init_std_first`: the first layer, weights and bias, starts
@@ -63,7 +61,6 @@ class Network:
     leak: float = 0.01
     init_rest: Literal["kaiming", "torch"] = "kaiming"
     init_std_first: float | None = 1e-4
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
         if not self.widths or min(self.widths) < 1:
@@ -71,8 +68,8 @@ class Network:
                 f"widths={self.widths} must name at least one hidden layer, each 1 or wider, "
                 "for example (1000, 1000)"
             )
-        within(self, "(0, inf)", "init_std_first", fix="1e-4 or None, for example")
-        within(self, "[0, 1)", "leak", fix="torch's default is 0.01")
+        self._within("(0, inf)", "init_std_first", fix="1e-4 or None, for example")
+        self._within("[0, 1)", "leak", fix="torch's default is 0.01")
 
     def on(self, shape: Shape, n_outputs: int = 1) -> Architecture:
         """This network for images (c, h, w); ValueError if a kernel does not fit in them."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from recon_core.checks import within
+from recon_core.strict import Strict
 from recon_core.victims.network import Parameters
 
 INT8_MAX = 127
 
 
 @dataclass(frozen=True, kw_only=True)
-class Released:
+class Released(Strict):
     """Handover of a victim's weights.
 
     `precision`: "full" is that of the training; "float16" rounds to half precision; "int8" rounds
@@ -28,10 +28,9 @@ class Released:
 
     precision: Literal["full", "float16", "int8"] = "full"
     noise: float = 0.0
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        within(self, "[0, inf)", "noise", fix="0.01 is 1 % of a weight's usual size")
+        self._within("[0, inf)", "noise", fix="0.01 is 1 % of a weight's usual size")
 
     def of(self, parameters: Parameters, generators: Sequence[torch.Generator]) -> Parameters:
         """The weights of R victims as they are given away; noise from a generator of each victim,

@@ -20,22 +20,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from recon_core.checks import within
+from recon_core.strict import Strict
 
-FORBID = {"extra": "forbid"}
 EPS = 1e-8
 """The paper names no value; its smallest beta, 1e-8, balances at a dist of 1e-4."""
 ROWS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixCon:
+class MixCon(Strict):
     """lam times eq. 1 is added to the loss. Defaults: table 3, MNIST and FashionMNIST.
 
     `normalise`: features of norm 1 (footnote 3); without, dist is that of h itself.
@@ -46,11 +45,10 @@ class MixCon:
     beta: float = 1e-4
     eps: float = EPS
     normalise: bool = True
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        within(self, "[0, inf)", "lam", fix="the paper has 0.01 to 100")
-        within(self, "(0, 1)", "eps", fix=f"give a small one, as {EPS}")
+        self._within("[0, inf)", "lam", fix="the paper has 0.01 to 100")
+        self._within("(0, 1)", "eps", fix=f"give a small one, as {EPS}")
         balance = math.sqrt(self.beta) if self.beta >= 0 else math.nan
         if self.beta != 0 and not self.eps <= balance <= 1 / self.eps:
             raise ValueError(
@@ -60,17 +58,16 @@ class MixCon:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UniCon:
+class UniCon(Strict):
     """lam times D.1's loss is added. Default: MNIST and FashionMNIST there. `normalise`: as
     MixCon's; without, the loss is as small as one likes at no cost for what the server sees."""
 
     kind: Literal["unicon"] = "unicon"
     lam: float = 1.0
     normalise: bool = True
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        within(self, "[0, inf)", "lam", fix="the paper has 0.01 to 100")
+        self._within("[0, inf)", "lam", fix="the paper has 0.01 to 100")
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recon_core.checks import within
+from recon_core.strict import Strict
 from recon_core.victims.autoencoder import Shape, Weights, has_onednn, stacked
 from recon_core.victims.split_layers import pooled_convolution
 
-FORBID = {"extra": "forbid"}
 LENET_CUTS = 4
 KERNEL = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeNet5:
+class LeNet5(Strict):
     """conv 6@5x5, pool 2, conv 16@5x5, pool 2, dense 120, 84, C (LeCun et al. 1998), as it is used
     today: ReLU where they had a scaled tanh, maxima where they had trainable means, every channel
     of the first convolution seen by every one of the second, and linear logits.
@@ -41,7 +40,6 @@ class LeNet5:
 
     kind: Literal["lenet5"] = "lenet5"
     cut: int = 2
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
         _check_cut(self.cut, LENET_CUTS)
@@ -51,7 +49,7 @@ class LeNet5:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitMLP:
+class SplitMLP(Strict):
     """Dense layers with ReLU and biases; the images, or vectors as (1, 1, d), flattened.
 
     Defaults: the MixCon paper, section 4.2, 10-500-2-100-2, cut after the second layer. Its
@@ -66,7 +64,6 @@ class SplitMLP:
     cut: int = 2
     init: Literal["paper", "torch"] = "paper"
     alpha: float = 0.01
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
         if not self.widths or min(self.widths) < 1:
@@ -75,7 +72,7 @@ class SplitMLP:
                 "example (500, 2, 100)"
             )
         _check_cut(self.cut, len(self.widths))
-        within(self, "[0, inf)", "alpha", fix="it is a variance")
+        self._within("[0, inf)", "alpha", fix="it is a variance")
 
     def on(self, shape: Shape, n_classes: int) -> SplitMLPModel:
         return SplitMLPModel(self, shape, n_classes)

@@ -17,15 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from recon_core.checks import within
 from recon_core.cuda_graphs import BatchSteps
 from recon_core.optimisers import Optimiser
+from recon_core.strict import Strict
 from recon_core.threads import side_by_side
 from recon_core.types import Progress, no_progress
 from recon_core.victims.autoencoder import Weights
@@ -39,13 +38,12 @@ from recon_core.victims.split_evaluation import (
     evaluate_split,
 )
 
-FORBID = {"extra": "forbid"}
 Defence = MixCon | UniCon | None
 """What is added to a network's cross-entropy; None: nothing (the MixCon paper calls it vanilla)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitTraining:
+class SplitTraining(Strict):
     """SGD as in the MixCon paper, section 4.3: no momentum, no weight decay, a constant rate.
 
     `per_class`: images of each class in a batch. The paper's synthetic data have `lr` .1.
@@ -56,13 +54,12 @@ class SplitTraining:
     per_class: int = 40
     momentum: float = 0.0
     weight_decay: float = 0.0
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        within(self, "[1, inf)", "epochs", "per_class")
-        within(self, "(0, inf)", "lr", fix="the MixCon paper has .01")
-        within(self, "[0, 1)", "momentum", fix="the MixCon paper has 0")
-        within(self, "[0, inf)", "weight_decay", fix="the MixCon paper has 0")
+        self._within("[1, inf)", "epochs", "per_class")
+        self._within("(0, inf)", "lr", fix="the MixCon paper has .01")
+        self._within("[0, 1)", "momentum", fix="the MixCon paper has 0")
+        self._within("[0, inf)", "weight_decay", fix="the MixCon paper has 0")
 
 
 @dataclass(frozen=True)

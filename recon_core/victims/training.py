@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
-from recon_core.checks import within
 from recon_core.cuda_graphs import repeated
 from recon_core.optimisers import Optimiser
+from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 from recon_core.victims.feature_defence import Defence, feature_defence
 from recon_core.victims.losses import Loss
@@ -32,7 +31,7 @@ REPORTS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(Strict):
     """Length and rule of a training. Defaults: the image restoration paper, section 2.
 
     `batch_size`: None is the full batch; otherwise the images are shuffled every epoch, and the
@@ -51,12 +50,11 @@ class Training:
     stop_every: int = 100
     diverged_above: float | None = None
     span: SpanSwitch = False
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        within(self, "[1, inf)", "epochs", "stop_every", "batch_size")
-        within(self, "[0, inf)", "weight_decay", fix="the KKT paper uses 1e-3")
-        within(self, "(0, inf)", "stop_loss", "diverged_above", fix="None: no limit")
+        self._within("[1, inf)", "epochs", "stop_every", "batch_size")
+        self._within("[0, inf)", "weight_decay", fix="the KKT paper uses 1e-3")
+        self._within("(0, inf)", "stop_loss", "diverged_above", fix="None: no limit")
         if self.span is True and self.optimiser.rule != "gd":
             raise ValueError(
                 f"span=True with optimiser.rule={self.optimiser.rule!r}, which moves every weight "

@@ -97,7 +97,7 @@ def test_a_defence_is_chosen_by_its_kind_and_taken_back() -> None:
     with pytest.raises(ValueError, match=r"kind must be one of mixcon, unicon") as refusal:
         resolve(split, {"experiment.defence.kind": "magic"})
     assert "\n" not in str(refusal.value)
-    with pytest.raises(ValueError, match=r"experiment.defence: lam=-1.0 must be 0 or more"):
+    with pytest.raises(ValueError, match=r"experiment.defence: lam=-1.0 must be at least 0"):
         resolve(defended, {"experiment.defence.lam": "-1"})
     with pytest.raises(ValueError, match="unknown setting"):
         resolve("autoencoder-demo", {"experiment.defence.kind": "mixcon"})

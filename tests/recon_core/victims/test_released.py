@@ -103,5 +103,5 @@ def test_what_a_run_says_of_its_victim_is_of_the_victim_as_it_was_trained() -> N
 
 @pytest.mark.parametrize("noise", [-0.1, float("nan"), float("inf")])
 def test_refuses_what_is_no_amount_of_noise(noise: Any) -> None:
-    with pytest.raises(ValueError, match=rf"noise={noise} must be 0 or more; 0.01 is 1 %"):
+    with pytest.raises(ValueError, match=rf"noise={noise} must be at least 0; 0.01 is 1 %"):
         Released(noise=noise)

@@ -266,7 +266,7 @@ def test_settings_are_the_papers_and_others_are_checked() -> None:
             MixCon(eps=eps)
     for lam in (-1.0, math.nan, math.inf):
         for settings in (MixCon, UniCon):
-            with pytest.raises(ValueError, match=r"lam=.* must be 0 or more"):
+            with pytest.raises(ValueError, match=r"lam=.* must be at least 0"):
                 settings(lam=lam)
     adapter: TypeAdapter[MixCon | UniCon] = TypeAdapter(MixCon | UniCon)
     assert adapter.validate_python({"kind": "unicon", "lam": 2}) == UniCon(lam=2.0)

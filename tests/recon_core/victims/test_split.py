@@ -199,7 +199,7 @@ def test_what_does_not_fit_is_refused_with_the_fix() -> None:
         with pytest.raises(ValueError, match=r"widths=.*at least one hidden layer"):
             SplitMLP(widths=widths, cut=1)
     for alpha in (-1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"alpha={alpha} must be 0 or more"):
+        with pytest.raises(ValueError, match=f"alpha={alpha} must be at least 0"):
             SplitMLP(alpha=alpha)
     with pytest.raises(ValueError, match=r"15x20 are too small.*16x16"):
         LeNet5().on((1, 15, 20), 10)

@@ -369,7 +369,7 @@ def test_what_does_not_fit_together_is_refused(changed: dict[str, object], messa
         ({"lr": 0.0}, "lr=0.0 must be positive; the MixCon paper has .01"),
         ({"lr": math.inf}, "lr=inf"),
         ({"momentum": 1.0}, r"momentum=1.0 is outside \[0, 1\)"),
-        ({"weight_decay": -1e-4}, "weight_decay=-0.0001 must be 0 or more"),
+        ({"weight_decay": -1e-4}, "weight_decay=-0.0001 must be at least 0"),
         ({"weight_decay": math.nan}, "weight_decay=nan"),
     ],
 )
