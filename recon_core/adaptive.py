@@ -26,11 +26,9 @@ _FAINTEST = 500
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """Record of each image of the source in the rounds that are known, (n,) each.
-
-    `n_runs`: runs that trained on it; `n_back`: those in which a confident pair of it came back;
-    `n_pairs`: confident pairs. Raises ValueError if they cannot be counts of the same runs.
-    """
+    """Record of each image of the source in the rounds that are known, (n,) each. `n_runs`: runs
+    that trained on it; `n_back`: those in which a confident pair of it came back; `n_pairs`:
+    confident pairs. Raises ValueError if they cannot be counts of the same runs."""
 
     n_runs: Int64[np.ndarray, " n"]
     n_back: Int64[np.ndarray, " n"]
@@ -69,10 +67,8 @@ def draw(
     weights: Float64[np.ndarray, " k"], size: int, rng: np.random.Generator
 ) -> Int64[np.ndarray, " size"]:
     """`size` different positions, one after another in proportion to the weights of those left.
-
     `weights` are above 0 and at least `size`. Drawing with replacement and skipping repeats is the
-    same.
-    """
+    same."""
     taken = np.zeros(0, np.int64)
     remaining = weights
     while len(taken) < size:

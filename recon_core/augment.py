@@ -198,10 +198,8 @@ def _rotation(angle: Tensor) -> Float32[Tensor, "n 2 2"]:
 def resample(
     images: Float[Tensor, "n c h w"], matrix: Float[Tensor, "n 2 3"]
 ) -> Float[Tensor, "n c h w"]:
-    """Band-limited resampling: out(p) = in(matrix @ (p, 1)), p = (x, y) pixels from the centre.
-
-    The image continues beyond its border as its own mirror image. Filtering is separable.
-    """
+    """Band-limited resampling: out(p) = in(matrix @ (p, 1)), p = (x, y) pixels from the centre. The
+    image continues beyond its border as its own mirror image. Filtering is separable."""
     n, channels, height, width = images.shape
     rows, columns = (_upsampling(side).to(images) for side in (height, width))
     upsampled = rows @ images @ columns.T

@@ -52,10 +52,8 @@ class Curation(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """Effect of a curation on a dataset, before (pairs) and after (expected examples).
-
-    Gini coefficients are over the images with at least one pair: 0 when all occur equally often.
-    """
+    """Effect of a curation on a dataset, before (pairs) and after (expected examples). Gini
+    coefficients are over the images with at least one pair: 0 when all occur equally often."""
 
     n_images: int
     n_pairs: int
@@ -122,9 +120,7 @@ def curated_repeats(
     epoch: int,
 ) -> Int64[np.ndarray, " p"]:
     """`repeats` of the confident pairs from `curation.min_iteration` on, 0 for all others.
-
-    `columns` has arrays (p,) under image_id, iteration and confident; `z` counts the same pairs.
-    """
+    `columns` has arrays (p,) under image_id, iteration and confident; `z` counts the same pairs."""
     confident: Bool[np.ndarray, " p"] = columns["confident"]
     wanted = np.flatnonzero(confident & (columns["iteration"] >= curation.min_iteration))
     times = np.zeros(len(confident), np.int64)

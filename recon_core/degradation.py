@@ -115,11 +115,8 @@ def degrade(
 
 def check_degraded(y: Tensor, sigma: float | None) -> None:
     """ValueError unless y has floats (n, c, h, w), at least one, finite, and in [0, 1] where
-    `sigma` is 0.
-
-    With noise they may be outside by 8 `sigma`, or by 1 where that is more; None: by 1, the noise
-    is unknown.
-    """
+    `sigma` is 0. With noise they may be outside by 8 `sigma`, or by 1 where that is more; None: by
+    1, the noise is unknown."""
     if y.dim() != 4 or not y.is_floating_point() or not y.numel():
         raise ValueError(
             f"degraded images are {y.dtype} {tuple(y.shape)}; expected floats (n, c, h, w) in "
@@ -134,10 +131,8 @@ def check_degraded(y: Tensor, sigma: float | None) -> None:
 
 def mask_from_picture(array: npt.NDArray[Any], height: int, width: int) -> Bool[Tensor, "h w"]:
     """The mask in a picture (h, w), (h, w, 1) or (h, w, 3): white is known, black is missing.
-
     Raises ValueError if it has another size or type, too many grey pixels, or leaves everything or
-    nothing.
-    """
+    nothing."""
     if array.dtype != np.uint8 or array.ndim < 2 or array.shape[2:] not in {(), (1,), (3,)}:
         raise ValueError(
             f"the mask's picture is {array.dtype} {array.shape}; expected uint8 (h, w), grey, or "

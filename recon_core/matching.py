@@ -98,10 +98,8 @@ def best_and_second(
     scores: Float[Tensor, "p t"],
 ) -> tuple[Int[Tensor, " p"], Float[Tensor, " p"], Float[Tensor, " p"]]:
     """(best_row, best, second): each candidate's nearest training image, its score, the next score.
-
     With one training image, or one finite score, `second` is -1; with none, `best` is -1 too and
-    `best_row` is 0. Raises ValueError without training images.
-    """
+    `best_row` is 0. Raises ValueError without training images."""
     if scores.shape[1] == 0:
         raise ValueError("scores has no column; a run needs at least one training image to match")
     usable = scores.where(scores.isfinite(), -torch.inf)

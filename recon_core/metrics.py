@@ -141,10 +141,8 @@ def _ssim_block(
     of_a: tuple[Tensor, ...],
     of_b: tuple[Tensor, ...],
 ) -> Float32[Tensor, "p t"]:
-    """SSIM map of p x t pairs, summed over g positions; `right` is centred and carries 2 w.
-
-    `of_a` is (2 mu, mu^2, var), each (g, p, 1); `of_b` is (mu, mu^2 + C1, var + C2), (g, 1, t).
-    """
+    """SSIM map of p x t pairs, summed over g positions; `right` is centred and carries 2 w. `of_a`
+    is (2 mu, mu^2, var), each (g, p, 1); `of_b` is (mu, mu^2 + C1, var + C2), (g, 1, t)."""
     numerator = torch.bmm(left, right).add_(C2)
     numerator *= (of_a[0] * of_b[0]).add_(C1)
     denominator = of_a[1] + of_b[1]
@@ -155,10 +153,8 @@ def _ssim_block(
 def _windows(
     images: Float[Tensor, "n c h w"], convention: SSIMConvention
 ) -> tuple[Float32[Tensor, "n c i j k k"], Tensor, Tensor, Tensor]:
-    """(a view of all windows, means, variances, means of the view); statistics from float64.
-
-    In the view, each image's channel mean is taken off, which keeps the products small.
-    """
+    """(a view of all windows, means, variances, means of the view); statistics from float64. In the
+    view, each image's channel mean is taken off, which keeps the products small."""
     exact = torch.where(_finite_rows(images)[:, None, None, None], images.double(), torch.nan)
     exact = _padded(exact, convention)
     mean = _blur(exact, convention)

@@ -39,11 +39,9 @@ def ncc_matrix(
     *,
     half_size: bool = False,
 ) -> Float32[Tensor, "p t"]:
-    """Distance d of every image of `a` to every image of `b`, in [0, 4]: lower is more alike.
-
-    0 for images equal up to a positive scale and an offset of each channel, about 2 for unrelated
-    ones. Raises ValueError if the shapes do not match, or for half size if a side is below 2.
-    """
+    """Distance d of every image of `a` to every image of `b`, in [0, 4]: lower is more alike. 0 for
+    images equal up to a positive scale and an offset of each channel, about 2 for unrelated ones.
+    Raises ValueError if the shapes do not match, or for half size if a side is below 2."""
     require_same_shape(a, b)
     right = unit_vectors(b, half_size=half_size).T
     rho = right.new_empty((len(a), len(b)))

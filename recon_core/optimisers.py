@@ -96,10 +96,8 @@ class Optimiser(Strict):
 
 class Stepper:
     """Moves one contiguous parameter (R, ...) in place; its state and its scratch memory are here.
-
     With `fused`, `torch.compile` makes one kernel of Adadelta's update, equal to rounding, which
-    needs Triton or a C++ compiler.
-    """
+    needs Triton or a C++ compiler."""
 
     def __init__(
         self,

@@ -22,11 +22,8 @@ PROBE = 128
 @contextmanager
 def matmul_precision(precision: Precision, device: torch.device | None = None) -> Iterator[None]:
     """Float32 products at this precision inside the block; the whole process's setting, which comes
-    back.
-
-    Raises ValueError where the device (None: CUDA if there is one, else the CPU) would silently go
-    on in float32.
-    """
+    back. Raises ValueError where the device (None: CUDA if there is one, else the CPU) would
+    silently go on in float32."""
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     before = _read()

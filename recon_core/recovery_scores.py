@@ -23,12 +23,9 @@ Estimate = tuple[float, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Scores of n recovered images.
-
-    `accurate` and `approximate` are shares with exact intervals (Clopper and Pearson 1934), `psnr`
-    is the mean in dB with a bootstrap interval over the images, `by_threshold` counts the images
-    below each of `THRESHOLDS`.
-    """
+    """Scores of n recovered images. `accurate` and `approximate` are shares with exact intervals
+    (Clopper and Pearson 1934), `psnr` is the mean in dB with a bootstrap interval over the images,
+    `by_threshold` counts the images below each of `THRESHOLDS`."""
 
     n: int
     n_accurate: int

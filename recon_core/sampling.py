@@ -144,11 +144,9 @@ class Sampling(Strict):
 def binary_labels(
     labels: Int64[np.ndarray, " n"], class_names: Sequence[str]
 ) -> tuple[Int64[np.ndarray, " n"], str]:
-    """(0 or 1 per image, the task in words) for the binary victim.
-
-    CIFAR-10's classes become vehicles against animals (Haim et al.); of others the first half is
-    set against the rest. Raises ValueError for fewer than two classes.
-    """
+    """(0 or 1 per image, the task in words) for the binary victim. CIFAR-10's classes become
+    vehicles against animals (Haim et al.); of others the first half is set against the rest. Raises
+    ValueError for fewer than two classes."""
     if len(class_names) < 2:
         raise ValueError(
             f"the source has {len(class_names)} class ({', '.join(class_names)}); a binary victim "
@@ -166,11 +164,9 @@ def binary_labels(
 def class_labels(
     labels: Int64[np.ndarray, " n"], class_names: Sequence[str], n_classes: int
 ) -> tuple[Int64[np.ndarray, " n"], str]:
-    """(class per image or -1, the task in words) for a victim with an output per class.
-
-    Its classes are the first `n_classes` of the source (KKT paper, section 4.2); images of others
-    are -1 and not used. Raises ValueError if there are fewer.
-    """
+    """(class per image or -1, the task in words) for a victim with an output per class. Its classes
+    are the first `n_classes` of the source (KKT paper, section 4.2); images of others are -1 and
+    not used. Raises ValueError if there are fewer."""
     if len(class_names) < n_classes:
         raise ValueError(
             f"n_classes={n_classes}, but the source has {len(class_names)} "

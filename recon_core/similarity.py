@@ -55,11 +55,9 @@ def similarities(
     original_maps: Maps | None = None,
     convention: SSIMConvention = "gaussian11",
 ) -> Similarities:
-    """All scores of every image; pixels in [0, 1]. PSIM needs the feature maps of both.
-
-    Raises ValueError if images, pixels or maps do not match or are not finite, or for images
-    smaller than SSIM's window.
-    """
+    """All scores of every image; pixels in [0, 1]. PSIM needs the feature maps of both. Raises
+    ValueError if images, pixels or maps do not match or are not finite, or for images smaller than
+    SSIM's window."""
     if (recovered_maps is None) != (original_maps is None):
         raise ValueError("maps are given of one side only; give those of both images, or none")
     ssim = unit_ssim(recovered, original, convention=convention)

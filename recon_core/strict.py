@@ -13,9 +13,7 @@ class Strict:
 
     def _within(self, interval: str, *names: str, fix: str = "") -> None:
         """Raises ValueError unless each setting is in `interval`, "[0, 1)" or "(0, inf)", or None.
-
-        NaN is in no interval. `fix` ends the message.
-        """
+        NaN is in no interval. `fix` ends the message."""
         low, high = (float(end) for end in interval[1:-1].split(","))
         expected = f"is outside {interval}"
         if high == math.inf and (interval[0] == "[" or low == 0):

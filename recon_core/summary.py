@@ -28,11 +28,9 @@ NOTICEABLE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class BestMatches:
-    """The best picture of each image: its row (-1: there is none) and its scores.
-
-    `ssim3` is SSIM by the convention of the KKT paper (`gaussian3`), `rmse` the root of the mean
-    square difference. An image without any picture scores 0: nothing came back; its `rmse` is NaN.
-    """
+    """The best picture of each image: its row (-1: there is none) and its scores. `ssim3` is SSIM
+    by the convention of the KKT paper (`gaussian3`), `rmse` the root of the mean square difference.
+    An image without any picture scores 0: nothing came back; its `rmse` is NaN."""
 
     row: Int[Tensor, " t"]
     ssim: Float[Tensor, " t"]
@@ -93,10 +91,8 @@ def best_matches(
     *,
     scores: Float[Tensor, "p t"] | None = None,
 ) -> BestMatches:
-    """Each image's best picture by SSIM; pictures and images in [0, 1] on one device.
-
-    `scores` are the SSIMs to choose by, NaN where a pair does not count.
-    """
+    """Each image's best picture by SSIM; pictures and images in [0, 1] on one device. `scores` are
+    the SSIMs to choose by, NaN where a pair does not count."""
     row, ssim = best_per_target(ssim_matrix(pictures, images) if scores is None else scores)
     return score_matches(pictures, images, row, ssim)
 
@@ -155,11 +151,9 @@ def bootstrap_interval(
     *,
     groups: npt.NDArray[np.integer[Any]] | None = None,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean (Efron 1979).
-
-    It resamples values, or whole `groups` (one number per value): resampling images speaks of these
-    victims, resampling runs of the next one. Raises ValueError for no values.
-    """
+    """Percentile bootstrap interval of the mean (Efron 1979). It resamples values, or whole
+    `groups` (one number per value): resampling images speaks of these victims, resampling runs of
+    the next one. Raises ValueError for no values."""
     if len(values) == 0:
         raise ValueError("values is empty; an interval needs at least one")
     rng = np.random.default_rng(0)
@@ -227,9 +221,8 @@ def roc(
     scores: npt.NDArray[np.float64], decoy_scores: npt.NDArray[np.float64], *, n_points: int = 200
 ) -> Roc:
     """The receiver operating characteristic of targets against decoys, at most `n_points` of it.
-
-    Its corners are kept where there are few enough; else every so many of them, both ends included.
-    """
+    Its corners are kept where there are few enough; else every so many of them, both ends
+    included."""
     if not len(scores) or not len(decoy_scores):
         return Roc(false_positives=[], found=[])
     thresholds = np.unique(np.concatenate([scores, decoy_scores]))[::-1]

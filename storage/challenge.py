@@ -86,12 +86,9 @@ def read_challenge(
     labels: Path | None = None,
     truth: Path | None = None,
 ) -> Challenge:
-    """A folder made by `write_challenge`, a .npy of encodings, or a folder of pictures.
-
-    Pictures are absolute values of pixels, 0 to 255 for 0 to 1. `public`, `labels` and `truth`
-    stand for what the folder has. Raises SourceError for what cannot be read or does not fit
-    together.
-    """
+    """A folder made by `write_challenge`, a .npy of encodings, or a folder of pictures. Pictures
+    are absolute values of pixels, 0 to 255 for 0 to 1. `public`, `labels` and `truth` stand for
+    what the folder has. Raises SourceError for what cannot be read or does not fit together."""
     if not path.exists():
         raise SourceError(f"{path} is not there; give a challenge's folder, a .npy or pictures")
     whole = path.is_dir() and (path / FACTS).is_file()

@@ -27,11 +27,9 @@ _LONGEST_REASON = 200
 
 
 def read_document(path: Path, fix: str) -> dict[str, Any]:
-    """The JSON object in the file `path`, of at most `WHOLE_BYTES`.
-
-    Raises FileNotFoundError, OSError for a name that no file can have, and DocumentError if it
-    cannot be read, is no regular file, or as `parse_document`.
-    """
+    """The JSON object in the file `path`, of at most `WHOLE_BYTES`. Raises FileNotFoundError,
+    OSError for a name that no file can have, and DocumentError if it cannot be read, is no regular
+    file, or as `parse_document`."""
     try:
         content = read_bounded(path, WHOLE_BYTES)
     except OSError as error:
@@ -42,11 +40,9 @@ def read_document(path: Path, fix: str) -> dict[str, Any]:
 
 
 def parse_document(content: bytes, where: str, fix: str) -> dict[str, Any]:
-    """The JSON object in `content`, which was found at `where`; `fix` ends the message.
-
-    Raises DocumentError if it is not JSON in UTF-8, not an object, too deep, has NaN, infinity, a
-    lone surrogate, or a name twice in one object.
-    """
+    """The JSON object in `content`, which was found at `where`; `fix` ends the message. Raises
+    DocumentError if it is not JSON in UTF-8, not an object, too deep, has NaN, infinity, a lone
+    surrogate, or a name twice in one object."""
     try:
         found = json.loads(
             content.decode("utf-8-sig"),

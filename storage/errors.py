@@ -12,10 +12,8 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 def shown(text: str, *, keep: str = "") -> str:
     """`text` with all that cannot be seen, or would do something else, as a backslash and its code.
-
     ESC[2J in a file's name would clear the screen that prints it, and a byte that is not UTF-8
-    cannot be printed at all. Characters in `keep` stay as they are.
-    """
+    cannot be printed at all. Characters in `keep` stay as they are."""
     if text.isprintable():
         return text
     return "".join(

@@ -56,11 +56,9 @@ _KINDS = (
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """`path` opened for reading bytes, if it is a regular file or a link to one.
-
-    Others, a pipe that nobody writes to or a device that has no end, raise OSError without waiting,
-    as what cannot be opened does.
-    """
+    """`path` opened for reading bytes, if it is a regular file or a link to one. Others, a pipe
+    that nobody writes to or a device that has no end, raise OSError without waiting, as what cannot
+    be opened does."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -127,11 +125,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def create_file(path: Path, content: bytes) -> bool:
-    """Creates `path` with `content` unless it exists: True for exactly one of all who try.
-
-    The content is complete and synced before the name appears. Raises StoreFullError, or
-    StorageError where the file system has no hard links.
-    """
+    """Creates `path` with `content` unless it exists: True for exactly one of all who try. The
+    content is complete and synced before the name appears. Raises StoreFullError, or StorageError
+    where the file system has no hard links."""
     with full_device_explained(path):
         temporary = _write_temporary(path.parent, content)
         try:

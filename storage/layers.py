@@ -50,11 +50,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Tensors that are no layer: the name they share, and what they probably are.
-
-    Of the kind "other" each is named with its shape, and with the renaming that would make it a
-    bias.
-    """
+    """Tensors that are no layer: the name they share, and what they probably are. Of the kind
+    "other" each is named with its shape, and with the renaming that would make it a bias."""
 
     name: str
     kind: UnknownKind
@@ -62,11 +59,9 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers from input to output, and what was found beside them.
-
-    `architecture` is `mlp:3072-1000-1000-1` or `conv:3x32:3072-1000-1`. `shape` (c, h, w) is known
-    if it was given or if a convolution tells it. `note` says what was guessed, or nothing.
-    """
+    """The layers from input to output, and what was found beside them. `architecture` is
+    `mlp:3072-1000-1000-1` or `conv:3x32:3072-1000-1`. `shape` (c, h, w) is known if it was given or
+    if a convolution tells it. `note` says what was guessed, or nothing."""
 
     layers: tuple[Layer, ...]
     unknown: tuple[Unknown, ...]
@@ -81,11 +76,9 @@ class Layers:
 
 
 def find_layers(file: WeightFile, shape: tuple[int, int, int] | None = None) -> Layers:
-    """The layers in a file of weights; `shape` (c, h, w) of the images, if it is known.
-
-    Raises WeightsError if the tensors make no chain of dense layers with at most one convolution
-    before them, are stored transposed, or have biases in some later layers only.
-    """
+    """The layers in a file of weights; `shape` (c, h, w) of the images, if it is known. Raises
+    WeightsError if the tensors make no chain of dense layers with at most one convolution before
+    them, are stored transposed, or have biases in some later layers only."""
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     parts = [name for name in shapes if REPARAMETRISED.search(name)]
     if parts:

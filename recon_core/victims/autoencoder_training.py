@@ -86,9 +86,7 @@ class Checkpoint:
 @dataclass(frozen=True)
 class Overfitted:
     """One trained autoencoder: a checkpoint per level that it reached, and where it ended.
-
-    `diverged`: its loss was not finite at the end.
-    """
+    `diverged`: its loss was not finite at the end."""
 
     levels: dict[float, Checkpoint]
     last: Checkpoint

@@ -46,11 +46,9 @@ mean is zero but for rounding."""
 
 @dataclass(frozen=True)
 class Spectrum:
-    """A matrix as signal above a bulk of noise.
-
-    `signal_share` of the squared norm is in the `n_signal` singular values above the edge; the rest
-    looks like independent entries of standard deviation `noise_std`.
-    """
+    """A matrix as signal above a bulk of noise. `signal_share` of the squared norm is in the
+    `n_signal` singular values above the edge; the rest looks like independent entries of standard
+    deviation `noise_std`."""
 
     n_signal: int
     signal_share: float
@@ -80,9 +78,8 @@ class Explained:
 
 def homogeneity_gap(architecture: Architecture, parameters: Parameters) -> float:
     """max |phi(c theta; x) - c^L phi(theta; x)| / max |c^L phi(theta; x)| over random x, c = 2.
-
-    Zero up to rounding for (leaky) ReLU with no bias beyond the first layer; one network (R = 1).
-    """
+    Zero up to rounding for (leaky) ReLU with no bias beyond the first layer; one network (R =
+    1)."""
     generator = seeded_generator(0, 0, "homogeneity")
     x = torch.randn(1, N_PROBES, architecture.d, generator=generator, dtype=torch.float64)
     x = (x * PROBE_STD).to(parameters.weights[0].device)
@@ -95,10 +92,8 @@ def homogeneity_gap(architecture: Architecture, parameters: Parameters) -> float
 
 def spectrum(weight: Float[Tensor, "o i"]) -> Spectrum:
     """Signal and noise of a matrix: the largest bulk of singular values that noise explains.
-
     Starting from all, whatever is above the edge of the noise of the rest's variance is signal,
-    until nothing changes. The edge is widened by 1 + min(o, i)^(-2/3) for finite sizes.
-    """
+    until nothing changes. The edge is widened by 1 + min(o, i)^(-2/3) for finite sizes."""
     values = torch.linalg.svdvals(weight.double()).cpu().numpy()
     n_small, n_large = sorted(weight.shape)
     energy = np.square(values)
@@ -219,11 +214,9 @@ def explained(
 def best_multipliers(
     gram: Float[Tensor, "n n"], target: Float[Tensor, " n"], *, free_sign: bool
 ) -> Float[Tensor, " n"]:
-    """lam that minimises lam.K lam - 2 lam.t, non-negative unless `free_sign`.
-
-    With K = V S V^T this is least squares with the matrix S^(1/2) V^T and the right side
-    S^(-1/2) V^T t; t lies in the range of K, so directions with S = 0 are left out.
-    """
+    """lam that minimises lam.K lam - 2 lam.t, non-negative unless `free_sign`. With K = V S V^T
+    this is least squares with the matrix S^(1/2) V^T and the right side S^(-1/2) V^T t; t lies in
+    the range of K, so directions with S = 0 are left out."""
     from scipy.optimize import nnls
 
     values, vectors = torch.linalg.eigh(gram)

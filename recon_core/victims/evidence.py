@@ -52,11 +52,9 @@ class Evidence:
     numbers: dict[str, float] = field(default_factory=dict)
 
     def findings(self, images: Float[Tensor, "n d"], labels: Tensor | None) -> Iterator[Finding]:
-        """Fit, margins and stationarity for images with the mean subtracted.
-
-        `labels`: -1 and +1 for one output (default: what the network says), classes for several,
-        targets under regression. Raises ValueError if they do not fit or are missing.
-        """
+        """Fit, margins and stationarity for images with the mean subtracted. `labels`: -1 and +1
+        for one output (default: what the network says), classes for several, targets under
+        regression. Raises ValueError if they do not fit or are missing."""
         if labels is not None and len(labels) != len(images):
             raise ValueError(f"{len(labels)} labels for {len(images)} images; give one each")
         if self.condition == "multiclass" and labels is None:

@@ -120,11 +120,9 @@ def check_full_batch(batch_size: int | None) -> None:
 def tuples_of(
     defence: Defence, classes: Int64[Tensor, "r n"], n_classes: int
 ) -> Int64[Tensor, "r p k"]:
-    """The images that the defence compares: row i of column c is the i-th of class c.
-
-    ValueError if a class has no image (UniCon: fewer than two), or if the victims' smallest classes
-    are not equally large.
-    """
+    """The images that the defence compares: row i of column c is the i-th of class c. ValueError if
+    a class has no image (UniCon: fewer than two), or if the victims' smallest classes are not
+    equally large."""
     tuples = [balanced_rows(row, n_classes) for row in classes]
     sizes = [len(rows) for rows in tuples]
     other = next((i for i, size in enumerate(sizes) if size != sizes[0]), None)

@@ -24,10 +24,8 @@ Kind = Literal["bce", "ce", "mse", "power", "huber"]
 @dataclass(frozen=True, kw_only=True)
 class Loss(Strict):
     """Settings of a loss. `bce` (with logits), `mse`, `power`, `huber`: one output, y in {-1, +1},
-    float (R, n). `ce`: C outputs, y the classes, integers (R, n).
-
-    `power`: p of |phi - y|^p. `delta`: where Huber's loss turns from square to linear, as torch's.
-    """
+    float (R, n). `ce`: C outputs, y the classes, integers (R, n). `power`: p of |phi - y|^p.
+    `delta`: where Huber's loss turns from square to linear, as torch's."""
 
     kind: Kind = "bce"
     power: float = 2.5

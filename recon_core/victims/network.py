@@ -295,11 +295,9 @@ class Architecture:
         return state
 
     def from_state_dict(self, state: Mapping[str, Tensor]) -> Parameters:
-        """One network (R = 1) from tensors in layer order, whatever their names are.
-
-        Layers are taken in the order of the mapping, or, where shapes do not fit that way, in
-        natural order of their names. Raises ValueError naming what was expected and what is there.
-        """
+        """One network (R = 1) from tensors in layer order, whatever their names are. Layers are
+        taken in the order of the mapping, or, where shapes do not fit that way, in natural order of
+        their names. Raises ValueError naming what was expected and what is there."""
         expected = []
         for layer in range(self.n_layers):
             expected.append(self._torch_shape(layer))
@@ -345,11 +343,9 @@ def parse_architecture(
     leak: float = 0.01,
     bias: Bias = "none",
 ) -> Architecture:
-    """`mlp:3072-1000-1000-1` or `conv:3x32:3072-1000-1` (kernel x channels) as an architecture.
-
-    The first number is d = c h w; without `shape`, d = 3 s^2 is read as a colour image, d = s^2 as
-    a grey one, anything else as a row of numbers. Raises ValueError naming the fix.
-    """
+    """`mlp:3072-1000-1000-1` or `conv:3x32:3072-1000-1` (kernel x channels) as an architecture. The
+    first number is d = c h w; without `shape`, d = 3 s^2 is read as a colour image, d = s^2 as a
+    grey one, anything else as a row of numbers. Raises ValueError naming the fix."""
     match = re.fullmatch(r"(?:mlp:|conv:(\d+)x(\d+):)(\d+(?:-\d+)+)", text.strip())
     if match is None or len(sizes := [int(n) for n in match[3].split("-")]) < 3:
         raise ValueError(

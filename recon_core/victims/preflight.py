@@ -55,10 +55,8 @@ UNKNOWN = {
 
 @dataclass(frozen=True)
 class Preflight:
-    """All findings, in words, and the numbers behind them.
-
-    `outlook`: "good", "open" or "poor" chances; "none" if any finding is a stop.
-    """
+    """All findings, in words, and the numbers behind them. `outlook`: "good", "open" or "poor"
+    chances; "none" if any finding is a stop."""
 
     findings: tuple[Finding, ...]
     outlook: Outlook

@@ -35,10 +35,8 @@ ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class MixCon(Strict):
-    """lam times eq. 1 is added to the loss. Defaults: table 3, MNIST and FashionMNIST.
-
-    `normalise`: features of norm 1 (footnote 3); without, dist is that of h itself.
-    """
+    """lam times eq. 1 is added to the loss. Defaults: table 3, MNIST and FashionMNIST. `normalise`:
+    features of norm 1 (footnote 3); without, dist is that of h itself."""
 
     kind: Literal["mixcon"] = "mixcon"
     lam: float = 1.0
@@ -99,9 +97,7 @@ def mixcon(
 
 def unicon(features: Float[Tensor, "r p k m"], *, normalise: bool = True) -> Float[Tensor, " r"]:
     """1/|C| sum_c 1/(|C_c| (|C_c| - 1)) sum_{i, j in C_c} ||h(x_i) - h(x_j)||^2 (D.1), R networks.
-
-    ValueError for fewer than two images of a class.
-    """
+    ValueError for fewer than two images of a class."""
     n_images = features.shape[1]
     _check_batch(n_images, features.shape[2], least_images=2, least_classes=1)
     u = _unit(features) if normalise else features
@@ -125,11 +121,9 @@ def balanced_rows(labels: Int64[Tensor, " n"], n_classes: int) -> Int64[Tensor, 
 
 @torch.no_grad()
 def separability(features: Float[Tensor, "r n m"], *, normalise: bool = True) -> Separability:
-    """The mean and the least of ||h(x_i) - h(x_j)|| over all pairs i < j (definition 3.1).
-
-    Of norm 1 (footnote 3) unless `normalise` is false. In float64, in
-    blocks. NaN where a feature is not finite; ValueError for fewer than two images.
-    """
+    """The mean and the least of ||h(x_i) - h(x_j)|| over all pairs i < j (definition 3.1). Of norm
+    1 (footnote 3) unless `normalise` is false. In float64, in blocks. NaN where a feature is not
+    finite; ValueError for fewer than two images."""
     n_images = features.shape[1]
     if n_images < 2:
         raise ValueError(f"{n_images} images have no pairs; give the features of at least 2")

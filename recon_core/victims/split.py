@@ -184,10 +184,8 @@ SplitModel = LeNet5Model | SplitMLPModel
 @dataclass(frozen=True)
 class CutClassifier:
     """h(x) of one classifier of torch's, cut after the module called `name` in `named_modules()`.
-
     What comes after the cut is not computed. A module that is called several times for an image
-    cuts where it is called first.
-    """
+    cuts where it is called first."""
 
     classifier: nn.Module
     name: str

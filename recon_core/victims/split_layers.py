@@ -181,11 +181,9 @@ def _squares(a: Float[Tensor, "n c y x"]) -> Float[Tensor, "n cc yy xx"]:
 
 
 def _square_kernels(kernels: Float[Tensor, "o i k k"]) -> Float[Tensor, "oo ii kk kk"]:
-    """The same convolution, with 2x2 pixels as channels on both sides.
-
-    Row 2Y + p of the result has row 2(Y + d) + q of the images times row 2d + q - p of the kernel,
-    where there is one. For 5 rows that is d = 0, 1, 2.
-    """
+    """The same convolution, with 2x2 pixels as channels on both sides. Row 2Y + p of the result has
+    row 2(Y + d) + q of the images times row 2d + q - p of the kernel, where there is one. For 5
+    rows that is d = 0, 1, 2."""
     shifted = [F.pad(kernels, (p, 1 - p, s, 1 - s)) for s in (0, 1) for p in (0, 1)]
     k = torch.stack(shifted).unflatten(3, (-1, 2)).unflatten(5, (-1, 2))
     joined = k.permute(0, 1, 4, 6, 2, 3, 5).flatten(2, 4).flatten(0, 1)

@@ -45,9 +45,7 @@ Defence = MixCon | UniCon | None
 @dataclass(frozen=True, kw_only=True)
 class SplitTraining(Strict):
     """SGD as in the MixCon paper, section 4.3: no momentum, no weight decay, a constant rate.
-
-    `per_class`: images of each class in a batch. The paper's synthetic data have `lr` .1.
-    """
+    `per_class`: images of each class in a batch. The paper's synthetic data have `lr` .1."""
 
     epochs: int = 20
     lr: float = 0.01

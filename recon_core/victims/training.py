@@ -65,10 +65,8 @@ class Training(Strict):
 @dataclass(frozen=True)
 class Trained:
     """R trained victims and how they ended. `margins` are y phi(x), or phi_y - max of the others.
-
     `loss` is that of the outputs alone, whatever a defence has added to it. `diverged`: it was not
-    finite or above the limit. Such a victim keeps its last weights.
-    """
+    finite or above the limit. Such a victim keeps its last weights."""
 
     parameters: Parameters
     loss: Float[Tensor, " r"]

@@ -89,12 +89,9 @@ class Selection:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Some pairs of one part, with what belongs to them; rows along axis 0.
-
-    `original` and `picture` are uint8 (n, c, h, w). `reconstruction` (float16 or float32) times
-    `numbers["scale"]` is the raw one, exactly as in the store. `numbers` has the names of
-    `NUMBERS`.
-    """
+    """Some pairs of one part, with what belongs to them; rows along axis 0. `original` and
+    `picture` are uint8 (n, c, h, w). `reconstruction` (float16 or float32) times `numbers["scale"]`
+    is the raw one, exactly as in the store. `numbers` has the names of `NUMBERS`."""
 
     original: npt.NDArray[np.uint8]
     picture: npt.NDArray[np.uint8]
@@ -121,11 +118,9 @@ def selected_pairs(
     render: Render,
     on_part: OnPart = lambda _done, _n: None,
 ) -> Iterator[Pairs]:
-    """The selected pairs in the order of the store, a thousand at a time.
-
-    Every file is compared with its checksum before it is used. Raises CorruptPartError where the
-    stored bytes are not what was written.
-    """
+    """The selected pairs in the order of the store, a thousand at a time. Every file is compared
+    with its checksum before it is used. Raises CorruptPartError where the stored bytes are not what
+    was written."""
     dataset = dataset.with_whole_files()
     left = dataset.n_pairs if selection.limit is None else selection.limit
     n_parts = len(dataset.receipts)

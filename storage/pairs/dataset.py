@@ -41,11 +41,8 @@ from storage.pairs.verify import VerifyReport, verify_store
 
 class Dataset:
     """The store at `root`, a folder or "s3://bucket/prefix": the parts with a receipt at opening or
-    `refresh`.
-
-    Raises StorageError if there is none, StoreMismatchError if it has another schema or a newer
-    version, CorruptPartError if a receipt is not as it was written.
-    """
+    `refresh`. Raises StorageError if there is none, StoreMismatchError if it has another schema or
+    a newer version, CorruptPartError if a receipt is not as it was written."""
 
     manifest: dict[str, Any]
     encoding: Encoding
@@ -218,11 +215,9 @@ class Dataset:
         return chosen
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One column of all parts, in order. Row references stay local to their parts.
-
-        Raises ValueError for an unknown column or pictures of an empty store, CorruptPartError as
-        `read`.
-        """
+        """One column of all parts, in order. Row references stay local to their parts. Raises
+        ValueError for an unknown column or pictures of an empty store, CorruptPartError as
+        `read`."""
         pieces = [self.read(receipt.part, [name])[name] for receipt in self.receipts]
         return np.concatenate(pieces) if pieces else self._empty(name)
 
@@ -268,11 +263,9 @@ class Dataset:
 def create_or_open(
     root: Location | Place, manifest: dict[str, Any], *, encoding: Encoding = "float16"
 ) -> Dataset:
-    """The store at `root` made from `manifest`; created if there is none.
-
-    Raises ValueError for an unknown `encoding`, StoreMismatchError if the store there was made from
-    something else, StoreFullError without space for it.
-    """
+    """The store at `root` made from `manifest`; created if there is none. Raises ValueError for an
+    unknown `encoding`, StoreMismatchError if the store there was made from something else,
+    StoreFullError without space for it."""
     if encoding not in ENCODINGS:
         raise ValueError(f"encoding={encoding!r}; expected one of {', '.join(ENCODINGS)}")
     place = open_place(root)

@@ -21,10 +21,8 @@ _HEADER_CHARS = 32
 @dataclass(frozen=True, eq=False)
 class ImageTable:
     """Record of the distinct images among a part's targets, int64 (n,) each, ids ascending.
-
     `n_runs`: runs that trained on the image; `n_back`: those of them in which a confident pair of
-    it came back; `n_pairs`: confident pairs.
-    """
+    it came back; `n_pairs`: confident pairs."""
 
     image_ids: npt.NDArray[np.int64]
     n_runs: npt.NDArray[np.int64]

@@ -225,11 +225,8 @@ def expand_reconstruction(
 
 def checked_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
     """`columns` as a part is made of them: checked, and all but the float32 reconstructions (whose
-    finiteness is seen on compressing) in the dtypes on disk.
-
-    Raises ValueError if a column is missing, unknown, of a wrong type, shape or length, or refers
-    to a row that does not exist.
-    """
+    finiteness is seen on compressing) in the dtypes on disk. Raises ValueError if a column is
+    missing, unknown, of a wrong type, shape or length, or refers to a row that does not exist."""
     missing = set(GIVEN_COLUMNS) - set(columns)
     unknown = set(columns) - {*GIVEN_COLUMNS, *LATER_COLUMNS}
     if unknown or missing:

@@ -56,11 +56,9 @@ class Provenance(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """One part: where it is, how it came about, what is in it.
-
-    `array_hashes` maps each column to its `array_hash`, `files` the name of each file of the group
-    to its size and CRC-32C. `picture` is (c, h, w). `images` is the part's `image_table`, packed.
-    """
+    """One part: where it is, how it came about, what is in it. `array_hashes` maps each column to
+    its `array_hash`, `files` the name of each file of the group to its size and CRC-32C. `picture`
+    is (c, h, w). `images` is the part's `image_table`, packed."""
 
     schema: str
     part: int
@@ -186,9 +184,8 @@ def new_group(place: Place, part: int) -> Iterator[str]:
 
 def is_published(place: Place, part: int, group: str) -> bool:
     """True if the receipt of `part` names `group`, also if it cannot be read and nobody can tell.
-
-    Whoever tidies up asks this and not how far it came: an interrupt may hit just after publishing.
-    """
+    Whoever tidies up asks this and not how far it came: an interrupt may hit just after
+    publishing."""
     try:
         return load_receipt(place, receipt_path(part)).group == group
     except FileNotFoundError:

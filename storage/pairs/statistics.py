@@ -23,12 +23,9 @@ _MEASURED = ("pairs/iteration", "pairs/ssim_best", "pairs/confident")
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Sums over the receipts of a store.
-
-    `outcomes` maps the name of an outcome to its number of runs, `confident_per_image` are the
-    confident pairs of every image that a run was trained on (0: it never came back), `n_bytes` is
-    the size of all data files.
-    """
+    """Sums over the receipts of a store. `outcomes` maps the name of an outcome to its number of
+    runs, `confident_per_image` are the confident pairs of every image that a run was trained on (0:
+    it never came back), `n_bytes` is the size of all data files."""
 
     n_parts: int
     n_runs: int
@@ -74,11 +71,9 @@ class SavedIteration:
 
 
 def attacks_of(dataset: Dataset, by_kind: Collection[str] = ()) -> dict[str, int]:
-    """Number of parts of a store by family, or, of the families `by_kind`, by kind of attack.
-
-    Told by the manifest of their fingerprint: "unknown" where that cannot be. Empty for a store
-    that does not say.
-    """
+    """Number of parts of a store by family, or, of the families `by_kind`, by kind of attack. Told
+    by the manifest of their fingerprint: "unknown" where that cannot be. Empty for a store that
+    does not say."""
 
     def attack_of(manifest: Mapping[str, Any]) -> str | None:
         experiment = manifest.get("campaign", {}).get("experiment", {})

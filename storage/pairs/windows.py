@@ -77,10 +77,8 @@ class OpenPart:
 
 
 def block_order(dataset: Dataset, seed: int, epoch: int, interleave: int) -> list[Block]:
-    """All blocks: parts shuffled, `interleave` of them active, each giving a block per round.
-
-    The order within a round is random too, or each n-th block would be of the same few parts.
-    """
+    """All blocks: parts shuffled, `interleave` of them active, each giving a block per round. The
+    order within a round is random too, or each n-th block would be of the same few parts."""
     rng = np.random.default_rng((seed, epoch, _ORDER))
     receipts = [dataset.receipts[index] for index in rng.permutation(len(dataset.receipts))]
     waiting = iter([receipt for receipt in receipts if receipt.n_pairs])

@@ -24,11 +24,8 @@ MAX_ARRAYS = 8
 
 
 def restricted_load(content: bytes, name: str) -> Any:
-    """The object in `content`: dicts, lists, numbers, strings (as bytes) and numpy arrays.
-
-    Raises SourceError, which calls the file `name`, if `content` is no pickle or names anything
-    else.
-    """
+    """The object in `content`: dicts, lists, numbers, strings (as bytes) and numpy arrays. Raises
+    SourceError, which calls the file `name`, if `content` is no pickle or names anything else."""
     try:
         return _RestrictedUnpickler(content, name).load()
     except SourceError:

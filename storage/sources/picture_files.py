@@ -118,10 +118,8 @@ def read_picture_files(
     files: Sequence[Path], size: int, *, below: Path, skip_corrupt: bool
 ) -> tuple[npt.NDArray[np.uint8], list[int], Reading]:
     """Pictures uint8 (n, 3, size, size), the places in `files` that they are from, and the reading.
-
     Files are called by their path below `below`. Raises SourceError if a file cannot be read, or,
-    with `skip_corrupt`, none can; ValueError if `size` is more than a picture may have.
-    """
+    with `skip_corrupt`, none can; ValueError if `size` is more than a picture may have."""
     check_pixels(size, size)
     images = np.empty((len(files), 3, size, size), np.uint8)
     kept: list[int] = []

@@ -79,11 +79,9 @@ def _variables(file: Path) -> dict[str, Any]:
 
 
 def _unpacked(content: BinaryIO) -> io.BytesIO:
-    """The file with its compressed variables unpacked, so that it is as large as it can get.
-
-    After 128 bytes of header come elements, each of two 32-bit numbers, its type and its size, and
-    its content; type 15 is a compressed element. Raises ValueError beyond `MAX_BYTES`.
-    """
+    """The file with its compressed variables unpacked, so that it is as large as it can get. After
+    128 bytes of header come elements, each of two 32-bit numbers, its type and its size, and its
+    content; type 15 is a compressed element. Raises ValueError beyond `MAX_BYTES`."""
     header = content.read(128)
     order = "<" if header[126:128] == b"IM" else ">"
     made = io.BytesIO()
