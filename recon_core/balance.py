@@ -2,9 +2,8 @@
 
 The paper draws 140 random subsets of its pairs, each keeping a pair with probability 11/z when its
 image occurs z times among the pairs, and concatenates them. The same multiset follows in one pass:
-a pair occurs Binomial(140, min(1, 11/z)) times, independently of every other pair (exact to 3e-13
-in total variation: numpy leaves out the tail beyond ten standard deviations). In the paper every
-image occurs at least eleven times; here one that occurs less often is kept whole.
+a pair occurs Binomial(140, min(1, 11/z)) times (exact to 3e-13 in total variation). In the paper z
+is at least 11.
 """
 
 from __future__ import annotations

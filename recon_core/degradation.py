@@ -1,8 +1,6 @@
 """Degraded images y = H x + noise: six masks, and Gaussian noise (autoencoder paper, eq. 3).
 
-The paper gives no file of its six masks, so they are drawn here: 30 % of the pixels at random,
-scattered blocks missing, bands of rows and columns missing, strokes like those of a text missing,
-the lower half missing, and all but a central window missing. They grow with the image; all channels
+The paper gives no file of its masks, so they are drawn here, and grow with the image; all channels
 of a pixel are kept or lost together. The noise is not clipped to [0, 1].
 """
 

@@ -89,10 +89,9 @@ def most_alike(
     """Each image's most alike of `others`, also of the mirrored image if `mirrored`.
 
     Images are uint8, or float in [0, 1]. Ties go to the lowest row, unmirrored before mirrored.
-    Exact copies have correlation 1, whatever they show; otherwise an image without contrast, or
-    without detail inside its border, has 0 or less. 5,000 CIFAR images against 50,000 take 100
-    seconds of one core. Raises ValueError for images of different shapes or types, below 8x8, or
-    not finite.
+    Exact copies have correlation 1; otherwise an image without contrast, or without detail inside
+    its border, has 0 or less. Raises ValueError for images of different shapes or types, below 8x8,
+    or not finite.
     """
     _check(images, others)
     n = len(images)

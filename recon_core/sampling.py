@@ -1,9 +1,9 @@
 """Images that a run trains on: planned in rounds, never raced for.
 
 Runs are grouped into parts (the work of one task), parts into rounds. Round k is a pure function of
-the settings, the labels and the history known from rounds <= k - lag, so the plan is the same
-whatever the number of workers or how often they died. Image restoration paper, section 2: 100,000
-uniform runs, then 50,000 on the 4,000 least-seen images (there updated after every run).
+the settings, the labels and the history known from rounds <= k - lag, whatever the number of
+workers or how often they died. Image restoration paper, section 2: 100,000 uniform runs, then
+50,000 on the 4,000 least-seen images.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ class Phase(Strict):
 
     `uniform`: from all images. `least_seen`: from the `pool_size` images with the fewest confident
     pairs so far, equally many of each label; ties are broken at random. `adaptive`: from all
-    images, in proportion to what another run is worth (`recon_core.adaptive`): an image's chance of
-    coming back, estimated as if each had come back in `prior_back` of `prior_runs` runs before, and
-    halved with every `enough` confident pairs that it has.
+    images, in proportion to what another run is worth, with the prior `prior_back` of `prior_runs`
+    and `enough` pairs (`recon_core.adaptive`).
     """
 
     sampler: Literal["uniform", "least_seen", "adaptive"] = "uniform"

@@ -1,9 +1,8 @@
 """Similarity of recovered and original images as the MixCon paper has it (section 4.3, C.3).
 
-Means, standard deviations and worst cases, which are the images recovered best, of two scores in
-[0, 1] where higher is more alike: `unit_ssim`, and PSIM, which is 1 minus a perceptual loss
-(`perceptual_similarity`; the paper names no network, layers or scaling). For vectors it gives the
-squared error and the cosine (table 2, `cosine_similarity`).
+Two scores in [0, 1] where higher is more alike: `unit_ssim`, and PSIM, which is 1 minus a
+perceptual loss (`perceptual_similarity`; the paper names no network, layers or scaling); for
+vectors the squared error and the cosine (table 2).
 """
 
 from __future__ import annotations

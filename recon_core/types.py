@@ -1,9 +1,9 @@
 """The vocabulary of the core: what a run is told, and what it gives back.
 
 A *run* trains one victim on one set of images and attacks it once; in a *sweep* several runs attack
-the same victim. All randomness of a run comes from `RunSpec.generator`, so on a CPU, where runs go
-one after another, its result is the same bit for bit whatever it is batched with. On a GPU that
-holds at the same place in a stack of the same size; elsewhere it is equal up to rounding.
+the same victim. All randomness of a run comes from `RunSpec.generator`: on a CPU its result is the
+same bit for bit whatever it is batched with, on a GPU at the same place in a stack of the same
+size, elsewhere up to rounding.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ class Outcome(enum.StrEnum):
 class RunSpec:
     """One planned run: which images, which labels, which random stream.
 
-    `image_ids` and `labels` have one entry per training image; labels are class indices of the
-    task that the victim learns (0 and 1 for a binary one), or of the source, if it learns none.
-    Runs with the same `victim` attack the same network, so their images and labels are the same; by
-    default every run has its own. Whose random numbers are drawn is said by `stream` for the attack
-    and `victim_stream` for the victim, by default `run` and `victim`: runs of a study's cells share
-    them, so that cells differ in nothing but what they are to differ in.
+    `image_ids` and `labels` have one entry per training image; labels are class indices of the task
+    that the victim learns (0 and 1 for a binary one), or of the source, if it learns none. Runs
+    with the same `victim` attack the same network, so their images and labels are the same. Random
+    numbers are those of `stream` for the attack and `victim_stream` for the victim, by default
+    `run` and `victim`; runs of a study's cells share them.
     """
 
     run: int

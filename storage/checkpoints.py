@@ -1,9 +1,8 @@
 """Tensors and their description, saved so that both or neither of a version are found.
 
 `save_checkpoint(folder, "last", tensors, meta)` writes `last-<first 16 of the SHA-256>.safetensors`
-and then replaces `last.json`, which names that file and its SHA-256; the rename of the JSON is the
-one moment at which the checkpoint changes. A kill before it leaves the old checkpoint, and a
-tensor file nobody names, which the next save removes.
+and then replaces `last.json`, which names that file and its SHA-256. A kill before that leaves the
+old checkpoint, and a tensor file nobody names, which the next save removes.
 """
 
 from __future__ import annotations

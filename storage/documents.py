@@ -1,9 +1,8 @@
 """JSON documents, read as what anybody may have written there.
 
-Every document that the project keeps beside its arrays comes through `read_document` or
-`parse_document`. What is not a JSON object in UTF-8, is too long or too deep, has a name twice, NaN
-or infinity, is refused in one line that names the file and the fix. What it must say is for its
-reader to check, inside `understood`.
+What is not a JSON object in UTF-8, is too long or too deep, has a name twice, NaN or infinity, is
+refused in one line that names the file and the fix. What it must say is for its reader to check,
+inside `understood`.
 """
 
 from __future__ import annotations

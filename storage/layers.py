@@ -1,9 +1,8 @@
 """Layers that the tensors of a file make: their order, their biases, the architecture's name.
 
-Only shapes and names are looked at. A dense layer is a matrix (out, in) as torch stores it, a
-convolution a tensor (out, in, k, k), a bias a vector that goes with one of them. Layers are put in
-the order of the file or of their names where that makes a chain, otherwise in the order in which
-they do make one. Whatever is no layer of an `mlp:` or `conv:` network is listed as unknown.
+Only shapes and names are looked at: matrices (out, in), convolutions (out, in, k, k), and vectors
+that go with one of them. Layers are put in the order of the file or of their names where that makes
+a chain, otherwise in the order in which they do make one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Weights that somebody else saved: a safetensors file or torch's state dict, as named arrays.
 
 A pickle is a program. `torch.load(weights_only=True)` builds tensors and plain containers and
-refuses every other name before it is called; nothing here ever asks for more. The kind of a file is
-read from its first bytes. A file may announce more than it has (a header, a compressed archive, a
-tensor that repeats one number): all of it is compared with the bytes that are there before anything
-is allocated.
+refuses every other name before it is called; nothing here ever asks for more. A file may announce
+more than it has (a header, a compressed archive, a tensor that repeats one number): all of it is
+compared with the bytes that are there before anything is allocated.
 """
 
 from __future__ import annotations

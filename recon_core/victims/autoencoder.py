@@ -40,10 +40,9 @@ in the cache (300 images of 32x32 in 0.24 s, all at once in 0.36 s)."""
 class FullyConnected(Strict):
     """Dense layers, `depth`, with biases, hidden ones `width` wide (autoencoder paper, figure C.1).
 
-    `init`: "torch" is what torch's own layers start from, uniform in +-1/sqrt(fan in), which the
-    autoencoder paper does not name but everybody gets who asks for nothing; a layer with ReLUs then
-    passes on a sixth of a signal's power, and 20 of them hardly learn. "kaiming" is He's for ReLUs,
-    uniform in +-sqrt(6 / fan in), with biases of 0.
+    `init`: "torch" is what torch's own layers start from, uniform in +-1/sqrt(fan in): a layer with
+    ReLUs then passes on a sixth of a signal's power, and 20 of them hardly learn. "kaiming" is He's
+    for ReLUs, uniform in +-sqrt(6 / fan in), with biases of 0.
     """
 
     kind: Literal["fc"] = "fc"

@@ -4,8 +4,7 @@
 
 by Adam (autoencoder paper, appendix C, which names levels of the loss but no optimiser). The rate
 is held for a share of the epochs and then falls exponentially: at a constant rate Adam's own steps
-keep the loss above the last levels. The loss is summed in float64. A level keeps the very weights
-whose loss was measured.
+keep the loss above the last levels. The loss is summed in float64.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ class AutoencoderTraining(Strict):
 
     The rate is `lr` for the share `hold` of the epochs, then falls exponentially to `lr_end`.
     `beta_2`: Adam's memory of squared gradients; with the usual .999 the loss of a U-Net leaps up
-    when it is low, since the steps are still scaled to gradients of long ago.
-    `levels`: mean squared errors, falling; a victim that has reached the last one has finished.
-    They are looked at every `check_every` epochs. `batch_size`: None is the full batch.
+    when it is low. `levels`: mean squared errors, falling, looked at every `check_every` epochs; a
+    victim that has reached the last one has finished. `batch_size`: None is the full batch.
     """
 
     epochs: int = 50_000

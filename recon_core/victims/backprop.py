@@ -1,9 +1,8 @@
 """Forward and backward passes of R networks in buffers that are made once.
 
-The same maths as `Architecture.forward` and `backward` without allocating anything as large as a
-layer; the same places at every pass are also what a CUDA graph needs. A first layer reads what it
-needs of every image from `inputs`, tensors (R, n, ...): pixels, a convolution's patches, or, in the
-span of the images (`span`), inner products with all of them.
+The maths of `Architecture.forward` and `backward` without allocating anything as large as a layer.
+A first layer reads what it needs of every image from `inputs`, tensors (R, n, ...): pixels, a
+convolution's patches, or, in the span of the images (`span`), inner products with all of them.
 """
 
 from __future__ import annotations

@@ -119,10 +119,8 @@ def channel_scales(
     """Scales, of geometric mean 1, by which the channels of the images were divided in training.
 
     A first layer is sum_i c_i d_i x_i^T, with the same c_i d_i for all channels of x_i. Least
-    squares gives them from each channel by itself, smaller where the channel was divided by more,
-    and their first singular vector has the ratio. None if the channels do not agree (the layer is
-    not made of these images), or if there are more images than half of a channel's pixels, which
-    leave the coefficients open.
+    squares gives them from each channel by itself, and their first singular vector has the ratio.
+    None if the channels do not agree, or if there are more images than half of a channel's pixels.
     """
     layers = weight.double().unflatten(1, (n_channels, -1)).unbind(1)
     pixels = images.double().unflatten(1, (n_channels, -1)).unbind(1)

@@ -29,13 +29,11 @@ KERNEL = 5
 @dataclass(frozen=True, kw_only=True)
 class LeNet5(Strict):
     """conv 6@5x5, pool 2, conv 16@5x5, pool 2, dense 120, 84, C (LeCun et al. 1998), as it is used
-    today: ReLU where they had a scaled tanh, maxima where they had trainable means, every channel
-    of the first convolution seen by every one of the second, and linear logits.
+    today: ReLU, maxima, all channels seen by all, and linear logits.
 
-    The MixCon paper names LeNet5 and no variant. `cut`: after the 1st or 2nd convolution block or
-    the 1st or 2nd dense layer. Images of 28x28 are padded to the 32x32 that LeNet5 was made for, by
-    2 in the first convolution: both have 400 features at the paper's cut. Other sizes are not
-    padded.
+    The MixCon paper names no variant. `cut`: after the 1st or 2nd convolution block or the 1st or
+    2nd dense layer. Images of 28x28 are padded to 32x32 in the first convolution, so that both have
+    400 features at the paper's cut. Other sizes are not padded.
     """
 
     kind: Literal["lenet5"] = "lenet5"
@@ -52,11 +50,10 @@ class LeNet5(Strict):
 class SplitMLP(Strict):
     """Dense layers with ReLU and biases; the images, or vectors as (1, 1, d), flattened.
 
-    Defaults: the MixCon paper, section 4.2, 10-500-2-100-2, cut after the second layer. Its
+    Defaults: the MixCon paper, section 4.2, 10-500-2-100-2, cut after the second layer; its
     "deeper" network has widths (500, 2, 100, 100, 100), its "wider" one (500, 2, 2048). `init`:
     "paper" draws each entry of W_k and b_k from N(u_k, 1) with one u_k ~ N(0, alpha) for the layer;
-    `alpha` is a variance, as in the paper's N(0, I), and its value is not given there. "torch" is
-    the default of torch's layers.
+    the value of `alpha` is not given there. "torch" is the default of torch's layers.
     """
 
     kind: Literal["mlp"] = "mlp"

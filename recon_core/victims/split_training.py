@@ -64,11 +64,10 @@ class SplitTraining(Strict):
 class TrainedSplit:
     """R trained networks.
 
-    `loss` (cross-entropy alone) and `accuracy` are of `weights` on all training images.
-    `diverged`: weights or loss ceased to be finite; such a network has the weights of the end of
-    the last epoch before that. `epochs_done`: after how many epochs the weights are.
-    `losses` and `penalties`: cross-entropy and the defence's own loss, not yet times lambda, as
-    they were while an epoch went on, a mean over its images; NaN where there is no defence.
+    `loss` (cross-entropy alone) and `accuracy` are of `weights` on all training images. `diverged`:
+    weights or loss ceased to be finite; such a network has the weights of the end of the last epoch
+    before that, `epochs_done`. `losses` and `penalties`: means of cross-entropy and of the
+    defence's own loss, not yet times lambda, while an epoch went on; NaN without a defence.
     """
 
     weights: Weights

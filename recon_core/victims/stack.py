@@ -1,9 +1,8 @@
 """The victims that are still training: their tensors, and what an epoch does to them.
 
-`Problem` is what does not change during training, of all R victims; `Stack` is the part of it that
-goes on, in memory of its own. When victims end, a new stack is made of those that remain. What is
-trained, the *values*, are a victim's weights and biases; or, in the span of the images (`span`),
-the first layer's coordinates in place of its weights, and its scale at the end.
+`Problem` is what does not change during training; `Stack` the part of it that goes on, in memory of
+its own. What is trained, the *values*, are a victim's weights and biases; or, in the span of the
+images (`span`), the first layer's coordinates in place of its weights, and its scale at the end.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Train R victims at once, on R different sets of images, each until it is done.
+"""Training of R victims at once, on R different sets of images, each until it is done.
 
-A victim ends after `epochs`, when its loss is low enough, or when it has diverged; the stack is
-then rebuilt without it. Image restoration paper, section 2: full batch, Adadelta with rate 1,
-50,000 epochs. Haim et al. 2022 and the KKT paper: gradient descent, rate .01 (.5 with classes), 1e6
-epochs, which `span` makes several times cheaper. Weight decay adds weight_decay * theta to the
-gradient of the *mean* loss, as torch does; the lambda_WD of KKT paper, eq. 13, is n times ours. A
-defence adds lam L of a hidden layer's features to the mean loss (`feature_defence`).
+Image restoration paper, section 2: full batch, Adadelta with rate 1, 50,000 epochs. Haim et al.
+2022 and the KKT paper: gradient descent, rate .01 (.5 with classes), 1e6 epochs, which `span` makes
+several times cheaper. Weight decay adds weight_decay * theta to the gradient of the *mean* loss, as
+torch does; the lambda_WD of KKT paper, eq. 13, is n times ours.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ REPORTS = 50
 class Training(Strict):
     """Length and rule of a training. Defaults: the image restoration paper, section 2.
 
-    `batch_size`: None is the full batch; otherwise the images are shuffled every epoch, and the
-    last batch may be smaller. `stop_loss`: a victim whose training loss is below it has finished;
-    `diverged_above`: one whose loss is above it has failed, as has any that is not finite. Both are
-    looked at every `stop_every` epochs. `span`: train a dense first layer in the span of the
-    images, exactly the same with fewer operations; "auto" does so where that is cheaper.
+    `batch_size`: None is the full batch; otherwise the images are shuffled every epoch. Every
+    `stop_every` epochs a victim whose training loss is below `stop_loss` has finished, and one
+    whose loss is above `diverged_above`, or not finite, has failed. `span`: train a dense first
+    layer in the span of the images, exactly the same with fewer operations; "auto" does so where
+    that is cheaper.
     """
 
     epochs: int = 50_000

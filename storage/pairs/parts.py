@@ -1,10 +1,9 @@
 """Writing and reading one part: an immutable Zarr v3 group, made visible by its receipt.
 
 The arrays are encoded and hashed in memory; their files go to `parts/part-000012-<random>.zarr` and
-are synced; then the receipt, by exclusive atomic create. Killed before that, a write leaves a group
-that no receipt names (an orphan); two writers of one part leave one receipt and one orphan. The
-receipt has a checksum of every file: a bit flip in unused bits, and a missing shard, read back
-silently in zarr.
+are synced; then the receipt, by exclusive atomic create. A writer that is killed, or second, leaves
+a group that no receipt names (an orphan). The receipt has a checksum of every file: a bit flip in
+unused bits, and a missing shard, read back silently in zarr.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Sources of images: embedded ones, a folder, or one of several well-known data sets.
 
-`load_images` gives an `ImageSet`: uint8 pictures of one size, class indices, and a hash of both
-that goes into every receipt. The two splits of a source never share an image: victims that
-restorers learn from are trained on `train`, victims that are evaluated on `heldout`. A further
-source is one function here and one line in `_LOADERS`.
+The two splits of a source never share an image: victims that restorers learn from are trained on
+`train`, victims that are evaluated on `heldout`. A further source is one function here and one line
+in `_LOADERS`.
 """
 
 from __future__ import annotations
@@ -53,10 +52,9 @@ class ImageSet:
     """N pictures of one split of a source.
 
     `images` is uint8 (n, c, h, w) with c = 3, or 1 where grey was asked for; `labels` is int64 (n,)
-    indexing `class_names`. An image's id is its row. `content_hash` is the SHA-256 over shape,
-    images, labels and class names. `notes` says, one sentence each, whatever a reader of the
-    results should know about how the images were made. `reading`: what was read of the source, of
-    both splits where it is not divided itself; None where nothing is known of it.
+    indexing `class_names`. `content_hash` is the SHA-256 over shape, images, labels and class
+    names. `notes` say how the images were made. `reading`: what was read of the source, of both
+    splits where it is not divided itself; None where nothing is known of it.
     """
 
     name: str

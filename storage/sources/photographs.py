@@ -2,9 +2,8 @@
 
 Each of eight photographs, the classes, is cut by an unused vertical band into a left region
 (`train`) and a right one (`heldout`). Within a region tiles of several scales (1.5 to 8 source
-pixels per tile pixel, averaged over areas) are cut on a grid; those of different scales overlap.
-Between the splits not one source pixel is shared. Nearly constant tiles (sky, table, the black
-around the retina) are dropped: any reconstruction of them would look good.
+pixels per tile pixel, averaged over areas) are cut on a grid. Nearly constant tiles (sky, table,
+the black around the retina) are dropped: any reconstruction of them would look good.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Reading of the official CIFAR batches without running what is in them.
 
-A pickle is a program: `pickle.load` runs any function the file names. The batches need only dicts,
-lists, strings and one uint8 array, so `restricted_load` resolves the five names that numpy's arrays
-are pickled with and refuses every other one before it is called. Nor can a small file take much
-memory: the unpickler is the one written in Python, which allocates nothing by a number in the file,
-and what may be called is called only as often, and on as much text, as the file itself can hold
-once.
+A pickle is a program. The batches need only dicts, lists, strings and one uint8 array, so
+`restricted_load` resolves the five names that numpy's arrays are pickled with and refuses every
+other one before it is called. Nor can a small file take much memory: the unpickler written in
+Python allocates nothing by a number in the file, and what may be called is called only as often,
+and on as much text, as the file itself can hold once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The cropped digits of the Street View House Numbers (SVHN; Netzer et al., 2011).
 
-`train_32x32.mat` and `test_32x32.mat` are MATLAB version 5 files. Their `X` is uint8
-(32, 32, 3, n): row, column, channel, image; their `y` has a digit per image, 10 for 0. The digits
-of `extra_32x32.mat` are not read. scipy's reader of these files runs nothing that is in them, and
-only the two variables are read, once their announced kinds and shapes are what SVHN has.
+In the MATLAB version 5 files `X` is uint8 (32, 32, 3, n): row, column, channel, image; `y` a digit
+per image, 10 for 0. scipy's reader runs nothing that is in them, and only the two variables are
+read, once their announced kinds and shapes are what SVHN has.
 """
 
 from __future__ import annotations
