@@ -82,15 +82,11 @@ class GroupEncoder:
 
     def _encoded(self, name: str) -> list[Future[_Chunk]]:
         rows = self._columns[name]
-        starts = range(0, len(rows), CHUNK_ROWS)
-        if name == "pairs/reconstruction":
-            return [
-                self._pool.submit(
-                    _reconstruction_chunk, rows[at : at + CHUNK_ROWS], self._encoding, at
-                )
-                for at in starts
-            ]
-        return [self._pool.submit(_plain_chunk, rows[at : at + CHUNK_ROWS]) for at in starts]
+        encoding = self._encoding if name == "pairs/reconstruction" else None
+        return [
+            self._pool.submit(_chunk, rows[at : at + CHUNK_ROWS], encoding, at)
+            for at in range(0, len(rows), CHUNK_ROWS)
+        ]
 
     def _hash(self, name: str) -> Future[str]:
         stored = (future.result().stored for future in self._chunks[name])
@@ -126,13 +122,12 @@ class _Chunk:
     encoded: bytes
 
 
-def _reconstruction_chunk(x: npt.NDArray[np.float32], encoding: Encoding, first_row: int) -> _Chunk:
-    stored, scale = compress_reconstruction(x, encoding, first_row)
-    return _Chunk(stored, scale, encode_chunk(stored))
-
-
-def _plain_chunk(rows: npt.NDArray[Any]) -> _Chunk:
-    return _Chunk(rows, np.empty(0, np.float32), encode_chunk(rows))
+def _chunk(rows: npt.NDArray[Any], encoding: Encoding | None, first_row: int) -> _Chunk:
+    """Of reconstructions, which have an `encoding`, or of other rows as they are."""
+    scale = np.empty(0, np.float32)
+    if encoding is not None:
+        rows, scale = compress_reconstruction(rows, encoding, first_row)
+    return _Chunk(rows, scale, encode_chunk(rows))
 
 
 def metadata_files(shapes: Mapping[str, tuple[int, ...]], encoding: Encoding) -> dict[str, bytes]:

@@ -31,14 +31,7 @@ N_THREADS = 2
 _ORDER, _WINDOW = 1, 2
 """Keep the random streams of the block order and of the windows apart."""
 
-_PER_PAIR = {
-    "iteration": "pairs/iteration",
-    "ssim_best": "pairs/ssim_best",
-    "confident": "pairs/confident",
-    "target_row": "pairs/target_row",
-    "run_row": "pairs/run_row",
-    "scale": "pairs/scale",
-}
+_PER_PAIR = ("iteration", "ssim_best", "confident", "target_row", "run_row", "scale")
 _COLUMNS = {
     "reconstruction": "pairs/reconstruction",
     "scale": "pairs/scale",
@@ -113,7 +106,7 @@ class WindowReader:
 
     def open(self, part: int) -> OpenPart:
         """The small columns of `part`, and what `repeats` makes of them."""
-        pairs = {name: self._dataset.stored(part, of) for name, of in _PER_PAIR.items()}
+        pairs = {name: self._dataset.stored(part, f"pairs/{name}") for name in _PER_PAIR}
         image_ids = self._dataset.stored(part, "targets/image_id")
         pairs["image_id"] = image_ids[pairs["target_row"]].astype(np.int64)
         means = self._dataset.stored(part, "runs/mean_image")

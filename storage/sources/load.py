@@ -125,9 +125,8 @@ def load_images(
     kind, _colon, path = source.partition(":")
     if kind not in _LOADERS or (kind in EMBEDDED) == bool(path):
         raise SourceError(
-            f"unknown image source {source!r}; use photos, digits, folder:PATH, "
-            "cifar10:PATH, cifar100:PATH, mnist:PATH, fashion-mnist:PATH, svhn:PATH or "
-            "tiny-imagenet:PATH"
+            f"unknown image source {source!r}; use photos, digits, folder:PATH, cifar10:PATH, "
+            "cifar100:PATH, mnist:PATH, fashion-mnist:PATH, svhn:PATH or tiny-imagenet:PATH"
         )
     if size < 1:
         raise ValueError(f"size={size}; expected a positive number of pixels")
