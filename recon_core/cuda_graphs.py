@@ -36,17 +36,15 @@ class BatchSteps:
     """`step` of one batch (R, n, ...) after another. Each is copied to where a step of its size
     always finds it; `fixed` is already there."""
 
-    def __init__(
-        self, step: Callable[[Tensor], None], *, graphs: bool, fixed: Tensor | None = None
-    ) -> None:
-        self.step, self.graphs, self.fixed = step, graphs, fixed
+    def __init__(self, step: Callable[[Tensor], None], *, fixed: Tensor | None = None) -> None:
+        self.step, self.fixed = step, fixed
         self.known: dict[int, tuple[Tensor, Repeat]] = {}
 
     def __call__(self, batch: Tensor) -> None:
         size = batch.shape[1]
         if size not in self.known:
             held = batch if batch is self.fixed else torch.empty_like(batch)
-            repeat = repeated(partial(self.step, held), batch.device, graphs=self.graphs)
+            repeat = repeated(partial(self.step, held), batch.device, graphs=True)
             self.known[size] = held, repeat
         held, repeat = self.known[size]
         if held is not batch:

@@ -106,13 +106,12 @@ def train_autoencoders(
     state: Mapping[str, Tensor] | None = None,
     on_state: Callable[[dict[str, Tensor]], None] | None = None,
     state_every: int = 0,
-    graphs: bool = True,
 ) -> list[Overfitted]:
     """Train R networks on their own images in [0, 1]; one result each, in order.
 
     `shuffle` gives the minibatches. With `state_every`, `on_state` gets the state every so many
     epochs, as named tensors on the CPU; passed as `state`, with the same other arguments, training
-    goes on from there bit for bit. `graphs`: CUDA graphs, on a GPU. Raises ValueError for arguments
+    goes on from there bit for bit. Raises ValueError for arguments
     that do not fit together.
     """
     if x.shape[2:] != model.shape:
@@ -122,7 +121,7 @@ def train_autoencoders(
         raise ValueError(f"weights of {sorted(n_networks)} networks for the images of {len(x)}")
     if training.batch_size is not None and shuffle is None:
         raise ValueError(f"batch_size={training.batch_size} needs the order of the images; give it")
-    course = _Course(model, weights, x, training, shuffle, graphs=graphs)
+    course = _Course(model, weights, x, training, shuffle)
     if state is not None:
         course.load(state)
     while course.epoch < training.epochs and len(course.running):
@@ -146,11 +145,8 @@ class _Course:
         x: Tensor,
         training: AutoencoderTraining,
         shuffle: Shuffle | None,
-        *,
-        graphs: bool = True,
     ) -> None:
         self.model, self.training, self.shuffle = model, training, shuffle
-        self.graphs = graphs
         self.rule = Optimiser(rule="adam", lr=training.lr, betas=(0.9, training.beta_2))
         self.all_x = x
         self.epoch = 0
@@ -163,7 +159,7 @@ class _Course:
     ) -> None:
         self.running = running
         self.x = self.all_x[running]
-        self.steps = BatchSteps(self._move, graphs=self.graphs, fixed=self.x)
+        self.steps = BatchSteps(self._move, fixed=self.x)
         self.weights = {n: t.contiguous().requires_grad_() for n, t in weights.items()}
         self.steppers: dict[str, Stepper] = {}
         for name, tensor in self.weights.items():

@@ -90,19 +90,16 @@ def train_split(
     shuffle: Shuffle,
     streams: Sequence[int] | None = None,
     progress: Progress = no_progress,
-    graphs: bool = True,
     networks_at_once: int | None = None,
 ) -> TrainedSplit:
     """Train R networks on the same images or each on its own; labels are classes from 0.
 
     `defences`: one per network. `streams`: whose order each network's images have, as `shuffle` is
     asked for it; None: all have that of stream 0. Networks that share images, labels and stream get
-    one batch.
-    `graphs`: CUDA graphs, on a GPU. `networks_at_once`: how many
-    networks a step takes together, which bounds its memory and changes no result but by rounding;
-    None: `NETWORKS_ON_CPU` on a CPU, elsewhere all. On a CPU such parts go side by side, one thread
-    each, and are bit for bit what they are one after another on one thread. Raises ValueError for
-    arguments that do not fit together.
+    one batch. `networks_at_once`: how many a step takes together, which bounds its memory and
+    changes no result but by rounding; None: `NETWORKS_ON_CPU` on a CPU, elsewhere all. On a CPU
+    such parts go side by side, one thread each, and are bit for bit what they are one after
+    another. Raises ValueError for arguments that do not fit together.
     """
     n_networks = check_fits(model, weights, x, labels)
     batches = ClassBatches(
@@ -115,9 +112,7 @@ def train_split(
     )
     _check(n_networks, defences, batches, networks_at_once)
     at_once = networks_at_once or (NETWORKS_ON_CPU if x.device.type == "cpu" else n_networks)
-    course = _Course(
-        model, weights, batches, defences, training=training, at_once=at_once, graphs=graphs
-    )
+    course = _Course(model, weights, batches, defences, training=training, at_once=at_once)
     while course.epoch < training.epochs and not bool(course.diverged.all()):
         course.run_epoch(progress)
     progress(1.0)
@@ -212,7 +207,6 @@ class _Course:
         *,
         training: SplitTraining,
         at_once: int,
-        graphs: bool,
     ) -> None:
         self.model, self.batches, self.training = model, batches, training
         self.epoch = 0
@@ -231,7 +225,7 @@ class _Course:
             _Part(slice(start, start + at_once), self.weights, averages, rule, defences)
             for start in range(0, n, at_once)
         ]
-        self.steps = BatchSteps(self._move, graphs=graphs)
+        self.steps = BatchSteps(self._move)
 
     def run_epoch(self, progress: Progress) -> None:
         self.sums.zero_()
