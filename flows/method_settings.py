@@ -31,7 +31,7 @@ def with_settings(
         names = {m.kind: {f.name for f in fields(m)} - {"kind"} for m in methods}
         taking = [kind for kind in kinds if name in names[kind] and prefix in ("", kind)]
         if not taking:
-            raise ValueError(unknown_name("setting", name, set().union(*names.values())))
+            raise ValueError(unknown_name("setting", name, sorted(set().union(*names.values()))))
         methods = [_with(m, name, value) if m.kind in taking else m for m in methods]
     return list(methods)
 

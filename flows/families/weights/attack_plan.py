@@ -131,7 +131,7 @@ def attack_preset(name: str) -> AttackPlan:
     from flows.papers import EXPERIMENTS, RUNS
 
     if name not in EXPERIMENTS:
-        raise ValueError(unknown_name("attack preset", name, {DEFAULT_PRESET, *EXPERIMENTS}))
+        raise ValueError(unknown_name("attack preset", name, (DEFAULT_PRESET, *EXPERIMENTS)))
     attack = EXPERIMENTS[name]().attack
     assert isinstance(attack, KKTAttack)
     return AttackPlan(attack=attack, n_attacks=RUNS[name].n_attacks)
