@@ -88,8 +88,8 @@ def record_of_inversion(
         "attacks": [inversion_record(a, prepared.data.names) for a in attacked],
         "notes": notes,
         "conventions": {
-            "ssim": "Gaussian window of 11x11, in [-1, 1]; ssim_unit is (SSIM + 1) / 2 (MixCon paper, "
-            "C.3)",
+            "ssim": "Gaussian window of 11x11, in [-1, 1]; ssim_unit is (SSIM + 1) / 2 (MixCon "
+            "paper, C.3)",
             "psim": "1 - 1/2 mean squared difference of unit feature vectors, of "
             + (
                 "the attacked network's own modules"
@@ -99,8 +99,8 @@ def record_of_inversion(
             "psnr": "in dB, 120 at most",
             "chance": "SSIM: of each reconstruction to all other images; PSIM: to the next image",
             "worst": "of the image recovered best",
-            "separability": "l2 distance of features at norm 1, all pairs (MixCon paper, definition "
-            "3.1)",
+            "separability": "l2 distance of features at norm 1, all pairs (MixCon paper, "
+            "definition 3.1)",
         },
     }
 
