@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from torch import Tensor
 from recon_core.augment import mirrored_labels
 from recon_core.matching import fit_to_range, n_clipped
 from recon_core.types import N_AUGMENT
+
+E = TypeVar("E", bound="Examples")
+"""Examples of one kind; beartype knows `Self` of classes alone, and the hook decorates methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +36,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.target)
 
-    def rows(self, start: int, end: int) -> Self:
+    def rows(self: E, start: int, end: int) -> E:
         return self._each(lambda tensor: tensor[start:end])
 
-    def mirrored(self, flip: Bool[Tensor, " n"]) -> Self:
+    def mirrored(self: E, flip: Bool[Tensor, " n"]) -> E:
         """Examples with condition and target flipped left to right where `flip` is True."""
         where = flip[:, None, None, None]
         return replace(
@@ -46,10 +49,10 @@ class Examples:
             augment=torch.where(flip[:, None], mirrored_labels(self.augment), self.augment),
         )
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self: E, device: torch.device | str) -> E:
         return self._each(lambda tensor: tensor.to(device))
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+    def _each(self: E, change: Callable[[Tensor], Tensor]) -> E:
         return replace(self, **{name: change(tensor) for name, tensor in vars(self).items()})
 
 
