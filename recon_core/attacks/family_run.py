@@ -190,10 +190,9 @@ class FamilyRun(Strict, ABC):
         *,
         device: torch.device,
         victims: Victims | None = None,
-        progress: Progress = no_progress,
     ) -> Any:
         """The victim of a run, where the family trains one; None here."""
-        del spec, images, device, victims, progress
+        del spec, images, device, victims
 
     @abstractmethod
     def run_stack(
@@ -286,12 +285,11 @@ class TrainedRun(FamilyRun, Generic[Own, Victim]):
         *,
         device: torch.device,
         victims: Victims | None = None,
-        progress: Progress = no_progress,
     ) -> Victim:
         """The victim of a run of a sweep, as `run_batch` trains it, by way of `victims`."""
         self.check_batch([spec], images[None])
         with self.arithmetic(device):
-            return self._shared(spec, self.learn(spec, images), device, victims, progress)
+            return self._shared(spec, self.learn(spec, images), device, victims, no_progress)
 
     def run_stack(
         self,
