@@ -10,14 +10,16 @@ and the labelled roots of K(1, 3) with one edge more, K4 without an edge, and K4
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int8, Int64, Integer, Shaped
+from jaxtyping import Bool, Float, Float32, Int8, Int64, Integer, Shaped
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+from torch import Tensor
 
 Edges = Int64[np.ndarray, "m 2"]
 """The two vertices of every edge, the smaller first."""
@@ -66,6 +68,34 @@ def assign(shared: Integer[np.ndarray, "m m"]) -> list[Component]:
         rows = np.flatnonzero(part[member] == k)
         components.append(Component(rows, tuple(r[position[member[rows]]] for r in roots)))
     return sorted(components, key=lambda c: int(c.rows[0]))
+
+
+def assign_nearly(common: Int8[Tensor, "m m"], scores: Float[Tensor, "m m"]) -> list[Component]:
+    """`assign`, also with one or two of the overlaps changed that nearly were something else."""
+    shared = np.asarray(common.cpu())
+    try:
+        return assign(shared)
+    except NotALineGraphError as error:
+        refused = error
+    above = np.triu(np.asarray((scores - 0.5).abs().cpu()), 1)
+    rows, columns = np.nonzero((above < DOUBTFUL) & np.triu(shared < 2, 1))
+    order = above[rows, columns].argsort()[: MOST_DOUBTFUL + 1]
+    if len(order) <= MOST_DOUBTFUL:
+        for changed in itertools.chain(
+            itertools.combinations(order, 1), itertools.combinations(order, 2)
+        ):
+            at = rows[list(changed)], columns[list(changed)]
+            other = shared.copy()
+            other[at] = other[at[::-1]] = 1 - shared[at]
+            with contextlib.suppress(NotALineGraphError):
+                return assign(other)
+    raise refused
+
+
+DOUBTFUL = 0.1
+"""How near to one half a score is that may stand for the other number of common images."""
+MOST_DOUBTFUL = 12
+"""Of those, or overlaps are too uncertain to be changed one by one."""
 
 
 def gram(edges: Integer[np.ndarray, "m 2"]) -> Int64[np.ndarray, "m m"]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.instahide.coherence import ImageShape
 from recon_core.attacks.instahide.mixing import Mixing, Scheme, mixture
-from recon_core.attacks.instahide.nonnegative import exchanged, few_atoms, solved
+from recon_core.attacks.instahide.nonnegative import exchanged, few_atoms, ridge, solved
 from recon_core.attacks.instahide.pair_statistics import Seen
 from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
@@ -101,13 +101,13 @@ class NaturalFit:
         `signs` are expected ones, in [-1, 1]: where they are not known, nothing is fitted."""
         known = self.private.known
         weights = loads / 4 if known is None else known * (loads > 0)
-        images = _ridge(weights, signs * self.y - public_part, 0.3)
+        images = ridge(weights, signs * self.y - public_part, 0.3)
         rows = torch.arange(len(self.y), device=self.y.device)
         ends, own = self._pairs(rows, signs * self.y - public_part, images)
         first = self._without_public(images, ends, own)
         mixed = public_part + mixture(images, ends, own)
         a = self._matrix(ends, own)
-        first = replace(first, images=_ridge(a, mixed.sign() * self.y - public_part, 0.1))
+        first = replace(first, images=ridge(a, mixed.sign() * self.y - public_part, 0.1))
         return self._public_again(
             first, (public_part + mixture(first.images, ends, own)).sign(), easy=True
         )
@@ -128,7 +128,7 @@ class NaturalFit:
         of = self.private.known
         own = loads / 4 if of is None else of[rows][:, missing] * (loads > 0)
         images, y = f.images.clone(), self.y[rows]
-        images[missing] = _ridge(own, signs * y - known, 0.3)
+        images[missing] = ridge(own, signs * y - known, 0.3)
         ends, weights = f.ends.clone(), f.weights.clone()
         ends[rows], weights[rows] = self._pairs(rows, signs * y - public_part, images)
         f = replace(f, images=images, ends=ends, weights=weights)
@@ -183,7 +183,7 @@ class NaturalFit:
         a, public_part, images = self._matrix(f.ends, f.weights), self._public_part(f), f.images
         for _ in range(2):
             signs = (a @ images + public_part).sign()
-            images = _ridge(a, signs * self.y - public_part, 1e-9, trust)
+            images = ridge(a, signs * self.y - public_part, 1e-9, trust)
         f = replace(f, images=images)
         return f if self.private.known is not None else self._scaled(f, trust)
 
@@ -278,7 +278,7 @@ class NaturalFit:
         equations do not say; that all weights of an encoding sum to 1 does."""
         a = self._matrix(f.ends, f.weights)
         rest = (1 - f.public_weights.sum(1, keepdim=True)).clamp(min=0)
-        scale = _ridge(a, rest, 1e-6, trust)[:, 0].clamp(0.2, 5.0)
+        scale = ridge(a, rest, 1e-6, trust)[:, 0].clamp(0.2, 5.0)
         return replace(f, images=f.images / scale[:, None], weights=f.weights * scale[f.ends])
 
     def at_levels(self, images: Float[Tensor, "n d"]) -> Bool[Tensor, " n"]:
@@ -347,20 +347,6 @@ FEWEST = 2
 """Encodings that two images can always meet; one more proves something."""
 MOST = 0.98
 """Share of an encoding's pixels that must be met for it to be explained."""
-
-
-def _ridge(
-    a: Float[Tensor, "m n"],
-    right: Float[Tensor, "m d"],
-    damping: float,
-    trust: Float[Tensor, " m"] | None = None,
-) -> Float[Tensor, "n d"]:
-    """Least squares, in float64, with `trust` in each row."""
-    weighted = (a if trust is None else a * trust[:, None]).T
-    normal: Float64[Tensor, "n n"] = (weighted @ a).double()
-    normal.diagonal().add_(damping)
-    found: Tensor = torch.linalg.solve(normal, (weighted @ right).double())
-    return found.to(a)
 
 
 def _whitening_filter(images: Float[Tensor, "q d"], shape: ImageShape) -> Float[Tensor, "h k"]:

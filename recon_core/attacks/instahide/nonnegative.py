@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 N_KEPT, N_STEPS = 48, 80
@@ -102,3 +102,17 @@ def _regular(block: Float[Tensor, "b k k"]) -> Float[Tensor, "b k k"]:
     scale = block.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(block.dtype).tiny)
     small = torch.eye(block.shape[1], dtype=block.dtype, device=block.device) * 1e-6
     return block + scale[:, None, None] * small
+
+
+def ridge(
+    a: Float[Tensor, "m n"],
+    right: Float[Tensor, "m d"],
+    damping: float,
+    trust: Float[Tensor, " m"] | None = None,
+) -> Float[Tensor, "n d"]:
+    """Least squares, in float64, with `trust` in each row."""
+    weighted = (a if trust is None else a * trust[:, None]).T
+    normal: Float64[Tensor, "n n"] = (weighted @ a).double()
+    normal.diagonal().add_(damping)
+    found: Tensor = torch.linalg.solve(normal, (weighted @ right).double())
+    return found.to(a)

@@ -7,8 +7,6 @@ images known, and returns if that explains it.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,7 +18,7 @@ from torch import Tensor
 
 from recon_core.attacks.instahide.clusters import assign_uncertain, common_images, overlaps
 from recon_core.attacks.instahide.determined import Equations
-from recon_core.attacks.instahide.line_graph import Component, NotALineGraphError, assign
+from recon_core.attacks.instahide.line_graph import Component, NotALineGraphError, assign_nearly
 from recon_core.attacks.instahide.mixing import Mixing, mixture
 from recon_core.attacks.instahide.public_images import by_sdp, find_publics
 from recon_core.attacks.instahide.signs import CAP, Solved, solve, suspects
@@ -302,7 +300,7 @@ def _graph(
 ) -> tuple[list[Component], bool]:
     """Who is in which encoding: exactly, or what is most likely, if the overlaps have errors."""
     try:
-        components = _assigned(common, scores)
+        components = assign_nearly(common, scores)
     except NotALineGraphError:
         if n_private is None:
             raise
@@ -313,34 +311,6 @@ def _graph(
     found = assign_uncertain(scores, n_private, generator=generator)
     edges = np.unique(np.asarray(found.edges.cpu()), return_inverse=True)[1].reshape(-1, 2)
     return [Component(np.arange(len(edges)), (edges,))], False
-
-
-def _assigned(common: Int8[Tensor, "m m"], scores: Float[Tensor, "m m"]) -> list[Component]:
-    """`assign`, also with one or two of the overlaps changed that nearly were something else."""
-    shared = np.asarray(common.cpu())
-    try:
-        return assign(shared)
-    except NotALineGraphError as error:
-        refused = error
-    above = np.triu(np.asarray((scores - 0.5).abs().cpu()), 1)
-    rows, columns = np.nonzero((above < DOUBTFUL) & np.triu(shared < 2, 1))
-    order = above[rows, columns].argsort()[: MOST_DOUBTFUL + 1]
-    if len(order) <= MOST_DOUBTFUL:
-        for changed in itertools.chain(
-            itertools.combinations(order, 1), itertools.combinations(order, 2)
-        ):
-            at = rows[list(changed)], columns[list(changed)]
-            other = shared.copy()
-            other[at] = other[at[::-1]] = 1 - shared[at]
-            with contextlib.suppress(NotALineGraphError):
-                return assign(other)
-    raise refused
-
-
-DOUBTFUL = 0.1
-"""How near to one half a score is that may stand for the other number of common images."""
-MOST_DOUBTFUL = 12
-"""Of those, or overlaps are too uncertain to be changed one by one."""
 
 
 def _public_part(

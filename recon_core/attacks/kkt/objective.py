@@ -238,10 +238,8 @@ class PixelBox:
 
 class Objective:
     """L of Q attacks and its gradients in x and lam; what a call returns the next overwrites.
-
-    `labels`: every candidate's own, -1 and +1 or classes, where they are not shared equally.
-    `vectors`: x are coordinates in these directions, architecture and parameters those of
-    `SpanCoordinates`, and the penalty of x that of its `box`."""
+    `labels`: every candidate's own, where they are not shared equally. `vectors`: x are coordinates
+    in these directions, architecture and parameters those of `SpanCoordinates`."""
 
     def __init__(
         self,
@@ -309,11 +307,9 @@ def relative_residual(
     alpha: float | None = None,
     labels: Labels | None = None,
 ) -> Float[Tensor, " q"]:
-    """||theta - sum_i c_i grad phi(x_i)||^2 / ||theta||^2 of every attack, in float64.
-
-    With the attacks' own surrogate of ReLU's derivative, or that of one `alpha` for all; `STEEP` is
-    ReLU's own. One attack at a time, so that no memory of the size of the stack is needed.
-    """
+    """||theta - sum_i c_i grad phi(x_i)||^2 / ||theta||^2 of every attack, in float64, with the
+    attacks' own surrogate or that of one `alpha` for all. One attack at a time, so that no memory
+    of the size of the stack is needed."""
     alphas = settings.alpha if alpha is None else torch.full_like(settings.alpha, alpha)
     residuals = []
     for q in range(len(x)):

@@ -43,12 +43,9 @@ residuals being those with ReLU's own derivative (`halving.Race.hopeless`)."""
 
 @dataclass(frozen=True)
 class AttackState:
-    """Everything that the rest of an attack depends on, after `iteration` iterations.
-
-    `running` lists the attacks that go on; `x`, `lam` and `moments`, the optimisers' state of each,
-    are theirs. `saved`, `last_x`, `last_lam`, `loss` and `n_iterations` are of all Q attacks.
-    `vectors`: the directions that `x` are coordinates in; None for pixels.
-    """
+    """Running attacks after `iteration` iterations: those listed in `running` have `x`, `lam` and
+    `moments`, the optimisers' state of each; the rest is of all Q attacks. `vectors`: the
+    directions that `x` are coordinates in; None for pixels."""
 
     iteration: int
     running: Int64[Tensor, " k"]
@@ -91,12 +88,10 @@ class AttackState:
 
 @dataclass(frozen=True)
 class Attacked:
-    """Every attack's candidates at the saved iterations, in attack units, and how it ended.
-
-    What a stopped attack did not reach is NaN in `x`. `lam` is the last; `loss` is L there, and
-    `residual` the stationarity term over ||theta||^2, in float64; `residual_relu` is that with
-    ReLU's own derivative. `n_iterations` is how far it got.
-    """
+    """Every attack's candidates at the saved iterations, in attack units, and how it ended. What a
+    stopped attack did not reach is NaN in `x`. `loss` is L at the last `lam`, `residual` the
+    stationarity term over ||theta||^2, in float64; `residual_relu` is that with ReLU's own
+    derivative."""
 
     x: Float[Tensor, "q s m d"]
     lam: Float[Tensor, "q m"]
