@@ -68,7 +68,7 @@ def test_no_part_trains_what_was_trained_and_all_are_as_if_it_had(
     def never(*given: Any, **named: Any) -> Any:
         raise AssertionError("a victim was trained again")
 
-    monkeypatch.setattr("recon_core.attacks.kkt.results.train", never)
+    monkeypatch.setattr("recon_core.attacks.kkt.run.train", never)
     found = attacked(root, plan, parts=some)
     assert found.content_hash == usual.content_hash
     train_all(plan, found)
