@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -67,7 +67,25 @@ def with_attack(experiment: KKT, **changes: Any) -> KKT:
 def assert_equal_results(one: RunResult, other: RunResult, *, tolerance: float = 0.0) -> None:
     assert one.spec == other.spec
     assert one.outcome is other.outcome
+    assert torch.equal(one.targets, other.targets)
+    assert torch.equal(one.augment, other.augment)
     assert one.stats == pytest.approx(other.stats, rel=tolerance, abs=tolerance, nan_ok=True)
+    assert vars(one.pairs).keys() == vars(other.pairs).keys()
     for name, value in vars(one.pairs).items():
         theirs = getattr(other.pairs, name)
         torch.testing.assert_close(value, theirs, rtol=tolerance, atol=tolerance)
+
+
+def assert_all_equal(
+    ones: Sequence[RunResult], others: Sequence[RunResult], *, tolerance: float = 0.0
+) -> None:
+    for one, other in zip(ones, others, strict=True):
+        assert_equal_results(one, other, tolerance=tolerance)
+
+
+class Kept(dict[int, Mapping[str, Tensor]]):
+    """Victims in memory, each put there once."""
+
+    def put(self, victim: int, tensors: Mapping[str, Tensor]) -> None:
+        assert victim not in self
+        self[victim] = tensors

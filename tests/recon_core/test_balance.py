@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -27,68 +26,13 @@ def test_keep_probability_is_the_paper_s():
     np.testing.assert_allclose(probability, [0, 1, 1, 0.5, 0.01])
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("n_subsets", 0),
-        ("share", 0),
-        ("noise_fraction", 1.0),
-        ("noise_fraction", -0.1),
-        ("mixture_fraction", -0.5),
-        ("mixture_fraction", math.inf),
-        ("mixture_strength", 0.0),
-        ("min_iteration", -1),
-        ("seed", -1),
-    ],
-)
-def test_settings_out_of_range_are_refused_by_name(field: str, value: float):
-    with pytest.raises(ValueError, match=f"{field}={value}"):
-        Curation(**{field: value})  # type: ignore[arg-type]
-
-
 def test_occurrences_is_a_table_by_image_id():
     z = occurrences(np.array([1, 4]), np.array([7, 9]))
     assert z.tolist() == [0, 7, 0, 0, 9]
     assert occurrences(np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
 
 
-def test_repeats_depend_on_seed_epoch_and_part_only():
-    image_ids, z = np.arange(500) % 5, np.full(5, 100)
-
-    def draw(seed: int = 0, epoch: int = 0, part: int = 0) -> list[int]:
-        curation = Curation(seed=seed)
-        return repeats(image_ids, z, curation=curation, part=part, epoch=epoch).tolist()
-
-    assert draw() == draw()
-    assert len({tuple(d) for d in (draw(), draw(seed=1), draw(epoch=1), draw(part=1))}) == 4
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    n_subsets=st.integers(1, 200),
-    share=st.integers(1, 30),
-    z=st.integers(1, 300),
-    seed=st.integers(0, 9),
-)
-def test_repeats_have_the_binomial_s_mean_and_variance(
-    n_subsets: int, share: int, z: int, seed: int
-):
-    n = 20_000
-    curation = Curation(n_subsets=n_subsets, share=share, seed=seed)
-    image_ids, table = np.ones(n, np.int64), np.array([0, z])
-    times = repeats(image_ids, table, curation=curation, part=0, epoch=0)
-    p = min(1.0, share / z)
-    variance = n_subsets * p * (1 - p)
-    assert times.dtype == np.int64
-    assert times.min() >= 0
-    assert times.max() <= n_subsets
-    assert abs(times.mean() - n_subsets * p) <= 6 * np.sqrt(variance / n)
-    fourth = variance * (1 + (3 * n_subsets - 6) * p * (1 - p))  # central moment of the binomial
-    spread = np.sqrt(max(fourth - variance**2, 0) / n)
-    assert abs(times.var() - variance) <= 6 * spread + 36 * variance / n
-
-
-def test_pairs_that_are_not_wanted_do_not_occur():
+def test_pairs_that_are_not_wanted_do_not_occur_and_those_that_are_must_be_counted():
     columns = {
         "image_id": np.zeros(6, np.int64),
         "iteration": np.array([100, 100, 500, 500, 900, 900], np.int32),
@@ -97,19 +41,8 @@ def test_pairs_that_are_not_wanted_do_not_occur():
     curation = Curation(n_subsets=3, share=5, min_iteration=500)
     times = curated_repeats(columns, np.array([2]), curation=curation, part=0, epoch=0)
     assert times.tolist() == [0, 0, 3, 0, 3, 0]
-
-
-def test_a_pair_that_is_wanted_must_have_been_counted():
-    columns = {
-        "image_id": np.array([0, 1]),
-        "iteration": np.array([500, 500]),
-        "confident": np.array([True, False]),
-    }
-    times = curated_repeats(columns, np.array([1, 0]), curation=Curation(), part=0, epoch=0)
-    assert times.tolist() == [140, 0]
-    columns["confident"][1] = True
-    with pytest.raises(ValueError, match="image 1 has pairs in part 0 but z=0"):
-        curated_repeats(columns, np.array([1, 0]), curation=Curation(), part=0, epoch=0)
+    with pytest.raises(ValueError, match="image 0 has pairs in part 0 but z=0"):
+        curated_repeats(columns, np.array([0]), curation=curation, part=0, epoch=0)
 
 
 def test_pairs_that_are_not_wanted_do_not_change_the_others():
@@ -172,7 +105,7 @@ def test_six_pairs_have_the_enumerated_distribution(share: int):
     assert chi2.sf(statistic, (terms > 0).sum() - 1) > 1e-3
 
 
-@pytest.mark.parametrize("z", [1, 11, 12, 20, 60, 300, 1400, 9000])
+@pytest.mark.parametrize("z", [11, 12, 60, 9000])
 def test_many_pairs_have_the_distribution_of_the_paper_s_subsets(z: int):
     n = 40_000
     rng = np.random.default_rng(z)
@@ -186,33 +119,11 @@ def test_many_pairs_have_the_distribution_of_the_paper_s_subsets(z: int):
     edges = np.flatnonzero(total >= 10)
     cells = np.searchsorted(edges, np.arange(141), side="right").clip(1) - 1
     pooled = np.stack([np.bincount(cells, row, minlength=len(edges)) for row in histograms])
-    if z <= 11:
+    if z == 11:
         assert pooled.tolist() == [[n], [n]]
         assert ours.min() == 140
     else:
         assert chi2_contingency(pooled).pvalue > 1e-3
-
-
-def test_no_image_is_above_its_share():
-    z = np.arange(1, 20_001)
-    per_subset = z * keep_probability(z, 11)
-    np.testing.assert_allclose(per_subset, np.minimum(z, 11), rtol=1e-15)
-
-    rng = np.random.default_rng(0)
-    z = 1 + rng.negative_binomial(1, 1 / 400, 3000)  # from one pair to thousands
-    parts = np.array_split(rng.permutation(np.repeat(np.arange(len(z)), z)), 50)
-    total = np.zeros(len(z), np.int64)
-    for part, image_ids in enumerate(parts):
-        times = repeats(image_ids, z, curation=Curation(), part=part, epoch=0)
-        total += np.bincount(image_ids, times, minlength=len(z)).astype(np.int64)
-    whole = z <= 11
-    assert whole.sum() > 50
-    np.testing.assert_array_equal(total[whole], 140 * z[whole])
-    p = 11 / z[~whole]
-    sigma = np.sqrt(z[~whole] * 140 * p * (1 - p))
-    away = (total[~whole] - 140 * 11) / sigma
-    assert np.abs(away).max() < 5
-    assert 1e-3 < chi2.sf((away**2).sum(), len(away)) < 1 - 1e-3
 
 
 N_DRAWN = 100_000

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recon_core import optimisers
 from recon_core.optimisers import Optimiser, Stepper, adadelta_by_the_book_
+from tests.recon_core.victims.torch_nets import torch_optimiser
 
 N_STEPS = 300
 SHAPE = (3, 5, 7)
@@ -22,17 +23,6 @@ RULES = {
     "adam": Optimiser(rule="adam", lr=0.01),
     "adam, other constants": Optimiser(rule="adam", lr=0.1, betas=(0.8, 0.99), eps=1e-3),
 }
-
-
-def torch_optimiser(optimiser: Optimiser, parameter: Tensor) -> torch.optim.Optimizer:
-    lr = optimiser.lr
-    if optimiser.rule == "adadelta":
-        eps = 1e-6 if optimiser.eps is None else optimiser.eps
-        return torch.optim.Adadelta([parameter], lr=lr, rho=optimiser.rho, eps=eps)
-    if optimiser.rule == "adam":
-        eps = 1e-8 if optimiser.eps is None else optimiser.eps
-        return torch.optim.Adam([parameter], lr=lr, betas=optimiser.betas, eps=eps)
-    return torch.optim.SGD([parameter], lr=lr, momentum=optimiser.momentum)
 
 
 def gradient(parameter: Tensor, step: int) -> Tensor:
@@ -57,7 +47,7 @@ def moved(optimiser: Optimiser, lr: Tensor | None = None) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_equals_torch(rule: str, dtype: torch.dtype) -> None:
     ours, theirs = start(dtype), start(dtype)
-    stepper, torch_rule = RULES[rule].stepper(ours), torch_optimiser(RULES[rule], theirs)
+    stepper, torch_rule = RULES[rule].stepper(ours), torch_optimiser(RULES[rule], [theirs])
     for step in range(N_STEPS):
         stepper.step_(gradient(ours, step))
         theirs.grad = gradient(theirs, step)
@@ -100,25 +90,6 @@ def test_every_run_may_have_its_own_rate(rule: str) -> None:
         alone = moved(Optimiser(**constants))
         torch.testing.assert_close(together[run], alone[run], rtol=1e-12, atol=1e-14)
     assert not torch.allclose(together[0], moved(RULES[rule])[0], rtol=1e-3)
-
-
-def test_equal_rates_of_the_runs_are_the_rule_at_that_rate() -> None:
-    rates = torch.full((3,), 0.25, dtype=torch.float64)
-    assert torch.equal(moved(Optimiser(), rates), moved(Optimiser(lr=0.25)))
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_stacked_runs_move_as_separate_ones(rule: str) -> None:
-    together = start()
-    stepper = RULES[rule].stepper(together)
-    apart = [p.clone()[None] for p in together]
-    steppers = [RULES[rule].stepper(p) for p in apart]
-    for step in range(30):
-        g = gradient(together, step)
-        stepper.step_(g)
-        for run, single in enumerate(steppers):
-            single.step_(g[run : run + 1])
-    torch.testing.assert_close(together, torch.cat(apart), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -234,22 +205,3 @@ def test_refuses_another_states_tensors(rule: str) -> None:
 def test_refuses_to_fuse_other_rules() -> None:
     with pytest.raises(ValueError, match="fused=True with rule='gd'"):
         Stepper(Optimiser(rule="gd"), start(), fused=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr": 0.0}, "lr=0.0 must be positive"),
-        ({"lr": float("nan")}, "lr=nan must be positive"),
-        ({"rule": "gd", "momentum": 1.0}, "momentum=1.0 is outside"),
-        ({"momentum": 0.9}, "momentum=0.9 has no meaning for adadelta"),
-        ({"rule": "adam", "momentum": 0.9}, "momentum=0.9 has no meaning for adam"),
-        ({"rho": 1.0}, "rho=1.0 is outside"),
-        ({"rho": 0.0}, "rho=0.0 is outside"),
-        ({"eps": 0.0}, "eps=0.0 must be positive"),
-        ({"betas": (0.9, 1.0)}, r"betas=\(0.9, 1.0\) are not"),
-    ],
-)
-def test_refuses(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Optimiser(**settings)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import torch
 
 from recon_core import precision
 from recon_core.precision import Precision, matmul_precision
+from tests.recon_core.drawing import generator
 
 CPU = torch.device("cpu")
 
@@ -67,7 +68,7 @@ def test_refuses_what_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("wanted", ["tf32", "bf16"])
 def test_here_it_is_either_refused_or_seen(wanted: Precision) -> None:
-    a = torch.randn(200, 200, generator=torch.Generator().manual_seed(1))
+    a = torch.randn(200, 200, generator=generator(1))
     exact = (a.double() @ a.double()).float()
     error = None
     with contextlib.suppress(ValueError), matmul_precision(wanted, CPU):
@@ -76,7 +77,7 @@ def test_here_it_is_either_refused_or_seen(wanted: Precision) -> None:
 
 
 def test_exact_products_by_default() -> None:
-    a = torch.randn(200, 200, generator=torch.Generator().manual_seed(1))
+    a = torch.randn(200, 200, generator=generator(1))
     exact = (a.double() @ a.double()).float()
     with matmul_precision("ieee"):
         assert float((a @ a - exact).abs().max() / exact.abs().max()) < 1e-6
@@ -100,7 +101,7 @@ def test_on_a_gpu() -> None:
     with pytest.raises(ValueError, match=r"'bf16' is not to be had.*cuda"), block:
         pass
     if torch.cuda.get_device_capability(device)[0] >= 8:
-        a = torch.randn(200, 200, generator=torch.Generator().manual_seed(1)).to(device)
+        a = torch.randn(200, 200, generator=generator(1)).to(device)
         exact = (a.double() @ a.double()).float()
         with matmul_precision("tf32", device):
             error = float((a @ a - exact).abs().max() / exact.abs().max())

@@ -21,7 +21,7 @@ from recon_core.sampling import (
     plan_hash,
     plan_part,
 )
-from recon_core.types import RunSpec
+from recon_core.types import RunSpec, seeded_generator
 
 LABELS = np.arange(60, dtype=np.int64) % 3 // 2  # 40 zeros, 20 ones
 NOTHING = np.zeros(60, np.int64)
@@ -70,41 +70,17 @@ def test_runs_are_balanced_and_have_no_image_twice(
         assert len(set(spec.image_ids)) == 2 * half
 
 
-def test_plans_repeat_and_depend_on_the_seed_and_the_run() -> None:
-    assert plan(TWO_PHASES, 1) == plan(TWO_PHASES, 1)
-    assert plan_hash(plan(TWO_PHASES, 1)) == plan_hash(plan(TWO_PHASES, 1))
-    assert plan(TWO_PHASES, 1) != plan(TWO_PHASES, 1, root_seed=1)
-    first, second = plan(TWO_PHASES, 1)
-    assert first.image_ids != second.image_ids
-
-
 def test_plans_are_those_that_existing_datasets_were_made_with() -> None:
     # Another value means that no existing dataset can be continued with these settings.
     assert plan_hash(plan(TWO_PHASES, 1))[:16] == "7ecfc2c0d57ec66c"
     assert plan_hash(plan(TWO_PHASES, 6))[:16] == "f52ec5cdac45cd74"
 
 
-def test_uniform_and_least_seen_plans_of_the_papers_size_are_those_of_before_adaptive() -> None:
-    # Computed at 5d22032, which knew neither `adaptive` nor `History`.
-    labels = np.arange(2000, dtype=np.int64) % 5 // 3
-    seen = np.arange(2000, dtype=np.int64) ** 2 % 97
-    hashes = []
-    for sampler in ("uniform", "least_seen"):
-        sampling = Sampling(phases=(Phase(sampler=sampler, n_runs=50, pool_size=600),))  # type: ignore[arg-type]
-        specs = plan_part(sampling, 0, labels=labels, history=with_pairs(seen), root_seed=7)
-        hashes.append(plan_hash(specs)[:16])
-    assert hashes == ["dd74e80c72c8d46d", "ac913518d2614b49"]
-
-
-def test_the_plan_hash_covers_images_labels_run_and_seed() -> None:
+def test_the_plan_hash_covers_all_of_a_run_and_its_order() -> None:
     spec = RunSpec(run=1, root_seed=2, image_ids=(3, 4), labels=(0, 1))
-    changed = [
-        dataclasses.replace(spec, run=9),
-        dataclasses.replace(spec, root_seed=9),
-        dataclasses.replace(spec, image_ids=(3, 9)),
-        dataclasses.replace(spec, labels=(1, 0)),
-    ]
-    assert len({plan_hash([s]) for s in [spec, *changed]}) == 5
+    changes = {"run": 9, "root_seed": 9, "image_ids": (3, 9), "labels": (1, 0), "victim": 4}
+    changed = [dataclasses.replace(spec, **{name: to}) for name, to in changes.items()]
+    assert len({plan_hash([s]) for s in [spec, *changed]}) == 6
     assert plan_hash([spec, changed[0]]) != plan_hash([changed[0], spec])
 
 
@@ -122,17 +98,11 @@ def test_least_seen_draws_from_the_pool_only() -> None:
         for label in (0, 1)
         for i in sorted(np.flatnonzero(label == LABELS), key=lambda i: seen[i])[:4]
     }
-    for part in range(4, 10):
-        assert images_of(plan(TWO_PHASES, part, seen=seen)) <= pool
-    drawn = set().union(*(images_of(plan(TWO_PHASES, part, seen=seen)) for part in range(4, 10)))
-    assert drawn == pool
-
-
-def test_a_pool_smaller_than_a_run_grows_to_the_run() -> None:
-    sampling = dataclasses.replace(TWO_PHASES, images_per_run=20)
-    seen = np.arange(60, dtype=np.int64)
+    drawn = [images_of(plan(TWO_PHASES, part, seen=seen)) for part in range(4, 10)]
+    assert set().union(*drawn) == pool
+    larger = dataclasses.replace(TWO_PHASES, images_per_run=20)  # the pool grows to the run
     expected = {*np.flatnonzero(LABELS == 0)[:10], *np.flatnonzero(LABELS == 1)[:10]}
-    assert images_of(plan(sampling, 4, seen=seen)) == expected
+    assert images_of(plan(larger, 4, seen=np.arange(60, dtype=np.int64))) == expected
 
 
 def test_ties_are_broken_at_random_by_round_and_alike_within_one() -> None:
@@ -158,10 +128,7 @@ def test_rounds_parts_and_phases() -> None:
     assert [TWO_PHASES.needs_counts(k) for k in range(5)] == [False, False, True, True, True]
     with pytest.raises(ValueError, match="part 10 is beyond the campaign's 10 parts"):
         TWO_PHASES.phase_of_part(10)
-
-
-def test_a_round_that_spans_two_phases_needs_counts() -> None:
-    spanning = dataclasses.replace(TWO_PHASES, parts_per_round=3)
+    spanning = dataclasses.replace(TWO_PHASES, parts_per_round=3)  # round 1 is of both phases
     assert [spanning.needs_counts(k) for k in range(4)] == [False, True, True, True]
     assert spanning.parts_of_round(3) == range(9, 10)
 
@@ -217,27 +184,6 @@ def test_the_numbers_of_a_victim_are_the_same_for_all_its_runs() -> None:
     assert not torch.equal(draws[0], torch.rand(4, generator=unlike))
 
 
-def test_the_plan_hash_covers_the_victim() -> None:
-    spec = RunSpec(run=5, root_seed=2, image_ids=(3, 4), labels=(0, 1))
-    assert plan_hash([spec]) != plan_hash([dataclasses.replace(spec, victim=4)])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"attacks_per_victim": 5}, "n_runs=12 is not a multiple of attacks_per_victim=5; use 15"),
-        ({"attacks_per_victim": 0}, "attacks_per_victim=0"),
-        (
-            {"phases": (Phase(n_runs=12, sampler="least_seen"),)},
-            "attacks_per_victim=4 with sampler='least_seen'",
-        ),
-    ],
-)
-def test_refuses_sweeps(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(SWEEPS, **changes)
-
-
 def test_too_few_images_of_a_label() -> None:
     sampling = dataclasses.replace(TWO_PHASES, images_per_run=42)
     message = "images_per_run=42 needs 21 images of each of the 2 labels.* has 20; use at most 40"
@@ -246,51 +192,42 @@ def test_too_few_images_of_a_label() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("base", "changes", "message"),
     [
-        ({"images_per_run": 1}, "images_per_run=1 must be at least 2"),
-        ({"images_per_run": 0}, "images_per_run=0 must be at least 2"),
-        ({"lag": 0}, "lag=0 must be at least 1"),
-        ({"parts_per_round": 0}, "parts_per_round=0"),
-        ({"runs_per_part": 0}, "runs_per_part=0"),
-        ({"runs_per_part": 3}, "n_runs=8 is not a multiple of runs_per_part=3; use 9"),
-        ({"phases": ()}, r"phases=\(\) plans no run"),
+        (TWO_PHASES, {"images_per_run": 1}, "images_per_run=1 must be at least 2"),
+        (TWO_PHASES, {"lag": 0}, "lag=0 must be at least 1"),
+        (TWO_PHASES, {"parts_per_round": 0}, "parts_per_round=0"),
+        (TWO_PHASES, {"runs_per_part": 0}, "runs_per_part=0"),
+        (TWO_PHASES, {"runs_per_part": 3}, "n_runs=8 is not a multiple of runs_per_part=3; use 9"),
+        (TWO_PHASES, {"phases": ()}, r"phases=\(\) plans no run"),
+        (SWEEPS, {"attacks_per_victim": 5}, "n_runs=12 is not a multiple of .*_victim=5; use 15"),
+        (SWEEPS, {"attacks_per_victim": 0}, "attacks_per_victim=0"),
+        (
+            SWEEPS,
+            {"phases": (Phase(n_runs=12, sampler="least_seen"),)},
+            "attacks_per_victim=4 with sampler='least_seen'",
+        ),
     ],
 )
-def test_refuses(changes: dict[str, Any], message: str) -> None:
+def test_refuses(base: Sampling, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(TWO_PHASES, **changes)
+        dataclasses.replace(base, **changes)
 
 
 @pytest.mark.parametrize(
-    ("settings_", "message"),
+    ("classes", "names", "labels", "task"),
     [
-        ({"n_runs": 0}, "n_runs=0"),
-        ({"pool_size": 1}, "pool_size=1 must be at least 2"),
-        ({"pool_size": 0}, "pool_size=0"),
+        (np.arange(10), CIFAR10_CLASSES, [0, 0, *[1] * 6, 0, 0], "vehicles against animals"),
+        (np.array([0, 1, 1]), ("cat", "ship"), [1, 0, 0], "vehicles against animals"),
+        (np.array([0, 1]), ("cat", "dog"), [0, 1], "cat against dog"),
+        (np.arange(5), tuple("abcde"), [0, 0, 1, 1, 1], "a and b against c, d and e"),
     ],
 )
-def test_refuses_phases(settings_: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Phase(**settings_)
-
-
-def test_cifar_becomes_vehicles_against_animals() -> None:
-    labels, task = binary_labels(np.arange(10), CIFAR10_CLASSES)
-    assert labels.tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 0, 0]
-    assert task == "vehicles against animals"
-
-
-def test_a_part_of_cifar_keeps_the_meaning_and_other_classes_are_halved() -> None:
-    labels, task = binary_labels(np.array([0, 1, 1]), ("cat", "ship"))
-    assert (labels.tolist(), task) == ([1, 0, 0], "vehicles against animals")
-    labels, task = binary_labels(np.array([0, 1]), ("cat", "dog"))
-    assert (labels.tolist(), task) == ([0, 1], "cat against dog")
-    labels, task = binary_labels(np.arange(5), ("a", "b", "c", "d", "e"))
-    assert (labels.tolist(), task) == ([0, 0, 1, 1, 1], "a and b against c, d and e")
-
-
-def test_one_class_makes_no_binary_victim() -> None:
+def test_cifar_becomes_vehicles_against_animals_and_other_classes_are_halved(
+    classes: np.ndarray, names: tuple[str, ...], labels: list[int], task: str
+) -> None:
+    found, name = binary_labels(classes, names)
+    assert (found.tolist(), name) == (labels, task)
     with pytest.raises(ValueError, match=r"1 class \(cats\).*at least two class folders"):
         binary_labels(np.zeros(3, np.int64), ("cats",))
 
@@ -318,3 +255,28 @@ def test_runs_are_balanced_over_all_labels_and_leave_out_the_rest(sampler: Any) 
             assert max(spec.image_ids) < 12  # the three least seen of each label
     with pytest.raises(ValueError, match="images_per_run=6 is not a multiple of the 4 labels"):
         plan_part(sampling, 0, labels=labels, history=with_pairs(seen), root_seed=0, n_labels=4)
+
+
+def draw(spec: RunSpec, purpose: str) -> list[float]:
+    return torch.rand(4, generator=spec.generator(purpose)).tolist()
+
+
+SPEC = RunSpec(run=3, root_seed=7, image_ids=(5, 2), labels=(0, 1))
+
+
+def test_a_label_is_missing() -> None:
+    with pytest.raises(ValueError, match="run 3 has 2 image_ids but 1 labels"):
+        RunSpec(run=3, root_seed=7, image_ids=(5, 2), labels=(0,))
+
+
+def test_streams_are_of_the_run_the_seed_and_the_purpose_and_not_of_the_images() -> None:
+    others = [dataclasses.replace(SPEC, run=4), dataclasses.replace(SPEC, root_seed=8)]
+    swapped = dataclasses.replace(SPEC, run=7, root_seed=3)
+    streams = [draw(spec, "attack") for spec in (SPEC, *others, swapped)]
+    assert len({tuple(stream) for stream in [*streams, draw(SPEC, "victim")]}) == 5
+    assert draw(dataclasses.replace(SPEC, image_ids=(9, 8)), "attack") == streams[0]
+
+
+def test_the_streams_are_those_that_existing_datasets_were_made_with() -> None:
+    # Another value means that no existing dataset can be continued: a change of the store's schema.
+    assert seeded_generator(0, 0, "attack").initial_seed() == 4568414350937407415

@@ -1,14 +1,22 @@
-"""Scores of recovered images are held to scikit-image, piq and plain loops."""
+"""Scores of recovered images: against scikit-image, piq, plain loops and numbers by hand."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from skimage.metrics import structural_similarity
 from torch import Tensor, nn
 
+from recon_core.recovery_scores import (
+    ACCURATE,
+    APPROXIMATE,
+    THRESHOLDS,
+    errors,
+    psnr,
+    rates,
+)
 from recon_core.similarity import (
     cosine_similarity,
     perceptual_similarity,
@@ -16,9 +24,12 @@ from recon_core.similarity import (
     spread,
     unit_ssim,
 )
+from recon_core.summary import bootstrap_interval, proportion_interval
 from recon_core.torchvision_compat import import_piq
+from tests.recon_core.test_metrics import skimage_ssim
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 N = 5
 
@@ -49,18 +60,7 @@ def maps(x: Tensor, layers: tuple[str, ...] = ("1", "3")) -> list[Tensor]:
 
 def test_unit_ssim_is_that_of_scikit_image_from_0_to_1() -> None:
     x, y = images(0), (images(0) + images(1)) / 2
-    expected = [
-        structural_similarity(
-            a.permute(1, 2, 0).double().numpy(),
-            b.permute(1, 2, 0).double().numpy(),
-            gaussian_weights=True,
-            sigma=1.5,
-            use_sample_covariance=False,
-            data_range=1,
-            channel_axis=-1,
-        )
-        for a, b in zip(x, y, strict=True)
-    ]
+    expected = [skimage_ssim(a, b) for a, b in zip(x, y, strict=True)]
     torch.testing.assert_close(
         unit_ssim(x, y), (torch.tensor(expected, dtype=torch.float64) + 1) / 2, atol=1e-6, rtol=0
     )
@@ -83,29 +83,6 @@ def test_perceptual_similarity_is_one_less_the_content_loss_of_piq(layers: tuple
     )(x, y)
     found = perceptual_similarity(maps(x, layers), maps(y, layers))
     torch.testing.assert_close(found, 1 - piq_loss.double(), atol=1e-6, rtol=0)
-
-
-def test_perceptual_similarity_is_a_mean_of_cosines() -> None:
-    f, g = maps(images(0)), maps(images(1))
-    for i in range(N):
-        layers = []
-        for a, b in zip(f, g, strict=True):
-            places = [
-                float(a[i, :, r, c] @ b[i, :, r, c] / (a[i, :, r, c].norm() * b[i, :, r, c].norm()))
-                for r in range(a.shape[2])
-                for c in range(a.shape[3])
-                if a[i, :, r, c].norm() > 0 and b[i, :, r, c].norm() > 0
-            ]
-            n_places = a.shape[2] * a.shape[3]
-            n_half = sum(
-                (float(a[i, :, r, c].norm()) > 0) != (float(b[i, :, r, c].norm()) > 0)
-                for r in range(a.shape[2])
-                for c in range(a.shape[3])
-            )
-            n_empty = n_places - len(places) - n_half
-            layers.append((sum(places) + n_half / 2 + n_empty) / n_places)
-        expected = sum(layers) / len(layers)
-        assert float(perceptual_similarity(f, g)[i]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_perceptual_similarity_knows_its_range() -> None:
@@ -179,3 +156,59 @@ def test_bad_input_is_told() -> None:
         spread(torch.empty(0))
     with pytest.raises(ValueError, match="all of them finite"):
         spread(torch.tensor([0.1, torch.nan]))
+
+
+def mse(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_errors_are_means_over_an_image_and_in_float64() -> None:
+    original = torch.zeros(3, 3, 8, 8)
+    x = original.clone()
+    x[1] = 0.5
+    x[2, 0, 0, 0] = 1.0
+    found = errors(x, original)
+    assert found.dtype == torch.float64
+    assert found.tolist() == [0.0, 0.25, 1 / 192]
+    near = torch.full((1, 3, 8, 8), 0.7)
+    assert errors(torch.nextafter(near, torch.ones(())), near)[0] == pytest.approx(
+        2.0**-48, rel=1e-6
+    )
+
+
+def test_errors_are_refused_where_there_are_none() -> None:
+    x = torch.zeros(2, 1, 4, 4)
+    broken = x.clone()
+    broken[1, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"images \[1\]"):
+        errors(broken, x)
+
+
+def test_psnr_of_the_papers_thresholds() -> None:
+    assert psnr(mse(ACCURATE))[0] == pytest.approx(70.0)
+    assert psnr(mse(APPROXIMATE))[0] == pytest.approx(33.0103, abs=1e-4)
+    assert psnr(mse(0.0, 1e-30, 1.0)).tolist() == pytest.approx([120.0, 120.0, 0.0])
+
+
+def test_rates_count_what_is_strictly_below() -> None:
+    found = rates(mse(0.0, 9.9e-8, 1e-7, 9e-6, 4e-4, 5e-4, 9e-4, 0.1))
+    assert (found.n, found.n_accurate, found.n_approximate) == (8, 2, 5)
+    assert found.by_threshold == (7, 5, 4, 4, 3, 2)
+    assert len(found.by_threshold) == len(THRESHOLDS)
+    assert found.accurate == (0.25, *proportion_interval(2, 8))
+    assert found.approximate == (0.625, *proportion_interval(5, 8))
+
+
+def test_the_mean_psnr_is_of_psnrs_not_of_errors() -> None:
+    values = [1e-2, 1e-4, 1e-6]
+    mean, low, high = rates(mse(*values)).psnr
+    assert mean == pytest.approx(40.0)
+    expected = bootstrap_interval(np.array([-10 * math.log10(v) for v in values]))
+    assert (low, high) == pytest.approx(expected)
+    assert low < mean < high
+
+
+@pytest.mark.parametrize("values", [(), (math.nan,), (math.inf,), (-1e-9,)])
+def test_rates_of_no_errors_are_refused(values: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=f"mse has {len(values)} numbers"):
+        rates(mse(*values))

@@ -1,9 +1,10 @@
-"""An array of the user's: read without pickle, refused in words, and no file left open."""
+"""Files and arrays of the user's: read without pickle, refused in words, none waited for."""
 
 from __future__ import annotations
 
 import gc
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from storage.arrays import read_array
 from storage.errors import SourceError
+from storage.files import open_regular
 
 NOT_ARRAYS = {
     "text": (b"text", r"numpy\.save"),
@@ -83,3 +85,33 @@ def test_several_arrays_are_refused_and_the_file_is_closed(tmp_path: Path) -> No
         read_array(path, "the mean image")
     assert str(path) not in open_files()  # while the error with its frames is alive
     assert e.value is not None
+
+
+def test_regular_files_and_links_to_them_are_opened(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("file")
+    for name in ("file", "link"):
+        with open_regular(tmp_path / name) as file:
+            assert file.read() == b"content"
+
+
+def test_what_would_hang_is_refused_at_once(tmp_path: Path):
+    """A pipe without a writer and a device without an end, by themselves and behind a link."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for path in (tmp_path / "pipe", tmp_path / "link"):
+        with pytest.raises(OSError, match="it is a pipe, not a regular file"):
+            open_regular(path)
+    with pytest.raises(OSError, match="it is a device, not a regular file"):
+        open_regular(Path("/dev/zero"))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(tmp_path / "socket"))
+        with pytest.raises(OSError, match="No such device"):
+            open_regular(tmp_path / "socket")
+
+
+def test_folders_and_missing_files_are_what_they_are_elsewhere(tmp_path: Path):
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "absent")

@@ -2,10 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from storage import files
 from storage.checkpoints import load_checkpoint, save_checkpoint, write_json
 from storage.errors import CorruptPartError, StoreFullError
+from tests.storage.calls import Calls, Killed
 
 TENSORS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3).T, "step": np.array(3)}
 
@@ -66,42 +63,27 @@ def test_meta_that_is_not_json_is_refused_before_anything_is_written(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-KILLED = """
-    import os, signal, sys
-    from pathlib import Path
-    import numpy as np
-    from storage.checkpoints import save_checkpoint
-
-    folder, at = Path(sys.argv[1]), int(sys.argv[2])
-    save_checkpoint(folder, "last", {"w": np.zeros(4)}, {"step": 1})
-    calls = iter(range(100))
-    def dying(function):
-        def call(*args, **kwargs):
-            if next(calls) == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-        return call
-    os.fsync = dying(os.fsync)
-    Path.replace = dying(Path.replace)
-    Path.unlink = dying(Path.unlink)
-    save_checkpoint(folder, "last", {"w": np.ones(4)}, {"step": 2})
-"""
-
-
-@pytest.mark.parametrize("at", range(7))
-def test_killed_while_saving(tmp_path: Path, at: int):
-    """After kill -9 at any moment the checkpoint is the old one or the new one, whole."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), str(at)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    tensors, meta = load_checkpoint(tmp_path, "last")  # type: ignore[misc]
-    assert meta["step"] == (2 if at > 4 else 1)
-    np.testing.assert_array_equal(tensors["w"], np.full(4, meta["step"] - 1.0))
-    save_checkpoint(tmp_path, "last", TENSORS, {"step": 3})
-    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+def test_killed_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """After death at any moment the checkpoint is the old one or the new one, whole."""
+    save_checkpoint(tmp_path / "calm", "last", {"w": np.zeros(4)}, {"step": 1})
+    with monkeypatch.context() as patch:
+        calls = Calls(patch, Killed, death=True)
+        save_checkpoint(tmp_path / "calm", "last", {"w": np.ones(4)}, {"step": 2})
+    steps = []
+    for at in range(calls.n):
+        folder = tmp_path / str(at)
+        save_checkpoint(folder, "last", {"w": np.zeros(4)}, {"step": 1})
+        with monkeypatch.context() as patch:
+            Calls(patch, Killed, at=at, death=True)
+            with pytest.raises(Killed):
+                save_checkpoint(folder, "last", {"w": np.ones(4)}, {"step": 2})
+        tensors, meta = load_checkpoint(folder, "last")  # type: ignore[misc]
+        steps.append(meta["step"])
+        np.testing.assert_array_equal(tensors["w"], np.full(4, meta["step"] - 1.0))
+        save_checkpoint(folder, "last", TENSORS, {"step": 3})
+        assert len(list(folder.glob("*.safetensors"))) == 1
+    assert steps == sorted(steps)
+    assert set(steps) == {1, 2}
 
 
 def test_no_space_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

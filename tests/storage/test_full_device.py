@@ -169,7 +169,7 @@ def test_no_space_at_any_call(
     """Whichever call fails, the part is not there and nothing of it is; then it can be written.
 
     Only after its receipt has its name a part is there although the last sync failed. A quota is
-    another code on the same paths, so every third call and the last ten are enough for it.
+    another code on the same paths, so every ninth call and the last ten are enough for it.
     """
     root = memory_path / "s"
     dataset = store(root, 1, **SHAPE)
@@ -180,7 +180,7 @@ def test_no_space_at_any_call(
     assert n_moments > 100
     part, n_there = 2, 0
     for at in range(n_moments):
-        if code == errno.EDQUOT and at % 3 and at < n_moments - 10:
+        if code == errno.EDQUOT and at % 9 and at < n_moments - 10:
             continue
         with monkeypatch.context() as patch:
             Calls(patch, lambda: full(code), at=at, once=once)

@@ -6,7 +6,6 @@ import itertools
 import os
 import pickle
 import zipfile
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -222,34 +221,31 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_weights(path)
 
 
-def test_names_that_sort_out_of_order_are_put_in_order() -> None:
-    assert sorted(["10.weight", "2.bias", "2.weight"], key=natural_key) == [
-        "2.weight", "2.bias", "10.weight",
-    ]  # fmt: skip
-    sizes = [30, *[8] * 11, 1]
-    net = {f"{i}.weight": (o, i_) for i, (i_, o) in enumerate(itertools.pairwise(sizes))}
-    shuffled = dict(sorted(net.items()))  # as safetensors has them: 0, 1, 10, 11, 2, ...
-    layers = find_layers(file_of(shuffled, "safetensors"))
-    assert [layer.weight for layer in layers.layers] == [f"{i}.weight" for i in range(12)]
-    assert layers.note == ""
+SHAPES = [(8, 30), *[(8, 8)] * 10, (1, 8)]
+NUMBERED = {f"{i}.weight": shape for i, shape in enumerate(SHAPES)}
+ORDERED: dict[str, tuple[dict[str, tuple[int, ...]], str, list[str]]] = {
+    # as safetensors has them: 0, 1, 10, 11, 2, ...
+    "names that sort out of order": (dict(sorted(NUMBERED.items())), "safetensors", [*NUMBERED]),
+    "names in reverse": (
+        {"a_out": (1, 8), "b": (8, 8), "c_in": (8, 30)},
+        "safetensors",
+        ["c_in", "b", "a_out"],
+    ),
+    "a torch file's own order": (
+        {"z": (8, 30), "b": (8, 8), "a": (8, 8), "y": (1, 8)},
+        "torch",
+        ["z", "b", "a", "y"],
+    ),
+}
 
 
-def test_a_sorted_file_s_order_is_not_believed_even_where_it_makes_a_chain() -> None:
-    square = {f"{i}.weight": (8, 8) for i in range(1, 12)}
-    net = dict(sorted({"0.weight": (8, 30), **square, "out.weight": (1, 8)}.items()))
-    assert list(net)[2] == "10.weight"
-    layers = find_layers(file_of(net, "safetensors"))
-    assert [layer.weight for layer in layers.layers][:3] == ["0.weight", "1.weight", "2.weight"]
-
-
-def test_names_in_reverse_are_not_taken_for_transposed_matrices() -> None:
-    shapes = {"a_out.weight": (1, 8), "b.weight": (8, 8), "c_in.weight": (8, 30)}
-    assert find_layers(file_of(shapes, "safetensors")).architecture == "mlp:30-8-8-1"
-
-
-def test_a_torch_file_s_own_order_counts_before_names() -> None:
-    layers = find_layers(file_of(OrderedDict(z=(8, 30), b=(8, 8), a=(8, 8), y=(1, 8))))
-    assert [layer.weight for layer in layers.layers] == ["z", "b", "a", "y"]
+@pytest.mark.parametrize("case", ORDERED)
+def test_layers_are_in_order(case: str) -> None:
+    shapes, kind, names = ORDERED[case]
+    layers = find_layers(file_of(shapes, kind))
+    assert [layer.weight for layer in layers.layers] == names
+    assert (layers.note == "") == (case != "names in reverse")
+    assert sorted(["10.weight", "2.bias", "2.weight"], key=natural_key)[-1] == "10.weight"
 
 
 def test_without_names_the_chain_of_shapes_decides() -> None:
@@ -305,13 +301,12 @@ def test_what_fits_as_a_bias_is_named_with_the_renaming_that_makes_it_one() -> N
     assert [unknown.name for unknown in find_layers(file_of(renamed)).unknown] == ["odd (5,)"]
 
 
-def test_a_batch_norm_counter_is_not_taken_for_a_bad_integer(tmp_path: Path) -> None:
+def test_batch_norm_s_counter_is_no_bad_integer_and_weight_norm_is_recognised(
+    tmp_path: Path,
+) -> None:
     net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     found = read_weights(saved(tmp_path, net.state_dict()))
     assert [unknown.kind for unknown in find_layers(found).unknown] == ["normalisation"]
-
-
-def test_weight_norm_is_recognised() -> None:
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), nn.Linear(4, 1))
     shapes = {name: tuple(value.shape) for name, value in net.state_dict().items()}
     with pytest.raises(WeightsError, match="weight norm"):

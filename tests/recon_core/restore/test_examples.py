@@ -1,13 +1,25 @@
-"""Examples: the batch of the stream, and the examples of pure noise."""
+"""Examples: of the stream, of pure noise, of mixtures."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from recon_core.matching import fit_to_range
-from recon_core.restore.examples import Examples, make_examples, noise_examples, to_pictures
+from recon_core.restore.examples import (
+    STRENGTH_SPREAD,
+    WHITE,
+    Examples,
+    _weights,
+    interleaved,
+    make_examples,
+    mixture_examples,
+    noise_examples,
+    to_pictures,
+)
+from tests.recon_core.drawing import generator
 
 
 def stream_batch(n: int) -> dict[str, np.ndarray]:
@@ -92,20 +104,6 @@ def test_noise_examples_average_their_own_target() -> None:
     assert len(targets) > 15  # drawn from the whole pool
 
 
-def test_noise_examples_say_little_about_the_target() -> None:
-    images = torch.cat(
-        [torch.zeros(20, 3, 8, 8, dtype=torch.uint8), torch.full((20, 3, 8, 8), 255).byte()]
-    )
-    examples = noise_examples(
-        images, n_examples=200, n_averaged=300, generator=torch.Generator().manual_seed(1)
-    )
-    # The mean of 300 is close to grey whatever the target is, and noise touches the range's end.
-    mean = examples.condition.mean(dim=(1, 2, 3))
-    assert mean.abs().max() < 0.2
-    assert torch.allclose(examples.condition.abs().amax(dim=(1, 2, 3)), torch.ones(200), atol=1e-5)
-    assert 0.3 < (examples.target[:, 0, 0, 0] > 0).float().mean() < 0.7
-
-
 def test_noise_examples_may_share_an_average() -> None:
     images = torch.arange(0, 250, 5, dtype=torch.uint8)[:, None, None, None].expand(50, 3, 8, 8)
 
@@ -114,7 +112,7 @@ def test_noise_examples_may_share_an_average() -> None:
             images.contiguous(),
             n_examples=22,
             n_averaged=5,
-            generator=torch.Generator().manual_seed(1),
+            generator=generator(1),
             n_sharing=n_sharing,
         )
         assert len(examples) == 22
@@ -146,3 +144,81 @@ def test_a_mirrored_example_is_flipped_on_both_sides_and_others_are_not() -> Non
         assert torch.equal(after[0], before[0].flip(-1))
         assert torch.equal(after[1], before[1])
     assert mirrored.augment[:, 0].tolist() == [1.0, 0.0]
+
+
+def pool(n: int = 40, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(n, 3, 4, 4, generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, (12, 12), mode="bilinear", align_corners=True)
+    return (smooth * 255).round().to(torch.uint8)
+
+
+def made(n: int, seed: int = 1, **changed: object) -> Examples:
+    settings = {"n_mixed": 10, "strength": 1.5, "n_sharing": 5} | changed
+    generator = torch.Generator().manual_seed(seed)
+    return mixture_examples(pool(), n_examples=n, generator=generator, **settings)  # type: ignore[arg-type]
+
+
+def test_targets_are_images_and_conditions_fill_the_range() -> None:
+    examples = made(23)
+    assert len(examples) == 23
+    assert (examples.augment == 0).all()
+    assert (examples.condition.abs() <= 1).all()
+    assert torch.allclose(examples.condition.abs().amax(dim=(1, 2, 3)), torch.ones(23), atol=1e-5)
+    known = {tuple(image.flatten().tolist()) for image in pool()}
+    pictures = (to_pictures(examples.target) * 255).round().to(torch.uint8)
+    assert {tuple(picture.flatten().tolist()) for picture in pictures} <= known
+    assert len(examples.condition.flatten(1).unique(dim=0)) == 23
+
+
+def test_a_mixture_lies_in_the_span_of_few_images_but_for_the_white_noise() -> None:
+    # The images of one group and their mean span 6 dimensions; all 15 examples are in them.
+    examples = made(15, n_mixed=6, n_sharing=15)
+    condition = examples.condition.flatten(1).double()
+    centred = condition - condition.mean(dim=0)
+    energy = torch.linalg.svdvals(centred).square()
+    outside = float(energy[6:].sum() / energy.sum())
+    assert 0.1 * WHITE**2 < outside < 3 * WHITE**2
+
+
+@pytest.mark.parametrize("strength", [0.05, 4.0])
+def test_the_weaker_the_others_the_nearer_the_condition_to_the_target(strength: float) -> None:
+    examples = made(60, strength=strength, n_mixed=8)
+    x, t = (values.flatten(1) for values in (examples.condition, examples.target))
+    x, t = (values - values.mean(dim=1, keepdim=True) for values in (x, t))
+    likeness = torch.cosine_similarity(x, t).median()
+    assert likeness > 0.95 if strength < 1 else likeness < 0.5
+
+
+def test_nothing_to_mix_is_refused() -> None:
+    with pytest.raises(ValueError, match="n_mixed=1 of 40 images"):
+        made(3, n_mixed=1)
+    with pytest.raises(ValueError, match="n_mixed=4 of 0 images"):
+        mixture_examples(
+            pool()[:0], n_examples=1, n_mixed=4, strength=1.0, generator=torch.Generator()
+        )
+
+
+def test_interleaved_examples_keep_their_order() -> None:
+    first, second = made(3), made(2, seed=5)
+    mask = torch.tensor([True, False, True, False, True])
+    both = interleaved((mask, first), (~mask, second))
+    for name in ("condition", "target", "augment"):
+        whole = getattr(both, name)
+        torch.testing.assert_close(whole[mask], getattr(first, name))
+        torch.testing.assert_close(whole[~mask], getattr(second, name))
+
+
+def test_the_other_images_weights_have_heavy_tails_and_a_norm_that_varies() -> None:
+    n, n_mixed, strength = 4000, 40, 1.3
+    own = torch.randint(n_mixed, (n,), generator=generator(1))
+    weights = _weights(n, n_mixed, own, strength, generator(0))
+    rows = torch.arange(n)
+    assert torch.equal(weights[rows, own], torch.ones(n))
+    weights[rows, own] = 0
+    norm = weights.norm(dim=1)
+    assert norm.median().item() == pytest.approx(strength, rel=0.03)
+    assert norm.log().std().item() == pytest.approx(STRENGTH_SPREAD, rel=0.05)
+    # The largest of 39 normal numbers has on average 12 % of their energy, of Student's t more.
+    share = (weights.abs().amax(dim=1) / norm).square().mean().item()
+    assert share > 0.2

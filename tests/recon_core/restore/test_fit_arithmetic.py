@@ -21,8 +21,6 @@ BF_TINY = BFDnCNN(depth=4, n_channels=8)
 TRAINING = Training(n_steps=8, batch_size=6, lr=1e-3, warmup_images=0, ema_halflife_images=20)
 BF16_TOLERANCE = 1e-3
 """Of the loss in each of the first steps; 4e-5 was seen, and bfloat16 itself rounds to 4e-3."""
-TRAINED_TOLERANCE = 0.05
-"""Of the mean loss of the last 20 of 60 steps, in which it falls by over a fifth; 0.02 was seen."""
 
 
 def examples(step: int, n: int = 6) -> Examples:
@@ -40,17 +38,6 @@ def gradient(fit: Fit, batch: Examples) -> Tensor:
     return torch.cat(grads)
 
 
-def weights(fit: Fit) -> Tensor:
-    return torch.cat([values.detach().flatten() for values in fit.net.parameters()])
-
-
-@pytest.mark.parametrize("accumulate", [2, 4, 6])
-def test_micro_batches_have_the_gradient_of_the_whole_batch(accumulate: int) -> None:
-    whole = gradient(Fit(EDM_TINY, TRAINING, device="cpu"), examples(0))
-    parts = Fit(EDM_TINY, replace(TRAINING, accumulate=accumulate), device="cpu")
-    torch.testing.assert_close(gradient(parts, examples(0)), whole, rtol=1e-4, atol=1e-5)
-
-
 class OneOfTwo(OneRank):
     """A rank of two with a third of the batch, or the rest of it."""
 
@@ -61,16 +48,6 @@ class OneOfTwo(OneRank):
 
     def place(self, n: int) -> tuple[int, int]:
         return 2 * self.rank, 6
-
-
-def test_the_mean_of_the_ranks_gradients_is_that_of_the_whole_batch() -> None:
-    batch = examples(0)
-    whole = gradient(Fit(EDM_TINY, TRAINING, device="cpu"), batch)
-    shares = [
-        gradient(Fit(EDM_TINY, TRAINING, device="cpu", ranks=OneOfTwo(rank)), batch.rows(*rows))
-        for rank, rows in enumerate(((0, 2), (2, 6)))
-    ]
-    torch.testing.assert_close((shares[0] + shares[1]) / 2, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_mirrored_training_flips_half_of_the_pairs_and_their_labels() -> None:
@@ -103,30 +80,21 @@ def test_mirrored_training_flips_half_of_the_pairs_and_their_labels() -> None:
     torch.testing.assert_close(one_step.augment[~flipped], labels[~flipped])
 
 
-def test_mirrored_micro_batches_and_ranks_flip_the_same_pairs() -> None:
-    mirror = replace(TRAINING, mirror=True, seed=1)
-    batch = examples(0)
-    whole = gradient(Fit(EDM_TINY, mirror, device="cpu"), batch)
-    assert (
-        whole - gradient(Fit(EDM_TINY, replace(mirror, mirror=False), device="cpu"), batch)
-    ).norm() > 1e-3
-    parts = Fit(EDM_TINY, replace(mirror, accumulate=4), device="cpu")
-    torch.testing.assert_close(gradient(parts, batch), whole, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("mirror", [False, True])
+def test_micro_batches_and_ranks_have_the_gradient_of_the_whole_batch(mirror: bool) -> None:
+    """Mirrored, they flip the same pairs."""
+    training, batch = replace(TRAINING, mirror=mirror, seed=1), examples(0)
+    whole = gradient(Fit(EDM_TINY, training, device="cpu"), batch)
+    other = gradient(Fit(EDM_TINY, replace(training, mirror=not mirror), device="cpu"), batch)
+    assert (whole - other).norm() > 1e-3
+    for accumulate in (4, 6):
+        parts = Fit(EDM_TINY, replace(training, accumulate=accumulate), device="cpu")
+        torch.testing.assert_close(gradient(parts, batch), whole, rtol=1e-4, atol=1e-5)
     shares = [
-        gradient(Fit(EDM_TINY, mirror, device="cpu", ranks=OneOfTwo(rank)), batch.rows(*rows))
+        gradient(Fit(EDM_TINY, training, device="cpu", ranks=OneOfTwo(rank)), batch.rows(*rows))
         for rank, rows in enumerate(((0, 2), (2, 6)))
     ]
     torch.testing.assert_close((shares[0] + shares[1]) / 2, whole, rtol=1e-4, atol=1e-5)
-
-
-def test_micro_batches_train_the_same_weights() -> None:
-    one = Fit(EDM_TINY, TRAINING, device="cpu")
-    two = Fit(EDM_TINY, replace(TRAINING, accumulate=2), device="cpu")
-    start = weights(one)
-    for step in range(8):
-        losses = one.update(examples(step)), two.update(examples(step))
-        assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert (weights(one) - weights(two)).norm() < 0.02 * (weights(one) - start).norm()
 
 
 def test_a_batch_may_be_smaller_than_the_micro_batches_are_many() -> None:
@@ -160,18 +128,6 @@ def test_bf16_follows_float32(restorer: EDM | BFDnCNN) -> None:
     assert different  # bfloat16 was at work
     kept = [*rounded.state_dict().values()]
     assert all(value.dtype in (torch.float32, torch.int64) for value in kept)
-
-
-@pytest.mark.parametrize("restorer", [EDM_TINY, BF_TINY], ids=["edm", "bf_dncnn"])
-def test_bf16_learns_as_much(restorer: EDM | BFDnCNN) -> None:
-    longer = replace(TRAINING, n_steps=60, lr=1e-2)
-    ends = {}
-    for precision in ("float32", "bf16"):
-        fit = Fit(restorer, replace(longer, precision=precision), device="cpu")
-        losses = [fit.update(examples(0)) for _ in range(60)]
-        ends[precision] = sum(losses[-20:])
-        assert ends[precision] < 0.8 * sum(losses[:20])
-    assert ends["bf16"] == pytest.approx(ends["float32"], rel=TRAINED_TOLERANCE)
 
 
 def test_only_the_network_computes_in_bf16() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,37 +107,6 @@ def test_pictures_need_not_be_square_and_progress_is_told(kind: str) -> None:
         progress=told.append,
     )
     assert told == [0.25, 0.5, 0.75, 1.0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_strength_decides_how_much_is_taken_away(kind: str) -> None:
-    given = noisy(smooth())
-    restorer = GENERIC_RESTORERS[kind](sigma=NOISE)
-    weak = restored(replace(restorer, strength=0.2), given)
-    strong = restored(replace(restorer, strength=1.5), given)
-    assert error(weak, given) < 0.9 * error(strong, given)
-
-
-def test_nothing_is_trained() -> None:
-    for kind, restorer in GENERIC_RESTORERS.items():
-        assert restorer().kind == kind
-        assert not hasattr(restorer, "build")
-        assert not hasattr(restorer, "loss")
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: NonLocalMeans(sigma=0.0), "sigma=0.0"),
-        (lambda: Wavelet(sigma=25.0), "sigma=25.0"),
-        (lambda: TotalVariation(strength=0.0), "strength=0.0"),
-        (lambda: TotalVariation(n_iterations=0), "n_iterations=0"),
-        (lambda: NonLocalMeans(patch_size=0), "patch_size=0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(make, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        make()
 
 
 def test_a_missing_package_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:

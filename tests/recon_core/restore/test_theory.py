@@ -15,15 +15,12 @@ from torch import Tensor, nn
 from recon_core.restore import CPU_TRAININGS
 from recon_core.restore.edm import EDM, Denoiser, heun
 from recon_core.restore.examples import Examples
-from recon_core.restore.fit import Fit, Training
+from recon_core.restore.fit import Fit
 from recon_core.restore.unet import UNET_SIZES, UNetSize
+from tests.recon_core.drawing import generator
 
 SIGMA_DATA = EDM().sigma_data
 PIXELS = 3 * 8 * 8
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @dataclass(frozen=True)
@@ -223,30 +220,3 @@ def test_only_the_network_knows_the_condition(zeroed: bool) -> None:
         c_noise = sigma.flatten().log() / 4
         (expected,) = torch.autograd.grad((c_out * net(inputs, c_noise, labels)).sum(), condition)
         assert torch.allclose(by_condition, expected, atol=1e-5)
-
-
-@dataclass(frozen=True)
-class Still:
-    """A "restorer" whose one weight training does not move."""
-
-    def build(self, *, seed: int) -> nn.Module:
-        net = nn.Linear(1, 1, bias=False)
-        nn.init.zeros_(net.weight)
-        return net
-
-    def loss(self, net: nn.Module, batch: Examples, *, generator: torch.Generator) -> Tensor:
-        return 0 * net.weight.sum()
-
-
-def test_half_of_a_step_change_is_forgotten_after_the_halflife() -> None:
-    training = Training(batch_size=8, ema_halflife_images=64, ema_ramp=1e9, n_steps=100)
-    fit = Fit(Still(), training, device="cpu")
-    batch = gaussian_batch(0, 8)
-    fit.update(batch)
-    with torch.no_grad():
-        fit.ema.weight.fill_(1.0)  # the network stepped from 1 to 0 just now
-    left = []
-    for _ in range(24):
-        fit.update(batch)
-        left.append(fit.ema.weight.item())
-    assert [left[8 * n - 1] for n in (1, 2, 3)] == pytest.approx([0.5, 0.25, 0.125], rel=1e-5)

@@ -57,3 +57,13 @@ def assert_same(one: Trained, other: Trained) -> None:
         pairs.append((getattr(one, name), getattr(other, name)))
     for a, b in pairs:
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def assert_close(ours: Parameters, theirs: Parameters, tolerance: float) -> None:
+    for mine, expected in zip(ours.tensors(), theirs.tensors(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=tolerance, atol=tolerance / 100)
+
+
+def of(trained: Trained, run: int) -> Parameters:
+    """One victim of a stack."""
+    return trained.parameters.rows(slice(run, run + 1))

@@ -1,4 +1,4 @@
-"""Autoencoders as victims: stacks, torch's own layers, first weights, what is refused."""
+"""Autoencoders: torch's own layers, first weights, float32 by oneDNN, what is refused."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Literal, get_args
 
 import pytest
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from recon_core import cuda_graphs
+from recon_core.types import seeded_generator
+from recon_core.victims import autoencoder
 from recon_core.victims.autoencoder import (
     Activation,
     Autoencoder,
@@ -20,6 +22,8 @@ from recon_core.victims.autoencoder import (
     n_parameters,
     single,
 )
+from recon_core.victims.autoencoder_training import AutoencoderTraining, train_autoencoders
+from tests.recon_core.drawing import generator
 from tests.recon_core.victims.torch_autoencoders import torch_autoencoder
 
 SHAPE = (3, 8, 8)
@@ -40,7 +44,7 @@ NETWORKS: dict[str, Autoencoder] = {
 
 def stack(settings: Autoencoder, dtype: torch.dtype = torch.float64) -> Weights:
     """Initial weights of R networks; slopes of PReLUs are made to differ."""
-    generators = [torch.Generator().manual_seed(i) for i in range(R)]
+    generators = [generator(i) for i in range(R)]
     weights = initial_weights(settings.on(SHAPE), generators, dtype=dtype)
     slopes = [name for name in weights if name.endswith(".slope")]
     for i, name in enumerate(slopes):
@@ -54,17 +58,6 @@ def images(n: int = 5) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_stack_is_its_networks(name: str) -> None:
-    model, weights, x = NETWORKS[name].on(SHAPE), stack(NETWORKS[name]), images()
-    together = model.forward(weights, x)
-    assert together.shape == x.shape
-    for r in range(R):
-        one = {n: t[r : r + 1] for n, t in weights.items()}
-        torch.testing.assert_close(model.forward(one, x[r : r + 1])[0], together[r])
-    assert float((together[0] - together[1]).abs().max()) > 0.01
-
-
-@pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_is_that_of_torchs_layers(name: str) -> None:
     model, weights, x = NETWORKS[name].on(SHAPE), stack(NETWORKS[name]), images()
     together = model.forward(weights, x)
@@ -73,36 +66,6 @@ def test_a_network_is_that_of_torchs_layers(name: str) -> None:
         with torch.no_grad():
             torch.testing.assert_close(together[r], net(x[r]), rtol=1e-12, atol=1e-13)
         assert n_parameters(model) == sum(leaf.numel() for leaf in leaves.values())
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_rows_of_a_batch_do_not_see_each_other(name: str) -> None:
-    model, weights, x = NETWORKS[name].on(SHAPE), stack(NETWORKS[name]), images()
-    before = model.forward(weights, x)
-    changed = x.clone()
-    changed[:, 0] = 1 - x[:, 0]
-    after = model.forward(weights, changed)
-    torch.testing.assert_close(after[:, 1:], before[:, 1:])
-    assert not torch.allclose(after[:, 0], before[:, 0])
-
-
-def test_tensors_are_those_that_are_documented() -> None:
-    fc = FullyConnected(depth=3, width=5, activation="prelu").on((1, 2, 2)).tensor_shapes
-    assert fc == {
-        "0.weight": (5, 4), "0.bias": (5,), "0.slope": (),
-        "1.weight": (5, 5), "1.bias": (5,), "1.slope": (),
-        "2.weight": (4, 5), "2.bias": (4,),
-    }  # fmt: skip
-    unet = UNet(channels=(4, 6), convolutions=2).on((3, 4, 4)).tensor_shapes
-    assert {n: s for n, s in unet.items() if n.endswith("weight")} == {
-        "down.0.0.weight": (4, 3, 3, 3),
-        "down.0.1.weight": (4, 4, 3, 3),
-        "down.1.0.weight": (6, 4, 3, 3),
-        "down.1.1.weight": (6, 6, 3, 3),
-        "up.0.0.weight": (4, 10, 3, 3),
-        "up.0.1.weight": (4, 4, 3, 3),
-        "out.weight": (3, 4, 3, 3),
-    }
 
 
 @pytest.mark.parametrize(
@@ -115,7 +78,7 @@ def test_tensors_are_those_that_are_documented() -> None:
 def test_first_weights_are_those_of_torchs_layers(settings: Autoencoder) -> None:
     model = settings.on(SHAPE)
     shapes = model.tensor_shapes
-    weights = initial_weights(model, [torch.Generator().manual_seed(0)], dtype=torch.float32)
+    weights = initial_weights(model, [generator(0)], dtype=torch.float32)
     for name, shape in shapes.items():
         value = weights[name][0]
         assert value.shape == shape
@@ -128,22 +91,13 @@ def test_first_weights_are_those_of_torchs_layers(settings: Autoencoder) -> None
             assert float(value.abs().max()) > 0.98 * bound
             assert float(value.std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
             assert abs(float(value.mean())) < 0.05 * bound
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        linear, conv = nn.Linear(192, 300), nn.Conv2d(3, 16, 3)
-    for theirs, name in [(linear, "0"), (conv, "down.0.0")]:
-        if f"{name}.weight" in weights:
-            spread = float(theirs.state_dict()["weight"].std())
-            assert float(weights[f"{name}.weight"].std()) == pytest.approx(spread, rel=0.1)
 
 
 def test_first_weights_follow_from_their_own_generator() -> None:
     model = FullyConnected(depth=2, width=6).on(SHAPE)
-    together = initial_weights(
-        model, [torch.Generator().manual_seed(i) for i in (4, 5)], dtype=torch.float32
-    )
-    alone = initial_weights(model, [torch.Generator().manual_seed(5)], dtype=torch.float32)
-    double = initial_weights(model, [torch.Generator().manual_seed(5)], dtype=torch.float64)
+    together = initial_weights(model, [generator(i) for i in (4, 5)], dtype=torch.float32)
+    alone = initial_weights(model, [generator(5)], dtype=torch.float32)
+    double = initial_weights(model, [generator(5)], dtype=torch.float64)
     for name, tensor in together.items():
         assert torch.equal(tensor[1:], alone[name])
         assert torch.equal(double[name].float(), alone[name])
@@ -163,8 +117,8 @@ def test_kaimings_start_keeps_a_signal_through_twenty_layers_where_torchs_loses_
     def powers(init: Literal["torch", "kaiming"]) -> list[float]:
         settings = FullyConnected(depth=20, width=400, leak=0.0, init=init)
         model = settings.on((3, 8, 8))
-        weights = initial_weights(model, [torch.Generator().manual_seed(0)], dtype=torch.float64)
-        a = torch.randn(64, 192, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        weights = initial_weights(model, [generator(0)], dtype=torch.float64)
+        a = torch.randn(64, 192, generator=generator(1), dtype=torch.float64)
         found = []
         for i in range(20):
             a = a.relu() @ weights[f"{i}.weight"][0].T + weights[f"{i}.bias"][0]
@@ -203,20 +157,7 @@ def test_weights_of_another_network_are_refused() -> None:
         single(model, {**state, "0.slope": torch.zeros(6)})
 
 
-def test_settings_that_make_no_network_are_refused() -> None:
-    with pytest.raises(ValueError, match="depth=1 must be at least 2"):
-        FullyConnected(depth=1)
-    with pytest.raises(ValueError, match="width=0 must be at least 1"):
-        FullyConnected(width=0)
-    with pytest.raises(ValueError, match=r"channels=\(\) must name"):
-        UNet(channels=())
-    with pytest.raises(ValueError, match=r"channels=\(4, 0\)"):
-        UNet(channels=(4, 0))
-    with pytest.raises(ValueError, match="convolutions=0 must be at least 1"):
-        UNet(convolutions=0)
-    for leak in (-0.1, 1.0, math.nan):
-        with pytest.raises(ValueError, match=r"leak=.* outside \[0, 1\)"):
-            UNet(leak=leak)
+def test_images_that_cannot_be_halved_are_refused() -> None:
     with pytest.raises(ValueError, match=r"10x8 cannot be halved 2 times.*multiples of 4"):
         UNet().on((3, 10, 8))
     with pytest.raises(ValueError, match=r"8x10 cannot be halved 2 times"):
@@ -224,10 +165,87 @@ def test_settings_that_make_no_network_are_refused() -> None:
     UNet(channels=(4,)).on((3, 9, 7))
 
 
-def test_settings_come_from_a_recipe_and_nothing_else_does() -> None:
-    adapter: TypeAdapter[Autoencoder] = TypeAdapter(Autoencoder)
-    given = {"kind": "unet", "channels": [4, 8], "activation": "prelu"}
-    assert adapter.validate_python(given) == UNet(channels=(4, 8), activation="prelu")
-    for wrong in ({"kind": "unet", "width": 4}, {"kind": "fc", "activation": "relu"}):
-        with pytest.raises(ValidationError):
-            adapter.validate_python(wrong)
+LAID_OUT = (
+    FullyConnected(depth=3, width=24),
+    FullyConnected(depth=4, width=16, activation="prelu"),
+    UNet(channels=(4, 8, 6)),
+    UNet(channels=(4, 6), convolutions=1, skips=False, activation="softplus"),
+    UNet(channels=(4, 6), activation="prelu"),
+)
+
+
+def started(network: Autoencoder, n_runs: int, dtype: torch.dtype) -> Weights:
+    generators = [seeded_generator(0, run, "victim") for run in range(n_runs)]
+    return initial_weights(network.on(SHAPE), generators, dtype=dtype)
+
+
+def pictures(n_runs: int, n_images: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(n_runs, n_images, *SHAPE, generator=generator, dtype=torch.float64)
+
+
+def gradients(network: Autoencoder, weights: Weights, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    leaves = {name: t.clone().requires_grad_() for name, t in weights.items()}
+    y = network.on(SHAPE).forward(leaves, x)
+    found = torch.autograd.grad((y - x).square().sum(), list(leaves.values()))
+    return y.detach(), list(found)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+@pytest.mark.parametrize("network", LAID_OUT, ids=str)
+@pytest.mark.parametrize("n_runs", [1, 3])
+@pytest.mark.parametrize("n_images", [1, 20])
+def test_float32_is_float64_to_rounding(network: Autoencoder, n_runs: int, n_images: int) -> None:
+    x = pictures(n_runs, n_images)
+    exact = gradients(network, started(network, n_runs, torch.float64), x)
+    found = gradients(network, started(network, n_runs, torch.float32), x.float())
+    assert apart(found[0], exact[0]) < 1e-6
+    for a, b in zip(found[1], exact[1], strict=True):
+        assert apart(a, b) < 1e-4
+
+
+@pytest.mark.parametrize("n_runs", [1, 3])
+def test_parts_of_a_unet_are_the_whole(n_runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = UNet(channels=(4, 6))
+    weights, x = started(network, n_runs, torch.float64), pictures(n_runs, 7)
+    whole = gradients(network, weights, x)
+    monkeypatch.setattr(autoencoder, "PIXELS_AT_ONCE", 3 * 64)
+    sizes: list[int] = []
+    at_once = autoencoder.UNetModel._at_once
+
+    def seen(model: autoencoder.UNetModel, weights: Weights, x: Tensor) -> Tensor:
+        sizes.append(x.shape[1])
+        return at_once(model, weights, x)
+
+    monkeypatch.setattr(autoencoder.UNetModel, "_at_once", seen)
+    parts = gradients(network, weights, x)
+    assert sizes == [3, 3, 1]
+    assert apart(parts[0], whole[0]) < 1e-14
+    for a, b in zip(parts[1], whole[1], strict=True):
+        assert apart(a, b) < 1e-12
+
+
+def test_a_step_is_made_once_per_size_of_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with CUDA graphs; rates and batches are then copied in."""
+    made: list[int] = []
+    real = cuda_graphs.repeated
+
+    def counted(step, device, *, graphs):  # type: ignore[no-untyped-def]
+        made.append(1)
+        assert graphs
+        return real(step, device, graphs=graphs)
+
+    monkeypatch.setattr(cuda_graphs, "repeated", counted)
+    network = FullyConnected(depth=2, width=8)
+    settings = AutoencoderTraining(epochs=6, batch_size=4, levels=(1e-30,))
+    train_autoencoders(
+        network.on(SHAPE),
+        started(network, 1, torch.float64),
+        pictures(1, 10),
+        training=settings,
+        shuffle=lambda _run, epoch: torch.arange(10),
+    )
+    assert len(made) == 2  # batches of four, and of the two that are left

@@ -9,21 +9,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks.kkt.results import less_their_mean
-from recon_core.attacks.kkt.run import KKT
 from recon_core.optimisers import Optimiser
-from recon_core.types import RunSpec
 from recon_core.victims.feature_defence import Defence, defence_gradient, tuples_of
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
-from recon_core.victims.separability import MixCon, UniCon, mixcon, separability, unicon
-from recon_core.victims.training import Training, train
-from tests.recon_core.small_runs import CPU, QUICK_ALL, assert_equal_results, images, run, specs
+from recon_core.victims.separability import MixCon, UniCon, mixcon, unicon
+from recon_core.victims.training import Trained, Training, train
+from tests.recon_core.small_runs import (
+    CPU,
+    QUICK_ALL,
+    assert_all_equal,
+    assert_equal_results,
+    images,
+    run,
+    specs,
+)
 from tests.recon_core.victims.small_victims import (
     GD,
     architecture,
+    assert_close,
     assert_same,
     data,
+    of,
     victims,
     wild,
 )
@@ -110,11 +117,13 @@ def torch_step(
 def test_a_step_is_the_gradient_of_both_losses(
     case: str, conv: Conv | None, activation: str, kind: str
 ) -> None:
-    """With gradient descent at rate 1, one epoch moves the weights by the gradient."""
+    """With gradient descent at rate 1, one epoch moves the weights by the gradient. Every victim
+    has its labels, and so its tuples, in another order."""
     loss = Loss(kind=kind)  # type: ignore[arg-type]
     n_outputs = 3 if kind == "ce" else 1
     arch = architecture(n_outputs, bias="all", activation=activation, conv=conv)
     parameters, (x, y) = victims(arch), data(n_outputs)
+    y = torch.stack([y[0], y[1].flip(0), y[2].sort().values])
     training = Training(epochs=1, optimiser=STEP, loss=loss)
     defence, n_hidden = DEFENCES[case], arch.n_layers - 1
     plain = train(arch, parameters, x, y, training=training).parameters
@@ -153,53 +162,28 @@ def test_in_the_span_of_the_images_it_is_the_same_training() -> None:
     arch = architecture(bias="all")
     parameters, (x, y) = victims(arch), data()
     training = Training(epochs=50, optimiser=GD, weight_decay=0.01)
-    direct = train(arch, parameters, x, y, training=training, defence=DEFENCES["mixcon"])
-    spanned = train(
-        arch, parameters, x, y, training=replace(training, span=True), defence=DEFENCES["mixcon"]
+    direct, spanned = (
+        train(arch, parameters, x, y, training=how, defence=DEFENCES["mixcon"]).parameters
+        for how in (training, replace(training, span=True))
     )
-    pairs = zip(direct.parameters.tensors(), spanned.parameters.tensors(), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert_close(spanned, direct, 1e-9)
 
 
 def test_defended_victims_go_on_as_they_are_alone_after_others_have_left() -> None:
     arch = architecture(bias="all")
     parameters, (x, y) = wild(victims(arch, torch.float32)), data(dtype=torch.float32)
-    training = Training(epochs=20, stop_every=5)
-    whole = train(arch, parameters, x, y, training=training, defence=DEFENCES["mixcon"])
+
+    def trained(rows: slice = slice(None)) -> Trained:
+        how = {"training": Training(epochs=20, stop_every=5), "defence": DEFENCES["mixcon"]}
+        return train(arch, parameters.rows(rows), x[rows], y[rows], **how)
+
+    whole = trained()
     assert whole.diverged.tolist() == [False, True, False]
     # Each is, to rounding, what it is alone: tuples stay with their victim when another leaves.
     for row in (0, 2):
-        only = slice(row, row + 1)
-        alone = train(
-            arch, parameters.rows(only), x[only], y[only], training=training,
-            defence=DEFENCES["mixcon"],
-        )  # fmt: skip
-        for stack, single in zip(
-            whole.parameters.tensors(), alone.parameters.tensors(), strict=True
-        ):
-            torch.testing.assert_close(stack[row], single[0], rtol=1e-5, atol=1e-6)
-
-
-def test_victims_in_one_stack_keep_their_own_tuples() -> None:
-    """Labels in another order for every victim."""
-    arch = architecture()
-    parameters, (x, y) = victims(arch), data()
-    y = torch.stack([y[0], y[1].flip(0), y[2].sort().values])
-    training = Training(epochs=10)
-    together = train(arch, parameters, x, y, training=training, defence=DEFENCES["mixcon"])
-    for row in range(3):
-        only = slice(row, row + 1)
-        alone = train(
-            arch, parameters.rows(only), x[only], y[only], training=training,
-            defence=DEFENCES["mixcon"],
-        )  # fmt: skip
-        torch.testing.assert_close(
-            together.parameters.weights[0][row],
-            alone.parameters.weights[0][0],
-            rtol=1e-9,
-            atol=1e-11,
-        )
+        alone = trained(slice(row, row + 1)).parameters
+        for stack, single in zip(of(whole, row).tensors(), alone.tensors(), strict=True):
+            torch.testing.assert_close(stack, single, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu
@@ -209,15 +193,11 @@ def test_victims_in_one_stack_keep_their_own_tuples() -> None:
 def test_on_a_gpu_alone_and_as_a_graph(case: str, graphs: bool) -> None:
     arch = architecture(bias="all")
     parameters, (x, y) = victims(arch), data()
-    training, defence = Training(epochs=60), DEFENCES[case]
-    here = train(arch, parameters, x, y, training=training, defence=defence)
-    there = train(
-        arch, parameters.map(lambda t: t.cuda()), x.cuda(), y.cuda(), training=training,
-        defence=defence, graphs=graphs,
-    )  # fmt: skip
-    pairs = zip(here.parameters.tensors(), there.parameters.tensors(), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(other.cpu(), one, rtol=1e-8, atol=1e-10)
+    how: dict[str, Any] = {"training": Training(epochs=60), "defence": DEFENCES[case]}
+    here = train(arch, parameters, x, y, **how).parameters
+    cuda = parameters.map(lambda t: t.cuda()), x.cuda(), y.cuda()
+    there = train(arch, *cuda, graphs=graphs, **how).parameters
+    assert_close(there.map(lambda t: t.cpu()), here, 1e-8)
 
 
 def test_nothing_in_a_step_looks_at_a_number() -> None:
@@ -225,45 +205,6 @@ def test_nothing_in_a_step_looks_at_a_number() -> None:
     h = torch.empty(2, 4, 3, 5, dtype=torch.float64, device="meta")
     for defence in DEFENCES.values():
         assert defence_gradient(defence, h).shape == h.shape
-
-
-GUARDED = replace(
-    QUICK_ALL,
-    victim=Network(widths=(24, 24)),
-    training=Training(epochs=300),
-    defence=MixCon(lam=1.0, beta=1e-4),
-)
-
-
-def features(experiment: KKT, spec: RunSpec, layer: int) -> Tensor:
-    """Of a trained victim's own images, (1, n, m)."""
-    learned = experiment.learn(spec, images([spec])[0])
-    arch = experiment.victim.on(learned.shape, experiment.n_outputs)
-    known = experiment.train_victim(spec, images([spec])[0], device=CPU)
-    _mean, inputs = less_their_mean([learned], CPU, torch.float32)
-    passed = arch.forward(known.trained.parameters, inputs)
-    return arch.activate(passed.pre[layer - 1])
-
-
-@pytest.mark.parametrize(
-    ("layer", "conv", "share"),
-    [(1, None, 0.2), (2, None, 0.2), (1, Conv(kernel=3, channels=4), 0.8)],
-)
-def test_a_training_with_mixcon_brings_features_together(
-    layer: int, conv: Conv | None, share: float
-) -> None:
-    """The images of a tuple above all: dense ones come near dist = sqrt(beta) = 0.01."""
-    (spec, *_) = specs(1)
-    guarded = replace(GUARDED, defence_layer=layer, victim=Network(widths=(24, 24), conv=conv))
-    plain = replace(guarded, defence=None, defence_layer=None)
-    rows = tuples_of(MixCon(), torch.tensor([spec.labels]), 2)[0]
-    before, after = features(plain, spec, layer), features(guarded, spec, layer)
-    apart, closer = (float(separability(h).mean) for h in (before, after))
-    assert closer < 0.98 * apart, (closer, apart)
-    pairs = [
-        torch.cat([separability(h[:, pair]).mean for pair in rows]).mean() for h in (before, after)
-    ]
-    assert float(pairs[1]) < share * float(pairs[0]), pairs
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -277,16 +218,14 @@ def test_runs_sweeps_and_stacks_of_defended_victims_agree(
         assert_equal_results(result, alone)
         assert len(result.pairs) > 0
     undefended = run(replace(quick, defence=MixCon(lam=0.0)))
-    for one, other in zip(undefended, run(QUICK_ALL), strict=True):
-        assert_equal_results(one, other)
+    assert_all_equal(undefended, run(QUICK_ALL))
     assert results[0].stats["train_loss"] != undefended[0].stats["train_loss"]
     swept = [replace(results[0].spec, run=number, victim=0) for number in range(2)]
     in_sweep = quick.run_batch(swept, images(swept[:1]).expand(2, -1, -1, -1, -1), device=CPU)
     assert in_sweep[0].stats["train_loss"] == results[0].stats["train_loss"]
     assert in_sweep[0].stats["attack_loss"] != in_sweep[1].stats["attack_loss"]
     monkeypatch.setattr("recon_core.attacks.family_run.stack_size", lambda _device, n_runs: n_runs)
-    for one, other in zip(results, run(quick), strict=True):
-        assert_equal_results(one, other, tolerance=1e-3)
+    assert_all_equal(results, run(quick), tolerance=1e-3)
 
 
 @pytest.mark.parametrize(

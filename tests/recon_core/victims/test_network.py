@@ -1,12 +1,14 @@
-"""Every architecture against torch's own layers; initial weights, weights of others, names."""
+"""Architectures and losses against torch's own; initial weights, weights of others, names."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from recon_core.types import seeded_generator
@@ -103,14 +105,6 @@ def test_patches_and_fold_are_adjoint() -> None:
     torch.testing.assert_close((patches * p).sum(), (x * arch.fold(p)).sum())
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_slopes_are_derivatives(activation: str) -> None:
-    arch = architecture(activation=activation)
-    z = torch.tensor([-3.0, -0.5, 0.0, 0.25, 4.0], dtype=torch.float64, requires_grad=True)
-    (expected,) = torch.autograd.grad(arch.activate(z).sum(), z)
-    torch.testing.assert_close(arch.slope(z.detach()), expected, rtol=1e-12, atol=1e-14)
-
-
 def test_gelus_derivatives() -> None:
     z = torch.linspace(-5, 5, 41, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(torch.nn.functional.gelu(z).sum(), z, create_graph=True)
@@ -149,11 +143,8 @@ def test_initial_weights_like_torchs() -> None:
         if tensor.numel() > 1:
             assert float(tensor.abs().max()) > 0.9 * bound
             assert float(tensor.std()) == pytest.approx(bound / math.sqrt(3), rel=0.1)
-
-
-def test_leaky_relu_starts_smaller() -> None:
-    network = Network(widths=(200, 300), activation="leaky_relu", leak=0.5)
-    w = network.on((1, 10, 10)).initial(generators(1), dtype=torch.float32).weights[1]
+    leaky = Network(widths=(200, 300), activation="leaky_relu", leak=0.5).on((1, 10, 10))
+    w = leaky.initial(generators(1), dtype=torch.float32).weights[1]
     assert float(w.std()) == pytest.approx(math.sqrt(2 / 1.25 / 200), rel=0.02)
 
 
@@ -217,25 +208,8 @@ def test_architectures_by_name() -> None:
 def test_refuses_names(text: str) -> None:
     with pytest.raises(ValueError, match="is not of the form mlp:3072-1000-1000-1"):
         parse_architecture(text)
-
-
-def test_refuses_a_name_that_does_not_fit_the_images() -> None:
     with pytest.raises(ValueError, match=r"has 3072 inputs, but images of \(1, 28, 28\) have 784"):
         parse_architecture("mlp:3072-10-1", (1, 28, 28))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"widths": ()}, r"widths=\(\)"),
-        ({"widths": (5, 0)}, r"widths=\(5, 0\)"),
-        ({"init_std_first": 0.0}, "init_std_first=0.0"),
-        ({"leak": 1.0}, "leak=1.0"),
-    ],
-)
-def test_refuses(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Network(**settings)  # type: ignore[arg-type]
 
 
 def test_refuses_impossible_kernels_and_outputs() -> None:
@@ -245,3 +219,104 @@ def test_refuses_impossible_kernels_and_outputs() -> None:
         Network(conv=Conv(kernel=6)).on(SHAPE)
     with pytest.raises(ValueError, match="n_outputs=0"):
         Network().on(SHAPE, 0)
+
+
+M, C = 6, 4
+Torchs = Callable[[Tensor, Tensor], Tensor]
+
+BINARY: dict[str, tuple[Loss, Torchs]] = {
+    "bce": (Loss(), lambda phi, y: F.binary_cross_entropy_with_logits(phi, (y + 1) / 2)),
+    "mse": (Loss(kind="mse"), F.mse_loss),
+    "power 2.5": (Loss(kind="power"), lambda phi, y: (phi - y).abs().pow(2.5).mean()),
+    "power 4": (Loss(kind="power", power=4.0), lambda phi, y: (phi - y).pow(4).mean()),
+    "huber 1": (Loss(kind="huber"), F.huber_loss),
+    "huber .3": (
+        Loss(kind="huber", delta=0.3),
+        lambda phi, y: F.huber_loss(phi, y, delta=0.3),
+    ),
+}
+CE = Loss(kind="ce")
+
+
+def binary() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    phi = 2 * torch.randn(R, M, 1, generator=generator, dtype=torch.float64)
+    return phi, torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(M // 2).expand(R, M)
+
+
+def classes() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    phi = 2 * torch.randn(R, M, C, generator=generator, dtype=torch.float64)
+    return phi, torch.randint(C, (R, M), generator=generator)
+
+
+@pytest.mark.parametrize("name", [*BINARY, "ce"])
+def test_value_and_gradient_equal_torchs(name: str) -> None:
+    loss, theirs = (CE, F.cross_entropy) if name == "ce" else BINARY[name]
+    phi, y = classes() if name == "ce" else binary()
+    phi.requires_grad_()
+    outputs = phi if name == "ce" else phi[..., 0]
+    expected = torch.stack([theirs(outputs[run], y[run]) for run in range(R)])
+    (gradient,) = torch.autograd.grad(expected.sum(), phi)
+    torch.testing.assert_close(loss.value(phi, y), expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(loss.gradient(phi.detach(), y), gradient, rtol=1e-12, atol=1e-16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("margin", [-2000.0, -80.0, -21.0, 60.0, 80.0, 2000.0])
+def test_exact_where_outputs_are_large(margin: float, dtype: torch.dtype) -> None:
+    """log(1 + e^-m) is e^-m for large m and -m for small; its derivative -e^-m and -1."""
+    value = math.exp(-margin) if margin > 0 else math.log1p(math.exp(margin)) - margin
+    slope = math.exp(-margin) if margin > 0 else 1.0
+    tiny = float(torch.finfo(dtype).tiny)
+    for y in (-1.0, 1.0):
+        phi, labels = (
+            torch.full((1, 1, 1), y * margin, dtype=dtype),
+            torch.full((1, 1), y).to(dtype),
+        )
+        rounding = 1e-5 if dtype == torch.float32 else 1e-13
+        assert float(Loss().value(phi, labels)) == pytest.approx(value, rel=rounding, abs=tiny)
+        gradient = float(Loss().gradient(phi, labels))
+        assert gradient == pytest.approx(-y * slope, rel=1e-5, abs=tiny)
+    # Three classes: the own one ahead of two others by the same margin, so twice as much is left.
+    phi = torch.tensor([[[margin, 0.0, 0.0]]], dtype=dtype)
+    labels = torch.tensor([[0]])
+    twice = 2 * value if margin > 0 else value + math.log(2)
+    assert float(CE.value(phi, labels)) == pytest.approx(twice, rel=1e-5, abs=tiny)
+    gradient = CE.gradient(phi, labels).flatten().tolist()
+    half = slope if margin > 0 else 0.5
+    assert gradient == pytest.approx([-2 * half, half, half], rel=1e-5, abs=tiny)
+    assert sum(gradient) == pytest.approx(0, abs=1e-7 * half)
+
+
+def test_margins() -> None:
+    phi = torch.tensor([[[1.0, 5.0, 2.0], [1.0, 5.0, 2.0], [7.0, 7.0, 0.0]]])
+    assert CE.margins(phi, torch.tensor([[1, 2, 0]])).tolist() == [[3.0, -3.0, 0.0]]
+    y = torch.tensor([[1.0, -1.0, -1.0]])
+    assert Loss().margins(phi[..., :1], y).tolist() == [[1.0, -1.0, -7.0]]
+
+
+def test_nonfinite_outputs_give_no_finite_loss() -> None:
+    phi = torch.full((1, 2, 1), torch.nan)
+    y = torch.tensor([[-1.0, 1.0]])
+    for loss, _ in BINARY.values():
+        assert not bool(loss.value(phi, y).isfinite().any())
+    assert not bool(CE.value(phi.expand(1, 2, 3), torch.tensor([[0, 2]])).isfinite().any())
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "n_outputs", "message"),
+    [
+        (Loss(), [0.0, 1.0], 1, r"labels are \[0.0, 1.0\]"),
+        (Loss(), [-1, 1], 1, r"torch.int64\); 'bce' needs -1 and \+1"),
+        (Loss(), [-1.0, 1.0], 2, "loss 'bce' on 2 outputs"),
+        (Loss(kind="huber"), list(range(10)), 1, r"labels are \[0, 1, 2, 3, 4, 5, 6, 7\] and more"),
+        (CE, [0, 1], 1, "loss 'ce' on 1 outputs"),
+        (CE, [0, 3], 3, "integer classes from 0 to 2"),
+        (CE, [-1, 1], 3, r"labels are \[-1, 1\]"),
+        (CE, [0.0, 1.0], 3, "torch.float32"),
+    ],
+)
+def test_refuses_labels(loss: Loss, y: list[float], n_outputs: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        loss.check(torch.tensor([y]), n_outputs)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from recon_core.torchvision_compat import import_torchvision
@@ -93,38 +91,6 @@ def test_a_network_is_that_of_torchs_layers(name: str, dtype: torch.dtype, q: in
     torch.testing.assert_close(in_x.double() / scale, total_in_x / scale, **tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("networks", [LENETS, MLPS], ids=["lenet5", "mlp"])
-def test_wherever_it_is_cut_the_network_is_the_same(
-    networks: dict[str, tuple[SplitNetwork, tuple[int, int, int]]], dtype: torch.dtype
-) -> None:
-    settings, shape = next(iter(networks.values()))
-    weights = stack(settings.on(shape, 10), dtype)
-    x = images(shape, 1).to(dtype)
-    found = []
-    for cut in (1, 2, 3, 4):
-        model = replace(settings, cut=cut).on(shape, 10)
-        found.append(model.classify(weights, model.features(weights, x)))
-    assert float(found[0].std()) > 0.01
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["lenet5-1-1x28", "lenet5-2-3x32", "lenet5-4-3x17", "mlp-2"])
-def test_a_stack_is_its_networks(name: str, dtype: torch.dtype) -> None:
-    settings, shape = NETWORKS[name]
-    model = settings.on(shape, 3)
-    weights, x = stack(model, dtype), images(shape, 1).to(dtype)
-    together = model.features(weights, x)
-    torch.testing.assert_close(model.features(weights, x.expand(R, -1, -1, -1, -1)), together)
-    for r in range(R):
-        one = {n: t[r : r + 1] for n, t in weights.items()}
-        torch.testing.assert_close(model.features(one, x)[0], together[r])
-        alone = model.classify(one, together[r : r + 1])[0]
-        torch.testing.assert_close(model.classify(weights, together)[r], alone)
-
-
 def test_both_sizes_of_the_paper_have_400_features_at_its_cut() -> None:
     for shape in ((1, 28, 28), (3, 32, 32)):
         sizes = [LeNet5(cut=cut).on(shape, 10).n_features for cut in (1, 2, 3, 4)]
@@ -137,14 +103,6 @@ def test_both_sizes_of_the_paper_have_400_features_at_its_cut() -> None:
         "fc3.weight": (10, 84), "fc3.bias": (10,),
     }  # fmt: skip
     assert LeNet5().on((3, 28, 40), 10).n_features == 16 * 4 * 7  # not the paper's: no padding
-
-
-def test_default_vectors_are_the_papers() -> None:
-    model = SplitMLP().on((1, 1, 10), 2)
-    assert [s for n, s in model.tensor_shapes.items() if n.endswith("weight")] == [
-        (500, 10), (2, 500), (100, 2), (2, 100),
-    ]  # fmt: skip
-    assert model.n_features == 2
 
 
 def test_the_papers_first_weights_are_normal_around_a_mean_of_the_layer() -> None:
@@ -215,16 +173,6 @@ def test_what_does_not_fit_is_refused_with_the_fix() -> None:
             model.features(weights, torch.zeros(2, 2, 1, 16, 16))
         with pytest.raises(ValueError, match=rf"7 features an image.*{model.n_features}"):
             model.classify(weights, torch.zeros(3, 2, 7))
-
-
-def test_settings_come_from_a_recipe_and_nothing_else_does() -> None:
-    adapter: TypeAdapter[SplitNetwork] = TypeAdapter(SplitNetwork)
-    given = {"kind": "mlp", "widths": [20, 3], "cut": 2, "init": "torch"}
-    assert adapter.validate_python(given) == SplitMLP(widths=(20, 3), init="torch")
-    assert adapter.validate_python({"kind": "lenet5", "cut": 3}) == LeNet5(cut=3)
-    for wrong in ({"kind": "lenet5", "widths": [3]}, {"kind": "mlp", "init": "he"}):
-        with pytest.raises(ValidationError):
-            adapter.validate_python(wrong)
 
 
 def test_torchvisions_classifiers_are_cut_at_a_module() -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -28,6 +27,7 @@ from recon_core.victims.split_evaluation import (
     features_of,
 )
 from recon_core.victims.split_training import Defence, SplitTraining, TrainedSplit, train_split
+from tests.recon_core.drawing import generator
 from tests.recon_core.victims.torch_split import torch_split
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,22 +52,22 @@ TRAINING = SplitTraining(epochs=3, lr=0.05, per_class=4)
 
 
 def start(r: int = R, model: SplitModel = MODEL, dtype: torch.dtype = torch.float32) -> Weights:
-    generators = [torch.Generator().manual_seed(i) for i in range(r)]
+    generators = [generator(i) for i in range(r)]
     return initial_weights(model, generators, dtype=dtype)
 
 
 def images(*lead: int, shape: Shape = SHAPE, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.rand(*lead, *shape, generator=torch.Generator().manual_seed(7)).to(dtype)
+    return torch.rand(*lead, *shape, generator=generator(7)).to(dtype)
 
 
 def classes(n: int = N) -> Tensor:
     """Of 0, 1, 2: 10, 12 and 14 of 36, mixed."""
     labels = torch.tensor([0] * 10 + [1] * 12 + [2] * 14)
-    return labels[torch.randperm(n, generator=torch.Generator().manual_seed(8))]
+    return labels[torch.randperm(n, generator=generator(8))]
 
 
 def shuffle(stream: int, epoch: int) -> torch.Generator:
-    return torch.Generator().manual_seed(1000 * stream + epoch)
+    return generator(1000 * stream + epoch)
 
 
 def only(weights: Weights, rows: list[int]) -> Weights:
@@ -91,6 +91,18 @@ def rows_of(trained: TrainedSplit, rows: list[int]) -> TrainedSplit:
             for name, value in taken.items()
         }
     )
+
+
+def train(model: SplitModel = MODEL, **changed: object) -> TrainedSplit:
+    arguments = {
+        "weights": start(),
+        "x": images(N),
+        "labels": classes(),
+        "defences": DEFENCES,
+        "training": TRAINING,
+        "shuffle": shuffle,
+    }
+    return train_split(model, **(arguments | changed))
 
 
 def penalty(defence: Defence, features: Tensor, k: int) -> Tensor:
@@ -155,9 +167,7 @@ def test_steps_are_those_of_torchs_sgd(
     model = settings.on(shape, K)
     x, labels = images(N, shape=shape, dtype=torch.float64), classes()
     weights = start(model=model, dtype=torch.float64)
-    found = train_split(
-        model, weights, x, labels, defences=DEFENCES, training=training, shuffle=shuffle
-    )
+    found = train(model, weights=weights, x=x, training=training)
     for r, defence in enumerate(DEFENCES):
         h, g, leaves = torch_split(settings, shape, K, weights, r)
         losses = plainly_trained((h, g, leaves), x, labels, defence, training)
@@ -181,9 +191,7 @@ def test_penalties_are_those_of_the_batches() -> None:
     whole = SplitTraining(epochs=1, lr=1e-12, per_class=10)
     x, labels = images(N, dtype=torch.float64), classes()
     weights = start(dtype=torch.float64)
-    found = train_split(
-        MODEL, weights, x, labels, defences=DEFENCES, training=whole, shuffle=shuffle
-    )
+    found = train(weights=weights, x=x, training=whole)
     generator = shuffle(0, 0)
     members = [(labels == c).nonzero()[:, 0] for c in range(K)]
     orders = [m[torch.randperm(len(m), generator=generator)][:10] for m in members]
@@ -204,19 +212,14 @@ def test_a_stack_trains_as_each_does_alone(own: str, at_once: int | None) -> Non
     if own in {"order", "all"}:
         streams = [3, 1, 3, 2, 0]
     weights = start(dtype=torch.float64)
-    together = train_split(
-        MODEL, weights, x, labels, defences=DEFENCES, training=TRAINING, shuffle=shuffle,
-        streams=streams, networks_at_once=at_once or R,
-    )  # fmt: skip
+    given = {"weights": weights, "x": x, "labels": labels, "streams": streams}
+    together = train(networks_at_once=at_once or R, **given)
     for r in range(R):
-        alone = train_split(
-            MODEL,
-            only(weights, [r]),
-            x[r : r + 1] if x.dim() == 5 else x,
-            labels[r] if labels.dim() == 2 else labels,
+        alone = train(
+            weights=only(weights, [r]),
+            x=x[r : r + 1] if x.dim() == 5 else x,
+            labels=labels[r] if labels.dim() == 2 else labels,
             defences=DEFENCES[r : r + 1],
-            training=TRAINING,
-            shuffle=shuffle,
             streams=streams[r : r + 1],
         )
         same(rows_of(together, [r]), alone, tolerance=1e-9)
@@ -244,10 +247,7 @@ def test_lambda_0_is_no_defence_bit_for_bit(at_once: int) -> None:
     weights = only(start(), [0, 0, 0, 0])
 
     def trained(*defences: Defence) -> TrainedSplit:
-        return train_split(
-            MODEL, weights, images(N), classes(), defences=defences, training=TRAINING,
-            shuffle=shuffle, networks_at_once=at_once,
-        )  # fmt: skip
+        return train(weights=weights, defences=defences, networks_at_once=at_once)
 
     vanilla = trained(None, None, None, None)
     no_number = MixCon(lam=0.0, beta=1e50, eps=1e-30)
@@ -264,17 +264,13 @@ def test_who_diverges_is_marked_and_disturbs_nobody(at_once: int) -> None:
     wild: list[Defence] = list(DEFENCES)
     wild[4] = MixCon(lam=1e30, beta=1e-2, normalise=False)
     clean, broken = images(R, N), images(R, N)
-    labels = torch.arange(N) % K
-    training = dataclasses.replace(TRAINING, epochs=6)
     broken[1, 0] = torch.nan
-
-    def trained(x: Tensor, defences: Sequence[Defence]) -> TrainedSplit:
-        return train_split(
-            MODEL, start(), x, labels, defences=defences, training=training, shuffle=shuffle,
-            networks_at_once=at_once,
-        )  # fmt: skip
-
-    good, bad = trained(clean, DEFENCES), trained(broken, wild)
+    given = {
+        "labels": torch.arange(N) % K,
+        "training": dataclasses.replace(TRAINING, epochs=6),
+        "networks_at_once": at_once,
+    }
+    good, bad = train(x=clean, **given), train(x=broken, defences=wild, **given)
     assert bad.diverged.tolist() == [False, True, False, False, True]
     assert bad.epochs_done.tolist() == [6, 0, 6, 6, 0]
     same(rows_of(good, [0, 2, 3]), rows_of(bad, [0, 2, 3]))
@@ -292,41 +288,17 @@ def test_who_diverges_keeps_what_was_finite_last() -> None:
         labels=labels, n_classes=K, per_class=4, shuffle=shuffle, streams=(0,),
     )  # fmt: skip
     used = [set(torch.cat(list(batches.of_epoch(e)), 1).flatten().tolist()) for e in range(8)]
-    late = next(
+    i, epoch = next(
         (i, e) for e in range(2, 8) for i in used[e] if not any(i in before for before in used[:e])
     )
-    i, epoch = late
     x[int(i)] = torch.nan
-    training = dataclasses.replace(TRAINING, epochs=8)
-    arguments = {"shuffle": shuffle, "defences": [None]}
-    bad = train_split(MODEL, start(1), x, labels, training=training, **arguments)
+    given = {"weights": start(1), "x": x, "defences": [None]}
+    bad = train(training=dataclasses.replace(TRAINING, epochs=8), **given)
     assert bad.diverged.tolist() == [True]
     assert bad.epochs_done.tolist() == [epoch]
     assert bad.losses.shape == (1, epoch + 1), "when all have diverged, nothing goes on"
-    until = dataclasses.replace(TRAINING, epochs=epoch)
-    good = train_split(MODEL, start(1), x, labels, training=until, **arguments)
+    good = train(training=dataclasses.replace(TRAINING, epochs=epoch), **given)
     assert all(torch.equal(bad.weights[n], good.weights[n]) for n in good.weights)
-
-
-def test_progress_rises_to_1() -> None:
-    told: list[float] = []
-    train_split(
-        MODEL, start(), images(N), classes(), defences=DEFENCES, training=TRAINING,
-        shuffle=shuffle, progress=told.append,
-    )  # fmt: skip
-    assert told == pytest.approx([i / 9 for i in range(10)])
-
-
-def train(**changed: object) -> TrainedSplit:
-    arguments = {
-        "weights": start(),
-        "x": images(N),
-        "labels": classes(),
-        "defences": DEFENCES,
-        "training": TRAINING,
-        "shuffle": shuffle,
-    }
-    return train_split(MODEL, **(arguments | changed))
 
 
 @pytest.mark.parametrize(
@@ -359,20 +331,3 @@ def train(**changed: object) -> TrainedSplit:
 def test_what_does_not_fit_together_is_refused(changed: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train(**changed)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epochs": 0}, "epochs=0 must be at least 1"),
-        ({"per_class": 0}, "per_class=0 must be at least 1"),
-        ({"lr": 0.0}, "lr=0.0 must be positive; the MixCon paper has .01"),
-        ({"lr": math.inf}, "lr=inf"),
-        ({"momentum": 1.0}, r"momentum=1.0 is outside \[0, 1\)"),
-        ({"weight_decay": -1e-4}, "weight_decay=-0.0001 must be at least 0"),
-        ({"weight_decay": math.nan}, "weight_decay=nan"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SplitTraining(**settings)

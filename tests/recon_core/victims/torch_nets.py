@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.training import Training
@@ -63,13 +67,18 @@ def torch_gradients(
     ]
 
 
-def torch_optimiser(training: Training, net: nn.Module) -> torch.optim.Optimizer:
-    rule, decay = training.optimiser, training.weight_decay
+def torch_optimiser(
+    rule: Optimiser, parameters: Iterable[Tensor], *, weight_decay: float = 0.0
+) -> torch.optim.Optimizer:
+    """Torch's own, with its own eps where the rule leaves it open."""
+    given: dict[str, Any] = {"lr": rule.lr, "weight_decay": weight_decay}
+    if rule.rule == "gd":
+        return torch.optim.SGD(parameters, momentum=rule.momentum, **given)
+    if rule.eps is not None:
+        given["eps"] = rule.eps
     if rule.rule == "adadelta":
-        return torch.optim.Adadelta(net.parameters(), lr=rule.lr, weight_decay=decay)
-    if rule.rule == "adam":
-        return torch.optim.Adam(net.parameters(), lr=rule.lr, weight_decay=decay)
-    return torch.optim.SGD(net.parameters(), lr=rule.lr, momentum=rule.momentum, weight_decay=decay)
+        return torch.optim.Adadelta(parameters, rho=rule.rho, **given)
+    return torch.optim.Adam(parameters, betas=rule.betas, **given)
 
 
 def torch_trained(
@@ -85,7 +94,8 @@ def torch_trained(
     n = x.shape[1]
     for run, generator in enumerate(generators):
         net = torch_net(architecture, parameters, run)
-        optimiser = torch_optimiser(training, net)
+        decay = training.weight_decay
+        optimiser = torch_optimiser(training.optimiser, net.parameters(), weight_decay=decay)
         for _ in range(training.epochs):
             order = torch.arange(n)
             if training.batch_size is not None:

@@ -288,17 +288,6 @@ def test_a_folder_appears_at_the_end_with_everything_in_it(tmp_path: Path):
     assert list((tmp_path / "a").iterdir()) == [target]
 
 
-def test_an_error_leaves_nothing(tmp_path: Path):
-    def failing() -> None:
-        with whole_folder(tmp_path / "o") as folder:
-            (folder / "x").write_bytes(b"1")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        failing()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_is_there_is_kept_unless_it_is_an_export_and_may_go(tmp_path: Path):
     target = tmp_path / "o"
     target.mkdir()

@@ -15,12 +15,14 @@ import pytest
 from numcodecs.zstd import Zstd
 from typer.testing import CliRunner
 
+from storage.documents import seal_of
 from storage.errors import CorruptPartError, StorageError
 from storage.export.rows import Selection, selected_pairs
 from storage.object_store import Location, open_place
-from storage.pairs.dataset import Dataset
+from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.layout import MAX_PART
 from storage.pairs.merge import merge
+from storage.pairs.parts import write_part
 from storage.pairs.receipts import receipt_path
 from storage.pairs.verify import vacuum, verify_store
 from tests.storage.evil import Body, replace_column, reseal
@@ -273,23 +275,18 @@ def _earlier(root: Path, change: Callable[[str], str] = str) -> None:
 
 
 def _made(root: Path, fingerprint: str) -> None:
-    from storage.pairs.parts import write_part
-
     store(root, 0)
-    given = provenance(fingerprint=fingerprint)
-    write_part(root, 0, columns(), provenance=given)
+    write_part(root, 0, columns(), provenance=provenance(fingerprint=fingerprint))
 
 
 def test_descriptions_of_earlier_releases_are_compared_with_the_receipts(tmp_path: Path):
-    from storage.documents import seal_of
-
     _made(tmp_path / "s", seal_of(MANIFEST))
     _earlier(tmp_path / "s")
     report = verify_store(tmp_path / "s")
     assert report.ok
     assert report.notes == ()
-    _earlier_changed = (tmp_path / "s" / "store.json").read_text().replace("20", "21")
-    (tmp_path / "s" / "store.json").write_text(_earlier_changed)
+    description = tmp_path / "s" / "store.json"
+    description.write_text(description.read_text().replace("20", "21"))
     (problem,) = verify_store(tmp_path / "s").problems
     assert "has not the settings that part 0 was made with" in problem
 
@@ -305,9 +302,6 @@ def test_a_description_that_nothing_checks_is_said_to_be_unchecked(tmp_path: Pat
 
 
 def test_a_sealed_description_of_another_store_does_not_pass(tmp_path: Path):
-    from storage.documents import seal_of
-    from storage.pairs.dataset import create_or_open
-
     _made(tmp_path / "s", seal_of(MANIFEST))
     create_or_open(tmp_path / "other", {"experiment": "another"})
     content = (tmp_path / "other" / "store.json").read_bytes()

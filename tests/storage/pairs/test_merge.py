@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from storage.pairs.merge import merge
 from storage.pairs.parts import write_part
 from storage.pairs.statistics import attacks_of
 from storage.pairs.verify import vacuum
+from tests.storage.calls import Calls, Killed
 from tests.storage.s3_server import S3Server
 from tests.storage.stores import MANIFEST, columns, provenance, store, write
 
@@ -83,21 +85,19 @@ def test_receipts_keep_where_a_part_came_from(tmp_path: Path):
 def test_other_settings_are_refused_by_name_before_anything_is_made(tmp_path: Path):
     some_parts(tmp_path / "a", 0)
     create_or_open(tmp_path / "b", {**MANIFEST, "root_seed": 9})
-    with pytest.raises(StoreMismatchError, match="root_seed is 0 there, 9 here") as error:
-        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "m")
-    assert str(tmp_path / "a") in str(error.value)
-    assert str(tmp_path / "b") in str(error.value)
-    assert not (tmp_path / "m").exists()
+    create_or_open(tmp_path / "c", MANIFEST, encoding="uint8")
+    for other, said in (
+        ("b", "root_seed is 0 there, 9 here"),
+        ("c", "encoding is float16 there, uint8 here"),
+    ):
+        with pytest.raises(StoreMismatchError, match=said) as error:
+            merge([tmp_path / "a", tmp_path / other], tmp_path / "m")
+        assert str(tmp_path / "a") in str(error.value)
+        assert str(tmp_path / other) in str(error.value)
+        assert not (tmp_path / "m").exists()
     with pytest.raises(StoreMismatchError, match="root_seed"):
         merge([tmp_path / "a"], tmp_path / "b")
     assert Dataset(tmp_path / "b").receipts == ()
-
-
-def test_another_encoding_is_refused(tmp_path: Path):
-    some_parts(tmp_path / "a", 0)
-    create_or_open(tmp_path / "b", MANIFEST, encoding="uint8")
-    with pytest.raises(StoreMismatchError, match="encoding is float16 there, uint8 here"):
-        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "m")
 
 
 def test_a_part_with_other_values_is_refused_with_its_stores(tmp_path: Path):
@@ -154,75 +154,36 @@ def test_a_damaged_file_is_not_copied_and_the_next_merge_goes_on(tmp_path: Path,
     assert report.dataset.content_hash == Dataset(intact).content_hash
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing may be cleaned up after it."""
-
-
-def failing_at(
-    monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException
-) -> Callable[[], int]:
-    """Makes the `step`-th writing call of a place raise after having done half of its work.
-
-    Returns a function that says how many writing calls there were.
-    """
-    calls = 0
-    real: dict[str, Any] = {n: getattr(LocalPlace, n) for n in ("write_tree", "create", "remove")}
-
-    def write_tree(self: LocalPlace, files: dict[str, bytes]) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == step:
-            names = sorted(files)
-            real["write_tree"](self, {name: files[name] for name in names[: len(names) // 2]})
-            raise error
-        real["write_tree"](self, files)
-
-    def create(self: LocalPlace, name: str, content: bytes) -> bool:
-        nonlocal calls
-        calls += 1
-        if calls == step:
-            raise error
-        made = bool(real["create"](self, name, content))
-        calls += 1
-        if calls == step:  # the name is there, the answer never came
-            raise error
-        return made
-
-    def remove(self: LocalPlace, name: str) -> None:
-        if not isinstance(error, Killed) or calls < step:
-            real["remove"](self, name)
-
-    for function in (write_tree, create, remove):
-        monkeypatch.setattr(LocalPlace, function.__name__, function)
-    return lambda: calls
-
-
-@pytest.mark.parametrize("error", [Killed(), StoreFullError("full")], ids=["killed", "full"])
-def test_interrupted_at_every_step_it_resumes_and_no_reader_sees_half_a_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+@pytest.mark.parametrize("death", [True, False], ids=["killed", "full"])
+def test_interrupted_at_any_moment_it_resumes_and_no_reader_sees_half_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: bool
 ):
+    """At every 17th of the calls by which the store changes."""
     monkeypatch.setattr(merging, "_BATCH_BYTES", 8000)  # several writes per part
+
+    def error() -> BaseException:
+        return Killed() if death else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     sources: list[Location] = [
         some_parts(tmp_path / "a", 0, 2).root,
         some_parts(tmp_path / "b", 1).root,
     ]
     wanted = store(tmp_path / "whole", 3).content_hash
     with monkeypatch.context() as patch:
-        n_steps = failing_at(patch, 0, error)
+        calls = Calls(patch, error, death=death)
         merge(sources, tmp_path / "undisturbed")
-        total = n_steps()
-    assert total > 9
-    for step in range(1, total + 1):
-        target = tmp_path / f"m{step}"
+        n_moments = calls.n
+    assert n_moments > 200
+    for at in range(0, n_moments, 17):
+        target = tmp_path / f"m{at}"
         with monkeypatch.context() as patch:
-            failing_at(patch, step, error)
-            with pytest.raises(type(error)):
+            Calls(patch, error, at=at, death=death)
+            with pytest.raises(Killed if death else StoreFullError):
                 merge(sources, target)
         if (target / "store.json").exists():
-            left = Dataset(target)
-            report = left.verify()
+            report = Dataset(target).verify()
             assert report.ok, report.problems
-            assert bool(report.orphans) <= isinstance(error, Killed)
+            assert bool(report.orphans) <= death
         result = merge(sources, target).dataset
         assert result.content_hash == wanted
         vacuum(target, older_than_s=0)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.errors import CorruptPartError, StorageError, StoreFullError
-from storage.object_store import LocalPlace, Place
+from storage.errors import CorruptPartError, StorageError
+from storage.object_store import Place
 from storage.pairs import parts
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.layout import LATER_COLUMNS
 from storage.pairs.parts import write_part
-from storage.pairs.receipts import array_hash, load_receipt
+from storage.pairs.receipts import array_hash
 from storage.pairs.shards import shard_rows
+from tests.storage.calls import Calls
 from tests.storage.stores import (
     MANIFEST,
     columns,
@@ -267,134 +266,13 @@ def test_killed_while_writing(tmp_path: Path, where: str, undisturbed: Dataset):
 # full device
 
 
-def fail_at(patch: pytest.MonkeyPatch, at: int, code: int) -> Iterator[int]:
-    """Makes the `at`-th sync or link of this process fail; `next` of the result is how many there
-    were so far."""
-    calls = itertools.count()
-
-    def failing(function: Any) -> Any:
-        def call(*args: Any) -> Any:
-            if next(calls) == at:
-                raise OSError(code, os.strerror(code))
-            return function(*args)
-
-        return call
-
-    patch.setattr(os, "fsync", failing(os.fsync))
-    patch.setattr(os, "link", failing(os.link))
-    return calls
-
-
-def test_no_space_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whichever sync or link fails, the store verifies and the part can be written later."""
-    root = tmp_path / "s"
-    create_or_open(root, MANIFEST)
-    with monkeypatch.context() as patch:
-        calls = fail_at(patch, -1, errno.ENOSPC)
-        write(root, 0)
-        n_calls = next(calls)
-    moments = [0, n_calls // 2, *range(n_calls - 4, n_calls)]
-    for part, at in enumerate(moments, start=1):
-        with monkeypatch.context() as patch:
-            fail_at(patch, at, errno.EDQUOT if part % 2 else errno.ENOSPC)
-            with pytest.raises(StoreFullError, match="free some space"):
-                write(root, part)
-        write(root, part)
-    report = Dataset(root).verify()
-    assert (report.ok, report.n_checked, report.orphans) == (True, len(moments) + 1, ())
-
-
-@pytest.fixture
-def tiny_device(tmp_path: Path) -> Iterator[Path]:
-    mount = tmp_path / "tiny"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)]
-    try:
-        if subprocess.run(command, capture_output=True).returncode:
-            pytest.skip("not allowed to mount a tmpfs here")
-    except FileNotFoundError:
-        pytest.skip("no mount command here")
-    try:
-        yield mount
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
-
-
-def test_a_really_full_device(tiny_device: Path):
-    root = tiny_device / "s"
-    write(root, 0)
-    with pytest.raises(StoreFullError, match="no space left to write"):
-        write(root, 1, n_images=200, size=32)
-    report = Dataset(root).verify()
-    assert (report.ok, report.n_checked, report.orphans) == (True, 1, ())
-    write(root, 1)
-    assert Dataset(root).verify().n_checked == 2
-
-
 def test_other_failures_of_the_device_are_not_called_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     write(tmp_path / "s", 0)
-    fail_at(monkeypatch, 3, errno.EIO)
+    Calls(monkeypatch, lambda: OSError(errno.EIO, os.strerror(errno.EIO)), at=3)
     with pytest.raises(OSError, match="Input/output error"):
         write(tmp_path / "s", 1)
 
 
 # damage
-
-
-def shard(root: Path, name: str) -> Path:
-    group = root / "parts" / load_receipt(LocalPlace(root), "receipts/part-000000.json").group
-    return next((group / name).glob("c.*"))
-
-
-@settings(max_examples=30, deadline=None)
-@given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), data=st.data())
-def test_every_bit_flip_in_a_shard_is_found(
-    tmp_path_factory: pytest.TempPathFactory, position: float, bit: int, data: st.DataObject
-):
-    root = tmp_path_factory.getbasetemp() / "flips"
-    write(root, 0)
-    name = data.draw(st.sampled_from(["pairs/reconstruction", "targets/image", "pairs/iteration"]))
-    path = shard(root, name)
-    content = bytearray(path.read_bytes())
-    intact = bytes(content)
-    content[int(position * len(content))] ^= 1 << bit
-    path.write_bytes(content)
-    try:
-        dataset = Dataset(root)
-        message = ""
-        try:
-            read = dataset.stored(0, name)
-        except CorruptPartError as error:
-            message = str(error)
-        if message:
-            assert f"{name}/c." in message
-            assert "run verify" in message
-        else:  # some bits of a zstd header mean nothing
-            assert array_hash(read) == dataset.receipts[0].array_hashes[name]
-        report = dataset.verify()
-        assert not report.ok
-        assert name in report.problems[0]
-    finally:
-        path.write_bytes(intact)
-
-
-@pytest.mark.parametrize("name", ["pairs/reconstruction", "pairs/confident"])
-def test_a_deleted_shard_is_not_read_as_zeros(tmp_path: Path, name: str):
-    dataset = store(tmp_path / "s", 1)
-    shard(tmp_path / "s", name).unlink()
-    with pytest.raises(CorruptPartError, match="is missing"):
-        dataset.read(0, [name])
-    assert "is missing" in dataset.verify().problems[0]
-
-
-def test_damaged_metadata_is_found_and_changes_no_values(tmp_path: Path):
-    dataset = store(tmp_path / "s", 1)
-    expected = dataset.stored(0, "pairs/iteration")
-    metadata = tmp_path / "s/parts" / dataset.receipts[0].group / "pairs/iteration/zarr.json"
-    metadata.write_text(metadata.read_text().replace('"int32"', '"uint32"'))
-    assert "zarr.json cannot be read (it has 1,147 bytes" in dataset.verify().problems[0]
-    np.testing.assert_array_equal(Dataset(tmp_path / "s").stored(0, "pairs/iteration"), expected)
-    metadata.unlink()
-    assert "zarr.json is missing" in dataset.verify().problems[0]

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import xarray
 import zarr
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 
 from storage.pairs.layout import CHUNK_ROWS, COLUMNS, SHARD_ROWS, dimension_names
@@ -86,16 +84,6 @@ def test_zarr_reads_what_is_written_here_and_the_other_way_round(
     for name, content in zip(names, encoded(array), strict=True):
         (tmp_path / "a" / name).write_bytes(content)
     np.testing.assert_array_equal(theirs[...], array)
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data(), n_rows=st.integers(1, 1500))
-def test_any_rows_are_read(data: st.DataObject, n_rows: int):
-    array = np.random.default_rng(0).standard_normal((n_rows, 3)).astype(np.float32)
-    start = data.draw(st.integers(0, n_rows - 1))
-    stop = data.draw(st.integers(start + 1, n_rows))
-    (content,) = encoded(array)
-    np.testing.assert_array_equal(decoded(content, array, start, stop), array[start:stop])
 
 
 def test_every_flip_of_a_byte_raises_or_changes_nothing():

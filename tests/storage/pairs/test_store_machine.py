@@ -32,6 +32,7 @@ from storage.pairs.verify import vacuum
 from tests.storage.calls import Calls, Killed
 from tests.storage.s3_server import S3Server
 from tests.storage.stores import MANIFEST, columns, provenance
+from tests.storage.storm import Storm, run_apart
 
 PARTS = st.integers(0, 3)
 MOMENTS = st.integers(0, 400) | st.integers(0, 40)
@@ -226,3 +227,44 @@ def test_death_at_every_call(memory_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert 1 <= n_receipts < 10 < n_groups
     assert sorted(vacuum(root, older_than_s=-1)) == sorted(report.orphans)
     assert reader.verify() == replace(report, orphans=(), n_checked=n_receipts + 1)
+
+
+TIMEOUT_S = 240.0
+
+
+def survived(storm: Storm, environment: dict[str, str]) -> None:
+    report = run_apart(storm, environment, TIMEOUT_S)
+    assert report["faults"] == [], report
+    assert report["n_kills"] == storm.n_kills
+    assert 0 < report["n_parts_during_the_storm"] <= storm.n_parts
+    assert report["reader_columns"] >= 22 * storm.n_parts
+    assert report["left_groups"] <= storm.n_kills
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "n_kills"), [("spread", 15), ("race", 8)])
+def test_a_storm_of_kills(tmp_path: Path, variant: str, n_kills: int):
+    """Nothing torn is seen, nothing receipted is lost, and the end is as if nobody had died."""
+    storm = Storm(
+        variant=variant,
+        location=str(tmp_path / "s"),
+        expected=str(tmp_path / "expected.json"),
+        scratch=str(tmp_path),
+        n_parts=40,
+        n_kills=n_kills,
+    )
+    survived(storm, {})
+
+
+@pytest.mark.slow
+def test_a_storm_of_kills_on_s3(tmp_path: Path, s3: S3Server):
+    """The same content hash as in a folder, with two writers at every part."""
+    storm = Storm(
+        variant="race",
+        location=s3.location("s"),
+        expected=str(tmp_path / "expected.json"),
+        scratch=str(tmp_path),
+        n_parts=16,
+        n_kills=8,
+    )
+    survived(storm, s3.environment)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import pickle
 import struct
 import tarfile
 import tracemalloc
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -235,12 +234,3 @@ def test_an_array_of_more_numbers_than_it_may_have(tmp_path: Path):
     np.save(tmp_path / "mean.npy", np.zeros(8 * MEGABYTE, np.uint8))
     with refused(r"its shape is \(8388608,\), more than 3,072 numbers\); save the mean image"):
         read_array(tmp_path / "mean.npy", "the mean image", at_most=3072)
-
-
-@pytest.mark.parametrize("protocol", range(2, 6))
-@pytest.mark.parametrize("dump", [pickle.dumps, pickle._dumps], ids=["C", "Python"])
-def test_what_every_pickler_writes_is_still_read(protocol: int, dump: Callable[..., bytes]):
-    rows = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
-    content = dump({b"data": rows, b"labels": [1, 2]}, protocol=protocol)
-    read = restricted_load(content, "batch")
-    np.testing.assert_array_equal(read[b"data"], rows)

@@ -88,22 +88,6 @@ def test_the_values_are_those_of_ucis_file():
     )
 
 
-def test_other_sizes_are_resized_and_said():
-    read = load_images("digits", split="train")
-    assert read.images.shape == (1437, 3, 32, 32)
-    assert read.notes[-1] == "all 1437 pictures were resized from 8 x 8 to 32 x 32."
-    small = load_images("digits", split="train", size=4)
-    mean = load_images("digits", split="train", size=8).images.reshape(-1, 3, 4, 2, 4, 2)
-    np.testing.assert_allclose(small.images, mean.mean((3, 5)), atol=1)
-
-
-def test_in_grey_they_are_the_same_pictures():
-    rgb, grey = (load_images("digits", split="heldout", channels=n) for n in (3, 1))
-    assert grey.images.shape == (360, 1, 32, 32)
-    np.testing.assert_array_equal(grey.images, rgb.images[:, :1])
-    assert grey.notes == rgb.notes
-
-
 def test_an_installation_without_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(digits, "_FILE", tmp_path / "digits.npz")
     with pytest.raises(SourceError, match=r"digits\.npz is missing; install palimpsest again"):

@@ -54,29 +54,6 @@ def test_both_splits_and_ten_is_the_digit_zero(tmp_path: Path, compressed: bool)
     assert heldout.class_names == ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 
 
-def test_pictures_are_not_transposed(tmp_path: Path):
-    X = np.zeros((32, 32, 3, 2), np.uint8)
-    X[4, 29, 2, 1] = 200  # row 4, column 29, blue, second picture
-    write(tmp_path, "test", X=X)
-    read = load_images(f"svhn:{tmp_path}", split="heldout")
-    assert np.argwhere(read.images).tolist() == [[1, 2, 4, 29]]
-
-
-@pytest.mark.parametrize("compressed", [True, False])
-def test_the_content_hash_is_that_of_the_pictures(tmp_path: Path, compressed: bool):
-    write(tmp_path, "test", compressed=compressed)
-    read = load_images(f"svhn:{tmp_path}", split="heldout")
-    assert read.content_hash == ("0aea2d41bedec871ad6474d56ea307162c40d9add40740c85d85fedf587da8e3")
-
-
-def test_other_sizes_are_resized_and_said(tmp_path: Path):
-    write(tmp_path, "test")
-    read = load_images(f"svhn:{tmp_path}", split="heldout", size=16)
-    mean = cropped("test").reshape(16, 2, 16, 2, 3, 2).mean((1, 3)).transpose(3, 2, 0, 1)
-    np.testing.assert_allclose(read.images, mean, atol=1)
-    assert read.notes[-1] == "all 2 pictures were resized from 32 x 32 to 16 x 16."
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, ">f8"])
 def test_labels_of_any_number_type(tmp_path: Path, dtype: Any):
     write(tmp_path, "test", y=np.array([[10], [7]], dtype))
@@ -148,12 +125,6 @@ def test_other_files_are_named(tmp_path: Path):
             load_images(f"svhn:{tmp_path}", split="heldout")
         assert "\n" not in str(e.value)
         assert SITE in str(e.value)
-
-
-def test_version_4_has_no_such_arrays(tmp_path: Path):
-    write(tmp_path, "test", format="4", X=np.zeros((32, 32), np.uint8))
-    with pytest.raises(SourceError, match=r"X as uint8 \(32, 32\); expected"):
-        load_images(f"svhn:{tmp_path}", split="heldout")
 
 
 def test_version_73_is_refused_with_the_option_that_helps(tmp_path: Path):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recon_core.attacks.plug_and_play import admm, mask_step, x_step
+from tests.recon_core.drawing import generator, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,13 +29,9 @@ D = 12
 SHAPE = (3, 2, 2)
 
 
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def weights(m: int, *, largest: float = 1.0, smallest: float = 0.0, seed: int = 0) -> Tensor:
     """W of m x D whose singular values go evenly from the smallest to the largest."""
-    left, _, right = torch.linalg.svd(numbers(m, D, seed=seed), full_matrices=False)
+    left, _, right = torch.linalg.svd(normal(m, D, seed=seed), full_matrices=False)
     return left @ torch.diag(torch.linspace(smallest, largest, min(m, D)).double()) @ right
 
 
@@ -46,7 +43,7 @@ def tied(w: Tensor, rho: Activation) -> Activation:
 def least_firmness(f: Activation) -> float:
     """The smallest of <f(x) - f(y), x - y> - ||f(x) - f(y)||^2 over random pairs."""
     scale = torch.logspace(-1, 1.5, 400, dtype=torch.float64).unsqueeze(1)
-    x, y = scale * numbers(400, D, seed=1), scale * numbers(400, D, seed=2)
+    x, y = scale * normal(400, D, seed=1), scale * normal(400, D, seed=2)
     outputs = f(x) - f(y)
     return float((outputs * (x - y)).sum(1).sub(outputs.square().sum(1)).min())
 
@@ -56,7 +53,7 @@ def least_firmness(f: Activation) -> float:
 def test_theorem_1_the_jacobian(name: str, m: int) -> None:
     f = tied(weights(m), ACTIVATIONS[name])
     for scale in (0.1, 1.0, 10.0):
-        jacobian = torch.func.jacrev(f)(scale * numbers(D, seed=3))
+        jacobian = torch.func.jacrev(f)(scale * normal(D, seed=3))
         torch.testing.assert_close(jacobian, jacobian.T, rtol=0, atol=1e-13)
         eigenvalues = torch.linalg.eigvalsh(jacobian)
         assert float(eigenvalues.min()) > -1e-12
@@ -73,7 +70,7 @@ def test_theorem_1_needs_its_conditions() -> None:
     steep = tied(weights(12, largest=1.5), F.softplus)
     assert (
         max(
-            float(torch.linalg.eigvalsh(torch.func.jacrev(steep)(numbers(D, seed=s) * 10)).max())
+            float(torch.linalg.eigvalsh(torch.func.jacrev(steep)(normal(D, seed=s) * 10)).max())
             for s in range(5)
         )
         > 1.1
@@ -82,14 +79,14 @@ def test_theorem_1_needs_its_conditions() -> None:
     fast = tied(weights(12), lambda z: 2 * F.softplus(z))
     assert least_firmness(fast) < -1
     w, other = weights(12), weights(12, seed=5)
-    jacobian = torch.func.jacrev(lambda x: torch.tanh(x @ w.T) @ other)(numbers(D))
+    jacobian = torch.func.jacrev(lambda x: torch.tanh(x @ w.T) @ other)(normal(D))
     assert float((jacobian - jacobian.T).abs().max()) > 0.1, "not tied, not symmetric"
 
 
 @pytest.mark.parametrize("gamma", [0.05, 0.5, 1.0, 7.0])
 def test_the_x_step_is_the_minimiser(gamma: float) -> None:
-    y, v = (numbers(1, *SHAPE, seed=s) for s in (1, 2))
-    theta = numbers(1, *SHAPE, seed=3) > 0
+    y, v = (normal(1, *SHAPE, seed=s) for s in (1, 2))
+    theta = normal(1, *SHAPE, seed=3) > 0
     h = theta.double().flatten().numpy()
     x = cp.Variable(D)
     cost = cp.sum_squares(cp.multiply(h, x) - y.flatten().numpy())
@@ -119,8 +116,8 @@ def test_the_mask_step_is_the_best_of_all_masks() -> None:
 
 
 def problem(n: int = 4) -> tuple[Tensor, Tensor]:
-    theta = torch.rand(n, *SHAPE, generator=torch.Generator().manual_seed(4)) < 0.6
-    return torch.where(theta, numbers(n, *SHAPE, seed=6), 0.0), theta
+    theta = torch.rand(n, *SHAPE, generator=generator(4)) < 0.6
+    return torch.where(theta, normal(n, *SHAPE, seed=6), 0.0), theta
 
 
 def images(f: Activation) -> Activation:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from recon_core.attacks.instahide.line_graph import incidence_of
 from recon_core.attacks.instahide.mixing import Encodings, Mixing
+from storage.sources.photographs import photograph_tiles
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ def gaussian_case(mixing: Mixing, *, n: int, p: int, d: int, m: int, seed: int =
     private = torch.randn(n, d, generator=drawn, dtype=torch.float64)
     public = torch.randn(p, d, generator=drawn, dtype=torch.float64)
     return Case(private, public, mixing, mixing.encode(private, public, m, generator=drawn))
+
+
+def photographs(n: int, side: int, drawn: torch.Generator) -> Float[Tensor, "n d"]:
+    """Tiles of photographs in [-1, 1]."""
+    tiles = torch.from_numpy(photograph_tiles("train", side)[0]).float() * (2 / 255) - 1
+    return tiles[torch.randperm(len(tiles), generator=drawn)[:n]].flatten(1)
 
 
 def random_edges(rng: np.random.Generator, n: int, m: int) -> Int64[np.ndarray, "m 2"]:

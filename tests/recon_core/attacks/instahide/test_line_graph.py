@@ -1,4 +1,4 @@
-"""The graph of encodings from the overlaps: against trying all graphs, roots counted."""
+"""Graphs from overlaps and pixels from hidden signs: against trying all, solutions counted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import itertools
 import networkx as nx
 import numpy as np
 import pytest
+import torch
 
-from benchmarks.instahide.oracles import assign_by_trying
+from benchmarks.instahide.oracles import all_solutions, assign_by_trying
+from recon_core.attacks.instahide.determined import Equations, determined
 from recon_core.attacks.instahide.line_graph import (
     NotALineGraphError,
     assign,
@@ -16,6 +18,7 @@ from recon_core.attacks.instahide.line_graph import (
     gram,
     incidence_of,
 )
+from recon_core.attacks.instahide.signs import solve, suspects
 from tests.recon_core.attacks.instahide.cases import random_edges
 
 
@@ -88,17 +91,6 @@ def test_known_graphs_have_one_root(graph):
     np.testing.assert_array_equal(canonical(root), canonical(edges))
 
 
-def test_agrees_with_networkx_on_simple_graphs():
-    for seed in range(10):
-        graph = nx.gnm_random_graph(12, 30, seed=seed)
-        graph = graph.subgraph(max(nx.connected_components(graph), key=len))
-        edges = np.sort(np.array(list(graph.edges)), axis=1)
-        line = nx.from_numpy_array(gram(edges) - 2 * np.eye(len(edges), dtype=int))
-        (part,) = assign(gram(edges))
-        ours = nx.Graph(part.roots[0].tolist())
-        assert nx.is_isomorphic(ours, nx.inverse_line_graph(line))
-
-
 @pytest.mark.parametrize(("n", "m"), [(100, 600), (60, 2000), (300, 1500)])
 def test_recovers_random_multigraphs(n, m):
     edges = random_edges(np.random.default_rng(n), n, m)
@@ -113,13 +105,6 @@ def test_parts_are_solved_apart():
     parts = assign(gram(edges))
     assert [part.rows.tolist() for part in parts] == [[0, 2, 5], [1, 3, 4]]
     assert [len(part.roots) for part in parts] == [1, 2]  # a path with a double edge; a star of 3
-
-
-def test_incidence_has_two_ones_per_row():
-    edges = random_edges(np.random.default_rng(1), 9, 20)
-    w = incidence_of(edges, 9)
-    assert (w.sum(1) == 2).all()
-    np.testing.assert_array_equal(w @ w.T, gram(edges))
 
 
 @pytest.mark.parametrize(
@@ -141,15 +126,11 @@ def test_errors_in_the_overlaps_are_found():
     shared = gram(edges)
     zeros = np.argwhere(np.triu(shared == 0, 1))
     for i, j in zeros[:: len(zeros) // 20]:
-        wrong = shared.copy()
-        wrong[i, j] = wrong[j, i] = 1
-        with pytest.raises(NotALineGraphError, match=r"no line graph|the same two images"):
-            assign(wrong)
-    wrong = shared.copy()
-    i, j = zeros[0]
-    wrong[i, j] = wrong[j, i] = 2
-    with pytest.raises(NotALineGraphError, match="mix the same two images"):
-        assign(wrong)
+        for share, said in ((1, "no line graph|the same two images"), (2, "the same two images")):
+            wrong = shared.copy()
+            wrong[i, j] = wrong[j, i] = share
+            with pytest.raises(NotALineGraphError, match=said):
+                assign(wrong)
 
 
 def test_claw_is_no_line_graph():
@@ -157,3 +138,125 @@ def test_claw_is_no_line_graph():
     with pytest.raises(NotALineGraphError):
         assign(claw)
     assert assign_by_trying(claw, 5) == []
+
+
+def planted(rng, n, m, d, *, with_public, weights=None):
+    edges = random_edges(rng, n, m)
+    equations = Equations(edges, np.ones((m, 2)) if weights is None else weights, n)
+    x = rng.standard_normal((n, d))
+    c = rng.standard_normal((m, d)) * with_public
+    return equations, x, c, np.abs(equations.matrix @ x + c)
+
+
+def solved(equations, y, c, **settings):
+    return solve(torch.from_numpy(y), torch.from_numpy(c), equations, tolerance=1e-7, **settings)
+
+
+@pytest.mark.parametrize("with_public", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_trying_all_signs(seed, with_public):
+    rng = np.random.default_rng(seed)
+    unique = 0
+    for _ in range(30):
+        n = int(rng.integers(2, 6))
+        m = int(rng.integers(n + 1, 12))
+        equations, _x, c, y = planted(rng, n, m, 1, with_public=with_public)
+        known = determined(equations, with_public=with_public)
+        tried = np.array(all_solutions(y[:, 0], c[:, 0], equations))
+        if not known.free.any():
+            assert len(tried) == known.n_solutions
+        found = solved(equations, y, c)
+        np.testing.assert_array_equal(found.met[:, 0], known.images)
+        for image in np.flatnonzero(known.images):
+            values = tried[:, image] if with_public else np.abs(tried[:, image])
+            assert np.ptp(values) < 1e-6  # all solutions agree
+            own = float(found.z[image, 0])
+            assert abs((own if with_public else abs(own)) - values[0]) < 1e-6
+            unique += 1
+        for image in np.flatnonzero(known.ambiguous):
+            assert np.ptp(np.abs(tried[:, image])) > 1e-6 or np.ptp(tried[:, image]) > 1e-6
+            assert bool(found.z[image].isnan().all())
+    assert unique > 5
+
+
+@pytest.mark.parametrize("with_public", [True, False])
+@pytest.mark.parametrize(("n", "m"), [(20, 80), (60, 300), (100, 500)])
+def test_recovers_planted_images(n, m, with_public):
+    equations, x, c, y = planted(np.random.default_rng(m), n, m, 400, with_public=with_public)
+    found = solved(equations, y, c)
+    assert found.met.all()
+    assert found.determined.images.all()
+    truth = x if with_public else x * np.where(x[:1] < 0, -1, 1)
+    np.testing.assert_allclose(found.z, truth, atol=1e-9)
+
+
+def test_with_noise_errors_are_those_of_least_squares():
+    rng = np.random.default_rng(3)
+    equations, x, c, _y = planted(rng, 40, 300, 500, with_public=True)
+    noise = 0.01 * rng.standard_normal(c.shape)
+    y = np.abs(equations.matrix @ x + c + noise)
+    found = solve(torch.from_numpy(y), torch.from_numpy(c), equations, tolerance=0.08)
+    best = x + np.linalg.pinv(equations.matrix) @ noise  # with all signs known
+    near_zero = np.abs(y).min(0) < 0.05
+    assert found.met.all()
+    assert np.abs(np.asarray(found.z) - x).max() < 0.1
+    np.testing.assert_allclose(np.asarray(found.z)[:, ~near_zero], best[:, ~near_zero], atol=1e-9)
+
+
+def test_a_wider_beam_is_used_where_a_narrow_one_fails():
+    rng = np.random.default_rng(4)
+    equations, x, c, y = planted(rng, 60, 105, 300, with_public=True)
+    narrow = solved(equations, y, c, beams=(2,))
+    wide = solved(equations, y, c, beams=(2, 64, 512))
+    assert float(narrow.met.double().mean()) < float(wide.met.double().mean())
+    known = wide.determined.images
+    good = np.asarray(wide.met[known])
+    assert good.mean() > 0.9
+    np.testing.assert_allclose(np.asarray(wide.z)[known][good], x[known][good], atol=1e-7)
+
+
+def test_images_on_long_odd_cycles_only_are_left_out_and_cost_the_others_nothing():
+    around = np.array([[k, (k + 1) % 15] for k in range(15)])
+    triangle = np.array([[15, 16], [16, 17], [15, 17]])
+    edges = np.sort(np.concatenate([around, around, triangle, triangle]), axis=1)
+    equations = Equations(edges, np.ones((len(edges), 2)), 18)
+    rng = np.random.default_rng(0)
+    x, c = rng.standard_normal((18, 5)), rng.standard_normal((len(edges), 5))
+    found = solved(equations, np.abs(equations.matrix @ x + c), c)
+    assert found.determined.images.all()
+    assert found.met[15:].all()
+    np.testing.assert_allclose(found.z[15:], x[15:], atol=1e-9)
+    assert not found.met[:15].any()
+    assert found.z[:15].isnan().all()
+
+
+def test_what_is_not_determined_is_named():
+    # a triangle; a pendant image on it; a pair of images that only their sum is known of
+    edges = np.array([[0, 1], [1, 2], [0, 2], [2, 3], [4, 5]])
+    equations = Equations(edges, np.ones((5, 2)), 7)
+    known = determined(equations, with_public=True)
+    assert known.coloops.tolist() == [True] * 5  # a triangle's equations are independent
+    edges = np.array([[0, 1], [1, 2], [0, 2], [0, 1], [1, 2], [0, 2], [2, 3], [4, 5]])
+    known = determined(Equations(edges, np.ones((8, 2)), 7), with_public=True)
+    assert known.coloops.tolist() == [False] * 6 + [True] * 2
+    assert known.images.tolist() == [True] * 3 + [False] * 4
+    assert known.ambiguous.tolist() == [False] * 3 + [True] + [False] * 3
+    assert known.free.tolist() == [False] * 4 + [True] * 3
+    assert [part.tolist() for part in known.parts] == [[0, 1, 2]]
+
+
+def test_bipartite_graphs_determine_nothing():
+    edges = np.array([[0, 1], [1, 2], [2, 3], [0, 3], [0, 1], [2, 3]])
+    equations = Equations(edges, np.ones((6, 2)), 4)
+    known = determined(equations, with_public=True)
+    assert known.free.all()
+    found = solved(equations, np.ones((6, 3)), np.zeros((6, 3)))
+    assert found.z.isnan().all()
+
+
+def test_wrong_encodings_are_outvoted():
+    rng = np.random.default_rng(6)
+    equations, _x, c, y = planted(rng, 50, 400, 300, with_public=True)
+    c[[7, 100, 333]] = rng.standard_normal((3, 300))
+    wrong = suspects(torch.from_numpy(y), torch.from_numpy(c), equations, tolerance=1e-7)
+    assert np.flatnonzero(wrong).tolist() == [7, 100, 333]

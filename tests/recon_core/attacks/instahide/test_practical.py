@@ -1,5 +1,4 @@
-"""The practical attack on photographs: images to the grey level, and none that is only nearly so
-called recovered."""
+"""The practical attack on photographs, and the family's runs: nearly right is not recovered."""
 
 from __future__ import annotations
 
@@ -11,10 +10,17 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from recon_core.attacks.instahide.mixing import InstaHide
+from recon_core.attacks.instahide.mixing import InstaHide, Mixing
+from recon_core.attacks.instahide.natural_fit import Refinement
 from recon_core.attacks.instahide.practical import Practical, recover_practically
 from recon_core.attacks.instahide.recover import Recovered, Status
-from storage.sources.photographs import photograph_tiles
+from recon_core.attacks.instahide.run import InstaHideRecovery, two_sets
+from recon_core.experiments import bytes_per_run
+from recon_core.types import Outcome, RunSpec
+from tests.recon_core.attacks.instahide.cases import photographs
+from tests.recon_core.drawing import generator
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 N = 10
 HALF_A_LEVEL = 1 / 255
@@ -29,10 +35,8 @@ def attacked(
 ) -> tuple[Recovered, Tensor]:
     """Of ten private photographs and twenty public ones, 400 encodings; what came back, the truth.
     Two images are of each class."""
-    tiles = torch.from_numpy(photograph_tiles("train", side)[0]).float() * (2 / 255) - 1
-    drawn = torch.Generator().manual_seed(0)
-    images = tiles[torch.randperm(len(tiles), generator=drawn)[: N + 20]].flatten(1)
-    private, public = images.split([N, 20])
+    drawn = generator(0)
+    private, public = photographs(N + 20, side, drawn).split([N, 20])
     scheme = InstaHide(k_pub=k_pub, n_epochs=40)
     made = scheme.encode(private, public, generator=drawn, labels=torch.eye(5).repeat(2, 1))
     found = recover_practically(
@@ -91,3 +95,82 @@ def test_without_grey_levels_fitted_weights_prove_nothing() -> None:
     found, truth = attacked(16, k_pub=1, labels=False, how=how)
     assert not bool(recovered(found).any())
     assert float(errors(found, truth, signed=True).median()) < 0.1
+
+
+@pytest.mark.parametrize("with_labels", [True, False])
+def test_equal_weights_on_photographs(with_labels: bool) -> None:
+    """Where weights are known: images are finite and pairs are pairs."""
+    drawn = generator(0)
+    images = photographs(20, 16, drawn)
+    labels = torch.eye(2).repeat(3, 1)
+    mixing = Mixing.as_a_whole(2)
+    made = mixing.encode(images[:6], images[6:], 40, generator=drawn, labels=labels)
+    found = recover_practically(
+        made.y,
+        (3, 16, 16),
+        mixing=mixing,
+        public=images[6:],
+        n_private=6,
+        labels=made.labels if with_labels else None,
+        generator=drawn,
+        how=Practical(refinement=Refinement(n_rounds=2)),
+    )
+    assert bool(found.images.isfinite().all())
+    assert (found.edges[:, 0] < found.edges[:, 1]).all()
+
+
+SMALL = InstaHideRecovery(n_public=20, scheme=InstaHide(k_pub=1, n_epochs=40))
+
+
+def tiles(n: int) -> Tensor:
+    """In [0, 255]."""
+    pixels = (photographs(n, 16, generator(0)) + 1) * 127.5
+    return pixels.round().to(torch.uint8).view(n, 3, 16, 16)
+
+
+def spec(n: int) -> RunSpec:
+    labels = tuple(k % 2 for k in range(n))
+    return RunSpec(run=3, root_seed=1, image_ids=tuple(range(n)), labels=labels)
+
+
+def test_private_and_public_images_are_all_and_none_is_both():
+    private, public = two_sets(spec(12), 5)
+    assert len(public) == 5
+    assert sorted(private.tolist() + public.tolist()) == list(range(12))
+    assert two_sets(replace(spec(12), run=4, victim=4), 5)[1].tolist() != public.tolist()
+
+
+def test_photographs_come_back_as_pairs_of_private_images():
+    images = tiles(32)
+    (found,) = SMALL.run_batch([spec(32)], images[None], device=torch.device("cpu"))
+    assert found.outcome is Outcome.OK
+    private, _public = two_sets(spec(32), 20)
+    rows = found.pairs.target_row.tolist()
+    assert set(rows) <= set(private.tolist())
+    assert len(rows) >= 6
+    assert len(set(rows)) == len(rows)
+    truth = images[found.pairs.target_row].float() / 255
+    error = (found.pairs.reconstruction - truth).square().mean((1, 2, 3)).sqrt()
+    assert float(error.median()) < 0.1
+    assert 0 <= found.stats["train_accuracy"] <= 1
+    assert found.stats["n_iterations"] == 12 * 40
+
+
+def test_what_cannot_be_attacked_is_refused():
+    with pytest.raises(ValueError, match="leave 2 private ones"):
+        SMALL.check_images(22)
+    few = InstaHideRecovery(n_public=2, scheme=Mixing.as_a_whole(2), n_encodings=10)
+    with pytest.raises(ValueError, match="10 encodings of 18 private images are too few"):
+        few.check_images(20)
+    with pytest.raises(ValueError, match="attacks_per_victim=2"):
+        SMALL.check_sweep(2)
+    SMALL.check_sweep(1)
+    with pytest.raises(ValueError, match="images of 8 pixels are too small"):
+        SMALL.run_batch([spec(32)], tiles(32)[None, ..., :8, :8], device=torch.device("cpu"))
+
+
+def test_memory_grows_with_encodings_and_pixels():
+    one = bytes_per_run(SMALL, 120, (3, 32, 32))
+    assert one > 100 * 40 * 3072 * 4 * 9
+    assert bytes_per_run(SMALL, 220, (3, 32, 32)) > 2 * one
+    assert bytes_per_run(SMALL, 120, (3, 16, 16)) < one

@@ -1,4 +1,4 @@
-"""Learned similarity: learning is seen on images it never saw, and every score is what it says."""
+"""Learned similarity of images never seen, and the similarity that knows the truth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Float
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from benchmarks.instahide.oracles import auc
+from benchmarks.instahide.oracles import auc, oracle_similarity
 from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.sign_network import (
     of_unit_energy,
@@ -24,9 +24,11 @@ from recon_core.attacks.instahide.similarity_network import (
     SimilarityNetwork,
     load,
     save,
+    shared_images,
 )
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Training
+from tests.recon_core.drawing import generator
 
 SHAPE = (1, 16, 16)
 TRAINING = Training(
@@ -44,7 +46,7 @@ TINY = SimilarityNetwork(
 
 def smooth_images(n: int, seed: int, side: int = 16) -> Float[Tensor, "n 1 s s"]:
     """Random fields with power falling as frequency cubed, in [-1, 1]."""
-    drawn = torch.Generator().manual_seed(seed)
+    drawn = generator(seed)
     spectrum = torch.fft.fft2(torch.randn(n, 1, side, side, generator=drawn))
     frequency = torch.fft.fftfreq(side) * side
     radius = (frequency[:, None].square() + frequency.square()).sqrt().clamp(min=0.7)
@@ -55,7 +57,7 @@ def smooth_images(n: int, seed: int, side: int = 16) -> Float[Tensor, "n 1 s s"]
 def leaves(n: int, seed: int, side: int = 16) -> Float[Tensor, "n 1 s s"]:
     """Discs of many sizes in front of each other, each of one grey with a slope, in [-1, 1]: edges
     and areas, as in photographs (Lee, Mumford and Huang 2001)."""
-    drawn = torch.Generator().manual_seed(seed)
+    drawn = generator(seed)
     at, images = torch.arange(side).float(), torch.zeros(n, side, side)
     for _ in range(25):
         centre = torch.rand(n, 2, generator=drawn) * side
@@ -72,7 +74,7 @@ def leaves(n: int, seed: int, side: int = 16) -> Float[Tensor, "n 1 s s"]:
 
 
 def held_out() -> HiddenExamples:
-    return replace(TINY, n_private=30).drawn(leaves(500, 99), 300, torch.Generator().manual_seed(5))
+    return replace(TINY, n_private=30).drawn(leaves(500, 99), 300, generator(5))
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +94,6 @@ def test_training_tells_encodings_of_unseen_images_better_than_none(trained: Sim
         fields, target = net.unfold(batch.condition), net.unfold.target(batch.target)
         losses.append(float(unfolding_loss(fields, target, 4)))
     assert losses[1] < losses[0] - 0.1
-
-
-def test_the_same_seed_gives_the_same_weights_and_another_does_not() -> None:
-    images = smooth_images(200, 2)
-    few = replace(TINY, training=replace(TRAINING, n_steps=2))
-    once, again = few.train(images).state_dict(), few.train(images).state_dict()
-    other = replace(few, training=replace(few.training, seed=1)).train(images).state_dict()
-    assert all(torch.equal(once[name], again[name]) for name in once)
-    assert not torch.equal(once["unfold.patches.weight"], other["unfold.patches.weight"])
 
 
 def test_scores_of_all_are_the_definition_pair_by_pair(trained: Similarity) -> None:
@@ -141,7 +134,7 @@ def test_what_is_saved_is_loaded(trained: Similarity) -> None:
 
 
 def test_drawn_encodings_are_mixtures_by_the_scheme() -> None:
-    batch = TINY.drawn(smooth_images(300, 3), 50, torch.Generator().manual_seed(0))
+    batch = TINY.drawn(smooth_images(300, 3), 50, generator(0))
     assert torch.equal(batch.condition, batch.target.abs())
     assert batch.private.min() >= 0
     assert batch.private.max() < TINY.n_private
@@ -161,21 +154,13 @@ def test_the_whitening_makes_power_flat() -> None:
 
 
 def test_the_loss_is_least_at_the_target_up_to_a_sign() -> None:
-    target = of_unit_energy(torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
+    target = of_unit_energy(torch.randn(4, 3, 16, 16, generator=generator(0)))
     energy = float(target.square().mean())
     assert float(unfolding_loss(-target, target, 4)) == pytest.approx(-energy, rel=0.1)
     halves = target.clone()
     halves[..., 8:] *= -1
     losses = [float(unfolding_loss(f, target, 4)) for f in (target, halves, 0 * target)]
     assert losses[0] < losses[1] < losses[2] == 0.0
-
-
-def test_windows_are_sums_of_blocks() -> None:
-    blocks = torch.randn(6, 6, 2, generator=torch.Generator().manual_seed(0))
-    sums = windows(blocks)
-    assert [tuple(s.shape[:2]) for s in sums] == [(6, 6), (5, 5), (3, 3), (1, 1)]
-    torch.testing.assert_close(sums[2][1, 2], blocks[1:5, 2:6].sum((0, 1)))
-    torch.testing.assert_close(sums[3][0, 0], blocks.sum((0, 1)))
 
 
 @pytest.mark.parametrize(
@@ -205,3 +190,44 @@ def test_images_that_do_not_fit_are_errors(trained: Similarity) -> None:
     plain = Examples(condition=batch.condition, target=batch.target, augment=batch.augment)
     with pytest.raises(TypeError, match="HiddenExamples"):
         TINY.of_shape(SHAPE).loss(trained, plain, generator=torch.Generator())
+
+
+def pairs(m: int, n: int, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(n, generator=generator)[:2] for _ in range(m)])
+
+
+def test_without_noise_it_is_the_truth():
+    private = pairs(700, 30)
+    found = oracle_similarity(private, noise=0.0, generator=torch.Generator())
+    assert torch.equal(found, shared_images(private).float().fill_diagonal_(0))
+    assert auc(found, private) == 1.0
+
+
+@pytest.mark.parametrize(("noise", "expected"), [(1.0, 0.760), (0.5, 0.921)])
+def test_noise_sets_the_auc(noise, expected):
+    private = pairs(900, 200)
+    found = oracle_similarity(private, noise=noise, generator=generator(1))
+    assert torch.equal(found, found.T)
+    assert auc(found, private) == pytest.approx(expected, abs=0.01)
+
+
+def test_the_auc_counts_all_pairs():
+    private = pairs(40, 8)
+    scores = torch.randn(40, 40, generator=generator(2)).round(decimals=1)
+    scores = scores + scores.T
+    shared = shared_images(private) > 0
+    i, j = torch.triu_indices(40, 40, 1)
+    ones, none = scores[i, j][shared[i, j]], scores[i, j][~shared[i, j]]
+    apart = ones[:, None] - none
+    expected = float(((apart > 0).double() + (apart == 0).double() / 2).mean())
+    assert auc(scores, private) == pytest.approx(expected, abs=1e-12)
+    assert auc(torch.zeros(40, 40), private) == 0.5
+
+
+def test_windows_are_sums_of_blocks() -> None:
+    blocks = torch.randn(6, 6, 2, generator=generator(0))
+    sums = windows(blocks)
+    assert [tuple(s.shape[:2]) for s in sums] == [(6, 6), (5, 5), (3, 3), (1, 1)]
+    torch.testing.assert_close(sums[2][1, 2], blocks[1:5, 2:6].sum((0, 1)))
+    torch.testing.assert_close(sums[3][0, 0], blocks.sum((0, 1)))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from recon_core.attacks.inversion.feature_matching import (
@@ -29,6 +28,7 @@ from recon_core.attacks.inversion.strong_inversion import (
     whiten,
 )
 from recon_core.attacks.plug_and_play import Ending
+from tests.recon_core.drawing import generator, generators, normal
 from tests.recon_core.tiles import photograph_tiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,29 +40,21 @@ X, PUBLIC = TILES[:3], TILES[10:90]
 SHORT = StrongInversion(n_steps=40, zeta=0.01)
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def generators(n: int, start: int = 0) -> tuple[torch.Generator, ...]:
-    return tuple(torch.Generator().manual_seed(start + i) for i in range(n))
-
-
 def linear(gain: float = 1.0) -> Features:
     """Invertible and well conditioned: singular values from .5 to 1.5, times `gain`."""
-    u, v = (torch.linalg.qr(drawn(16, 16, seed=seed))[0] for seed in (0, 1))
+    u, v = (torch.linalg.qr(normal(16, 16, seed=seed))[0] for seed in (0, 1))
     matrix = gain * (u * torch.linspace(0.5, 1.5, 16, dtype=torch.float64)) @ v
     return lambda x: x.flatten(1) @ matrix
 
 
 def relu(width: int = 200) -> Features:
-    matrix, bias = drawn(16, width, seed=2) / 4, 0.1 * drawn(width, seed=3)
+    matrix, bias = normal(16, width, seed=2) / 4, 0.1 * normal(width, seed=3)
     return lambda x: F.relu(x.flatten(1) @ matrix + bias)
 
 
 def blurry() -> Features:
     """A few smooth features, which many images share."""
-    matrix = drawn(16, 6, seed=4) / 4
+    matrix = normal(16, 6, seed=4) / 4
     return lambda x: torch.tanh(x.flatten(1) @ matrix)
 
 
@@ -90,12 +82,12 @@ def literal_variation(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (1, 1, 6), (2, 7, 1), (1, 1, 1)])
 def test_total_variation_is_the_double_sum(shape: tuple[int, int, int]) -> None:
-    x = drawn(3, *shape)
+    x = normal(3, *shape)
     torch.testing.assert_close(total_variation(x), literal_variation(x))
 
 
 def test_total_variation_has_a_gradient_everywhere() -> None:
-    x = drawn(2, 2, 3, 4).requires_grad_()
+    x = normal(2, 2, 3, 4).requires_grad_()
     assert torch.autograd.gradcheck(total_variation, (x,))
     flat = torch.full((1, 2, 3, 3), 0.5, dtype=torch.float64).requires_grad_()
     (gradient,) = torch.autograd.grad(total_variation(flat).sum(), flat)
@@ -109,19 +101,12 @@ def test_total_variation_has_a_gradient_everywhere() -> None:
 
 def test_a_linear_map_is_inverted() -> None:
     h = linear()
-    method = StrongInversion(zeta=0.0, n_steps=2000)
-    found = method.invert(h, h(X), shape=SHAPE, generators=generators(3))
+    method = StrongInversion(zeta=0.0, n_steps=2000, starts=("grey",))
+    found = method.invert(h, h(X), shape=SHAPE)
     assert float((found.x - X).abs().max()) < 1e-6
-    assert found.n_steps.tolist() == [3 * 2000] * 3
+    assert found.n_steps.tolist() == [2000] * 3
     slow = GradientInversion(zeta=0.0, weight_decay=0.0, lr=3.0, n_steps=1500)
     found = slow.invert(h, h(X), shape=SHAPE)
-    assert float((found.x - X).abs().max()) < 1e-6
-
-
-def test_a_wide_relu_layer_is_inverted() -> None:
-    h = relu()
-    method = StrongInversion(zeta=0.0, n_steps=1500, starts=("grey",))
-    found = method.invert(h, h(X), shape=SHAPE, whitening=whiten(h(PUBLIC)))
     assert float((found.x - X).abs().max()) < 1e-6
 
 
@@ -188,8 +173,8 @@ def test_the_objective_is_that_of_the_result(zeta: float, whitened: bool) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_paper_descends_as_torch_does(dtype: torch.dtype) -> None:
-    matrix = drawn(6, 5).to(dtype) / 2
-    x = torch.rand(4, 1, 1, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    matrix = normal(6, 5).to(dtype) / 2
+    x = torch.rand(4, 1, 1, 6, generator=generator(0)).to(dtype)
 
     def h(images: Tensor) -> Tensor:
         return torch.tanh(images.flatten(1) @ matrix)
@@ -262,18 +247,6 @@ def test_the_last_step_may_be_the_one_that_is_lost() -> None:
     assert found.objective.tolist() == [1.0]
 
 
-def test_more_weight_on_the_variation_gives_smoother_images() -> None:
-    h = blurry()
-    for method in (GradientInversion(n_steps=100, lr=3.0, start="noise"), SHORT):
-        rough, smooth = (
-            dataclasses.replace(method, zeta=zeta).invert(
-                h, h(X), shape=SHAPE, generators=generators(3)
-            )
-            for zeta in (0.0, 0.05)
-        )
-        assert (total_variation(smooth.x) < 0.7 * total_variation(rough.x)).all()
-
-
 def test_a_restart_never_harms() -> None:
     h = blurry()
     z = h(X)
@@ -294,7 +267,7 @@ def test_a_restart_never_harms() -> None:
     for i, k in enumerate(lowest.argmin(0).tolist()):
         torch.testing.assert_close(best.x[i], every[k].x[i])
     assert len(set(lowest.argmin(0).tolist())) > 1 or (best.objective < first.objective).all()
-    assert best.n_steps.tolist() == [4 * SHORT.n_steps] * 3
+    assert best.n_steps.tolist() == [len(starts) * SHORT.n_steps] * 3
 
 
 def test_a_start_that_is_lost_is_not_chosen() -> None:
@@ -375,7 +348,7 @@ def test_whitening_undoes_what_a_defence_does_to_the_scale() -> None:
 
 
 def test_whitening_makes_spreads_equal() -> None:
-    features = drawn(500, 6) @ drawn(6, 6, seed=1) + 3
+    features = normal(500, 6) @ normal(6, 6, seed=1) + 3
     variance = features.var(0, correction=0)
     expected = ((variance + variance.mean()) / 2).rsqrt()
     torch.testing.assert_close(whiten(features), expected)
@@ -438,29 +411,6 @@ def test_settings_of_the_paper() -> None:
     assert SYNTHETIC.value_range is None
 
 
-BAD: list[tuple[type[Any], dict[str, Any], str]] = [
-    (GradientInversion, {"lr": 0.0}, "lr=0.0 must be positive"),
-    (GradientInversion, {"zeta": -1.0}, "zeta=-1.0 must be at least 0"),
-    (GradientInversion, {"weight_decay": float("nan")}, "weight_decay=nan"),
-    (GradientInversion, {"n_steps": 0}, "n_steps=0 must be positive"),
-    (GradientInversion, {"tolerance": -1e-9}, "tolerance"),
-    (GradientInversion, {"value_range": (1.0, 0.0)}, "is empty"),
-    (GradientInversion, {"value_range": (0.0, float("inf"))}, "two finite numbers"),
-    (GradientInversion, {"value_range": None}, "start='grey'"),
-    (StrongInversion, {"starts": ()}, "starts is empty"),
-    (StrongInversion, {"lr": float("inf")}, "lr=inf"),
-    (StrongInversion, {"value_range": None}, "start='grey'"),
-]
-
-
-@pytest.mark.parametrize(("method", "settings", "message"), BAD)
-def test_settings_that_make_no_sense_are_told(
-    method: type[Any], settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        method(**settings)
-
-
 def test_unknown_names_are_told() -> None:
     """Where nothing checks types at run time, as in the tests."""
     with pytest.raises(ValueError, match="norm='l3' is unknown; choose one of l2, l1"):
@@ -469,58 +419,36 @@ def test_unknown_names_are_told() -> None:
         check_starts(("mean",), None)
 
 
-def test_settings_are_read_from_json() -> None:
-    strong = TypeAdapter(StrongInversion)
-    assert strong.validate_json(strong.dump_json(SHORT)) == SHORT
-    paper = TypeAdapter(GradientInversion)
-    assert paper.validate_json(paper.dump_json(SYNTHETIC)) == SYNTHETIC
-    with pytest.raises(ValidationError, match="zetta"):
-        paper.validate_python({"zetta": 1.0})
+H, Z = linear(), linear()(X)
+WEIGHTS = torch.ones(16, dtype=torch.float64, requires_grad=True)
+ONE_LOST = torch.where(torch.tensor([[False], [True], [False]]), torch.nan, Z)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"h": lambda x: H(x)[:, :5]}, "z has 16 features; h must give one row"),
+    ({"h": lambda x: H(x).view(-1, 4, 4)}, "h must give one row"),
+    ({"h": lambda x: (H(x),)}, "h gives tuple"),
+    ({"h": lambda x: H(x) / 0}, r"features at the start, for images \[0, 1, 2\]"),
+    ({"h": lambda x: H(x.detach())}, "without a gradient"),
+    ({"h": lambda x: H(x.detach()) * WEIGHTS}, "without a gradient"),
+    ({"z": ONE_LOST}, r"z has NaN or infinite features for images \[1\]"),
+    ({"z": Z[:0], "generators": ()}, "0 feature vectors"),
+    ({"shape": (1, 0, 4)}, r"shape=\(1, 0, 4\)"),
+    ({"generators": generators(2)}, "one generator per image: 2 for 3"),
+    ({"generators": ()}, "one generator per image: 0 for 3"),
+]
 
 
-@pytest.mark.parametrize("method", [GradientInversion(n_steps=3), SHORT])
-def test_features_that_do_not_fit_are_told(method: GradientInversion | StrongInversion) -> None:
-    h, z = linear(), linear()(X)
-
-    def invert(f: Features, features: Tensor = z, **kwargs: Any) -> Inverted:
-        given = {"shape": SHAPE, "generators": generators(len(features)), **kwargs}
-        return method.invert(f, features, **given)
-
-    with pytest.raises(ValueError, match="z has 16 features; h must give one row"):
-        invert(lambda x: h(x)[:, :5])
-    with pytest.raises(ValueError, match="h must give one row"):
-        invert(lambda x: h(x).view(-1, 4, 4))
-    with pytest.raises(ValueError, match="h gives tuple"):
-        invert(lambda x: (h(x),))
-    with pytest.raises(ValueError, match=r"features at the start, for images \[0, 1, 2\]"):
-        invert(lambda x: h(x) / 0)
-    with pytest.raises(ValueError, match="without a gradient"):
-        invert(lambda x: h(x.detach()))
-    weights = torch.ones(16, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(ValueError, match="without a gradient"):
-        invert(lambda x: h(x.detach()) * weights)
-    with pytest.raises(ValueError, match=r"z has NaN or infinite features for images \[1\]"):
-        invert(h, torch.where(torch.tensor([[False], [True], [False]]), torch.nan, z))
-    with pytest.raises(ValueError, match="0 feature vectors"):
-        invert(h, z[:0])
-    with pytest.raises(ValueError, match=r"shape=\(1, 0, 4\)"):
-        invert(h, shape=(1, 0, 4))
-
-
-def test_what_a_start_needs_is_told() -> None:
-    h, z = linear(), linear()(X)
-    with pytest.raises(ValueError, match="one generator per image: 2 for 3"):
-        SHORT.invert(h, z, shape=SHAPE, generators=generators(2))
-    with pytest.raises(ValueError, match="one generator per image: 0 for 3"):
-        GradientInversion(start="noise").invert(h, z, shape=SHAPE)
-    grey = dataclasses.replace(SHORT, starts=("grey",))
-    with pytest.raises(ValueError, match="the whitening is of 3 features and z has 16"):
-        grey.invert(h, z, shape=SHAPE, whitening=whiten(drawn(5, 3)))
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_what_does_not_fit_is_told(changes: dict[str, Any], message: str) -> None:
+    right = {"h": H, "z": Z, "shape": SHAPE, "generators": generators(3), "starts": SHORT.starts}
+    given = right | changes
+    method = dataclasses.replace(SHORT, starts=given.pop("starts"))
+    with pytest.raises(ValueError, match=message):
+        method.invert(given.pop("h"), given.pop("z"), **given)
 
 
 def test_public_images_that_do_not_do_are_told() -> None:
     with pytest.raises(ValueError, match="features of 1 public images"):
-        whiten(drawn(1, 4))
+        whiten(normal(1, 4))
     with pytest.raises(ValueError, match="all of them finite"):
         whiten(torch.full((3, 4), torch.nan))
     with pytest.raises(ValueError, match="0 zetas and 80 public images"):

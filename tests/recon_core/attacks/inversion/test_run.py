@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,7 @@ from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split import LeNet5, SplitMLP, SplitNetwork
 from recon_core.victims.split_training import SplitTraining
 from tests.recon_core.attacks.kkt.test_memory import LiveTensors
-from tests.recon_core.test_experiments import assert_equal_results
+from tests.recon_core.small_runs import Kept, assert_all_equal, assert_equal_results
 from tests.recon_core.tiles import photograph_tiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -156,49 +155,14 @@ def test_with_none_held_out_the_training_images_are_inverted() -> None:
     assert whole.stats["margin_min"] == float(whole.margins.min())
 
 
-def test_the_least_margin_is_of_what_was_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    (result,) = run(QUICK, SPEC)
-    low = torch.arange(1.0, N + 1)
-    low[result.pairs.target_row] = -1.0
-    monkeypatch.setattr(KnownClassifier, "margins", lambda *_given: low)
-    (told,) = run(QUICK, SPEC)
-    assert told.stats["margin_min"] == float(low[low > 0].min())
-
-
-@pytest.mark.parametrize("defence", [MixCon(lam=0.0), UniCon(lam=0.0)])
-def test_a_defence_of_lambda_0_is_none_to_the_bit(defence: MixCon | UniCon) -> None:
-    (vanilla,) = run(QUICK, SPEC)
-    (zero,) = run(replace(QUICK, defence=defence), SPEC)
-    assert_equal_results(vanilla, zero)
-    (defended,) = run(replace(QUICK, defence=replace(defence, lam=1.0)), SPEC)
-    assert not torch.equal(vanilla.margins, defended.margins)
-
-
 def test_a_batch_is_its_runs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     specs = [replace(SPEC, run=k, victim=k) for k in (3, 4, 5)]
     noisy = replace(QUICK, attack=StrongInversion(n_steps=20, starts=("noise", "grey", "noise")))
     alone = [run(noisy, spec)[0] for spec in specs]
-    for one, other in zip(alone, run(noisy, *specs), strict=True):
-        assert_equal_results(one, other)
+    assert_all_equal(alone, run(noisy, *specs))
     monkeypatch.setattr(family_run, "stack_size", lambda _device, n_runs: n_runs)
     monkeypatch.setattr(inversion, "INVERTED_AT_ONCE", 3)  # of 4
-    for one, other in zip(alone, run(noisy, *specs), strict=True):
-        assert_equal_results(one, other, tolerance=1e-4)
-
-
-class Keeper:
-    """Victims in memory; says how often each was put there."""
-
-    def __init__(self) -> None:
-        self.kept: dict[int, Mapping[str, Tensor]] = {}
-        self.puts: list[int] = []
-
-    def get(self, victim: int) -> Mapping[str, Tensor] | None:
-        return self.kept.get(victim)
-
-    def put(self, victim: int, tensors: Mapping[str, Tensor]) -> None:
-        self.puts.append(victim)
-        self.kept[victim] = tensors
+    assert_all_equal(alone, run(noisy, *specs), tolerance=1e-4)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -215,21 +179,20 @@ def test_the_victim_of_a_sweep_is_trained_once_and_starts_are_the_runs_own(
         return train(model, weights, *given, **settings)
 
     monkeypatch.setattr(inversion, "train_split", counted)
-    keeper = Keeper()
+    kept = Kept()
     sweep = [replace(SPEC, run=k, victim=9) for k in (18, 19)]
     images = torch.stack([TILES[:N]] * 2)
-    first, second = QUICK.run_batch(sweep, images, device=CPU, victims=keeper)
-    assert trainings == [1]
-    assert keeper.puts == [9]
+    first, second = QUICK.run_batch(sweep, images, device=CPU, victims=kept)
+    assert (trainings, list(kept)) == ([1], [9])
     assert first.stats["train_loss"] == second.stats["train_loss"]
     assert torch.equal(first.margins, second.margins)
     assert not torch.equal(first.pairs.reconstruction, second.pairs.reconstruction)
-    (again,) = QUICK.run_batch(sweep[1:], images[1:], device=CPU, victims=keeper)
+    again = QUICK.run_batch(sweep[1:], images[1:], device=CPU, victims=kept)
     assert trainings == [1]
-    assert_equal_results(second, again, tolerance=1e-5 if stacked else 0.0)
+    assert_all_equal([second], again, tolerance=1e-5 if stacked else 0.0)
     monkeypatch.undo()
-    for one, other in zip((first, second), run(QUICK, *sweep), strict=True):
-        assert_equal_results(one, other, tolerance=1e-5 if stacked else 0.0)
+    tolerance = 1e-5 if stacked else 0.0
+    assert_all_equal((first, second), run(QUICK, *sweep), tolerance=tolerance)
 
 
 def test_a_victim_that_diverges_leaves_no_pairs_and_its_neighbours_alone(
@@ -288,23 +251,6 @@ def test_every_attack_goes_with_every_network_and_defence(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"augment_p": 1.1}, "augment_p=1.1 is not a probability"),
-        ({"n_classes": 1}, "n_classes=1; a classifier needs at least 2"),
-        ({"held_out": -1}, "held_out=-1 must be 0, to invert the training images, or"),
-        (
-            {"attack": GradientInversion(value_range=(-1.0, 1.0))},
-            r"attack.value_range=\(-1.0, 1.0\), but images of a run are in \[0, 1\]; leave it",
-        ),
-    ],
-)
-def test_bad_settings_are_refused_with_the_fix(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        replace(SMALL, **change)
-
-
-@pytest.mark.parametrize(
     ("change", "labels", "said"),
     [
         ({}, (0, 2) * 6, "run 3 has label 2, which is none of the classes 0 to 1; set n_classes"),
@@ -325,13 +271,6 @@ def test_runs_that_cannot_be_trained_are_refused_with_the_fix(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         run(replace(QUICK, **change), replace(SPEC, labels=labels))
-
-
-def test_a_batch_of_unlike_runs_is_refused() -> None:
-    with pytest.raises(ValueError, match="run 3 plans 12 images, the batch has 3"):
-        SMALL.run_batch([SPEC], TILES[None, :3], device=CPU)
-    with pytest.raises(ValueError, match="2 specs came with images of 1 runs"):
-        SMALL.run_batch([SPEC, SPEC], TILES[None, :N], device=CPU)
 
 
 @pytest.mark.parametrize(("height", "width"), [(10, 16), (16, 10)])

@@ -16,18 +16,15 @@ from recon_core.attacks.kkt.objective import (
     relative_residual,
     settings_of,
 )
-from recon_core.victims.network import Conv, Network, Parameters
+from recon_core.victims.network import Network, Parameters
 from tests.recon_core.attacks.kkt import double_backprop
 from tests.recon_core.attacks.kkt.planted import STEEP, Planted, planted_relu
+from tests.recon_core.drawing import generators
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Q, M, SHAPE = 3, 6, (1, 3, 4)
 NETWORK = Network(widths=(7, 5), bias="first")
-
-
-def generators(n: int = Q) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(i) for i in range(n)]
 
 
 def settings() -> Settings:
@@ -42,7 +39,7 @@ def problem(n_outputs: int = 1) -> tuple[Parameters, Tensor, Tensor]:
     """Weights, candidates (some outside [-1, 1]) and multipliers (some below lam_min)."""
     generator = torch.Generator().manual_seed(0)
     architecture = NETWORK.on(SHAPE, n_outputs)
-    skeleton = architecture.initial(generators(), dtype=torch.float64)
+    skeleton = architecture.initial(generators(Q), dtype=torch.float64)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).double()
@@ -113,17 +110,6 @@ def test_the_value_is_optional_and_nothing_is_modified() -> None:
     assert torch.equal(without[2], with_value[2])
     for tensor, copy in zip(given, before, strict=True):
         assert torch.equal(tensor, copy)
-
-
-def test_the_two_scales_are_different_problems() -> None:
-    parameters, x, lam = problem()
-    losses = []
-    for scale in ("candidates", "none"):
-        attack = KKTAttack(n_candidates=M, lam_scale=scale)  # type: ignore[arg-type]
-        value = Objective(NETWORK.on(SHAPE), parameters, attack=attack, settings=settings())(x, lam)
-        assert value[0] is not None
-        losses.append(value[0].clone())
-    assert bool(((losses[0] - losses[1]).abs() > 0.01 * losses[1]).all())
 
 
 def test_labels_are_balanced() -> None:
@@ -248,24 +234,3 @@ def test_condition_and_outputs_must_go_together() -> None:
             attack=KKTAttack(n_candidates=M),
             settings=settings(),
         )
-
-
-def test_a_convolution_is_attacked_like_a_dense_network() -> None:
-    network = Network(widths=(5,), conv=Conv(kernel=2, channels=3), bias="all")
-    architecture, each = network.on(SHAPE), settings()
-    parameters = architecture.initial(generators(), dtype=torch.float64).map(torch.ones_like)
-    _, x, lam = problem()
-    attack = KKTAttack(n_candidates=M)
-    value, by_x, by_c = double_backprop.stationarity(
-        architecture, parameters, x, lam * attack.signs(lam) / M, alpha=each.alpha
-    )
-    objective = Objective(architecture, parameters, attack=attack, settings=each)
-    inside = torch.where(x.abs() < 1, 1.0, 0.0).double()
-    ours = objective(x, lam)
-    torch.testing.assert_close(ours[1] * inside, by_x * inside, rtol=1e-10, atol=1e-10)
-    extra = penalties(x, lam, each.lam_min, of_lam=True)
-    assert ours[0] is not None
-    torch.testing.assert_close(ours[0], value + extra, rtol=1e-12, atol=0)
-    shortfall = (each.lam_min[:, None] - lam).relu()
-    expected = by_c * attack.signs(lam) / M - 10 * shortfall
-    torch.testing.assert_close(ours[2], expected, rtol=1e-10, atol=1e-10)

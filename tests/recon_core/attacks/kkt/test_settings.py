@@ -103,14 +103,6 @@ def test_lam_moves_at_the_rate_of_x_unless_told_otherwise() -> None:
     assert bool(((drawn.lam_lr >= 0.01) & (drawn.lam_lr <= 0.02)).all())
 
 
-def test_rows_of_settings() -> None:
-    each = settings_of(KKTAttack(search=Search(**RANGES)), generators())
-    some = each.rows(torch.tensor([2, 0]))
-    assert len(some) == 2
-    for name in SETTINGS:
-        assert getattr(some, name).tolist() == [float(getattr(each, name)[i]) for i in (2, 0)]
-
-
 @pytest.mark.parametrize("condition", ["binary", "multiclass", "regression"])
 def test_attacks_start_from_noise_of_their_own(condition: Condition) -> None:
     attack = KKTAttack(condition=condition, n_candidates=1000)
@@ -130,40 +122,3 @@ def test_attacks_start_from_noise_of_their_own(condition: Condition) -> None:
     (alone,), _ = starting_points(attack, each.rows(torch.tensor([1])), 20, [generators()[1]])
     assert torch.equal(alone, x[1])
     assert not torch.equal(x[0] / 1e-3, x[2])
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"n_candidates": 7}, "n_candidates=7 must be even and at least 2"),
-        ({"n_candidates": 0}, "n_candidates=0 must be even and at least 2"),
-        ({"n_candidates": 1, "condition": "multiclass"}, "n_candidates=1 must be at least 2$"),
-        ({"save_at": ()}, r"save_at=\(\) must be increasing"),
-        ({"save_at": (5, 5)}, r"save_at=\(5, 5\) must be increasing"),
-        ({"save_at": (5, 2)}, r"save_at=\(5, 2\) must be increasing"),
-        ({"save_at": (0, 5)}, "must start at iteration 1"),
-        ({"alpha": 0.0}, r"alpha=0\.0"),
-        ({"alpha": float("inf")}, "alpha=inf"),
-        ({"sigma": float("nan")}, "sigma=nan"),
-        ({"lam_min": float("nan")}, "lam_min=nan"),
-        ({"lam_lr": 0.0}, r"lam_lr=0\.0 must be positive"),
-        ({"stop_above": -1.0}, r"stop_above=-1\.0"),
-        ({"ncc_stop_above": float("nan")}, "ncc_stop_above=nan"),
-        ({"stop_after": 0}, "stop_after=0"),
-    ],
-)
-def test_refuses(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        KKTAttack(**changed)
-
-
-@pytest.mark.parametrize("condition", ["multiclass", "regression"])
-def test_only_a_binary_attack_needs_an_even_number(condition: Condition) -> None:
-    assert KKTAttack(condition=condition, n_candidates=7).n_candidates == 7
-
-
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (2.0, 1.0), (0.1, math.inf), (math.nan, 1.0)])
-def test_a_search_refuses(name: str, bounds: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match=rf"search\.{name}=\({bounds[0]}, {bounds[1]}\) is not"):
-        Search(**{name: bounds})

@@ -15,8 +15,6 @@ from recon_core.attacks.kkt.objective import (
     Condition,
     KKTAttack,
     Objective,
-    Search,
-    settings_of,
 )
 from recon_core.attacks.kkt.solver import Attacked, reconstruct
 from recon_core.optimisers import Optimiser
@@ -28,7 +26,6 @@ from tests.recon_core.attacks.kkt.small_attacks import (
     CPU,
     MOMENTUM,
     RULES,
-    M,
     Q,
     architecture,
     assert_near,
@@ -36,19 +33,11 @@ from tests.recon_core.attacks.kkt.small_attacks import (
     attack_with,
     different,
     problem,
-    row,
     same,
 )
+from tests.recon_core.victims.torch_nets import torch_optimiser
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def torchs(optimiser: Optimiser, leaf: Tensor, lr: float) -> torch.optim.Optimizer:
-    if optimiser.rule == "adadelta":
-        return torch.optim.Adadelta([leaf], lr=lr, rho=optimiser.rho, eps=optimiser.epsilon)
-    if optimiser.rule == "adam":
-        return torch.optim.Adam([leaf], lr=lr, betas=optimiser.betas, eps=optimiser.epsilon)
-    return torch.optim.SGD([leaf], lr=lr, momentum=optimiser.momentum)
 
 
 @pytest.mark.parametrize("rule", list(RULES))
@@ -57,13 +46,14 @@ def test_equals_torchs_optimisers_on_double_backprop(condition: Condition, rule:
     attack = attack_with(RULES[rule], condition, save_at=(1, 5))
     of, each = architecture(condition), different(attack_with(RULES[rule]))
     parameters, x, lam = problem(of)
+    signs, classes = attack.signs(lam), attack.classes(of.n_outputs, CPU)
     ours = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
     for q in range(Q):
-        victim = parameters.rows(slice(q, q + 1))
-        x_q, lam_q = x[q : q + 1].clone().requires_grad_(), lam[q : q + 1].clone().requires_grad_()
+        only = slice(q, q + 1)
+        x_q, lam_q = x[only].clone().requires_grad_(), lam[only].clone().requires_grad_()
         optimisers = [
-            torchs(attack.optimiser, x_q, float(each.lr[q])),
-            torchs(attack.optimiser, lam_q, float(each.lam_lr[q])),
+            torch_optimiser(dataclasses.replace(attack.optimiser, lr=float(lr[q])), [leaf])
+            for lr, leaf in ((each.lr, x_q), (each.lam_lr, lam_q))
         ]
         for iteration in range(1, 6):
             for one in optimisers:
@@ -71,14 +61,9 @@ def test_equals_torchs_optimisers_on_double_backprop(condition: Condition, rule:
             outside = (x_q - x_q.clamp(-1, 1)).square().sum()
             short = (each.lam_min[q] - lam_q).relu().square().sum()
             (outside + 5 * short * (condition != "regression")).backward()
-            signs = attack.signs(lam)
+            c = lam_q.detach() * signs
             _, by_x, by_c = double_backprop.stationarity(
-                of,
-                victim,
-                x_q.detach(),
-                lam_q.detach() * signs,
-                alpha=each.alpha[q : q + 1],
-                classes=attack.classes(of.n_outputs, CPU),
+                of, parameters.rows(only), x_q.detach(), c, alpha=each.alpha[only], classes=classes
             )
             assert x_q.grad is not None
             assert lam_q.grad is not None
@@ -90,47 +75,6 @@ def test_equals_torchs_optimisers_on_double_backprop(condition: Condition, rule:
                 saved = ours.x[q, attack.save_at.index(iteration)]
                 torch.testing.assert_close(saved, x_q.detach()[0], rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(ours.lam[q], lam_q.detach()[0], rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("rule", list(RULES))
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_stack_equals_its_attacks_one_by_one(condition: Condition, rule: str) -> None:
-    attack = attack_with(RULES[rule], condition)
-    of, each = architecture(condition), different(attack)
-    parameters, x, lam = problem(of)
-    together = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
-    assert bool(together.usable().all())
-    assert together.x.shape == (Q, 2, M, of.d)
-    for q in range(Q):
-        only = slice(q, q + 1)
-        alone = reconstruct(
-            of,
-            parameters.rows(only),
-            x[only],
-            lam[only],
-            attack=attack,
-            settings=each.rows(torch.tensor([q])),
-        )
-        assert_near(row(together, q), alone, 1e-12)
-
-
-@pytest.mark.parametrize("rule", list(RULES))
-def test_hyperparameters_of_an_attack_equal_those_of_a_run(rule: str) -> None:
-    attack = attack_with(RULES[rule])
-    of, each = architecture(), different(attack)
-    parameters, x, lam = problem(of)
-    together = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
-    for q in range(Q):
-        numbers = {name: float(getattr(each, name)[q]) for name in SETTINGS}
-        written = dataclasses.replace(
-            attack,
-            optimiser=dataclasses.replace(attack.optimiser, lr=numbers["lr"]),
-            lam_lr=numbers["lam_lr"],
-            lam_min=numbers["lam_min"],
-            alpha=numbers["alpha"],
-        )
-        alone = reconstruct(of, parameters, x, lam, attack=written, settings=same(written))
-        assert_near(row(together, q), row(alone, q), 1e-12)
 
 
 def test_equal_hyperparameters_written_out_are_the_same_bits() -> None:
@@ -211,18 +155,6 @@ def test_progress_rises_to_one_and_nothing_is_modified(n_iterations: int) -> Non
         assert torch.equal(tensor, copy)
 
 
-def test_the_layout_of_the_start_does_not_matter() -> None:
-    of, attack = architecture(), attack_with()
-    parameters, x, lam = problem(of)
-    usual = reconstruct(of, parameters, x, lam, attack=attack, settings=same(attack))
-    turned = x.transpose(1, 2).contiguous().transpose(1, 2)
-    assert not turned.is_contiguous()
-    other = reconstruct(
-        of, parameters, turned, lam.T.contiguous().T, attack=attack, settings=same(attack)
-    )
-    assert_same(usual, other)
-
-
 def test_refuses_a_start_of_other_attacks() -> None:
     of, attack = architecture(), attack_with()
     parameters, x, lam = problem(of, n_runs=1)
@@ -234,19 +166,6 @@ def test_refuses_a_start_of_other_attacks() -> None:
     two, _, _ = problem(of, n_runs=2)
     with pytest.raises(ValueError, match="settings of 3 attacks on 2 victims"):
         reconstruct(of, two, x, lam, attack=attack, settings=same(attack))
-
-
-def test_a_search_makes_attacks_that_differ() -> None:
-    search = Search(lr=(0.01, 0.3), sigma=None, lam_min=(0.1, 0.5), alpha=(10.0, 500.0))
-    attack = dataclasses.replace(attack_with(), search=search)
-    each = settings_of(attack, [torch.Generator().manual_seed(i) for i in range(Q)])
-    of = architecture()
-    parameters, x, lam = problem(of, n_runs=1)
-    x, lam = x[:1].expand_as(x), lam[:1].expand_as(lam)
-    attacked = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
-    assert bool(attacked.usable().all())
-    for one, other in itertools.combinations(attacked.x, 2):
-        assert not torch.allclose(one, other)
 
 
 PLANTED: dict[str, dict[str, Any]] = {

@@ -12,13 +12,11 @@ from torch import Tensor
 from recon_core.attacks.kkt import attacks as kkt_attacks
 from recon_core.attacks.kkt.attacks import Victim, attack_stack
 from recon_core.attacks.kkt.objective import KKTAttack, Objective
-from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.kkt.settings import SpanThenKKT
-from recon_core.attacks.kkt.solver import AttackState, reconstruct
+from recon_core.attacks.kkt.solver import reconstruct
 from recon_core.attacks.kkt.span_coordinates import (
     SpanCoordinates,
     directions_of,
-    orthonormal,
     stacked,
 )
 from recon_core.attacks.span.attack import SpanAttack
@@ -27,33 +25,24 @@ from recon_core.types import Outcome, no_progress
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from tests.recon_core.attacks.kkt import double_backprop
 from tests.recon_core.attacks.kkt.small_attacks import (
-    ADADELTA,
     GD,
     MOMENTUM,
-    M,
     Q,
     architecture,
     assert_near,
-    assert_same,
     attack_with,
     different,
     problem,
     row,
+    turned,
 )
-from tests.recon_core.small_runs import QUICK_ALL, assert_equal_results, run, specs, with_attack
+from tests.recon_core.drawing import generator
+from tests.recon_core.small_runs import QUICK_ALL, assert_all_equal, run, specs, with_attack
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WIDE = Network(widths=(15, 5), bias="first")  # more neurons than the 12 pixels: full rank
-IN_SPAN = with_attack(QUICK_ALL, coordinates="span")
 SHORT = SpanAttack(n_images=4, n_rotations=(5, 5, 5, 5), n_grouped=3, n_likelihood=3)
-
-
-def turned(k: int, d: int, n: int = Q) -> Tensor:
-    """n sets of k orthonormal directions of d pixels."""
-    generator = torch.Generator().manual_seed(1)
-    drawn = [torch.randn(k, d, generator=generator).double() for _ in range(n)]
-    return torch.stack([orthonormal(one) for one in drawn])
 
 
 def inside(of: Architecture, parameters: Parameters, x: Tensor, k: int) -> SpanCoordinates:
@@ -165,55 +154,6 @@ def test_a_stack_of_spans_of_different_size_equals_its_attacks_one_by_one(dtype:
         assert_near(row(together, q), alone, 1e-9 if dtype == torch.float64 else 1e-4)
 
 
-def test_an_interrupted_search_goes_on_bit_for_bit() -> None:
-    """With a candidate outside the box at the last look, and the directions of its state."""
-    of = architecture()
-    attack = replace(attack_with(ADADELTA, save_at=(90, 260)), coordinates="span")
-    parameters, x, lam = problem(of)
-    x[1] *= 9
-    each, vectors = different(attack), turned(5, of.d)
-    given: dict[str, Any] = {"attack": attack, "settings": each}
-    states: list[dict[str, Tensor]] = []
-    whole = reconstruct(
-        of,
-        parameters,
-        x,
-        lam,
-        vectors=vectors,
-        on_state=lambda state: states.append(state.tensors()),
-        state_every=70,
-        **given,
-    )
-    assert bool(whole.usable().all())
-    for named in states:
-        state = AttackState.from_tensors(named, x.device)
-        assert state.vectors is not None
-        assert_same(reconstruct(of, parameters, x, lam, state=state, **given), whole)
-
-
-def test_an_attack_that_leaves_the_stack_takes_its_span_along() -> None:
-    of, attack = architecture(), replace(attack_with(), coordinates="span")
-    parameters, x, lam = problem(of)
-    given: dict[str, Any] = {
-        "attack": attack, "settings": different(attack), "vectors": turned(5, of.d)
-    }  # fmt: skip
-    calm = reconstruct(of, parameters, x, lam, **given)
-    less = reconstruct(of, parameters, torch.cat([x[:1] * torch.nan, x[1:]]), lam, **given)
-    assert less.usable().tolist() == [False, True, True]
-    torch.testing.assert_close(less.x[1:], calm.x[1:], rtol=1e-9, atol=1e-12)
-
-
-def test_runs_are_bit_for_bit_the_same_whatever_they_are_batched_with() -> None:
-    for dtype in ("float32", "float64"):
-        experiment = replace(IN_SPAN, dtype=dtype)
-        together = run(experiment)
-        for spec, one in zip(specs(), together, strict=True):
-            assert one.outcome is Outcome.OK or one.outcome is Outcome.UNFITTED
-            (alone,) = run(experiment, [spec])
-            assert_equal_results(alone, one)
-        assert not torch.equal(together[0].pairs.ssim_best, run(QUICK_ALL)[0].pairs.ssim_best)
-
-
 def test_a_search_from_separated_sources_keeps_their_span(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Tensor] = []
     plain = kkt_attacks.reconstruct
@@ -237,7 +177,8 @@ def test_a_search_from_separated_sources_keeps_their_span(monkeypatch: pytest.Mo
 def test_weights_without_a_span_are_an_outcome_and_harm_no_neighbour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual, calls = run(IN_SPAN), iter(range(len(specs())))
+    in_span = with_attack(QUICK_ALL, coordinates="span")
+    usual, calls = run(in_span), iter(range(len(specs())))
 
     def failing(of: Any, parameters: Any) -> Tensor:
         if next(calls) == 1:
@@ -245,10 +186,9 @@ def test_weights_without_a_span_are_an_outcome_and_harm_no_neighbour(
         return directions_of(of, parameters)
 
     monkeypatch.setattr(kkt_attacks, "directions_of", failing)
-    results = run(IN_SPAN)
+    results = run(in_span)
     assert [r.outcome for r in results] == [usual[0].outcome, Outcome.STOPPED, usual[2].outcome]
-    for k in (0, 2):
-        assert_equal_results(results[k], usual[k])
+    assert_all_equal(results[::2], usual[::2])
 
 
 def test_a_stack_goes_on_without_those_that_have_no_span(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,10 +200,10 @@ def test_a_stack_goes_on_without_those_that_have_no_span(monkeypatch: pytest.Mon
     monkeypatch.setattr(kkt_attacks, "directions_of", found)
     of, attack = architecture(), replace(attack_with(), coordinates="span")
     parameters, x, _ = problem(of)
-    generators = [torch.Generator().manual_seed(q) for q in range(Q)]
+    generators = [generator(q) for q in range(Q)]
     calm = attack_stack(attack, Victim(of, parameters, None, x), generators, no_progress)
     parameters.weights[0][1] = torch.nan
-    generators = [torch.Generator().manual_seed(q) for q in range(Q)]
+    generators = [generator(q) for q in range(Q)]
     less = attack_stack(attack, Victim(of, parameters, None, x), generators, no_progress)
     assert [one.finite for one in less] == [True, False, True]
     assert less[1].stopped
@@ -272,16 +212,12 @@ def test_a_stack_goes_on_without_those_that_have_no_span(monkeypatch: pytest.Mon
 
 
 def test_what_has_no_span_is_refused_in_one_line() -> None:
+    in_span = with_attack(QUICK_ALL, coordinates="span")
     with pytest.raises(ValueError, match=r"span patches, not images; use attack\.coord") as no:
-        replace(IN_SPAN, victim=Network(widths=(9,), conv=Conv()))
+        replace(in_span, victim=Network(widths=(9,), conv=Conv()))
     assert "\n" not in str(no.value)
     of = Network(widths=(16,)).on((3, 8, 8))
-    noise = of.initial([torch.Generator().manual_seed(0)], dtype=torch.float32)
+    noise = of.initial([generator(0)], dtype=torch.float32)
     with pytest.raises(NoSpanError, match=r"is large; use attack\.coordinates=pixels$") as none:
         directions_of(of, noise)
     assert "\n" not in str(none.value)
-
-
-def test_pixels_are_the_default() -> None:
-    assert KKT().attack == KKTAttack(coordinates="pixels")
-    assert KKTAttack().n_candidates != M

@@ -1,21 +1,22 @@
-"""The closed form against double backpropagation, in every architecture."""
+"""The closed form against double backpropagation, and its activations against autograd."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from recon_core.attacks.kkt.layers import Form, cheaper_form
+from recon_core.attacks.kkt.layers import Form, Surrogate, cheaper_form
 from recon_core.attacks.kkt.stationarity import Stationarity
 from recon_core.victims.network import Activation, Bias, Conv, Network, Parameters
 from tests.recon_core.attacks.kkt import double_backprop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 Q, M = 3, 6
 FORMS: tuple[Form, ...] = ("gram", "direct", "auto")
@@ -156,49 +157,16 @@ def test_the_excess_is_added_in_place_and_the_value_is_optional(
     closed = some.closed(form, torch.float64)
     value, gradient_x, gradient_c = called(closed, some.x, some.c)
     excess = some.x.flip(0).clone()
-    returned = closed(some.x, some.c, excess=excess)
-    assert returned[1] is excess
+    again, *returned = closed(some.x, some.c, excess=excess)
+    assert again is not None
+    assert torch.equal(again, value)
+    assert returned[0] is excess
     torch.testing.assert_close(excess, gradient_x + 2 * some.x.flip(0), rtol=1e-12, atol=1e-12)
-    assert torch.equal(_value(returned), value)
-    assert torch.equal(returned[2], gradient_c)
+    assert torch.equal(returned[1], gradient_c)
     without = closed(some.x, some.c, with_value=False)
     assert without[0] is None
     assert torch.equal(without[1], gradient_x)
     assert torch.equal(without[2], gradient_c)
-
-
-def _value(returned: tuple[Tensor | None, Tensor, Tensor]) -> Tensor:
-    assert returned[0] is not None
-    return returned[0]
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("conv", [None, Conv(kernel=2, channels=3)], ids=["dense", "conv"])
-def test_what_it_is_given_is_not_modified(form: Form, conv: Conv | None) -> None:
-    some = case(Network(widths=(7, 5), conv=conv, bias="all"), 3, shared=False)
-    given = [some.x, some.c, *some.parameters.tensors()]
-    before = [tensor.clone() for tensor in given]
-    architecture, alpha = some.network.on(SHAPE, 3), torch.tensor(ALPHAS, dtype=torch.float64)
-    classes = torch.tensor(CLASSES)
-    closed = Stationarity(
-        architecture, some.parameters, n_candidates=M, alpha=alpha, classes=classes, form=form
-    )
-    closed(some.x, some.c)
-    closed(some.x, some.c, excess=torch.ones_like(some.x))
-    for tensor, copy in zip(given, before, strict=True):
-        assert torch.equal(tensor, copy)
-    assert torch.equal(alpha, torch.tensor(ALPHAS, dtype=torch.float64))
-    assert torch.equal(classes, torch.tensor(CLASSES))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("conv", [None, Conv(kernel=2, channels=3)], ids=["dense", "conv"])
-def test_shared_weights_equal_copies_of_them(form: Form, conv: Conv | None) -> None:
-    shared = case(Network(widths=(7, 5), conv=conv, bias="all"), 3, shared=True)
-    copies = shared.parameters.map(lambda tensor: tensor.expand(Q, *tensor.shape[1:]).clone())
-    one = called(shared.closed(form, torch.float64), shared.x, shared.c)
-    many = Case(shared.network, 3, copies, shared.x, shared.c, shared.expected)
-    assert worst(one, called(many.closed(form, torch.float64), shared.x, shared.c)) < 1e-13
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -213,51 +181,6 @@ def test_a_broken_attack_does_not_disturb_the_others(form: Form, conv: Conv | No
     assert not bool(wild[0][1].isfinite())
     for tame, hurt in zip(calm, wild, strict=True):
         assert torch.equal(tame[[0, 2]], hurt[[0, 2]])
-
-
-def test_without_a_surrogate_the_gradient_is_the_slope_of_the_value() -> None:
-    # True of GELU in x and c; with a surrogate d/dx is not the slope of the value.
-    some = case(Network(widths=(7, 5), activation="gelu", bias="all"), 3, shared=False)
-    closed = some.closed("gram", torch.float64)
-    _, gradient_x, gradient_c = called(closed, some.x, some.c)
-    generator = torch.Generator().manual_seed(1)
-    dx = 1e-5 * torch.randn(some.x.shape, generator=generator, dtype=torch.float64)
-    dc = 1e-5 * torch.randn(some.c.shape, generator=generator, dtype=torch.float64)
-    up = called(closed, some.x + dx, some.c + dc)[0]
-    down = called(closed, some.x - dx, some.c - dc)[0]
-    slope = (gradient_x * dx).sum((1, 2)) + (gradient_c * dc).sum(1)
-    torch.testing.assert_close((up - down) / 2, slope, rtol=1e-7, atol=0)
-
-
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
-def test_the_gradient_in_c_is_the_slope_of_the_value(activation: Activation) -> None:
-    some = case(Network(widths=(7, 5), activation=activation, leak=0.2), 1, shared=False)
-    closed = some.closed("gram", torch.float64)
-    gradient_c = called(closed, some.x, some.c)[2]
-    dc = 1e-3 * torch.randn(some.c.shape, generator=torch.Generator().manual_seed(1)).double()
-    change = called(closed, some.x, some.c + dc)[0] - called(closed, some.x, some.c - dc)[0]
-    torch.testing.assert_close(change / 2, (gradient_c * dc).sum(1), rtol=1e-9, atol=0)
-
-
-def test_without_candidates_that_count_the_value_is_the_square_of_theta() -> None:
-    for conv, form in itertools.product((None, Conv(kernel=2, channels=3)), FORMS):
-        some = case(Network(widths=(7, 5), conv=conv, bias="all"), 1, shared=False)
-        closed = some.closed(form, torch.float64)
-        value, gradient_x, _ = called(closed, some.x, torch.zeros_like(some.c))
-        torch.testing.assert_close(value, some.parameters.squared_norm(), rtol=1e-12, atol=0)
-        assert torch.equal(gradient_x, torch.zeros_like(gradient_x))
-
-
-def test_equal_outputs_go_to_the_lowest_class() -> None:
-    network = Network(widths=(7,))
-    some = case(network, 3, shared=True)
-    flat = some.parameters.like([some.parameters.weights[0], some.parameters.weights[1] * 0])
-    tied = Case(network, 3, flat, some.x, some.c, some.expected).closed("gram", torch.float64)
-    called(tied, some.x, some.c)
-    for place, y in enumerate(CLASSES):
-        selected = torch.zeros(3, dtype=torch.float64)
-        selected[y], selected[0 if y else 1] = 1, -1
-        assert torch.equal(tied.margin.d[0, place], selected)
 
 
 def test_the_cheaper_form_by_hand() -> None:
@@ -277,29 +200,85 @@ def test_auto_chooses_layer_by_layer() -> None:
 
 
 def test_refuses_what_does_not_fit() -> None:
-    some = case(Network(widths=(7,)), 1, shared=False)
-    architecture, alpha = some.network.on(SHAPE), torch.ones(2, dtype=torch.float64)
+    one, several = (case(Network(widths=(7,)), n, shared=False) for n in (1, 3))
+
+    def fitted(some: Case, n_victims: int, n_attacks: int, m: int, classes: Tensor | None) -> None:
+        Stationarity(
+            some.network.on(SHAPE, some.n_outputs),
+            some.parameters.rows(slice(n_victims)),
+            n_candidates=m,
+            alpha=torch.ones(n_attacks).double(),
+            classes=classes,
+        )
+
     for n_victims, n_attacks in ((3, 2), (2, 3)):
-        victims, steep = some.parameters.rows(slice(n_victims)), torch.ones(n_attacks).double()
         with pytest.raises(ValueError, match=f"{n_attacks} attacks on {n_victims} victims"):
-            Stationarity(architecture, victims, n_candidates=M, alpha=steep)
-    several = case(Network(widths=(7,)), 3, shared=True)
+            fitted(one, n_victims, n_attacks, M, None)
     with pytest.raises(ValueError, match="n_outputs=3 was given no classes"):
-        Stationarity(several.network.on(SHAPE, 3), several.parameters, n_candidates=M, alpha=alpha)
+        fitted(several, 1, 2, M, None)
     with pytest.raises(ValueError, match="6 classes for 4 candidates"):
-        Stationarity(
-            several.network.on(SHAPE, 3),
-            several.parameters,
-            n_candidates=4,
-            alpha=alpha,
-            classes=torch.tensor(CLASSES),
-        )
-    one = case(Network(widths=(7,)), 1, shared=True)
+        fitted(several, 1, 2, 4, torch.tensor(CLASSES))
     with pytest.raises(ValueError, match="n_outputs=1 was given classes"):
-        Stationarity(
-            architecture,
-            one.parameters,
-            n_candidates=M,
-            alpha=alpha,
-            classes=torch.tensor(CLASSES),
-        )
+        fitted(one, 1, 2, M, torch.tensor(CLASSES))
+
+
+STEEPNESS = torch.tensor([2.0, 20.0, 300.0], dtype=torch.float64)
+LEAK = 0.2
+ACTIVATIONS: list[Activation] = ["relu", "leaky_relu", "gelu"]
+
+
+def surrogate(activation: Activation, alpha: Tensor, leak: float = LEAK) -> Surrogate:
+    return Surrogate(Network(widths=(3,), activation=activation, leak=leak), alpha)
+
+
+def arguments(dtype: torch.dtype = torch.float64) -> Tensor:
+    """(3, 4, 50) from far below the kink to far above it, 0 included."""
+    z = torch.randn(3, 4, 49, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.cat([z, torch.zeros(3, 4, 1, dtype=torch.float64)], 2).to(dtype)
+
+
+def parts(of: Surrogate, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """f, s and s', each in memory that held NaN."""
+    f, s = torch.full_like(z, torch.nan), torch.full_like(z, torch.nan)
+    of.activate_(z, f)
+    of.slope_(z, s)
+    curvature = torch.ones_like(z)
+    of.times_curvature_(curvature, z, s)
+    return f, s, curvature
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_formulas(activation: Activation) -> None:
+    z = arguments().requires_grad_()
+    leak = LEAK if activation == "leaky_relu" else 0.0
+    if activation == "gelu":
+        value = F.gelu(z)
+        (slope,) = torch.autograd.grad(value.sum(), z, create_graph=True)
+    else:
+        value = torch.where(z > 0, z, leak * z)
+        slope = leak + (1 - leak) * torch.sigmoid(STEEPNESS[:, None, None] * z)
+    (curvature,) = torch.autograd.grad(slope.sum(), z)
+    ours = parts(surrogate(activation, STEEPNESS), z.detach())
+    for mine, truth in zip(ours, (value, slope, curvature), strict=True):
+        torch.testing.assert_close(mine, truth.detach(), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_float32_has_float32s_digits(activation: Activation) -> None:
+    narrow, z = surrogate(activation, STEEPNESS.float()), arguments(torch.float32)
+    exact = parts(surrogate(activation, STEEPNESS), z.double())
+    for mine, truth in zip(parts(narrow, z), exact, strict=True):
+        scale = truth.abs().amax((1, 2), keepdim=True)
+        assert float(((mine - truth) / scale).abs().max()) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_steep_surrogate_is_the_step(dtype: torch.dtype) -> None:
+    z = torch.tensor([-1e4, -1.0, -0.01, 0.0, 0.01, 1.0, 1e4], dtype=dtype)[None, None]
+    for activation, low in (("relu", 0.0), ("leaky_relu", LEAK)):
+        steep = surrogate(activation, torch.tensor([1e6], dtype=dtype))  # type: ignore[arg-type]
+        _, slope, curvature = parts(steep, z)
+        expected = [low] * 3 + [low + (1 - low) / 2] + [1.0] * 3
+        torch.testing.assert_close(slope.flatten(), torch.tensor(expected, dtype=dtype))
+        assert bool((curvature.flatten()[[0, 1, 2, 4, 5, 6]] == 0).all())
+        torch.testing.assert_close(curvature.flatten()[3], (1 - low) * z.new_tensor(1e6 / 4))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
-from torch import Tensor
 
 from recon_core.attacks.kkt import run as kkt
 from recon_core.attacks.kkt import run as kkt_run
@@ -19,12 +17,16 @@ from tests.recon_core.small_runs import (
     CPU,
     QUICK_ALL,
     TILES,
+    Kept,
     N,
+    assert_all_equal,
     assert_equal_results,
     run,
     specs,
     with_attack,
 )
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 N_ATTACKS = 9
 SEARCH = Search(lr=(0.01, 1.0))
@@ -37,24 +39,9 @@ def attacks(n: int = N_ATTACKS, *, victim: int = 0, first: int = 0) -> list[RunS
     return [dataclasses.replace(like, run=first + k, victim=victim) for k in range(n)]
 
 
-class Kept(dict[int, Mapping[str, Tensor]]):
-    """Victims in memory."""
-
-    def put(self, victim: int, tensors: Mapping[str, Tensor]) -> None:
-        self[victim] = tensors
-
-
 def swept(experiment: kkt.KKT, some: list[RunSpec], victims: Kept | None = None) -> list[RunResult]:
     images = torch.stack([TILES[list(spec.image_ids)] for spec in some])
     return experiment.run_batch(some, images, device=CPU, victims=victims)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_the_attacks_share_victim_and_images_and_nothing_else() -> None:
@@ -135,31 +122,22 @@ def test_halving_stops_the_beaten_and_leaves_the_rest() -> None:
             assert result.stats["n_iterations"] == 15
             assert len(result.pairs) == 2 * 2 * N
     again = swept(RACE, attacks())
-    for one, other in zip(results, again, strict=True):
-        assert_equal_results(one, other)
+    assert_all_equal(results, again)
 
 
 def test_the_survivors_have_the_smallest_residuals_of_those_before_them() -> None:
-    race = Race(Halving(first=10, factor=2), 6)
-    residual = torch.tensor([0.5, 0.9, 0.1, 0.7, 0.2, 0.3])
-    beaten = race.hopeless(10, residual, torch.arange(6))
-    # Of the k that have come so far, the better half (at least one) goes on.
+    race = Race(Halving(first=10, factor=2), 7)
+    residual = torch.tensor([0.5, 0.9, 0.1, 0.7, 0.2, 0.3, torch.nan])
+    beaten = race.hopeless(10, residual, torch.arange(7))
+    # Of the k that have come so far, the better half (at least one) goes on; NaN never does.
     for k in range(6):
         better = int((residual[: k + 1] < residual[k]).sum())
         assert bool(beaten[k]) == (better >= max(1, (k + 1) // 2)), k
+    assert beaten[6]
     going = (~beaten).nonzero().squeeze(1)
     later = race.hopeless(20, residual[going], going)
     assert 0 < int((~later).sum()) <= len(going)
     assert not later[residual[going].argmin()]
-
-
-def test_a_residual_that_is_not_a_number_is_beaten() -> None:
-    race = Race(Halving(first=10), 3)
-    assert race.hopeless(10, torch.tensor([0.5, torch.nan, 0.1]), torch.arange(3)).tolist() == [
-        False,
-        True,
-        False,
-    ]
 
 
 def test_rungs_end_before_the_last_iteration() -> None:
@@ -172,16 +150,6 @@ def test_rungs_end_before_the_last_iteration() -> None:
 def test_a_sweep_is_of_single_attacks() -> None:
     with pytest.raises(ValueError, match="n_attacks=2; in a sweep every run is one"):
         swept(dataclasses.replace(SWEEP, n_attacks=2), attacks(2))
-
-
-@pytest.mark.parametrize("experiment", [SWEEP, RACE], ids=["sweep", "race"])
-def test_progress_goes_up_to_one(experiment: kkt.KKT) -> None:
-    told: list[float] = []
-    some = attacks(3)
-    images = torch.stack([TILES[list(spec.image_ids)] for spec in some])
-    experiment.run_batch(some, images, device=CPU, progress=told.append)
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx(1.0)
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ from recon_core.attacks.span.preflight import span_preflight
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from recon_core.victims.preflight import Preflight
+from tests.recon_core.drawing import generator
 
 SHAPE, WIDTH, D = (3, 12, 12), 40, 432
 
@@ -20,13 +21,13 @@ def architecture(bias: str = "none") -> Architecture:
 
 def network(first: Tensor, bias: str = "none") -> Parameters:
     """A network with this first layer."""
-    start = architecture(bias).initial([torch.Generator().manual_seed(9)], dtype=torch.float64)
+    start = architecture(bias).initial([generator(9)], dtype=torch.float64)
     return Parameters((first[None], *start.weights[1:]), start.biases)
 
 
 def images(n: int) -> Tensor:
     """Smooth pictures, mean subtracted (n, d)."""
-    coarse = torch.rand(n, 3, 5, 5, generator=torch.Generator().manual_seed(0)).double()
+    coarse = torch.rand(n, 3, 5, 5, generator=generator(0)).double()
     fine = torch.nn.functional.interpolate(coarse, size=SHAPE[1:], mode="bicubic")
     return (fine - 0.5).flatten(1)
 
@@ -102,7 +103,7 @@ def test_layers_matter_where_they_stand() -> None:
     assert given.outlook == "open"
     assert "norm.weight is a normalisation layer" in given.findings[0].text
     convolution = Network(widths=(20,), conv=Conv(kernel=3, channels=4)).on(SHAPE)
-    start = convolution.initial([torch.Generator().manual_seed(0)], dtype=torch.float32)
+    start = convolution.initial([generator(0)], dtype=torch.float32)
     found, span = span_preflight(SpanAttack(), convolution, start)
     assert (found.outlook, span) == ("none", None)
     assert "use --method kkt" in found.reason
@@ -113,7 +114,7 @@ def test_biases_tell_signs_unless_the_mean_was_subtracted(centred: bool, text: s
     """Rows (x, 1); where the x sum to 0, (0, 1) is among their sums, and free to be added."""
     x = images(12)
     x = x - x.mean(0) if centred else x
-    mixing = torch.randn(WIDTH, 12, generator=torch.Generator().manual_seed(1)).double()
+    mixing = torch.randn(WIDTH, 12, generator=generator(1)).double()
     given = network(mixing @ x, "first")
     given = Parameters(given.weights, (mixing.sum(1)[None], *given.biases[1:]))
     found = span_preflight(SpanAttack(n_images=12), architecture("first"), given)[0]

@@ -1,4 +1,4 @@
-"""The separation itself: its derivatives, its optima on planted sources, its invariances."""
+"""The separation: its derivatives, its optima on planted sources, Wiener's estimate of them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks.span.features import SourceModel
+from recon_core.attacks.span.features import SourceModel, cosines
 from recon_core.attacks.span.lbfgs import Objective, minimise
 from recon_core.attacks.span.separation import (
     Likelihood,
     ModelLikelihood,
     Sparsity,
     Stage,
-    cayley,
     contrast,
     grouped_fixed_point,
-    orthogonal,
     rotate,
     rotation_start,
 )
+from recon_core.attacks.span.sources import denoised, image_spectrum
+from tests.recon_core.drawing import generator
+from tests.recon_core.tiles import photograph_tiles
 
 K, T = 20, 10_000
 STAGES = (Stage(2.0, 40), Stage(1.0, 200), Stage(0.5, 150))
@@ -36,12 +37,7 @@ def _laplacian(k: int, t: int, *, seed: int) -> Tensor:
 
 def _whitened(sources: Tensor, *, seed: int) -> Tensor:
     """A random mixture, whitened."""
-    mixed = (
-        torch.randn(
-            len(sources), len(sources), generator=torch.Generator().manual_seed(seed)
-        ).double()
-        @ sources
-    )
+    mixed = torch.randn(len(sources), len(sources), generator=generator(seed)).double() @ sources
     values, vectors = torch.linalg.eigh(mixed @ mixed.mT / mixed.shape[1])
     return (vectors / values.sqrt()).mT @ mixed
 
@@ -53,7 +49,7 @@ def _correlations(found: Tensor, sources: Tensor) -> Tensor:
 
 
 def _start(k: int, seed: int, like: Tensor) -> Tensor:
-    return rotation_start(k, torch.Generator().manual_seed(seed)).to(like)[None]
+    return rotation_start(k, generator(seed)).to(like)[None]
 
 
 def _model(n_filters: int) -> SourceModel:
@@ -71,7 +67,7 @@ def _model(n_filters: int) -> SourceModel:
 
 
 def _precision() -> Tensor:
-    half = torch.randn(1, 6, 9, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    half = torch.randn(1, 6, 9, generator=generator(8), dtype=torch.float64)
     return half @ half.mT
 
 
@@ -129,18 +125,6 @@ def test_every_matrix_of_a_batch_ends_where_it_would_alone() -> None:
         assert torch.allclose(alone.rotation[0], together.rotation[r], atol=1e-2)
 
 
-def test_rotations_stay_rotations() -> None:
-    p = torch.randn(2, 7, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    turn = cayley(p - p.mT)
-    eye = torch.eye(7, dtype=torch.float64).expand(2, 7, 7)
-    assert torch.allclose(turn @ turn.mT, eye, atol=1e-12)
-    near = orthogonal(turn + 1e-3 * p)
-    assert torch.allclose(near @ near.mT, eye, atol=1e-12)
-    z = _whitened(_laplacian(7, 500, seed=1), seed=2)[None].float()
-    turned = rotate(z, _start(7, 3, z), STAGES).rotation
-    assert torch.allclose(turned @ turned.mT, eye[:1].float(), atol=1e-5)
-
-
 def test_the_objective_never_rises() -> None:
     z = _whitened(_laplacian(6, 400, seed=1), seed=2)[None]
     start = _start(6, 3, z)
@@ -151,3 +135,58 @@ def test_the_objective_never_rises() -> None:
     ]
     assert values[0] == pytest.approx(before)
     assert all(b < a for a, b in itertools.pairwise(values))
+
+
+SHAPE = (3, 16, 16)
+N, WIDTH, NOISE = 12, 40, 0.1
+
+
+def planted() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(images less their mean, mixing, weights with noise), float64."""
+    tiles = photograph_tiles(16, shrink=4)[:N].double() / 255
+    images = (tiles - tiles.mean(0)).flatten(1)
+    images = images / images.square().mean(1, keepdim=True).sqrt()
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(WIDTH, N, generator=generator, dtype=torch.float64)
+    start = torch.randn(WIDTH, images.shape[1], generator=generator, dtype=torch.float64)
+    return images, mixing, mixing @ images + NOISE * start
+
+
+def test_the_estimate_is_that_of_every_frequency_alone() -> None:
+    _images, mixing, weight = planted()
+    x = torch.linalg.pinv(mixing) @ weight
+    found = denoised(7 * x, weight, noise=NOISE, shape=SHAPE) / 7
+    norm = x.square().mean(1).sqrt()
+    m = torch.linalg.lstsq((x / norm[:, None]).mT, weight.mT).solution.mT
+    seen = cosines(weight.unflatten(1, SHAPE))
+    spectrum = image_spectrum(seen, NOISE).flatten()
+    columns = [
+        torch.linalg.solve(m.mT @ m + torch.eye(N) * NOISE**2 / spectrum[f], m.mT @ column)
+        for f, column in enumerate(seen.flatten(1).mT)
+    ]
+    wanted = cosines(torch.stack(columns, 1).unflatten(1, SHAPE), inverse=True).flatten(1)
+    torch.testing.assert_close(found, wanted * norm[:, None])
+
+
+@pytest.mark.parametrize("size", [1.0, 4.0])
+def test_noise_goes_and_images_stay(size: float) -> None:
+    images, mixing, _weight = planted()
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(WIDTH, images.shape[1], generator=generator, dtype=torch.float64)
+    weight = mixing @ images + size * noise
+    x = torch.linalg.pinv(mixing) @ weight
+    before, after = (
+        float((some - images).square().mean().sqrt())
+        for some in (x, denoised(x, weight, noise=size, shape=SHAPE))
+    )
+    assert after < 0.75 * before
+    assert torch.equal(denoised(x, weight, noise=0.0, shape=SHAPE), x)
+
+
+def test_a_source_that_is_nothing_or_there_twice_stays_finite() -> None:
+    _images, mixing, weight = planted()
+    x = torch.linalg.pinv(mixing) @ weight
+    x[1], x[2] = 0, x[0]
+    found = denoised(x, weight, noise=NOISE, shape=SHAPE)
+    assert bool(found.isfinite().all())
+    assert float(found[1].abs().max()) < 1e-20

@@ -12,20 +12,16 @@ from torch import Tensor
 from recon_core.attacks.span.attack import first_rows
 from recon_core.attacks.span.subspace import count_signal, fit_share, subspace_of
 from recon_core.victims.network import Parameters
+from tests.recon_core.drawing import normal
 from tests.recon_core.tiles import photograph_tiles
 
 WIDTH, D = 60, 400
 NOISE = 1e-3
 
 
-def _normal(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
 def _signal(n: int, *, seed: int, weakest: float = 3.0) -> tuple[Tensor, Tensor]:
     """(rows, n orthonormal directions), with strengths down to `weakest` edges of NOISE."""
-    left, right = (torch.linalg.qr(_normal(size, n, seed=seed))[0] for size in (WIDTH, D))
+    left, right = (torch.linalg.qr(normal(size, n, seed=seed))[0] for size in (WIDTH, D))
     edge = NOISE * (WIDTH**0.5 + D**0.5)
     strengths = edge * weakest * torch.logspace(2, 0, n, dtype=torch.float64)
     return (left * strengths) @ right.mT, right.mT
@@ -35,7 +31,7 @@ def test_the_number_of_images_is_told_from_the_noise_in_200_cases() -> None:
     wrong = []
     for seed in range(200):
         n = 1 + seed % 45
-        rows = _signal(n, seed=seed)[0] + NOISE * _normal(WIDTH, D, seed=1000 + seed)
+        rows = _signal(n, seed=seed)[0] + NOISE * normal(WIDTH, D, seed=1000 + seed)
         count, noise, _edge = count_signal(torch.linalg.svdvals(rows), rows.shape)
         wrong.append(count - n)
         assert noise == pytest.approx(NOISE, rel=0.05)
@@ -47,7 +43,7 @@ def test_the_number_of_images_is_told_from_the_noise_in_200_cases() -> None:
 @pytest.mark.parametrize("size", [1e-3, 1.0])
 def test_the_start_that_weight_decay_shrank_is_taken_off(share: float, size: float) -> None:
     signal, right = _signal(12, seed=1)
-    start = size * _normal(WIDTH, D, seed=2)
+    start = size * normal(WIDTH, D, seed=2)
     assert fit_share(signal + share * start, start) == pytest.approx(share, abs=1e-6)
     found = subspace_of(signal + share * start, start, n_directions=12)
     assert found.start_share == pytest.approx(share, abs=1e-6)
@@ -60,14 +56,14 @@ def test_noise_that_is_larger_in_some_neurons_shows_no_images() -> None:
     images = photograph_tiles(16, shrink=2)[:12].double().flatten(1) / 255
     images = images - images.mean(0)
     sizes = torch.logspace(0, -4, WIDTH, dtype=torch.float64)[:, None]
-    roundings = 1e-2 * sizes * _normal(WIDTH, images.shape[1], seed=5)
-    rows = _normal(WIDTH, 12, seed=6) @ images + roundings
+    roundings = 1e-2 * sizes * normal(WIDTH, images.shape[1], seed=5)
+    rows = normal(WIDTH, 12, seed=6) @ images + roundings
     assert subspace_of(rows).n_signal > 11
     assert subspace_of(rows, shape=(3, 16, 16)).n_signal == 11  # twelve less their mean
 
 
 def test_surplus_directions_come_behind_those_of_the_signal() -> None:
-    rows = _signal(20, seed=1)[0] + NOISE * _normal(WIDTH, D, seed=2)
+    rows = _signal(20, seed=1)[0] + NOISE * normal(WIDTH, D, seed=2)
     found = subspace_of(rows.float(), surplus=0.25)
     assert (found.n_signal, found.vectors.shape) == (20, (25, D))
     assert found.vectors.dtype == torch.float32
@@ -75,7 +71,7 @@ def test_surplus_directions_come_behind_those_of_the_signal() -> None:
 
 
 def test_biases_stand_behind_the_weights() -> None:
-    weight, bias = _normal(4, 6, seed=1), _normal(4, seed=2)
+    weight, bias = normal(4, 6, seed=1), normal(4, seed=2)
     given = Parameters((weight[None],), (bias[None],))
     assert torch.equal(first_rows(given)[:, -1], bias)
     assert torch.equal(first_rows(replace(given, biases=(None,))), weight)
@@ -91,9 +87,9 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     "nan": (lambda: subspace_of(_with(torch.nan)), "1 of 24,000 first-layer weights are NaN"),
     "zero": (lambda: subspace_of(torch.zeros(5, 9)), "all zero, or are their start"),
     "unmoved": (lambda: subspace_of(_signal(5, seed=1)[0], _signal(5, seed=1)[0]), "their start"),
-    "noise": (lambda: subspace_of(_normal(WIDTH, D, seed=3)), "stands out of noise.*--initial"),
+    "noise": (lambda: subspace_of(normal(WIDTH, D, seed=3)), "stands out of noise.*--initial"),
     "other start": (
-        lambda: subspace_of(_normal(5, 9, seed=1), _normal(5, 8, seed=1)),
+        lambda: subspace_of(normal(5, 9, seed=1), normal(5, 8, seed=1)),
         r"start's first layer is \(5, 8\), the trained one \(5, 9\)",
     ),
     "infinite start": (
@@ -101,7 +97,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
         "start's first layer has values that are NaN or infinite",
     ),
     "too many": (
-        lambda: subspace_of(_normal(5, 9, seed=1), n_directions=6),
+        lambda: subspace_of(normal(5, 9, seed=1), n_directions=6),
         "6 directions of a first layer of 5 neurons and 9 inputs",
     ),
 }

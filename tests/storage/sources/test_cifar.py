@@ -1,6 +1,9 @@
+"""Both editions of CIFAR, as folders and archives; nothing in their pickles is run."""
+
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
 import tarfile
 from pathlib import Path
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 
 from storage.errors import SourceError
-from storage.sources.load import load_images
+from storage.sources.load import CIFAR_CLASSES, load_images
 
 FINE = [f"fine {number:02}" for number in range(100)]
 COARSE = [f"coarse {number:02}" for number in range(20)]
@@ -83,42 +86,13 @@ def test_both_splits_with_their_fine_labels(tmp_path: Path, protocol: int, pytho
     assert heldout.notes == ("CIFAR-100's test images are held out.",)
 
 
-def test_rows_of_pixels_are_rows_of_the_picture(tmp_path: Path):
-    folder = cifar100_folder(tmp_path / "c")
-    picture = np.zeros((3, 32, 32), np.uint8)
-    picture[1, 2, 30] = 200
-    rows = np.stack([np.zeros(3072, np.uint8), picture.ravel()])
-    write(folder / "test", as_bytes(batch("test", data=rows, fine_labels=[99, 0])))
-    read = load_images(f"cifar100:{folder}", split="heldout")
-    assert np.argwhere(read.images).tolist() == [[1, 1, 2, 30]]
-    assert read.labels.tolist() == [99, 0]
-
-
 def test_archive_and_folder_have_the_same_content_hash(tmp_path: Path):
     folder = cifar100_folder(tmp_path / "cifar-100-python")
     archive = tmp_path / "cifar-100-python.tar.gz"
     with tarfile.open(archive, "w:gz") as file:
         file.add(folder, folder.name)
-    for split, expected in HASHES.items():
-        packed, unpacked = (
-            load_images(f"cifar100:{path}", split=split)  # type: ignore[arg-type]
-            for path in (archive, tmp_path)
-        )
-        assert packed.content_hash == unpacked.content_hash == expected
-
-
-HASHES = {
-    "train": "81db0265144bd5434f79f8f88f42c54bffd80f7cc710da301678e0445a6f5244",
-    "heldout": "58742ef4534cbcadeefab28cfc5f7062e787b7291d1dc5502c7bd048e944ef3e",
-}
-
-
-def test_other_sizes_are_resized_and_said(tmp_path: Path):
-    read = load_images(f"cifar100:{cifar100_folder(tmp_path / 'c')}", split="heldout", size=16)
-    assert read.images.shape == (3, 3, 16, 16)
-    mean = pixels("test").reshape(3, 3, 16, 2, 16, 2).mean((3, 5))
-    np.testing.assert_allclose(read.images, mean, atol=1)
-    assert read.notes[-1] == "all 3 pictures were resized from 32 x 32 to 16 x 16."
+    packed, unpacked = (load_images(f"cifar100:{at}", split="train") for at in (archive, tmp_path))
+    assert packed.content_hash == unpacked.content_hash
 
 
 def test_the_edition_without_duplicates_is_called_so(tmp_path: Path):
@@ -166,14 +140,6 @@ def test_paths_and_archives_that_cannot_be_read(tmp_path: Path):
         assert "\n" not in str(e.value)
 
 
-def test_cifar_10_is_not_taken_for_cifar_100(tmp_path: Path):
-    rows = np.zeros((2, 3072), np.uint8)
-    for name in ("data_batch_1", "test_batch"):
-        write(tmp_path / "c" / name, {b"data": rows, b"labels": [0, 1]})
-    with pytest.raises(SourceError, match="has no train, meta; give cifar100:PATH"):
-        load_images(f"cifar100:{tmp_path / 'c'}", split="train")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -207,28 +173,91 @@ def test_meta_without_100_fine_names_is_refused(tmp_path: Path, names: Any):
         load_images(f"cifar100:{folder}", split="train")
 
 
-@pytest.mark.parametrize("name", ["test", "meta"])
-@pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps(batch("test"))[:-40]])
-def test_truncated_pickles_are_named(tmp_path: Path, name: str, content: bytes):
-    folder = cifar100_folder(tmp_path / "c")
-    (folder / name).write_bytes(content)
-    with pytest.raises(SourceError, match=f"{name} is not a readable pickle") as caught:
-        load_images(f"cifar100:{folder}", split="heldout")
-    assert "\n" not in str(caught.value)
+# CIFAR-10
+
+
+def cifar_folder(folder: Path, *, protocol: int = 2, keys: type = bytes, n: int = 4) -> None:
+    folder.mkdir(parents=True)
+    for name in [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]:
+        rng = np.random.default_rng(len(name) + ord(name[-1]))
+        batch = {
+            "batch_label": name,
+            "data": rng.integers(0, 256, (n, 3072), dtype=np.uint8),
+            "labels": rng.integers(0, 10, n).tolist(),
+            "filenames": [f"{index}.png" for index in range(n)],
+        }
+        if keys is bytes:
+            batch = {key.encode(): value for key, value in batch.items()}  # type: ignore[misc]
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=protocol))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("keys", [bytes, str])
+def test_cifar10_folder(tmp_path: Path, protocol: int, keys: type):
+    cifar_folder(tmp_path / "cifar-10-batches-py", protocol=protocol, keys=keys)
+    train = load_images(f"cifar10:{tmp_path}", split="train")
+    heldout = load_images(f"cifar10:{tmp_path / 'cifar-10-batches-py'}", split="heldout")
+    assert train.images.shape == (20, 3, 32, 32)
+    assert heldout.images.shape == (4, 3, 32, 32)
+    rng = np.random.default_rng(len("test_batch") + ord("h"))
+    np.testing.assert_array_equal(
+        heldout.images.reshape(4, 3072), rng.integers(0, 256, (4, 3072), dtype=np.uint8)
+    )
+    assert train.class_names == CIFAR_CLASSES
+
+
+def test_cifar10_archive_and_cifair(tmp_path: Path):
+    cifar_folder(tmp_path / "ciFAIR-10")
+    archive = tmp_path / "c.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(tmp_path / "ciFAIR-10", "cifar-10-batches-py")
+    packed = load_images(f"cifar10:{archive}", split="train")
+    unpacked = load_images(f"cifar10:{tmp_path}", split="train")
+    assert packed.content_hash == unpacked.content_hash
+    assert load_images(f"cifar10:{archive}", split="heldout", size=16).images.shape[2:] == (16, 16)
+    for batch in (tmp_path / "ciFAIR-10").glob("data_*"):
+        batch.unlink()
+    fair = load_images(f"cifar10:{tmp_path / 'ciFAIR-10'}", split="heldout")
+    assert (len(fair), fair.name) == (4, "ciFAIR-10")
+    with pytest.raises(SourceError, match=r"has no data_batch_1, .*cifar-10-python\.tar\.gz"):
+        load_images(f"cifar10:{tmp_path / 'ciFAIR-10'}", split="train")
+    archive.write_bytes(archive.read_bytes()[:200])
+    with pytest.raises(SourceError, match="not a readable"):
+        load_images(f"cifar10:{archive}", split="train")
 
 
 class Malicious:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.path,))
+        return (os.mkdir, (self.where,))
+
+    where = ""
 
 
-@pytest.mark.parametrize("name", ["test", "meta"])
-def test_nothing_in_a_file_is_run(tmp_path: Path, name: str):
-    folder = cifar100_folder(tmp_path / "c")
-    write(folder / name, {"fine_label_names": Malicious(tmp_path / "owned")}, protocol=4)
-    with pytest.raises(SourceError, match=f"{name} names .*not run"):
-        load_images(f"cifar100:{folder}", split="heldout")
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_malicious_pickle_is_refused_before_it_runs(tmp_path: Path, protocol: int):
+    cifar_folder(tmp_path / "c")
+    Malicious.where = str(tmp_path / "owned")
+    (tmp_path / "c/test_batch").write_bytes(pickle.dumps({b"data": Malicious()}, protocol=protocol))
+    with pytest.raises(SourceError, match=r"test_batch names (posix|nt)\.mkdir.*not run"):
+        load_images(f"cifar10:{tmp_path / 'c'}", split="heldout")
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps({b"data": np.zeros((2, 5), np.uint8), b"labels": [1, 2]}),
+        pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}),
+        pickle.dumps([1, 2]),
+        pickle.dumps({b"data": 1})[:-4],
+        b"",
+        b"not a pickle",
+        pickle.dumps(np.array([{}], dtype=object)),
+    ],
+)
+def test_broken_batches_are_refused(tmp_path: Path, content: bytes):
+    cifar_folder(tmp_path / "c")
+    (tmp_path / "c/test_batch").write_bytes(content)
+    with pytest.raises(SourceError, match="test_batch") as caught:
+        load_images(f"cifar10:{tmp_path / 'c'}", split="heldout")
+    assert "\n" not in str(caught.value)
