@@ -5,7 +5,7 @@
 
 First, forward pass, training and recovery in float64 and float32 on the device have to agree with
 float64 on the CPU, or nothing is timed. Then a training epoch and an evaluation of f are timed at
-the paper's sizes, in float32 and TF32, with and without CUDA graphs. (torch has no bfloat16 for
+the paper's sizes, in float32 and TF32. (torch has no bfloat16 for
 float32 products on CUDA.) Then victims are trained, each to all its levels, and the images of each
 level are recovered from all masks as one batch. After `--minutes` it stops; the same command goes
 on from what FOLDER holds. `--data`: images, tiny-imagenet:PATH for example; without, smooth noise.
@@ -167,13 +167,9 @@ def paces(
             if precision == "tf32" and device.type != "cuda":
                 continue
             with float32_arithmetic(precision, device):
-                for graphs in (False, True):
-                    taken = median_seconds(
-                        partial(train, training=settings, graphs=graphs), repeats
-                    )
-                    launches = "CUDA graphs" if graphs else "plain launches"
-                    case = f"training epoch, {victim.name}, {victim.n_images} images, {precision}"
-                    yield _line(f"{case}, {launches}", taken / n_epochs, "s", repeats)
+                taken = median_seconds(partial(train, training=settings), repeats)
+                case = f"training epoch, {victim.name}, {victim.n_images} images, {precision}"
+                yield _line(case, taken / n_epochs, "s", repeats)
                 taken = median_seconds(partial(f, batch), repeats)
                 case = f"f of {len(batch)} images, {victim.name}, {precision}"
                 yield _line(case, taken, "s", repeats)
