@@ -35,7 +35,7 @@ autoencoder_app = typer.Typer()
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a file of weights does not say."""
+    """Facts that a file of weights lacks."""
 
     arch: Annotated[str | None, "fc:3072-512-512-3072 | unet:16-32-64; else inferred."] = None
     activation: Annotated[

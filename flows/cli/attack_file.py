@@ -106,7 +106,7 @@ def show_pictures(read: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """Whether to attack after preflight, and on what."""
+    """Device of an attack, which preflight may replace."""
 
     device: Device = "auto"
     preflight: Annotated[bool, "Only say whether an attack can work."] = False

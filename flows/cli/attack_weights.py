@@ -35,7 +35,7 @@ Attacks = Annotated[int | None, "--attacks", "How many."]
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """Where results go, and what a file of weights does not say."""
+    """Place of results, and facts that a file of weights lacks."""
 
     target: Out = None
     arch: Annotated[str | None, "mlp:3072-1000-1000-1 | conv:3x32:3072-1000-1; else inferred."] = (
@@ -50,7 +50,7 @@ class Classifier:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known beside the weights, and how results are drawn and shown."""
+    """Facts beside the weights, and how results are drawn and shown."""
 
     data: Annotated[str | None, "folder:PATH of the training images, to score what comes back."] = (
         None

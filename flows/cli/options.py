@@ -120,7 +120,7 @@ class Chosen:
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """Where parts are computed."""
+    """Machines that parts are computed on."""
 
     device: Device = "auto"
     n_workers: Annotated[int, "--workers", "0: one per core, or per GPU."] = 0
