@@ -14,7 +14,8 @@ import os
 import secrets
 import stat
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,12 +26,32 @@ TEMPORARY_PREFIX = ".tmp-"
 
 Content = bytes | Sequence[bytes]
 
+Tree = Mapping[str, Content] | Iterable[tuple[str, Content]]
+"""Files by name; as pairs they may be made while earlier ones are being written."""
+
+S3_SCHEME = "s3://"
+
 WHOLE_BYTES = 2**26
 """The most that a document may have; the files of parts have limits of their own."""
 
 _PIECES_AT_ONCE = 512  # of at least 1,024 that one call takes
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """A file of a place: `modified` in seconds since 1970; another `version` is another content."""
+
+    name: str
+    size: int
+    modified: float
+    version: str
+
+
+def tree_items(files: Tree) -> Iterable[tuple[str, Content]]:
+    """The names and contents of `files`, in order."""
+    return files.items() if isinstance(files, Mapping) else files
 
 
 @contextlib.contextmanager

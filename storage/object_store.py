@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, TypeAlias
 
 from storage.errors import StorageError
 from storage.files import (
+    S3_SCHEME,
     WHOLE_BYTES,
-    Content,
+    FileInfo,
+    Tree,
     create_file,
     full_device_explained,
     open_regular,
     read_bounded,
     sync_folder,
+    tree_items,
     write_file,
     write_synced,
 )
@@ -33,26 +35,7 @@ if TYPE_CHECKING:
 
 Location = str | Path
 
-Tree = Mapping[str, Content] | Iterable[tuple[str, Content]]
-"""Files by name; as pairs they may be made while earlier ones are being written."""
-
-S3_SCHEME = "s3://"
 _WRITERS = 8
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """A file of a place: `modified` in seconds since 1970; another `version` is another content."""
-
-    name: str
-    size: int
-    modified: float
-    version: str
-
-
-def tree_items(files: Tree) -> Iterable[tuple[str, Content]]:
-    """The names and contents of `files`, in order."""
-    return files.items() if isinstance(files, Mapping) else files
 
 
 Place: TypeAlias = "LocalPlace | S3Place"

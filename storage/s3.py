@@ -13,8 +13,15 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 from obstore.store import S3Store
 
 from storage.errors import StorageError, UnsettledError
-from storage.files import WHOLE_BYTES, check_size, pieces_of
-from storage.object_store import S3_SCHEME, FileInfo, Tree, tree_items
+from storage.files import (
+    S3_SCHEME,
+    WHOLE_BYTES,
+    FileInfo,
+    Tree,
+    check_size,
+    pieces_of,
+    tree_items,
+)
 
 _S3_REQUESTS = 16
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import CorruptPartError
-from storage.files import TEMPORARY_PREFIX, reason_of
-from storage.object_store import FileInfo, Location, Place, open_place
+from storage.files import TEMPORARY_PREFIX, FileInfo, reason_of
+from storage.object_store import Location, Place, open_place
 from storage.pairs.image_table import image_table, pack_images
 from storage.pairs.layout import (
     CHECKED_COLUMNS,
