@@ -245,7 +245,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str)
 @pytest.mark.parametrize(
     ("recipe", "settings", "said"),
     [
-        ("demo", {"sampling.images_per_run": "1"}, "images_per_run=1 is too small"),
+        ("demo", {"sampling.images_per_run": "1"}, "images_per_run=1 must be at least 2; a run needs an image of each label"),
         ("demo", {"sampling.phases.0.n_runs": "25"}, "use 28"),
         ("demo", {"seed": "x"}, "seed='x'"),
         ("demo", {"experiment.attack.save_at": "300,100"}, "must be increasing"),
@@ -253,7 +253,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str)
         ("demo", {"further_attacks": "ica"}, "kind must be one of kkt, span, span_then_kkt"),
         ("demo", {"further_attacks": "span,span"}, "['span', 'span'] names a kind twice"),
         ("demo", {"further_attacks": '[{"kind":"span","n_images":1}]'},
-         "further_attacks.0: n_images=1; "),
+         "further_attacks.0: n_images=1 must be at least 2"),
         ("demo", {"experiment.n_attacks": "2"}, "with n_attacks=2; set n_attacks to 1"),
         ("demo", {"experiment.victim.conv": '{"kernel":3,"channels":4}'},
          "attack.kind='span' on a victim whose first layer is a convolution of 3x3"),
