@@ -129,7 +129,9 @@ class Recipe:
 
     def with_sampling(self, split: Split, sampling: Sampling) -> Recipe:
         """The same, with other runs of one split."""
-        return replace(self, **{"sampling" if split == "train" else "heldout": sampling})  # type: ignore[arg-type]
+        if split == "train":
+            return replace(self, sampling=sampling)
+        return replace(self, heldout=sampling)
 
     def further_campaigns(self) -> dict[str, Campaign]:
         """By kind, the held-out campaign with another attack: the same victims, seeds and all."""

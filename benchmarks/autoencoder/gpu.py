@@ -5,11 +5,11 @@
 
 First, forward pass, training and recovery in float64 and float32 on the device have to agree with
 float64 on the CPU, or nothing is timed. Then a training epoch and an evaluation of f are timed at
-the paper's sizes, in float32 and TF32. (torch has no bfloat16 for
-float32 products on CUDA.) Then victims are trained, each to all its levels, and the images of each
-level are recovered from all masks as one batch. After `--minutes` it stops; the same command goes
-on from what FOLDER holds. `--data`: images, tiny-imagenet:PATH for example; without, smooth noise.
-With --quick it works on a CPU too, at sizes that show nothing.
+the paper's sizes, in float32 and TF32. (torch has no bfloat16 for float32 products on CUDA.) Then
+victims are trained, each to all its levels, and the images of each level are recovered from all
+masks as one batch. After `--minutes` it stops; the same command goes on from what FOLDER holds.
+`--data`: images, tiny-imagenet:PATH for example; without, smooth noise. With --quick it works on a
+CPU too, at sizes that show nothing.
 """
 
 from __future__ import annotations
