@@ -24,6 +24,7 @@ from tasks.workspace import Workspace
 ONE_WORKER = Workers(n_workers=1, device="cpu")
 
 
+@pytest.mark.slow
 def test_grey_goes_from_the_source_to_the_page(
     tiny: Recipe, tmp_path: Path, prefect_server: None
 ) -> None:

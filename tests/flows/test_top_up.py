@@ -156,6 +156,7 @@ def cancelled_when_grown(tmp_path: Path) -> Iterator[Path]:
     thread.join()
 
 
+@pytest.mark.slow
 def test_cancelled_on_the_way_it_goes_on_to_the_same_dataset(
     finished, recipe: Recipe, attentive: None, cancelled_when_grown: Path
 ) -> None:
@@ -228,6 +229,7 @@ def test_killed_on_the_way_it_goes_on_to_the_same_dataset(
     assert content(store) == content(root)
 
 
+@pytest.mark.slow
 def test_the_bound_ends_it_at_the_last_whole_round(
     prefect_server: None, recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -238,6 +240,7 @@ def test_the_bound_ends_it_at_the_last_whole_round(
     assert (twice["ending"], twice["runs"], twice["runs at most"]) == ("bound", 12, 12)
 
 
+@pytest.mark.slow
 def test_an_attack_that_brings_nothing_new_ends_it(
     prefect_server: None, recipe: Recipe, tmp_path: Path
 ) -> None:

@@ -198,6 +198,7 @@ def test_any_history_on_s3(s3: S3Server):
     explore(lambda: s3.location(str(next(numbers))), n_examples=4, n_steps=8)
 
 
+@pytest.mark.slow
 def test_death_at_every_call(memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Before and after each call by which the store changes: all of a part is there, or nothing."""
     root = memory_path / "s"

@@ -236,6 +236,7 @@ def test_readers_are_disjoint_and_complete(
         assert n_noise(batches) == made_up_before(n, 0.1 / 1.1)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_resuming_gives_the_rest(dataset: Dataset, data: Any) -> None:
