@@ -76,7 +76,7 @@ def demo() -> Recipe:
         heldout=one_phase(4, images=20, per_part=2),
         further_attacks=(SpanAttack(n_images=40),),
         curation=Curation(n_subsets=20),
-        restorers=small_restorers(),
+        restorers=small_restorers(fitted=True),
         evaluation=Evaluation(n_samples=8),
     )
 

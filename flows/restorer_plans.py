@@ -18,13 +18,19 @@ from recon_core.restore import (
 from tasks.training.validation import Validation
 
 
-def small_restorers(longer: int = 1) -> dict[str, RestorerPlan]:
-    """Both restorers at the size that a CPU trains in about `longer` minutes."""
+def small_restorers(longer: int = 1, *, fitted: bool = False) -> dict[str, RestorerPlan]:
+    """Both restorers at the size that a CPU trains in about `longer` minutes. `fitted`: they go as
+    far from a picture as helps images that they have not seen."""
     plans = {}
     for name in ("bf_dncnn", "edm"):
         training = CPU_TRAININGS[name]
         training = replace(training, n_steps=longer * training.n_steps)
-        plans[name] = RestorerPlan(restorer=CPU_RESTORERS[name], training=training)
+        validation = Validation()
+        if fitted:
+            validation = Validation(every=training.n_steps, n_samples=8, strength="fitted")
+        plans[name] = RestorerPlan(
+            restorer=CPU_RESTORERS[name], training=training, validation=validation
+        )
     return plans
 
 

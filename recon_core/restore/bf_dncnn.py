@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recon_core.metrics import ssim_pairs
-from recon_core.restore.examples import Examples, to_network, to_pictures
+from recon_core.restore.examples import Examples, part_of_the_way, to_network, to_pictures
 from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 
@@ -32,7 +32,7 @@ HALVES = (torch.float16, torch.bfloat16)
 class BFDnCNN(Strict):
     """The bias-free convolutional restorer. Defaults are those of Mohan et al. 2020. `loss_terms`:
     "mse" is the paper's mean squared error; "mse+ssim" adds `ssim_weight` * (1 - SSIM), our
-    departure, since the mean squared error alone blurs."""
+    departure, since the mean squared error alone blurs. `strength`: see `EDM`."""
 
     kind: Literal["bf_dncnn"] = "bf_dncnn"
     depth: int = 20
@@ -40,11 +40,13 @@ class BFDnCNN(Strict):
     patch: int = 1
     loss_terms: Literal["mse", "mse+ssim"] = "mse"
     ssim_weight: float = 0.1
+    strength: float = 1.0
 
     def __post_init__(self) -> None:
         if self.depth < 2:
             raise ValueError(f"depth={self.depth} is too small; the first and last layer make 2")
         self._at_least(1, "n_channels", "patch")
+        self._within("[0, 1]", "strength")
 
     def build(self, *, seed: int) -> nn.Module:
         """A freshly initialised network, on the CPU; the same seed gives the same weights."""
@@ -102,7 +104,7 @@ class BFDnCNN(Strict):
             inputs = to_network(condition[part])
             restored[part] = to_pictures(net(inputs.contiguous(memory_format=torch.channels_last)))
             progress(min(1.0, (start + batch_size) / len(condition)))
-        return restored.unsqueeze(0)
+        return part_of_the_way(condition, restored, self.strength).unsqueeze(0)
 
 
 class BFDnCNNNet(nn.Module):

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor, nn
 
-from recon_core.restore.examples import Examples, to_network, to_pictures
+from recon_core.restore.examples import Examples, part_of_the_way, to_network, to_pictures
 from recon_core.restore.unet import UNET_SIZES, UNet, UNetSizeName
 from recon_core.strict import Strict
 from recon_core.threads import share_of
@@ -34,7 +34,8 @@ Denoiser = Callable[[Tensor, float], Tensor]
 class EDM(Strict):
     """The diffusion restorer. Defaults are EDM's for CIFAR-10, which the paper kept. ln sigma ~
     N(P_mean, P_std^2) in training; `n_steps` Heun steps from sigma_max to sigma_min with exponent
-    rho when sampling, two network evaluations each but the last."""
+    rho when sampling, two network evaluations each but the last. `strength`: the share of the way
+    from a picture to the network's answer that a restoration goes, which a validation can fit."""
 
     kind: Literal["edm"] = "edm"
     size: UNetSizeName = "paper"
@@ -47,6 +48,7 @@ class EDM(Strict):
     sigma_min: float = 0.002
     sigma_max: float = 80.0
     rho: float = 7.0
+    strength: float = 1.0
 
     def __post_init__(self) -> None:
         if self.size not in UNET_SIZES:
@@ -57,6 +59,7 @@ class EDM(Strict):
             raise ValueError(
                 f"sigma_min={self.sigma_min} must be above 0 and below sigma_max={self.sigma_max}"
             )
+        self._within("[0, 1]", "strength")
 
     def build(self, *, seed: int) -> nn.Module:
         """A freshly initialised network F, on the CPU; the same seed gives the same weights."""
@@ -171,7 +174,7 @@ class EDM(Strict):
             state = flat_noise[part].to(device, torch.float64)
             drawn = heun(self._denoiser(net, given), state, sigmas, progress=share).float()
             restored[part] = to_pictures(drawn + given if self.target == "residual" else drawn)
-        return restored.view(n_samples, *shape)
+        return part_of_the_way(condition, restored.view(n_samples, *shape), self.strength)
 
     def _denoiser(self, net: nn.Module, condition: Float32[Tensor, "n 3 h w"]) -> Denoiser:
         labels = torch.zeros(len(condition), N_AUGMENT, device=condition.device)

@@ -62,7 +62,8 @@ class PairExamples(IterableDataset[Batch]):
     `condition` and `target` float32 (b, 3, h, w) in [-1, 1], grey ones three times; `augment`
     float32 (b, 9). The last batch of an epoch is smaller. `curation` says which pairs occur how
     often and how much noise is added; None: each pair once, and no noise. `images_for_noise`, uint8
-    (n, c, h, w), are needed where noise or mixtures are added.
+    (n, c, h, w), are needed where noise or mixtures are added. `left_out`: ids of images whose
+    pairs no curation gives.
 
     Iterating gives what is left of the epoch, and after its end nothing: call `set_epoch` for each
     epoch, or be `endless`. Workers of a DataLoader get copies: only a StatefulDataLoader carries
@@ -78,6 +79,7 @@ class PairExamples(IterableDataset[Batch]):
         seed: int,
         curation: Curation | None = None,
         images_for_noise: npt.NDArray[np.uint8] | None = None,
+        left_out: npt.NDArray[np.int64] | None = None,
         rank: int = 0,
         world_size: int = 1,
         endless: bool = False,
@@ -114,12 +116,15 @@ class PairExamples(IterableDataset[Batch]):
         self._shapes = {"condition": picture, "target": picture, "augment": (N_AUGMENT,)}
         self._n_averaged = max(1, round(dataset.n_targets / max(1, dataset.n_runs)))
         self._z = np.zeros(0, np.int64)
+        self._left_out = np.zeros(0, np.int64) if left_out is None else left_out
         if curation is not None:
             self._z = occurrences(*dataset.image_counts(curation.min_iteration))
-            if not self._z.any():
+            if not np.delete(self._z, self._left_out[self._left_out < len(self._z)]).any():
+                others = "" if left_out is None else f" of other than {len(left_out)} images"
                 raise StorageError(
-                    f"none of the {dataset.n_pairs} pairs is a confident one from iteration "
-                    f"{curation.min_iteration} on; lower min_iteration or generate more runs"
+                    f"none of the {dataset.n_pairs} pairs{others} is a confident one from "
+                    f"iteration {curation.min_iteration} on; lower min_iteration or generate more "
+                    "runs"
                 )
         self._settings = {
             "dataset": dataset.content_hash,
@@ -129,6 +134,8 @@ class PairExamples(IterableDataset[Batch]):
             "world_size": world_size,
             **self._reading,
         }
+        if left_out is not None:
+            self._settings["left_out"] = left_out.tolist()
         self._at = _Position()
 
     @property
@@ -185,7 +192,7 @@ class PairExamples(IterableDataset[Batch]):
         curation, size = self._curation, self._batch_size
         stream = PairStream(
             self._dataset,
-            repeats=_Repeats(curation, self._z, at.epoch) if curation else None,
+            repeats=_Repeats(curation, self._z, self._left_out, at.epoch) if curation else None,
             seed=self._seed,
             epoch=at.epoch,
             share=share,
@@ -272,10 +279,16 @@ class _Repeats:
 
     curation: Curation
     z: npt.NDArray[np.int64]
+    left_out: npt.NDArray[np.int64]
     epoch: int
 
     def __call__(self, part: int, columns: Arrays) -> npt.NDArray[np.int64]:
-        return curated_repeats(columns, self.z, curation=self.curation, part=part, epoch=self.epoch)
+        times = curated_repeats(
+            columns, self.z, curation=self.curation, part=part, epoch=self.epoch
+        )
+        if len(self.left_out):
+            times[np.isin(columns["image_id"], self.left_out)] = 0
+        return times
 
 
 class _MadeUp:

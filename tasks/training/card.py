@@ -93,4 +93,16 @@ def _validation(card: Mapping[str, Any]) -> list[str]:
         "|---|---|",
     ]
     shown += [f"| {step:,} | {ssim:.4f} |" for step, ssim in found["ssim_curve"]]
+    if curve := found["strength_curve"]:
+        fitted = card["restorer"]["strength"]
+        shown += [
+            "",
+            f"The strength is {fitted:g}: restorations go this share of the way from the picture "
+            "to the network's answer. The images of these pairs were in no example of the "
+            "training. " + ("" if fitted else "No strength helps them beyond chance."),
+            "",
+            "| strength | SSIM |",
+            "|---|---|",
+        ]
+        shown += [f"| {strength:g} | {ssim:.4f} |" for strength, ssim in curve]
     return shown

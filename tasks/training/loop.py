@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,12 +36,14 @@ from tasks.training.state import (
 from tasks.training.validation import (
     HeldOut,
     Validation,
+    fitted_strength,
     for_validation,
     score,
 )
 
 CHECKPOINT_SHARE = 0.05  # at most this part of the time is spent on writing checkpoints
 
+Arrays = dict[str, npt.NDArray[Any]]
 OnStep = Callable[[int, int, float], None]
 """Called after each step with (steps done, steps in all, loss)."""
 
@@ -185,13 +188,14 @@ class Trainer:
         if self.validation.keep == "best" and best is not None and best[0] != step:
             step = best[0]
             weights = load_best(self.out, self.fingerprint, step)
+        restorer, curve = self._fitted(weights)
         card = {
             **facts,
             "fingerprint": self.fingerprint,
-            "restorer": asdict(self.restorer),
+            "restorer": asdict(restorer),
             "training": asdict(self.training),
             "step": step,
-            "validation": self._validation_facts(),
+            "validation": self._validation_facts(curve),
             "n_parameters": sum(p.numel() for p in self.fit.net.parameters()),
             "seconds": round(time.monotonic() - self.started, 3),
             "device": torch.device(self.device).type,
@@ -208,13 +212,28 @@ class Trainer:
         remove(self.out, LATEST)
         return card
 
-    def _validation_facts(self) -> dict[str, Any] | None:
+    def _fitted(self, weights: Arrays) -> tuple[Restorer, list[tuple[float, float]]]:
+        """The restorer with the strength that its validation asks for, and what was compared."""
+        if self.held_out is None or self.validation.strength == "full":
+            return self.restorer, []
+        net = self.restorer.build(seed=0)
+        net.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+        _ssim, restored = score(
+            replace(for_validation(self.restorer, self.validation), strength=1.0),
+            net.to(self.device), self.held_out,
+            device=self.device, n_samples=self.validation.n_samples,
+        )  # fmt: skip
+        strength, curve = fitted_strength(restored, self.held_out)
+        return replace(self.restorer, strength=strength), curve
+
+    def _validation_facts(self, strengths: list[tuple[float, float]]) -> dict[str, Any] | None:
         if self.held_out is None:
             return None
         best = self.record.best
         return {
             **asdict(self.validation),
             **self.held_out.facts(),
+            "strength_curve": strengths,
             "ssim_curve": self.record.validations,
             "best": None if best is None else {"step": best[0], "ssim": best[1]},
         }

@@ -39,7 +39,10 @@ SCHEMA, VERSION = "palimpsest-restorer", 1
 
 LATER_SETTINGS = {"precision": "float32", "accumulate": 1, "mirror": False}
 """Settings that came later, as what was trained before had them: its fingerprint stays."""
-LATER_RESTORER_SETTINGS: dict[str, dict[str, Any]] = {"edm": {"target": "image"}}
+LATER_RESTORER_SETTINGS: dict[str, dict[str, Any]] = {
+    "edm": {"target": "image", "strength": 1.0},
+    "bf_dncnn": {"strength": 1.0},
+}
 """The same of each kind of restorer; models that were written before lack them."""
 WHOLE_MODEL = "use the model as it was written, update the program, or train again"
 
@@ -93,9 +96,15 @@ def train_restorer(
         )
     held_out = read_held_out(dataset, validation, curation) if validation.every else None
     seen = dataset.without(held_out.parts) if held_out else dataset
+    left_out = None
+    if held_out and validation.strength == "fitted":
+        left_out = np.unique(held_out.image_ids)
+        within = left_out[left_out < len(images_for_noise)]
+        images_for_noise = np.delete(images_for_noise, within, axis=0)
     feed = PairExamples(
         seen, batch_size=training.batch_size // group.size, seed=training.seed, curation=curation,
-        images_for_noise=images_for_noise, rank=group.rank, world_size=group.size, endless=True,
+        images_for_noise=images_for_noise, left_out=left_out, rank=group.rank,
+        world_size=group.size, endless=True,
     )  # fmt: skip
     trainer = Trainer(
         restorer, training, feed, out=out, device=device, fingerprint=fingerprint, group=group,
@@ -234,8 +243,8 @@ def training_fingerprint(
     }
     if validation.every:
         body["held_out"] = held_out_parts(dataset, validation.n_parts)
-    if validation.keep == "best":
-        body["validation"] = asdict(validation)
+    if validation.keep == "best" or validation.strength == "fitted":
+        body["validation"] = _without({"strength": "full"}, asdict(validation))
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

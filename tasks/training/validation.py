@@ -2,8 +2,8 @@
 
 Whole parts of the store are held out, the smallest by SHA-256 of their numbers, so that a store
 that grows mostly keeps them. Of their confident pairs a fixed random selection is scored, without
-augmentation where there are any. Their images may occur in other runs: how well a restorer does on
-images that it has not seen is the evaluation's part.
+augmentation where there are any. Unless the strength is fitted, their images may occur in other
+runs: how well a restorer does on images that it has not seen is the evaluation's part.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from torch import Tensor, nn
 from recon_core.balance import Curation
 from recon_core.metrics import ssim_pairs
 from recon_core.restore import EDM, Restorer
-from recon_core.restore.examples import make_examples, to_pictures
+from recon_core.restore.examples import make_examples, part_of_the_way, to_pictures
+from recon_core.summary import t_interval
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
 from storage.pairs.stream import PairStream
 from tasks.dataset.pair_stream import in_rgb
+
+STRENGTHS = tuple(k / 10 for k in range(11))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,9 @@ class Validation:
     of each pair, whose mean is scored; a single one of a diffusion restorer says more about its
     sharpness than about what it knows. `n_sampler_steps`: its Heun steps there (None: its own
     number). `keep`: the model is the "last" weights, as in the image restoration paper, or those of
-    the "best" validation.
+    the "best" validation. `strength` "fitted": the images of the held-out pairs are kept out of the
+    training altogether, in whatever run, and the model goes from a picture as far towards the
+    network's answer as helps them most; nowhere if none helps them beyond chance.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -49,6 +54,7 @@ class Validation:
     n_samples: int = 1
     n_sampler_steps: int | None = None
     keep: Literal["last", "best"] = "last"
+    strength: Literal["full", "fitted"] = "full"
 
     def __post_init__(self) -> None:
         if self.every < 0:
@@ -59,8 +65,11 @@ class Validation:
             raise ValueError(f"n_samples={self.n_samples} must be 1 or more")
         if self.n_sampler_steps is not None and self.n_sampler_steps < 2:
             raise ValueError(f"n_sampler_steps={self.n_sampler_steps}; a sampler needs at least 2")
-        if self.keep == "best" and not self.every:
-            raise ValueError("keep='best' needs validations; set validation.every, e.g. to 1000")
+        for name, value in (("keep", "best"), ("strength", "fitted")):
+            if getattr(self, name) == value and not self.every:
+                raise ValueError(
+                    f"{name}={value!r} needs validations; set validation.every, e.g. to 1000"
+                )
 
     def due(self, step: int, n_steps: int) -> bool:
         """True if the weights after `step` steps are validated."""
@@ -69,10 +78,12 @@ class Validation:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """The scored pairs: pictures in [0, 1] before restoration, and what they should become."""
+    """The scored pairs: pictures in [0, 1] before restoration, and what they should become, which
+    are the images `image_ids`."""
 
     parts: tuple[int, ...]
     unaugmented: bool
+    image_ids: npt.NDArray[np.int64]
     inputs: Float32[Tensor, "n c h w"]
     targets: Float32[Tensor, "n c h w"]
     ssim_inputs: float
@@ -117,7 +128,7 @@ def read_held_out(dataset: Dataset, validation: Validation, curation: Curation) 
                 in_rgb(to_pictures(made)) for made in (examples.condition, examples.target)
             )
             ssim = float(ssim_pairs(inputs, targets).mean())
-            return HeldOut(parts, unaugmented, inputs, targets, ssim)
+            return HeldOut(parts, unaugmented, batch["image_id"], inputs, targets, ssim)
     raise StorageError(
         f"the held-out parts {list(parts)} of {dataset.root} have no confident pair from iteration "
         f"{curation.min_iteration} on; raise validation.n_parts or set validation.every=0"
@@ -135,6 +146,28 @@ def score(
     samples = restorer.restore(net, inputs, n_samples=n_samples, seeds=seeds)
     restored = samples.mean(dim=0).cpu().nan_to_num(nan=0.0)
     return float(ssim_pairs(restored, held_out.targets).mean()), restored
+
+
+def fitted_strength(
+    restored: Float32[Tensor, "n c h w"], held_out: HeldOut
+) -> tuple[float, list[tuple[float, float]]]:
+    """(strength with which restorations help the held-out pairs, [(strength, mean SSIM)]).
+
+    Of eleven strengths the one with the highest mean; 0 unless the interval of the mean gain, over
+    images, is above 0. `restored` are the answers with strength 1.
+    """
+    table = torch.stack(
+        [
+            ssim_pairs(part_of_the_way(held_out.inputs, restored, s), held_out.targets)
+            for s in STRENGTHS
+        ]
+    ).numpy()
+    curve = [(s, float(row.mean())) for s, row in zip(STRENGTHS, table, strict=True)]
+    best = int(table.mean(axis=1).argmax())
+    _ids, image = np.unique(held_out.image_ids, return_inverse=True)
+    gains = np.bincount(image, table[best] - table[0]) / np.bincount(image)
+    helps = len(gains) > 1 and t_interval(gains.tolist())[0] > 0
+    return (STRENGTHS[best] if helps else 0.0), curve
 
 
 def for_validation(restorer: Restorer, validation: Validation) -> Restorer:

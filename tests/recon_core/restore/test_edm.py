@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -101,6 +102,19 @@ def test_restorations_from_residuals_are_the_condition_and_what_it_lacks() -> No
     for half in lacked.split(32, dim=1):
         assert half.mean().item() == pytest.approx(MU, abs=0.01)
         assert half.std().item() == pytest.approx(STD, rel=0.02)
+
+
+@pytest.mark.parametrize("target", ["image", "residual"])
+def test_every_sample_goes_its_share_of_the_way(target: Literal["image", "residual"]) -> None:
+    pictures = torch.rand(4, 3, 8, 8, generator=generator())
+    whole, part, none = (
+        EDM(n_steps=4, target=target, strength=strength).restore(
+            KnowsTheGaussian(), pictures, n_samples=2, seeds=torch.arange(4)
+        )
+        for strength in (1.0, 0.25, 0.0)
+    )
+    assert torch.allclose(part, 0.75 * pictures + 0.25 * whole, atol=1e-6)
+    assert torch.equal(none, pictures.expand(2, -1, -1, -1, -1))
 
 
 def test_the_last_step_has_no_correction() -> None:

@@ -193,6 +193,24 @@ def test_conditions_are_reconstructions_fitted_to_the_range(dataset: Dataset) ->
             assert (choices - condition).abs().amax(dim=(1, 2, 3)).min() < 1e-6
 
 
+def test_images_that_are_left_out_are_in_no_pair(dataset: Dataset) -> None:
+    left_out = np.array([2, 5, 900])
+    kept = Counter[bytes]()
+    for receipt in dataset.receipts:
+        c = dataset.read(receipt.part, [*NAMES])
+        for row in np.flatnonzero(~np.isin(c["targets/image_id"], left_out)):
+            kept[c["targets/image"][row].tobytes() + c["targets/augment"][row].tobytes()] += 1
+    everything = expected_pairs(dataset, CURATION)
+    given = targets(examples(dataset, left_out=left_out))
+    assert given == Counter({row: n for row, n in everything.items() if row in kept})
+    assert 0 < given.total() < everything.total()
+    other = examples(dataset).state_dict()
+    with pytest.raises(StoreMismatchError, match="left_out"):
+        examples(dataset, left_out=left_out).load_state_dict(other)
+    with pytest.raises(StorageError, match="of other than 12 images is a confident one"):
+        examples(dataset, left_out=np.arange(12))
+
+
 def test_without_a_curation_each_pair_comes_once(dataset: Dataset) -> None:
     batches = list(examples(dataset, curation=None, images_for_noise=None))
     assert targets(batches) == expected_pairs(dataset, None)

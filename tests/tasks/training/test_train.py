@@ -96,6 +96,7 @@ def test_a_training_leaves_a_model_and_its_card(dataset: Dataset, tmp_path: Path
         "patch": 1,
         "loss_terms": "mse",
         "ssim_weight": 0.1,
+        "strength": 1.0,
     }
     assert card["dataset"] == {
         "content_hash": dataset.content_hash,

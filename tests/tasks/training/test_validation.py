@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +19,15 @@ from storage.checkpoints import load_checkpoint
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
+from tasks.dataset.pair_stream import PairExamples
 from tasks.training import loop as train_loop
+from tasks.training import train as training
+from tasks.training.train import load_restorer
 from tasks.training.validation import (
+    HeldOut,
     Validation,
     _rank,
+    fitted_strength,
     for_validation,
     held_out_parts,
     read_held_out,
@@ -204,6 +210,69 @@ def test_a_training_never_goes_back_before_its_best(dataset: Dataset, tmp_path: 
         assert (latest[1]["step"] if latest else None) == step
 
 
+def with_images(ids: list[int], gain: list[float]) -> tuple[torch.Tensor, HeldOut]:
+    """Answers that go twice as far as they should, the targets' way or against it, times `gain`."""
+    noise = torch.Generator().manual_seed(0)
+    targets = torch.rand(len(ids), 3, SIDE, SIDE, generator=noise)
+    inputs = (targets + 0.2 * torch.randn(targets.shape, generator=noise)).clamp(0, 1)
+    restored = inputs + 2 * torch.tensor(gain)[:, None, None, None] * (targets - inputs)
+    ssim = float(ssim_pairs(inputs, targets).mean())
+    return restored, HeldOut((0,), True, np.array(ids), inputs, targets, ssim)
+
+
+@pytest.mark.parametrize(
+    ("ids", "gain", "wanted"),
+    [
+        ([0, 1, 2, 3, 4, 5], [1.0] * 6, 0.5),  # all the way is twice too far
+        ([0, 1, 2, 3, 4, 5], [-1.0] * 6, 0.0),  # away from the target
+        ([0, 1, 2, 3, 4, 5], [1.0, 1.0, -1.0, 0.1, -1.0, 0.1], 0.0),  # by chance
+        ([7, 7, 7, 7, 7, 7], [1.0] * 6, 0.0),  # one image tells nothing of others
+    ],
+)
+def test_the_strength_is_what_helps_beyond_chance(
+    ids: list[int], gain: list[float], wanted: float
+) -> None:
+    restored, held_out = with_images(ids, gain)
+    strength, curve = fitted_strength(restored, held_out)
+    assert strength == wanted
+    assert [s for s, _ in curve] == [k / 10 for k in range(11)]
+    assert curve[0][1] == pytest.approx(held_out.ssim_inputs)
+    assert curve[-1][1] == pytest.approx(float(ssim_pairs(restored, held_out.targets).mean()))
+
+
+def test_a_fitted_restorer_has_not_seen_the_images_and_keeps_its_strength(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted = replace(EVERY_4, strength="fitted")
+    ids = np.unique(read_held_out(dataset, fitted, CURATION).image_ids)
+    feeds: list[dict[str, Any]] = []
+
+    class Feed(PairExamples):
+        def __init__(self, *given: Any, **settings: Any) -> None:
+            feeds.append(settings)
+            super().__init__(*given, **settings)
+
+    monkeypatch.setattr(training, "PairExamples", Feed)
+    monkeypatch.setattr(train_loop, "fitted_strength", lambda *_: (0.3, [(0.3, 0.5)]))
+    out = tmp_path / "out"
+    card = validated(dataset, out, validation=fitted)
+    assert feeds[0]["left_out"].tolist() == ids.tolist()
+    others = np.delete(images(), ids, axis=0)
+    assert np.array_equal(feeds[0]["images_for_noise"], others)
+    assert card["restorer"]["strength"] == 0.3
+    assert "| 0.3 | 0.5000 |" in (out / "MODEL_CARD.md").read_text()
+    restorer, net = load_restorer(out, device="cpu")
+    pictures = torch.rand(2, 3, SIDE, SIDE)
+    part, whole = (
+        one.restore(net, pictures, n_samples=1, seeds=torch.arange(2))[0]
+        for one in (restorer, RESTORER)
+    )
+    assert torch.allclose(part, pictures + 0.3 * (whole - pictures))
+    # Finished is finished: the fitted strength is no other setting.
+    assert validated(dataset, out, validation=fitted) == json.loads(json.dumps(card))
+    assert validated(dataset, tmp_path / "full")["fingerprint"] != card["fingerprint"]
+
+
 def test_the_best_of_other_settings_is_forgotten(dataset: Dataset, tmp_path: Path) -> None:
     validated(dataset, tmp_path / "out")
     assert (tmp_path / "out" / "best.json").exists()
@@ -297,6 +366,7 @@ def test_held_out_parts_without_confident_pairs_are_refused(dataset: Dataset) ->
         ({"n_sampler_steps": 1}, "n_sampler_steps=1"),
         ({"n_samples": 0}, "n_samples=0"),
         ({"every": 0, "keep": "best"}, "keep='best' needs validations"),
+        ({"every": 0, "strength": "fitted"}, "strength='fitted' needs validations"),
     ],
 )
 def test_impossible_validations_are_refused(changed: dict[str, object], message: str) -> None:
