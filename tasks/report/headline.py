@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from recon_core.attacks.family_run import FamilyRun
@@ -89,6 +90,23 @@ def method_title(name: str, kind: str = "trained") -> tuple[str, str, str]:
     )
     said = "one sample" if count == "1" else f"mean of {count}"
     return f"{title}, {said}", f"{title} ×{count}", f"{note}, {how}"
+
+
+def strengths(restorers: Mapping[str, Any]) -> str:
+    """Words for how far restorers go from a picture, where that was fitted; "" if nowhere was.
+    `restorers` are cards by name."""
+    said = []
+    for name, card in restorers.items():
+        if (card.get("validation") or {}).get("strength_curve"):
+            strength = card["restorer"]["strength"]
+            far = f"goes {strength:.0%} of the way" if strength else "leaves it as it is"
+            said.append(f"{method_title(name)[0]} {far}")
+    if not said:
+        return ""
+    return (
+        "How far each goes from a picture to its own answer was fitted to pictures of images that "
+        f"it had not seen, and none goes where that does not help beyond chance: {'; '.join(said)}."
+    )
 
 
 def _stem(name: str) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from tasks.report.headline import (
     attacker,
     criterion_title,
     method_title,
+    strengths,
     victims,
 )
 from tasks.report.record import (
@@ -148,6 +149,7 @@ def _render(
         most_inline=math.inf,
         styles=styles(record),
         best=best,
+        strengths=strengths(context["restorers"]),
         trained=trained(record),
         sampled=sampled_means(record),
         others={

@@ -36,7 +36,19 @@ CONTEXT = {
     "seeds": {"root_seed": 17},
     "versions": {"torch": "9.9"},
     "pairs": {"n_pairs": 12345},
-    "restorers": {"edm": {"n_steps": 678, "loss_curve": [[1, 0.98765]]}},
+    "restorers": {
+        "edm": {
+            "n_steps": 678,
+            "loss_curve": [[1, 0.98765]],
+            "restorer": {"strength": 0.3},
+            "validation": {"strength_curve": [[0.0, 0.4], [0.3, 0.5]]},
+        },
+        "bf_dncnn": {
+            "restorer": {"strength": 0.0},
+            "validation": {"strength_curve": [[0.0, 0.4], [0.3, 0.4]]},
+        },
+        "full": {"restorer": {"strength": 1.0}, "validation": {"strength_curve": []}},
+    },
 }
 Made = tuple[Page, dict[str, Any], Path]
 
@@ -124,6 +136,7 @@ def test_the_page_says_what_was_attacked_and_with_what(full: Made) -> None:
     said = f"4 it was {best['targets']} training pictures and {best['decoys']} decoys"
     assert said in re.sub(r"\s+", " ", page.prose)
     assert "0.98765" not in page.prose
+    assert "beyond chance: EDM goes 30% of the way; BF-DnCNN leaves it as it is." in page.prose
     for text in ("4711", "a toaster", "palimpsest demo --set <x>&co", "1 min 1 s", "20, 30", "678"):
         assert text in page.prose
 
