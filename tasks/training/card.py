@@ -83,9 +83,10 @@ def _validation(card: Mapping[str, Any]) -> list[str]:
         return ["None: no pairs were held out (`validation.every` is 0)."]
     parts = ", ".join(str(part) for part in found["held_out_parts"])
     plain = "unaugmented" if found["unaugmented"] else "partly augmented"
+    elsewhere = "" if found["strength_curve"] else "; other runs may hold the same images"
     shown = [
         f"Mean SSIM (Gaussian 11 x 11) of {found['n_pairs']} {plain} pairs of part {parts}, which "
-        "the training did not see; other runs may hold the same images. Before restoration "
+        f"the training did not see{elsewhere}. Before restoration "
         f"{found['ssim_inputs']:.4f}; the best was {found['best']['ssim']:.4f} after step "
         f"{found['best']['step']:,}. The weights kept are the {found['keep']}.",
         "",

@@ -30,6 +30,8 @@ from storage.pairs.stream import PairStream
 from tasks.dataset.pair_stream import in_rgb
 
 STRENGTHS = tuple(k / 10 for k in range(11))
+LEFT_OUT = 0.2
+"""Share of the images with pairs that are kept from a training to fit its strength."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +113,20 @@ def held_out_parts(dataset: Dataset, n_parts: int) -> tuple[int, ...]:
 
 
 def read_held_out(dataset: Dataset, validation: Validation, curation: Curation) -> HeldOut:
-    """The pairs that are scored. Raises StorageError if the held-out parts have none."""
+    """The pairs that are scored; to fit a strength, of a fifth of the images that have any, without
+    which the training then goes. Raises StorageError if the held-out parts have none."""
     parts = held_out_parts(dataset, validation.n_parts)
     held_out = dataset.subset(parts)
+    images = None
+    if validation.strength == "fitted":
+        n_all = int((dataset.image_counts(curation.min_iteration)[1] > 0).sum())
+        ids, counts = held_out.image_counts(curation.min_iteration)
+        ranked = sorted(ids[counts > 0].tolist(), key=lambda image: _rank(image, "image"))
+        images = np.array(ranked[: max(2, round(LEFT_OUT * n_all))], np.int64)
     for unaugmented in (True, False):
         stream = PairStream(
             held_out,
-            repeats=_Eligible(held_out, curation, unaugmented),
+            repeats=_Eligible(held_out, curation, unaugmented, images),
             seed=0,
             prefetch=False,
         )
@@ -184,9 +193,12 @@ class _Eligible:
     dataset: Dataset
     curation: Curation
     unaugmented: bool
+    images: npt.NDArray[np.int64] | None
 
     def __call__(self, part: int, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
         eligible = columns["confident"] & (columns["iteration"] >= self.curation.min_iteration)
+        if self.images is not None:
+            eligible = eligible & np.isin(columns["image_id"], self.images)
         if self.unaugmented:
             augmented = np.any(self.dataset.stored(part, "targets/augment") != 0, axis=1)
             eligible = (
@@ -195,5 +207,5 @@ class _Eligible:
         return eligible.astype(np.int64)
 
 
-def _rank(part: int) -> str:
-    return hashlib.sha256(f"held-out part {part}".encode()).hexdigest()
+def _rank(number: int, kind: str = "part") -> str:
+    return hashlib.sha256(f"held-out {kind} {number}".encode()).hexdigest()

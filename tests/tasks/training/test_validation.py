@@ -244,7 +244,10 @@ def test_a_fitted_restorer_has_not_seen_the_images_and_keeps_its_strength(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted = replace(EVERY_4, strength="fitted")
-    ids = np.unique(read_held_out(dataset, fitted, CURATION).image_ids)
+    held_out = read_held_out(dataset, fitted, CURATION)
+    ids = np.unique(held_out.image_ids)
+    assert len(ids) == 2  # a fifth of the store's twelve
+    assert len(held_out.targets) == len(held_out.image_ids)
     feeds: list[dict[str, Any]] = []
 
     class Feed(PairExamples):
