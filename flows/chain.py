@@ -21,6 +21,7 @@ from tasks.cluster.workers import Workers, check_workers
 from tasks.devices import resolve_device
 from tasks.evaluation.evaluate import open_elsewhere
 from tasks.evaluation.settings import check_names
+from tasks.evaluation.victims import check_decoys
 from tasks.orchestration import flow
 from tasks.training.log import summary_writer
 
@@ -43,6 +44,7 @@ def chain(
     recipe = resolve(recipe, settings)
     workers = workers or Workers()
     held = [recipe.images(split) for split in SPLITS]  # read once: every stage finds them so
+    check_decoys(Plan(recipe.campaign("heldout"), recipe.images("heldout")))
     pairs = generate(recipe, store, "train", workers=workers)
     balance = curate(recipe, store)
     restorers = train(recipe, store, device=workers.device)
@@ -70,6 +72,7 @@ def check_chain(recipe: Recipe, workers: Workers) -> None:
     images = {split: recipe.images(split) for split in SPLITS}
     for split, found in images.items():
         Plan(recipe.campaign(split), found)
+    check_decoys(Plan(recipe.campaign("heldout"), images["heldout"]))
     for campaign in recipe.further_campaigns().values():
         Plan(campaign, images["heldout"])
     for plan in recipe.restorers.values():

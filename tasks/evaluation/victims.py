@@ -20,6 +20,7 @@ from storage.pairs.dataset import Dataset
 from storage.pairs.layout import COLUMNS, OUTCOMES
 from storage.pairs.store_file import mixed
 from storage.sources.load import ImageSet
+from tasks.campaign.plan import Plan
 
 CRITERIA = ("kkt_residual", "residual_relu", "attack_loss")
 SETTINGS = ("lr", "lam_lr", "sigma", "lam_min", "alpha")
@@ -83,7 +84,7 @@ def find_victims(dataset: Dataset, heldout: ImageSet, *, decoy_seed: int) -> lis
             f"{dataset.root} was generated from images with hash {sorted(sources)}, but "
             f"{heldout.name!r} ({heldout.split}) has {heldout.content_hash}; give the same source"
         )
-    pool = _decoy_pool(dataset, heldout)
+    pool = _decoy_pool(heldout, np.unique(dataset.column("targets/image_id")))
     n_attacks = attacks_per_victim(dataset)
     attacks: dict[int, list[Attack]] = defaultdict(list)
     for receipt in dataset.receipts:
@@ -93,15 +94,31 @@ def find_victims(dataset: Dataset, heldout: ImageSet, *, decoy_seed: int) -> lis
     for number in sorted(attacks):
         victim = _victim(dataset, number, attacks[number])
         if len(victim) > len(pool):
-            raise ValueError(
-                f"run {victim.runs[0].number} has {len(victim)} images but only {len(pool)} of the "
-                f"{len(heldout.images)} images of {heldout.name!r} ({heldout.split}) were never "
-                "trained on; use fewer runs, fewer images per run or a larger source"
-            )
+            raise ValueError(_too_few(victim.runs[0].number, len(victim), len(pool), heldout))
         generator = seeded_generator(decoy_seed, number, "decoys")
         chosen = torch.randperm(len(pool), generator=generator)[: len(victim)].numpy()
         victims.append(replace(victim, decoy_ids=pool[chosen]))
     return victims
+
+
+def check_decoys(plan: Plan) -> None:
+    """Raises ValueError if the planned runs leave too few images for decoys, unless which images
+    they take depends on what came back before."""
+    sampling = plan.sampling
+    if any(sampling.needs_counts(k) for k in range(sampling.n_rounds)):
+        return
+    specs = [spec for part in range(sampling.n_parts) for spec in plan.part(part, []).specs]
+    pool = _decoy_pool(plan.images, np.unique([i for spec in specs for i in spec.image_ids]))
+    if sampling.images_per_run > len(pool):
+        raise ValueError(_too_few(0, sampling.images_per_run, len(pool), plan.images))
+
+
+def _too_few(run: int, n_images: int, n_left: int, heldout: ImageSet) -> str:
+    return (
+        f"run {run} has {n_images} images but only {n_left} of the {len(heldout.images)} images of "
+        f"{heldout.name!r} ({heldout.split}) were never trained on; use fewer runs, fewer images "
+        "per run or a larger source"
+    )
 
 
 def _attacks_of_part(dataset: Dataset, part: int) -> list[Attack]:
@@ -181,9 +198,8 @@ def _of_targets(
     return read["targets/image"][mine], margins
 
 
-def _decoy_pool(dataset: Dataset, heldout: ImageSet) -> npt.NDArray[np.int64]:
-    """Ids of the images that no run was trained on, nor on an identical copy of them."""
-    used = np.unique(dataset.column("targets/image_id"))
+def _decoy_pool(heldout: ImageSet, used: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Ids of the images that are none of those `used` in training, nor an identical copy."""
     seen = {heldout.images[image_id].tobytes() for image_id in used}
     return np.array(
         [i for i, image in enumerate(heldout.images) if image.tobytes() not in seen], np.int64

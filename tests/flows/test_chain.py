@@ -13,7 +13,7 @@ from flows.chain import chain
 from flows.curate import curate
 from flows.evaluate import evaluate, summary_rows
 from flows.generate import generate
-from flows.recipe import Recipe
+from flows.recipe import Recipe, one_phase
 from flows.report import report
 from flows.train import train
 from recon_core.attacks.kkt.objective import KKTAttack, Search
@@ -100,6 +100,16 @@ def test_stages_out_of_order_say_which_comes_first(prefect_server, tiny: Recipe,
         report(tiny, tmp_path)
     with pytest.raises(ValueError, match="unknown restorer 'edn'; did you mean 'edm'"):
         train(tiny, tmp_path, only="edn")
+
+
+def test_too_few_images_for_decoys_are_told_before_anything_starts(
+    prefect_server: None, tiny: Recipe, tmp_path: Path
+) -> None:
+    n_images = len(tiny.images("heldout").images)
+    heldout = one_phase(20 * n_images, images=tiny.heldout.images_per_run, per_part=1)
+    with pytest.raises(ValueError, match=rf"of the {n_images} images .* use fewer runs"):
+        chain(replace(tiny, heldout=heldout), tmp_path / "store")
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_store_without_confident_pairs_cannot_train(finished, tiny: Recipe) -> None:
