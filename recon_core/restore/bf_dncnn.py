@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recon_core.metrics import ssim_pairs
-from recon_core.restore.examples import Examples, part_of_the_way, to_network, to_pictures
+from recon_core.restore.examples import Examples, to_network, to_pictures
 from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
 
@@ -104,7 +104,7 @@ class BFDnCNN(Strict):
             inputs = to_network(condition[part])
             restored[part] = to_pictures(net(inputs.contiguous(memory_format=torch.channels_last)))
             progress(min(1.0, (start + batch_size) / len(condition)))
-        return part_of_the_way(condition, restored, self.strength).unsqueeze(0)
+        return condition.lerp(restored, self.strength).unsqueeze(0)
 
 
 class BFDnCNNNet(nn.Module):

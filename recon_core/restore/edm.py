@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor, nn
 
-from recon_core.restore.examples import Examples, part_of_the_way, to_network, to_pictures
+from recon_core.restore.examples import Examples, to_network, to_pictures
 from recon_core.restore.unet import UNET_SIZES, UNet, UNetSizeName
 from recon_core.strict import Strict
 from recon_core.threads import share_of
@@ -174,7 +174,7 @@ class EDM(Strict):
             state = flat_noise[part].to(device, torch.float64)
             drawn = heun(self._denoiser(net, given), state, sigmas, progress=share).float()
             restored[part] = to_pictures(drawn + given if self.target == "residual" else drawn)
-        return part_of_the_way(condition, restored.view(n_samples, *shape), self.strength)
+        return torch.lerp(condition, restored.view(n_samples, *shape), self.strength)
 
     def _denoiser(self, net: nn.Module, condition: Float32[Tensor, "n 3 h w"]) -> Denoiser:
         labels = torch.zeros(len(condition), N_AUGMENT, device=condition.device)

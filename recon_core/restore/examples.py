@@ -174,13 +174,6 @@ def _sum(images: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.uint3
     return total
 
 
-def part_of_the_way(
-    pictures: Float[Tensor, "n c h w"], restored: Float[Tensor, "*s n c h w"], strength: float
-) -> Float[Tensor, "*s n c h w"]:
-    """x + strength (r - x): from each picture x the share `strength` of the way to r."""
-    return restored if strength == 1 else pictures + strength * (restored - pictures)
-
-
 def to_network(pictures: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]:
     """[0, 1] to [-1, 1]."""
     return 2 * pictures - 1

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from recon_core.balance import Curation
 from recon_core.metrics import ssim_pairs
 from recon_core.restore import EDM, Restorer
-from recon_core.restore.examples import make_examples, part_of_the_way, to_pictures
+from recon_core.restore.examples import make_examples, to_pictures
 from recon_core.summary import t_interval
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
@@ -166,10 +166,7 @@ def fitted_strength(
     images, is above 0. `restored` are the answers with strength 1.
     """
     table = torch.stack(
-        [
-            ssim_pairs(part_of_the_way(held_out.inputs, restored, s), held_out.targets)
-            for s in STRENGTHS
-        ]
+        [ssim_pairs(held_out.inputs.lerp(restored, s), held_out.targets) for s in STRENGTHS]
     ).numpy()
     curve = [(s, float(row.mean())) for s, row in zip(STRENGTHS, table, strict=True)]
     best = int(table.mean(axis=1).argmax())
