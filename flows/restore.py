@@ -11,6 +11,7 @@ from tasks.devices import Device
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.restoring.folder import SHEET
+from tasks.restoring.in_span import Span, open_span
 from tasks.restoring.inputs import Size, open_inputs
 from tasks.restoring.job import Restoration, restore_pictures
 from tasks.restoring.onnx_restorer import OnnxRange
@@ -32,15 +33,17 @@ def restore(
     fresh: bool = False,
     onnx_range: OnnxRange = "0..1",
     device: Device = "auto",
+    span: Span | None = None,
 ) -> dict[str, Any]:
     """Restore the pictures at `source`; finished ones are not repeated, unless `fresh`.
 
-    1. Open the restorer. 2. Find the pictures. 3. Restore them, by the mean of their samples, with
-    maps of how far these disagree. 4. Say it. Raises what `tasks.restoring.restore` and its
-    neighbours raise.
+    1. Find the pictures. 2. Open the restorer, with `span` inside what a network's weights allow.
+    3. Restore them, by the mean of their samples, with maps of how far these disagree. 4. Say it.
+    Raises what `tasks.restoring.restore` and its neighbours raise.
     """
-    restorer = open_restorer(weights, device=device, onnx_range=onnx_range)
     inputs = open_inputs(source, limit=limit, size=size, skip_corrupt=skip_corrupt)
+    allowed = None if span is None else open_span(span, inputs)
+    restorer = open_restorer(weights, device=device, onnx_range=onnx_range, span=allowed)
     with stage_progress("Restore", "picture") as advance:
         record = restore_all(
             restorer, inputs, out, config or Restoration(), fresh=fresh, on_picture=advance
@@ -63,6 +66,8 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
         "mean_disagreement": round(record["mean_disagreement"], 4),
         "device": record["device"],
     }
+    if span := model["settings"].get("span"):
+        facts["in the span of the weights"] = f"{span['share_of_pictures']:.1%} of the pictures"
     if not facts["left out"]:
         del facts["left out"]
     if facts["samples"] == 1:  # nothing that could disagree: 0 would read as certainty

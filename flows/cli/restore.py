@@ -5,11 +5,13 @@ Exit codes as everywhere.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from flows.cli.attack_file import numbers
 from flows.cli.console import say, show_facts
 from flows.cli.options import (
     Device,
@@ -24,12 +26,29 @@ from flows.cli.options import (
 restore_app = typer.Typer()
 
 
+@dataclass(frozen=True, kw_only=True)
+class InSpan:
+    """Weights that what is restored must agree with."""
+
+    span: Annotated[
+        Path | None,
+        "The attacked network's weights: answers lie in the span of its first layer.",
+    ] = None
+    initial: Annotated[Path | None, "The weights it started from, if known."] = None
+    mean: Annotated[
+        str | None, "What it was fed less of: .npy | picture | numbers; default: the pictures' own."
+    ] = None
+    std: Annotated[str | None, "What its inputs were then divided by, as 0.25,0.24,0.26."] = None
+
+
 @command(restore_app, "restore")
 def restore(
     *,
-    weights: Annotated[str, "A trained restorer's folder | nlm | tv | wavelet | FILE.onnx"],
+    weights: Annotated[str, "A trained restorer's folder | span | nlm | tv | wavelet | FILE.onnx"],
     source: Annotated[
-        str, "--input", "Folder of pictures; or a job's folder, a store's, s3://bucket/prefix."
+        str,
+        "--input",
+        "Folder of pictures, or of an attack's; or a job's folder, a store's, s3://bucket/prefix.",
     ],
     target: Annotated[Path, "--out", "Folder of what comes out."],
     split: Split = "train",
@@ -47,6 +66,7 @@ def restore(
         int, "--batch", "(Sample, picture) pairs at once; changes no result."
     ] = 256,
     onnx_range: Annotated[Literal["0..1", "-1..1"], "Of an ONNX file's pictures."] = "0..1",
+    in_span: InSpan,
     device: Device = "auto",
     fresh: Annotated[bool, "Replace an earlier restoration in --out."] = False,
 ) -> None:
@@ -54,10 +74,12 @@ def restore(
 
     Examples: `palimpsest restore --weights runs/cifar/restorers/edm --input my-pictures --out
     restored` · `palimpsest restore --weights nlm --input runs/cifar --split heldout --out
-    denoised --limit 100`
+    denoised --limit 100` · `palimpsest restore --weights span --span victim.pt --initial
+    epoch0.pt --input attack --out restored`
     """
     from storage.sources.picture_files import facts_of
     from tasks.restoring.folder import SHEET
+    from tasks.restoring.in_span import Span, open_span
     from tasks.restoring.inputs import open_inputs, parse_size
     from tasks.restoring.job import Restoration, check_restoration
     from tasks.restoring.restore import open_restorer
@@ -68,7 +90,14 @@ def restore(
     on_this_machine(target, "--out", "give a folder of this machine, and upload it afterwards")
     at, sides = store_location(source, split), None if size is None else parse_size(size)
     inputs = open_inputs(at, limit=limit, size=sides, skip_corrupt=skip_corrupt)
-    restorer = open_restorer(weights, device=device, onnx_range=onnx_range)
+    span = None
+    if in_span.span is not None:
+        std = None if in_span.std is None else numbers(in_span.std, "--std")
+        span = Span(weights=in_span.span, initial=in_span.initial, mean=in_span.mean, std=std)
+    elif any(value is not None for value in vars(in_span).values()):
+        raise ValueError("--initial, --mean and --std are of the network of --span; give it, too")
+    allowed = None if span is None else open_span(span, inputs)
+    restorer = open_restorer(weights, device=device, onnx_range=onnx_range, span=allowed)
     reading = check_restoration(restorer, inputs, target, config, fresh=fresh)
     show_facts(out, str(at), facts_of(len(inputs), (), reading))
     from flows import restore as flow  # Prefect, after all that may be refused
@@ -84,6 +113,7 @@ def restore(
         fresh=fresh,
         onnx_range=onnx_range,
         device=device,
+        span=span,
     )
     show_facts(out, str(target.absolute()), flow.summary(record))
     say(out, str((target / SHEET).absolute()))

@@ -1,6 +1,6 @@
-"""Inputs of restoring: a folder of pictures, or the confident reconstructions of a store of pairs,
-of each candidate the last saved iteration, scaled as far as they stay in [0, 1] around the mean
-image of their run. Both give 8-bit pictures with a name each, and hold few at a time."""
+"""Inputs of restoring: a folder of pictures, what an attack on one file left, or the confident
+reconstructions of a store of pairs, of each candidate the last saved iteration, scaled as far as
+they stay in [0, 1] around the mean image of their run. All give 8-bit pictures with a name each."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from safetensors import SafetensorError, safe_open
 
 from storage.errors import SourceError, shown
 from storage.object_store import Location
@@ -29,6 +30,8 @@ Size = int | tuple[int, int]
 
 ROWS_AT_ONCE = 256
 """Reconstructions of a store that are read together."""
+RECONSTRUCTIONS = "reconstructions.safetensors"
+"""File with the pictures of an attack on one file, best first."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def open_inputs(
     size: Size | None = None,
     skip_corrupt: bool = False,
 ) -> Inputs:
-    """The pictures in the folder, or in the store of pairs, at `source`; the first `limit`.
+    """The pictures in the folder, of the attack, or in the store of pairs, at `source`; the first
+    `limit`.
 
     With `skip_corrupt` files of a folder that cannot be read are left out, which reads them all
     once more. With `size` every one of a folder is cropped to its centre of that shape and resized
@@ -103,6 +107,13 @@ def open_inputs(
             )
         return StorePictures.found(Dataset(source), limit)
     folder = Path(source)
+    if (folder / RECONSTRUCTIONS).is_file():
+        if sides is not None:
+            raise ValueError(
+                f"--size {size_text(*sides)} is for folders of pictures; those of the attack in "
+                f"{source} are restored at the size that they were attacked at"
+            )
+        return AttackPictures.found(folder, limit)
     if not folder.is_dir():
         raise SourceError(
             f"--input {source} is neither a folder of pictures nor a store of pairs; give one"
@@ -205,6 +216,51 @@ class FolderPictures(Inputs):
     def tally(self) -> Tally:
         size = None if self.size is None else (self.size[1], self.size[0])
         return Tally(size, left_out=[(shown(file), why) for file, why in self.left_out])
+
+
+@dataclass(frozen=True, eq=False)
+class AttackPictures(Inputs):
+    """Pictures that an attack on one file left, best first, named by their ranks."""
+
+    folder: Path
+    pixels: npt.NDArray[np.uint8]
+    mode: str
+
+    @classmethod
+    def found(cls, folder: Path, limit: int | None) -> AttackPictures:
+        """Raises SourceError for a file that is damaged, or holds no picture."""
+        path = folder / RECONSTRUCTIONS
+        try:
+            with safe_open(path, "np") as opened:
+                named = "picture" in opened.keys()  # noqa: SIM118 (no mapping)
+                pictures = opened.get_tensor("picture") if named else np.zeros((0, 3, 1, 1))
+        except (SafetensorError, OSError) as error:
+            raise SourceError(f"{path} cannot be read ({error}); attack again") from error
+        if pictures.ndim != 4 or pictures.shape[1] not in (1, 3) or len(pictures) == 0:
+            raise SourceError(
+                f"{path} has no pictures in colour or grey ({pictures.shape}); attack again, or "
+                "give a folder of pictures"
+            )
+        pixels = np.rint(pictures[:limit].clip(0, 1) * 255).astype(np.uint8)
+        mode = COLOUR if pixels.shape[1] == 3 else GREY
+        return cls(folder, pixels.repeat(3 // pixels.shape[1], axis=1), mode)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
+        for place in places:
+            pixels = np.ascontiguousarray(self.pixels[place])
+            facts = {"rank": place + 1}
+            yield InputPicture(f"rank-{place + 1:05d}", pixels, facts, pixels.shape[1:], self.mode)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {"kind": "attack"}
+
+    @property
+    def location(self) -> str:
+        return str(self.folder.absolute())
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ paths for other batch sizes.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -23,12 +24,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recon_core.attacks.span.restoration import InSpan
 from recon_core.restore import EDM, BFDnCNN
 from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets
 from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
 from tasks.devices import Device, resolve_device
 from tasks.evaluation.record import fingerprint_of, weights_digest
+from tasks.restoring.in_span import SPAN, OpenSpan, SpanRestorer
 from tasks.restoring.onnx_restorer import OnnxRange, OnnxRestorer
 from tasks.training.train import load_restorer, model_folder
 
@@ -66,7 +69,8 @@ class OpenRestorer:
     weights (of its settings if it has no file). `resolution` is the (height, width) it works at,
     None where any will do. Its network takes sides that are multiples of `patch`; others are made
     so by repeating the last row and column, which are cut off again. One that is not `generative`
-    has one answer per picture.
+    has one answer per picture. With `span` each answer is the nearest that the weights of a victim
+    allow.
     """
 
     restorer: Restores
@@ -78,6 +82,7 @@ class OpenRestorer:
     generative: bool = False
     resolution: tuple[int | None, int | None] = (None, None)
     patch: int = 1
+    span: InSpan | None = None
 
     def __call__(
         self,
@@ -143,10 +148,14 @@ class OpenRestorer:
                 f"the restorer {self.name} gave values that are not finite: its weights are "
                 "damaged or its training diverged; train it again, or use another one"
             )
-        return drawn[..., :height, :width].cpu()
+        cut = drawn[..., :height, :width].cpu()
+        return cut if self.span is None else self.span.projected(cut)
 
     def chunk_size(self, n_samples: int, batch_size: int, shape: Sequence[int]) -> int:
-        """Number of pictures whose samples fill one batch, for pictures of `shape` (.., h, w)."""
+        """Number of pictures whose samples fill one batch, for pictures of `shape` (.., h, w); all
+        of them for a restorer that sees the set."""
+        if isinstance(self.restorer, SpanRestorer):
+            return sys.maxsize
         return max(1, _fitting(batch_size, shape) // (n_samples if self.generative else 1))
 
     def why_not(self, height: int, width: int) -> str | None:
@@ -191,17 +200,30 @@ class OpenRestorer:
 
 
 def open_restorer(
-    weights: str | Path, *, device: Device = "auto", onnx_range: OnnxRange = "0..1"
+    weights: str | Path,
+    *,
+    device: Device = "auto",
+    onnx_range: OnnxRange = "0..1",
+    span: OpenSpan | None = None,
 ) -> OpenRestorer:
     """The restorer that `weights` names: a folder that `palimpsest train` wrote (or the model.json
     in it), an ONNX file (`*.onnx`, whose pictures are in `onnx_range`), or one of the baselines
-    `nlm`, `tv`, `wavelet`, which run on the CPU wherever `device` is.
+    `nlm`, `tv`, `wavelet`, which run on the CPU wherever `device` is; or `span`, which takes the
+    pictures of one victim apart anew, all together. With `span` every answer lies in the span of
+    that victim's first layer.
 
     Raises ValueError for nothing of that name, a device that is not there, or a model that takes or
     gives something else than pictures; StorageError if the weights cannot be read, or a package
     that they need is missing.
     """
+    if span is not None:
+        return _in_span(weights, span, device=device, onnx_range=onnx_range)
     text = str(weights)
+    if text == SPAN:
+        raise ValueError(
+            "--weights span takes the pictures of one network apart anew: give the network's "
+            "weights with --span, and those before training with --initial, if you have them"
+        )
     if text in GENERIC_RESTORERS:
         return _baseline(text)
     path = Path(weights).expanduser()
@@ -210,7 +232,7 @@ def open_restorer(
     if not path.exists():
         raise ValueError(
             f"--weights {text} is not there: give the folder of a trained restorer, an .onnx file, "
-            f"or one of the baselines {', '.join(GENERIC_RESTORERS)}"
+            f"one of the baselines {', '.join(GENERIC_RESTORERS)}, or span"
         )
     where = resolve_device(device)
     restorer, net = load_restorer(path, device=where)
@@ -258,6 +280,36 @@ def check_counts(n_samples: int, batch_size: int, seed: int) -> None:
 def _fitting(batch_size: int, shape: Sequence[int]) -> int:
     """`batch_size`, or fewer for large pictures of `shape` (.., h, w); at least 1."""
     return max(1, min(batch_size, PIXELS_AT_ONCE // max(1, shape[-2] * shape[-1])))
+
+
+def _in_span(
+    weights: str | Path, span: OpenSpan, *, device: Device, onnx_range: OnnxRange
+) -> OpenRestorer:
+    """The restorer with its answers in the span."""
+    sides = (int(span.allowed.mean.shape[1]), int(span.allowed.mean.shape[2]))
+    if str(weights) == SPAN:
+        again = SpanRestorer(span.allowed)
+        settings = {"attack": asdict(again.attack), "span": span.facts}
+        return OpenRestorer(
+            restorer=again,
+            net=nn.Identity(),
+            device=resolve_device(device),
+            name=SPAN,
+            fingerprint=fingerprint_of(SPAN, settings),
+            settings=settings,
+            resolution=sides,
+        )
+    opened = open_restorer(weights, device=device, onnx_range=onnx_range)
+    wrong = opened.why_not(*sides)
+    if wrong is not None:
+        raise ValueError(f"an image of the network of --span {wrong}; use another restorer")
+    return replace(
+        opened,
+        name=f"{opened.name}, in the span",
+        settings={**opened.settings, "span": span.facts},
+        resolution=sides,
+        span=span.allowed,
+    )
 
 
 def _baseline(name: str) -> OpenRestorer:

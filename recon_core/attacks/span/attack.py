@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.search import best_start, sources_for, views_of
+from recon_core.attacks.span.search import best_start, refined, sources_for, views_of
 from recon_core.attacks.span.separation import contrast
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, denoised, sources_of
@@ -143,9 +143,16 @@ def _separate_stack(
     attack, d, shape = stack[0].attack, architecture.d, architecture.shape
     pictures = torch.stack([p.span.vectors[:, :d].unflatten(1, shape) for p in stack])
     views = views_of(attack, pictures)
-    total = attack.n_iterations * attack.n_starts
+    searched = attack.n_iterations * attack.n_starts
+    fine = attack.n_fine if attack.sources == "learned" else 0
+    total = searched + fine
     generators = [p.generator for p in stack]
     best = best_start(attack, views, generators, lambda n: progress(n / total))
+    if fine:
+        begun = best.rotation @ views.whiten
+        views = views_of(attack, pictures, kind="fine")
+        ended = refined(attack, begun, views, lambda n: progress((searched + n) / total))
+        best = replace(ended, n_iterations=best.n_iterations + ended.n_iterations)
     unit = best.sources / best.sources.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
     sparsity = -contrast(unit, attack.scales[-1])
     found = [problem.sources(best.rotation[r] @ views.whiten[r]) for r, problem in enumerate(stack)]

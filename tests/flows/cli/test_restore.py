@@ -14,6 +14,7 @@ from tests.tasks.restoring.restorers import (
     SIZE,
     TINY_BF_DNCNN,
     contents,
+    network_of,
     picture_folder,
     pixels,
     read,
@@ -83,6 +84,13 @@ def test_pictures_are_resized_when_asked(
     ("changes", "code", "said"),
     [
         ({"--weights": "nothing"}, 2, "nothing is not there: give .*nlm, tv, wavelet"),
+        ({"--weights": "span"}, 2, "--weights span takes the pictures of one network apart anew"),
+        ({"--initial": "epoch0"}, 2, "--initial, --mean and --std are of the network of --span"),
+        ({"--span": "nowhere"}, 2, "nowhere"),
+        ({"--span": "grey.safetensors"}, 2, "is 8x8 in colour, and the network in .* of 1x8x8"),
+        ({"--span": "other.safetensors"}, 2, "they are not of this network. Give --span the"),
+        ({"--span": "still.safetensors", "--initial": "still.safetensors"}, 2, "are their start"),
+        ({"--span": "other.safetensors", "--std": "x"}, 2, "--std x is no number"),
         ({"--weights": "empty"}, 1, "no finished restorer"),
         ({"--input": "nowhere"}, 2, "nowhere is neither a folder of pictures nor a store"),
         ({"--input": "large"}, 2, "p00.png is 12 x 12, but edm works at 8 x 8; add --size 8"),
@@ -112,6 +120,9 @@ def test_errors_are_one_line_with_a_fix(
     picture_folder(tmp_path / "large", pixels(1, size=12))
     (picture_folder(tmp_path / "broken", pixels(1)) / "p00.png").write_bytes(b"no picture")
     (tmp_path / "empty").mkdir()
+    network_of(pixels(4, size=8, seed=9)[:, :1], tmp_path / "grey.safetensors")
+    network_of(pixels(4, size=8, seed=9), tmp_path / "other.safetensors")
+    network_of(pixels(4, size=8, seed=9) * 0, tmp_path / "still.safetensors")
     words = {"--weights": "edm", "--input": "in", "--out": "out", "--device": "cpu", **changes}
     ended, _, complaint = palimpsest(*(word for pair in words.items() for word in pair))
     assert ended == code

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recon_core.restore import EDM, BFDnCNN, Restorer
@@ -82,3 +83,18 @@ def contents(folder: Path) -> Iterator[tuple[str, bytes]]:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             yield path.relative_to(folder).as_posix(), path.read_bytes()
+
+
+def network_of(pictures: np.ndarray[Any, Any], weights: Path, *, start: Path | None = None) -> Path:
+    """A file of a network whose first layer moved by random multiples of pictures (n, c, h, w)
+    less their mean; in `start` what it was before."""
+    images = torch.from_numpy(pictures.astype(np.float32) / 255).flatten(1)
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"0.weight": (40, images.shape[1]), "1.weight": (1, 40)}
+    begun = {name: torch.randn(s, generator=generator) * 1e-4 for name, s in shapes.items()}
+    mixing = torch.randn(40, len(images), generator=generator)
+    moved = begun["0.weight"] + mixing @ (images - images.mean(0))
+    save_file({**begun, "0.weight": moved}, weights)
+    if start is not None:
+        save_file(begun, start)
+    return weights

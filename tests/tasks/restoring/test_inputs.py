@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from storage.errors import SourceError
 from storage.pairs.dataset import Dataset, create_or_open
@@ -174,3 +175,28 @@ def test_a_store_of_another_size_or_without_confident_pairs_is_refused(
     write_part(tmp_path / "poor", 0, columns, provenance=stores.provenance())
     with pytest.raises(SourceError, match="no confident reconstruction"):
         open_inputs(tmp_path / "poor")
+
+
+def test_pictures_of_an_attack_come_in_their_ranks(tmp_path: Path) -> None:
+    pictures = np.stack([np.full((1, 4, 6), level, np.float32) for level in (0.2, 0.6, 1.5)])
+    (tmp_path / "attack").mkdir()
+    file = tmp_path / "attack" / "reconstructions.safetensors"
+    save_file({"x": pictures * 9, "picture": pictures}, file)
+    inputs = open_inputs(tmp_path / "attack", limit=2)
+    assert len(inputs) == 2
+    found = list(open_inputs(tmp_path / "attack"))
+    assert [p.name for p in found] == ["rank-00001", "rank-00002", "rank-00003"]
+    assert [p.facts for p in found] == [{"rank": k} for k in (1, 2, 3)]
+    assert [p.pixels.shape for p in found] == [(3, 4, 6)] * 3
+    assert [int(p.pixels.max()) for p in found] == [51, 153, 255]
+    assert inputs.description == {"kind": "attack"}
+    with pytest.raises(ValueError, match=r"--size 8 is for folders of pictures; those of the att"):
+        open_inputs(tmp_path / "attack", size=8)
+    for content, said in (
+        ({"x": pictures}, r"has no pictures in colour or grey"),
+        ({"picture": pictures.repeat(2, axis=1)}, r"no pictures in colour or grey \(\(3, 2, 4, 6"),
+        (None, "cannot be read"),
+    ):
+        file.write_bytes(b"nothing") if content is None else save_file(content, file)
+        with pytest.raises(SourceError, match=said):
+            open_inputs(tmp_path / "attack")

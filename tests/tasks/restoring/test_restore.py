@@ -11,13 +11,19 @@ import torch
 
 from recon_core.restore.generic import GENERIC_RESTORERS
 from storage.errors import StorageError
+from tasks.restoring.in_span import Span, open_span
+from tasks.restoring.inputs import open_inputs
 from tasks.restoring.restore import open_restorer, picture_seeds
+from tests.recon_core.tiles import photograph_tiles
 from tests.tasks.restoring.restorers import (
     SIZE,
     TINY_BF_DNCNN,
     TINY_EDM,
     floats,
     identity,
+    network_of,
+    picture_folder,
+    pixels,
     trained,
 )
 
@@ -189,3 +195,54 @@ def test_a_baseline_without_its_package_says_how_to_get_it(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StorageError, match="pip install PyWavelets"):
         open_restorer("nlm")
+
+
+def test_answers_lie_in_the_span_of_the_weights(tmp_path: Path) -> None:
+    images = photograph_tiles(SIZE, shrink=4)[:6].numpy()
+    pictures = picture_folder(tmp_path / "in", images)
+    files = [tmp_path / "victim.safetensors", tmp_path / "start.safetensors"]
+    network_of(images, files[0], start=files[1])
+    span = Span(weights=files[0], initial=files[1])
+    opened = open_span(span, open_inputs(pictures))
+    assert opened.facts["directions"] == 5
+    assert opened.facts["share_of_pictures"] == pytest.approx(1.0, abs=1e-4)
+    assert len(opened.facts["initial"]) == 64
+    free = open_restorer(trained(tmp_path / "edm"), device="cpu")
+    bound = open_restorer(tmp_path / "edm", device="cpu", span=opened)
+    assert bound.name == "edm, in the span"
+    assert (bound.settings["span"], bound.fingerprint) == (opened.facts, free.fingerprint)
+    given = torch.from_numpy(images).float() / 255
+    seeds = picture_seeds(given)
+    samples = [r.samples(given, seeds, n_samples=2) for r in (free, bound)]
+    assert not torch.allclose(*samples, atol=0.01)
+    assert torch.allclose(opened.allowed.projected(samples[0]), samples[1], atol=1e-6)
+
+
+def test_a_restorer_of_another_size_than_the_networks_images_is_refused(tmp_path: Path) -> None:
+    small = pixels(4, size=6)
+    network_of(small, tmp_path / "victim.safetensors")
+    inputs = open_inputs(picture_folder(tmp_path / "in", small))
+    opened = open_span(Span(weights=tmp_path / "victim.safetensors"), inputs)
+    with pytest.raises(ValueError, match="is 6 x 6, but edm works at 8 x 8; use another restorer"):
+        open_restorer(trained(tmp_path / "edm"), device="cpu", span=opened)
+
+
+def test_all_pictures_of_a_network_are_taken_apart_together(tmp_path: Path) -> None:
+    images = photograph_tiles(32, shrink=2)[:12].numpy()
+    files = [tmp_path / "victim.safetensors", tmp_path / "start.safetensors"]
+    network_of(images, files[0], start=files[1])
+    mixed = np.clip(0.6 * images + 0.4 * np.roll(images, 1, 0), 0, 255).astype(np.uint8)
+    inputs = open_inputs(picture_folder(tmp_path / "in", mixed))
+    restorer = open_restorer(
+        "span", device="cpu", span=open_span(Span(weights=files[0], initial=files[1]), inputs)
+    )
+    assert restorer.chunk_size(20, 1, (3, 32, 32)) >= len(mixed)
+    (found,) = restorer.samples(
+        torch.from_numpy(mixed).float() / 255, torch.zeros(12, dtype=torch.int64), n_samples=20
+    )
+
+    def likeness(pictures: np.ndarray) -> np.ndarray:
+        rows = [(p - images.mean(0)).reshape(12, -1) for p in (pictures, images)]
+        return np.abs(np.corrcoef(*rows)[:12, 12:]).max(0)
+
+    assert np.median(likeness(found.numpy() * 255)) > np.median(likeness(mixed)) + 0.05

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -50,9 +52,13 @@ def test_learning_lowers_the_score_matching_loss_of_other_images() -> None:
     assert losses[1] < gaussian - 0.03
 
 
-def test_the_shipped_model_tells_images_from_mixtures() -> None:
+@pytest.mark.parametrize(("kind", "n_pools"), [("coarse", 189), ("fine", 378)])
+def test_the_shipped_models_tell_images_from_mixtures(
+    kind: Literal["coarse", "fine"], n_pools: int
+) -> None:
     """Whitened features of a rotation of images: the images themselves have the lower energy."""
-    model = shipped_model()
+    model = shipped_model(kind)
+    assert len(model.pools) == n_pools
     assert model.spectrum.shape == (3, 32, 32)
     tiles = photograph_tiles(32, shrink=1)[:30].float() / 255
     images = tiles - tiles.mean(0)

@@ -1,0 +1,229 @@
+"""Restoration inside the span: a separation gone on with, by the finer model of images.
+
+    python -m benchmarks.restore.in_span --images folder:cifar10 --store DIR [--n 400 ...]
+        [--victims 12] [--controls 2] [--device cpu] [--quick] [--json FILE]
+
+Victims 3072-1000-1000-1 learn n held-out images by gradient descent; their start is known, so that
+the span is known to float32. "Before" is the attack alone (`learned`, 600 iterations), "after" what
+`attack.n_fine` more with the finer model make of it, every picture a row of the unmixing matrix
+and so in the span. Beside them on the same victims: what the classical denoisers make of the
+attack's pictures, projected on the span; as many more iterations of the coarse model as take the
+same time (`--controls` victims); and the oracle, the images' own projections. "Good" is an SSIM
+above .4, decoys are as many images that no victim saw. Intervals resample victims. One finished
+victim is one file of DIR, and is not computed again: run it in goes, or with --only on many
+machines; the lines are of all victims that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+from benchmarks.record import Measurement, checked_json, measured, said
+from benchmarks.span.speed import GOOD, drawn
+from flows.papers import gradient_descent
+from recon_core.attacks.span.attack import SpanAttack, separate
+from recon_core.attacks.span.search import refined, views_of
+from recon_core.matching import fit_to_range
+from recon_core.metrics import ssim_matrix
+from recon_core.restore.generic import GENERIC_RESTORERS
+from recon_core.types import seeded_generator
+from recon_core.victims.network import Network
+from recon_core.victims.training import Training, train
+from storage.files import write_json
+from storage.sources.load import ImageSet, load_images
+
+_line = partial(measured, "restore_in_span")
+WORSE = 0.02
+"""Loss of SSIM from which on an image counts as worse."""
+FALSE_POSITIVES = 0.01
+TRAINING = Training(epochs=3000, optimiser=gradient_descent(0.2), span="auto")
+NETWORK = Network()
+ATTACK = SpanAttack(start="known", sources="learned", n_fine=800)
+CONTROL = 1.5
+"""Iterations of the coarse model in the time of one of the finer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """SSIM of the best picture for each image, and for each decoy."""
+
+    images: list[float]
+    decoys: list[float]
+    seconds: float
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """Scores on one victim, by method."""
+
+    n: int
+    seed: int
+    n_fine: int
+    methods: dict[str, Scored]
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+def restored(
+    images: ImageSet, n: int, seed: int, *, control: bool, device: str, quick: bool
+) -> Restored:
+    """Everything on one victim; seconds of "oracle" are the victim's training."""
+    seen, decoys = (some.to(device) for some in drawn(images, n, seed))
+    mean, shape = seen.mean(0), tuple(seen.shape[1:])
+    assert len(shape) == 3
+    x = (seen - mean).flatten(1)
+    network = replace(NETWORK, widths=(2 * n, 2 * n)) if quick else NETWORK
+    attack = replace(ATTACK, n_learned=30, n_fine=20) if quick else ATTACK
+    architecture = network.on(shape, 1)
+    generator = seeded_generator(seed, 0, "dense")
+    start = architecture.initial([generator], dtype=torch.float32).map(lambda t: t.to(device))
+    labels = torch.tensor([1.0, -1.0], device=device).repeat_interleave(n // 2)
+    scored = partial(_scored, mean=mean, seen=seen, decoys=decoys)
+    methods, clock = {}, _Clock()
+    trained = train(architecture, start, x[None], labels[None], training=TRAINING).parameters
+    training = clock.lap()
+    (found,) = separate(
+        replace(attack, n_fine=0),
+        architecture,
+        trained,
+        [seeded_generator(seed, 0, "attack")],
+        start=start,
+    )
+    methods["before"] = scored(found.sources.x, clock.lap())
+    vectors = found.subspace.vectors
+    for name, kind in GENERIC_RESTORERS.items():
+        both = torch.cat([found.sources.x, -found.sources.x]).unflatten(1, shape)
+        pictures, seeds = fit_to_range(both, mean), torch.zeros(len(both), dtype=torch.int64)
+        (clean,) = kind().restore(nn.Identity(), pictures, n_samples=1, seeds=seeds)
+        inside = ((clean - mean).flatten(1) @ vectors.mT) @ vectors
+        methods[f"{name}, projected"] = scored(inside, clock.lap())
+    unmixing = (found.sources.x @ vectors.mT)[None]
+    pictures = vectors.unflatten(1, shape)[None]
+    coarse = replace(attack, n_fine=round(CONTROL * attack.n_fine))
+    _ = clock.lap()
+    ended = refined(attack, unmixing, fine := views_of(attack, pictures, kind="fine"), _unheard)
+    methods["after"] = scored(ended.rotation[0] @ fine.whiten[0] @ vectors, clock.lap())
+    if control:
+        ended = refined(coarse, unmixing, views := views_of(attack, pictures), _unheard)
+        more = ended.rotation[0] @ views.whiten[0] @ vectors
+        methods["coarse model for as long"] = scored(more, clock.lap())
+    methods["oracle"] = scored((x @ vectors.mT) @ vectors, training)
+    return Restored(n=n, seed=seed, n_fine=attack.n_fine, methods=methods)
+
+
+def lines(found: Sequence[Restored]) -> Iterator[Measurement]:
+    """What `found`, of victims of one size, comes to."""
+    n, victims = found[0].n, len(found)
+    case, line = f"{n} images", partial(_line, repeats=victims)
+    ends = [_values(found, name) for name in ("before", "after", "oracle")]
+    before, after, oracle = ends
+    for name in sorted({name for some in found for name in some.methods}):
+        there = [some for some in found if name in some.methods]
+        means, lucky = _values(there, name), _values(there, name, "decoys")
+        told = f"{case}, {name}"
+        of_these = f"of {n}, mean of {len(there)} victims"
+        yield line(told, float((means > GOOD).sum(1).mean()), f"good {of_these}")
+        yield line(told, float(means.mean()), "mean SSIM")
+        yield line(told, float((lucky > GOOD).sum(1).mean()), f"good decoys {of_these}")
+        edge = np.quantile(lucky, 1 - FALSE_POSITIVES)
+        yield line(told, float((means > edge).sum(1).mean()), f"{of_these}, at 1 % false positives")
+        yield line(
+            told,
+            float(np.median([some.methods[name].seconds for some in there])),
+            "s of training" if name == "oracle" else "s",
+        )
+    yield from _ratio(line, case, before > GOOD, after > GOOD)
+    headroom = [(after - before).mean(), (oracle - before).mean()]
+    yield line(case, float(headroom[0] / headroom[1]), "share of the headroom in SSIM closed")
+    worse = float((after < before - WORSE).mean())
+    yield line(case, worse, f"share of images worse by more than {WORSE}")
+    better = float((after > before + WORSE).mean())
+    yield line(case, better, f"share of images better by more than {WORSE}")
+    yield line(case, victims, "victims")
+
+
+def _ratio(
+    line: partial[Measurement], case: str, before: np.ndarray, after: np.ndarray
+) -> Iterator[Measurement]:
+    """Good after over good before, of all victims together, and its interval over victims."""
+    sums = np.stack([after.sum(1), before.sum(1)]).astype(float)
+    yield line(case, float(sums[0].sum() / sums[1].sum()), "good after over good before")
+    if sums.shape[1] > 1:
+        rng = np.random.default_rng(0)
+        rows = rng.integers(sums.shape[1], size=(2000, sums.shape[1]))
+        drawn_sums = sums[:, rows].sum(2)
+        low, high = np.quantile(drawn_sums[0] / drawn_sums[1], (0.025, 0.975))
+        yield line(case, float(low), "its 95 % interval over victims, low end")
+        yield line(case, float(high), "its 95 % interval over victims, high end")
+
+
+def _values(found: Sequence[Restored], name: str, of: str = "images") -> np.ndarray:
+    return np.array([getattr(some.methods[name], of) for some in found])
+
+
+def _scored(x: Tensor, seconds: float, *, mean: Tensor, seen: Tensor, decoys: Tensor) -> Scored:
+    pictures = fit_to_range(torch.cat([x, -x]).unflatten(1, seen.shape[1:]), mean)
+    best, lucky = (
+        [round(float(s), 4) for s in ssim_matrix(pictures, some).amax(0)] for some in (seen, decoys)
+    )
+    return Scored(images=best, decoys=lucky, seconds=round(seconds, 1))
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.at = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last one."""
+        before, self.at = self.at, time.perf_counter()
+        return self.at - before
+
+
+def _unheard(_n: int) -> None: ...
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", default="photos", help="folder:PATH, ...; default: photographs")
+    parser.add_argument("--store", type=Path, required=True, help="folder of finished victims")
+    parser.add_argument("--n", type=int, nargs="+", default=[400], help="images of a victim, even")
+    parser.add_argument("--victims", type=int, default=12)
+    parser.add_argument("--only", type=int, nargs="*", help="of these victims, from 0")
+    parser.add_argument("--controls", type=int, default=2, help="victims with the control")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true", help="few iterations")
+    parser.add_argument("--json", type=Path, help="also write the lines to this file")
+    options = parser.parse_args(argv)
+    images = load_images(options.images, split="heldout")
+    options.store.mkdir(parents=True, exist_ok=True)
+    for n in options.n:
+        for seed in range(options.victims) if options.only is None else options.only:
+            part = options.store / f"{n}-{seed}.json"
+            if not part.exists():
+                control = seed < options.controls
+                found = restored(
+                    images, n, seed, control=control, device=options.device, quick=options.quick
+                )
+                write_json(part, asdict(found))
+    adapter = TypeAdapter(Restored)
+    there = sorted(options.store.glob("*-*.json"))
+    every = [checked_json(adapter, part.read_text(), str(part)) for part in there]
+    by_size = ([some for some in every if some.n == n] for n in sorted({e.n for e in every}))
+    for _ in said((line for some in by_size for line in lines(some)), options.json):
+        pass
+
+
+if __name__ == "__main__":
+    main()

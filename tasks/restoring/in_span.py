@@ -1,0 +1,140 @@
+"""The span of one network's first layer, in which what is restored has to lie.
+
+    span = open_span(Span(weights=Path("victim.safetensors")), pictures)
+
+"Agree with the weights" is two things: a restorer's answers are projected on the span, and
+`SpanRestorer` takes the pictures of a network apart anew, all of them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recon_core.attacks.span.attack import check_victim
+from recon_core.attacks.span.restoration import InSpan, in_span
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.types import Progress, no_progress, seeded_generator
+from tasks.attack_file.record import check_std
+from tasks.families.weights.inputs import read_mean, read_std, read_victim
+from tasks.restoring.inputs import Inputs
+
+SPAN = "span"
+N_FINE = 800
+OF_THE_NETWORK = 0.8
+"""Largest ratio of what of the pictures lies outside the span to what of their mirror images does,
+which the network never saw: 1 for pictures of any other network, 0 for those of this one."""
+WITHIN = 0.99
+"""Share inside from which on mirror images tell nothing: they may have been trained on, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A network whose training images are restored: the file of its `weights`, and as for an attack
+    on them what it started from, the mean that was subtracted in training (default: the pictures'
+    own), and what was then divided by."""
+
+    weights: Path
+    initial: Path | None = None
+    mean: str | None = None
+    std: tuple[float, ...] | None = None
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        check_std(self.std or ())
+
+
+@dataclass(frozen=True)
+class OpenSpan:
+    """Pictures that a network's first layer allows, and for people and records what they are
+    of."""
+
+    allowed: InSpan
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SpanRestorer:
+    """The separation that is begun at given pictures and follows the finer model of images."""
+
+    span: InSpan
+    attack: SpanAttack = field(default_factory=lambda: SpanAttack(sources="learned", n_fine=N_FINE))
+
+    def restore(
+        self,
+        net: nn.Module,
+        condition: Float[Tensor, "n 3 h w"],
+        *,
+        n_samples: int,
+        seeds: Tensor,
+        progress: Progress = no_progress,
+        batch_size: int = 0,
+    ) -> Float[Tensor, "1 n 3 h w"]:
+        """One answer to each of one network's pictures, which must all be here."""
+        del net, n_samples, seeds, batch_size
+        moved = InSpan(self.span.directions.to(condition), self.span.mean.to(condition))
+        generator = seeded_generator(0, 0, "attack")
+        return moved.separated_again(
+            condition, attack=self.attack, generator=generator, progress=progress
+        )[None]
+
+
+def open_span(of: Span, pictures: Inputs) -> OpenSpan:
+    """The span of a network whose training images `pictures` are to show.
+
+    Raises WeightsError or SourceError for files that cannot be read, NoSpanError where nothing
+    stands out of the start's noise, ValueError for a network without a dense first layer or of
+    other images, or pictures that are not of this network.
+    """
+    victim = read_victim(
+        of.weights, arch=None, shape=None, activation="relu", leak=0.01, dtype="float32",
+        initial=of.initial,
+    )  # fmt: skip
+    check_victim(victim.architecture)
+    shape = victim.architecture.shape
+    given = _stacked(pictures, of.weights, shape)
+    mean = read_mean(of.mean, None, shape)
+    allowed, span = in_span(
+        victim.architecture,
+        victim.parameters,
+        start=None if victim.start is None else victim.start.parameters,
+        mean=given.mean(0) if mean is None else mean,
+        std=read_std(of.std, shape),
+    )
+    share, mirrored = allowed.share(given), allowed.share(given.flip(3))
+    if share < WITHIN and 1 - share > OF_THE_NETWORK * (1 - mirrored):
+        raise ValueError(
+            f"{share:.1%} of these pictures lies in the span of {of.weights} ({span.n_signal} "
+            f"directions), and as much of their mirror images ({mirrored:.1%}): they are not of "
+            "this network. Give --span the weights that they were reconstructed from, with "
+            "--initial and --mean as the attack had them"
+        )
+    facts = {
+        "weights": victim.file.sha256,
+        "initial": None if victim.start is None else victim.start.file.sha256,
+        "directions": len(allowed.directions),
+        "mean": of.mean,
+        "std": None if of.std is None else list(of.std),
+        "share_of_pictures": round(share, 4),
+    }
+    return OpenSpan(allowed, facts)
+
+
+def _stacked(pictures: Inputs, weights: Path, shape: tuple[int, int, int]) -> Tensor:
+    """All pictures, float32 (n, c, h, w) in [0, 1]; ValueError if one has another shape."""
+    rows = []
+    for picture in pictures:
+        if picture.pixels.shape != shape:
+            sides = "x".join(map(str, shape))
+            raise ValueError(
+                f"{picture.name} is {picture.pixels.shape[1]}x{picture.pixels.shape[2]} in colour, "
+                f"and the network in {weights} takes images of {sides}: give --span the network "
+                "that these pictures were reconstructed from, or --size"
+            )
+        rows.append(torch.from_numpy(picture.pixels).float() / 255)
+    return torch.stack(rows)

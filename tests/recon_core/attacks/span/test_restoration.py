@@ -1,0 +1,125 @@
+"""Restoration inside the span: what is put back there, and what a second separation makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from recon_core.attacks.span.attack import separate
+from recon_core.attacks.span.restoration import NEW, InSpan, in_span, start_at
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.victims.network import Architecture, Network, Parameters
+from tests.recon_core.drawing import generator
+from tests.recon_core.tiles import photograph_tiles
+
+N = 24
+ATTACK = SpanAttack(start="known", sources="learned", n_learned=8, n_fine=40)
+
+
+def _images() -> Tensor:
+    return photograph_tiles(32, shrink=2)[:N].float() / 255
+
+
+def _victim(images: Tensor, *, std: float = 1.0) -> tuple[Architecture, Parameters, Parameters]:
+    """A network whose first layer moved by random multiples of the images less their mean."""
+    architecture = Network(widths=(3 * N, 8)).on((3, 32, 32))
+    start = architecture.initial([generator(0)], dtype=torch.float32)
+    mixing = torch.randn(3 * N, len(images), generator=generator(1))
+    first = start.weights[0] + mixing @ ((images - images.mean(0)) / std).flatten(1)
+    return architecture, replace(start, weights=(first, *start.weights[1:])), start
+
+
+def _allowed(images: Tensor) -> InSpan:
+    architecture, trained, start = _victim(images)
+    return in_span(architecture, trained, start=start, mean=images.mean(0))[0]
+
+
+def _correlations(found: Tensor, images: Tensor) -> Tensor:
+    rows = [(pictures - images.mean(0)).flatten(1) for pictures in (found, images)]
+    return torch.corrcoef(torch.cat(rows))[: len(found), len(found) :]
+
+
+def test_what_is_projected_lies_in_the_span_and_stays_there() -> None:
+    images = _images()
+    allowed = _allowed(images)
+    assert allowed.share(images) == pytest.approx(1.0, abs=1e-4)
+    assert torch.allclose(allowed.projected(images), images, atol=1e-4)
+    noisy = images + 0.1 * torch.randn(images.shape, generator=generator(2))
+    noisy = noisy * 0.4 + 0.3  # nothing leaves [0, 1]
+    assert allowed.share(noisy) < 0.95
+    once = allowed.projected(noisy)
+    assert allowed.share(once) == pytest.approx(1.0, abs=1e-5)
+    assert torch.allclose(allowed.projected(once), once, atol=1e-5)
+    stack = torch.stack([images, noisy])
+    assert torch.allclose(allowed.projected(stack)[1], once, atol=1e-6)
+    assert allowed.share(images.mean(0)[None]) == 0.0
+
+
+def test_a_networks_own_scale_of_channels_is_taken_off() -> None:
+    images = _images()
+    std = torch.tensor([0.2, 0.25, 0.3])[:, None, None]
+    moved = images.mean(0) + (images - images.mean(0)) / std
+    architecture, trained, start = _victim(moved)
+    known, _span = in_span(architecture, trained, start=start, mean=images.mean(0), std=std)
+    unknown, _span = in_span(architecture, trained, start=start, mean=images.mean(0))
+    assert known.share(images) == pytest.approx(1.0, abs=1e-4)
+    assert unknown.share(images) < 0.999
+    eye = torch.eye(len(known.directions))
+    assert torch.allclose(known.directions @ known.directions.mT, eye, atol=1e-5)
+
+
+def test_a_start_has_each_picture_once_and_is_filled_up() -> None:
+    pictures = torch.randn(4, 9, generator=generator(3))
+    near = pictures[0] + 0.05 * torch.randn(9, generator=generator(4))
+    given = torch.cat([pictures[:2], -pictures[:1], near[None], torch.zeros(1, 9), pictures[2:]])
+    start = start_at(given, generator(5))
+    assert start.shape == (9, 9)
+    assert torch.allclose(start[:4], pictures / pictures.norm(dim=1, keepdim=True))
+    assert torch.allclose(start[4:] @ start[4:].mT, torch.eye(5), atol=1e-5)
+    assert torch.allclose(start[4:] @ pictures.mT, torch.zeros(5, 4), atol=1e-5)
+    many = torch.randn(30, 9, generator=generator(6))
+    full = start_at(many, generator(5))
+    assert full.shape == (9, 9)
+    assert float(torch.linalg.svdvals(full.double())[-1]) > 0.1 * NEW
+
+
+def test_pictures_that_other_images_got_into_come_apart() -> None:
+    images = _images()
+    allowed = _allowed(images)
+    guests = images + 0.6 * (images.roll(1, 0) - images.mean(0))
+    signs = torch.ones(N, 1, 1, 1)
+    signs[::2] = -1
+    given = images.mean(0) + 0.3 * signs * (guests - images.mean(0))
+    found = allowed.separated_again(given, attack=ATTACK, generator=generator(7))
+    assert found.shape == given.shape
+    assert 0 <= float(found.min()) <= float(found.max()) <= 1
+    before, after = (_correlations(p, images).abs().amax(0) for p in (given, found))
+    assert float(after.median()) > float(before.median()) + 0.05
+    assert allowed.share(found) > 0.95
+    with_given = _correlations(found, given).diagonal()
+    assert bool((with_given > 0).all())  # each picture's own answer, with its own sign
+
+
+def test_the_finer_model_goes_on_where_the_search_ended() -> None:
+    images = _images()
+    architecture, trained, start = _victim(images)
+
+    def found(attack: SpanAttack, heard: list[float]) -> tuple[float, int]:
+        (ended,) = separate(
+            attack, architecture, trained, [generator(8)], start=start, progress=heard.append
+        )
+        pictures = ended.sources.x.unflatten(1, (3, 32, 32)) + images.mean(0)
+        return float(_correlations(pictures, images).abs().amax(0).mean()), ended.n_iterations
+
+    heard: list[float] = []
+    before, n_before = found(replace(ATTACK, n_fine=0), [])
+    after, n_after = found(ATTACK, heard)
+    assert n_before == ATTACK.n_learned < n_after <= ATTACK.n_learned + ATTACK.n_fine
+    assert after > before + 0.05
+    assert heard == sorted(heard)
+    assert heard[-1] == 1.0
+    independent = replace(ATTACK, sources="independent", n_rotations=(5, 5, 5, 5), n_grouped=0)
+    assert found(independent, [])[1] <= 20 + independent.n_likelihood
