@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from benchmarks.restore import in_span
 from benchmarks.span import features as span_features
 from benchmarks.span import kkt as span_kkt
 from benchmarks.span import speed as span
@@ -77,6 +80,53 @@ def test_sides_with_other_gradients_are_not_timed() -> None:
     check_gradients(SMALL, elsewhere, span)
     with pytest.raises(ValueError, match="not comparable"):
         check_gradients(SMALL, start, other)
+
+
+def restored(seed: int, **good: int) -> in_span.Restored:
+    """A victim of 10 images: of each method as many good ones as said, the others at 0."""
+    methods = {
+        name.replace("_", " "): in_span.Scored(
+            images=[0.8] * n + [0.0] * (10 - n), decoys=[0.5] + [0.1] * 9, seconds=2.0 + seed
+        )
+        for name, n in good.items()
+    }
+    return in_span.Restored(n=10, seed=seed, n_fine=3, methods=methods)
+
+
+def test_victims_restored_inside_the_span_are_summed_up() -> None:
+    some = [
+        restored(0, before=4, after=6, oracle=10, control=5),
+        restored(1, before=2, after=6, oracle=10),
+    ]
+    found = {(line.case, line.unit): line.value for line in in_span.lines(some)}
+    assert found["10 images, before", "good of 10, mean of 2 victims"] == 3
+    assert found["10 images, after", "good of 10, mean of 2 victims"] == 6
+    assert found["10 images, control", "good of 10, mean of 1 victims"] == 5
+    assert found["10 images, after", "good decoys of 10, mean of 2 victims"] == 1
+    assert found["10 images, after", "of 10, mean of 2 victims, at 1 % false positives"] == 6
+    assert found["10 images, before", "s"] == 2.5
+    assert found["10 images", "good after over good before"] == 2
+    assert found["10 images", "its 95 % interval over victims, low end"] == 1.5
+    assert found["10 images", "its 95 % interval over victims, high end"] == 3
+    closed = found["10 images", "share of the headroom in SSIM closed"]
+    assert closed == pytest.approx((6 - 3) / (10 - 3), rel=1e-3)
+    assert found["10 images", "share of images worse by more than 0.02"] == 0
+    assert found["10 images", "share of images better by more than 0.02"] == 0.3
+
+
+@pytest.mark.slow
+def test_restoration_inside_the_span_is_not_computed_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--store", str(tmp_path), "--n", "10", "--victims", "2", "--controls", "1", "--quick"]
+    in_span.main(words)
+    first = capsys.readouterr().out
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["10-0.json", "10-1.json"]
+    monkeypatch.setattr(in_span, "restored", lambda *_a, **_k: pytest.fail("computed again"))
+    in_span.main(words)
+    strip = re.compile(r'"load_average": [0-9.]+')
+    assert strip.sub("", capsys.readouterr().out) == strip.sub("", first)
+    assert '"10 images, coarse model for as long", "value"' in first
 
 
 def test_the_interval_is_students() -> None:

@@ -6,9 +6,12 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from storage.pairs.dataset import Dataset
+from tests.recon_core.tiles import photograph_tiles
 from tests.storage import stores
 from tests.tasks.restoring.restorers import (
     SIZE,
@@ -68,6 +71,31 @@ def test_a_jobs_reconstructions_are_restored_of_either_split(
         palimpsest.done(*words, "--out", tmp_path / split, "--device", "cpu")
         record = json.loads((tmp_path / split / "restored.json").read_text())
         assert record["settings"]["input"]["content_hash"] == Dataset(place).content_hash
+
+
+def test_an_attacks_pictures_are_restored_inside_the_span_of_its_weights(
+    palimpsest, prefect_server: None, tmp_path: Path
+) -> None:
+    images = photograph_tiles(SIZE, shrink=4)[:8].numpy()
+    victim, start, attack = (tmp_path / name for name in ("victim.pt", "start.pt", "attack"))
+    network_of(images[:6], victim, start=start)
+    attack.mkdir()
+    found = np.clip(images[:6] / np.float32(255) + 0.02, 0, 1)
+    save_file({"picture": found}, attack / "reconstructions.safetensors")
+    words = ["--weights", trained(tmp_path / "bf", TINY_BF_DNCNN), "--input", attack]
+    words += ["--out", tmp_path / "out", "--device", "cpu", "--span", victim]
+    said = palimpsest.done(*words, "--initial", start)
+    assert re.search(r"restorer +bf_dncnn, in the span\n", said)
+    assert re.search(r"in the span of the weights +\d+\.\d% of the pictures\n", said)
+    record = json.loads((tmp_path / "out" / "restored.json").read_text())
+    assert record["settings"]["model"]["settings"]["span"]["directions"] == 5
+    given = [picture["name"] for picture in record["pictures"]]
+    assert given == [f"rank-{k:05d}" for k in range(1, 7)]
+    complaint = palimpsest.refused(*words)  # without the start: other directions
+    assert "was restored with other settings" in complaint
+    network_of(images[6:], victim)
+    assert "they are not of this network" in palimpsest.refused(*words, "--fresh")
+    assert (tmp_path / "out" / "restored.json").exists()
 
 
 @pytest.mark.parametrize(("size", "shape"), [("8x12", (3, 8, 12)), ("6", (3, 6, 6))])
