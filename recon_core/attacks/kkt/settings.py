@@ -86,6 +86,8 @@ class KKTSettings(FamilyRun):
         "attack.kind": "kkt",
         "attack.coordinates": "pixels",
         "attack.kkt.coordinates": "pixels",
+        "attack.n_fine": 0,
+        "attack.span.n_fine": 0,
         "defence": None,
         "defence_layer": None,
         "clipped": 0.0,

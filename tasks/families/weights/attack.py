@@ -138,6 +138,8 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
         del attack["kind"]  # folders of before have none
         if attack["coordinates"] == "pixels":
             del attack["coordinates"]
+    elif attack["n_fine"] == 0:
+        del attack["n_fine"]
     return {
         "weights": victim.file.sha256,
         **({} if start is None else {"initial": start.file.sha256}),
