@@ -1,14 +1,14 @@
 """Restoration inside the span: a separation gone on with, by the finer model of images.
 
     python -m benchmarks.restore.in_span --images folder:cifar10 --store DIR [--n 400 ...]
-        [--victims 12] [--controls 2] [--device cpu] [--quick] [--json FILE]
+        [--victims 12] [--controls 2] [--device cpu] [--quick] [--json FILE] [--sheet FILE]
 
 Victims 3072-1000-1000-1 learn n held-out images by gradient descent; their start is known, so that
 the span is known to float32. "Before" is the attack alone (`learned`, 600 iterations), "after" what
 `attack.n_fine` more with the finer model make of it, every picture a row of the unmixing matrix
 and so in the span. Beside them on the same victims: what the classical denoisers make of the
-attack's pictures, projected on the span; as many more iterations of the coarse model as take the
-same time (`--controls` victims); and the oracle, the images' own projections. "Good" is an SSIM
+attack's pictures, projected on the span; more iterations of the coarse model (`--controls`
+victims); and the oracle, the images' own projections. "Good" is an SSIM
 above .4, decoys are as many images that no victim saw. Intervals resample victims. One finished
 victim is one file of DIR, and is not computed again: run it in goes, or with --only on many
 machines; the lines are of all victims that are there.
@@ -40,8 +40,9 @@ from recon_core.restore.generic import GENERIC_RESTORERS
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training, train
-from storage.files import write_json
+from storage.files import write_file, write_json
 from storage.sources.load import ImageSet, load_images
+from tasks.page.pictures import COLUMNS, eight_bits, strips_sheet, wrapped
 
 _line = partial(measured, "restore_in_span")
 WORSE = 0.02
@@ -51,7 +52,8 @@ TRAINING = Training(epochs=3000, optimiser=gradient_descent(0.2), span="auto")
 NETWORK = Network()
 ATTACK = SpanAttack(start="known", sources="learned", n_fine=800)
 CONTROL = 1.5
-"""Iterations of the coarse model in the time of one of the finer."""
+"""Iterations of the coarse model for one of the finer, which takes 1.5 to 2 times as long."""
+N_SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +78,17 @@ class Restored:
 
 
 def restored(
-    images: ImageSet, n: int, seed: int, *, control: bool, device: str, quick: bool
+    images: ImageSet,
+    n: int,
+    seed: int,
+    *,
+    control: bool,
+    device: str,
+    quick: bool,
+    sheet: Path | None = None,
 ) -> Restored:
-    """Everything on one victim; seconds of "oracle" are the victim's training."""
+    """Everything on one victim; seconds of "oracle" are the victim's training. Images with their
+    best pictures before and after go to `sheet`."""
     seen, decoys = (some.to(device) for some in drawn(images, n, seed))
     mean, shape = seen.mean(0), tuple(seen.shape[1:])
     assert len(shape) == 3
@@ -113,11 +123,14 @@ def restored(
     coarse = replace(attack, n_fine=round(CONTROL * attack.n_fine))
     _ = clock.lap()
     ended = refined(attack, unmixing, fine := views_of(attack, pictures, kind="fine"), _unheard)
-    methods["after"] = scored(ended.rotation[0] @ fine.whiten[0] @ vectors, clock.lap())
+    after = ended.rotation[0] @ fine.whiten[0] @ vectors
+    methods["after"] = scored(after, clock.lap())
+    if sheet is not None:
+        write_file(sheet, _sheet({"before": found.sources.x, "after": after}, mean, seen))
     if control:
         ended = refined(coarse, unmixing, views := views_of(attack, pictures), _unheard)
         more = ended.rotation[0] @ views.whiten[0] @ vectors
-        methods["coarse model for as long"] = scored(more, clock.lap())
+        methods[f"coarse model, {coarse.n_fine:,} more iterations"] = scored(more, clock.lap())
     methods["oracle"] = scored((x @ vectors.mT) @ vectors, training)
     return Restored(n=n, seed=seed, n_fine=attack.n_fine, methods=methods)
 
@@ -172,8 +185,32 @@ def _values(found: Sequence[Restored], name: str, of: str = "images") -> np.ndar
     return np.array([getattr(some.methods[name], of) for some in found])
 
 
+def _pictures(x: Tensor, mean: Tensor) -> Tensor:
+    """Both signs of sources (k, d), best fitted into [0, 1]."""
+    return fit_to_range(torch.cat([x, -x]).unflatten(1, mean.shape), mean)
+
+
+def _sheet(found: dict[str, Tensor], mean: Tensor, seen: Tensor) -> bytes:
+    """PNG of images over the best picture of each; the images stand in even distances of their SSIM
+    before."""
+    best = {}
+    for name, x in found.items():
+        pictures = _pictures(x, mean)
+        ssim, row = ssim_matrix(pictures, seen).max(0)
+        best[name] = (pictures[row], ssim)
+    order = best["before"][1].argsort(descending=True)
+    places = torch.linspace(0, len(seen) - 1, min(N_SHOWN, len(seen))).round().long()
+    chosen = order[places.to(order.device)].tolist()
+    rows = [("original", [(eight_bits(seen[i]), "", False) for i in chosen])]
+    for name, (pictures, ssim) in best.items():
+        tiles = [(pictures[i], float(ssim[i])) for i in chosen]
+        rows.append((name, [(eight_bits(p), f"{s:.2f}", s > GOOD) for p, s in tiles]))
+    title = f"{len(chosen)} of {len(seen)} images, in even ranks of the attack's SSIM (bold: good)"
+    return strips_sheet([title, *wrapped(rows)], columns=COLUMNS)
+
+
 def _scored(x: Tensor, seconds: float, *, mean: Tensor, seen: Tensor, decoys: Tensor) -> Scored:
-    pictures = fit_to_range(torch.cat([x, -x]).unflatten(1, seen.shape[1:]), mean)
+    pictures = _pictures(x, mean)
     best, lucky = (
         [round(float(s), 4) for s in ssim_matrix(pictures, some).amax(0)] for some in (seen, decoys)
     )
@@ -205,17 +242,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true", help="few iterations")
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
+    parser.add_argument("--sheet", type=Path, help="PNG of the first victim that is computed")
     options = parser.parse_args(argv)
     images = load_images(options.images, split="heldout")
     options.store.mkdir(parents=True, exist_ok=True)
+    sheet = options.sheet
     for n in options.n:
         for seed in range(options.victims) if options.only is None else options.only:
             part = options.store / f"{n}-{seed}.json"
             if not part.exists():
                 control = seed < options.controls
                 found = restored(
-                    images, n, seed, control=control, device=options.device, quick=options.quick
-                )
+                    images, n, seed, control=control, device=options.device, quick=options.quick,
+                    sheet=sheet,
+                )  # fmt: skip
+                sheet = None
                 write_json(part, asdict(found))
     adapter = TypeAdapter(Restored)
     there = sorted(options.store.glob("*-*.json"))

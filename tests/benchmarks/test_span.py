@@ -119,14 +119,15 @@ def test_restoration_inside_the_span_is_not_computed_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--store", str(tmp_path), "--n", "10", "--victims", "2", "--controls", "1", "--quick"]
-    in_span.main(words)
+    in_span.main([*words, "--sheet", str(tmp_path / "sheet.png")])
+    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
     first = capsys.readouterr().out
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["10-0.json", "10-1.json"]
+    assert sorted(f.name for f in tmp_path.glob("*.json")) == ["10-0.json", "10-1.json"]
     monkeypatch.setattr(in_span, "restored", lambda *_a, **_k: pytest.fail("computed again"))
     in_span.main(words)
     strip = re.compile(r'"load_average": [0-9.]+')
     assert strip.sub("", capsys.readouterr().out) == strip.sub("", first)
-    assert '"10 images, coarse model for as long", "value"' in first
+    assert '"10 images, coarse model, 30 more iterations", "value"' in first
 
 
 def test_the_interval_is_students() -> None:
