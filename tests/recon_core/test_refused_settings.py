@@ -200,6 +200,8 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (SpanAttack, {"scales": (1.0,)}, "must go together"),
     (SpanAttack, {"tolerance": -1.0}, r"tolerance=-1.0 in \[0, 1\)"),
     (SpanAttack, {"n_grouped": -1}, "n_grouped=-1 must be at least 0"),
+    (SpanAttack, {"n_fine": -1}, "n_fine=-1 must be at least 0"),
+    (SpanAttack, {"n_fine": 9, "sources": "independent"}, "n_fine=9 goes on with a model of ima"),
     (SplitTraining, {"epochs": 0}, "epochs=0 must be at least 1"),
     (SplitTraining, {"per_class": 0}, "per_class=0 must be at least 1"),
     (SplitTraining, {"lr": INF}, "lr=inf"),

@@ -144,11 +144,10 @@ def _separate_stack(
     pictures = torch.stack([p.span.vectors[:, :d].unflatten(1, shape) for p in stack])
     views = views_of(attack, pictures)
     searched = attack.n_iterations * attack.n_starts
-    fine = attack.n_fine if attack.sources == "learned" else 0
-    total = searched + fine
+    total = searched + attack.n_fine
     generators = [p.generator for p in stack]
     best = best_start(attack, views, generators, lambda n: progress(n / total))
-    if fine:
+    if attack.n_fine:
         begun = best.rotation @ views.whiten
         views = views_of(attack, pictures, kind="fine")
         ended = refined(attack, begun, views, lambda n: progress((searched + n) / total))

@@ -53,7 +53,9 @@ def sources_for(attack: SpanAttack, span: Subspace, shape: tuple[int, int, int])
     if attack.sources != "auto":
         return attack
     known = span.ends_sharply and tuple(shipped_model().spectrum.shape) == shape
-    return replace(attack, sources="learned" if known else "independent")
+    if known:
+        return replace(attack, sources="learned")
+    return replace(attack, sources="independent", n_fine=0)
 
 
 def views_of(

@@ -54,6 +54,11 @@ class SpanAttack(Strict):
         self._at_least(2, "filter_size", "n_images")
         self._at_least(1, "stride", "n_starts", "n_learned")
         self._at_least(0, "n_grouped", "n_likelihood", "n_fine")
+        if self.n_fine and self.sources == "independent":
+            raise ValueError(
+                f"n_fine={self.n_fine} goes on with a model of images, and sources='independent' "
+                "has none; use sources='learned' or 'auto', or n_fine=0"
+            )
         self._positive("grouped_scale", "shape", "likelihood_scale")
         if not 0 <= self.surplus <= 1:
             raise ValueError(f"surplus={self.surplus} is a share, from 0 to 1")

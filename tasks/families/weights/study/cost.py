@@ -130,8 +130,7 @@ def _attack_seconds(experiment: KKT, n_images: int, shape: Shape, pace: Pace) ->
         k = _directions(experiment, span, n_images)
         operations = 6 * k**2 * features_of(span, shape)
         iteration = pace.iteration_s + operations / pace.attack_rate
-        fine = span.n_fine if span.sources != "independent" else 0
-        seconds += (span.n_starts * span.n_iterations + FINE_COST * fine) * iteration
+        seconds += (span.n_starts * span.n_iterations + FINE_COST * span.n_fine) * iteration
     if kkt is not None:
         operations = attack_operations(experiment, n_images, shape)
         seconds += kkt.n_iterations * (pace.iteration_s + operations / pace.attack_rate)

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from recon_core.attacks.span.attack import separate
 from recon_core.attacks.span.restoration import NEW, InSpan, in_span, start_at
+from recon_core.attacks.span.search import sources_for
 from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.subspace import subspace_of
 from recon_core.victims.network import Architecture, Network, Parameters
 from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import photograph_tiles
@@ -121,5 +123,7 @@ def test_the_finer_model_goes_on_where_the_search_ended() -> None:
     assert after > before + 0.05
     assert heard == sorted(heard)
     assert heard[-1] == 1.0
-    independent = replace(ATTACK, sources="independent", n_rotations=(5, 5, 5, 5), n_grouped=0)
-    assert found(independent, [])[1] <= 20 + independent.n_likelihood
+    noise = torch.randn(40, 3072, generator=generator(9))
+    span = subspace_of(noise, n_directions=9)
+    decided = sources_for(replace(ATTACK, sources="auto"), span, (3, 32, 32))
+    assert (decided.sources, decided.n_fine) == ("independent", 0)  # a span without an end
