@@ -8,7 +8,8 @@ EVALUATION is an evaluation.json of version 4, its folder, or the report-data of
 the verdict: "more" needs an interval that excludes 0 (`benchmarks.evaluation.evaluated`), and what
 cannot be tested on an evaluation is said to be so. Run it on the machine that made the evaluations:
 seconds are theirs, hardware is this machine's. `--command` is what made them. How the dataset grew
-is checked on docs/results/benchmarks/coverage_real.json (`benchmarks.coverage.claims`).
+is checked on docs/results/benchmarks/coverage_real.json (`benchmarks.coverage.claims`), restoration
+inside the span of the weights on restore_in_span.json beside it (`benchmarks.restore.in_span`).
 """
 
 from __future__ import annotations
@@ -25,10 +26,15 @@ from benchmarks.evaluation import checks
 from benchmarks.evaluation.evaluated import PLAIN, Evaluated, read_evaluation
 from benchmarks.evaluation.tables import TABLES, has_tables, read_tables
 from benchmarks.record import Claim, hardware, parse_claims, parse_lines
+from benchmarks.restore.in_span import in_span_claims
 from recon_core.summary import NOTICEABLE
 from tasks.study.statements import Statement, decided
 
-COVERAGE = Path(__file__).parents[2] / "docs/results/benchmarks/coverage_real.json"
+COVERAGE, IN_SPAN = (
+    Path(__file__).parents[2] / "docs/results/benchmarks" / name
+    for name in ("coverage_real.json", "restore_in_span.json")
+)
+OF_BENCHMARKS = (COVERAGE.stem, IN_SPAN.stem)
 NOT_KEPT = "not recomputed: the scores of single images by these restorers were not kept"
 """In a claim's numbers: they are those of an evaluation whose tables lack them."""
 
@@ -227,6 +233,8 @@ def collected(paths: Sequence[Path], old: Sequence[Claim], *, command: str | Non
         ]
     campaigns = parse_lines(COVERAGE.read_text(), name=COVERAGE.name)
     found[COVERAGE.stem] = list(coverage_claims(campaigns, name=COVERAGE.stem))
+    restored = parse_lines(IN_SPAN.read_text(), name=IN_SPAN.name)
+    found[IN_SPAN.stem] = list(in_span_claims(restored, name=IN_SPAN.stem))
     places = {statement.claim: k for k, statement in enumerate(STATEMENTS)}
     every = [claim for of_one in found.values() for claim in of_one]
     return sorted(every, key=lambda claim: places.get(claim.claim, len(places)))
@@ -238,7 +246,7 @@ def kept_tables(claims: Sequence[Claim], runs: Path) -> list[Path]:
     Raises ValueError if those of one are not there.
     """
     names = dict.fromkeys(name_of(claim) for claim in claims)
-    paths = [runs / name / "report-data" for name in names if name != COVERAGE.stem]
+    paths = [runs / name / "report-data" for name in names if name not in OF_BENCHMARKS]
     for path in paths:
         if not has_tables(path):
             raise ValueError(f"{path} lacks some of {', '.join(TABLES)}; keep them there")

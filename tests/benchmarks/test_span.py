@@ -13,6 +13,7 @@ from benchmarks.span import features as span_features
 from benchmarks.span import kkt as span_kkt
 from benchmarks.span import speed as span
 from benchmarks.span.kkt import SMALL, SpanCoordinates, check_gradients, paired, planted
+from recon_core.restore.generic import GENERIC_RESTORERS
 from storage.sources.load import load_images
 
 
@@ -83,10 +84,11 @@ def test_sides_with_other_gradients_are_not_timed() -> None:
 
 
 def restored(seed: int, **good: int) -> in_span.Restored:
-    """A victim of 10 images: of each method as many good ones as said, the others at 0."""
+    """A victim of 10 images: of each method as many good ones as said, the others at .1."""
+    good |= {f"{generic}, projected": good["before"] for generic in GENERIC_RESTORERS}
     methods = {
-        name.replace("_", " "): in_span.Scored(
-            images=[0.8] * n + [0.0] * (10 - n), decoys=[0.5] + [0.1] * 9, seconds=2.0 + seed
+        name: in_span.Scored(
+            images=[0.8] * n + [0.1] * (10 - n), decoys=[0.5] + [0.1] * 9, seconds=2.0 + seed
         )
         for name, n in good.items()
     }
@@ -105,13 +107,36 @@ def test_victims_restored_inside_the_span_are_summed_up() -> None:
     assert found["10 images, after", "good decoys of 10, mean of 2 victims"] == 1
     assert found["10 images, after", "of 10, mean of 2 victims, at 1 % false positives"] == 6
     assert found["10 images, before", "s"] == 2.5
-    assert found["10 images", "good after over good before"] == 2
-    assert found["10 images", "its 95 % interval over victims, low end"] == 1.5
-    assert found["10 images", "its 95 % interval over victims, high end"] == 3
+    low, high = in_span.LOW, in_span.HIGH
+    for unit, of_both, ends in (
+        (in_span.RISES, 2, (1.5, 3)),
+        (in_span.BEYOND, 10 / 4, (5 / 3, 5)),
+        (f"{in_span.SSIM_OVER} before", (12 * 0.7 + 2) / (6 * 0.7 + 2), (5.2 / 3.8, 5.2 / 2.4)),
+    ):
+        values = [found["10 images", u] for u in (unit, f"{unit}, {low}", f"{unit}, {high}")]
+        assert values == pytest.approx([of_both, *ends], rel=1e-3)
     closed = found["10 images", "share of the headroom in SSIM closed"]
     assert closed == pytest.approx((6 - 3) / (10 - 3), rel=1e-3)
-    assert found["10 images", "share of images worse by more than 0.02"] == 0
+    assert found["10 images", f"{in_span.SHARE_WORSE} 0.02"] == 0
     assert found["10 images", "share of images better by more than 0.02"] == 0.3
+
+
+def test_claims_on_restoration_inside_the_span() -> None:
+    better = [restored(seed, before=4, after=6, oracle=10) for seed in range(3)]
+    same = [restored(seed, before=4, after=4, oracle=10) for seed in range(3)]
+    mixed = [restored(0, before=4, after=3, oracle=10), *better[1:]]
+    outcomes = {}
+    for name, some in (("better", better), ("same", same), ("mixed", mixed)):
+        claims = list(in_span.in_span_claims(list(in_span.lines(some)), name=name))
+        outcomes[name] = [claim.outcome for claim in claims]
+    assert outcomes["better"] == ["holds"] * 4
+    assert outcomes["same"] == ["does not hold"] * 3 + ["holds"]
+    assert outcomes["mixed"] == ["undecided"] * 3 + ["does not hold"]
+    assert claims[0].ours == (
+        "mixed: 4 -> 5 good of 10, mean of 3 victims; good after over before 1.25 [0.75, 1.5]"
+    )
+    with pytest.raises(ValueError, match="has no restoration inside the span; run python -m"):
+        list(in_span.in_span_claims([], name="nothing"))
 
 
 @pytest.mark.slow
