@@ -115,6 +115,7 @@ def test_pictures_are_resized_when_asked(
         ({"--weights": "span"}, 2, "--weights span takes the pictures of one network apart anew"),
         ({"--initial": "epoch0"}, 2, "--initial, --mean and --std are of the network of --span"),
         ({"--span": "nowhere"}, 2, "nowhere"),
+        ({"--weights": "span", "--span": "own.pt"}, 2, "span knows images of 32x32 .* takes 8x8;"),
         ({"--span": "grey.safetensors"}, 2, "is 8x8 in colour, and the network in .* of 1x8x8"),
         ({"--span": "other.safetensors"}, 2, "they are not of this network. Give --span the"),
         ({"--span": "still.safetensors", "--initial": "still.safetensors"}, 2, "are their start"),
@@ -148,6 +149,7 @@ def test_errors_are_one_line_with_a_fix(
     picture_folder(tmp_path / "large", pixels(1, size=12))
     (picture_folder(tmp_path / "broken", pixels(1)) / "p00.png").write_bytes(b"no picture")
     (tmp_path / "empty").mkdir()
+    network_of(pixels(3), tmp_path / "own.pt")
     network_of(pixels(4, size=8, seed=9)[:, :1], tmp_path / "grey.safetensors")
     network_of(pixels(4, size=8, seed=9), tmp_path / "other.safetensors")
     network_of(pixels(4, size=8, seed=9) * 0, tmp_path / "still.safetensors")
