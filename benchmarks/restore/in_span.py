@@ -145,7 +145,7 @@ def restored(
 
 
 def lines(found: Sequence[Restored]) -> Iterator[Measurement]:
-    """What `found`, of victims of one size, comes to."""
+    """Sums over `found`, victims of one size."""
     n, victims = found[0].n, len(found)
     case, line = f"{n} images", partial(_line, repeats=victims)
     ends = [_values(found, name) for name in ("before", "after", "oracle")]

@@ -84,7 +84,7 @@ def in_span(
     mean: Float[Tensor, "c h w"],
     std: Float[Tensor, " c 1 1"] | None = None,
 ) -> tuple[InSpan, Subspace]:
-    """What the first layer of one network (R = 1) allows, and the span that it was read from.
+    """Pictures that the first layer of one network (R = 1) allows, and the span they are read from.
 
     `start`: the weights that training started from, if known; `mean` and `std`: what was subtracted
     from images in training, and what they were then divided by. Raises NoSpanError where nothing
