@@ -152,10 +152,15 @@ class OpenRestorer:
         cut = drawn[..., :height, :width].cpu()
         return cut if self.span is None else self.span.projected(cut)
 
+    @property
+    def sees_the_set(self) -> bool:
+        """True if an answer depends on all pictures, which are then restored together."""
+        return isinstance(self.restorer, SpanRestorer)
+
     def chunk_size(self, n_samples: int, batch_size: int, shape: Sequence[int]) -> int:
         """Number of pictures whose samples fill one batch, for pictures of `shape` (.., h, w); all
         of them for a restorer that sees the set."""
-        if isinstance(self.restorer, SpanRestorer):
+        if self.sees_the_set:
             return sys.maxsize
         return max(1, _fitting(batch_size, shape) // (n_samples if self.generative else 1))
 

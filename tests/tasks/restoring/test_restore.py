@@ -13,6 +13,7 @@ from recon_core.restore.generic import GENERIC_RESTORERS
 from storage.errors import StorageError
 from tasks.restoring.in_span import Span, open_span
 from tasks.restoring.inputs import open_inputs
+from tasks.restoring.job import Restoration, restore_pictures
 from tasks.restoring.restore import open_restorer, picture_seeds
 from tests.recon_core.tiles import photograph_tiles
 from tests.tasks.restoring.restorers import (
@@ -245,4 +246,11 @@ def test_all_pictures_of_a_network_are_taken_apart_together(tmp_path: Path) -> N
         rows = [(p - images.mean(0)).reshape(12, -1) for p in (pictures, images)]
         return np.abs(np.corrcoef(*rows)[:12, 12:]).max(0)
 
+    out = tmp_path / "out"
+    record = restore_pictures(restorer, inputs, out, Restoration())
+    written = {file.name: file.read_bytes() for file in (out / "mean").iterdir()}
+    assert len(written) == record["n_pictures"] == 12
+    (out / "mean" / "p03.png").unlink()  # an answer depends on all pictures: all or none
+    restore_pictures(restorer, inputs, out, Restoration())
+    assert {file.name: file.read_bytes() for file in (out / "mean").iterdir()} == written
     assert np.median(likeness(found.numpy() * 255)) > np.median(likeness(mixed)) + 0.05
