@@ -11,7 +11,7 @@ MOST_SHOWN = 40
 PRESET_NAMES = (
     *("demo", "cifar-small", "cifar-hundred", "smoke"),
     *("restoration", "restoration-small", "restoration-cpu"),
-    *("span-hundred", "span-paper"),
+    *("span-hundred", "span-pairs", "span-paper"),
     *("haim2022", "buzaglo2023-multiclass", "buzaglo2023-regression"),
     *("restoration-generate", "restoration-evaluate"),
     *("autoencoder-demo", "autoencoder-paper", "instahide-small", "instahide-challenge"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from flows.naming import unknown_name
-from flows.papers import EXPERIMENTS, RUNS
+from flows.papers import EXPERIMENTS, RUNS, gradient_descent
 from flows.recipe import Recipe, one_phase
 from flows.restorer_plans import half_hour_restorers, paper_restorers, small_restorers
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
@@ -209,6 +209,32 @@ def span_hundred() -> Recipe:
         experiment=replace(start.experiment, attack=SpanAttack()),
         curation=replace(start.curation, min_iteration=0, mixture_fraction=1.0),
         evaluation=Evaluation(),
+    )
+
+
+@_preset
+def span_pairs() -> Recipe:
+    """Pairs by the hundred thousand: victims of 100 images that are trained for a hundred epochs,
+    which leave the same span as whole trainings, with a start of three times the size, so that the
+    separation brings back half of the images and restorers have something to learn. A million
+    pairs are `--set sampling.phases.0.n_runs=10000`; give the images with `--data`.
+
+    Victims that are evaluated are trained for 3,000 epochs: what restores them must not know how
+    pairs were made.
+    """
+    start = span_hundred()
+    brief = KKT(
+        augment_p=0.0,
+        victim=Network(widths=(200, 200), init_std_first=3e-4),
+        training=VictimTraining(epochs=100, optimiser=gradient_descent(0.5), span="auto"),
+        attack=SpanAttack(),
+    )
+    whole = replace(brief.training, epochs=3000, optimiser=gradient_descent(0.2))
+    return replace(
+        start,
+        experiment=brief,
+        sampling=one_phase(200, images=100, per_part=4),
+        heldout_experiment=replace(brief, training=whole),
     )
 
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.span.attack import first_rows
-from recon_core.attacks.span.subspace import count_signal, fit_share, subspace_of
-from recon_core.victims.network import Parameters
-from tests.recon_core.drawing import normal
+from recon_core.attacks.span.subspace import Subspace, count_signal, fit_share, subspace_of
+from recon_core.optimisers import Optimiser
+from recon_core.victims.network import Network, Parameters
+from recon_core.victims.training import Training, train
+from tests.recon_core.drawing import generator, normal
 from tests.recon_core.tiles import photograph_tiles
 
 WIDTH, D = 60, 400
@@ -108,3 +110,23 @@ def test_what_cannot_be_taken_apart_is_refused(case: str) -> None:
     attempt, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         attempt()
+
+
+@pytest.mark.parametrize("epochs", [1, 10])
+def test_a_brief_training_leaves_the_span_of_a_whole_one(epochs: int) -> None:
+    """It is that of the images, after one step as after hundreds: pairs need no whole training."""
+    images = photograph_tiles(16, shrink=2)[:12].double() / 255
+    x = (images - images.mean(0)).flatten(1)
+    architecture = Network(widths=(WIDTH, 20)).on((3, 16, 16))
+    start = architecture.initial([generator(0)], dtype=torch.float64)
+    labels = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(6)
+
+    def span(epochs: int) -> Subspace:
+        training = Training(epochs=epochs, optimiser=Optimiser(rule="gd", lr=0.2))
+        trained = train(architecture, start, x[None], labels[None], training=training)
+        assert trained.epochs_done.tolist() == [epochs]
+        return subspace_of(first_rows(trained.parameters), first_rows(start))
+
+    brief, whole = span(epochs), span(500)
+    assert len(brief.vectors) == len(whole.vectors) == 11  # twelve less their mean
+    assert float(torch.linalg.svdvals(brief.vectors @ whole.vectors.mT)[-1]) > 1 - 1e-6
