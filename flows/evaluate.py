@@ -109,6 +109,8 @@ def summary_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
             row[f"good{suffix}"] = f"{summary['n_good']}/{summary['n']}"
             row[f"SSIM{suffix}"] = rounded(summary["mean_ssim"])
             row[f"HaarPSI{suffix}"] = rounded(summary["mean_haarpsi"])
+        if record.get("span"):
+            row["headroom closed"] = rounded(record["span"]["headroom_closed"].get(name))
         rows.append(row)
     return rows
 

@@ -288,6 +288,6 @@ def _restored(
         twins = {"": samples} if project is None else {"": samples, PROJECTED: project(samples)}
         for suffix, own in twins.items():
             answers[f"{one}{suffix}"].append(Restored(own[0]))
-            if len(own) > 1:
-                answers[f"_x{len(own)}{suffix}"].append(Restored(*summarised(own)))
+        for suffix, own in twins.items() if one else ():
+            answers[f"_x{len(own)}{suffix}"].append(Restored(*summarised(own)))
     return {suffix: Restored.joined(parts) for suffix, parts in answers.items()}

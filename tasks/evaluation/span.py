@@ -1,6 +1,5 @@
 """The span of a victim's first layer, in which its training images lie: restorers' answers put back
-there, and `oracle`, the images' own projections, which no restorer that agrees with the weights is
-better than by more than chance.
+there, and `oracle`, the images' own projections, about the most that agrees with the weights.
 
 Both are told from the weights as the attacker is given them. A victim is read where its campaign
 kept it, else trained again from its seed, which the margins in the store have to confirm.
@@ -41,10 +40,10 @@ the one that was attacked: other stacks on a GPU round differently."""
 
 def experiment_of(dataset: Dataset) -> KKT:
     """The settings of a store's victims; ValueError if they are not known or have no span."""
-    stored = dataset.manifest.get("campaign", {}).get("experiment", {})
     try:
+        stored = dataset.manifest["campaign"]["experiment"]
         experiment = TypeAdapter(Experiment).validate_python(as_it_was(stored))
-    except ValidationError as error:
+    except (KeyError, ValidationError) as error:
         raise ValueError(
             f"evaluation.span: {dataset.root} does not say how its victims were trained; "
             f"{WITHOUT_SPAN}"

@@ -20,6 +20,7 @@ from tasks.report.headline import (
     attack_rows,
     attacker,
     criterion_title,
+    headroom,
     method_title,
     strengths,
     victims,
@@ -37,6 +38,8 @@ from tasks.report.tables import tables_of
 
 DATA_FOLDER = "report-data"
 CONTEXT = "context.json"
+COMPARED = ("trained", "external", "vote", "projected", "oracle")
+"""Kinds of methods whose scores are shown beside those of the attack, image by image."""
 
 EMPTY_CONTEXT: dict[str, Any] = {
     "stages": [],
@@ -112,7 +115,7 @@ def _render(
     others = [
         name
         for name, method in record["methods"].items()
-        if name not in ("plain", best) and method["kind"] in ("trained", "external", "vote")
+        if name not in ("plain", best) and method["kind"] in COMPARED
     ]
     facts = {
         "The images attacked": record["source"],
@@ -150,6 +153,7 @@ def _render(
         styles=styles(record),
         best=best,
         strengths=strengths(context["restorers"]),
+        headroom=headroom(record),
         trained=trained(record),
         sampled=sampled_means(record),
         others={
