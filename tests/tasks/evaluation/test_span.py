@@ -220,6 +220,8 @@ def test_nothing_changes_where_the_span_is_not_asked_for(
     assert asked["settings"]["span"] is True
     for name, method in record["methods"].items():
         assert asked["methods"][name] == method
+    later = _scored(tmp_path, store, images)  # in the same folder, beside the other's checkpoints
+    assert later["methods"] == asked["methods"]
 
 
 def test_kept_victims_are_read_and_others_trained_again_to_the_same_scores(
