@@ -11,6 +11,7 @@ from typing import Any
 
 from storage.documents import read_document
 from storage.files import text_bytes, write_file, write_json
+from tasks.evaluation.settings import PROJECTED
 from tasks.page.files import Arrays, Record, page_html, page_of, read_arrays, write_tables
 from tasks.page.formats import leaves
 from tasks.page.tables import Table
@@ -115,7 +116,9 @@ def _render(
     others = [
         name
         for name, method in record["methods"].items()
-        if name not in ("plain", best) and method["kind"] in COMPARED
+        if name not in ("plain", best)
+        and method["kind"] in COMPARED
+        and record["methods"].get(name.removesuffix(PROJECTED), method)["kind"] != "classical"
     ]
     facts = {
         "The images attacked": record["source"],

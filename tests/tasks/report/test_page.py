@@ -126,7 +126,10 @@ def test_the_page_says_how_much_of_the_headroom_is_closed(tmp_path: Path) -> Non
         "Of the way there EDM, mean of 4 goes 25.0 %, and 50.0 % where what it gives is projected, "
         "too; projection alone goes 1.0 %. In 1 network nothing stands out"
     ) in text
-    assert "EDM, mean of 4, in the span" in text
+    drawn = re.findall(r"<figcaption>([^<:]+): \d+ targets better", path.read_text())
+    assert "EDM, mean of 4, in the span" in drawn
+    assert "Oracle of the span" in drawn
+    assert "Non-local means, in the span" not in drawn
     assert [page.rows[name][-1].strip() for name in ("edm_x4_projected", "nlm", "oracle")] == [
         "50.0 %",
         "12.5 %",
