@@ -100,7 +100,8 @@ def _attacked(recipe: Recipe, store: Path, workers: Workers, further: str | None
 
 
 def summary_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row per method: good counts and means, targets and decoys side by side."""
+    """One row per method: good counts and means, targets and decoys side by side, and with a span
+    the share of the headroom that is closed."""
     rows = []
     for name, method in record["methods"].items():
         row: dict[str, Any] = {"method": name}
@@ -109,6 +110,9 @@ def summary_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
             row[f"good{suffix}"] = f"{summary['n_good']}/{summary['n']}"
             row[f"SSIM{suffix}"] = rounded(summary["mean_ssim"])
             row[f"HaarPSI{suffix}"] = rounded(summary["mean_haarpsi"])
+        closed = record.get("span", {}).get("headroom_closed", {}).get(name)
+        if closed is not None:
+            row["headroom"] = rounded(closed)
         rows.append(row)
     return rows
 

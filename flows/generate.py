@@ -100,11 +100,13 @@ def images_of(recipe: Recipe, split: Split, store: Path) -> ImageSet:
 def _shared_victims(
     recipe: Recipe, workspace: Workspace, plan: Plan, further: str | None
 ) -> tuple[str, str] | None:
-    """Where the victims are that several attacks share, and what they depend on; None if there is
-    one attack, or no folder for them. A store that was begun before others were asked for has the
-    time of training in its receipts: it gets no victims now, which tells it from others."""
+    """Where the victims are that several attacks share, or whose span an evaluation asks for, and
+    what they depend on; None if neither is so, or there is no folder for them. A store that was
+    begun before has the time of training in its receipts: it gets no victims now, which tells it
+    from others."""
     place = workspace.pairs("heldout")
-    if not recipe.further_attacks or "://" in str(place):
+    is_read = bool(recipe.further_attacks) or recipe.evaluation.span
+    if not is_read or "://" in str(place):
         return None
     folder = Path(place) / VICTIMS
     if not folder.is_dir() and is_store(place) and Dataset(place).receipts:

@@ -17,7 +17,7 @@ from recon_core.sampling import Phase, Sampling
 from storage.pairs.layout import Encoding
 from storage.sources.load import ImageSet, Split, load_images
 from tasks.campaign.plan import Campaign
-from tasks.evaluation.settings import Evaluation
+from tasks.evaluation.settings import Evaluation, check_span
 from tasks.training.log import TensorBoard
 from tasks.training.validation import Validation
 
@@ -96,6 +96,8 @@ class Recipe:
                 f"{list(saved)}; choose of these, or set it to last"
             )
         _check_further(self.further_attacks, self.heldout_experiment or self.experiment)
+        if self.evaluation.span:
+            check_span(self.heldout_experiment or self.experiment)
 
     def images(self, split: Split) -> ImageSet:
         """The images of one split, near copies included (`flows.generate` leaves them out); read

@@ -34,8 +34,9 @@ def small_restorers(longer: int = 1, *, fitted: bool = False) -> dict[str, Resto
     return plans
 
 
-def half_hour_restorers() -> dict[str, RestorerPlan]:
-    """Both restorers as one core trains them in half an hour each, on tens of thousands of pairs.
+def half_hour_restorers(*, fitted: bool = False) -> dict[str, RestorerPlan]:
+    """Both restorers as one core trains them in half an hour each, on tens of thousands of pairs;
+    `fitted` as of `small_restorers`.
 
     They work on patches of 2x2 pixels, which makes them see the whole picture. BF-DnCNN is half as
     deep as the paper's and wider, since it learns faster so. EDM diffuses residuals (.33 of [-1, 1]
@@ -53,6 +54,8 @@ def half_hour_restorers() -> dict[str, RestorerPlan]:
         mirror=True,
     )
     validation = Validation(every=1000, n_pairs=256, n_parts=2, n_samples=4, keep="best")
+    if fitted:
+        validation = replace(validation, strength="fitted")
     restorers: dict[str, Restorer] = {
         "bf_dncnn": BFDnCNN(
             depth=10, n_channels=96, patch=2, loss_terms="mse+ssim", ssim_weight=0.3

@@ -341,5 +341,9 @@ def _show_scores(record: dict[str, Any]) -> None:
     from flows.evaluate import summary_rows
 
     table = Table(title="Scores (good: SSIM above the threshold)", title_justify="left")
-    rows = summary_rows(record)
-    show_rows(out, [{name: fact_text(v) for name, v in row.items()} for row in rows], table)
+    left_out = ("HaarPSI",) if record.get("span") else ()  # names are long then
+    rows = [
+        {name: fact_text(v) for name, v in row.items() if not name.startswith(left_out)}
+        for row in summary_rows(record)
+    ]
+    show_rows(out, rows, table)

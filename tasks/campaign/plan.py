@@ -80,13 +80,25 @@ class Campaign:
         return None if self.sampling.attacks_per_victim == 1 else self.victims_key(images)
 
     def victims_key(self, images: ImageSet) -> str:
-        """sha256 of what the v-th victim depends on, which is not how it is attacked."""
-        manifest = self.manifest(images)
-        experiment = manifest["campaign"]["experiment"]
-        without_attack(experiment)
-        kept = {name: manifest["campaign"][name] for name in ("experiment", "root_seed", "threads")}
-        size = self.sampling.images_per_run
-        return sha256_of({**kept, "images_per_run": size, "source": manifest["source"]})
+        """`victims_key` of the store."""
+        return victims_key(self.manifest(images))
+
+
+def victims_key(manifest: Mapping[str, Any]) -> str:
+    """sha256 of what the v-th victim of a store depends on, which is not how it is attacked."""
+    campaign = manifest["campaign"]
+    experiment = dict(campaign["experiment"])
+    without_attack(experiment)
+    kept = {name: campaign[name] for name in ("root_seed", "threads")}
+    size = campaign["sampling"]["images_per_run"]
+    return sha256_of(
+        {
+            **kept,
+            "experiment": experiment,
+            "images_per_run": size,
+            "source": manifest["source"],
+        }
+    )
 
 
 AFTER_VICTIMS = ("attack", "keep", "confident_ssim", "confident_gap")

@@ -10,7 +10,8 @@ Methods: `plain` (the attack's pictures at the iterations that the restorers see
 image the mean of nearly nearest candidates: the KKT paper), the classical denoisers of `baselines`,
 restorers from elsewhere (`external`), and per restorer either `<name>` (one deterministic answer)
 or `<name>_x1` and `<name>_x<n>` (one sample; the mean of n, which is the image restoration paper's
-guard against hallucination, with how far the n samples disagree).
+guard against hallucination, with how far the n samples disagree). With `span`, each of these and
+`plain` has a twin `<method>_projected`, and `oracle` is the images' own projections.
 
 `out/` gets evaluation.json (docs/evaluation.md), pictures.npz, and cache/ with one checkpoint per
 run and step, so that a killed evaluation goes on where it was.
@@ -20,17 +21,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from recon_core.experiments import KKT
 from recon_core.matching import CLIPPED
 from storage.documents import read_document, understood
 from storage.files import write_json
 from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
-from tasks.campaign.watch import log_notice
 from tasks.devices import Device
 from tasks.evaluation.criteria import (
     describe_hallucination,
@@ -45,6 +46,7 @@ from tasks.evaluation.further import (
     find_further,
 )
 from tasks.evaluation.pictures import (
+    OF_VICTIMS,
     KeptPictures,
     choose_examples,
     choose_rows,
@@ -59,7 +61,7 @@ from tasks.evaluation.record import (
     SCHEMA,
     VERSION,
     Arrays,
-    cached,
+    Work,
     describe_dataset,
     describe_method,
     describe_rows,
@@ -69,8 +71,16 @@ from tasks.evaluation.record import (
     read_finished,
     weights_digest,
 )
-from tasks.evaluation.scores import Advance, Bench, LoadRestorer
-from tasks.evaluation.settings import BASELINES, Baseline, Evaluation, check_names
+from tasks.evaluation.scores import Bench, LoadRestorer
+from tasks.evaluation.settings import (
+    BASELINES,
+    ORACLE,
+    PROJECTED,
+    Baseline,
+    Evaluation,
+    check_names,
+)
+from tasks.evaluation.span import SPAN, describe_span, experiment_of, find_span, projection_on
 from tasks.evaluation.sweep import (
     VictimScores,
     criteria_of_runs,
@@ -111,9 +121,9 @@ def evaluate(
     a step.
 
     Raises ValueError where the store has no run or was made from other images than `heldout`, too
-    few images are left for decoys, a further attack has other victims, a restorer's name cannot be
-    a method's, or an external restorer is not there or works at another size; StorageError if one
-    cannot be read.
+    few images are left for decoys, a further attack has other victims, the span is asked for of
+    victims that have none, a restorer's name cannot be a method's, or an external restorer is not
+    there or works at another size; StorageError if one cannot be read.
     """
     check_names(restorers, taken=config.external)
     opened = open_elsewhere(config, heldout, device)
@@ -122,25 +132,28 @@ def evaluate(
     n_attacks = attacks_per_victim(dataset)
     inputs = [dataset.content_hash, heldout.content_hash, n_attacks]
     others = {kind: store.content_hash for kind, store in (further or {}).items()}
-    own = [VERSION, CLIPPED, asdict(config), inputs, digests, excluded]
+    own = [VERSION, CLIPPED, config.described(), inputs, digests, excluded]
     fingerprint = fingerprint_of(*own, *([others] if others else []))
     finished = read_finished(out, fingerprint)
     if finished is not None:
         return finished
     victims = find_victims(dataset, heldout, decoy_seed=config.decoy_seed)
+    experiment = experiment_of(dataset) if config.span else None
     steps = ["plain", *(["plain_all"] if config.restore_iterations != "all" else []), *digests]
     bench = Bench(config, dataset, heldout, restorers, device, load or load_restorer)
     bench.loaded.update({name: (r.restorer, r.net) for name, r in opened.items()})
     attacks = find_further(bench, victims, further or {})
     steps[1:1] = attacks
-    work = _Work(
+    work = Work(
         folder=out / "cache",
         key=[CACHE_VERSION, inputs, config.decoy_seed],
-        n_jobs=sum(len(v.runs) * len(steps) + 2 for v in victims) + 1,
+        n_jobs=sum(len(v.runs) * len(steps) + 2 + config.span for v in victims) + 1,
         on_progress=on_progress,
     )
     scores = [
-        _score_victim(bench, victim, steps, digests, attacks=attacks, work=work)
+        _score_victim(
+            bench, victim, steps, digests, attacks=attacks, spans_of=experiment, work=work
+        )
         for victim in victims
     ]
     unlike = [name for name in digests if name not in config.baselines]
@@ -155,7 +168,7 @@ def evaluate(
         "schema": SCHEMA,
         "version": VERSION,
         "fingerprint": fingerprint,
-        "settings": asdict(config),
+        "settings": config.described(),
         "conventions": CONVENTIONS,
         "source": describe_source(heldout),
         "dataset": describe_dataset(dataset, victims, n_attacks),
@@ -204,47 +217,6 @@ def open_elsewhere(config: Evaluation, heldout: ImageSet, device: str) -> dict[s
     return opened
 
 
-@dataclass
-class _Work:
-    """Does what is not in the cache, counts it and keeps time per step."""
-
-    folder: Path
-    key: list[Any]
-    n_jobs: int
-    on_progress: Progress
-    n_done: int = 0
-    computes: bool = False
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def do(
-        self,
-        name: str,
-        step: str,
-        settings: Sequence[Any],
-        compute: Callable[[Advance], dict[str, Arrays]],
-    ) -> dict[str, Arrays]:
-        message = f"{name.replace('_', ' ').partition('.')[0]}: {step}"
-
-        def advance(fraction: float) -> None:
-            done = 100 * self.n_done + int(100 * fraction)
-            self.on_progress(done, 100 * self.n_jobs, message)
-
-        def missing() -> dict[str, Arrays]:
-            if self.n_done and not self.computes:
-                log_notice(
-                    f"Evaluate: goes on, {self.n_done:,} of {self.n_jobs:,} steps are finished"
-                )
-            self.computes = True
-            return compute(advance)
-
-        advance(0.0)
-        key = fingerprint_of(*self.key, *settings)
-        results, spent = cached(self.folder, name, key, missing)
-        self.seconds[step] = self.seconds.get(step, 0.0) + spent
-        self.n_done += 1
-        return results
-
-
 def _score_victim(
     bench: Bench,
     victim: Victim,
@@ -252,12 +224,23 @@ def _score_victim(
     digests: Mapping[str, str],
     *,
     attacks: Mapping[str, FurtherAttack],
-    work: _Work,
+    spans_of: KKT | None,
+    work: Work,
 ) -> VictimScores:
-    """All attacks on one victim after every step, and what takes all of them together."""
+    """All attacks on one victim after every step, and what takes all of them together. `spans_of`:
+    the settings of victims whose span is asked for."""
     config = bench.config
     half_of = split_in_halves(victim, seed=config.decoy_seed)
     scores = VictimScores(victim, half_of, config.good_threshold)
+    if spans_of is not None:
+        found = work.do(
+            victim_file(victim.number, ORACLE),
+            ORACLE,
+            [SPAN, config.search],
+            lambda _advance: find_span(bench, spans_of, victim),
+        )
+        scores.oracle, scores.n_directions = found[ORACLE], len(found[SPAN]["directions"])
+        bench = replace(bench, project=projection_on(found[SPAN], bench.device))
     for run in victim.runs:
         for step in steps:
             by = attacks.get(step)
@@ -298,8 +281,11 @@ def _scored(
             parts.setdefault(method, []).append(arrays)
             if method == last_attack:
                 parts.setdefault("vote", []).append(of_victim.vote)
+        if config.span:
+            parts.setdefault(ORACLE, []).append(of_victim.oracle)
     arrays_of = joined(parts, [of_victim.victim for of_victim in scores])
-    kinds = {"plain": "attack", "plain_all": "attack", "vote": "vote"}
+    kinds = {"plain": "attack", "plain_all": "attack", "vote": "vote", ORACLE: ORACLE}
+    kinds |= {name: PROJECTED[1:] for name in arrays_of if name.endswith(PROJECTED)}
     kinds |= dict.fromkeys(config.baselines, "classical") | dict.fromkeys(
         config.external, "external"
     )
@@ -319,8 +305,10 @@ def _scored(
     grid, appendix = choose_rows(
         methods, grid_rows=config.grid_rows, appendix_rows=config.appendix_rows
     )
+    spans = {SPAN: describe_span(methods, [s.n_directions for s in scores])} if config.span else {}
     return {
         "methods": methods,
+        **spans,
         "runs": runs,
         "ranking": describe_ranking(runs) if n_attacks > 1 else None,
         "hallucination": describe_hallucination(methods, of_rows),
@@ -335,6 +323,7 @@ def _steps_of(methods: Mapping[str, Any], steps: Sequence[str]) -> dict[str, str
     """The step that each method comes from."""
     found = {}
     for name in methods:
-        stem = name.rpartition("_x")[0]
-        found[name] = name if name in (*steps, "vote") else stem
+        own = name.removesuffix(PROJECTED)
+        stem = own.rpartition("_x")[0]
+        found[name] = own if own in (*steps, *OF_VICTIMS) else stem
     return found

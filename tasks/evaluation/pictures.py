@@ -20,6 +20,7 @@ from storage.files import write_file
 from storage.sources.load import ImageSet
 from tasks.evaluation.record import SIDES, Arrays
 from tasks.evaluation.scores import N_UNLIKE, Bench, read_candidates
+from tasks.evaluation.settings import ORACLE, PROJECTED
 from tasks.evaluation.sweep import VictimScores, chosen_unlike
 from tasks.evaluation.victims import Victim
 from tasks.page.pictures import eight_bits
@@ -32,6 +33,8 @@ EXAMPLE_EDGES = (-1.0, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0)
 """What a threshold of SSIM means is seen in pairs of every bin between these (KKT paper, figure
 8)."""
 N_EXAMPLES = {"targets": 8, "decoys": 4}
+OF_VICTIMS = ("vote", ORACLE)
+"""Steps with one checkpoint for all runs of a victim."""
 
 
 def choose_rows(
@@ -40,9 +43,10 @@ def choose_rows(
     """(grid, appendix): the rows with the best SSIM of `plain` (image restoration paper, figure 1),
     and those with the best of the method that restores best by design, the mean of a trained
     restorer's samples. Not shown are `plain_all`, whose pictures hardly differ from those of
-    `plain`, and classical denoisers."""
+    `plain`, and classical denoisers, inside the span or not."""
     kinds = {name: method["kind"] for name, method in methods.items()}
-    shown = [name for name in kinds if name != "plain_all" and kinds[name] != "classical"]
+    sources = {name: kinds.get(name.removesuffix(PROJECTED)) for name in kinds}
+    shown = [name for name in kinds if name != "plain_all" and sources[name] != "classical"]
     trained = [name for name in kinds if kinds[name] == "trained"]
     means = [name for name in trained if "disagreement" in methods[name]["targets"]]
     order = (means or trained or ["plain"])[0]
@@ -111,7 +115,7 @@ class KeptPictures:
             for position, (row, run) in enumerate(zip(rows, runs, strict=True)):
                 victim, place = self.places[side][row]
                 step = self.steps[method]
-                if step == "vote":
+                if step in OF_VICTIMS:
                     files[victim_file(victim.number, step)].append((key, method, position, place))
                 elif run >= 0:
                     files[run_file(run, step)].append((key, method, position, place))

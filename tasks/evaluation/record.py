@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from storage.pairs.dataset import Dataset
 from storage.pairs.layout import OUTCOMES
 from storage.sources.load import ImageSet
 from tasks.attack_file.record import with_floats
+from tasks.campaign.watch import log_notice
 
 if TYPE_CHECKING:
     from tasks.evaluation.victims import Victim
@@ -98,6 +100,47 @@ def cached(
     flat = {f"{m}/{name}": array for m, arrays in results.items() for name, array in arrays.items()}
     save_checkpoint(folder, name, flat, {"key": key, "seconds": seconds, "methods": list(results)})
     return results, seconds
+
+
+@dataclass
+class Work:
+    """Does what is not in the cache, counts it and keeps time per step."""
+
+    folder: Path
+    key: list[Any]
+    n_jobs: int
+    on_progress: Callable[[int, int, str], None]
+    n_done: int = 0
+    computes: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def do(
+        self,
+        name: str,
+        step: str,
+        settings: Sequence[Any],
+        compute: Callable[[Callable[[float], None]], dict[str, Arrays]],
+    ) -> dict[str, Arrays]:
+        message = f"{name.replace('_', ' ').partition('.')[0]}: {step}"
+
+        def advance(fraction: float) -> None:
+            done = 100 * self.n_done + int(100 * fraction)
+            self.on_progress(done, 100 * self.n_jobs, message)
+
+        def missing() -> dict[str, Arrays]:
+            if self.n_done and not self.computes:
+                log_notice(
+                    f"Evaluate: goes on, {self.n_done:,} of {self.n_jobs:,} steps are finished"
+                )
+            self.computes = True
+            return compute(advance)
+
+        advance(0.0)
+        key = fingerprint_of(*self.key, *settings)
+        results, spent = cached(self.folder, name, key, missing)
+        self.seconds[step] = self.seconds.get(step, 0.0) + spent
+        self.n_done += 1
+        return results
 
 
 def joined(parts: Mapping[str, Sequence[Arrays]], victims: Sequence[Victim]) -> dict[str, Arrays]:

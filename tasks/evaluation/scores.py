@@ -1,11 +1,13 @@
 """Score one attack after one step: `plain`, `plain_all` or a restorer, which gives one method or,
-if generative, two. Rows are the victim's targets and then its decoys; each has its best match among
-the run's pictures by SSIM: its scores, where it came from (-1: there is none), the picture as it is
-shown, and `fast_...`, the same of the fast search."""
+if generative, two, and where the victim's span is known as many whose pictures are projected on it.
+Rows are the victim's targets and then its decoys; each has its best match among the run's pictures
+by SSIM: its scores, where it came from (-1: there is none), the picture as it is shown, and
+`fast_...`, the same of the fast search."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
 from tasks.dataset.pair_stream import in_rgb
 from tasks.evaluation.record import SCORES, Arrays
-from tasks.evaluation.settings import Evaluation
+from tasks.evaluation.settings import PROJECTED, Evaluation
 from tasks.evaluation.victims import EvaluatedRun, Victim
 from tasks.page.pictures import eight_bits
 from tasks.restoring.restore import Restores, summarised
@@ -37,6 +39,8 @@ UNLIKE = "unlike"
 Advance = Callable[[float], None]
 LoadRestorer = Callable[[Path, str], tuple[Restores, nn.Module]]
 Opened = tuple[Restores, nn.Module]
+Project = Callable[[Tensor], Tensor]
+"""Pictures (*n, c, h, w) to the nearest that one victim's weights allow."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,17 @@ class Restored:
     images: Tensor
     spread: Tensor | None = None
 
+    @classmethod
+    def joined(cls, parts: Sequence[Restored]) -> Restored:
+        spread = [part.spread for part in parts if part.spread is not None]
+        images = torch.cat([part.images for part in parts])
+        return cls(images, torch.cat(spread) if spread else None)
+
 
 @dataclass(frozen=True)
 class Bench:
-    """Everything that scoring needs beside the run and the step."""
+    """Everything that scoring needs beside the run and the step. `project`: that of the victim, if
+    methods have twins inside its span."""
 
     config: Evaluation
     dataset: Dataset
@@ -81,12 +92,14 @@ class Bench:
     device: str
     load: LoadRestorer
     loaded: dict[str, Opened] = field(default_factory=dict)
+    project: Project | None = None
 
     def settings_of(self, step: str, digests: Mapping[str, str]) -> tuple[Any, ...]:
         """Settings that the results of `step` depend on, beside the data."""
         if step == "plain_all":
             return ("all", self.config.search)
-        settings = (self.config.restore_iterations, self.config.search)
+        settings: tuple[Any, ...] = (self.config.restore_iterations, self.config.search)
+        settings += ("projected",) if self.config.span else ()
         return (*settings, digests[step], self.config.n_samples) if step in digests else settings
 
     def restore(
@@ -101,6 +114,7 @@ class Bench:
             seeds=seeds,
             n_samples=self.config.n_samples,
             advance=advance,
+            project=self.project,
         )
         return {f"{step}{suffix}": value for suffix, value in made.items()}
 
@@ -119,18 +133,20 @@ class Bench:
         methods = {step: Restored(pictures)}
         if step in self.restorers or step in self.loaded:
             methods = self.restore(step, pictures, found.seeds(run.number), advance)
+        elif step == "plain" and self.project is not None:
+            methods[f"{step}{PROJECTED}"] = Restored(self.project(pictures))
         wanted = self.wanted(victim)
         results: dict[str, Arrays] = {}
         for name, made in methods.items():
-            scores = self._scores(made.images, wanted, found.mean)
+            scores = self.searched(made.images, wanted, found.mean)
             results[name] = _best(made, wanted, found, scores["used"])
             if "fast" in scores:
                 results[name] |= _fast_best(found, scores["fast"])
-            if step == "plain":
+            if name == "plain":
                 results[UNLIKE] = _unlike(found, scores["used"][:, : len(victim)])
         return results
 
-    def _scores(self, pictures: Tensor, wanted: Tensor, mean: Tensor) -> dict[str, Tensor]:
+    def searched(self, pictures: Tensor, wanted: Tensor, mean: Tensor) -> dict[str, Tensor]:
         """SSIM of pictures and rows as `used`, and as `fast` that of the search it is not."""
         targets, decoys = wanted.chunk(2) if len(wanted) else (wanted, wanted)
         halves = [ssim_of_nearest(pictures, side, mean=mean) for side in (targets, decoys)]
@@ -250,11 +266,13 @@ def _restored(
     seeds: Tensor,
     n_samples: int,
     advance: Advance,
+    project: Project | None,
 ) -> dict[str, Restored]:
-    """By the suffix of the method: the one answer, or the first sample and the mean of all. Grey
-    pictures go in three times, and come back as the mean of what was made of them."""
-    first, mean, spread = [], [], []
-    n_given, n_pictures = 1, max(1, len(pictures))
+    """By the suffix of the method: the one answer, or the first sample and the mean of all; and the
+    same of samples that were projected. Grey pictures go in three times, and come back as the mean
+    of what was made of them."""
+    answers: dict[str, list[Restored]] = defaultdict(list)
+    n_pictures = max(1, len(pictures))
     for start in range(0, n_pictures, RESTORE_ROWS):
         part = slice(start, start + RESTORE_ROWS)
 
@@ -266,14 +284,10 @@ def _restored(
         )
         if pictures.shape[1] == 1:
             samples = samples.mean(2, keepdim=True)
-        n_given = len(samples)
-        first.append(samples[0])
-        average, disagreement = summarised(samples)
-        mean.append(average)
-        spread.append(disagreement)
-    if n_given == 1:
-        return {"": Restored(torch.cat(first))}
-    return {
-        "_x1": Restored(torch.cat(first)),
-        f"_x{n_given}": Restored(torch.cat(mean), torch.cat(spread)),
-    }
+        one = "" if len(samples) == 1 else "_x1"
+        twins = {"": samples} if project is None else {"": samples, PROJECTED: project(samples)}
+        for suffix, own in twins.items():
+            answers[f"{one}{suffix}"].append(Restored(own[0]))
+        for suffix, own in twins.items() if one else ():
+            answers[f"_x{len(own)}{suffix}"].append(Restored(*summarised(own)))
+    return {suffix: Restored.joined(parts) for suffix, parts in answers.items()}

@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, get_args
+
+from recon_core.experiments import KKT, Experiment
 
 Baseline = Literal["nlm", "tv", "wavelet"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 """Restorers that learned nothing (`recon_core.restore.generic`), at their default settings."""
 
 Search = Literal["exhaustive", "fast"]
+
+ORACLE = "oracle"
+"""The method whose pictures are the images' own projections on the victim's span."""
+PROJECTED = "_projected"
+"""End of the name of a method whose pictures are another's, projected on the span."""
+WITHOUT_SPAN = "set evaluation.span to false"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +35,9 @@ class Evaluation:
     `external`: ONNX files of restorers that were trained on something else, by the name that the
     method gets; the image restoration paper compares with Restormer. `n_samples`: of a diffusion
     model, averaged. `search`: SSIM of every picture with every image, or "fast", each picture with
-    the image that is nearest by correlation (image restoration paper, footnote 3). `grid_rows`:
+    the image that is nearest by correlation (image restoration paper, footnote 3). `span`: every
+    method of pictures also projected on the span of its victim's first layer, and the images' own
+    projections beside them (`tasks.evaluation.span`); of the family `kkt` alone. `grid_rows`:
     images kept as pictures for the report, of targets and of decoys; `appendix_rows`: of all
     targets, the best first.
     """
@@ -39,6 +49,7 @@ class Evaluation:
     external: dict[str, str] = field(default_factory=dict)
     n_samples: int = 20
     search: Search = "exhaustive"
+    span: bool = False
     decoy_seed: int = 0
     grid_rows: int = 45
     appendix_rows: int = 500
@@ -76,18 +87,43 @@ class Evaluation:
                 )
         check_names(self.external)
 
+    def described(self) -> dict[str, Any]:
+        """The settings of records and fingerprints: without what came later and is off."""
+        settings = asdict(self)
+        if not self.span:
+            del settings["span"]
+        return settings
+
 
 def check_names(restorers: Iterable[str], taken: Iterable[str] = ()) -> None:
     """Raises ValueError for a restorer whose name cannot be a method's, or is one of `taken`."""
     for name in restorers:
-        reserved = name.startswith("plain") or name in (*BASELINES, "vote", "criteria")
+        reserved = name.startswith("plain") or name.endswith(PROJECTED)
+        reserved |= name in (*BASELINES, "vote", "criteria", ORACLE)
         if not re.fullmatch("[a-z0-9_]+", name) or reserved:
             raise ValueError(
                 f"restorer name {name!r} cannot name a method; use lower-case letters, digits and "
-                f"'_', not a name that starts with 'plain' and none of {list(BASELINES)}, 'vote' "
-                "and 'criteria'"
+                f"'_', not a name that starts with 'plain' or ends in {PROJECTED!r} and none of "
+                f"{list(BASELINES)}, 'vote', 'criteria' and {ORACLE!r}"
             )
         if name in taken:
             raise ValueError(
                 f"{name!r} names both a trained and an external restorer; rename the external one"
             )
+
+
+def check_span(experiment: Experiment) -> None:
+    """Raises ValueError if the victims of an experiment have no first layer whose weights span
+    their images."""
+    if not isinstance(experiment, KKT):
+        raise ValueError(
+            f"evaluation.span of experiment.family={experiment.family!r}: only victims of 'kkt' "
+            f"have a dense first layer whose weights span their images; {WITHOUT_SPAN}"
+        )
+    conv = experiment.victim.conv
+    if conv is not None:
+        raise ValueError(
+            f"evaluation.span of victims whose first layer is a convolution of {conv.kernel}x"
+            f"{conv.kernel}: its weights span patches, not images; {WITHOUT_SPAN}, or victim.conv "
+            "to null"
+        )

@@ -116,6 +116,8 @@ class VictimScores:
     unlike: list[tuple[int, Arrays]] = field(default_factory=list)
     vote: Arrays = field(default_factory=dict)
     criteria: Arrays = field(default_factory=dict)
+    oracle: Arrays = field(default_factory=dict)
+    n_directions: int = 0
 
     def take(self, run: EvaluatedRun, results: Mapping[str, Arrays]) -> None:
         """The results of one run by one step."""

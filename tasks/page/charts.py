@@ -28,12 +28,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Style:
-    """Look of a method: its number on the page (which toggles it), colour, marker, weight."""
+    """Look of a method: its number on the page (which toggles it), colour, marker, weight; dotted
+    for the twin of another method."""
 
     number: int
     colour: int
     marker: int
     thin: bool = False
+    twin: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def lines(panel: Panel, curves: Sequence[Line]) -> list[str]:
     """Every method's decoys, then its targets with its markers, in a group that can be hidden."""
     parts = []
     for line in curves:
-        weight = " thin" if line.style.thin else ""
+        weight = (" thin" if line.style.thin else "") + (" twin" if line.style.twin else "")
         drawn = [f'<g class="s{line.style.number} m{line.style.colour}">']
         for points, kind in ((line.decoys, "decoys"), (line.targets, "targets")):
             if len(points):

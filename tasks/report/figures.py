@@ -7,8 +7,9 @@ business. In scatter plots targets are dots, decoys crosses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tasks.evaluation.settings import PROJECTED
 from tasks.page.axes import log_axis, rank_axis, round_axis, unit_axis
 from tasks.page.charts import MAX_DOTS, N_MARKERS, Line, Panel, Point, Style, bands, dots, lines
 from tasks.page.files import Record
@@ -51,11 +52,17 @@ class Figure:
 
 
 def styles(record: Record) -> dict[str, Style]:
-    """Look of every method: greys for attacks, thin muted lines for classical denoisers."""
+    """Look of every method: greys for attacks, thin muted lines for classical denoisers, dots in
+    the colour of a method for its twin."""
     used = {"grey": 0, "vivid": 0, "muted": 0}
-    found = {}
+    greys = dict.fromkeys(("attack", "vote", "oracle"), "grey")
+    found: dict[str, Style] = {}
     for number, (name, method) in enumerate(record["methods"].items()):
-        kind = {"attack": "grey", "vote": "grey", "classical": "muted"}.get(method["kind"], "vivid")
+        source = found.get(name.removesuffix(PROJECTED))
+        if source is not None:
+            found[name] = replace(source, number=number, twin=True)
+            continue
+        kind = {**greys, "classical": "muted"}.get(method["kind"], "vivid")
         palette = {"grey": GREYS, "vivid": VIVID, "muted": MUTED}[kind]
         colour = palette[used[kind] % len(palette)]
         used[kind] += 1

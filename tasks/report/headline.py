@@ -7,8 +7,9 @@ from typing import Any
 
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.experiments import FAMILIES
-from tasks.page.formats import NOTHING, score
-from tasks.report.record import Record, campaign_of
+from tasks.evaluation.settings import ORACLE, PROJECTED
+from tasks.page.formats import NOTHING, percent, score
+from tasks.report.record import Record, best_trained, campaign_of
 
 KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
@@ -25,6 +26,12 @@ KNOWN_METHODS = {
         "Vote",
         "the average of all reconstructions that are nearly as close to the image as the closest",
     ),
+    ORACLE: (
+        "Oracle of the span",
+        "Oracle",
+        "the training pictures themselves, projected on the span of the first layer's weights: "
+        "about the most that agrees with them",
+    ),
 }
 LEARNED_NOTHING = "a classical denoiser that learned nothing"
 RESTORERS = {
@@ -40,6 +47,7 @@ KIND_NOTES = {
     "classical": "a denoiser that learned nothing",
     "trained": "a trained restorer",
     "external": "a model brought by the user",
+    "projected": "a restorer",
 }
 BY_SPAN = (
     "separates the first layer's weights, which are mixtures of the training pictures, by what "
@@ -77,6 +85,13 @@ CRITERIA = {
 
 def method_title(name: str, kind: str = "trained") -> tuple[str, str, str]:
     """(long title, short title, what it is) of a method by its name in the record."""
+    if name.endswith(PROJECTED):
+        long, short, what = method_title(name.removesuffix(PROJECTED), kind)
+        return (
+            f"{long}, in the span",
+            f"{short}, in span",
+            f"{what}; each of its pictures then projected on the span of the first layer's weights",
+        )
     if name in KNOWN_METHODS:
         return KNOWN_METHODS[name]
     stem, count = _stem(name)
@@ -106,6 +121,30 @@ def strengths(restorers: Mapping[str, Any]) -> str:
     return (
         "How far each goes from a picture to its own answer was fitted to pictures of images that "
         f"it had not seen, and none goes where that does not help beyond chance: {'; '.join(said)}."
+    )
+
+
+def headroom(record: Record) -> str:
+    """Words for the most that the weights allow, and how much of the way there restorers go; "" for
+    a record without the span."""
+    if not record.get("span"):
+        return ""
+    summary = record["methods"][ORACLE]["targets"]["summary"]
+    decoys = record["methods"][ORACLE]["decoys"]["summary"]
+    plain = record["methods"]["plain"]["targets"]["summary"]
+    said = (
+        "Training pictures less their average lie in the span of the first layer's weights. Their "
+        f"own projections there are about the most that agrees with the weights: "
+        f"{summary['n_good']} of {summary['n']} good ({decoys['n_good']} decoys), mean SSIM "
+        f"{score(summary['mean_ssim'])} to the attack's {score(plain['mean_ssim'])}."
+    )
+    closed, best = record["span"]["headroom_closed"], best_trained(record)
+    if best is None or closed[best] is None:
+        return said
+    return (
+        f"{said} Of the way there {method_title(best)[0]} goes {percent(closed[best])}, and "
+        f"{percent(closed[best + PROJECTED])} where what it gives is projected, too; projection "
+        f"alone goes {percent(closed['plain' + PROJECTED])}."
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.documents import read_document
+from tasks.evaluation.settings import PROJECTED
 from tasks.page.files import Arrays, Record
 from tasks.page.formats import fixed, score
 from tasks.page.pictures import COLUMNS, Strip, data_uri, png_of, strips, strips_sheet, wrapped
@@ -272,8 +273,11 @@ def curves_sheet(evaluation: Path) -> bytes:
     record = read_document(evaluation / "evaluation.json", "evaluate again")
     figure = Figure(figsize=(7, 3.6), dpi=130, layout="constrained")
     axes = figure.subplots()
-    for k, (name, method) in enumerate(record["methods"].items()):
-        for side, style in (("targets", "-"), ("decoys", "--")):
+    names = list(record["methods"])
+    for name, method in record["methods"].items():
+        source = name.removesuffix(PROJECTED)
+        k, lines = names.index(source), ("-", "--") if source == name else (":", "-.")
+        for side, style in zip(SIDES, lines, strict=True):
             ranked = sorted(method[side]["ssim"], reverse=True)
             label = method_title(name)[0] if side == "targets" else None
             axes.plot(range(1, len(ranked) + 1), ranked, style, color=f"C{k % 10}", lw=1.2,

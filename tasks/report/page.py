@@ -11,6 +11,7 @@ from typing import Any
 
 from storage.documents import read_document
 from storage.files import text_bytes, write_file, write_json
+from tasks.evaluation.settings import PROJECTED
 from tasks.page.files import Arrays, Record, page_html, page_of, read_arrays, write_tables
 from tasks.page.formats import leaves
 from tasks.page.tables import Table
@@ -20,6 +21,7 @@ from tasks.report.headline import (
     attack_rows,
     attacker,
     criterion_title,
+    headroom,
     method_title,
     strengths,
     victims,
@@ -37,6 +39,8 @@ from tasks.report.tables import tables_of
 
 DATA_FOLDER = "report-data"
 CONTEXT = "context.json"
+COMPARED = ("trained", "external", "vote", "projected", "oracle")
+"""Kinds of methods whose scores are shown beside those of the attack, image by image."""
 
 EMPTY_CONTEXT: dict[str, Any] = {
     "stages": [],
@@ -112,7 +116,9 @@ def _render(
     others = [
         name
         for name, method in record["methods"].items()
-        if name not in ("plain", best) and method["kind"] in ("trained", "external", "vote")
+        if name not in ("plain", best)
+        and method["kind"] in COMPARED
+        and record["methods"].get(name.removesuffix(PROJECTED), method)["kind"] != "classical"
     ]
     facts = {
         "The images attacked": record["source"],
@@ -150,6 +156,7 @@ def _render(
         styles=styles(record),
         best=best,
         strengths=strengths(context["restorers"]),
+        headroom=headroom(record),
         trained=trained(record),
         sampled=sampled_means(record),
         others={

@@ -27,10 +27,12 @@ def tables_of(record: Record) -> dict[str, Table]:
 
 def methods_table(record: Record) -> Table:
     """One row per method: every number of the table of methods."""
+    spans = bool(record.get("span"))
     rows = [
         {"method": name, "kind": method["kind"]}
         | score_cells({side: method[side]["summary"] for side in SIDES}, method["detection"])
         | {"n_targets_above_every_decoy": method["n_targets_above_every_decoy"]}
+        | ({"headroom_closed": record["span"]["headroom_closed"].get(name)} if spans else {})
         | cells_of(method["targets"]["compared_with_plain"], "compared ")
         | cells_of(method.get("fast") or {}, "fast ")
         for name, method in record["methods"].items()

@@ -19,6 +19,7 @@ from flows.train import train
 from recon_core.attacks.kkt.objective import KKTAttack, Search
 from recon_core.attacks.kkt.settings import SpanThenKKT
 from recon_core.attacks.span.attack import SpanAttack
+from recon_core.victims.training import Optimiser
 from storage.errors import StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset
 from storage.sources.load import load_images
@@ -248,6 +249,28 @@ def test_victims_are_trained_once_and_attacked_in_further_ways(
     assert float(table["plain_span"]["SSIM"]) > 0
     page = report(recipe, anew.root).read_text()
     assert '<tr data-attack="plain_span"><th scope="row">Span attack</th>' in page
+
+
+def test_victims_whose_span_is_asked_for_are_kept(
+    tmp_path: Path, prefect_server: None, tiny: Recipe
+) -> None:
+    training = replace(tiny.experiment.training, optimiser=Optimiser(rule="gd", lr=0.05))
+    recipe = replace(
+        tiny,
+        experiment=replace(
+            tiny.experiment, attack=replace(SHORT, start="known"), training=training
+        ),
+        evaluation=replace(tiny.evaluation, baselines=("tv",), span=True),
+    )
+    record = evaluate(recipe, tmp_path, workers=TWO_WORKERS)
+    heldout = Path(Workspace(tmp_path).pairs("heldout"))
+    assert len(list((heldout / VICTIMS).glob("*.safetensors"))) == 2
+    table = {row["method"]: row for row in summary_rows(record)}
+    assert list(table)[-1] == "oracle"
+    closed = record["span"]["headroom_closed"]
+    assert table["tv_projected"]["headroom"] == round(closed["tv_projected"], 3)
+    assert "headroom" not in table["oracle"]
+    assert table["oracle"]["SSIM"] > table["plain"]["SSIM"]
 
 
 def _rows(table: dict[str, list[Any]]) -> list[dict[str, Any]]:

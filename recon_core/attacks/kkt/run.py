@@ -41,11 +41,13 @@ from recon_core.attacks.kkt.settings import (
     most_directions,
     span_of,
 )
+from recon_core.attacks.span.attack import check_victim
+from recon_core.attacks.span.restoration import InSpan, in_span
 from recon_core.precision import matmul_precision
 from recon_core.threads import AtOnce, one_after_another, share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec
 from recon_core.victims.feature_defence import hidden_layer
-from recon_core.victims.network import Shape
+from recon_core.victims.network import Parameters, Shape
 from recon_core.victims.training import Trained, train
 
 
@@ -128,20 +130,44 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
             for spec, own, victim, its in zip(specs, learned, victims, left, strict=True)
         ]
 
+    def allowed_by(self, victim: KnownVictim, spec: RunSpec) -> InSpan:
+        """Pictures that a victim's first layer allows, told from what its attacker is given.
+
+        Raises NoSpanError where nothing stands out of the start's noise, ValueError for a
+        convolution in front.
+        """
+        check_victim(victim.architecture)
+        parameters, start = self._given([victim], [spec])
+        allowed, _span = in_span(
+            victim.architecture,
+            parameters,
+            start=start,
+            mean=victim.mean,
+            attack=span_of(self.attack),
+        )
+        return allowed
+
     def _attacked(
         self,
         victims: Sequence[KnownVictim],
         specs: Sequence[RunSpec],
         inputs: Float[Tensor, "r n d"],
     ) -> Victim:
+        return Victim(victims[0].architecture, *self._given(victims, specs), inputs)
+
+    def _given(
+        self, victims: Sequence[KnownVictim], specs: Sequence[RunSpec]
+    ) -> tuple[Parameters, Parameters | None]:
+        """The weights of R victims as they are released, and those they started from if the attack
+        knows them."""
         architecture, span = victims[0].architecture, span_of(self.attack)
-        known = span is not None and span.start == "known"
-        start = initial_weights(architecture, specs, inputs) if known else None
-        generators = [spec.victim_generator("released weights") for spec in specs]
         every = [victim.trained.parameters for victim in victims]
         stack = zip(*(weights.tensors() for weights in every), strict=True)
         trained = every[0].like([torch.cat(tensors) for tensors in stack])
-        return Victim(architecture, self.released.of(trained, generators), start, inputs)
+        known = span is not None and span.start == "known"
+        start = initial_weights(architecture, specs, trained.weights[0]) if known else None
+        generators = [spec.victim_generator("released weights") for spec in specs]
+        return self.released.of(trained, generators), start
 
     def _left(
         self, victim: Victim, specs: Sequence[RunSpec], progress: Progress

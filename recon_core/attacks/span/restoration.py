@@ -83,16 +83,25 @@ def in_span(
     start: Parameters | None,
     mean: Float[Tensor, "c h w"],
     std: Float[Tensor, " c 1 1"] | None = None,
+    attack: SpanAttack | None = None,
 ) -> tuple[InSpan, Subspace]:
     """Pictures that the first layer of one network (R = 1) allows, and the span they are read from.
 
     `start`: the weights that training started from, if known; `mean` and `std`: what was subtracted
-    from images in training, and what they were then divided by. Raises NoSpanError where nothing
-    stands out of the start's noise, ValueError for a start of another shape.
+    from images in training, and what they were then divided by. `attack` says how many directions,
+    by default as a span attack at its defaults counts them. Raises NoSpanError where nothing stands
+    out of the start's noise, ValueError for a start of another shape or more directions than there
+    are.
     """
     begun = None if start is None else first_rows(start)
-    attack, shape = SpanAttack(), architecture.shape
-    span = subspace_of(first_rows(parameters), begun, shape=shape, surplus=attack.surplus)
+    attack, shape = attack or SpanAttack(), architecture.shape
+    span = subspace_of(
+        first_rows(parameters),
+        begun,
+        shape=shape,
+        n_directions=attack.n_images,
+        surplus=attack.surplus,
+    )
     pixels = span.vectors[:, : architecture.d].unflatten(1, shape)
     if std is not None:
         pixels = pixels * std

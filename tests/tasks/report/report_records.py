@@ -23,8 +23,12 @@ KINDS = {
     "edm_x4": "trained",
     "deblur": "external",
     "plain_span": "further",
+    "nlm_projected": "projected",
+    "edm_x4_projected": "projected",
+    "plain_projected": "projected",
+    "oracle": "oracle",
 }
-METHODS = tuple(name for name in KINDS if name != "plain_span")
+METHODS = tuple(name for name in KINDS if KINDS[name] not in ("further", "projected", "oracle"))
 LIFT = {
     "plain_span": 0.3,
     "bf_dncnn": 0.05,
@@ -32,6 +36,8 @@ LIFT = {
     "edm_x4": 0.12,
     "vote": 0.08,
     "deblur": -0.03,
+    "edm_x4_projected": 0.2,
+    "oracle": 0.3,
 }
 SIZE = 16
 EDGES = (-1.0, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0)
@@ -133,6 +139,16 @@ def with_a_further_attack(**how: Any) -> tuple[dict[str, Any], Arrays]:
         rows = record["side_by_side"][side]
         for name in ("original", *record["side_by_side"]["methods"]):
             pictures[f"attacks_{side}/{name}"] = np.full((len(rows), 3, SIZE, SIZE), 90, np.uint8)
+    return record, pictures
+
+
+def with_a_span(**how: Any) -> tuple[dict[str, Any], Arrays]:
+    """The same evaluated inside the span of the networks' first layers, which one has not."""
+    inside = tuple(name for name in KINDS if KINDS[name] in ("projected", "oracle"))
+    record, pictures = made_up(methods=(*METHODS, *inside), **how)
+    closed = dict.fromkeys((*METHODS[1:], *inside[:-1]), 0.125)
+    closed |= {"edm_x4": 0.25, "edm_x4_projected": 0.5, "plain_projected": 0.01}
+    record["span"] = {"n_directions": [11, 0], "n_without": 1, "headroom_closed": closed}
     return record, pictures
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.page.formats import duration, interval, percent, score
+from tasks.page.formats import NOTHING, duration, interval, percent, score
 from tasks.page.pictures import strips
+from tasks.report.figures import styles
 from tasks.report.headline import attacker, method_title, victims
-from tasks.report.image_grids import attacks_sheet
+from tasks.report.image_grids import attacks_sheet, curves_sheet
 from tasks.report.page import saved_context, write_report
 from tasks.report.tables import images_table, ranked_table, thresholds_table
 from tests.tasks.evaluation.evaluations import (
@@ -25,7 +26,14 @@ from tests.tasks.evaluation.evaluations import (
 )
 from tests.tasks.page.study_pages import FORBIDDEN
 from tests.tasks.pages import Page
-from tests.tasks.report.report_records import KINDS, Arrays, made_up, with_a_further_attack, write
+from tests.tasks.report.report_records import (
+    KINDS,
+    Arrays,
+    made_up,
+    with_a_further_attack,
+    with_a_span,
+    write,
+)
 
 CONTEXT = {
     "created": "1 May",
@@ -107,6 +115,42 @@ def test_the_table_is_the_record(full: Made) -> None:
         ]
         expected.append(str(method["n_targets_above_every_decoy"]))
         assert [cell.strip() for cell in page.rows[name]] == expected
+
+
+def test_the_page_says_how_much_of_the_headroom_is_closed(tmp_path: Path) -> None:
+    page, record, path = _page(tmp_path, *with_a_span(), **CONTEXT)
+    text = " ".join(" ".join(page.text).split())
+    oracle = record["methods"]["oracle"]["targets"]["summary"]
+    assert f"{oracle['n_good']} of {oracle['n']} good" in text
+    assert (
+        "Of the way there EDM, mean of 4 goes 25.0 %, and 50.0 % where what it gives is projected, "
+        "too; projection alone goes 1.0 %. In 1 network nothing stands out"
+    ) in text
+    drawn = re.findall(r"<figcaption>([^<:]+): \d+ targets better", path.read_text())
+    assert "EDM, mean of 4, in the span" in drawn
+    assert "Oracle of the span" in drawn
+    assert "Non-local means, in the span" not in drawn
+    assert [page.rows[name][-1].strip() for name in ("edm_x4_projected", "nlm", "oracle")] == [
+        "50.0 %",
+        "12.5 %",
+        NOTHING,
+    ]
+    assert page.rows["oracle"][0].strip() == "Oracle of the span"
+    table = list(csv.DictReader(io.StringIO(page.downloads["methods.csv"])))
+    closed = {row["method"]: row["headroom_closed"] for row in table}
+    assert closed["edm_x4_projected"] == "0.5"
+    assert closed["plain"] == ""
+    looks = styles(record)
+    assert looks["edm_x4_projected"].colour == looks["edm_x4"].colour
+    assert [looks[name].twin for name in ("edm_x4_projected", "edm_x4")] == [True, False]
+    assert 'class="curve targets twin"' in path.read_text()
+    assert curves_sheet(tmp_path).startswith(b"\x89PNG")
+
+
+def test_a_page_without_a_span_does_not_speak_of_it(full: Made) -> None:
+    page, _record, path = full
+    assert "eadroom" not in path.read_text()
+    assert "headroom" not in page.downloads["methods.csv"]
 
 
 def test_the_scores_under_the_pictures_are_the_records(full: Made) -> None:

@@ -137,3 +137,12 @@ def test_the_finer_model_goes_on_where_the_search_ended(monkeypatch: pytest.Monk
     span = subspace_of(noise, n_directions=9)
     decided = sources_for(replace(ATTACK, sources="auto"), span, (3, 32, 32))
     assert (decided.sources, decided.n_fine) == ("independent", 0)  # a span without an end
+
+
+def test_an_attack_says_how_many_directions_a_span_has() -> None:
+    images = _images()
+    architecture, trained, start = _victim(images)
+    few = replace(ATTACK, n_images=5)
+    allowed, span = in_span(architecture, trained, start=start, mean=images.mean(0), attack=few)
+    assert allowed.directions.shape == (5, 3 * 32 * 32)
+    assert span.n_signal > 5
