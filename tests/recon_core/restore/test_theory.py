@@ -197,7 +197,7 @@ def test_kept_to_a_plane_a_gaussian_is_sampled_conditioned_on_it(
     variance = (2 * tolerance) ** 2  # in [-1, 1]; that of p(x0 | 0 = its outside + noise)
     expected = (data.mean - CENTRE) @ OUTSIDE.mT * variance / (1 + variance)
     assert torch.allclose(outside.mean(0), expected, atol=4.5 * (variance / n) ** 0.5)
-    assert outside.var(0).mean().item() == pytest.approx(variance / (1 + variance), rel=0.04)
+    assert outside.var(0).mean().item() == pytest.approx(variance / (1 + variance), rel=0.06)
 
 
 @pytest.mark.parametrize("target", ["image", "residual"])
