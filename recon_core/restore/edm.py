@@ -45,8 +45,8 @@ class Constraint:
     Source: DDNM (Wang et al. 2023, section 3.2) with A = I - P, of which y is known; for tau = 0 it
     is that, lambda = 1. Derivation: of x = x0 + sigma n and y = A x0 + tau n', with an error of D
     that is white, of variance r^2 (as in Song et al. 2023, PiGDM), the expected x0 is D - r^2 /
-    (r^2 + tau^2) (A D - y); r = sigma where the prior is wide beside the noise. So D stays the
-    denoiser of a distribution, images given y, and any sampler of such may use it. Departure: DDNM+
+    (r^2 + tau^2) (A D - y); r = sigma where the prior is wide beside tau. So D stays the denoiser
+    of a distribution, images given y, and any sampler of such may use it. Departure: DDNM+
     (section 3.3) has lambda = min(1, sigma / tau), up to the step's factor, which leaves room for
     the noise that its own sampler adds. Heun's adds none and would end tau / e from the plane. Not
     exact where inside and outside are correlated given x, as DDNM is not: what is inside follows
