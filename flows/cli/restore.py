@@ -39,6 +39,14 @@ class InSpan:
         str | None, "What it was fed less of: .npy | picture | numbers; default: the pictures' own."
     ] = None
     std: Annotated[str | None, "What its inputs were then divided by, as 0.25,0.24,0.26."] = None
+    span_steps: Annotated[
+        Literal["every", "last"] | None,
+        "Steps that are kept in it; default: every one, of EDM in a span that is known exactly.",
+    ] = None
+    span_tolerance: Annotated[
+        float | None,
+        "How far off it images may be, per pixel of [0, 1], at every step; default: 0.",
+    ] = None
 
 
 @command(restore_app, "restore")
@@ -93,9 +101,19 @@ def restore(
     span = None
     if in_span.span is not None:
         std = None if in_span.std is None else numbers(in_span.std, "--std")
-        span = Span(weights=in_span.span, initial=in_span.initial, mean=in_span.mean, std=std)
+        span = Span(
+            weights=in_span.span,
+            initial=in_span.initial,
+            mean=in_span.mean,
+            std=std,
+            steps=in_span.span_steps,
+            tolerance=in_span.span_tolerance or 0.0,
+        )
     elif any(value is not None for value in vars(in_span).values()):
-        raise ValueError("--initial, --mean and --std are of the network of --span; give it, too")
+        raise ValueError(
+            "--initial, --mean, --std, --span-steps and --span-tolerance are of the network of "
+            "--span; give it, too"
+        )
     allowed = None if span is None else open_span(span, inputs)
     restorer = open_restorer(weights, device=device, onnx_range=onnx_range, span=allowed)
     reading = check_restoration(restorer, inputs, target, config, fresh=fresh)

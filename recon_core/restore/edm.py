@@ -7,11 +7,14 @@ sigma_data at every noise level, of which the paper says nothing. `target` "resi
 departure, for short trainings: what is diffused is the image minus the condition. A network that
 knows nothing then answers the condition on average, where one that diffuses images has to learn
 first to copy it.
+
+Where images are known to lie near a plane, sampling can keep to it at every step (`Constraint`).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +31,47 @@ from recon_core.types import N_AUGMENT, Progress, no_progress
 
 Denoiser = Callable[[Tensor, float], Tensor]
 """D(x; sigma): the expected clean image, for a batch x that has one noise level."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """Knowledge that images lie near a plane: `nearest` projects pictures on it (P, affine, nothing
+    clipped), `tolerance` tau is the standard deviation of an image's distance from it, per pixel.
+
+    Wherever the sampler asks for the estimate D of the image, in noise of level sigma, it gets
+
+        P D + (1 - lambda) (D - P D),    lambda = sigma^2 / (sigma^2 + tau^2).
+
+    Source: DDNM (Wang et al. 2023, section 3.2) with A = I - P, of which y is known; for tau = 0 it
+    is that, lambda = 1. Derivation: of x = x0 + sigma n and y = A x0 + tau n', with an error of D
+    that is white, of variance r^2 (as in Song et al. 2023, PiGDM), the expected x0 is D - r^2 /
+    (r^2 + tau^2) (A D - y); r = sigma where the prior is wide beside tau. So D stays the denoiser
+    of a distribution, images given y, and any sampler of such may use it. Departure: DDNM+
+    (section 3.3) has lambda = min(1, sigma / tau), up to the step's factor, which leaves room for
+    the noise that its own sampler adds. Heun's adds none and would end tau / e from the plane. Not
+    exact where inside and outside are correlated given x, as DDNM is not: what is inside follows
+    the outside as far as noise shows it, not as far as y tells it.
+    """
+
+    nearest: Callable[[Tensor], Tensor]
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < math.inf:
+            raise ValueError(f"tolerance={self.tolerance} is no standard deviation; use 0 or more")
+
+    def on(self, denoise: Denoiser, condition: Tensor | float = 0.0) -> Denoiser:
+        """The denoiser with its estimates corrected, for values in [-1, 1], of images less
+        `condition`; `nearest` is given float32 pictures, around [0, 1]."""
+        tau = 2 * self.tolerance
+
+        def corrected(x: Tensor, sigma: float) -> Tensor:
+            image = denoise(x, sigma) + condition
+            inside = to_network(self.nearest(((image + 1) / 2).float())).to(image.dtype)
+            kept = tau**2 / (sigma**2 + tau**2) if tau > 0 else 0.0
+            return inside + kept * (image - inside) - condition
+
+        return corrected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +188,16 @@ class EDM(Strict):
         seeds: Int64[Tensor, " n"],
         progress: Progress = no_progress,
         batch_size: int = 256,
+        constraint: Constraint | None = None,
     ) -> Float32[Tensor, "s n 3 h w"]:
         """`n_samples` restorations of each picture, in [0, 1], for unaugmented targets.
 
         The noise of image i is drawn from a CPU generator seeded by seeds[i] alone, one sample
         after the other: a restoration depends neither on the rest of the batch nor on n_samples
         (up to the rounding of float32 convolutions). Sampling runs where `net` and `condition`
-        are, at most `batch_size` (sample, image) pairs at once.
+        are, at most `batch_size` (sample, image) pairs at once. `constraint`: what every estimate
+        of an image on the way has to agree with; answers then do, up to the clipping, if `strength`
+        is 1.
         """
         if len(seeds) != len(condition):
             raise ValueError(f"{len(seeds)} seeds for {len(condition)} pictures; give one each")
@@ -172,8 +219,12 @@ class EDM(Strict):
             given = to_network(condition[image_of[part]])
             share = share_of(progress, done / len(starts), (done + 1) / len(starts))
             state = flat_noise[part].to(device, torch.float64)
-            drawn = heun(self._denoiser(net, given), state, sigmas, progress=share).float()
-            restored[part] = to_pictures(drawn + given if self.target == "residual" else drawn)
+            known = given if self.target == "residual" else 0.0
+            denoise = self._denoiser(net, given)
+            if constraint is not None:
+                denoise = constraint.on(denoise, known)
+            drawn = heun(denoise, state, sigmas, progress=share).float()
+            restored[part] = to_pictures(drawn + known)
         return torch.lerp(condition, restored.view(n_samples, *shape), self.strength)
 
     def _denoiser(self, net: nn.Module, condition: Float32[Tensor, "n 3 h w"]) -> Denoiser:

@@ -2,15 +2,16 @@
 
     span = open_span(Span(weights=Path("victim.safetensors")), pictures)
 
-"Agree with the weights" is two things: a restorer's answers are projected on the span, and
-`SpanRestorer` takes the pictures of a network apart anew, all of them together.
+"Agree with the weights" is three things: a restorer's answers are projected on the span, or every
+step of one that has steps is (`recon_core.restore.edm.Constraint`), or `SpanRestorer` takes the
+pictures of a network apart anew, all of them together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -25,6 +26,8 @@ from tasks.families.weights.inputs import read_mean, read_std, read_victim
 from tasks.restoring.inputs import Inputs
 
 SPAN = "span"
+Steps = Literal["every", "last"]
+"""The steps of a restorer that are kept in the span."""
 N_FINE = 800
 OF_THE_NETWORK = 0.8
 """Largest ratio of what of the pictures lies outside the span to what of their mirror images does,
@@ -37,25 +40,49 @@ WITHIN = 0.99
 class Span:
     """A network whose training images are restored: the file of its `weights`, and as for an attack
     on them what it started from, the mean that was subtracted in training (default: the pictures'
-    own), and what was then divided by."""
+    own), and what was then divided by. `steps` of a restorer are kept in the span, but for
+    `tolerance`, a standard deviation per pixel (default: see `OpenSpan`)."""
 
     weights: Path
     initial: Path | None = None
     mean: str | None = None
     std: tuple[float, ...] | None = None
+    steps: Steps | None = None
+    tolerance: float = 0.0
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         check_std(self.std or ())
+        if not 0 <= self.tolerance < 1:
+            raise ValueError(
+                f"--span-tolerance {self.tolerance:g} is no distance in pixels that go from 0 to "
+                "1: use 0, or a little more"
+            )
+        if self.tolerance and self.steps == "last":
+            raise ValueError(
+                "--span-tolerance is of every step, and --span-steps last puts answers in the span "
+                "as they are: leave out one of them"
+            )
 
 
 @dataclass(frozen=True)
 class OpenSpan:
     """Pictures that a network's first layer allows, and for people and records what they are
-    of."""
+    of; `steps` and `tolerance` as they were asked for. `exact`: the span stands out of the noise by
+    far. At every step one that does not costs more than it brings, unless there is a tolerance."""
 
     allowed: InSpan
     facts: dict[str, Any]
+    exact: bool = True
+    steps: Steps | None = None
+    tolerance: float = 0.0
+
+    @property
+    def at_every_step(self) -> bool:
+        """True if a restorer that has steps is kept in the span at each of them."""
+        if self.steps is None:
+            return self.exact or self.tolerance > 0
+        return self.steps == "every"
 
 
 @dataclass(frozen=True)
@@ -77,9 +104,8 @@ class SpanRestorer:
     ) -> Float[Tensor, "1 n 3 h w"]:
         """One answer to each of one network's pictures, which must all be here."""
         del net, n_samples, seeds, batch_size
-        moved = InSpan(self.span.directions.to(condition), self.span.mean.to(condition))
         generator = seeded_generator(0, 0, "attack")
-        return moved.separated_again(
+        return self.span.to(condition).separated_again(
             condition, attack=self.attack, generator=generator, progress=progress
         )[None]
 
@@ -122,7 +148,7 @@ def open_span(of: Span, pictures: Inputs) -> OpenSpan:
         "std": None if of.std is None else list(of.std),
         "share_of_pictures": round(share, 4),
     }
-    return OpenSpan(allowed, facts)
+    return OpenSpan(allowed, facts, span.ends_sharply, of.steps, of.tolerance)
 
 
 def _stacked(pictures: Inputs, weights: Path, shape: tuple[int, int, int]) -> Tensor:

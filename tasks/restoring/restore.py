@@ -27,6 +27,7 @@ from torch.nn import functional
 from recon_core.attacks.span.features import shipped_model
 from recon_core.attacks.span.restoration import InSpan
 from recon_core.restore import EDM, BFDnCNN
+from recon_core.restore.edm import Constraint
 from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets
 from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
@@ -71,7 +72,7 @@ class OpenRestorer:
     None where any will do. Its network takes sides that are multiples of `patch`; others are made
     so by repeating the last row and column, which are cut off again. One that is not `generative`
     has one answer per picture. With `span` each answer is the nearest that the weights of a victim
-    allow.
+    allow; with `constraint` every step on the way to it keeps to that.
     """
 
     restorer: Restores
@@ -84,6 +85,7 @@ class OpenRestorer:
     resolution: tuple[int | None, int | None] = (None, None)
     patch: int = 1
     span: InSpan | None = None
+    constraint: Constraint | None = None
 
     def __call__(
         self,
@@ -136,6 +138,7 @@ class OpenRestorer:
         if any(beyond):
             pictures = functional.pad(pictures, beyond, mode="replicate")
         elsewhere = isinstance(self.restorer, OnnxRestorer)  # onnxruntime moves them itself
+        how = {} if self.constraint is None else {"constraint": self.constraint}
         drawn = self.restorer.restore(
             self.net,
             pictures if elsewhere else pictures.to(self.device),
@@ -143,6 +146,7 @@ class OpenRestorer:
             seeds=seeds,
             progress=progress,
             batch_size=_fitting(batch_size, pictures.shape),
+            **how,
         )
         if not drawn.isfinite().all():
             raise ValueError(
@@ -216,14 +220,21 @@ def open_restorer(
     in it), an ONNX file (`*.onnx`, whose pictures are in `onnx_range`), or one of the baselines
     `nlm`, `tv`, `wavelet`, which run on the CPU wherever `device` is; or `span`, which takes the
     pictures of one victim apart anew, all together. With `span` every answer lies in the span of
-    that victim's first layer.
+    that victim's first layer, of EDM every step on the way to it, too, if `span.at_every_step`.
 
     Raises ValueError for nothing of that name, a device that is not there, or a model that takes or
     gives something else than pictures; StorageError if the weights cannot be read, or a package
     that they need is missing.
     """
     if span is not None:
-        return _in_span(weights, span, device=device, onnx_range=onnx_range)
+        opened = _in_span(weights, span, device=device, onnx_range=onnx_range)
+        if opened.constraint is None and (span.steps == "every" or span.tolerance):
+            option = "--span-tolerance" if span.tolerance else "--span-steps every"
+            raise ValueError(
+                f"{option} is of a restorer that has steps (EDM), and --weights {weights} gives "
+                "its answer in one: leave it out, or use another restorer"
+            )
+        return opened
     text = str(weights)
     if text == SPAN:
         raise ValueError(
@@ -315,12 +326,18 @@ def _in_span(
     wrong = opened.why_not(*sides)
     if wrong is not None:
         raise ValueError(f"an image of the network of --span {wrong}; use another restorer")
+    facts, constraint = span.facts, None
+    if opened.generative and span.at_every_step:  # without a word of it: a folder of before
+        facts = {**facts, "steps": "every", "tolerance": span.tolerance}
+        nearest = span.allowed.to(opened.device).nearest
+        constraint = Constraint(nearest=nearest, tolerance=span.tolerance)
     return replace(
         opened,
         name=f"{opened.name}, in the span",
-        settings={**opened.settings, "span": span.facts},
+        settings={**opened.settings, "span": facts},
         resolution=sides,
-        span=span.allowed,
+        span=None if span.tolerance else span.allowed,
+        constraint=constraint,
     )
 
 

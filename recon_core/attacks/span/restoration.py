@@ -37,9 +37,17 @@ class InSpan:
 
     def projected(self, pictures: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]:
         """The nearest pictures in the span, clipped to [0, 1]."""
+        return self.nearest(pictures).clamp(0, 1)
+
+    def nearest(self, pictures: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]:
+        """The nearest pictures in the span, wherever their values lie."""
         inside: Tensor = self._coordinates(pictures) @ self.directions
-        nearest: Tensor = (inside.unflatten(-1, self.mean.shape) + self.mean).clamp(0, 1)
+        nearest: Tensor = inside.unflatten(-1, self.mean.shape) + self.mean
         return nearest
+
+    def to(self, like: Tensor | torch.device | str) -> InSpan:
+        """The same where `like` is, or of its type."""
+        return InSpan(self.directions.to(like), self.mean.to(like))
 
     def share(self, pictures: Float[Tensor, "n c h w"]) -> float:
         """Share of the pictures' squares, less the mean, that lies in the span."""

@@ -91,11 +91,30 @@ def test_an_attacks_pictures_are_restored_inside_the_span_of_its_weights(
     assert record["settings"]["model"]["settings"]["span"]["directions"] == 5
     given = [picture["name"] for picture in record["pictures"]]
     assert given == [f"rank-{k:05d}" for k in range(1, 7)]
+    complaint = palimpsest.refused(*words, "--initial", start, "--span-steps", "every")
+    assert "--span-steps every is of a restorer that has steps (EDM), and --weights" in complaint
     complaint = palimpsest.refused(*words)  # without the start: other directions
     assert "was restored with other settings" in complaint
     network_of(images[6:], victim)
     assert "they are not of this network" in palimpsest.refused(*words, "--fresh")
     assert (tmp_path / "out" / "restored.json").exists()
+
+
+def test_the_steps_that_are_kept_in_the_span_are_settings_of_the_folder(
+    palimpsest, prefect_server: None, tmp_path: Path
+) -> None:
+    images = photograph_tiles(SIZE, shrink=4)[:6].numpy()
+    network_of(images, tmp_path / "victim.pt", start=tmp_path / "start.pt")
+    words = ["--weights", trained(tmp_path / "edm"), "--samples", 2, "--device", "cpu"]
+    words += ["--input", picture_folder(tmp_path / "in", images), "--out", tmp_path / "out"]
+    words += ["--span", tmp_path / "victim.pt", "--initial", tmp_path / "start.pt"]
+    palimpsest.done(*words, "--span-steps", "last")
+    record = json.loads((tmp_path / "out" / "restored.json").read_text())
+    # Folders of before are such ones, and say nothing of steps.
+    assert "steps" not in record["settings"]["model"]["settings"]["span"]
+    complaint = palimpsest.refused(*words, "--span-tolerance", 0.01)
+    assert 'span.steps is absent there, "every" here' in complaint
+    assert "span.tolerance is absent there, 0.01 here" in complaint
 
 
 @pytest.mark.parametrize(("size", "shape"), [("8x12", (3, 8, 12)), ("6", (3, 6, 6))])
@@ -113,7 +132,10 @@ def test_pictures_are_resized_when_asked(
     [
         ({"--weights": "nothing"}, 2, "nothing is not there: give .*nlm, tv, wavelet"),
         ({"--weights": "span"}, 2, "--weights span takes the pictures of one network apart anew"),
-        ({"--initial": "epoch0"}, 2, "--initial, --mean and --std are of the network of --span"),
+        ({"--initial": "epoch0"}, 2, "--initial, .* --span-tolerance are of the network of --span"),
+        ({"--span-steps": "every"}, 2, "--initial, .* are of the network of --span; give it"),
+        ({"--span-tolerance": 0}, 2, "--initial, .* are of the network of --span; give it"),
+        ({"--span": "own.pt", "--span-tolerance": 2}, 2, "--span-tolerance 2 is no distance"),
         ({"--span": "nowhere"}, 2, "nowhere"),
         ({"--weights": "span", "--span": "own.pt"}, 2, "span knows images of 32x32 .* takes 8x8;"),
         ({"--span": "grey.safetensors"}, 2, "is 8x8 in colour, and the network in .* of 1x8x8"),

@@ -5,19 +5,23 @@ Data are one- or few-dimensional Gaussians and mixtures, whose denoisers are kno
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from recon_core.restore import CPU_TRAININGS
-from recon_core.restore.edm import EDM, Denoiser, heun
+from recon_core.restore.edm import EDM, Constraint, Denoiser, heun
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Fit
+from recon_core.restore.inpaint import ancestral_step
 from recon_core.restore.unet import UNET_SIZES, UNetSize
-from tests.recon_core.drawing import generator
+from tests.recon_core.drawing import generator, normal
 
 SIGMA_DATA = EDM().sigma_data
 PIXELS = 3 * 8 * 8
@@ -113,6 +117,133 @@ def test_halving_the_steps_costs_heun_a_factor_four_and_euler_two(euler: bool, o
     errors = [(end(n, euler=euler) - fine).norm().item() for n in (64, 128, 256)]
     orders = [math.log2(errors[i] / errors[i + 1]) for i in range(2)]
     assert orders == pytest.approx([order, order], abs=0.15)
+
+
+N_INSIDE, SHAPE = 4, (3, 2, 2)
+D = math.prod(SHAPE)
+AXES = torch.linalg.qr(normal(D, D, seed=11)).Q.mT
+INSIDE, OUTSIDE = AXES[:N_INSIDE], AXES[N_INSIDE:]
+CENTRE = 0.1 * normal(D, seed=12)
+
+
+def nearest(pictures: Tensor) -> Tensor:
+    """Projects pictures in [0, 1] on CENTRE + span(INSIDE), which are in [-1, 1]."""
+    x = (2 * pictures - 1).double().flatten(1) - CENTRE
+    return (((x @ INSIDE.mT @ INSIDE + CENTRE).unflatten(1, SHAPE) + 1) / 2).to(pictures.dtype)
+
+
+class Gaussian(nn.Module):
+    """N(mean, covariance) of pictures as vectors, and as the optimal F of EDM."""
+
+    def __init__(self, mean: Tensor, covariance: Tensor) -> None:
+        super().__init__()
+        self.mean, self.covariance = mean, covariance
+
+    def denoiser(self, x: Tensor, sigma: float) -> Tensor:
+        given = self.covariance + sigma**2 * torch.eye(D, dtype=torch.float64)
+        gain = torch.linalg.solve(given, self.covariance)
+        return (self.mean + (x.double().flatten(1) - self.mean) @ gain).view_as(x)
+
+    def forward(self, inputs: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
+        sigma = (4 * c_noise[0].double()).exp()
+        c_skip, c_out, c_in, _ = EDM().preconditioning(sigma)
+        x = inputs[:, :3].double() / c_in
+        return ((self.denoiser(x, float(sigma)) - c_skip * x) / c_out).float()
+
+    def distance(self, samples: Tensor) -> float:
+        """How many standard errors the samples' mean or covariance in INSIDE are off at most."""
+        scale = torch.linalg.cholesky(INSIDE @ self.covariance @ INSIDE.mT)
+        inside = (samples.double().flatten(1) - self.mean) @ INSIDE.mT
+        white = torch.linalg.solve_triangular(scale, inside.mT, upper=False)
+        n = len(samples)
+        spread = torch.cov(white) - torch.eye(N_INSIDE)
+        return max(
+            float(white.mean(1).abs().max()) * n**0.5, float(spread.abs().max()) * (n / 2) ** 0.5
+        )
+
+
+def gaussian(*, inside: float = 0.2, outside: float = 0.2) -> Gaussian:
+    """One whose parts inside and outside know nothing of each other, not centred on the plane."""
+    mixed = inside * torch.tril(normal(N_INSIDE, N_INSIDE, seed=13) / 2 + torch.eye(N_INSIDE))
+    covariance = INSIDE.mT @ mixed @ mixed.mT @ INSIDE + outside**2 * OUTSIDE.mT @ OUTSIDE
+    return Gaussian(CENTRE + 0.2 * normal(D, seed=14), covariance)
+
+
+def ancestral(denoise: Denoiser, noise: Tensor, sigmas: list[float]) -> Tensor:
+    """What a sampler that adds noise at every step ends in."""
+    x, draw, nothing = sigmas[0] * noise, generator(5), torch.zeros_like(noise, dtype=torch.bool)
+
+    def drawn() -> Tensor:
+        return torch.randn(x.shape, generator=draw, dtype=x.dtype)
+
+    for t, s in itertools.pairwise(sigmas):
+        x = ancestral_step(denoise(x, t), x, x, nothing, t=t, s=s, sigma_y=0.0, draw=drawn)
+    return x
+
+
+@pytest.mark.parametrize(("sampler", "n_steps"), [(heun, 64), (ancestral, 400)])
+@pytest.mark.parametrize("tolerance", [0.0, 0.02])
+def test_kept_to_a_plane_a_gaussian_is_sampled_conditioned_on_it(
+    sampler: Callable[[Denoiser, Tensor, list[float]], Tensor], n_steps: int, tolerance: float
+) -> None:
+    data, n = gaussian(outside=1.0), 4000
+    kept = Constraint(nearest=nearest, tolerance=tolerance).on(data.denoiser)
+    samples = sampler(kept, normal(n, *SHAPE, seed=15), levels(n_steps))
+    assert data.distance(samples) < 4.5
+    outside = (samples.flatten(1) - CENTRE) @ OUTSIDE.mT
+    if tolerance == 0:
+        assert float(outside.abs().max()) < 1e-6
+        return
+    variance = (2 * tolerance) ** 2  # in [-1, 1]; that of p(x0 | 0 = its outside + noise)
+    expected = (data.mean - CENTRE) @ OUTSIDE.mT * variance / (1 + variance)
+    assert torch.allclose(outside.mean(0), expected, atol=4.5 * (variance / n) ** 0.5)
+    assert outside.var(0).mean().item() == pytest.approx(variance / (1 + variance), rel=0.06)
+
+
+@pytest.mark.parametrize("target", ["image", "residual"])
+def test_a_restorer_is_kept_to_the_plane_whatever_it_diffuses(
+    target: Literal["image", "residual"],
+) -> None:
+    data, n = gaussian(inside=0.1), 1500
+    condition = (CENTRE.view(SHAPE).float() + 1.3) / 2
+    known = 2 * condition.flatten().double() - 1
+    less = Gaussian(data.mean - known, data.covariance)
+    net = data if target == "image" else less
+    samples = EDM(target=target, n_steps=64).restore(
+        net,
+        condition.expand(n, -1, -1, -1),
+        n_samples=2,
+        seeds=torch.arange(n),
+        constraint=Constraint(nearest=nearest),
+    )
+    drawn = samples.flatten(0, 1)
+    assert samples.dtype == torch.float32
+    assert torch.allclose(drawn, nearest(drawn), atol=1e-6)
+    assert data.distance(2 * drawn - 1) < 4.5
+
+
+def test_what_is_correlated_with_the_outside_is_nearer_than_if_projected_at_the_end() -> None:
+    """Not exact: Heun's flow has fixed what is inside before noise shows what is outside."""
+    mixed = 0.1 * (normal(D, D, seed=16) / 2 + torch.eye(D))
+    data = Gaussian(CENTRE + 0.2 * normal(D, seed=14), mixed @ mixed.mT)
+    across = INSIDE @ data.covariance @ OUTSIDE.mT
+    gain = torch.linalg.solve(OUTSIDE @ data.covariance @ OUTSIDE.mT, across.mT)
+    exact = INSIDE @ (data.mean - CENTRE) - (data.mean - CENTRE) @ OUTSIDE.mT @ gain
+    kept = Constraint(nearest=nearest).on(data.denoiser)
+    errors = [
+        (((sampled.flatten(1) - CENTRE) @ INSIDE.mT).mean(0) - exact).norm().item()
+        for sampled in (
+            heun(denoise, normal(4000, *SHAPE, seed=15), levels(64))
+            for denoise in (kept, data.denoiser)
+        )
+    ]
+    assert 0.3 < errors[0] / errors[1] < 0.8
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf])
+def test_a_tolerance_is_a_standard_deviation(tolerance: float) -> None:
+    with pytest.raises(ValueError, match=f"tolerance={tolerance} is no standard deviation"):
+        Constraint(nearest=nearest, tolerance=tolerance)
 
 
 class Recorder(nn.Module):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from recon_core.restore.generic import GENERIC_RESTORERS
 from storage.errors import StorageError
@@ -15,6 +19,7 @@ from tasks.restoring.in_span import Span, open_span
 from tasks.restoring.inputs import open_inputs
 from tasks.restoring.job import Restoration, restore_pictures
 from tasks.restoring.restore import open_restorer, picture_seeds
+from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import photograph_tiles
 from tests.tasks.restoring.restorers import (
     SIZE,
@@ -203,7 +208,7 @@ def test_answers_lie_in_the_span_of_the_weights(tmp_path: Path) -> None:
     pictures = picture_folder(tmp_path / "in", images)
     files = [tmp_path / "victim.safetensors", tmp_path / "start.safetensors"]
     network_of(images, files[0], start=files[1])
-    span = Span(weights=files[0], initial=files[1])
+    span = Span(weights=files[0], initial=files[1], steps="last")
     opened = open_span(span, open_inputs(pictures))
     assert opened.facts["directions"] == 5
     assert opened.facts["share_of_pictures"] == pytest.approx(1.0, abs=1e-4)
@@ -217,6 +222,78 @@ def test_answers_lie_in_the_span_of_the_weights(tmp_path: Path) -> None:
     samples = [r.samples(given, seeds, n_samples=2) for r in (free, bound)]
     assert not torch.allclose(*samples, atol=0.01)
     assert torch.allclose(opened.allowed.projected(samples[0]), samples[1], atol=1e-6)
+
+
+def test_every_step_of_edm_is_kept_in_the_span(tmp_path: Path) -> None:
+    images = photograph_tiles(SIZE, shrink=4)[:6]
+    pictures = images.float() / 255
+    edm = replace(TINY_EDM, target="residual", sigma_max=0.1)  # little is clipped
+    folder = trained(tmp_path / "edm", edm)
+    source = picture_folder(tmp_path / "in", images.numpy())
+    weights, start = tmp_path / "victim.safetensors", tmp_path / "start.safetensors"
+    network_of(images.numpy(), weights, start=start)
+    span = Span(weights=weights, initial=start)
+    settings: dict[str, dict[str, Any]] = {
+        "every": {},
+        "said": {"steps": "every"},
+        "last": {"steps": "last"},
+        "near": {"tolerance": 0.05},
+    }
+    opened = {
+        name: open_restorer(
+            folder, device="cpu", span=open_span(replace(span, **how), open_inputs(source))
+        )
+        for name, how in settings.items()
+    }
+    seeds = picture_seeds(pictures)
+    made = {name: r.samples(pictures, seeds, n_samples=2) for name, r in opened.items()}
+    allowed = opened["last"].span
+    assert allowed is not None
+
+    def outside(samples: Tensor) -> float:
+        return 1 - allowed.share(samples.flatten(0, 1))
+
+    constraint = opened["every"].constraint
+    assert constraint is not None
+    drawn = edm.restore(
+        opened["every"].net, pictures, n_samples=2, seeds=seeds, constraint=constraint
+    )
+    within = ((drawn > 0) & (drawn < 1)).flatten(2).all(2)
+    assert within.any()
+    assert outside(drawn[within][None]) < 1e-6  # but for what is clipped
+    assert torch.equal(allowed.projected(drawn), made["every"])
+    assert torch.equal(made["said"], made["every"])
+    assert (made["every"] - made["last"]).abs().mean() > 1e-3
+    assert outside(made["every"]) < outside(made["near"])
+    noisy = load_file(weights)
+    noisy["0.weight"] += 0.1 * torch.randn(40, 3 * SIZE**2, generator=generator(4))
+    save_file(noisy, tmp_path / "noisy.safetensors")
+    unsure = replace(span, weights=tmp_path / "noisy.safetensors")
+    near = [open_span(replace(unsure, **h), open_inputs(source)) for h in settings.values()]
+    assert [some.at_every_step for some in near] == [False, True, False, True]
+    facts = {name: r.settings["span"] for name, r in opened.items()}
+    assert facts["every"] == facts["last"] | {"steps": "every", "tolerance": 0.0}
+    assert facts["near"] == facts["last"] | {"steps": "every", "tolerance": 0.05}
+
+
+def test_steps_are_kept_in_the_span_where_there_are_some(tmp_path: Path) -> None:
+    images = photograph_tiles(32, shrink=2)[:6].numpy()
+    inputs = open_inputs(picture_folder(tmp_path / "in", images))
+    network_of(images, tmp_path / "victim.safetensors")
+    of = Span(weights=tmp_path / "victim.safetensors")
+    trained(tmp_path / "bf", TINY_BF_DNCNN)
+    for weights in (tmp_path / "bf", "span"):
+        for how, option in ({"steps": "every"}, "steps every"), ({"tolerance": 0.1}, "tolerance"):
+            span = open_span(replace(of, **how), inputs)
+            with pytest.raises(
+                ValueError, match=rf"--span-{option} is of .*EDM\), and --weights {weights}"
+            ):
+                open_restorer(weights, device="cpu", span=span)
+        open_restorer(weights, device="cpu", span=open_span(replace(of, steps="last"), inputs))
+    with pytest.raises(ValueError, match="--span-tolerance is of every step"):
+        replace(of, steps="last", tolerance=0.1)
+    with pytest.raises(ValueError, match="--span-tolerance 1 is no distance"):
+        replace(of, tolerance=1.0)
 
 
 def test_a_restorer_of_another_size_than_the_networks_images_is_refused(tmp_path: Path) -> None:
