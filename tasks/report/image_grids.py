@@ -273,7 +273,7 @@ def curves_sheet(evaluation: Path) -> bytes:
     record = read_document(evaluation / "evaluation.json", "evaluate again")
     figure = Figure(figsize=(7, 3.6), dpi=130, layout="constrained")
     axes = figure.subplots()
-    names = list(record["methods"])
+    names = [name for name in record["methods"] if not name.endswith(PROJECTED)]
     for name, method in record["methods"].items():
         source = name.removesuffix(PROJECTED)
         k, lines = names.index(source), ("-", "--") if source == name else (":", "-.")
@@ -284,6 +284,13 @@ def curves_sheet(evaluation: Path) -> bytes:
                       label=label)  # fmt: skip
     axes.axhline(record["settings"]["good_threshold"], color="black", lw=0.8, ls=":")
     axes.set(xlabel="images, best first", ylabel="SSIM", ylim=(None, 1))
-    axes.legend(fontsize=7, frameon=False, loc="upper right")
+    beside = bool(record.get("span"))  # as many methods again
+    place = (1.0, 1.0) if beside else None
+    axes.legend(
+        fontsize=7,
+        frameon=False,
+        loc="upper left" if beside else "upper right",
+        bbox_to_anchor=place,
+    )
     axes.spines[["top", "right"]].set_visible(False)
     return png_of(figure)
