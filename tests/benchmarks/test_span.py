@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.record import Measurement
 from benchmarks.restore import in_span
 from benchmarks.span import features as span_features
 from benchmarks.span import kkt as span_kkt
@@ -117,8 +119,15 @@ def test_victims_restored_inside_the_span_are_summed_up() -> None:
         assert values == pytest.approx([of_both, *ends], rel=1e-3)
     closed = found["10 images", "share of the headroom in SSIM closed"]
     assert closed == pytest.approx((6 - 3) / (10 - 3), rel=1e-3)
+    worse = in_span.lines([restored(0, before=6, after=4, oracle=10)])
+    assert [line.value for line in worse if "headroom" in line.unit] == [0]
     assert found["10 images", f"{in_span.SHARE_WORSE} 0.02"] == 0
     assert found["10 images", "share of images better by more than 0.02"] == 0.3
+
+
+def _of_more_images(found: Iterable[Measurement]) -> Iterator[Measurement]:
+    for line in found:
+        yield replace(line, case=line.case.replace("10 images", "12 images"))
 
 
 def test_claims_on_restoration_inside_the_span() -> None:
@@ -132,6 +141,10 @@ def test_claims_on_restoration_inside_the_span() -> None:
     assert outcomes["better"] == ["holds"] * 4
     assert outcomes["same"] == ["does not hold"] * 3 + ["holds"]
     assert outcomes["mixed"] == ["undecided"] * 3 + ["does not hold"]
+    some = [restored(seed, before=9 + seed, after=9, oracle=10) for seed in range(2)]
+    full = list(in_span.lines(some))  # with nothing to restore
+    beside = in_span.in_span_claims([*full, *_of_more_images(in_span.lines(better))], name="x")
+    assert [claim.outcome for claim in beside] == ["holds"] * 4
     assert claims[0].ours == (
         "mixed: 4 -> 5 good of 10, mean of 3 victims; good after over before 1.25 [0.75, 1.5]"
     )
