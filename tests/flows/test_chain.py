@@ -162,6 +162,7 @@ def test_heldout_images_are_not_near_copies_of_training_images(
     assert dataset.manifest["source"]["n"] == 24 - told["n"]
 
 
+@pytest.mark.slow
 def test_evaluate_attacks_the_victims_of_a_sweep_and_scores_them_as_one(
     prefect_server: None, tiny: Recipe, tmp_path: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_evaluate_attacks_the_victims_of_a_sweep_and_scores_them_as_one(
     assert "<svg" in page.read_text()
 
 
+@pytest.mark.slow
 def test_an_attack_that_separates_goes_through_every_station(
     prefect_server: None, tiny: Recipe, tmp_path: Path
 ) -> None:
@@ -217,6 +219,7 @@ def test_an_attack_that_separates_goes_through_every_station(
     assert products["report"].read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_victims_are_trained_once_and_attacked_in_further_ways(
     finished, tiny: Recipe, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def cells(out: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
     return {(c["mask"], c["method"], c["split"]): c for c in record["cells"]}
 
 
+@pytest.mark.slow
 def test_from_weights_to_a_page(
     palimpsest, monkeypatch, tmp_path: Path, files: AutoencoderFiles, prefect_server
 ) -> None:

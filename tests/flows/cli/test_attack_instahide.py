@@ -53,6 +53,7 @@ def test_an_array_without_a_record(
     assert "5 are the originals" in " ".join(shown.split())
 
 
+@pytest.mark.slow
 def test_public_images_by_the_semidefinite_program(
     palimpsest, tmp_path: Path, challenge: Path, prefect_server
 ) -> None:

@@ -46,6 +46,7 @@ def test_damage_to_any_file_is_found_and_never_returned(
     assert tally["refused"] > n / 6
 
 
+@pytest.mark.slow
 def test_damage_on_s3_is_found_and_never_returned(s3: S3Server):
     known = Known(s3.location("s"), "float16")
     shards = [name for name in known.bytes.names() if known.column_of(name)]

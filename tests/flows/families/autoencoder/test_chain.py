@@ -52,6 +52,7 @@ def tiny_autoencoders() -> Recipe:
     )
 
 
+@pytest.mark.slow
 def test_from_images_to_a_report(prefect_server: None, tiny_autoencoders: Recipe, tmp_path) -> None:
     store, recipe = tmp_path / "job", tiny_autoencoders
     facts = generate(recipe, store, "train", workers=ONE_WORKER)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from flows.curate import curate
 from flows.evaluate import evaluate
@@ -21,6 +22,7 @@ from tasks.workspace import Workspace
 ONE_WORKER = Workers(n_workers=1, device="cpu")
 
 
+@pytest.mark.slow
 def test_from_images_to_a_report(prefect_server: None, tmp_path: Path) -> None:
     recipe = preset("instahide-small")
     experiment = replace(

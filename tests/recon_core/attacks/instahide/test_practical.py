@@ -81,6 +81,7 @@ def test_a_mixture_of_two_images_is_not_called_recovered() -> None:
     assert float(worst[recovered(found)].max()) < HALF_A_LEVEL
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_found_with_what_is_there() -> None:
     once, truth = attacked(24, k_pub=1, how=ONCE)
     again, _truth = attacked(24, k_pub=1)

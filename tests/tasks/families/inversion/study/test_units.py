@@ -193,6 +193,7 @@ def test_sweet_spots_have_the_least_leakage_within_the_loss(
     assert set(sweet_spots(plan).values()) == {cells[0]}
 
 
+@pytest.mark.slow
 def test_sweet_spots_get_all_seeds_and_the_record_has_every_cell(tmp_path: Path) -> None:
     study = small(accuracy_loss=0.99, n_seeds=3)
     plan = plan_of(study, tmp_path)
