@@ -18,12 +18,17 @@ from flows.cli.options import (
     SkipFiles,
     Split,
     command,
+    err,
     on_this_machine,
     out,
     store_location,
 )
 
 restore_app = typer.Typer()
+BLURRED = (
+    "the start of training blurs the span of these weights, and what is put in it may lose more "
+    "than it gains; give --initial, the weights before training, if you have them"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +123,8 @@ def restore(
     restorer = open_restorer(weights, device=device, onnx_range=onnx_range, span=allowed)
     reading = check_restoration(restorer, inputs, target, config, fresh=fresh)
     show_facts(out, str(at), facts_of(len(inputs), (), reading))
+    if allowed is not None and not allowed.exact:
+        say(err, f"{in_span.span}: {BLURRED}")
     from flows import restore as flow  # Prefect, after all that may be refused
 
     record = flow.restore(

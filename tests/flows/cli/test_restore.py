@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
+from flows.cli.restore import BLURRED
 from storage.pairs.dataset import Dataset
 from tests.recon_core.tiles import photograph_tiles
 from tests.storage import stores
@@ -84,7 +85,9 @@ def test_an_attacks_pictures_are_restored_inside_the_span_of_its_weights(
     save_file({"picture": found}, attack / "reconstructions.safetensors")
     words = ["--weights", trained(tmp_path / "bf", TINY_BF_DNCNN), "--input", attack]
     words += ["--out", tmp_path / "out", "--device", "cpu", "--span", victim]
-    said = palimpsest.done(*words, "--initial", start)
+    ended, said, notice = palimpsest(*words, "--initial", start)
+    assert ended == 0
+    assert BLURRED not in notice
     assert re.search(r"restorer +bf_dncnn, in the span\n", said)
     assert re.search(r"in the span of the weights +\d+\.\d% of the pictures\n", said)
     record = json.loads((tmp_path / "out" / "restored.json").read_text())
@@ -95,6 +98,12 @@ def test_an_attacks_pictures_are_restored_inside_the_span_of_its_weights(
     assert "--span-steps every is of a restorer that has steps (EDM), and --weights" in complaint
     complaint = palimpsest.refused(*words)  # without the start: other directions
     assert "was restored with other settings" in complaint
+    weights = load_file(victim)
+    noise = np.random.default_rng(0).standard_normal(weights["0.weight"].shape)
+    save_file(weights | {"0.weight": weights["0.weight"] + np.float32(0.02 * noise)}, victim)
+    ended, _, notice = palimpsest(*words, "--fresh")
+    assert ended == 0
+    assert f"{victim}: {BLURRED}\n" in notice
     network_of(images[6:], victim)
     assert "they are not of this network" in palimpsest.refused(*words, "--fresh")
     assert (tmp_path / "out" / "restored.json").exists()
