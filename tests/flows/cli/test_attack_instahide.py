@@ -86,6 +86,7 @@ def test_photographs_are_attacked_practically(palimpsest, tmp_path: Path, prefec
     assert len(practical["images"]) == 6
 
 
+@pytest.mark.slow
 def test_public_images_need_not_be_known(palimpsest, tmp_path: Path, prefect_server) -> None:
     network, made, out = tmp_path / "s.st", tmp_path / "c", tmp_path / "out"
     shown = palimpsest.done(

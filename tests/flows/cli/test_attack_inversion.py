@@ -36,6 +36,7 @@ def words(files: ClassifierFiles, out: Path, *more: object) -> list[object]:
             "--device", "cpu", *more]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_from_a_program_to_a_page(
     palimpsest, tmp_path: Path, files: ClassifierFiles, prefect_server
 ) -> None:

@@ -174,6 +174,7 @@ def unit(folder: Path, name: str, trouble: str = "", needs: tuple[str, ...] = ()
     return Unit(name, work, Job(str(folder), name, trouble), frozenset(needs))
 
 
+@pytest.mark.slow
 def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
     units = [
         *(unit(tmp_path, "bad", "fails"), unit(tmp_path, "mortal", "dies")),

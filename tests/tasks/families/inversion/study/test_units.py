@@ -216,6 +216,7 @@ def test_sweet_spots_get_all_seeds_and_the_record_has_every_cell(tmp_path: Path)
         assert arrays["0/strong"].shape == (3, 16, 16)
 
 
+@pytest.mark.slow
 def test_restorers_learn_from_public_images_alone(tmp_path: Path) -> None:
     chain = tiny().chain
     plan = plan_of(small(chain=chain, accuracy_loss=0.0), tmp_path)
