@@ -218,7 +218,7 @@ def span_hundred() -> Recipe:
 def span_pairs() -> Recipe:
     """Pairs by the hundred thousand: victims of 100 images that are trained for a hundred epochs,
     which leave the same span as whole trainings, with a start of three times the size, so that the
-    separation brings back half of the images and restorers have something to learn. A million
+    separation brings back four of ten images and restorers have something to learn. A million
     pairs are `--set sampling.phases.0.n_runs=10000`; give the images with `--data`.
 
     Victims that are evaluated are trained for 3,000 epochs: what restores them must not know how
