@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,6 +23,9 @@ from flows.cli.options import (
     out,
     store_location,
 )
+
+if TYPE_CHECKING:
+    from tasks.restoring.in_span import Span
 
 restore_app = typer.Typer()
 BLURRED = (
@@ -92,7 +95,7 @@ def restore(
     """
     from storage.sources.picture_files import facts_of
     from tasks.restoring.folder import SHEET
-    from tasks.restoring.in_span import Span, open_span
+    from tasks.restoring.in_span import open_span
     from tasks.restoring.inputs import open_inputs, parse_size
     from tasks.restoring.job import Restoration, check_restoration
     from tasks.restoring.restore import open_restorer
@@ -103,22 +106,7 @@ def restore(
     on_this_machine(target, "--out", "give a folder of this machine, and upload it afterwards")
     at, sides = store_location(source, split), None if size is None else parse_size(size)
     inputs = open_inputs(at, limit=limit, size=sides, skip_corrupt=skip_corrupt)
-    span = None
-    if in_span.span is not None:
-        std = None if in_span.std is None else numbers(in_span.std, "--std")
-        span = Span(
-            weights=in_span.span,
-            initial=in_span.initial,
-            mean=in_span.mean,
-            std=std,
-            steps=in_span.span_steps,
-            tolerance=in_span.span_tolerance or 0.0,
-        )
-    elif any(value is not None for value in vars(in_span).values()):
-        raise ValueError(
-            "--initial, --mean, --std, --span-steps and --span-tolerance are of the network of "
-            "--span; give it, too"
-        )
+    span = _span_of(in_span)
     allowed = None if span is None else open_span(span, inputs)
     restorer = open_restorer(weights, device=device, onnx_range=onnx_range, span=allowed)
     reading = check_restoration(restorer, inputs, target, config, fresh=fresh)
@@ -142,3 +130,24 @@ def restore(
     )
     show_facts(out, str(target.absolute()), flow.summary(record))
     say(out, str((target / SHEET).absolute()))
+
+
+def _span_of(given: InSpan) -> Span | None:
+    """The network of the options; None without one. ValueError for options of none."""
+    from tasks.restoring.in_span import Span
+
+    if given.span is not None:
+        return Span(
+            weights=given.span,
+            initial=given.initial,
+            mean=given.mean,
+            std=None if given.std is None else numbers(given.std, "--std"),
+            steps=given.span_steps,
+            tolerance=given.span_tolerance or 0.0,
+        )
+    if any(value is not None for value in vars(given).values()):
+        raise ValueError(
+            "--initial, --mean, --std, --span-steps and --span-tolerance are of the network of "
+            "--span; give it, too"
+        )
+    return None
