@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flows.audit import AUDIT
 from flows.families.autoencoder.study import AUTOENCODER
 from flows.families.inversion.study import INVERSION
 from flows.families.weights.study import GRIDS
@@ -12,7 +13,7 @@ from flows.naming import unknown_name
 from flows.study_kind import StudyKind
 
 STUDIES: dict[str, StudyKind[Any, Any]] = {
-    kind.name: kind for kind in (*GRIDS, AUTOENCODER, INVERSION)
+    kind.name: kind for kind in (*GRIDS, AUTOENCODER, INVERSION, AUDIT)
 }
 
 

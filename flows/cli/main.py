@@ -20,6 +20,7 @@ from rich.table import Table
 from flows.cli.attack_autoencoder import autoencoder_app
 from flows.cli.attack_inversion import inversion_app
 from flows.cli.attack_weights import weights_app
+from flows.cli.audit import audit_app
 from flows.cli.campaign import campaign_app, top_up_app
 from flows.cli.console import fact_text, say, show_facts, show_notices, show_rows
 from flows.cli.dataset import dataset_app
@@ -85,6 +86,7 @@ app.add_typer(restore_app)
 compare_app = typer.Typer()
 app.add_typer(compare_app)
 app.add_typer(study_app)
+app.add_typer(audit_app)
 
 
 def _say_version(wanted: bool) -> None:

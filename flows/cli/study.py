@@ -74,7 +74,7 @@ def study(
     kind = kind_of(name)
     made = kind.resolve(preset, chosen, store, only=only)
     if dry_run:
-        _show_costs(kind, made, store, computed)
+        show_costs(kind, made, store, computed)
         return
     from flows.study import UnitsFailedError, claim_rows, run_study
     from tasks.cluster.workers import check_workers, device_of
@@ -112,7 +112,7 @@ def _show_studies(kinds: Iterable[StudyKind[Any, Any]]) -> None:
         out.print(f"    {kind.paper}; {'; '.join(sizes)}", style="dim")
 
 
-def _show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Computed) -> None:
+def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Computed) -> None:
     """Every part with its estimates, and the sums."""
     from tasks.devices import resolve_device, usable_cores
     from tasks.study.cost import total

@@ -115,14 +115,7 @@ def read_site(kind: type[_Site], path: str | None) -> _Site:
     where = "the site's settings"
     if path is not None:
         where = path
-        yaml = imported("yaml")
-        try:
-            settings = yaml.safe_load(read_bounded(Path(path), MOST_BYTES))
-        except OSError as error:
-            raise ValueError(f"{path}: {reason_of(error)}; give a file of site settings") from error
-        except (yaml.YAMLError, RecursionError) as error:
-            text = " ".join(str(error).split())
-            raise ValueError(f"{path} is not YAML ({text}); write `key: value` lines") from error
+        settings = read_yaml(path, "give a file of site settings")
     try:
         return TypeAdapter(kind).validate_python({} if settings is None else settings)
     except ValidationError as error:
@@ -133,6 +126,18 @@ def read_site(kind: type[_Site], path: str | None) -> _Site:
         if first["type"] == "string_type" and isinstance(first["input"], int):
             fix = "put it in quotes"  # YAML reads 12:00:00 as a number of seconds
         raise ValueError(f"{where}: {key}: {first['msg']}; {fix}") from error
+
+
+def read_yaml(path: str, fix: str) -> Any:
+    """Values in a YAML file; ValueError, of which `fix` is the end if it cannot be read."""
+    yaml = imported("yaml")
+    try:
+        return yaml.safe_load(read_bounded(Path(path), MOST_BYTES))
+    except OSError as error:
+        raise ValueError(f"{path}: {reason_of(error)}; {fix}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        text = " ".join(str(error).split())
+        raise ValueError(f"{path} is not YAML ({text}); write `key: value` lines") from error
 
 
 def cuda_arguments(n_workers: int) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def cost_of(study: Study, cell: Cell, shape: Shape, pace: Pace, *, stacked: bool
     epoch = pace.epoch_s * math.ceil(n / (training.batch_size or n))
     epoch += training_operations(experiment, n, shape) / pace.training_rate
     saved = len(experiment.saved_iterations) * _candidates(experiment, n) * math.prod(shape)
-    train_s, attack_s = training.epochs * epoch, _attack_seconds(experiment, n, shape, pace)
+    train_s, attack_s = training.epochs * epoch, attack_seconds(experiment, n, shape, pace)
     return _cost(study, cell, shape, (train_s, attack_s, saved), stacked=stacked)
 
 
@@ -123,7 +123,8 @@ def training_operations(experiment: KKT, n_images: int, shape: Shape) -> int:
     return n_images * (4 * first + 6 * sum(rest))
 
 
-def _attack_seconds(experiment: KKT, n_images: int, shape: Shape, pace: Pace) -> float:
+def attack_seconds(experiment: KKT, n_images: int, shape: Shape, pace: Pace) -> float:
+    """Seconds of an attack on one victim."""
     kkt, span = kkt_of(experiment.attack), span_of(experiment.attack)
     seconds = 0.0
     if span is not None:

@@ -1,0 +1,178 @@
+"""Defences of an audit and its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from flows.papers import gradient_descent
+from recon_core.attacks.kkt.objective import KKTAttack
+from tasks.audit.settings import Audit, Defence, GivenWeights
+
+EPSILONS = (1.0, 8.0, 50.0)
+PRIVATE_EPOCHS, PRIVATE_RATE = 60, 0.1
+"""Steps of the whole batch and their rate: more steps need more noise."""
+QUICK = ("a tenth of the epochs", "weight decay 0.01", "standard start", "DP-SGD, epsilon 8",
+         "weights in int8", "noise of 50 % on the weights")  # fmt: skip
+"""Defences of the quick size."""
+
+
+def defences() -> tuple[Defence, ...]:
+    """Every defence of the grid, of recipes that are trained by gradient descent."""
+    return tuple(_defences())
+
+
+def _defences() -> Iterator[Defence]:
+    def made(name: str, about: str, *, group: str = "", **changes: Any) -> Defence:
+        return Defence(name=name, group=group or name, about=about, **changes)
+
+    for name, share in (("a tenth", 0.1), ("a hundredth", 0.01)):
+        yield made(
+            f"{name} of the epochs",
+            "Training stops early.",
+            group="early stopping",
+            scale={"training.epochs": share},
+        )
+    for decay in (0.001, 0.01):
+        yield made(
+            f"weight decay {decay:g}",
+            "Weights shrink in every step.",
+            group="weight decay",
+            set={"training.weight_decay": decay},
+        )
+    for factor in (2, 4):
+        yield made(
+            f"{factor} times the images",
+            f"Each network learns {factor} times as many images.",
+            group="more images",
+            scale={"n_images": factor},
+        )
+    yield made(
+        "batches of 16",
+        "Steps are of 16 images in place of all; as many steps as before.",
+        group="batch size",
+        set={"training.batch_size": 16},
+        scale={"training.epochs": 0.2},
+    )
+    yield made(
+        "augmentation",
+        "Every image is learned in 8 views, mirrored and moved by up to 4 pixels.",
+        set={"views": 8},
+    )
+    yield made(
+        "standard start",
+        "The first layer starts as the others do (He), and not small.",
+        set={"victim.init_std_first": None},
+    )
+    yield made(
+        "dropout",
+        "Half of the hidden neurons are left out at every step, from a standard start.",
+        set={"dropout": 0.5, "victim.init_std_first": None},
+        scale={"training.epochs": 0.1},
+    )
+    for epsilon in EPSILONS:
+        yield made(
+            f"DP-SGD, epsilon {epsilon:g}",
+            "Gradients of single images are clipped and noise is added, from a standard start.",
+            group="DP-SGD",
+            set={
+                "private": {"epsilon": epsilon},
+                "training.epochs": PRIVATE_EPOCHS,
+                "training.optimiser.lr": PRIVATE_RATE,
+                "victim.init_std_first": None,
+            },
+        )
+    for noise in (0.1, 0.5):
+        yield made(
+            f"noise of {noise:.0%} on the weights".replace("%", " %"),
+            "Normal noise is added to the weights before they are given away.",
+            group="noise on the weights",
+            set={"released.noise": noise},
+        )
+    yield made(
+        "weights in float16",
+        "Weights are given away in half precision.",
+        group="precision",
+        set={"released.precision": "float16"},
+    )
+    yield made(
+        "weights in int8",
+        "Weights are given away in 255 steps a neuron.",
+        group="precision",
+        set={"released.precision": "int8"},
+    )
+    yield made(
+        "distillation",
+        "A student learns the network's answers on public images, and is given away in its place.",
+        set={"distilled": True},
+    )
+
+
+def cpu() -> Audit:
+    """Width 200, up to 100 images, 12 networks a cell."""
+    return Audit(preset="cpu", defences=defences(), kkt=search(800))
+
+
+def wide() -> Audit:
+    """Width 1,000, the width of the papers; the KKT attack is left out of it for its time."""
+    made = cpu()
+    victim = replace(made.recipe.victim, widths=(1000, 1000))
+    return replace(
+        made,
+        preset="wide",
+        recipe=replace(made.recipe, victim=victim),
+        attacks=tuple(name for name in made.attacks if name != "kkt"),
+        left_out=("the KKT attack, for its time at this width",),
+    )
+
+
+def quick() -> Audit:
+    """Three minutes on two cores: 24 images, 6 networks a cell, a few defences, no KKT attack."""
+    made = cpu()
+    some = tuple(defence for defence in made.defences if defence.name in QUICK)
+    others = [defence.name for defence in made.defences if defence.name not in QUICK]
+    return replace(
+        made,
+        preset="quick",
+        recipe=replace(made.recipe, n_images=24),
+        defences=some,
+        n_victims=6,
+        n_tests=400,
+        attacks=tuple(name for name in made.attacks if name != "kkt"),
+        left_out=(
+            "the KKT attack",
+            f"the defences {', '.join(others)}",
+            "networks of more than 24 images, and half of the networks",
+        ),
+    )
+
+
+def given() -> Audit:
+    """One network that is there: it is attacked as it is, and as it might be given away."""
+    made = cpu()
+    some = tuple(d for d in made.defences if all(n.startswith("released.") for n in d.names))
+    return replace(
+        made,
+        preset="given",
+        weights=GivenWeights(file="", decoys=""),
+        defences=some,
+        n_victims=1,
+        left_out=("defences that need training: audit a recipe for those",),
+    )
+
+
+def search(n_iterations: int) -> KKTAttack:
+    """The KKT attack at rates at which a few hundred iterations suffice; condition and number of
+    candidates are the recipe's."""
+    return KKTAttack(
+        sigma=1e-2,
+        lam_min=0.1,
+        alpha=100.0,
+        optimiser=gradient_descent(0.6, 0.9),
+        lam_lr=0.3,
+        save_at=(n_iterations,),
+    )
+
+
+PRESETS: dict[str, Callable[[], Audit]] = {"quick": quick, "cpu": cpu, "wide": wide, "given": given}

@@ -1,0 +1,156 @@
+"""Plan of an audit of one network that is given as a file: no training, and releases of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from recon_core.victims.losses import Loss
+from storage.sources.load import ImageSet, Split
+from tasks.attack_file.pictures import Named
+from tasks.attack_file.record import check_std
+from tasks.audit.images import AuditImages, Pictures
+from tasks.audit.plan import AuditPlan
+from tasks.audit.settings import AttackName, Audit, Cell, GivenWeights
+from tasks.audit.units import Given, VictimsJob
+from tasks.families.weights.inputs import (
+    Victim,
+    binary_signs,
+    read_mean,
+    read_pictures,
+    read_std,
+    read_victim,
+)
+
+SHARED = (
+    "decoys in SOURCE are training images, too; decoys must be pictures that the network never saw"
+)
+SHADOWS = "it needs other networks of the same kind; audit a recipe, which trains them"
+NO_LABELS = "what the network should answer is not known: the folders are not its classes"
+NO_START = "the weights before training are not given: --initial"
+
+
+class GivenPlan(AuditPlan):
+    """Attacks on one network, whose training images are known, beside decoys."""
+
+    subject = "weights"
+
+    def __init__(self, study: Audit, root: Path, *, device: str) -> None:
+        assert study.weights is not None
+        weights = study.weights
+        check_std(weights.std or ())
+        self.victim = read_given(weights)
+        shape = self.victim.architecture.shape
+        skip = study.skip_corrupt
+        self.truth = read_pictures(study.data, shape, skip_corrupt=skip)
+        self.decoys = read_pictures(weights.decoys, shape, skip_corrupt=skip)
+        self.truth.check_disjoint(self.decoys, SHARED)
+        mean = read_mean(weights.mean, self.truth, shape)
+        std = read_std(weights.std, shape)
+        assert mean is not None
+        self.mean, self.std = mean, torch.ones(shape[0], 1, 1) if std is None else std
+        self.has_labels, self.labels = self._labels()
+        images = AuditImages(_image_set(self.truth, "train"), _image_set(self.decoys, "heldout"))
+        network, n_outputs = self.victim.architecture.network, self.victim.architecture.n_outputs
+        recipe = replace(
+            study.recipe,
+            victim=network,
+            n_classes=max(2, n_outputs),
+            training=replace(
+                study.recipe.training, loss=Loss(kind="ce" if n_outputs > 1 else "bce")
+            ),
+            n_images=len(self.truth),
+        )
+        super().__init__(replace(study, recipe=recipe), images, root, device=device)
+
+    def why_not(self, cell: Cell, name: AttackName) -> str | None:
+        if name == "likelihood_ratio":
+            return SHADOWS
+        if name == "loss" and not self.has_labels:
+            return NO_LABELS
+        if name == "span_known" and self.victim.start is None:
+            return NO_START
+        return super().why_not(cell, name)
+
+    def _job(self, cell: Cell) -> VictimsJob:
+        pool, others = self._pictures
+        everyone = Pictures(
+            np.concatenate([pool.images, others.images]),
+            np.concatenate([pool.labels, others.labels]),
+            np.concatenate([pool.rows, others.rows]),
+        )
+        begun = self.victim.start
+        tests = others if self.has_labels else others.some(np.zeros(0, np.int64))
+        return VictimsJob(
+            root=self.root,
+            device=self.device,
+            recipe=cell.recipe,
+            pool=everyone,
+            members=(np.arange(len(everyone)) < len(pool))[None],
+            tests=tests,
+            public=None,
+            noise_multiplier=0.0,
+            seed=self.study.seed,
+            given=Given(
+                weights=tuple(t.numpy() for t in self.victim.parameters.tensors()),
+                start=() if begun is None else tuple(t.numpy() for t in begun.parameters.tensors()),
+                mean=self.mean[None].numpy(),
+                std=self.std.numpy(),
+            ),
+        )
+
+    @property
+    def task(self) -> str:
+        return self.victim.layers.architecture
+
+    @cached_property
+    def _pictures(self) -> tuple[Pictures, Pictures]:
+        found = []
+        for images, labels in zip((self.images.pool, self.images.others), self.labels, strict=True):
+            rows = np.arange(len(images))
+            found.append(Pictures(images.images, np.array(labels, np.int64), rows))
+        return found[0], found[1]
+
+    def _labels(self) -> tuple[bool, tuple[list[int], list[int]]]:
+        """Labels as the network has them, of its images and of the decoys; zeros where the folders
+        do not tell them."""
+        nothing = ([0] * len(self.truth), [0] * len(self.decoys))
+        same = self.truth.class_names == self.decoys.class_names
+        if not same or self.truth.labels is None or self.decoys.labels is None:
+            return False, nothing
+        if (n := self.victim.architecture.n_outputs) > 1:
+            known = len(self.truth.class_names) == n
+            return known, (list(self.truth.labels), list(self.decoys.labels)) if known else nothing
+        x = ((self.truth.images - self.mean) / self.std).flatten(1)[None]
+        output = self.victim.architecture.forward(self.victim.parameters, x).output[0, :, 0]
+        signs, _said = binary_signs(self.truth, output)
+        if signs is None:
+            return False, nothing
+        positive = dict(zip(self.truth.labels, (signs > 0).tolist(), strict=True))
+        own = [int(positive[label]) for label in self.truth.labels]
+        return True, (own, [int(positive[label]) for label in self.decoys.labels])
+
+
+def read_given(weights: GivenWeights) -> Victim:
+    """The network in a file. Raises WeightsError for one that cannot be used."""
+    return read_victim(
+        Path(weights.file), arch=weights.arch, shape=weights.shape, activation=weights.activation,
+        leak=weights.leak, dtype="float32",
+        initial=None if weights.initial is None else Path(weights.initial),
+    )  # fmt: skip
+
+
+def _image_set(some: Named, split: Split) -> ImageSet:
+    pixels = (some.images * 255).round().to(torch.uint8).numpy()
+    return ImageSet(
+        name=some.source,
+        split=split,
+        images=pixels,
+        labels=np.array(some.labels or [0] * len(some), np.int64),
+        class_names=some.class_names or ("one class",),
+        reading=some.reading,
+    )

@@ -1,0 +1,149 @@
+"""Plan of an audit: what is trained, what is attacked, and what cannot be, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from recon_core.attacks.kkt.attacks import check_pictures
+from recon_core.attacks.kkt.settings import Attack, span_of
+from recon_core.attacks.kkt.span_coordinates import check_dense_first
+from tasks.audit.images import AuditImages, members_of, pool_of, public_of, tests_of
+from tasks.audit.privacy import noise_multiplier_of
+from tasks.audit.settings import RECONSTRUCTION, AttackName, Audit, Cell
+from tasks.audit.units import AttackJob, VictimsJob, shape_of
+from tasks.study.executor import Unit
+from tasks.study.products import Folder
+
+PUBLIC_PER_IMAGE = 2
+"""Public images that a student learns from, for each of its teacher's."""
+
+
+class AuditPlan:
+    """The units of an audit in a folder. `refused`: why a cell has no victims, by its number."""
+
+    subject: ClassVar[Literal["recipe", "weights"]] = "recipe"
+
+    def __init__(self, study: Audit, images: AuditImages, root: Path, *, device: str) -> None:
+        self.study, self.images, self.device = study, images, device
+        self.root, self.folder = str(root), Folder(root)
+        self.jobs: dict[int, VictimsJob] = {}
+        self.refused: dict[int, str] = {}
+        for cell in study.cells:
+            try:
+                self.jobs[cell.number] = self._job(cell)
+            except ValueError as error:
+                if cell.is_base:
+                    raise
+                self.refused[cell.number] = str(error)
+
+    @property
+    def task(self) -> str:
+        """The victims' task in words."""
+        pool = self.images.pool
+        return self.study.recipe.labels_of(pool.labels, pool.class_names)[1]
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Numbers of cells by name."""
+        return {cell.name: cell.number for cell in self.study.cells}
+
+    def first_units(self) -> list[Unit]:
+        """The victims of every cell."""
+        return [
+            Unit(f"train {cell.name}", VictimsJob.run, self.jobs[cell.number])
+            for cell in self.study.cells
+            if cell.number in self.jobs
+        ]
+
+    def more_units(self, unit: Unit, given: Mapping[str, Any]) -> Iterable[Unit]:
+        """The attacks on victims that have been trained."""
+        del given
+        if not unit.name.startswith("train "):
+            return []
+        cell = self.study.cells[self.numbers[unit.name.removeprefix("train ")]]
+        return [
+            Unit(f"attack {cell.name}, {name}, victim {v}", AttackJob.run, job)
+            for name in RECONSTRUCTION
+            if name in self.study.attacks and self.why_not(cell, name) is None
+            for v, job in enumerate(self.attacks(cell, name))
+        ]
+
+    @property
+    def n_units(self) -> int:
+        return len(self.jobs) + sum(
+            self.study.n_victims
+            for cell in self.study.cells
+            for name in RECONSTRUCTION
+            if name in self.study.attacks and self.why_not(cell, name) is None
+        )
+
+    def attacks(self, cell: Cell, name: AttackName) -> list[AttackJob]:
+        """The attack on every victim of a cell."""
+        job, attack = self.jobs[cell.number], self.attack(cell, name)
+        return [
+            AttackJob(
+                root=self.root,
+                device=self.device,
+                victims=job,
+                victim=v,
+                attack=attack,
+                keeps_pictures=cell.is_base,
+            )
+            for v in range(self.study.n_victims)
+        ]
+
+    def attack(self, cell: Cell, name: AttackName) -> Attack:
+        recipe = self.jobs[cell.number].recipe
+        assert recipe.n_images is not None
+        return self.study.attack(name, recipe, recipe.n_images)
+
+    def why_not(self, cell: Cell, name: AttackName) -> str | None:
+        """The reason for which an attack is not made on a cell's victims; None: it is."""
+        if cell.number in self.refused:
+            return self.refused[cell.number]
+        if name not in RECONSTRUCTION:
+            return None
+        recipe, attack = cell.recipe, self.attack(cell, name)
+        job = self.jobs[cell.number]
+        try:
+            if span_of(attack) is not None:
+                check_dense_first(recipe.victim.conv)
+                check_pictures(attack, len(job.pool) // 2, shape_of(job.pool))
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _job(self, cell: Cell) -> VictimsJob:
+        made, recipe = self.study, cell.recipe
+        assert recipe.n_images is not None
+        pool = pool_of(recipe, self.images, seed=made.seed)
+        n_tests = self.n_tests
+        public = None
+        if recipe.distilled:
+            n = PUBLIC_PER_IMAGE * recipe.n_images
+            public = public_of(recipe, self.images, n_tests, n=n, seed=made.seed)
+        return VictimsJob(
+            root=self.root,
+            device=self.device,
+            recipe=recipe,
+            pool=pool,
+            members=members_of(pool, made.n_victims, seed=made.seed),
+            tests=tests_of(recipe, self.images, n_tests, seed=made.seed),
+            public=public,
+            noise_multiplier=noise_multiplier_of(recipe, recipe.n_images),
+            seed=made.seed,
+        )
+
+    @cached_property
+    def n_tests(self) -> int:
+        """Images that accuracy is measured on: where there are few others, half of them, so that
+        there are public ones for a student."""
+        n_others = int(np.sum(self.study.recipe.labels_of(
+            self.images.others.labels, self.images.others.class_names)[0] >= 0))  # fmt: skip
+        wants_public = any(cell.recipe.distilled for cell in self.study.cells)
+        return min(self.study.n_tests, n_others // 2 if wants_public else n_others)

@@ -1,0 +1,400 @@
+"""audit.json: what every attack gets out of every cell's victims, what defences cost, and what may
+be said of it (docs/audit.md).
+
+Members and decoys are images of the same pool, so counts at a false positive rate need no other
+images. Shares have intervals over victims (`recon_core.leakage`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recon_core.duplicates import THRESHOLD, most_alike
+from recon_core.leakage import Share, exchangeable_p, paired_difference, pareto_front, share_found
+from recon_core.membership import likelihood_ratio
+from recon_core.summary import proportion_interval, t_interval, threshold_for
+from tasks.audit.plan import AuditPlan
+from tasks.audit.settings import (
+    MEMBERSHIP,
+    RATES,
+    RECONSTRUCTION,
+    TITLES,
+    AttackName,
+    Audit,
+    Cell,
+    Limit,
+)
+from tasks.audit.units import VictimsJob
+from tasks.audit.verdict import does_not_cover, verdict_of
+from tasks.evaluation.record import rounded
+from tasks.study.executor import Outcome
+from tasks.study.products import Arrays
+
+DIGITS = 6
+N_EXPOSED, N_DECOYS = 24, 8
+NEAR_MARGIN = 0.25
+"""Quantile of the margins below which an image is near the boundary."""
+
+Floats = npt.NDArray[np.float64]
+
+
+def describe_audit(plan: AuditPlan, ended: Outcome) -> dict[str, Any]:
+    """The record's own entries."""
+    made = plan.study
+    cells = [_described(plan, cell, ended) for cell in made.cells]
+    _compare(cells)
+    base, job = cells[0], plan.jobs[0]
+    body: dict[str, Any] = {
+        "subject": plan.subject,
+        "n_images": int(job.members[0].sum()),
+        "n_victims": made.n_victims,
+        "n_tests": len(job.tests),
+        "good_threshold": made.good_threshold,
+        "rates": list(RATES),
+        "rate": made.rate,
+        "task": plan.task,
+        "classes": list(plan.images.pool.class_names),
+        "source": {"victims": plan.images.pool.facts, "others": plan.images.others.facts},
+        "attacks": [_about(name) for name in made.attacks],
+        "cells": cells,
+        **_exposure(plan, base),
+        "checks": [_checked(limit, base, made) for limit in made.limits],
+        "left_out": list(made.left_out),
+        "seconds": {
+            "train": made.n_victims * sum(cell["seconds"] for cell in cells),
+            "attack": made.n_victims
+            * sum(a.get("seconds", 0.0) for cell in cells for a in cell["attacks"].values()),
+        },
+    }
+    body["verdict"] = verdict_of(body)
+    body["does_not_cover"] = does_not_cover(body)
+    plain: dict[str, Any] = rounded(body, DIGITS)
+    return plain
+
+
+def _about(name: AttackName) -> dict[str, str]:
+    title, knows = TITLES[name]
+    kind = "reconstruction" if name in RECONSTRUCTION else "membership"
+    return {"name": name, "title": title, "kind": kind, "knows": knows}
+
+
+def _described(plan: AuditPlan, cell: Cell, ended: Outcome) -> dict[str, Any]:
+    job, private = plan.jobs.get(cell.number), cell.recipe.private
+    about: dict[str, Any] = {
+        "number": cell.number,
+        "name": cell.name,
+        "group": cell.group,
+        "about": cell.about,
+        "base": cell.is_base,
+        "epsilon": None if private is None else private.epsilon,
+        "delta": None if private is None else private.delta,
+        "noise_multiplier": None if job is None or private is None else job.noise_multiplier,
+        "n_images": cell.recipe.n_images,
+        "failed": None,
+        "accuracy": None,
+        "attacks": {},
+        "leak": None,
+        "on_front": False,
+        "seconds": 0.0,
+    }
+    found = None if job is None else plan.folder.product(job.key)
+    if job is None or found is None:
+        why = plan.refused.get(cell.number) or ended.failed.get(f"train {cell.name}", "not trained")
+        return about | {"failed": why}
+    arrays, facts = found
+    if bool(arrays["diverged"].any()):
+        about["failed"] = f"{int(arrays['diverged'].sum())} of the victims diverged in training"
+    about |= {"accuracy": _accuracy(arrays), "seconds": facts["seconds"]}
+    for name in plan.study.attacks:
+        about["attacks"][name] = _attacked(plan, cell, name, arrays, ended.failed)
+    return about | {"leak": _leak(about["attacks"], plan.study)}
+
+
+def _accuracy(arrays: Arrays) -> dict[str, Any]:
+    correct = arrays["correct"].astype(np.float64)
+    each = correct.mean(1) if correct.shape[1] else None
+    return {
+        "train": float(arrays["train_accuracy"].mean()),
+        "test": None if each is None else float(each.mean()),
+        "test_interval": None if each is None else _accuracy_interval(correct),
+        "each": [] if each is None else each.tolist(),
+        "change": None,
+        "change_interval": None,
+    }
+
+
+def _accuracy_interval(correct: Floats) -> list[float]:
+    """An interval over victims; of one, over the images."""
+    if len(correct) > 1:
+        return list(t_interval(correct.mean(1).tolist()))
+    return list(proportion_interval(int(correct.sum()), correct.size))
+
+
+def _attacked(
+    plan: AuditPlan,
+    cell: Cell,
+    name: AttackName,
+    arrays: Arrays,
+    failed: Mapping[str, str],
+) -> dict[str, Any]:
+    """Scores of one attack on a cell's victims."""
+    if (why := plan.why_not(cell, name)) is not None:
+        return {"status": "refused", "why": why}
+    job, made = plan.jobs[cell.number], plan.study
+    members = job.members
+    seconds = 0.0
+    if name in MEMBERSHIP:
+        scores = _membership(name, arrays, members)
+    else:
+        units = [f"attack {cell.name}, {name}, victim {v}" for v in range(made.n_victims)]
+        if lost := [unit for unit in units if unit in failed]:
+            return {"status": "refused", "why": f"failed: {failed[lost[0]]}"}
+        scores, seconds = _ssim(plan, cell, name)
+    rng = np.random.default_rng((made.seed, cell.number, made.attacks.index(name)))
+    about: dict[str, Any] = {
+        "status": "ran",
+        "why": None,
+        "seconds": seconds,
+        "n": int(members.sum()),
+        "found_at": {f"{r:g}": _share(share_found(scores, members, rate=r)) for r in RATES},
+        "good_at": None,
+        "n_good": None,
+        "n_good_decoys": None,
+        "mean_ssim": None,
+        "mean_ssim_decoys": None,
+        "auc": _auc(scores, members),
+        "p_value": exchangeable_p(scores, members, generator=rng),
+    }
+    if name in RECONSTRUCTION:
+        least = made.good_threshold
+        about |= {
+            "good_at": {
+                f"{r:g}": _share(share_found(scores, members, rate=r, least=least)) for r in RATES
+            },
+            "n_good": int((scores[members] > least).sum()),
+            "n_good_decoys": int((scores[~members] > least).sum()),
+            "mean_ssim": float(scores[members].mean()),
+            "mean_ssim_decoys": float(scores[~members].mean()),
+        }
+    return about
+
+
+def _membership(name: AttackName, arrays: Arrays, members: npt.NDArray[np.bool_]) -> Floats:
+    sure = arrays["confidence"].astype(np.float64)
+    if name == "loss":
+        return np.where(np.isfinite(sure), sure, -np.inf)
+    found = likelihood_ratio(torch.from_numpy(sure), torch.from_numpy(members))
+    return np.asarray(found.numpy(), np.float64)
+
+
+def _ssim(plan: AuditPlan, cell: Cell, name: AttackName) -> tuple[Floats, float]:
+    """(victims, pool) SSIM of the best pictures, and seconds of an attack."""
+    rows, seconds = [], []
+    for job in plan.attacks(cell, name):
+        found = plan.folder.product(job.key)
+        if found is None:
+            raise ValueError(f"{cell.name}, {name}: not there; run the same command again")
+        rows.append(found[0]["ssim"].astype(np.float64))
+        seconds.append(found[1]["seconds"])
+    return np.stack(rows), float(np.mean(seconds))
+
+
+def _share(share: Share) -> dict[str, Any]:
+    return {"mean": share.mean, "interval": list(share.interval), "each": list(share.each)}
+
+
+def _auc(scores: Floats, members: npt.NDArray[np.bool_]) -> float:
+    """Chance that a member scores above a decoy of the same victim; the mean over victims."""
+    each = []
+    for own, member in zip(scores, members, strict=True):
+        order = np.sort(own[~member])
+        below = np.searchsorted(order, own[member], side="left")
+        not_above = np.searchsorted(order, own[member], side="right")
+        each.append((below + not_above).mean() / (2 * len(order)))
+    return float(np.mean(each))
+
+
+def _leak(attacks: Mapping[str, Any], made: Audit) -> dict[str, Any] | None:
+    """The largest share that comes back well at the headline's rate."""
+    rate = f"{made.rate:g}"
+    there = [
+        {"attack": name, **attacks[name]["good_at"][rate]}
+        for name in RECONSTRUCTION
+        if attacks.get(name, {}).get("status") == "ran"
+    ]
+    return max(there, key=lambda share: share["mean"], default=None)
+
+
+def _compare(cells: Sequence[dict[str, Any]]) -> None:
+    """Prices and the front, of cells that have numbers."""
+    base = cells[0]
+    usable = [c for c in cells if c["leak"] is not None and (c["accuracy"] or {}).get("each")]
+    for cell in usable:
+        if not cell["base"] and base["accuracy"]["each"]:
+            own, before = cell["accuracy"]["each"], base["accuracy"]["each"]
+            change, interval = own[0] - before[0], None
+            if len(own) > 1:
+                change, interval = paired_difference(own, before)
+            cell["accuracy"] |= {"change": change, "change_interval": interval}
+    front = pareto_front(
+        [c["leak"]["mean"] for c in usable], [c["accuracy"]["test"] for c in usable]
+    )
+    for cell, on_front in zip(usable, front, strict=True):
+        cell["on_front"] = on_front
+
+
+def _exposure(plan: AuditPlan, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Images of the base that come back most often, and what they have in common."""
+    leak, job = base["leak"], plan.jobs[0]
+    nothing: dict[str, Any] = {"exposed": [], "classes_exposed": [], "decoys_shown": []}
+    made = plan.folder.product(job.key)
+    if leak is None or made is None:
+        return nothing
+    scores, _seconds = _ssim(plan, plan.study.cells[0], leak["attack"])
+    members, arrays = job.members, made[0]
+    threshold = _threshold(scores, members, plan.study)
+    back = (scores > threshold) & members
+    mean = np.where(members, scores, 0.0).sum(0) / members.sum(0)
+    order = np.lexsort((-mean, -back.sum(0)))
+    classes = _by_class(plan, job, back, members)
+    return {
+        "exposed": [
+            _of_image(plan, job, int(row), (back, mean, arrays, classes))
+            for row in order[:N_EXPOSED]
+        ],
+        "classes_exposed": classes,
+        "decoys_shown": [
+            {"image_id": int(job.pool.rows[row]), "victim": v, "ssim": float(scores[v, row])}
+            for v, row in nearest_decoys(scores, members)
+        ],
+    }
+
+
+def nearest_decoys(scores: Floats, members: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """(victim, row) of the decoys that score best, each once."""
+    decoy = np.where(members, -np.inf, scores)
+    best = decoy.argmax(0)
+    order = np.argsort(-decoy.max(0), kind="stable")[:N_DECOYS]
+    return [(int(best[row]), int(row)) for row in order]
+
+
+def _threshold(scores: Floats, members: npt.NDArray[np.bool_], made: Audit) -> float:
+    return max(threshold_for(scores[~members], made.rate), made.good_threshold)
+
+
+def _of_image(
+    plan: AuditPlan,
+    job: VictimsJob,
+    row: int,
+    known: tuple[npt.NDArray[np.bool_], Floats, Arrays, list[dict[str, Any]]],
+) -> dict[str, Any]:
+    back, mean, arrays, classes = known
+    images, source = job.pool, plan.images.pool
+    inside = job.members[:, row]
+    margins = np.where(job.members, arrays["margin"], np.nan)
+    margin = float(arrays["margin"][inside, row].mean())
+    near = float(np.nanquantile(margins, NEAR_MARGIN))
+    label = int(source.labels[images.rows[row]])
+    n_copies = _copies(images.images, row)
+    name = source.class_names[label]
+    reasons = [
+        *([f"{n_copies} near copies of it are in the pool"] if n_copies else []),
+        *(["it lies near the boundary"] if margin <= near else []),
+        *(["its class leaks most"] if classes and classes[0]["class"] == name else []),
+    ]
+    return {
+        "image_id": int(images.rows[row]),
+        "row": row,
+        "label": label,
+        "class": name,
+        "n_in": int(inside.sum()),
+        "n_back": int(back[:, row].sum()),
+        "mean_ssim": float(mean[row]),
+        "margin": margin,
+        "n_copies": n_copies,
+        "why": "; ".join(reasons),
+    }
+
+
+def _copies(images: npt.NDArray[np.uint8], row: int) -> int:
+    """Near copies of an image among the others."""
+    own = torch.from_numpy(images[row : row + 1])
+    others = torch.from_numpy(np.delete(images, row, 0))
+    found = most_alike(others, own)
+    return int((found.correlation > THRESHOLD).sum())
+
+
+def _by_class(
+    plan: AuditPlan,
+    job: VictimsJob,
+    back: npt.NDArray[np.bool_],
+    members: npt.NDArray[np.bool_],
+) -> list[dict[str, Any]]:
+    """Shares of the images of each class that come back, the largest first."""
+    source = plan.images.pool
+    label = source.labels[job.pool.rows]
+    found = []
+    for number, name in enumerate(source.class_names):
+        own = label == number
+        some = members[:, own].any(1)
+        if not some.any():
+            continue
+        hits, inside = back[some][:, own].astype(np.float64), members[some][:, own]
+        share = share_found(hits, inside, rate=0.0, least=0.5)
+        n = int(members[:, own].sum())
+        found.append({"class": name, "n": n, "share": share.mean, "interval": share.interval})
+    return sorted(found, key=lambda entry: -entry["share"])
+
+
+def _checked(limit: Limit, base: Mapping[str, Any], made: Audit) -> dict[str, Any]:
+    """A limit, and the attack that comes nearest to it or exceeds it most; it fails if the whole
+    interval is above, and is undecided if a part is."""
+    key = "good_at" if limit.of == "good" else "found_at"
+    shares = {
+        name: base["attacks"][name][key][f"{limit.rate:g}"]
+        for name in made.attacks
+        if base["attacks"].get(name, {}).get("status") == "ran" and base["attacks"][name][key]
+    }
+    if not shares:
+        raise ValueError(f"{limit.text}: no attack ran that it could be checked on")
+    worst = max(shares, key=lambda name: shares[name]["mean"])
+    share = shares[worst]
+    outcome = "fails" if share["mean"] > limit.limit else "passes"
+    if outcome == "passes" and share["interval"][1] > limit.limit:
+        outcome = "undecided"
+    return {
+        "condition": limit.text,
+        "cell": base["name"],
+        "attack": worst,
+        "value": share["mean"],
+        "interval": share["interval"],
+        "limit": limit.limit,
+        "outcome": outcome,
+    }
+
+
+def pictures_of(plan: AuditPlan, record: Mapping[str, Any]) -> dict[str, npt.NDArray[np.uint8]]:
+    """Pictures of the most exposed images and of the nearest decoys, beside what came back."""
+    base, job = record["cells"][0], plan.jobs[0]
+    if base["leak"] is None:
+        return {}
+    jobs = plan.attacks(plan.study.cells[0], base["leak"]["attack"])
+    made = [plan.folder.product(one.key) for one in jobs]
+    kept = [m[0] for m in made if m is not None]
+    ssim = np.stack([arrays["ssim"] for arrays in kept])
+    exposed = [entry["row"] for entry in record["exposed"]]
+    best = [(int(np.where(job.members[:, row], ssim[:, row], -1).argmax()), row) for row in exposed]
+    decoys = nearest_decoys(ssim.astype(np.float64), job.members)
+    arrays = {}
+    for name, places in (("exposed", best), ("decoys", decoys)):
+        rows = np.array([row for _v, row in places], np.int64)
+        arrays[f"{name}/original"] = job.pool.images[rows]
+        found = [kept[v]["pictures"][row] for v, row in places]
+        blank = np.zeros(job.pool.images.shape[1:], np.uint8)
+        arrays[f"{name}/reconstruction"] = np.stack([p if p.size else blank for p in found])
+    return arrays

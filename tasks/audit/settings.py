@@ -1,0 +1,374 @@
+"""Settings of an audit: what is trained, under which defences, and what attacks it.
+
+A defence is a change to the victim's recipe, by dotted names, so it needs no path of its own: one
+that is not here is a few words in a file. Every cell of an audit is a recipe with one defence, and
+all cells share images, seeds and starts as far as their recipes allow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import TypeAdapter
+
+from recon_core.attacks.kkt.objective import Condition, KKTAttack
+from recon_core.attacks.kkt.settings import Attack
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.optimisers import Optimiser
+from recon_core.sampling import binary_labels, class_labels
+from recon_core.strict import Strict
+from recon_core.victims.network import Activation, Architecture, Network, Shape
+from recon_core.victims.noisy_training import Noise
+from recon_core.victims.released import Released
+from recon_core.victims.training import Training
+
+AttackName = Literal["span", "span_known", "kkt", "loss", "likelihood_ratio"]
+RECONSTRUCTION: tuple[AttackName, ...] = ("span", "span_known", "kkt")
+MEMBERSHIP: tuple[AttackName, ...] = ("loss", "likelihood_ratio")
+TITLES: dict[AttackName, tuple[str, str]] = {
+    "span": ("span", "the weights"),
+    "span_known": ("span, start known", "the weights, and those that training started from"),
+    "kkt": ("KKT", "the weights"),
+    "loss": ("membership, loss", "the images to be asked about, and answers for them"),
+    "likelihood_ratio": (
+        "membership, likelihood ratio",
+        "the images to be asked about, answers for them, and networks of the same kind",
+    ),
+}
+"""Title of each attack, and what its attacker has; all have the mean of the training images."""
+RATES = (0.0, 0.001, 0.01, 0.05)
+"""False positive rates at which images are counted."""
+MOST_IMAGES = 100
+"""Images of a victim where there are more and no number is asked for."""
+FEWEST = 2
+"""Images of a label that a victim needs."""
+MOST_CANDIDATES = 400
+"""Candidates of a KKT attack, of which there are else twice as many as images."""
+_RELEASED = ("released.noise", "released.precision")
+_CONDITION = re.compile(r"(good|found)>(\d*\.?\d+)@fpr=(\d*\.?\d+)")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Private(Strict):
+    """DP-SGD (Abadi et al. 2016): training that is (epsilon, delta)-differentially private in its
+    images. `clip`: the bound on the norm of an image's gradient. The noise is what `epochs` of the
+    training need for epsilon, by Opacus' accountant."""
+
+    epsilon: float
+    delta: float = 1e-5
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._positive("epsilon", "clip")
+        self._within("(0, 1)", "delta", fix="less than one over the number of images")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VictimRecipe(Strict):
+    """A network and how it is trained and given away.
+
+    `n_images`: None takes as many as the source has for it, up to 100. `n_classes`: 2 is one output
+    and classes set against each other in two halves; more need `training.loss.kind` "ce".
+    `views`: every image is learned in so many views, itself and others mirrored and moved by up to
+    `moved` pixels. `dropout`, `private`: noise in training. `distilled`: what is given away is a
+    student, which learned the network's answers on public images and nothing else. `released`: in
+    which precision, or with how much noise, weights are given away.
+    """
+
+    n_images: int | None = None
+    n_classes: int = 2
+    victim: Network = field(default_factory=lambda: Network(widths=(200, 200)))
+    training: Training = field(
+        default_factory=lambda: Training(
+            epochs=3000, optimiser=Optimiser(rule="gd", lr=0.2), span="auto"
+        )
+    )
+    views: int = 1
+    moved: int = 4
+    dropout: float = 0.0
+    private: Private | None = None
+    distilled: bool = False
+    released: Released = field(default_factory=Released)
+
+    def __post_init__(self) -> None:
+        self._at_least(2, "n_images", "n_classes")
+        self._at_least(1, "views")
+        self._at_least(0, "moved")
+        self._within("[0, 1)", "dropout")
+        ce = self.training.loss.kind == "ce"
+        if self.n_classes > 2 and not ce:
+            raise ValueError(
+                f"n_classes={self.n_classes} with training.loss.kind={self.training.loss.kind!r}; "
+                "more than two classes need 'ce'"
+            )
+        if self.n_images is not None and self.n_images % self.n_classes:
+            raise ValueError(
+                f"n_images={self.n_images} is not a multiple of n_classes={self.n_classes}; a "
+                "victim learns equally many of each"
+            )
+
+    @property
+    def n_outputs(self) -> int:
+        return self.n_classes if self.training.loss.kind == "ce" else 1
+
+    @property
+    def condition(self) -> Condition:
+        """The KKT condition of the loss."""
+        kind = self.training.loss.kind
+        return "multiclass" if kind == "ce" else "binary" if kind == "bce" else "regression"
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.private is not None or self.dropout > 0
+
+    def architecture(self, shape: Shape) -> Architecture:
+        return self.victim.on(shape, self.n_outputs)
+
+    def labels_of(
+        self, labels: npt.NDArray[np.int64], names: Sequence[str]
+    ) -> tuple[npt.NDArray[np.int64], str]:
+        """(label of each image, or -1 if it has none here; the task in words)."""
+        if self.n_outputs == 1:
+            return binary_labels(labels, names)
+        return class_labels(labels, names, self.n_classes)
+
+    def noise(self, noise_multiplier: float) -> Noise:
+        clip = None if self.private is None else self.private.clip
+        return Noise(dropout=self.dropout, clip=clip, noise_multiplier=noise_multiplier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenWeights(Strict):
+    """A network that is audited as it is: the file, what its shapes do not tell, and the images to
+    tell its training images from. All as in `palimpsest attack weights`."""
+
+    file: str
+    decoys: str
+    initial: str | None = None
+    arch: str | None = None
+    shape: tuple[int, int, int] | None = None
+    activation: Activation = "relu"
+    leak: float = 0.01
+    mean: str | None = None
+    std: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defence(Strict):
+    """A change to the recipe: `set` has new values by dotted name, `scale` factors of numbers."""
+
+    name: str
+    group: str
+    about: str
+    set: dict[str, Any] = field(default_factory=dict)
+    scale: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Settings that it changes."""
+        return (*self.set, *self.scale)
+
+    def of(self, recipe: VictimRecipe) -> VictimRecipe:
+        """The recipe with the defence; ValueError naming a setting that there is not, or a value
+        that it cannot have."""
+        tree = dict(adapter(VictimRecipe).dump_python(recipe, mode="json"))
+        for name, value in self.set.items():
+            node, last = _place(tree, name, self.name)
+            node[last] = value
+        for name, factor in self.scale.items():
+            node, last = _place(tree, name, self.name)
+            node[last] = _scaled(node[last], factor)
+        try:
+            made: VictimRecipe = adapter(VictimRecipe).validate_python(tree)
+            return made
+        except ValueError as error:
+            raise ValueError(f"defence {self.name!r}: {_first(error)}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A recipe under one defence; the base has none."""
+
+    number: int
+    name: str
+    group: str
+    about: str
+    recipe: VictimRecipe
+
+    @property
+    def is_base(self) -> bool:
+        return self.number == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """A limit that an audit is to keep: `good>0.05@fpr=0.01`."""
+
+    text: str
+    of: Literal["good", "found"]
+    limit: float
+    rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit(Strict):
+    """An audit: victims under defences, and attacks on them.
+
+    `data`: images, of whose larger split victims learn; with `weights`, the training images of that
+    network. `span` and `kkt`: settings of the attacks. `n_victims`: an even number, since they come
+    in pairs that share a pool of images, half each. `n_tests`: held-out images that accuracy is
+    measured on, at most. `rate`: the false positive rate of headlines. `fail_above`: limits on the
+    network as it is, `good>0.05@fpr=0.01` or, for membership too, `found>...`. `left_out`: what was
+    left out, in words.
+    """
+
+    name: Literal["audit"] = "audit"
+    preset: str
+    data: str = "photos"
+    skip_corrupt: bool = False
+    channels: Literal[1, 3] = 3
+    weights: GivenWeights | None = None
+    recipe: VictimRecipe = field(default_factory=VictimRecipe)
+    defences: tuple[Defence, ...] = ()
+    attacks: tuple[AttackName, ...] = (*RECONSTRUCTION, *MEMBERSHIP)
+    span: SpanAttack = field(default_factory=SpanAttack)
+    kkt: KKTAttack = field(default_factory=KKTAttack)
+    n_victims: int = 12
+    n_tests: int = 1000
+    good_threshold: float = 0.4
+    rate: float = 0.01
+    fail_above: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    seed: int = 0
+    threads: int = 1
+    only: str = ""
+    later: ClassVar[Mapping[str, Any]] = {}
+
+    def __post_init__(self) -> None:
+        self._at_least(1, "threads", "n_tests")
+        self._within("[0, 1)", "good_threshold")
+        self._check_given()
+        if self.weights is None and (self.n_victims < 4 or self.n_victims % 2):
+            raise ValueError(
+                f"n_victims={self.n_victims} must be even, since victims come in pairs that share "
+                "a pool of images, and at least 4, since the others are shadows of each"
+            )
+        if self.rate not in RATES:
+            raise ValueError(f"rate={self.rate} is none of {list(RATES)}, at which is counted")
+        if not self.attacks:
+            raise ValueError(f"attacks is empty; name some of {[*RECONSTRUCTION, *MEMBERSHIP]}")
+        names = [cell.name for cell in self.cells]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two defences are named {twice[0]!r}; give each its own name")
+        _ = self.limits
+
+    def _check_given(self) -> None:
+        """Raises ValueError for what a given network cannot have."""
+        if self.weights is None:
+            return
+        trained = [d.name for d in self.defences if not all(n in _RELEASED for n in d.names)]
+        if self.n_victims != 1 or trained:
+            raise ValueError(
+                f"weights of one network that is given, with n_victims={self.n_victims} and "
+                f"defences {trained}, which need training; set n_victims to 1, and leave out "
+                "defences that set anything but released.noise and released.precision"
+            )
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The network as it is, then one cell a defence."""
+        base = Cell(
+            number=0,
+            name="as it is",
+            group="as it is",
+            about="The recipe, without a defence.",
+            recipe=self.recipe,
+        )
+        return (
+            base,
+            *(
+                Cell(number=k, name=d.name, group=d.group, about=d.about, recipe=d.of(self.recipe))
+                for k, d in enumerate(self.defences, start=1)
+            ),
+        )
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The limits; ValueError for one that cannot be read."""
+        return tuple(limit_of(text) for text in self.fail_above)
+
+    def attack(self, name: AttackName, recipe: VictimRecipe, n_images: int) -> Attack:
+        """Settings of a reconstruction attack on victims of a recipe that learn `n_images`."""
+        if name == "kkt":
+            n_candidates = min(2 * n_images, MOST_CANDIDATES)
+            return replace(self.kkt, condition=recipe.condition, n_candidates=n_candidates)
+        if name == "span":
+            return replace(self.span, start="unknown", n_fine=0)
+        return replace(self.span, start="known")
+
+
+def limit_of(text: str) -> Limit:
+    """A limit as it is written; ValueError with an example for any other text."""
+    match = _CONDITION.fullmatch(text.replace(" ", ""))
+    if match is None or float(match[3]) not in RATES or not float(match[2]) <= 1:
+        raise ValueError(
+            f"--fail-above {text!r} is not a limit as good>0.05@fpr=0.01: the share of images "
+            "that come back well (good) or are told from others (found), at a false positive rate "
+            f"of {', '.join(f'{rate:g}' for rate in RATES)}"
+        )
+    of: Literal["good", "found"] = "good" if match[1] == "good" else "found"
+    return Limit(text=text, of=of, limit=float(match[2]), rate=float(match[3]))
+
+
+@cache
+def adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
+
+
+def _place(tree: dict[str, Any], name: str, defence: str) -> tuple[dict[str, Any], str]:
+    """The object that holds the value of a dotted name, and its key there."""
+    *path, last = name.split(".")
+    node: Any = tree
+    for key in path:
+        node = node.get(key) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or last not in node:
+        known = sorted(_names(tree))
+        raise ValueError(
+            f"defence {defence!r} sets {name!r}, which no recipe has; it has {', '.join(known)}"
+        )
+    return node, last
+
+
+def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _names(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    """A number times a factor; whole numbers stay whole, and what is left to the source does."""
+    if value is None:
+        return None
+    scaled = value * factor
+    return max(1, round(scaled)) if isinstance(value, int) else scaled
+
+
+def _first(error: ValueError) -> str:
+    """The first line of what pydantic, or a setting, says."""
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return str(error)
+    first = errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message

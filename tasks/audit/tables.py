@@ -1,0 +1,257 @@
+"""The numbers of an audit as tables: what its page draws and shows, and the CSVs beside it.
+
+A figure is drawn from its table, so the two cannot differ (docs/pages.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tasks.page.charts import letter
+from tasks.page.files import Record
+from tasks.page.formats import NOTHING, brackets, fixed
+from tasks.page.tables import Cell, Table, cells_of, claims_table, estimate, table_of
+
+RAN = "ran"
+SIDES = (("good", "good_at"), ("found", "found_at"))
+"""Shares of an attack: images that come back good, and those that are told from others."""
+NUMBERS = ("n", "n_good", "n_good_decoys", "mean_ssim", "mean_ssim_decoys", "auc", "p_value")
+EXPOSED = ("image_id", "label", "class", "n_in", "n_back", "mean_ssim", "margin", "loss",
+           "n_copies", "why")  # fmt: skip
+CHECKS = ("condition", "cell", "attack", "value", "limit", "outcome")
+
+Estimated = tuple[float | None, float | None, float | None]
+"""A mean over victims and the ends of its interval."""
+UNKNOWN: Estimated = (None, None, None)
+
+
+def share(value: float | None) -> str:
+    """`66 %`; with a decimal where whole percents would say 0 or 100: `4.2 %`."""
+    if value is None:
+        return NOTHING
+    decimals = 0 if value in (0, 1) or 0.0995 <= value < 0.995 else 1
+    return f"{fixed(100 * value, decimals)} %"
+
+
+def points(change: float | None) -> str:
+    """A change of accuracy in percent of the images, with its sign: `−3.0`, `+0.4`."""
+    if change is None:
+        return NOTHING
+    return ("+" if round(1000 * change) > 0 else "") + fixed(100 * change, 1).replace("−0.0", "0.0")
+
+
+def rate_text(rate: float) -> str:
+    """`0 %`, `0.1 %`, `1 %`."""
+    return f"{100 * rate:g} %"
+
+
+def key_of(rate: float) -> str:
+    """The key of a false positive rate in a record."""
+    return f"{rate:g}"
+
+
+def base_of(record: Record) -> dict[str, Any]:
+    """The cell without a defence; ValueError if there is none."""
+    for cell in record["cells"]:
+        if cell["base"]:
+            return dict(cell)
+    raise ValueError("the record has no cell that is the base, which the others are compared with")
+
+
+def estimated(found: Record | None) -> Estimated:
+    """(mean, low, high) of a share of the record; None where unknown."""
+    if found is None:
+        return UNKNOWN
+    low, high = found["interval"] or (None, None)
+    return found["mean"], low, high
+
+
+def with_ends(show: Callable[[float | None], str], found: Estimated) -> str:
+    """A value and its interval: `66 % [60, 72]`."""
+    value, low, high = found
+    return f"{show(value)} {brackets(show, low, high)}".rstrip()
+
+
+def attacked(cell: Record, attack: str) -> dict[str, Any] | None:
+    """The numbers of an attack on a cell, None where it was not run or was refused."""
+    found = cell["attacks"].get(attack)
+    return dict(found) if found and found["status"] == RAN else None
+
+
+def side_of(kind: str) -> str:
+    """The shares that count for a kind of attack: good pictures, or images told from others."""
+    return "good_at" if kind == "reconstruction" else "found_at"
+
+
+def headline(record: Record, cell: Record, attack: Record) -> Estimated:
+    """The share of an attack on a cell at the rate of headlines."""
+    found = attacked(cell, attack["name"])
+    shares = found and found[side_of(attack["kind"])]
+    return estimated(shares[key_of(record["rate"])]) if shares else UNKNOWN
+
+
+def membership(record: Record, cell: Record) -> tuple[str, Estimated]:
+    """(title, share) of the membership attack that tells most images of a cell from others."""
+    found = [
+        (attack["title"], headline(record, cell, attack))
+        for attack in record["attacks"]
+        if attack["kind"] == "membership"
+    ]
+    known = [entry for entry in found if entry[1][0] is not None]
+    return max(known, key=lambda entry: entry[1][0] or 0.0, default=("", UNKNOWN))
+
+
+def accuracy(cell: Record) -> Estimated:
+    """Test accuracy of a cell."""
+    found = cell["accuracy"]
+    if found is None or found["test"] is None:
+        return UNKNOWN
+    low, high = found["test_interval"] or (None, None)
+    return found["test"], low, high
+
+
+def change(cell: Record) -> Estimated:
+    """Change of test accuracy against the base."""
+    found = cell["accuracy"]
+    if found is None or found["change"] is None:
+        return UNKNOWN
+    low, high = found["change_interval"] or (None, None)
+    return found["change"], low, high
+
+
+def own_tables(record: Record) -> list[Table]:
+    """The tables that stand on every page; without rows for checks or claims, none of those."""
+    made = [cells_table(record), attacks_table(record), victims_table(record)]
+    made += [exposed_table(record), classes_table(record), decoys_table(record)]
+    made += [checks_table(record)] if record["checks"] else []
+    return made + ([claims_table(record)] if record["claims"] else [])
+
+
+def cells_table(record: Record) -> Table:
+    """One row per defence: its price, and the most that any reconstruction attack got."""
+    rows: list[dict[str, Cell]] = [
+        {"cell": cell["number"], "letter": letter(cell["number"])}
+        | {key: cell[key] for key in ("name", "group", "about", "base", "epsilon", "delta")}
+        | {"n_images": cell["n_images"], "failed": cell["failed"]}
+        | {"train accuracy": (cell["accuracy"] or {}).get("train")}
+        | estimate("test accuracy", accuracy(cell))
+        | estimate("change", change(cell))
+        | {"leak by": (cell["leak"] or {}).get("attack")}
+        | estimate("leak", estimated(cell["leak"]))
+        | {"on_front": cell["on_front"]}
+        for cell in record["cells"]
+    ]
+    return table_of("cells", rows, ("cell", "letter", "name"))
+
+
+def attacks_table(record: Record) -> Table:
+    """One row per defence and attack: every number of it, or why there is none."""
+    rows: list[dict[str, Cell]] = []
+    for cell in record["cells"]:
+        for attack in record["attacks"]:
+            found = cell["attacks"].get(attack["name"]) or {}
+            row: dict[str, Cell] = {"cell": cell["number"], "name": cell["name"]}
+            row |= {"attack": attack["name"], "kind": attack["kind"]}
+            row |= {"status": found.get("status") or "not run"}
+            row |= {"why": found.get("why") or cell["failed"]}
+            ran = attacked(cell, attack["name"]) or {}
+            for side, shares in SIDES:
+                for rate in record["rates"]:
+                    of_rate = (ran.get(shares) or {}).get(key_of(rate))
+                    row |= estimate(f"{side} at {key_of(rate)}", estimated(of_rate))
+            rows.append(row | {key: ran.get(key) for key in (*NUMBERS, "seconds")})
+    return table_of("attacks", rows, ("cell", "name", "attack", "kind", "status", "why"))
+
+
+def victims_table(record: Record) -> Table:
+    """One row per network: its accuracy, and the shares that each attack got of it."""
+    rows: list[dict[str, Cell]] = []
+    for cell in record["cells"]:
+        accuracies = (cell["accuracy"] or {}).get("each") or []
+        for victim in range(record["n_victims"] if cell["attacks"] or accuracies else 0):
+            row: dict[str, Cell] = {"cell": cell["number"], "name": cell["name"], "victim": victim}
+            row["test accuracy"] = accuracies[victim] if victim < len(accuracies) else None
+            for attack in record["attacks"]:
+                ran = attacked(cell, attack["name"]) or {}
+                for side, shares in SIDES:
+                    for rate, found in (ran.get(shares) or {}).items():
+                        each = found["each"] or []
+                        value = each[victim] if victim < len(each) else None
+                        row[f"{attack['name']} {side} at {rate}"] = value
+            rows.append(row)
+    return table_of("victims", rows, ("cell", "name", "victim", "test accuracy"))
+
+
+def exposed_table(record: Record) -> Table:
+    """One row per image that is most exposed, and the reasons that are known."""
+    rows: list[dict[str, Cell]] = [
+        {"place": place} | {key: entry.get(key) for key in EXPOSED}
+        for place, entry in enumerate(record["exposed"], 1)
+    ]
+    return table_of("exposed", rows, ("place", *EXPOSED))
+
+
+def classes_table(record: Record) -> Table:
+    """One row per class: the share of its images that came back."""
+    rows = [cells_of(entry) for entry in record["classes_exposed"]]
+    for row in rows:
+        row |= {f"share {end}": row.pop(f"interval {end}") for end in ("low", "high")}
+    return table_of("classes", rows, ("class", "n", "share", "share low", "share high"))
+
+
+def decoys_table(record: Record) -> Table:
+    """One row per decoy that came nearest."""
+    rows: list[dict[str, Cell]] = [
+        {"place": place, "image_id": entry["image_id"], "ssim": entry["ssim"]}
+        for place, entry in enumerate(record["decoys_shown"], 1)
+    ]
+    return table_of("decoys", rows, ("place", "image_id", "ssim"))
+
+
+def checks_table(record: Record) -> Table:
+    """One row per limit that was asked for."""
+    return table_of("checks", [{key: c[key] for key in CHECKS} for c in record["checks"]], CHECKS)
+
+
+def front_table(name: str, record: Record) -> Table:
+    """One row per defence whose leak and accuracy are both known."""
+    rows: list[dict[str, Cell]] = [
+        {"cell": cell["number"], "letter": letter(cell["number"]), "name": cell["name"]}
+        | estimate("accuracy", accuracy(cell))
+        | estimate("leak", estimated(cell["leak"]))
+        | {"leak by": (cell["leak"] or {}).get("attack")}
+        | {"base": cell["base"], "on_front": cell["on_front"]}
+        for cell in record["cells"]
+        if not cell["failed"] and accuracy(cell)[0] is not None and cell["leak"] is not None
+    ]
+    return table_of(name, rows, ("cell", "letter", "name", "accuracy", "leak", "base", "on_front"))
+
+
+def rates_table(name: str, record: Record) -> Table:
+    """One row per attack on the base and false positive rate."""
+    base = base_of(record)
+    rows: list[dict[str, Cell]] = []
+    for attack in record["attacks"]:
+        ran = attacked(base, attack["name"])
+        for rate in record["rates"] if ran else ():
+            row: dict[str, Cell] = {"attack": attack["name"], "kind": attack["kind"], "rate": rate}
+            for side, shares in SIDES:
+                found = ((ran or {})[shares] or {}).get(key_of(rate))
+                row |= estimate(side, estimated(found))
+            rows.append(row)
+    return table_of(name, rows, ("attack", "kind", "rate", "good", "found"))
+
+
+def epsilon_table(name: str, record: Record) -> Table:
+    """One row per defence with an epsilon, the smallest first, and the base after them."""
+    cells: Sequence[Record] = [c for c in record["cells"] if c["epsilon"] is not None]
+    ordered = [*sorted(cells, key=lambda cell: float(cell["epsilon"])), base_of(record)]
+    rows: list[dict[str, Cell]] = [
+        {key: cell[key] for key in ("number", "name", "base", "epsilon", "delta")}
+        | estimate("leak", estimated(cell["leak"]))
+        | estimate("membership", membership(record, cell)[1])
+        | estimate("accuracy", accuracy(cell))
+        for cell in ordered
+    ]
+    return table_of(name, rows)

@@ -1,0 +1,113 @@
+"""The words of an audit: a sentence that a person may quote, and what it does not cover."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.audit.tables import points, rate_text, share
+
+Record = Mapping[str, Any]
+LITTLE = 0.05
+"""Share of the images up to which a network leaks little."""
+SIGNIFICANT = 0.05
+
+
+def verdict_of(record: Record) -> dict[str, Any]:
+    """Level and sentence, of the network as it is and of the defence that is worth its price."""
+    base = record["cells"][0]
+    leak = base["leak"]
+    rate = rate_text(record["rate"])
+    if leak is None:
+        return {
+            "level": "nothing found",
+            "sentence": "No attack that gives images back could be made on this network.",
+            "base_leak": None,
+            "defence": None,
+        }
+    attack = base["attacks"][leak["attack"]]
+    level = "leaks" if leak["mean"] > LITTLE else "leaks little"
+    if attack["p_value"] > SIGNIFICANT and leak["interval"][0] == 0:
+        level = "nothing found"
+    title = next(a["title"] for a in record["attacks"] if a["name"] == leak["attack"])
+    low, high = (share(end) for end in leak["interval"])
+    head = (
+        f"{share(leak['mean'])} of {record['n_images']} training images come back well "
+        f"({low.removesuffix(' %')} to {high}; {rate} false positives) from the weights alone"
+    )
+    if leak["attack"] == "span_known":
+        head = head.replace("the weights alone", "the weights and those that training began with")
+    if level == "nothing found":
+        head = (
+            f"Of {record['n_images']} training images none could be told to come back: "
+            f"{share(leak['mean'])}, at most {high}, at {rate} false positives"
+        )
+    n_victims = record["n_victims"]
+    over = f", over {n_victims} networks" if n_victims > 1 else ""
+    sentence = f"{head}, by the attack {title}{over}."
+    defence = best_defence(record)
+    if defence is not None:
+        sentence += " " + _said_of(defence)
+    return {
+        "level": level,
+        "sentence": sentence,
+        "base_leak": leak["mean"],
+        "defence": None if defence is None else defence["name"],
+    }
+
+
+def best_defence(record: Record) -> Mapping[str, Any] | None:
+    """The defence on the front that takes off at least half of the leak at the least price; None
+    where the network leaks nothing or none does."""
+    base = record["cells"][0]
+    if base["leak"] is None or base["leak"]["mean"] <= 0:
+        return None
+    half = base["leak"]["mean"] / 2
+    worth = [
+        cell
+        for cell in record["cells"][1:]
+        if cell["on_front"] and cell["leak"]["mean"] <= half and cell["failed"] is None
+    ]
+    return max(worth, key=lambda cell: cell["accuracy"]["test"], default=None)
+
+
+def _said_of(cell: Record) -> str:
+    change = cell["accuracy"]["change"]
+    price = f"accuracy changes by {points(change)} points"
+    return (
+        f"The cheapest defence that halves this is {cell['name']}: {share(cell['leak']['mean'])} "
+        f"come back, and {price}."
+    )
+
+
+def does_not_cover(record: Record) -> list[str]:
+    """Limits of what an audit says, for people who quote it."""
+    names = {attack["name"] for attack in record["attacks"]}
+    ran = {
+        name
+        for cell in record["cells"][:1]
+        for name, found in cell["attacks"].items()
+        if found["status"] == "ran"
+    }
+    words = [
+        "Stronger attacks than these: what does not come back here is not safe, it is not found.",
+        "Networks of other sizes, other images, and longer or shorter training than this.",
+    ]
+    if record["subject"] == "recipe":
+        words.insert(
+            1,
+            "One network in particular: victims were trained by the recipe, on halves of the "
+            "images, and stand for the next one that is.",
+        )
+    if "span_known" in ran:
+        words.append(
+            "The start known is the worst case: it holds for a public checkpoint or a fixed seed."
+        )
+    if "likelihood_ratio" not in names:
+        words.append("Membership beyond the loss: no networks were trained as shadows.")
+    if any(cell["epsilon"] for cell in record["cells"]):
+        words.append(
+            "What epsilon promises beyond these attacks: it bounds every attack on one image at a "
+            "time, and is the accountant's number, not a measured one."
+        )
+    return words

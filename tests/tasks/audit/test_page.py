@@ -1,0 +1,274 @@
+"""The page of an audit: its answer first, and every number of it the record's."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.audit.figures import describe_figures
+from tasks.audit.tables import points, share
+from tests.tasks.audit.records import DIVERGED, PAGES, RATES, REFUSED, audit, nothing, weights
+from tests.tasks.page.study_pages import Made, floats, written
+from tests.tasks.pages import Page
+
+made, folder = written(PAGES, audit)
+EVIL = '<script>alert("x")</script>&amp;'
+
+
+@pytest.fixture
+def page(folder: Path) -> Page:
+    return Page(folder / "audit.html")
+
+
+def test_the_answer_stands_before_everything_else(page: Page, made: Made) -> None:
+    record, text = made[0], page.prose
+    order = [
+        record["verdict"]["sentence"],
+        "1 of 3 limits",
+        "66 % [60, 72]",
+        "(span, start known)",
+        "(membership, likelihood ratio)",
+        "are left with more images, the cheapest defence that halves the leak",
+        "The most exposed training images",
+        "The decoys that came nearest",
+        "Attacks and defences",
+    ]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_the_first_strip_has_scores_and_says_what_is_good(folder: Path, made: Made) -> None:
+    source = (folder / "audit.html").read_text()
+    strip = source.partition('<div class="sides')[2].partition("</div>")[0]
+    scores = re.findall(r'<span class="score( good)?">([\d.]+)</span>', strip)
+    found = [entry["mean_ssim"] for entry in made[0]["exposed"][:8]]
+    found += [entry["ssim"] for entry in made[0]["decoys_shown"][:4]]
+    assert [float(score) for _good, score in scores] == [round(value, 2) for value in found]
+    assert [bool(good) for good, _score in scores] == [value > 0.4 for value in found]
+
+
+def test_the_table_has_every_share_of_the_record(page: Page, made: Made) -> None:
+    record = made[0]
+    for cell in record["cells"][:-1]:
+        row = page.rows[f"cell {cell['number']}"]
+        assert cell["name"] in row[0]
+        for text, attack in zip(row[1:6], record["attacks"], strict=True):
+            found = cell["attacks"][attack["name"]]
+            if found["status"] == "refused":
+                assert text == "not run1"
+                continue
+            key = "good_at" if attack["kind"] == "reconstruction" else "found_at"
+            entry = found[key]["0.01"]
+            low, high = (share(end).removesuffix(" %") for end in entry["interval"])
+            assert text == f"{share(entry['mean'])}[{low}, {high}]"
+        assert row[6].startswith(share(cell["accuracy"]["test"]))
+        expected = "" if cell["base"] else points(cell["accuracy"]["change"])
+        assert row[7].startswith(expected)
+    assert f"no numbers: {DIVERGED}" in page.rows["cell 10"][1]
+
+
+def test_what_was_refused_says_why_once(page: Page) -> None:
+    assert page.prose.count(REFUSED) == 1
+
+
+def test_all_numbers_are_there_at_every_rate(page: Page, made: Made) -> None:
+    cell = made[0]["cells"][0]
+    row = page.rows["span 0"]
+    for k, rate in enumerate(RATES):
+        good, found = (cell["attacks"]["span"][key][f"{rate:g}"] for key in ("good_at", "found_at"))
+        assert row[2 + k].startswith(share(good["mean"]))
+        assert row[6 + k].startswith(share(found["mean"]))
+    numbers = cell["attacks"]["span"]
+    assert row[10:12] == [f"{numbers['n_good']} of 1200", "3"]
+    assert row[12:] == [f"{numbers['mean_ssim']:.3f}", "0.183", f"{numbers['auc']:.3f}",
+                        "0.001", "8.1 s"]  # fmt: skip
+    assert page.rows["loss 0"][10] == "–"
+
+
+def test_exposed_images_have_their_reasons(page: Page, made: Made) -> None:
+    for place, entry in enumerate(made[0]["exposed"], 1):
+        row = page.rows[f"image {place}"]
+        assert row[0] == f"{entry['class']}image {entry['image_id']}"
+        assert row[3] == f"{entry['n_back']} of 6"
+        assert row[4] == f"{entry['mean_ssim']:.2f}"
+        assert row[7] == (entry["why"] or "–")
+    assert page.rows["image 24"][2] == "none"
+    assert page.rows["class 0"] == ["cat", "71 %[64, 77]", "600"]
+
+
+def test_limits_have_their_outcomes(page: Page) -> None:
+    outcomes = [page.rows[f"check {k}"][1] for k in range(3)]
+    assert outcomes == ["fails", "passes", "undecided"]
+    row = page.rows["check 0"]
+    assert [row[0], *row[2:]] == [
+        "good>0.05@fpr=0.01", "66 %", "5.0 %", "span, start known", "as it is"
+    ]  # fmt: skip
+
+
+def test_what_is_not_covered_and_what_was_left_out_is_said(page: Page, made: Made) -> None:
+    for text in (*made[0]["does_not_cover"], *made[0]["left_out"]):
+        assert text in page.prose
+
+
+def test_the_tables_beside_the_page_are_the_record(folder: Path, page: Page, made: Made) -> None:
+    cells = made[0]["cells"]
+    names = {"cells", "attacks", "victims", "exposed", "classes", "decoys", "checks", "front",
+             "rates", "epsilon"}  # fmt: skip
+    assert set(page.downloads) == {f"{name}.csv" for name in names}
+    rows = PAGES.rows_of(folder, "cells")
+    assert [row["name"] for row in rows] == [cell["name"] for cell in cells]
+    assert [row["leak"] for row in rows[:2]] == [str(c["leak"]["mean"]) for c in cells[:2]]
+    assert rows[-1]["failed"] == DIVERGED
+    attacks = PAGES.rows_of(folder, "attacks")
+    assert len(attacks) == 5 * len(cells)
+    refused = [row for row in attacks if row["why"] == REFUSED]
+    assert [(row["name"], row["attack"]) for row in refused] == [
+        ("dropout 0.5", "kkt"), ("a convolution first", "span"),
+        ("a convolution first", "span_known"),
+    ]  # fmt: skip
+    first = cells[0]["attacks"]["span"]
+    assert float(attacks[0]["good at 0.001 high"]) == first["good_at"]["0.001"]["interval"][1]
+    assert attacks[0]["found at 0.05"] == str(first["found_at"]["0.05"]["mean"])
+    victims = PAGES.rows_of(folder, "victims")
+    assert len(victims) == 12 * 10
+    each = [float(row["span good at 0.01"]) for row in victims[:12]]
+    assert each == first["good_at"]["0.01"]["each"]
+    assert [float(row["test accuracy"]) for row in victims[:12]] == cells[0]["accuracy"]["each"]
+    exposed = PAGES.rows_of(folder, "exposed")
+    assert list(exposed[0]) == ["place", "image_id", "label", "class", "n_in", "n_back",
+                                "mean_ssim", "margin", "loss", "n_copies", "why"]  # fmt: skip
+
+
+def test_the_front_is_drawn_at_leak_and_accuracy(folder: Path, made: Made) -> None:
+    rows = PAGES.rows_of(folder, "front")
+    assert [row["letter"] for row in rows] == list("ABCDEFGHIJ")
+    kept = {row["letter"] for row in rows if row["on_front"] == "True"}
+    assert kept == set("CFGH")
+    figure = PAGES.figure_of(folder, "front")
+    line = re.findall(r'class="curve thin" points="([^"]*)"', figure)[0].split()
+    assert len(line) == len(kept)
+    titles = re.findall(r"<title>(.*?)</title>", figure)
+    assert [title.partition(":")[0] for title in titles] == [row["name"] for row in rows]
+    assert "more images: leak 22 % [17, 27], accuracy 87 % [86, 88]" in titles
+    assert len(re.findall(r'class="axis letter halo"', figure)) == len(rows)
+    assert "so not drawn: large steps" in figure
+
+
+def test_rates_are_drawn_for_both_kinds_of_attacks(folder: Path, made: Made) -> None:
+    figure = PAGES.figure_of(folder, "rates")
+    found = made[0]["cells"][0]["attacks"]
+    told = figure.partition("told from images it never saw")[2]
+    for k, name in enumerate(("span", "span_known", "kkt", "loss", "likelihood_ratio")):
+        points_of = re.findall(rf'<g class="s{k} m\d+">.*?points="([^"]*)"', told, re.DOTALL)[0]
+        heights = [float(point.split(",")[1]) for point in points_of.split()]
+        means = [found[name]["found_at"][f"{rate:g}"]["mean"] for rate in RATES]
+        assert heights == pytest.approx([250 - 222 * mean for mean in means], abs=0.06)
+    rows = PAGES.rows_of(folder, "rates")
+    assert [row["good"] for row in rows if row["attack"] == "loss"] == [""] * 4
+
+
+def test_epsilon_has_leak_and_accuracy_in_its_order(folder: Path) -> None:
+    rows = PAGES.rows_of(folder, "epsilon")
+    assert [row["epsilon"] for row in rows] == ["2.0", "8.0", "50.0", ""]
+    assert [float(row["accuracy"]) for row in rows] == [0.633, 0.701, 0.772, 0.812]
+    assert "Delta is 1e−5" in PAGES.figure_of(folder, "epsilon")
+
+
+def test_names_are_text_not_markup(tmp_path: Path) -> None:
+    record, pictures = copy.deepcopy(audit())
+    for entry in (*record["exposed"], *record["classes_exposed"]):
+        entry["class"] = EVIL
+    for cell in record["cells"]:
+        cell["name"] += EVIL
+        cell["about"] += EVIL
+    for attack in record["attacks"]:
+        attack["title"] += EVIL
+    record["verdict"]["sentence"] += EVIL
+    record["does_not_cover"].append(EVIL)
+    page = PAGES.page_of(tmp_path, (record, pictures))
+    assert page.rows["class 0"][0] == EVIL
+    assert "".join(page.text).count(EVIL) > 40
+
+
+def test_one_given_file_has_no_accuracy_and_no_front(tmp_path: Path) -> None:
+    record, pictures = weights()
+    page = PAGES.page_of(tmp_path, (record, pictures))
+    assert [figure["name"] for figure in record["figures"]] == ["rates"]
+    assert "Test accuracy" not in page.prose
+    assert "its price in accuracy is not known" in page.prose
+    assert "There is one network" in page.prose
+    assert page.rows["cell 2"][0].strip() == "Cin 4 bits"
+    assert page.rows["cell 2"][3] == "not run1"
+    assert page.rows["image 1"][3] == "yes"
+    assert PAGES.rows_of(tmp_path, "cells")[0]["test accuracy"] == ""
+
+
+def test_an_audit_without_numbers_says_so(tmp_path: Path) -> None:
+    page = PAGES.page_of(tmp_path, nothing())
+    assert "nothing found" in page.prose
+    assert "No attack gave images back" in page.prose
+    assert all(text == "not run1" for text in page.rows["cell 0"][1:6])
+    assert page.images == []
+
+
+def test_a_base_that_failed_has_a_page(tmp_path: Path) -> None:
+    record, pictures = copy.deepcopy(nothing())
+    record["cells"][0] |= {"failed": DIVERGED, "attacks": {}, "accuracy": None}
+    record["figures"] = describe_figures(record)
+    page = PAGES.page_of(tmp_path, (record, pictures))
+    assert page.rows["cell 0"][1].strip() == f"no numbers: {DIVERGED}"
+
+
+def test_no_defence_that_halves_the_leak_is_said(tmp_path: Path) -> None:
+    record, pictures = copy.deepcopy(audit())
+    record["verdict"]["defence"] = None
+    page = PAGES.page_of(tmp_path, (record, pictures))
+    assert "are left with DP-SGD, ε = 2, which leaks least of 9 defences" in page.prose
+
+
+def test_figures_are_those_that_have_numbers() -> None:
+    record = copy.deepcopy(audit()[0])
+    assert [f["name"] for f in describe_figures(record)] == ["front", "rates", "epsilon"]
+    for cell in record["cells"]:
+        cell["epsilon"] = 1.0 if cell["number"] == 6 else None
+        cell["accuracy"] = None
+    assert [f["name"] for f in describe_figures(record)] == ["rates"]
+
+
+def test_pictures_of_another_record_are_refused() -> None:
+    record, pictures = audit()
+    fewer: dict[str, Any] = pictures | {"exposed/original": pictures["exposed/original"][:3]}
+    with pytest.raises(ValueError, match="shows 24 images of exposed, but the pictures hold 3"):
+        PAGES.page.render(record, fewer)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0.0, "0 %"),
+        (0.004, "0.4 %"),
+        (0.66, "66 %"),
+        (0.998, "99.8 %"),
+        (1.0, "100 %"),
+    ],
+)
+def test_shares_never_round_to_none_or_all(value: float | None, text: str) -> None:
+    assert share(value) == text
+
+
+def test_changes_have_their_sign() -> None:
+    texts = [points(change) for change in (-0.03, 0.0, -0.0001, 0.004, None)]
+    assert texts == ["−3.0", "0.0", "0.0", "+0.4", "–"]
+
+
+def test_shades_are_the_shares(folder: Path, made: Made) -> None:
+    source = (folder / "audit.html").read_text()
+    table = source.partition('data-method="cell 0"')[2].partition("</tr>")[0]
+    attacks = made[0]["cells"][0]["attacks"]
+    found = [attacks[name]["good_at"]["0.01"]["mean"] for name in ("span", "span_known", "kkt")]
+    assert floats(r"--share: ([\d.]+)", table)[:3] == pytest.approx(found, abs=1e-4)
