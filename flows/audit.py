@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +41,8 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
 
     def size(self, made: Audit) -> str:
         n = len(made.defences)
-        return f"{n} defence{'s' * (n != 1)}, {made.n_victims} networks each"
+        networks = "one network" if made.n_victims == 1 else f"{made.n_victims} networks each"
+        return f"{n} defence{'s' * (n != 1)}, {networks}"
 
     def replace(self, tree: dict[str, Any], settings: Mapping[str, Any]) -> None:
         """`recipe` is a tree of its own, of which all or some settings are given."""
@@ -60,7 +62,7 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
 
     def facts(self, plan: AuditPlan) -> list[tuple[str, Mapping[str, str]]]:
         both = (plan.images.pool, plan.images.others)
-        return [(images.split, images.facts) for images in both]
+        return [(name, i.facts) for name, i in zip(plan.sides, both, strict=True)]
 
     def planned(self, plan: AuditPlan) -> str:
         return f"{plan.n_units:,} units"
@@ -97,9 +99,23 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
 
     def command(self, made: Any) -> str:
         """The command that makes this audit from nothing."""
-        words = ["palimpsest", *shlex.split(super().command(made))[2:]]
-        if (weights := made.weights) is not None:
-            words = _of_given(words, weights)
+        base = self.to_json(self.named(made.preset, only=made.only))
+        found = self.differences(base, self.to_json(made))
+        words = ["palimpsest", "audit", "--data", found.pop("data")]
+        if made.weights is None:
+            words += ["--preset", made.preset]
+        else:
+            words += _options_of(made.weights)
+            of_file = ("weights", "recipe")  # its recipe is read from it
+            found = {n: v for n, v in found.items() if not n.startswith(of_file)}
+        for option, values in (
+            ("only", made.only and [made.only]),
+            ("fail-above", made.fail_above),
+        ):
+            words += [word for value in values or () for word in (f"--{option}", value)]
+        found.pop("fail_above", None)
+        for name, value in found.items():
+            words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
         return shlex.join(words)
 
     def differences(self, base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
@@ -109,22 +125,18 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
         return found | ({"defences": tree["defences"]} if same else {})
 
 
-def _of_given(words: list[str], weights: GivenWeights) -> list[str]:
-    """The words of a command with the options of a given network in place of its settings."""
+def _options_of(weights: GivenWeights) -> list[str]:
+    """Options of a network that is given, where they are not the defaults."""
     options: dict[str, Any] = {"weights": weights.file, "decoys": weights.decoys}
-    options |= {n: getattr(weights, n) for n in ("initial", "arch", "activation", "leak", "mean")}
-    options["shape"] = weights.shape and "x".join(map(str, weights.shape))
-    options["std"] = weights.std and ",".join(map(str, weights.std))
     plain = GivenWeights(file="", decoys="")
-    kept = words[: words.index("--preset")] + words[words.index("--preset") + 2 :]
-    pairs = zip(kept, [*kept[1:], ""], strict=True)
-    dropped = {k for k, (word, value) in enumerate(pairs)
-               if word == "--set" and value.startswith("weights.")}  # fmt: skip
-    kept = [word for k, word in enumerate(kept) if k not in dropped and k - 1 not in dropped]
-    for name, value in options.items():
-        if value is not None and value != getattr(plain, name if name != "weights" else "file"):
-            kept += [f"--{name}", str(value)]
-    return kept
+    for name in ("initial", "arch", "activation", "leak", "mean"):
+        if (value := getattr(weights, name)) != getattr(plain, name):
+            options[name] = value
+    if weights.shape is not None:
+        options["shape"] = "x".join(map(str, weights.shape))
+    if weights.std is not None:
+        options["std"] = ",".join(map(str, weights.std))
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 def recipe_settings(path: Path) -> dict[str, Any]:
@@ -135,6 +147,29 @@ def recipe_settings(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} has no settings; write `key: value` lines, as in docs/audit.md")
     own = {name: value for name, value in found.items() if name != "defences"}
     return {"recipe": own, **({"defences": found["defences"]} if "defences" in found else {})}
+
+
+def given_settings(
+    data: str | None, *, weights: str | Path | None, decoys: str | None, **facts: Any
+) -> dict[str, Any]:
+    """Settings of an audit of a network that is given, none without `weights`; `facts` as in
+    `GivenWeights`. Raises ValueError for what does not go together."""
+    if weights is None:
+        if decoys is not None or any(value is not None for value in facts.values()):
+            raise ValueError(
+                "decoys, the start, the mean and other facts are of a network that is given; give "
+                "its weights, too, or leave them out"
+            )
+        return {}
+    if data is None or decoys is None:
+        raise ValueError(
+            "weights need data, its training images, and decoys, others of the same kind that it "
+            "never saw: a count without decoys says nothing"
+        )
+    known = {name: value for name, value in facts.items() if value is not None}
+    if "initial" in known:
+        known["initial"] = str(Path(known["initial"]).absolute())
+    return {"weights": {"file": str(Path(weights).absolute()), "decoys": decoys, **known}}
 
 
 def _merge(tree: dict[str, Any], given: Mapping[str, Any]) -> None:

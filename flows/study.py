@@ -64,6 +64,7 @@ def run_study(
 
 run_autoencoder_study = run_study.renamed("study-autoencoder")
 run_inversion_study = run_study.renamed("study-inversion")
+run_audit = run_study.renamed("audit")
 
 
 def make_record(kind: StudyKind[Any, Any], plan: Any, ended: Any) -> dict[str, Any]:

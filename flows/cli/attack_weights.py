@@ -6,7 +6,7 @@ codes as everywhere; 2 also where preflight says that an attack cannot work.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -92,23 +92,16 @@ def attack_weights(
     weights --weights victim.pt --initial epoch0.pt --data folder:my-images --decoys
     folder:others`
     """
-    from flows.families.weights.attack_plan import planned
-    from recon_core.attacks.kkt.objective import KKTAttack
+    from flows.families.weights.attack_plan import prepared_by
     from recon_core.attacks.span.settings import SpanAttack
-    from tasks.families.weights.preflight import prepare_weights
 
     span = SpanAttack(start="unknown" if initial is None else "known")
     job = _job(weights, classifier, known, initial=initial, attack=span)
-    plan = partial(planned, n_attacks=n_attacks, n_images=n_images, settings=assignments(settings))
-    chosen = plan(job, method="kkt" if method == "kkt" else "span")
-    prepared = prepare_weights(chosen)
-    if method == "auto" and prepared.preflight.stopped:
-        instead = prepared.preflight.reason
-        chosen = plan(replace(job, initial=None, attack=KKTAttack()), method="kkt")
-        prepared = prepare_weights(chosen)
-        out.print(f"Method: kkt, since span cannot work here: {instead}", markup=False)
-    elif method == "auto":
-        out.print(f"Method: span. {prepared.preflight.verdict}", markup=False)
+    chosen, prepared, why = prepared_by(
+        job, method, n_attacks=n_attacks, n_images=n_images, settings=assignments(settings)
+    )
+    if why:
+        out.print(f"Method: {why}", markup=False)
     _attack(chosen, prepared, attempt)
 
 

@@ -41,24 +41,16 @@ class GivenNetwork:
 
     def settings(self, data: str | None) -> dict[str, Any]:
         """Settings of the audit; ValueError for options that do not go together."""
-        if self.weights is None:
-            if self != GivenNetwork():
-                raise ValueError(
-                    "--decoys, --initial, --arch, --mean and others like them are of a network "
-                    "that is given; add --weights FILE, or leave them out"
-                )
-            return {}
-        if data is None or self.decoys is None:
-            raise ValueError(
-                "--weights needs --data, its training images, and --decoys, others of the same "
-                "kind that it never saw: a count without decoys says nothing"
-            )
-        given = {**vars(self), "file": str(self.weights.absolute())}
-        given.pop("weights")
-        given["initial"] = None if self.initial is None else str(self.initial.absolute())
-        given["shape"] = parse_shape(self.shape)
-        given["std"] = None if self.std is None else numbers(self.std, "--std")
-        return {"weights": given}
+        from flows.audit import given_settings
+
+        facts = {name: value for name, value in vars(self).items()
+                 if value != getattr(GivenNetwork(), name)}  # fmt: skip
+        given = {"weights": None, "decoys": None} | facts
+        if self.shape is not None:
+            given["shape"] = parse_shape(self.shape)
+        if self.std is not None:
+            given["std"] = numbers(self.std, "--std")
+        return given_settings(data, **given)
 
 
 @command(audit_app, "audit")

@@ -107,6 +107,10 @@ class GivenPlan(AuditPlan):
     def task(self) -> str:
         return self.victim.layers.architecture
 
+    @property
+    def sides(self) -> tuple[str, str]:
+        return "training images", "decoys"
+
     @cached_property
     def _pictures(self) -> tuple[Pictures, Pictures]:
         found = []

@@ -115,14 +115,17 @@ def members_of(pool: Pictures, n_victims: int, *, seed: int) -> Members:
 
 def tests_of(recipe: VictimRecipe, images: AuditImages, n_tests: int, *, seed: int) -> Pictures:
     """Images that no victim sees, at most `n_tests`, with a label of the recipe."""
-    return _others(recipe, images, seed=seed).some(np.arange(n_tests))
+    others = _others(recipe, images, seed=seed)
+    return others.some(np.arange(min(n_tests, len(others))))
 
 
 def public_of(
     recipe: VictimRecipe, images: AuditImages, n_tests: int, *, n: int, seed: int
 ) -> Pictures:
-    """Further images that no victim sees, for a student. Raises ValueError if there are none."""
-    found = _others(recipe, images, seed=seed).some(np.arange(n_tests, n_tests + n))
+    """Further images that no victim sees, at most `n`, for a student. Raises ValueError if there
+    are none."""
+    others = _others(recipe, images, seed=seed)
+    found = others.some(np.arange(n_tests, min(n_tests + n, len(others))))
     if len(found) < FEWEST:
         raise ValueError(
             f"a student needs public images beside the {n_tests} that accuracy is measured on, and "

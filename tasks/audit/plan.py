@@ -47,6 +47,11 @@ class AuditPlan:
         pool = self.images.pool
         return self.study.recipe.labels_of(pool.labels, pool.class_names)[1]
 
+    @property
+    def sides(self) -> tuple[str, str]:
+        """Names of the images that victims learn, and of the others."""
+        return self.images.pool.split, self.images.others.split
+
     @cached_property
     def numbers(self) -> dict[str, int]:
         """Numbers of cells by name."""

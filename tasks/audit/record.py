@@ -232,11 +232,14 @@ def _leak(attacks: Mapping[str, Any], made: Audit) -> dict[str, Any] | None:
 
 def _compare(cells: Sequence[dict[str, Any]]) -> None:
     """Prices and the front, of cells that have numbers."""
-    base = cells[0]
-    usable = [c for c in cells if c["leak"] is not None and (c["accuracy"] or {}).get("each")]
+    usable = [
+        c for c in cells
+        if c["failed"] is None and c["leak"] is not None and c["accuracy"]["each"]
+    ]  # fmt: skip
+    before = (cells[0]["accuracy"] or {}).get("each")
     for cell in usable:
-        if not cell["base"] and base["accuracy"]["each"]:
-            own, before = cell["accuracy"]["each"], base["accuracy"]["each"]
+        if not cell["base"] and before:
+            own = cell["accuracy"]["each"]
             change, interval = own[0] - before[0], None
             if len(own) > 1:
                 change, interval = paired_difference(own, before)
@@ -259,8 +262,9 @@ def _exposure(plan: AuditPlan, base: Mapping[str, Any]) -> dict[str, Any]:
     members, arrays = job.members, made[0]
     threshold = _threshold(scores, members, plan.study)
     back = (scores > threshold) & members
-    mean = np.where(members, scores, 0.0).sum(0) / members.sum(0)
+    mean = np.where(members, scores, 0.0).sum(0) / np.maximum(1, members.sum(0))
     order = np.lexsort((-mean, -back.sum(0)))
+    order = order[np.any(members[:, order], axis=0)]
     classes = _by_class(plan, job, back, members)
     return {
         "exposed": [
@@ -296,9 +300,10 @@ def _of_image(
     back, mean, arrays, classes = known
     images, source = job.pool, plan.images.pool
     inside = job.members[:, row]
-    margins = np.where(job.members, arrays["margin"], np.nan)
-    margin = float(arrays["margin"][inside, row].mean())
-    near = float(np.nanquantile(margins, NEAR_MARGIN))
+    counts = job.members & np.isfinite(arrays["margin"])  # not of victims that diverged
+    own = arrays["margin"][counts[:, row], row]
+    margin = float(own.mean()) if own.size else np.nan
+    near = float(np.quantile(arrays["margin"][counts], NEAR_MARGIN)) if own.size else np.nan
     label = int(source.labels[images.rows[row]])
     n_copies = _copies(images.images, row)
     name = source.class_names[label]
@@ -336,16 +341,18 @@ def _by_class(
     members: npt.NDArray[np.bool_],
 ) -> list[dict[str, Any]]:
     """Shares of the images of each class that come back, the largest first."""
-    source = plan.images.pool
-    label = source.labels[job.pool.rows]
+    source, learned = plan.images.pool, members.any(0)
+    label = np.full(len(learned), -1)
+    label[learned] = source.labels[job.pool.rows[learned]]
     found = []
     for number, name in enumerate(source.class_names):
         own = label == number
         some = members[:, own].any(1)
         if not some.any():
             continue
-        hits, inside = back[some][:, own].astype(np.float64), members[some][:, own]
-        share = share_found(hits, inside, rate=0.0, least=0.5)
+        # and a decoy that does not come back, as a class may have none
+        hits, inside = (np.pad(a[some][:, own], ((0, 0), (0, 1))) for a in (back, members))
+        share = share_found(hits.astype(np.float64), inside, rate=0.0, least=0.5)
         n = int(members[:, own].sum())
         found.append({"class": name, "n": n, "share": share.mean, "interval": share.interval})
     return sorted(found, key=lambda entry: -entry["share"])

@@ -109,6 +109,11 @@ class VictimRecipe(Strict):
                 f"n_classes={self.n_classes} with training.loss.kind={self.training.loss.kind!r}; "
                 "more than two classes need 'ce'"
             )
+        if self.private is not None and self.views > 1:
+            raise ValueError(
+                f"private with views={self.views}, each of which is clipped by itself, so that an "
+                "image counts several times and epsilon is more than is said; set views to 1"
+            )
         if self.n_images is not None and self.n_images % self.n_classes:
             raise ValueError(
                 f"n_images={self.n_images} is not a multiple of n_classes={self.n_classes}; a "
@@ -183,14 +188,26 @@ class Defence(Strict):
         for name, value in self.set.items():
             node, last = _place(tree, name, self.name)
             node[last] = value
-        for name, factor in self.scale.items():
+        for name in self.scale:
             node, last = _place(tree, name, self.name)
-            node[last] = _scaled(node[last], factor)
+            node[last] = self._scaled(name, node[last])
         try:
             made: VictimRecipe = adapter(VictimRecipe).validate_python(tree)
             return made
         except ValueError as error:
             raise ValueError(f"defence {self.name!r}: {_first(error)}") from error
+
+    def _scaled(self, name: str, value: Any) -> Any:
+        """A number times the factor of its name; whole ones stay whole, and what is left to the
+        source does. ValueError for what is no number."""
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(
+                f"defence {self.name!r} scales {name!r}, which is {value!r} and no number; set it"
+            )
+        scaled = value * self.scale[name]
+        return max(1, round(scaled)) if isinstance(value, int) else scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +282,8 @@ class Audit(Strict):
             raise ValueError(f"rate={self.rate} is none of {list(RATES)}, at which is counted")
         if not self.attacks:
             raise ValueError(f"attacks is empty; name some of {[*RECONSTRUCTION, *MEMBERSHIP]}")
+        if len(set(self.attacks)) < len(self.attacks):
+            raise ValueError(f"attacks={list(self.attacks)} names one twice; name each once")
         names = [cell.name for cell in self.cells]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two defences are named {twice[0]!r}; give each its own name")
@@ -353,14 +372,6 @@ def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _names(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
-
-
-def _scaled(value: Any, factor: float) -> Any:
-    """A number times a factor; whole numbers stay whole, and what is left to the source does."""
-    if value is None:
-        return None
-    scaled = value * factor
-    return max(1, round(scaled)) if isinstance(value, int) else scaled
 
 
 def _first(error: ValueError) -> str:

@@ -185,8 +185,9 @@ class VictimsJob(Job):
             if name == "pool":
                 found["confidence"] = confidence(phi, y, recipe.training.loss.kind)
                 found["margin"] = recipe.training.loss.margins(phi, y)
-                right = (found["margin"].cpu() > 0) & torch.from_numpy(self.members)
-                found["train_accuracy"] = right.sum(1) / self.members.sum(1)
+                learned = torch.from_numpy(self.members)
+                right = (found["margin"].cpu() > 0) & learned
+                found["train_accuracy"] = right.sum(1) / learned.sum(1)
             else:
                 found["correct"] = recipe.training.loss.margins(phi, y) > 0
         return found

@@ -37,6 +37,7 @@ ON_DEMAND = {
     *{("attack-autoencoder", "weights"), ("attack-instahide", "encodings")},
     *{("study", "paper"), ("study-autoencoder", "paper"), ("study-inversion", "paper")},
 }
+SCHEDULED = "audit/scheduled"
 STAGES_SECONDS = 240
 PROMPT = {
     "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
@@ -197,13 +198,13 @@ def rows_of(artifact: dict[str, Any]) -> dict[str, Any]:
 def test_a_fresh_server_runs_nothing_by_itself(deployments: dict[str, dict[str, Any]]) -> None:
     assert set(deployments) == {f"{flow}/nightly" for flow in NIGHTLY} | {
         f"{flow}/{name}" for flow, name in ON_DEMAND
-    }
+    } | {SCHEDULED}
     for name, deployment in deployments.items():
-        nightly = name.endswith("/nightly")
+        nightly = name.endswith(("/nightly", "/scheduled"))
         assert [s["active"] for s in deployment["schedules"]] == [False] * nightly
         limit = deployment["global_concurrency_limit"]
         if nightly:
-            assert deployment["parameters"]["recipe"] == "demo"
+            assert name == SCHEDULED or deployment["parameters"]["recipe"] == "demo"
             assert limit["limit"] == 1
             assert deployment["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
         else:
@@ -224,6 +225,9 @@ def test_a_fresh_server_runs_nothing_by_itself(deployments: dict[str, dict[str, 
     asked = deployments["study/paper"]["parameters"]
     made = kind_of(asked["name"]).resolve(asked["preset"], asked["settings"], Path(asked["store"]))
     assert made == study("multiclass", "paper")
+    asked = deployments[SCHEDULED]["parameters"]
+    made = kind_of(asked["name"]).resolve(asked["preset"], asked["settings"], Path(asked["store"]))
+    assert [limit.limit for limit in made.limits] == [0.05]
 
 
 @pytest.mark.slow

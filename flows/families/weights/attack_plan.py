@@ -15,6 +15,7 @@ from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
 from recon_core.attacks.span.settings import SpanAttack
 from tasks.families.weights.attack import WeightsJob
 from tasks.families.weights.inputs import read_victim
+from tasks.families.weights.preflight import PreparedWeights, prepare_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,22 @@ def planned(
             n_attacks=n_attacks, n_images=n_images, n_iterations=n_iterations, settings=settings,
         )  # fmt: skip
     return replace(job, attack=plan.attack, n_attacks=plan.n_attacks)
+
+
+def prepared_by(
+    job: WeightsJob, method: Literal["auto", "span", "kkt"], **plan: Any
+) -> tuple[WeightsJob, PreparedWeights, str]:
+    """(the job, what it starts from, why this method) of the attack that can work, or the one that
+    is asked for; `plan` as in `planned`. Raises what `planned` and `prepare_weights` raise."""
+    chosen = planned(job, method="kkt" if method == "kkt" else "span", **plan)
+    prepared = prepare_weights(chosen)
+    if method != "auto":
+        return chosen, prepared, ""
+    if not prepared.preflight.stopped:
+        return chosen, prepared, f"span. {prepared.preflight.verdict}"
+    instead = prepared.preflight.reason
+    chosen = planned(replace(job, initial=None, attack=KKTAttack()), method="kkt", **plan)
+    return chosen, prepare_weights(chosen), f"kkt, since span cannot work here: {instead}"
 
 
 def attack_preset(name: str) -> AttackPlan:

@@ -1,0 +1,196 @@
+"""Palimpsest from Python: what networks leak, in a few lines.
+
+    from palimpsest import audit, attack, restore, open_dataset
+
+    found = audit("folder:my-images", preset="quick", out="audit")
+    print(found.sentence)
+    found.table                      # one row per defence
+
+Every function does what the command of its name does, leaves the same files in `out`, and goes on
+where it was interrupted. Work runs in processes of its own, so a script calls these functions below
+`if __name__ == "__main__":`; a notebook need not.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from storage.pairs.dataset import Dataset
+    from tasks.devices import Device
+
+__all__ = ["Found", "attack", "audit", "open_dataset", "restore"]
+
+Settings = Mapping[str, Any]
+"""Single settings by dotted name, as `--set` takes them."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Results of an audit, an attack or a restoration: its folder, its record (as the JSON there),
+    a sentence, and rows of a table. A notebook shows the sentence, the table and the pictures."""
+
+    folder: Path
+    record: Mapping[str, Any]
+    sentence: str
+    table: Sequence[Mapping[str, Any]]
+    page: Path | None = None
+    sheet: Path | None = None
+
+    @property
+    def pictures(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """Pictures of an audit, uint8 (n, c, h, w): `exposed/original`, `exposed/reconstruction`,
+        `decoys/...`; none of others, whose pictures are in `folder`."""
+        from tasks.page.files import read_arrays
+
+        kept = sorted(self.folder.glob("*-pictures.npz"))
+        return dict(read_arrays(kept[0], again="run the audit again")) if kept else {}
+
+    def _repr_html_(self) -> str:
+        """Sentence, table and contact sheet for a notebook."""
+        names = list(dict.fromkeys(name for row in self.table for name in row))
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        rows = "".join(
+            "<tr>"
+            + "".join(f"<td>{html.escape(str(row.get(n, '')))}</td>" for n in names)
+            + "</tr>"
+            for row in self.table
+        )
+        parts = [f"<p>{html.escape(self.sentence)}</p>"]
+        if names:
+            parts.append(f"<table><tr>{head}</tr>{rows}</table>")
+        if self.sheet is not None and self.sheet.exists():
+            content = base64.b64encode(self.sheet.read_bytes()).decode()
+            parts.append(f'<img alt="what came back" src="data:image/png;base64,{content}">')
+        if self.page is not None:
+            parts.append(f"<p>{html.escape(str(self.page.absolute()))}</p>")
+        return "".join(parts)
+
+
+def audit(
+    data: str,
+    *,
+    out: str | Path = "palimpsest-runs/audit",
+    preset: Literal["quick", "cpu", "wide"] | None = None,
+    recipe: str | Path | Settings | None = None,
+    weights: str | Path | None = None,
+    decoys: str | None = None,
+    initial: str | Path | None = None,
+    fail_above: Sequence[str] = (),
+    settings: Settings | None = None,
+    device: Device = "auto",
+    n_workers: int = 0,
+) -> Found:
+    """The answer of `palimpsest audit`: what networks of a recipe leak, or one that is given, and
+    which defence is worth its price.
+
+    `data`, `decoys`: `folder:PATH` and the other sources of images. `recipe`: a YAML or JSON file,
+    or settings as a tree. `weights`: audit this network, whose training images `data` are.
+    `record["checks"]` has the outcome of every limit of `fail_above`. Raises ValueError and
+    SourceError for what cannot be read or does not fit together, UnitsFailedError for work that
+    failed, after the rest is done.
+    """
+    from flows.audit import AUDIT, given_settings, recipe_settings
+    from flows.study import run_study
+    from storage.documents import read_document
+    from tasks.cluster.workers import Workers
+
+    folder, chosen = Path(out), {"data": data, **(settings or {})}
+    if fail_above:
+        chosen["fail_above"] = list(fail_above)
+    if isinstance(recipe, Mapping):
+        chosen["recipe"] = dict(recipe)
+    elif recipe is not None:
+        chosen |= recipe_settings(Path(recipe))
+    given = given_settings(data, weights=weights, decoys=decoys, initial=initial)
+    workers = Workers(device=device, n_workers=n_workers)
+    page = run_study.renamed(AUDIT.flow)(
+        "audit", folder, "given" if given else preset, chosen | given, workers=workers
+    )
+    record = read_document(folder / AUDIT.record, "run the audit again")
+    return Found(folder, record, record["verdict"]["sentence"], AUDIT.rows(record), page)
+
+
+def attack(
+    weights: str | Path,
+    *,
+    out: str | Path | None = None,
+    data: str | None = None,
+    decoys: str | None = None,
+    initial: str | Path | None = None,
+    method: Literal["auto", "span", "kkt"] = "auto",
+    settings: Settings | None = None,
+    device: Device = "auto",
+    **facts: Any,
+) -> Found:
+    """The training images that come out of a file of weights, as of `palimpsest attack weights`.
+
+    `data`, `decoys`: sources of the training images and of others, to score what comes back.
+    `facts`: those that the file lacks, `arch`, `shape`, `activation`, `leak`, `mean`, `std`, `seed`
+    and others of `tasks.families.weights.attack.WeightsJob`. Raises WeightsError for a file that
+    cannot be used, ValueError where an attack cannot work.
+    """
+    from flows.cli.attack_file import default_folder
+    from flows.families.weights import attack as flow
+    from flows.families.weights.attack_plan import prepared_by
+    from recon_core.attacks.span.settings import SpanAttack
+    from tasks.families.weights.attack import WeightsJob
+
+    file, begun = Path(weights), None if initial is None else Path(initial)
+    folder = default_folder(file) if out is None else Path(out)
+    span = SpanAttack(start="unknown" if begun is None else "known")
+    job = WeightsJob(
+        weights=file, out=folder, initial=begun, attack=span, data=data, decoys=decoys, **facts
+    )
+    texts = {name: value if isinstance(value, str) else repr(value) for name, value in
+             (settings or {}).items()}  # fmt: skip
+    chosen, prepared, why = prepared_by(job, method, settings=texts)
+    search = flow.attack_kkt if prepared.method == "kkt" else flow.attack_weights
+    record = search(chosen, device=device)
+    said = " ".join([f"Method: {why}" if why else "", *flow.screen_lines(record)]).strip()
+    page, sheet = folder / flow.FILES[0], folder / flow.FILES[1]
+    return Found(folder, record, said, flow.summary_rows(record), page, sheet)
+
+
+def restore(
+    pictures: str | Path,
+    *,
+    model: str = "nlm",
+    out: str | Path,
+    n_samples: int = 20,
+    seed: int = 0,
+    device: Device = "auto",
+) -> Found:
+    """Restored pictures, as of `palimpsest restore`: of a folder, an attack's or a store.
+
+    `model`: a trained restorer's folder, `nlm`, `tv`, `wavelet` or an ONNX file. Raises what
+    `flows.restore.restore` raises.
+    """
+    from flows import restore as flow
+    from flows.cli.options import store_location
+    from tasks.restoring.folder import SHEET
+    from tasks.restoring.job import Restoration
+
+    folder, config = Path(out), Restoration(n_samples=n_samples, seed=seed)
+    source = store_location(str(pictures), "train")
+    record = flow.restore(model, source, folder, config, device=device)
+    facts = flow.summary(record)
+    said = f"{facts['pictures']} pictures were restored by {facts['restorer']}."
+    return Found(folder, record, said, [facts], None, folder / SHEET)
+
+
+def open_dataset(store: str | Path, *, split: Literal["train", "heldout"] = "train") -> Dataset:
+    """The pairs of a job's folder, of a store or of s3://bucket/prefix, to read. Raises
+    StorageError if there are none."""
+    from flows.cli.options import store_location
+    from storage.pairs.dataset import Dataset
+
+    return Dataset(store_location(str(store), split))
